@@ -5,8 +5,7 @@ import sys
 from pathlib import Path
 
 from patchlight.agents.run import SAMPLES_PER_S, Options, run_agent
-from patchlight.agents.workers.contract import DEFAULT_IMAGE
-from patchlight.agents.workers.limits import CHOICES
+from patchlight.agents.workers import contract, limits
 from patchlight.testbed.errors import PatchlightError
 
 
@@ -22,12 +21,12 @@ def main() -> int:
     add(
         "--gpu-rate", type=float, default=SAMPLES_PER_S, metavar="HZ", help="how often NVML is read"
     )
-    add("--gpu-access", default="auto", choices=CHOICES)
+    add("--gpu-access", default="auto", choices=limits.CHOICES)
     add("--worker-user", metavar="USER|dynamic", help="instead of the lab file's")
     add("--fork-from", type=Path, metavar="SOCKET", help="where workers of ours are forked")
     add("--light", type=Path, metavar="PATH", help="the socket of an emulated lab's light")
     add("--state", type=Path, required=True, metavar="DIR", help="where leases are kept")
-    add("--image", default=DEFAULT_IMAGE, help="the container image of workers")
+    add("--image", default=contract.DEFAULT_IMAGE, help="the container image of workers")
     add("--tls", type=Path, metavar="FOLDER", help="ca.pem, cert.pem and key.pem, for TCP")
     try:
         run_agent(Options(**vars(parser.parse_args())))

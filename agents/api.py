@@ -20,19 +20,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from patchlight.agents.errors import AgentError, Conflict
 from patchlight.agents.service import VERSION, AgentService
 from patchlight.testbed.errors import PatchlightError, joined, mistake_in_words
-from patchlight.testbed.linux.credentials import controller_name, prometheus_name
-from patchlight.testbed.linux.sockets import UNIX_CLIENT
+from patchlight.testbed.linux import credentials, sockets
 from patchlight.testbed.wire import agent_status, worker_api
-from patchlight.testbed.wire.worker_api import WorkerState
 
 _REQUEST_S = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 
 
 class AgentMetrics:
-    """The counters of one agent; the other metrics are looked up for each request.
-
-    ``certificate_end``: when the agent's certificate ends, in Unix time, if it has one.
-    """
+    """One agent's metrics. ``certificate_end``: when its certificate ends, in Unix time."""
 
     def __init__(self, service: AgentService, certificate_end: float | None = None) -> None:
         self.registry = prometheus_client.CollectorRegistry()
@@ -57,7 +52,8 @@ class AgentMetrics:
         )
         for level in ("warning", "error"):
             self._records.labels(level)
-        self.registry.register(_State(service, certificate_end))
+        self._service, self._certificate_end = service, certificate_end
+        self.registry.register(self)
         ProcessCollector(registry=self.registry)
 
     async def count(self, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
@@ -87,21 +83,16 @@ class AgentMetrics:
 
         return Counting(logging.WARNING)
 
-
-class _State:
-    def __init__(self, service: AgentService, certificate_end: float | None) -> None:
-        self._service, self._certificate_end = service, certificate_end
-
     def collect(self) -> Iterator[Metric]:
+        """What is looked up for each request."""
         service, now = self._service, time.monotonic()
         gauge = _gauge("info", "Which agent this is.", "server", "version", "api", "workers")
-        gauge.add_metric(
-            [service.server, VERSION, str(agent_status.API_VERSION), service.worker_kind], 1
-        )
+        site, api = service.site, str(agent_status.API_VERSION)
+        gauge.add_metric([site.server.name, VERSION, api, site.runner.name], 1)
         yield gauge
         workers = Counter(worker.state for worker in service.workers())
         gauge = _gauge("workers", "Workers by state.", "state")
-        for state in WorkerState:
+        for state in worker_api.WorkerState:
             gauge.add_metric([state], workers[state])
         yield gauge
         gauge = _gauge("leases", "GPUs and NICs that workers have.", "kind")
@@ -127,10 +118,8 @@ _USUAL_LOG_BYTES, _MOST_LOG_BYTES = 64 * 1024, 1024 * 1024
 
 
 def make_app(service: AgentService, lab: str, metrics: AgentMetrics) -> FastAPI:
-    """The API of ``service``, for the controller of the lab, and its metrics for Prometheus.
-
-    The connection identifies the client: its Unix socket, or the name in its certificate.
-    """
+    """The API, for clients on the Unix socket and those with a certificate of the lab's controller,
+    and the metrics for Prometheus."""
 
     @asynccontextmanager
     async def life(_app: FastAPI) -> AsyncIterator[None]:
@@ -155,14 +144,13 @@ def make_app(service: AgentService, lab: str, metrics: AgentMetrics) -> FastAPI:
 
 
 class _Admission:
-    """Refuses clients that may not use the API, and counts the requests of all others.
-
-    Starlette's own kind of middleware would add a task and a pair of streams to each request.
-    """
+    """Refuses clients that may not use the API, and counts all other requests. Starlette's own kind
+    of middleware would add a task and a pair of streams to each."""
 
     def __init__(self, app: ASGIApp, lab: str, metrics: AgentMetrics) -> None:
         self._app, self._metrics = app, metrics
-        self._controller, self._reader = controller_name(lab), prometheus_name(lab)
+        self._controller = credentials.controller_name(lab)
+        self._reader = credentials.prometheus_name(lab)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -170,7 +158,7 @@ class _Admission:
             return
         who = scope["client"][0] if scope["client"] else ""
         reads_metrics = who == self._reader and scope["path"] == "/metrics"
-        if who in (UNIX_CLIENT, self._controller) or reads_metrics:
+        if who in (sockets.UNIX_CLIENT, self._controller) or reads_metrics:
             await self._metrics.count(self._app, scope, receive, send)
             return
         words = f"a certificate for {who[:80]} opens nothing here"

@@ -1,6 +1,10 @@
-"""The errors of an agent, each with the HTTP status of its answer."""
+"""The errors of an agent, each with the HTTP status of its answer, and its log."""
+
+import logging
 
 from patchlight.testbed.errors import PatchlightError
+
+log = logging.getLogger("patchlight.agent")
 
 
 class AgentError(PatchlightError):
@@ -28,10 +32,8 @@ class NotHere(AgentError):
 
 
 class Conflict(AgentError):
-    """The worker, GPU or NIC is in a state that does not allow it.
-
-    ``iteration`` is where the worker is, for a hold that came too late.
-    """
+    """The state of a worker, GPU or NIC does not allow it. ``iteration``: where a worker is for
+    which a hold came too late."""
 
     status = 409
 

@@ -1,8 +1,5 @@
-"""Reads a server's GPUs, and finds how near each is to its NIC.
-
-Two backends: NVML for NVIDIA GPUs (``nvml.py``), and GPUs that answer on Unix sockets, as emulated
-ones do.
-"""
+"""Reads a server's GPUs behind Unix sockets (NVIDIA's: ``nvml.py``), and how near each is to its
+NIC."""
 
 import asyncio
 import json
@@ -14,8 +11,7 @@ from typing import Any, Protocol
 
 from patchlight.agents.errors import GpuError
 from patchlight.testbed.lab.model import Nic, Server
-from patchlight.testbed.linux.devices import Distance, distance
-from patchlight.testbed.linux.processes import cpu_list, cpus_of
+from patchlight.testbed.linux import devices, processes
 from patchlight.testbed.wire.agent_status import GpuTelemetry
 
 
@@ -119,17 +115,15 @@ class PciPlace:
     node: int | None
     cpus: frozenset[int]
 
-    def distance(self, other: "PciPlace") -> Distance:
+    def distance(self, other: "PciPlace") -> devices.Distance:
         """The distance to the other one; an unknown node counts as the same."""
-        found = distance(self.parts, self.node, other.parts, other.node)
-        return Distance.NODE if found is None else found
+        found = devices.distance(self.parts, self.node, other.parts, other.node)
+        return devices.Distance.NODE if found is None else found
 
 
 class Pairings:
-    """The pairs of GPU and NIC of one server: which CPUs are near them, and which pairs are far.
-
-    Read from sysfs; tested with trees of files, and on no server with GPUs.
-    """
+    """A server's pairs of GPU and NIC, as sysfs has them: which CPUs are near, and which pairs are
+    far. Tested with trees of files, and on no server with GPUs."""
 
     def __init__(self, server: Server, gpus: GpuBackend, sysfs: Path = Path("/sys")) -> None:
         self._server, self._gpus, self._sysfs = server, gpus, sysfs
@@ -141,7 +135,7 @@ class Pairings:
         place = (self._gpu(gpu) if gpu else None) or self._nic(nic)
         allowed = os.sched_getaffinity(0)
         near = place.cpus & allowed if place else frozenset()
-        return "" if near == allowed else cpu_list(near)
+        return "" if near == allowed else processes.cpu_list(near)
 
     def problem(self, gpu: str) -> str:
         """What is wrong with the distance of a GPU to its NIC, as text; empty if nothing is."""
@@ -157,7 +151,7 @@ class Pairings:
                     f"{gpu} and its NIC {own.name} are {away.in_words}, {gpu} and {nic.name} "
                     f"{place.distance(other).in_words}: pair these in the lab file, if you can"
                 )
-        if away is Distance.FAR:
+        if away is devices.Distance.FAR:
             return (
                 f"{gpu} is at NUMA node {place.node} and its NIC {own.name} at node {beside.node}: "
                 "what they exchange crosses the processors"
@@ -174,18 +168,14 @@ class Pairings:
         return self._place(f"class/net/{nic.interface or nic.name}/device")
 
     def _place(self, link: str) -> PciPlace | None:
-        if (known := self._places.get(link)) is None and (known := _place(self._sysfs, link)):
-            self._places[link] = known
-        return known
-
-
-def _place(sysfs: Path, link: str) -> PciPlace | None:
-    """The PCI device that is there, if one is: a virtual NIC has none."""
-    folder = Path(os.path.realpath(sysfs / link))
-    try:
-        parts = folder.relative_to(os.path.realpath(sysfs / "devices")).parts
-        node = int((folder / "numa_node").read_text())
-        cpus = cpus_of((folder / "local_cpulist").read_text())
-    except (OSError, ValueError):
-        return None
-    return PciPlace(parts, node if node >= 0 else None, cpus)
+        """The PCI device that is there, if one is: a virtual NIC has none."""
+        if link not in self._places:
+            folder = Path(os.path.realpath(self._sysfs / link))
+            try:
+                parts = folder.relative_to(os.path.realpath(self._sysfs / "devices")).parts
+                node = int((folder / "numa_node").read_text())
+                cpus = processes.cpus_of((folder / "local_cpulist").read_text())
+            except (OSError, ValueError):
+                return None
+            self._places[link] = PciPlace(parts, node if node >= 0 else None, cpus)
+        return self._places[link]

@@ -11,7 +11,6 @@ import errno
 import fcntl
 import hashlib
 import json
-import logging
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -20,16 +19,13 @@ from typing import Annotated, Any
 
 from pydantic import Field, TypeAdapter
 
-from patchlight.agents.errors import AgentError, Conflict
+from patchlight.agents.errors import AgentError, Conflict, log
 from patchlight.agents.nics.state import NicState
 from patchlight.agents.workers.contract import WorkerHandle
-from patchlight.testbed.linux import namespaces
-from patchlight.testbed.linux.files import private_folder
-from patchlight.testbed.linux.processes import process_start
+from patchlight.testbed.linux import files, namespaces, processes
 from patchlight.testbed.wire.worker_api import WorkerSpec, WorkerState
 
 CLAIMS = Path("/run/patchlight-claims")
-_log = logging.getLogger("patchlight.agent")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,13 +44,10 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """One worker's GPU and NIC, and what is known of the worker.
-
-    ``nic_state`` is how the NIC was before it was given. ``created_at`` is Unix time. Once there is
-    a ``handle``, the worker has been launched and has its NIC; ``frozen``: it was stopped while
-    circuits move. ``returned``: its GPU and NIC are back. ``gpu_energy_j`` is the GPU's counter of
-    energy at the beginning, if it has one.
-    """
+    """One worker's GPU and NIC. ``nic_state``: the NIC before it was given; ``created_at``: Unix
+    time; ``handle``: set once it has been launched and has its NIC; ``frozen``: stopped while
+    circuits move; ``returned``: all is back; ``gpu_energy_j``: the GPU's counter at the
+    beginning."""
 
     spec: WorkerSpec
     namespace: str
@@ -77,13 +70,11 @@ class LeaseBook:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._specs: dict[str, tuple[WorkerSpec, str]] = {}
-        private_folder(directory)
+        files.private_folder(directory)
 
     def write(self, lease: Lease) -> None:
-        """Put a lease on record; on return it survives a crash of the agent or the machine.
-
-        ``AgentError`` if it cannot be written; what was on record before then still is.
-        """
+        """Put a lease on record, to survive any crash; after an ``AgentError`` the one before is
+        still there."""
         known, spec = self._specs.get(lease.spec.id, (None, ""))
         if known is not lease.spec:  # its JSON is most of the work: made once
             spec = lease.spec.model_dump_json()
@@ -128,7 +119,7 @@ class LeaseBook:
             except Exception as exc:
                 aside = path.with_suffix(".unreadable")
                 os.replace(path, aside)
-                _log.error(
+                log.error(
                     "the lease %s cannot be read (%s) and was set aside: see which NIC it names, "
                     "and put that back by hand: %s",
                     path,
@@ -154,28 +145,24 @@ class Holder:
     @property
     def is_there(self) -> bool:
         """Whether the agent or any process of the worker runs."""
-        runs = self.agent_started is not None and process_start(self.agent) == self.agent_started
+        started = processes.process_start(self.agent)
+        runs = started is not None and started == self.agent_started
         return runs or bool(namespaces.processes_in(self.namespace))
 
 
 class Claims:
-    """What the workers of one agent have, as the agents of other labs on this machine see it.
-
-    A claim is a file named after a GPU or NIC, in a folder that only root can open and that goes
-    with the boot. It counts as long as the agent or a process of the worker runs.
-    """
+    """What the workers of one agent have, for agents of other labs on this machine. A claim is a
+    file in a folder of root's that goes with the boot, and counts as long as the agent or a process
+    of the worker runs."""
 
     def __init__(self, lab: str, folder: Path = CLAIMS) -> None:
         self._lab, self._folder = lab, folder
 
     def take(self, worker: str, namespace: str, things: Mapping[str, str]) -> None:
-        """Claim all of these for a worker, or none; again is harmless.
-
-        ``things``: their names in messages, by keys that are the same in every lab. ``Conflict``
-        names the lab that has one; ``AgentError`` if a claim cannot be written.
-        """
+        """Claim all ``things`` for a worker, or none: names for messages, by keys that are the same
+        in every lab. ``Conflict`` names the lab that has one."""
         pid = os.getpid()
-        own = Holder(self._lab, worker, namespace, pid, process_start(pid))
+        own = Holder(self._lab, worker, namespace, pid, processes.process_start(pid))
         with self._locked():
             for key, words in things.items():
                 holder = _read_holder(self._path(key))
@@ -223,7 +210,7 @@ class Claims:
 
     def _lock(self) -> int:
         while True:
-            private_folder(self._folder)
+            files.private_folder(self._folder)
             try:
                 descriptor = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             except FileNotFoundError:  # who gave up the last claim took it away just now

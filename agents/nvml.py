@@ -6,7 +6,6 @@ It has run against a library with NVML's interface that the tests compile, on no
 import asyncio
 import ctypes
 import itertools
-import logging
 import threading
 import time
 from collections import deque
@@ -15,7 +14,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from patchlight.agents.errors import GpuError
+from patchlight.agents.errors import GpuError, log
 from patchlight.agents.gpus import GpuBackend, GpuReading, PhysicalGpu
 from patchlight.testbed.errors import in_words
 from patchlight.testbed.lab.model import Gpu, Server
@@ -53,11 +52,8 @@ _COUNTERS = {
 
 
 class NvmlCard:
-    """One GPU. All methods belong to one thread; its telemetry is replaced whole.
-
-    A value that a card does not have is tried once, and is missing from then on. Cheap values that
-    change fast are read at each sample; the others, some of which take milliseconds, once a second.
-    """
+    """One GPU, of one thread. A value that a card lacks is tried once. Cheap values that change
+    fast are read at each sample; the others, some of which take milliseconds, once a second."""
 
     def __init__(self, nvml: Any, handle: Any) -> None:
         """``NVMLError`` if it does not say who it is."""
@@ -172,11 +168,8 @@ class NvmlCard:
         }
 
     def _rates(self, now_s: float) -> Mapping[str, float | None]:
-        """Bits per second over PCIe and NVLink, by what their counters gained.
-
-        Cards without counters of PCIe measure it for 20 ms when they are asked; one direction is
-        asked for at a time.
-        """
+        """Bits per second over PCIe and NVLink. Cards without counters of PCIe measure it for 20 ms
+        when they are asked: one direction at a time."""
         wanted = [field for field in self._fields if (field[0],) not in self._lacks]
         rates: dict[str, float | None] = {}
         if wanted:
@@ -235,16 +228,12 @@ def _text(value: str | bytes) -> str:
 _SLOW_S = 1.0
 # A driver that does not come back from a call for so long has lost its GPU.
 _SILENT_S = 5.0
-_log = logging.getLogger("patchlight.agent")
 
 
 class NvmlGpus(GpuBackend):
-    """NVIDIA GPUs, ``rate_hz`` times a second; CUDA finds them by their UUIDs.
-
-    A GPU of the lab file without a ``uuid`` is the server's GPU at the same place in the list, if
-    the server has as many as the list. Busy time is summed up from utilisation, as NVML has no
-    counter of it, and energy from power where a card has no counter.
-    """
+    """NVIDIA GPUs, read ``rate_hz`` times a second. One without a ``uuid`` is the server's at the
+    same place in the list, if all are there. Busy time is summed up from utilisation, which NVML
+    does not count, and energy from power where a card does not."""
 
     def __init__(self, server: Server, rate_hz: float) -> None:
         self._gpus = {gpu.name: (index, gpu) for index, gpu in enumerate(server.gpus)}
@@ -287,7 +276,7 @@ class NvmlGpus(GpuBackend):
         try:
             self._events = pynvml.nvmlEventSetCreate()
         except pynvml.NVMLError as exc:
-            _log.warning("XID errors of GPUs are not heard of: %s", exc)
+            log.warning("XID errors of GPUs are not heard of: %s", exc)
         for name in self._gpus:
             self._sample(name, all_of_it=True)
 
@@ -361,7 +350,7 @@ class NvmlGpus(GpuBackend):
             card = self._by_handle.get(_address(event.device))
             if card is not None and event.eventType == self._nvml.nvmlEventTypeXidCriticalError:
                 card.note_xid(event.eventData, time.time())
-                _log.warning("GPU %s: XID error %s", card.physical.uuid, event.eventData)
+                log.warning("GPU %s: XID error %s", card.physical.uuid, event.eventData)
         return self._stop.is_set()
 
     async def read(self, name: str) -> GpuReading:

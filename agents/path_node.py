@@ -60,10 +60,8 @@ Address = str | tuple[str, int]
 
 
 class LitPath(NamedTuple):
-    """A path that the transmitter may send on until ``until_s``, in ``time.monotonic``'s seconds.
-
-    ``channel`` is ``NO_CHANNEL`` where the destination says which one it is.
-    """
+    """A path to send on until ``until_s`` (``time.monotonic``); ``channel`` is ``NO_CHANNEL`` where
+    the destination says which one it is."""
 
     destination: int
     channel: int
@@ -75,14 +73,11 @@ class PathNotGranted(PatchlightError):
 
 
 class PathNode:
-    """Gets paths for what this node sends, and gives them for what it receives.
-
-    ``addresses`` (``host:port`` or ``unix:PATH``) are those of all nodes, in the order of their
-    numbers. ``light`` is called at each change: with the path that the transmitter is to send on
-    from now, and with ``None`` when it has to be dark. At ``until_s`` the transmitter has to go
-    dark by itself, as this process may be late, or gone. Requests are repeated each ``retry_s``.
-    ``quiet_us``: the least time in which it gives nothing, after paths under other bounds.
-    """
+    """Gets paths for what this node sends, and gives them for what it receives. ``addresses``:
+    ``host:port`` or ``unix:PATH`` of all nodes, by number. ``light`` is called with the path that
+    the transmitter is to send on from now, or ``None`` for dark; at ``until_s`` it has to go dark
+    by itself, as this process may be late, or gone. ``quiet_us``: the least time in which no path
+    is given, after paths under other bounds."""
 
     def __init__(
         self,
@@ -162,11 +157,8 @@ class PathNode:
 
     @asynccontextmanager
     async def path(self, destination: int, patience_s: float = 10.0) -> AsyncIterator[LitPath]:
-        """A path, for as long as its lease goes; given back at the end.
-
-        Flows of one node take turns. ``PathNotGranted`` if none comes in time. A flow that sends
-        for longer than ``until_s`` is in the dark from then on, and should ask again.
-        """
+        """A path, until the end or that of its lease: then ask again. Flows of one node take turns.
+        ``PathNotGranted`` if none comes in time."""
         async with self._turn:
             try:
                 try:
@@ -183,11 +175,9 @@ class PathNode:
                 self._take(self._node.done())
 
     async def drained(self, before: int, patience_s: float) -> None:
-        """Wait until no node needs this node's signal, and report the same to its receiver.
-
-        Of no use: the node ``before``, which sends to this one, needs its acknowledgements no more,
-        or has given its path back since this one has its own. Returns in time in any case.
-        """
+        """Wait until the node ``before``, which sends to this one, needs no more acknowledgements
+        from it or has given its path back, and tell the receiver the same. Returns in time in any
+        case."""
         ends_s = time.monotonic() + patience_s
         while isinstance(path := self.doing, Lit):
             word = Message("drained", self._node.bounds.epoch, self._number, path.destination, 0)

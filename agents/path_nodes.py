@@ -1,13 +1,10 @@
-"""The NICs of a server that take part in optical paths: those that have bounds.
-
-Bounds are on the disk before they are in use. The next agent goes on with them, dark at first,
-and gives nothing as long as what the agent before gave may be in use.
-"""
+"""The NICs of a server that have bounds for optical paths, which are on the disk before they are in
+use: the next agent goes on with them, and gives nothing as long as what the one before gave may be
+in use."""
 
 import asyncio
 import contextlib
 import json
-import logging
 import os
 import time
 from collections.abc import Callable
@@ -18,7 +15,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from patchlight.agents.errors import BadRequest, Conflict
+from patchlight.agents.errors import BadRequest, Conflict, log
 from patchlight.agents.nics.status import nic_of
 from patchlight.agents.path_node import LitPath, PathNode, PathNotGranted
 from patchlight.agents.training.control import PATHS_SOCKET, socket_in
@@ -26,7 +23,7 @@ from patchlight.testbed.errors import PatchlightError, in_words
 from patchlight.testbed.lab.model import Endpoint, Nic, Server
 from patchlight.testbed.lab.tuning import LightClient
 from patchlight.testbed.linux.files import private_folder
-from patchlight.testbed.paths.agreement import Asking
+from patchlight.testbed.paths.agreement import Lit
 from patchlight.testbed.wire.agent_status import PathBounds, PathNodeStatus
 from patchlight.testbed.wire.worker_api import SyntheticTask, WorkerSpec
 
@@ -36,16 +33,11 @@ _DRAINS_S = 1.0
 
 
 class PathSocket:
-    """A Unix socket in a worker's folder, where it asks its agent for paths.
-
-    The worker sends a line with the ranks that it sends ``to`` and that sends to it (``before``),
-    and gets an answer once its path is set up. It sends another line when it is ``done``, and gets
-    an answer once it is dark. A worker that hangs up needs its path no more. A path whose lease or
-    bounds end is requested again as long as the worker needs it.
-
-    ``node`` gives that of its NIC, and raises ``Conflict`` while there is none. ``tuning_s`` is how
-    long a transmitter is dark after its grant.
-    """
+    """A Unix socket in a worker's folder. The worker sends a line with the ranks that it sends
+    ``to`` and that sends to it (``before``), and one when it is ``done``; each is answered, once
+    its path is set up and once it is dark. Hanging up ends the path; a path whose lease or bounds
+    end is requested again. ``node`` gives that of its NIC, or raises ``Conflict``; ``tuning_s``:
+    how long a transmitter is dark after its grant."""
 
     def __init__(self, folder: Path, node: Callable[[], PathNode], tuning_s: float) -> None:
         self._folder, self._node, self._tuning_s = folder, node, tuning_s
@@ -115,9 +107,6 @@ class PathSocket:
             await say({"ok": True})
 
 
-_log = logging.getLogger("patchlight.agent")
-
-
 @dataclass(frozen=True)
 class _Bound:
     """A NIC's bounds, and its node within them."""
@@ -126,29 +115,24 @@ class _Bound:
     node: PathNode
 
     def status(self, nic: str) -> PathNodeStatus:
+        bounds, doing = self.bounds, self.node.doing
         status = PathNodeStatus(
             nic=nic,
-            epoch=self.bounds.epoch,
-            job=self.bounds.job,
-            number=self.bounds.number,
+            epoch=bounds.epoch,
+            job=bounds.job,
+            number=bounds.number,
             state="quiet" if self.node.ready_s else "dark",
         )
-        doing = self.node.doing
-        if isinstance(doing, Asking):
-            return status.model_copy(update={"state": "asks", "destination": doing.destination})
         if doing is not None:
-            channel = self.bounds.channels[doing.channel]
-            sends = {"state": "sends", "destination": doing.destination, "channel": channel}
-            return status.model_copy(update=sends)
+            status.state, status.destination = "asks", doing.destination
+        if isinstance(doing, Lit):
+            status.state, status.channel = "sends", bounds.channels[doing.channel]
         return status
 
 
 class PathNodes:
-    """The nodes of a server by NIC; they come with their bounds, and go with them.
-
-    ``light`` is the socket at which the NICs' transmitters are tuned; without it no bounds are
-    taken. A NIC without bounds sends on the channel of the lab file.
-    """
+    """A server's NICs that have bounds. ``light`` is the socket at which transmitters are tuned;
+    without it no bounds are taken. A NIC without bounds sends on the channel of the lab file."""
 
     def __init__(self, server: Server, folder: Path, light: Path | None) -> None:
         self._server, self._folder, self._lasers = server, folder, light
@@ -168,7 +152,7 @@ class PathNodes:
                     PathBounds.model_validate_json(file.read_text()),
                 )
             except (ValidationError, PatchlightError) as error:
-                _log.warning("bounds of paths in %s: %s", file, in_words(error))
+                log.warning("bounds of paths in %s: %s", file, in_words(error))
 
     def close(self) -> None:
         """Go dark, and leave the bounds on record for the next agent, and workers to it."""
@@ -183,10 +167,8 @@ class PathNodes:
             self._light = None
 
     def bind(self, nic_name: str, bounds: PathBounds) -> PathNodeStatus:
-        """Have a NIC take part within these bounds from now on; the same once more does nothing.
-
-        ``Conflict`` for bounds of an epoch that is over, or others of one that is not.
-        """
+        """Have a NIC take part within these bounds; again does nothing. ``Conflict`` for bounds of
+        an epoch that is over, or others of one that is not."""
         nic = nic_of(self._server, nic_name)
         if self._lasers is None or nic.transceiver is None or nic.transceiver.tunable is None:
             raise BadRequest(

@@ -8,26 +8,22 @@ import multiprocessing
 import os
 import signal
 import socket
-import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
 
-from patchlight.agents.errors import AgentError
+from patchlight.agents.errors import AgentError, log
 from patchlight.agents.gpus import GpuBackend, SocketGpus
 from patchlight.agents.workers.contract import BackendOptions, Runner
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.lab.model import Lab, Server
-from patchlight.testbed.linux.credentials import Credentials, agent_name, read_credentials
-from patchlight.testbed.linux.files import private_folder
-from patchlight.testbed.linux.sockets import bind_unix, listen, split_address
+from patchlight.testbed.linux import credentials, files, sockets
 from patchlight.testbed.logs import log_to_stderr
 
 SAMPLES_PER_S = 10.0
 """How often NVIDIA GPUs are read."""
 WORKER_BACKENDS = "patchlight.worker_backends"
-_log = logging.getLogger("patchlight.agent")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,23 +60,11 @@ def run_agent(options: Options) -> None:
         from patchlight.agents.api import AgentMetrics, make_app
         from patchlight.agents.service import AgentService
 
-        workers = BackendOptions(
-            lab.name,
-            server.name,
-            options.image,
-            options.gpu_access,
-            options.worker_user or lab.workers.user,
-            options.fork_from,
-        )
-        service = AgentService(
-            lab,
-            server,
-            make_runner(options.workers, workers),
-            gpu_backend(options.gpus, server, options.gpu_rate),
-            options.state,
-            options.light,
-        )
-
+        user = options.worker_user or lab.workers.user
+        how = options.image, options.gpu_access, user, options.fork_from
+        runner = make_runner(options.workers, BackendOptions(lab.name, server.name, *how))
+        gpus = gpu_backend(options.gpus, server, options.gpu_rate)
+        service = AgentService(lab, server, runner, gpus, options.state, options.light)
         metrics = AgentMetrics(service, own.not_after.timestamp() if own else None)
         logging.getLogger().addHandler(metrics.log_handler())
         tls = own.context(server=True) if own else None
@@ -111,13 +95,11 @@ def run_agent(options: Options) -> None:
 
 @contextlib.contextmanager
 def _only_agent(state: Path) -> Iterator[None]:
-    """Hold the state folder: two agents would take each other's NICs back.
-
-    ``PatchlightError`` if others can put files into it.
-    """
+    """Hold the state folder, which no other user may write to: two agents would take each other's
+    NICs back."""
     try:
         # As root it ends the processes, and removes the namespaces, that its records name.
-        private_folder(state)
+        files.private_folder(state)
         (state / "lock").touch(mode=0o600)  # whoever could open it could hold it
         lock = (state / "lock").open("w")
     except OSError as exc:
@@ -133,22 +115,18 @@ def _only_agent(state: Path) -> Iterator[None]:
         yield
 
 
-def open_listener(address: str, own: Credentials | None) -> socket.socket:
-    """A bound socket for ``unix:PATH`` or ``host:port``.
-
-    ``BadInput`` for an invalid address, for TCP without certificates (every user of the machine
-    reaches loopback, too), and for certificates with a Unix socket. ``PatchlightError`` if the
-    address is taken.
-    """
+def open_listener(address: str, own: credentials.Credentials | None) -> socket.socket:
+    """A bound socket for ``unix:PATH`` or ``host:port``. ``BadInput`` for TCP without certificates
+    (every user of the machine reaches loopback, too), and for certificates with a Unix socket."""
     if address.startswith("unix:"):
         if own is not None:
             raise BadInput(
                 f"--tls is for TCP, and {address} is for this user alone",
                 hint="leave out --tls, or listen at host:port",
             )
-        return bind_unix(Path(address.removeprefix("unix:")), "agent")
+        return sockets.bind_unix(Path(address.removeprefix("unix:")), "agent")
     try:
-        host, port = split_address(address)
+        host, port = sockets.split_address(address)
         resolved = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][4][0]
     except BadInput as exc:
         raise BadInput(f"--listen {address!r}: expected unix:PATH or host:port") from exc
@@ -161,28 +139,26 @@ def open_listener(address: str, own: Credentials | None) -> socket.socket:
             hint="give --tls FOLDER, made with 'patchlight deploy certificates LAB --output DIR'; "
             "or listen at unix:PATH, which is for this user alone",
         )
-    return listen(f"{resolved}:{port}")
+    return sockets.listen(f"{resolved}:{port}")
 
 
-def credentials_of(folder: Path, server: Server, lab: Lab) -> Credentials:
+def credentials_of(folder: Path, server: Server, lab: Lab) -> credentials.Credentials:
     """The certificate of the agent of ``server``; ``BadInput`` if the folder has none for it."""
     # In another process: the library that reads certificates takes 10 MiB.
     with multiprocessing.get_context("fork").Pool(1) as elsewhere:
-        found = elsewhere.apply(read_credentials, (folder,))
-    found.check(agent_name(server.name, lab.name))
-    _log.info("certificate for %s, until %s", found.name, f"{found.not_after:%Y-%m-%d}")
+        found = elsewhere.apply(credentials.read_credentials, (folder,))
+    found.check(credentials.agent_name(server.name, lab.name))
+    log.info("certificate for %s, until %s", found.name, f"{found.not_after:%Y-%m-%d}")
     return found
 
 
 def make_runner(choice: str, options: BackendOptions) -> Runner:
-    """The runner of that name; ``auto`` is Docker where an engine is, else processes.
-
-    An entry point of the group ``patchlight.worker_backends`` is one more.
-    ``tests/agents/test_worker_backends.py`` says what such a one has to do. ``BadInput`` if there
-    is none of that name, or an installed one cannot be imported.
-    """
+    """The runner of that name: ``auto``, ``docker``, ``process``, or an entry point of the group
+    ``patchlight.worker_backends`` (see ``tests/agents/test_worker_backends.py``); else
+    ``BadInput``."""
     if choice == "auto":
-        choice = "docker" if engine_is_there() else "process"
+        named = os.environ.get("DOCKER_HOST") or Path("/var/run/docker.sock").is_socket()
+        choice = "docker" if named else "process"
     if choice == "process":
         from patchlight.agents.workers.process import ProcessRunner
 
@@ -191,9 +167,7 @@ def make_runner(choice: str, options: BackendOptions) -> Runner:
         # Imported only here: it takes a third of a second, and not every server has it.
         from patchlight.agents.workers.docker import DockerRunner
 
-        return DockerRunner(
-            options.lab, options.server, options.image, options.gpu_access, options.worker_user
-        )
+        return DockerRunner(options)
     installed = {point.name: point for point in entry_points(group=WORKER_BACKENDS)}
     if choice not in installed:
         more = "".join(f", {name!r}" for name in sorted(installed.keys() - {"docker", "process"}))
@@ -210,22 +184,9 @@ def make_runner(choice: str, options: BackendOptions) -> Runner:
     return made
 
 
-def engine_is_there() -> bool:
-    """Whether a Docker engine was named in the environment or has its usual socket."""
-    if os.environ.get("DOCKER_HOST"):
-        return True
-    try:
-        return stat.S_ISSOCK(Path("/var/run/docker.sock").stat().st_mode)
-    except OSError:
-        return False
-
-
 def gpu_backend(choice: str, server: Server, rate_hz: float = SAMPLES_PER_S) -> GpuBackend:
-    """``"nvml"``, or ``"socket:DIR"`` for GPUs that answer at ``DIR/<server>.<gpu>.sock``.
-
-    ``rate_hz``: how often a second NVML is read, 0.1 to 100; GPUs behind sockets are read when
-    their readings are wanted. ``BadInput`` otherwise.
-    """
+    """``"nvml"``, read ``rate_hz`` times a second (0.1 to 100), or ``"socket:DIR"`` for GPUs that
+    answer at ``DIR/<server>.<gpu>.sock``; else ``BadInput``."""
     if not 0.1 <= rate_hz <= 100:
         raise BadInput(f"--gpu-rate {rate_hz:g}: expected 0.1 to 100 readings a second")
     kind, _, directory = choice.partition(":")

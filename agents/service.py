@@ -1,7 +1,6 @@
 """The agent of one server: its workers, and which of them has which GPU and NIC."""
 
 import asyncio
-import logging
 import time
 from collections import deque
 from collections.abc import Coroutine
@@ -10,15 +9,13 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from patchlight.agents.errors import AgentError, BadRequest, Conflict, GpuError, NotHere
+from patchlight.agents import path_nodes, tenancy
+from patchlight.agents.errors import AgentError, BadRequest, Conflict, GpuError, NotHere, log
 from patchlight.agents.gpus import GpuBackend, Pairings
 from patchlight.agents.leases import Claims, LeaseBook
-from patchlight.agents.nics.status import Ear, idle_status, leased_status, nic_of, probe
-from patchlight.agents.path_nodes import PathNodes
-from patchlight.agents.tenancy import AgentSite
+from patchlight.agents.nics.status import idle_status, leased_status, nic_of, probe
 from patchlight.agents.worker_life import LeasedWorker
-from patchlight.agents.workers.contract import Runner
-from patchlight.agents.workers.limits import permitted
+from patchlight.agents.workers import contract, limits
 from patchlight.testbed.errors import in_words
 from patchlight.testbed.lab.model import Gpu, Lab, Nic, Server
 from patchlight.testbed.linux import namespaces
@@ -30,7 +27,6 @@ MOST_ENDED = 200
 _LOOK_S = 1.0
 # Read from the disk and parsed each time; an agent is asked for its status every second.
 VERSION = version("patchlight")
-_log = logging.getLogger("patchlight.agent")
 
 
 class AgentService:
@@ -40,7 +36,7 @@ class AgentService:
         self,
         lab: Lab,
         server: Server,
-        runner: Runner,
+        runner: contract.Runner,
         gpus: GpuBackend,
         state: Path,
         light: Path | None = None,
@@ -50,11 +46,11 @@ class AgentService:
         self._runner, self._gpus = runner, gpus
         self.seen_at: dict[tuple[str, str], float] = {}
         """When a GPU or NIC (kind, name) was last seen to be well, on the monotonic clock."""
-        self.paths = PathNodes(server, state / "paths", light)
+        self.paths = path_nodes.PathNodes(server, state / "paths", light)
         self._book = LeaseBook(state / "leases")
         home = namespaces.process_namespace()
         self._pairings = Pairings(server, gpus)
-        self._site = AgentSite(
+        self.site = tenancy.AgentSite(
             *(lab, server, runner, gpus, self._pairings, self._book),
             *(Claims(lab.name), home, state / "workers", self.paths),
         )
@@ -64,13 +60,11 @@ class AgentService:
         self._under_way: set[asyncio.Task[None]] = set()
 
     async def open(self) -> None:
-        """Take over what an earlier agent left, then be ready for work.
-
-        ``AgentError`` if that was the agent of another lab or server.
-        """
+        """Take over what an earlier agent left; ``AgentError`` if that was of another lab or
+        server."""
         leases = self._book.read()
         for lease in leases:
-            if not lease.namespace.startswith(self._site.namespace_of("")):
+            if not lease.namespace.startswith(self.site.namespace_of("")):
                 raise AgentError(
                     f"worker {lease.spec.id} in the state folder of this agent is not one of "
                     f"{self._server.name} of this lab: it is in {lease.namespace}",
@@ -81,12 +75,12 @@ class AgentService:
         self.paths.open()
         for gpu in self._server.gpus:
             if problem := (await self._gpu_status(gpu)).problem:
-                _log.warning("no worker gets GPU %s: %s", gpu.name, problem)
+                log.warning("no worker gets GPU %s: %s", gpu.name, problem)
             if far := self._pairings.problem(gpu.name):
-                _log.warning("%s", far)
+                log.warning("%s", far)
         await self._runner.sweep({each.handle.container for each in leases if each.handle})
         for lease in sorted(leases, key=lambda each: each.created_at):
-            worker = LeasedWorker(self._site, lease.spec, lease)
+            worker = LeasedWorker(self.site, lease.spec, lease)
             self._workers[lease.spec.id] = worker
             try:
                 if lease.handle is None:
@@ -94,7 +88,7 @@ class AgentService:
                 else:
                     await worker.adopt()
             except Exception as exc:
-                _log.error("taking over worker %s: %s", lease.spec.id, in_words(exc))
+                log.error("taking over worker %s: %s", lease.spec.id, in_words(exc))
         self._looking = asyncio.create_task(self._look_after())
 
     async def close(self) -> None:
@@ -119,10 +113,7 @@ class AgentService:
         return await self.status()
 
     async def create(self, spec: worker_api.WorkerSpec) -> tuple[worker_api.WorkerStatus, bool]:
-        """Make a worker: its status, and whether it is new.
-
-        The same spec again makes no second one. On an error nothing of it is left.
-        """
+        """Make a worker: its status, and whether it is new. The same spec makes no second one."""
         while (known := self._workers.get(spec.id)) is not None:
             if known.spec != spec:
                 raise Conflict(
@@ -143,14 +134,14 @@ class AgentService:
                 f"rank {spec.rank} is at {own.address} in the ring, but {nic.name} of "
                 f"{self._server.name} has {nic.address}"
             )
-        permitted(spec, self._site.lab.workers)
+        limits.permitted(spec, self.site.lab.workers)
         for kind, name, holder in (
             ("NIC", spec.nic, self._holder(nic=spec.nic)),
             ("GPU", spec.gpu, self._holder(gpu=spec.gpu) if spec.gpu else None),
         ):
             if holder is not None:
                 raise Conflict(f"{kind} {name} is leased to worker {holder}")
-        worker = LeasedWorker(self._site, spec)
+        worker = LeasedWorker(self.site, spec)
         self._workers[spec.id] = worker
         # Its own task: the client may be gone before it is done.
 
@@ -182,10 +173,8 @@ class AgentService:
         return worker.status()
 
     async def delete(self, name: str) -> worker_api.WorkerStatus:
-        """Stop it, take its NIC and GPU back and forget it. A worker not here counts as stopped.
-
-        That one is not made later either: the request to make it may still be under way.
-        """
+        """Stop it, take its NIC and GPU back and forget it. One not here counts as stopped, and is
+        not made later: the request to make it may still be under way."""
         worker = self._workers.get(name)
         if worker is None:
             self._unwanted.append(name)
@@ -224,16 +213,6 @@ class AgentService:
         self.seen_at |= {("nic", nic.name): now for nic in status.nics if not nic.problem}
         return status
 
-    @property
-    def server(self) -> str:
-        """Which server's agent this is."""
-        return self._server.name
-
-    @property
-    def worker_kind(self) -> str:
-        """What a worker is: a container, a process."""
-        return self._runner.name
-
     def workers(self) -> list[worker_api.WorkerStatus]:
         """What is known of each worker."""
         return [worker.status() for worker in self._workers.values()]
@@ -252,18 +231,18 @@ class AgentService:
             if holders[nic.name] is None
         }
         ears = await asyncio.to_thread(
-            namespaces.inside,
-            self._site.home,
-            lambda: probe(names, request.token, request.listen_s),
+            namespaces.inside, self.site.home, lambda: probe(names, request.token, request.listen_s)
         )
-        return agent_status.ProbeAnswer(
-            nics=[
-                agent_status.ProbedNic(name=name, problem=f"worker {holder} has it")
-                if holder is not None
-                else _probed(name, ears[f"{self._server.name}.{name}"])
-                for name, holder in holders.items()
-            ]
-        )
+        nics = []
+        for name, holder in holders.items():
+            if holder is not None:
+                nics.append(agent_status.ProbedNic(name=name, problem=f"worker {holder} has it"))
+                continue
+            ear = ears[f"{self._server.name}.{name}"]
+            probed = agent_status.ProbedNic(name=name, carrier=ear.carrier, problem=ear.problem)
+            probed.heard, probed.lldp = sorted(ear.heard), sorted(ear.lldp, key=str)
+            nics.append(probed)
+        return agent_status.ProbeAnswer(nics=nics)
 
     async def _gpu_status(self, gpu: Gpu) -> agent_status.GpuStatus:
         worker = self._holder(gpu=gpu.name)
@@ -284,10 +263,10 @@ class AgentService:
     def _nic_status(self, nic: Nic) -> agent_status.NicStatus:
         holder = self._workers.get(self._holder(nic=nic.name) or "")
         if holder is None:
-            return idle_status(nic, self._site.home)
+            return idle_status(nic, self.site.home)
         place, problem = holder.tenancy.place, holder.nic_problem  # which reads the RDMA device
         rdma = holder.tenancy.rdma
-        return leased_status(nic, self._site.home, holder.spec.id, place, rdma, problem)
+        return leased_status(nic, self.site.home, holder.spec.id, place, rdma, problem)
 
     def _holder(self, *, gpu: str | None = None, nic: str | None = None) -> str | None:
         """Which worker has this GPU or NIC."""
@@ -310,20 +289,10 @@ class AgentService:
             for worker in list(self._workers.values()):
                 try:
                     if ending := await worker.look(time.time()):
-                        _log.warning("ending worker %s: %s", worker.spec.id, ending.message)
+                        log.warning("ending worker %s: %s", worker.spec.id, ending.message)
                         self._begin(worker.end(ending))
                 except Exception as exc:
-                    _log.error("looking after worker %s: %s", worker.spec.id, in_words(exc))
+                    log.error("looking after worker %s: %s", worker.spec.id, in_words(exc))
             ended = [each for each in self._workers.values() if each.is_done]
             for worker in ended[:-MOST_ENDED]:
                 await self._forget(worker)
-
-
-def _probed(name: str, ear: Ear) -> agent_status.ProbedNic:
-    return agent_status.ProbedNic(
-        name=name,
-        heard=sorted(ear.heard),
-        lldp=sorted(ear.lldp, key=str),
-        carrier=ear.carrier,
-        problem=ear.problem,
-    )

@@ -1,31 +1,25 @@
-"""Gives one worker its GPU, NIC, network namespace and folder, and takes them back.
-
-Each step is on record before it is done, so that all is given back whatever happens meanwhile.
-"""
+"""Gives a worker its GPU, NIC, namespace and folder, each step on record first, and takes them
+back."""
 
 import asyncio
 import contextlib
-import logging
 import time
 from dataclasses import dataclass, replace
 from ipaddress import IPv4Address
 from pathlib import Path
 from typing import Any
 
-from patchlight.agents.errors import AgentError, Conflict, GpuError, NicDark, NicError, NicGone
+from patchlight.agents.errors import AgentError, Conflict, GpuError, NicDark, NicError, NicGone, log
 from patchlight.agents.gpus import GpuBackend, Pairings
 from patchlight.agents.leases import Claims, Lease, LeaseBook
 from patchlight.agents.nics import moving, status
 from patchlight.agents.nics.state import RENDEZVOUS, NicAccess, NicState, WorkerNetwork, name_inside
-from patchlight.agents.nics.status import NicPlace, NicProblem
 from patchlight.agents.path_nodes import PathNodes
+from patchlight.agents.workers import limits, programs
 from patchlight.agents.workers.contract import Runner, RunningWorker, WorkerLaunch
-from patchlight.agents.workers.limits import limits_of, memory_share, permitted
-from patchlight.agents.workers.programs import publish
 from patchlight.testbed.errors import PatchlightError, in_words
 from patchlight.testbed.lab.model import Lab, Nic, Server
-from patchlight.testbed.linux import namespaces
-from patchlight.testbed.linux.files import remove_folder
+from patchlight.testbed.linux import files, namespaces
 from patchlight.testbed.wire.agent_status import RdmaStatus
 from patchlight.testbed.wire.worker_api import WorkerSpec
 
@@ -33,7 +27,6 @@ RELOCK_WITH_RDMA_S = 10.0
 """So long an RDMA port and its GID may take to be back, where the lab file does not say."""
 
 _LOOK_AGAIN_S = 0.02
-_log = logging.getLogger("patchlight.agent")
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +93,7 @@ class Tenancy:
         return namespaces.namespace_path(self.lease.namespace)
 
     @property
-    def place(self) -> NicPlace | None:
+    def place(self) -> status.NicPlace | None:
         """Where its NIC is, once it has one."""
         lease = self._lease  # may change while the kernel answers
         if lease is None or lease.handle is None:
@@ -109,18 +102,16 @@ class Tenancy:
         inside = name_inside(state.interface, state.mode, nic.vlan if nic else None)
         space = namespaces.namespace_path(lease.namespace)
         own = next(member for member in spec.ring if member.rank == spec.rank)
-        return NicPlace(space, state, inside, IPv4Address(str(own.address)))
+        return status.NicPlace(space, state, inside, IPv4Address(str(own.address)))
 
     @property
     def _nic(self) -> Nic | None:  # the lab file may have lost it meanwhile
         return next((nic for nic in self._site.server.nics if nic.name == self._spec.nic), None)
 
     @property
-    def nic_problem(self) -> NicProblem | None:
-        """What is wrong with its NIC now; ``None`` if nothing is, or before it has one.
-
-        Reads its RDMA device, too, into ``rdma`` and a file for the worker's program.
-        """
+    def nic_problem(self) -> status.NicProblem | None:
+        """What is wrong with its NIC now, if anything. Reads its RDMA device, too, into ``rdma``
+        and a file for the worker's program."""
         if (place := self.place) is None:
             return None
         problem = status.problem_of(place.namespace, place.state.interface)
@@ -128,14 +119,12 @@ class Tenancy:
             return problem
         before, self.rdma = self.rdma, status.rdma_status(place)
         if self.rdma != before:
-            publish(self.folder, place, self.rdma)
+            programs.publish(self.folder, place, self.rdma)
         return status.rdma_problem(self.rdma, place.address)
 
     async def until_lit(self) -> None:
-        """Wait until its NIC can be used, as long as the lab file allows, else raise ``NicDark``.
-
-        Where the file names no time, this waits for an RDMA device only: TCP waits by itself.
-        """
+        """Wait until its NIC can be used, or raise ``NicDark``. Where the lab file names no time,
+        only an RDMA device is waited for: TCP waits by itself."""
         relock_s = self._nic.relock_s if self._nic else None
         if relock_s is None and self.lease.nic_state.rdma is None:
             return
@@ -172,11 +161,11 @@ class Tenancy:
         energy_j = reading.telemetry.energy_j if reading and reading.telemetry else None
         self._write(Lease(spec, name, before, site.runner.name, time.time(), gpu_energy_j=energy_j))
         gpu = site.gpus.physical(spec.gpu) if spec.gpu else None
-        await asyncio.to_thread(remove_folder, self.folder)
+        await asyncio.to_thread(files.remove_folder, self.folder)
         self.folder.mkdir(mode=0o700, parents=True)
         running = await site.runner.launch(
             WorkerLaunch(
-                spec=permitted(spec, site.lab.workers),
+                spec=limits.permitted(spec, site.lab.workers),
                 directory=self.folder,
                 namespace=name,
                 interface=name_inside(access.interface, access.mode, nic.vlan),
@@ -187,7 +176,9 @@ class Tenancy:
                 gpu=gpu,
                 cpus=site.pairings.cpus_near(spec.gpu, nic),
                 hosts=site.lab.names_by_address,
-                limits=limits_of(spec, gpu, memory_share(site.server), site.lab.workers),
+                limits=limits.limits_of(
+                    spec, gpu, limits.memory_share(site.server), site.lab.workers
+                ),
             )
         )
 
@@ -199,17 +190,15 @@ class Tenancy:
             await asyncio.to_thread(namespaces.inside, site.home, give)
             self.record(handle=running.handle)
             assert self.place is not None
-            publish(self.folder, self.place, None)
+            programs.publish(self.folder, self.place, None)
         except BaseException:
             await running.dispose()
             raise
         return running
 
     async def count_energy(self) -> None:
-        """Read the energy that the GPU used since the worker has it, if it has a counter.
-
-        A counter that the agent keeps itself begins with the agent.
-        """
+        """Read what the GPU used since the worker has it, if it has a counter. A counter that the
+        agent keeps itself begins with the agent."""
         lease = self._lease
         if lease is None or lease.gpu_energy_j is None or self._spec.gpu is None:
             return
@@ -221,11 +210,8 @@ class Tenancy:
                 self.energy_j = told.energy_j - lease.gpu_energy_j
 
     async def end(self, running: RunningWorker | None) -> str:
-        """Take back all that the worker had, and end it; the result says what was lost.
-
-        An error if something cannot be taken back: it stays leased, as no other worker may get it
-        in that state.
-        """
+        """Take back all that the worker had, and end it; says what was lost. What cannot be taken
+        back is an error, and stays leased: no other worker may get it in that state."""
         try:
             if running is not None:
                 await running.dispose()
@@ -235,25 +221,20 @@ class Tenancy:
 
     async def claim_again(self) -> None:
         """Claim for this agent what a worker of an earlier agent has."""
-        spec, name = self._spec, self.lease.namespace
-
-        def take() -> None:
-            things = self._site.things_of(spec, self.lease.nic_state.interface)
-            self._site.claims.take(spec.id, name, things)
-
+        spec, lease = self._spec, self.lease
         try:
-            await asyncio.to_thread(take)
+            things = self._site.things_of(spec, lease.nic_state.interface)
+            await asyncio.to_thread(self._site.claims.take, spec.id, lease.namespace, things)
         except (PatchlightError, OSError) as exc:
-            _log.error("worker %s: %s", spec.id, in_words(exc))
+            log.error("worker %s: %s", spec.id, in_words(exc))
 
     def _take_back(self) -> str:
         lost = self._take_nic_back() if self._lease is not None else ""
         try:
             self._site.claims.give_up(self._site.namespace_of(self._spec.id))
-        except (
-            PatchlightError
-        ) as exc:  # all of it is back; other labs may wait until this agent ends
-            _log.error("worker %s: %s", self._spec.id, exc)
+        except PatchlightError as exc:
+            # All of it is back; other labs may wait until this agent ends.
+            log.error("worker %s: %s", self._spec.id, exc)
         return lost
 
     def _take_nic_back(self) -> str:
@@ -264,7 +245,7 @@ class Tenancy:
             moving.take_nic_back(lease.nic_state, namespace, self._site.home)
         except NicGone:
             lost = status.GONE.format(lease.nic_state.interface)
-            _log.error("worker %s: %s", self._spec.id, lost)
+            log.error("worker %s: %s", self._spec.id, lost)
         except NicError:
             # A namespace that still has the NIC is kept: a virtual one would die with it.
             if not moving.is_in(namespace, lease.nic_state.interface):
@@ -282,7 +263,7 @@ class Tenancy:
         try:
             self.record(**changes)
         except AgentError as exc:
-            _log.error("%s", exc)
+            log.error("%s", exc)
             self._lease = replace(self.lease, **changes)
 
     def _write(self, lease: Lease) -> None:
@@ -291,6 +272,6 @@ class Tenancy:
 
     async def forget(self) -> None:
         """Remove what is on record, and the folder."""
-        await asyncio.to_thread(remove_folder, self.folder)
+        await asyncio.to_thread(files.remove_folder, self.folder)
         self._site.book.end(self._spec.id)
         self._lease = None

@@ -1,17 +1,13 @@
-"""One worker's life: its status, its holds and releases, and its end.
-
-A worker outlives its agent. What an agent has to know of it is in the lease and in the worker's
-folder, so that the next one takes it over where the last one left it.
-"""
+"""One worker's life, which outlives its agent: the lease and the worker's folder tell the next
+one."""
 
 import asyncio
 import contextlib
-import logging
 import os
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 
-from patchlight.agents.errors import AgentError, Conflict, GpuError
+from patchlight.agents.errors import AgentError, Conflict, GpuError, log
 from patchlight.agents.leases import Ended, Lease
 from patchlight.agents.nics.moving import block_egress, unblock_egress
 from patchlight.agents.nics.status import GONE, NicProblem
@@ -31,7 +27,6 @@ _GRACE_S = 2.0
 _START_S = 5.0
 # A GPU that does not answer so many times in a row has fallen off.
 _GPU_MISSES = 3
-_log = logging.getLogger("patchlight.agent")
 
 
 class LeasedWorker:
@@ -59,10 +54,8 @@ class LeasedWorker:
         self._watching = asyncio.create_task(self._watch())
 
     async def abandon(self, why: str) -> bool:
-        """Clear up after a launch that failed or was cut short; whether nothing is left of it.
-
-        A worker that cannot be cleared up stays in the status.
-        """
+        """Clear up after a failed launch; whether nothing is left. What cannot be cleared up stays
+        in the status."""
         try:
             await self.tenancy.end(None)
         except Exception as exc:
@@ -123,30 +116,23 @@ class LeasedWorker:
                 last = replace(last, state=WorkerState.HELD)
             elif last.state.is_final:  # until its NIC and GPU are back, the worker is not over
                 last = replace(last, state=WorkerState.RUNNING, message="ending")
-            ended = Ended(
-                last.state,
-                last.iterations_done,
-                last.message,
-                restarts=last.starts - 1,
-                energy_j=self.tenancy.energy_j,
-            )
+            ended = replace(self._summed_up(last), lost_rank=None)
         return WorkerStatus(
             id=self.spec.id,
             job=self.spec.job,
             rank=self.spec.rank,
-            state=ended.state,
-            exit_code=ended.exit_code,
-            message=ended.message,
-            last_lines=list(ended.last_lines),
-            iterations_done=ended.iterations_done,
             gpu=self.spec.gpu,
             nic=self.spec.nic,
-            restarts=ended.restarts,
-            energy_j=ended.energy_j,
-            lost_rank=ended.lost_rank,
+            **asdict(ended),
             holds_by="freeze" if self._freezes else "protocol",
             gid=self.tenancy.rdma.gid if self.tenancy.rdma else None,
         )
+
+    def _summed_up(self, last: keeper.LastReport, exit_info: ExitInfo | None = None) -> Ended:
+        code, lines = (exit_info.exit_code, exit_info.last_lines) if exit_info else (None, ())
+        restarts, energy_j = last.starts - 1, self.tenancy.energy_j
+        said = last.state, last.iterations_done, last.message
+        return Ended(*said, code, lines, restarts, energy_j, last.lost_rank)
 
     def _last_report(self) -> keeper.LastReport:
         last = keeper.read_state(self._folder)
@@ -331,15 +317,6 @@ class LeasedWorker:
         self, last: keeper.LastReport, exit_info: ExitInfo | None = None, *, returned: bool = False
     ) -> None:
         if not returned:
-            _log.error("worker %s: %s", self.spec.id, last.message)
-        self._ended = Ended(
-            state=last.state,
-            iterations_done=last.iterations_done,
-            message=last.message,
-            exit_code=exit_info.exit_code if exit_info else None,
-            last_lines=exit_info.last_lines if exit_info else (),
-            restarts=last.starts - 1,
-            energy_j=self.tenancy.energy_j,
-            lost_rank=last.lost_rank,
-        )
+            log.error("worker %s: %s", self.spec.id, last.message)
+        self._ended = self._summed_up(last, exit_info)
         self.tenancy.note(ended=self._ended, returned=returned, frozen=False)

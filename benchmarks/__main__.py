@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import figure
-from patchlight.emulation.results import provenance
+from patchlight.emulation.simulator.results import provenance
 from patchlight.testbed.errors import PatchlightError
 
 MODULES = (

@@ -68,7 +68,8 @@ def _per_frame_us(devices: int) -> float:
         _lay_links(netlink, devices + 1)
         for device in range(devices):
             inp, out = _FIRST + 1 + 2 * device, _FIRST + 2 + 2 * device
-            netlink.run([redirects.add_ingress(inp), *redirects.redirect("it", inp, [out])])
+            redirects.ready_ingress(netlink, [inp])
+            netlink.run(redirects.redirect("it", inp, [out]))
         return median(_sent_us(path, f"b{devices}") for _ in range(ROUNDS))
 
 

@@ -103,7 +103,7 @@ def _update(watch: LabWatch, number: int) -> None:
     """Other rates and shares for all hosts, and one circuit that moves to a free port."""
     lab, now = watch.lab, time.time()
     for n, host in enumerate(lab.hosts):
-        watch.rates[host.name].append((now, 1e9 + 1e6 * ((n * 7 + number * 13) % 997), 1e9))
+        watch.rates[host.name].append((now, 1e9 + 1e6 * ((n * 7 + number * 13) % 997)))
         watch.gpus[f"{host.server.name}.gpu0"].append((now, ((n + number) % 100) / 100))
     jobs = [_job(f"job-{n}", [h.name for h in lab.hosts[n::10]]) for n in range(10)]
     circuits = [str(c) for c in lab.initial_maps["ocs1"] if 1 not in c]

@@ -20,7 +20,7 @@ from benchmarks import figure
 from patchlight import EmulatedLab
 from patchlight.controller.access.authority import Authority
 from patchlight.deploy.bundle import FromHere, Part, Role, Supply, Target, bundle_file, here
-from patchlight.deploy.installed import Servers
+from patchlight.deploy.check import Servers
 from patchlight.deploy.push import Push, PushOptions
 from patchlight.deploy.remote import on_all_servers
 from patchlight.deploy.ssh import Passwords

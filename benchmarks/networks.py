@@ -23,7 +23,7 @@ from patchlight.emulation.simulator.network import (
     network_of,
     run_jobs,
 )
-from patchlight.emulation.simulator.network.collectives import Round
+from patchlight.emulation.simulator.network.contract import Round
 from patchlight.emulation.simulator.traces import load_trace
 from tests.support.data import data_set
 from tests.support.random_flows import (

@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import figure
-from patchlight.controller.openflow import speaker as engines
-from patchlight.controller.openflow.client import Speaker, SpeakerOptions
-from patchlight.controller.openflow.flow_sync import FlowSync
-from patchlight.controller.openflow.flowtable import FlowTable
+from patchlight.controller.openflow.client import Speaker
+from patchlight.controller.openflow.flowtable import FlowTable, SpeakerOptions
 from patchlight.controller.openflow.forwarding import entry_to
+from patchlight.controller.openflow.packet_switches import FlowSync
+from patchlight.controller.openflow.speaker.__main__ import available
 from patchlight.testbed.errors import PatchlightError
 from tests.support.private_ovs import PrivateOvs
 
@@ -33,7 +33,7 @@ def run() -> list[dict[str, Any]]:
     """The figures; ``PatchlightError`` if Open vSwitch or an engine is missing."""
     found: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
-        for name in engines.available():
+        for name in available():
             # A fresh one for each, so that no engine inherits the other's memory.
             with PrivateOvs(f"pl.bench-{os.getpid()}-of", Path(folder) / name) as ovs:
                 found += asyncio.run(_measure(ovs, name))

@@ -11,8 +11,9 @@ from benchmarks import figure
 from patchlight import EmulatedLab
 from patchlight.controller.jobs.cluster_view import WiredLab
 from patchlight.controller.policies.engineered import Ring
-from patchlight.controller.policies.engineering.abstract import assignment, birkhoff, pairs
+from patchlight.controller.policies.engineering.traffic import pairs
 from patchlight.controller.policies.topology import regroup
+from patchlight.emulation.simulator.network.topologies.schedules import assignment, birkhoff
 from patchlight.testbed.lab.model import Lab
 from patchlight.testbed.lab.rules import PolicyChoice
 from patchlight.testbed.labfile.reader import load_lab

@@ -21,15 +21,15 @@ from patchlight.controller.circuits.registry import open_driver, password_of
 from patchlight.controller.discovery.discovery import Discovery
 from patchlight.controller.discovery.window import MaintenanceWindow, SwitchListening
 from patchlight.controller.hosts.agent_client import VERSION, AgentTls
-from patchlight.controller.hosts.fleet import Fleet, NicMacs
-from patchlight.controller.hosts.health import differences
+from patchlight.controller.hosts.fleet import Fleet, NicMacs, differences
 from patchlight.controller.jobs import ledger
 from patchlight.controller.jobs.job_table import Forecasts, JobTable
 from patchlight.controller.jobs.rewiring import JobTraffic
 from patchlight.controller.jobs.running_job import RunningJob
 from patchlight.controller.jobs.scheduler import Scheduler
-from patchlight.controller.openflow.client import Speaker, SpeakerOptions, SwitchTls
-from patchlight.controller.openflow.packet_switches import PacketSwitches, UnknownSwitches
+from patchlight.controller.openflow.client import Speaker, UnknownSwitches
+from patchlight.controller.openflow.flowtable import SpeakerOptions, SwitchTls
+from patchlight.controller.openflow.packet_switches import PacketSwitches
 from patchlight.controller.paths.bounds import BoundsService
 from patchlight.controller.paths.service import PathService
 from patchlight.controller.storage import series_store
@@ -217,11 +217,8 @@ _LONG_LIFE_S = 60.0
 
 
 class Background:
-    """Runs endless parts, and starts one that fails again after a pause.
-
-    The pause doubles from 0.2 s to 30 s, and is short again after a minute without a fault.
-    ``on_fault`` gets the part's name and the fault, as text.
-    """
+    """Runs endless parts, and starts one that fails again after a pause, which doubles from 0.2 s
+    to 30 s and is short again after a minute without a fault."""
 
     def __init__(self, on_fault: Callable[[str, str], None]) -> None:
         self._on_fault = on_fault
@@ -276,10 +273,8 @@ _LATE_S = 1.5
 
 
 class Recorder:
-    """Stores samples of GPUs and ports, and workers' reports by job, in windows of time.
-
-    Nothing is kept for longer than ``keep_for_s`` (``None``: until there is too much of it).
-    """
+    """Stores samples of GPUs and ports, and workers' reports by job, in windows of time, for
+    ``keep_for_s`` (``None``: until there is too much of it)."""
 
     def __init__(
         self,
@@ -294,7 +289,7 @@ class Recorder:
         self._store, self._fleet, self._switches = store, fleet, switches
         self._table, self._forecasts = table, forecasts
         self._keep_for_s, self._clock = keep_for_s, clock
-        self._heard: dict[str, series_store.IterationStatistics] = {}
+        self._heard: dict[str, tuple[Sequence[Host], list[float]]] = {}
         table.on_reports.append(self._hear)
 
     async def run(self) -> None:
@@ -328,31 +323,26 @@ class Recorder:
             _log.warning("%s", error)
 
     def _hear(self, job: RunningJob, reports: Sequence[Mapping[str, Any]]) -> None:
-        if (heard := self._heard.get(job.id)) is None:
-            heard = self._heard[job.id] = series_store.IterationStatistics(_named(job.hosts))
-        for report in reports:
-            heard.add(report["compute_s"] + report["communication_s"])
+        _, times_s = self._heard.setdefault(job.id, (job.hosts, []))
+        times_s += [report["compute_s"] + report["communication_s"] for report in reports]
 
     def _jobs_then(self, period: tuple[float, float]) -> dict[str, series_store.JobThen]:
         """The jobs that have hosts, and those that reported and are gone by now."""
         heard, self._heard = self._heard, {}
         for job_id, job in self._table.running.items():
-            if job_id not in heard and job.hosts:
-                heard[job_id] = series_store.IterationStatistics(_named(job.hosts))
+            if job.hosts:
+                heard.setdefault(job_id, (job.hosts, []))
         predicted = self._forecasts.running() if heard else {}
         found = {}
-        for job_id, iterations in heard.items():
+        for job_id, (hosts, times_s) in heard.items():
             status = self._table.find(job_id)
             since = status.runs_since if status is not None else None
             until = status.finished_at if status is not None else None
             begins, ends = period[0] if since is None else since, until or period[1]
             should = predicted.get(job_id, {}).get("predicted_iteration_s")
-            found[job_id] = series_store.JobThen(iterations, begins, ends, should)
+            named = [(h.name, f"{h.server.name}.{h.gpu.name}" if h.gpu else "") for h in hosts]
+            found[job_id] = series_store.JobThen(named, times_s, begins, ends, should)
         return found
-
-
-def _named(hosts: Iterable[Host]) -> list[tuple[str, str]]:
-    return [(h.name, f"{h.server.name}.{h.gpu.name}" if h.gpu else "") for h in hosts]
 
 
 def _within(

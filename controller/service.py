@@ -20,15 +20,14 @@ from typing import TYPE_CHECKING
 
 from patchlight.controller.circuits.registry import CONTROLLER, device_lock
 from patchlight.controller.metrics import exposition
-from patchlight.controller.metrics.exposition import JobTraces, sending_to
 from patchlight.controller.parts import Controller, ControllerSettings
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab.model import Lab
 from patchlight.testbed.lab.rules import Access, Role
 from patchlight.testbed.linux.credentials import controller_name, new_context, read_credentials
-from patchlight.testbed.linux.sockets import bind_unix, is_loopback, listen, split_address
+from patchlight.testbed.linux.sockets import UNIX, bind_unix, is_loopback, listen, split_address
 from patchlight.testbed.logs import log_to_stderr, log_trouble
-from patchlight.testbed.wire.lab_api import UNIX, keepers_socket, own_socket
+from patchlight.testbed.wire.lab_api import keepers_socket, own_socket
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import SpanProcessor
@@ -47,11 +46,8 @@ class Front:
 
 
 def serve(lab: Lab, settings: ControllerSettings, on_ready: Callable[[], None]) -> None:
-    """Run a controller until it is told to stop; its log goes to standard error.
-
-    ``on_ready`` is called once it serves. ``BadInput`` or ``PatchlightError`` before that if it
-    cannot be started.
-    """
+    """Run a controller until it is told to stop, with its log on standard error; ``on_ready`` is
+    called once it serves. ``PatchlightError`` before that if it cannot start."""
     log_to_stderr(logging.INFO, "%(asctime)s %(levelname)s %(name)s: %(message)s")
     for chatty in ("httpx", "httpcore"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
@@ -60,7 +56,7 @@ def serve(lab: Lab, settings: ControllerSettings, on_ready: Callable[[], None]) 
         metrics = exposition.listen_for_metrics(settings.metrics) if settings.metrics else None
         if metrics is not None:
             stack.enter_context(metrics)
-        receiver = sending_to(settings.traces) if settings.traces is not None else None
+        receiver = exposition.sending_to(settings.traces) if settings.traces is not None else None
         asyncio.run(_run(Controller(lab, settings), fronts, metrics, receiver, on_ready))
 
 
@@ -82,7 +78,9 @@ async def _run(
         stack.callback(controller.series.close)
         stack.push_async_callback(controller.fleet.close)
         if receiver is not None:
-            stack.callback(JobTraces(controller.lab.name, controller.jobs, receiver).close)
+            stack.callback(
+                exposition.JobTraces(controller.lab.name, controller.jobs, receiver).close
+            )
         holder = f"{CONTROLLER} {controller.lab.name}"
         driven = [switch for switch in controller.lab.optical_switches if switch.driver]
         stack.enter_context(device_lock(driven, holder))
@@ -107,9 +105,7 @@ async def _run(
             for front in fronts
         ]
         if metrics_socket is not None:
-            readers = http_server(
-                metrics_app(metrics), hosts=exposition.LOCAL_NAMES, lifespan="off"
-            )
+            readers = http_server(metrics_app(metrics), hosts=_LOCAL_NAMES, lifespan="off")
             servers.append((readers, metrics_socket))
         await speaking
         stack.push_async_callback(controller.switches.close)
@@ -163,11 +159,8 @@ async def _cancel(task: asyncio.Task[None]) -> None:
 
 @contextmanager
 def listening_for_api(lab: Lab, address: str, tls: Path | None) -> Iterator[list[Front]]:
-    """Sockets that listen at ``host:port`` or ``unix:/path``; ``tls`` is a certificate's folder.
-
-    Unix sockets are removed afterwards. ``BadInput`` for an address beyond this machine without a
-    certificate of the lab's controller; ``PatchlightError`` if it is taken.
-    """
+    """Sockets at ``host:port`` or ``unix:/path``, removed afterwards. ``BadInput`` for one beyond
+    this machine without a certificate in ``tls``; ``PatchlightError`` if it is taken."""
     with ExitStack() as stack:
         if address.startswith(UNIX):
             yield _at_unix_sockets(stack, address, lab.access)

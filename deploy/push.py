@@ -38,8 +38,8 @@ from patchlight.testbed.linux.credentials import (
     agent_name,
 )
 from patchlight.testbed.linux.processes import own_program
-from patchlight.testbed.linux.sockets import split_address
-from patchlight.testbed.wire.lab_api import UNIX, is_beyond_this_machine, system_socket
+from patchlight.testbed.linux.sockets import UNIX, is_beyond_this_machine, split_address
+from patchlight.testbed.wire.lab_api import system_socket
 
 _PATIENCE_S = 90.0
 _LAST_LINES = 12

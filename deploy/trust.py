@@ -11,10 +11,10 @@ from typing import Literal
 import paramiko
 
 from patchlight.deploy.host_keys import USER_FILE, is_named, known_name
+from patchlight.deploy.labfile_keys import with_host_keys
 from patchlight.deploy.ssh import Connections, SshHost
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.lab.model import Lab, Server
-from patchlight.testbed.labfile.writer import with_host_keys
 
 _AT_ONCE = 32
 _FINGERPRINT = re.compile(r"SHA256:[A-Za-z0-9+/]{43}")

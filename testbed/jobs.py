@@ -228,21 +228,6 @@ class JobSpec:
         return not self.size
 
 
-@dataclass(frozen=True, slots=True)
-class Iteration:
-    """One iteration of one worker, as it reported it.
-
-    ``finished_at`` is Unix time in seconds; ``sent_bytes`` counts payload bytes.
-    """
-
-    rank: int
-    index: int
-    finished_at: float
-    compute_s: float
-    communication_s: float
-    sent_bytes: int
-
-
 class Degree(NamedTuple):
     """How many workers a job has, since when (Unix time) and from which iteration on."""
 

@@ -16,5 +16,10 @@ cp -r "$metadata" build/core/
 modules=${wings//\//.}
 sed -i -E "/= patchlight\.($modules)[.:]/d" "build/core/${metadata##*/}/entry_points.txt"
 cd build/core
-PYTHONPATH=$copy "$python" -m pytest -p no:cacheprovider --ignore=tests/test_lock.py \
+export PYTHONPATH=$copy
+# What the tests import is compiled once, not by each of the processes that run them.
+compiled() { env -u PYTHONDONTWRITEBYTECODE "$python" "$@" >/dev/null || true; }
+compiled -m compileall -q agents controller emulation patchlight testbed
+compiled -m pytest -p no:cacheprovider --collect-only --quiet --ignore=tests/test_lock.py
+"$python" -m pytest -p no:cacheprovider --ignore=tests/test_lock.py \
     -m "not root and not ovs and not docker and not prometheus and not browser and not wings" "$@"

@@ -2,17 +2,26 @@
 
 from pathlib import Path
 
+import pytest
+
 from tests.support.house import House, way_of
 
+pytestmark = pytest.mark.xdist_group("the source")
 
-def test_no_module_reaches_through_a_wall() -> None:
-    house = House()
+
+@pytest.fixture(scope="module")
+def house() -> House:
+    """All of our source, of which each file is parsed once."""
+    return House()
+
+
+def test_no_module_reaches_through_a_wall(house: House) -> None:
     assert len(house.sources) > 10
     assert house.violations() == []
 
 
-def test_no_rooms_import_each_other() -> None:
-    assert House().circles() == []
+def test_no_rooms_import_each_other(house: House) -> None:
+    assert house.circles() == []
 
 
 def _write(root: Path, files: dict[str, str]) -> None:

@@ -6,8 +6,6 @@ set up inside (``give_nic``), and all of it is put back at home (``take_nic_back
 here block; they run in the calling thread's namespace unless their docstring says otherwise.
 """
 
-from __future__ import annotations
-
 import errno
 import time
 from dataclasses import replace
@@ -29,10 +27,8 @@ from patchlight.agents.nics.state import (
     rtnetlink,
 )
 from patchlight.testbed.lab.model import Nic
-from patchlight.testbed.linux import devices, namespaces
-from patchlight.testbed.linux.devices import NoSysfs, sysfs
+from patchlight.testbed.linux import devices, namespaces, rate_limits
 from patchlight.testbed.linux.netlink import Netlink, set_neighbours
-from patchlight.testbed.linux.rate_limits import restore_limit, save_limit
 
 _IFF_UP = 1
 _WITH_FUNCTIONS = 1
@@ -49,9 +45,9 @@ def find_access(nic: Nic) -> NicAccess:
     if nic.mode == "veth":  # made of software: there is nothing to find out
         return NicAccess("veth", nic.interface or nic.name)
     try:
-        with sysfs() as here:
+        with devices.sysfs() as here:
             return access_of(nic, here, devices.namespace_mode())
-    except (NoSysfs, devices.RdmaError) as exc:
+    except (devices.NoSysfs, devices.RdmaError) as exc:
         raise NicError(exc.message, hint=exc.hint) from exc
 
 
@@ -62,7 +58,7 @@ def read_nic(access: NicAccess) -> NicState:
         index = index_of(ip, interface)
         (link,) = ip.get_links(index)
         with Netlink() as netlink:
-            limit = save_limit(netlink, index, interface)
+            limit = rate_limits.save_limit(netlink, index, interface)
         return NicState(
             interface=interface,
             mac=link.get_attr("IFLA_ADDRESS"),
@@ -107,11 +103,8 @@ def read_nic(access: NicAccess) -> NicState:
 
 
 def give_nic(state: NicState, namespace: Path, network: WorkerNetwork) -> None:
-    """Move a NIC from here to ``namespace`` and set it up there; its address comes last.
-
-    It keeps its name, rate limit and checksum setting. ``NicError`` if any of it does not
-    hold after being set; the NIC may then be on either side: take it back.
-    """
+    """Move a NIC with its rate limit and checksum setting to ``namespace`` and set it up there; its
+    address comes last. After a ``NicError`` it may be on either side: take it back."""
     interface = state.interface
     with rtnetlink(interface, f"moving to {namespace}") as ip:
         index = index_of(ip, interface)
@@ -180,10 +173,8 @@ def _set_up(state: NicState, network: WorkerNetwork) -> None:
 
 
 def take_nic_back(state: NicState, namespace: Path, home: Path) -> None:
-    """Move the NIC from ``namespace`` to ``home`` if it is there, and put its state back.
-
-    Harmless again, and where the NIC never left. ``NicGone`` if it is in neither.
-    """
+    """Move the NIC home if it is in ``namespace``, and put its state back; harmless again.
+    ``NicGone`` if it is in neither."""
 
     def fetch() -> None:
         with rtnetlink(state.interface, "taking back") as ip:
@@ -197,7 +188,7 @@ def take_nic_back(state: NicState, namespace: Path, home: Path) -> None:
                 else:
                     _move(ip, state.interface, home)
             if state.rdma is not None and state.rdma_moves:
-                with sysfs() as inside:
+                with devices.sysfs() as inside:
                     if has_rdma_device(state.rdma.name, inside):
                         devices.move_device(state.rdma.name, home)
 
@@ -248,7 +239,7 @@ def _restore(state: NicState, *, loopback_up: bool = False) -> None:
             devices.set_tx_checksum(interface, state.tx_checksum)
         if state.shaping is not None:
             with Netlink() as netlink:
-                restore_limit(netlink, index, interface, state.shaping)
+                rate_limits.restore_limit(netlink, index, interface, state.shaping)
         for name, value in (state.sysctls or {}).items():
             _set_sysctl(_conf(interface, name), value)
         if loopback_up:
@@ -281,11 +272,8 @@ def _set_sysctl(key: str, value: str | int) -> None:
 
 
 def block_egress(namespace: Path, interface: str) -> None:
-    """Let no packet leave a worker's namespace: what its kernel would still send is dropped.
-
-    Connections live on and send it again after ``unblock_egress``. On return the NIC's queue is
-    empty; ``NicError`` if that takes too long. Again is harmless.
-    """
+    """Drop what a worker's kernel would still send, until the NIC's queue is empty (``NicError`` if
+    that takes too long). Connections live on, and send it again after ``unblock_egress``."""
 
     def queued_packets() -> int:
         with rtnetlink(interface, "reading the queue of") as ip:
@@ -330,10 +318,8 @@ def _check_mtu(ip: Any, index: int, state: NicState, mtu: int | None) -> None:
 
 
 def make_macvlan(ip: Any, index: int, name: str, namespace: Path) -> None:
-    """Make a macvlan of the name ``name`` on an interface of here, in another namespace.
-
-    Mode ``bridge``: those on one NIC reach each other. It ends with its namespace.
-    """
+    """Make a macvlan in another namespace, on an interface of here, in mode ``bridge``: those on
+    one NIC reach each other. It ends with its namespace."""
     (link,) = ip.get_links(index)
     parent = link.get_attr("IFLA_IFNAME")
     if not link["flags"] & _IFF_UP:

@@ -1,12 +1,9 @@
 """A NIC's state as plain values, what a worker gets of it, its RDMA device, and rtnetlink.
 
-The index of a GID differs between hosts and namespaces, and may change while a port is dark. So it
-is read for each NIC, and again after each change of its circuit. A GID is usable if its type is
-RoCE v2, it holds an IPv4-mapped address, and its network device is in the worker's own namespace.
-``root`` is the ``/sys`` of that namespace.
+The index of a GID differs between hosts and namespaces, and may change while a port is dark: it is
+read again after each change. A GID is usable if it is RoCE v2, holds an IPv4-mapped address, and
+its network device is in the worker's namespace, whose ``/sys`` is ``root``.
 """
-
-from __future__ import annotations
 
 import errno
 import os
@@ -39,28 +36,9 @@ class RdmaDevice:
     files: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Gid:
-    """One usable entry of an RDMA device's GID table."""
-
-    device: str
-    port: int
-    index: int
-    address: IPv4Address
-    interface: str
-
-    @property
-    def status(self) -> GidStatus:
-        """As an agent reports it."""
-        gid = str(IPv6Address(f"::ffff:{self.address}"))
-        return GidStatus(device=self.device, port=self.port, index=self.index, gid=gid)
-
-
 def rdma_device_of(interface: str, root: Path = SYSFS) -> RdmaDevice | None:
-    """The RDMA device of a network interface, if it has one.
-
-    Both are on one PCI device; one made of software (``rxe``) names its interface itself.
-    """
+    """The RDMA device on the interface's PCI device, or one made of software (``rxe``) that names
+    it."""
     nic = root / "class/net" / interface
     for device in sorted((root / _CLASS).glob("*")):
         both = [each / "device" for each in (nic, device)]
@@ -89,30 +67,20 @@ def is_rdma_active(device: RdmaDevice, root: Path = SYSFS) -> bool:
     return state is not None and state.endswith("ACTIVE")
 
 
-def gids(root: Path = SYSFS) -> list[Gid]:
-    """The RoCEv2 GIDs with an IPv4 address under ``root``; empty without RDMA devices."""
-    usable = []
-    for table in sorted((root / _CLASS).glob("*/ports/*/gids")):
-        port = table.parent
-        for entry in table.iterdir():
-            kind = _read(port / "gid_attrs" / "types" / entry.name)
-            interface = _read(port / "gid_attrs" / "ndevs" / entry.name)
-            text = _read(entry)
-            if kind not in ("RoCE v2", "RoCE V2") or not interface or not text:
-                continue
-            with suppress(AddressValueError):
-                if (mapped := IPv6Address(text).ipv4_mapped) is not None:
-                    index = int(entry.name)
-                    usable.append(
-                        Gid(port.parent.parent.name, int(port.name), index, mapped, interface)
-                    )
-    return sorted(usable, key=lambda g: (g.device, g.port, g.index))
-
-
-def gid_of(interface: str, address: IPv4Address, root: Path = SYSFS) -> Gid | None:
-    """The GID of that interface and address, or ``None``."""
-    matching = (g for g in gids(root) if (g.interface, g.address) == (interface, address))
-    return next(matching, None)
+def gid_of(interface: str, address: IPv4Address, root: Path = SYSFS) -> GidStatus | None:
+    """The RoCEv2 GID of an interface and its IPv4 address, if it has one."""
+    wanted = IPv6Address(f"::ffff:{address}")
+    for entry in sorted((root / _CLASS).glob("*/ports/*/gids/*"), key=lambda each: int(each.name)):
+        port = entry.parents[1]
+        kind = _read(port / "gid_attrs" / "types" / entry.name)
+        place = _read(port / "gid_attrs" / "ndevs" / entry.name)
+        if kind not in ("RoCE v2", "RoCE V2") or place != interface:
+            continue
+        with suppress(AddressValueError):
+            if IPv6Address(_read(entry) or "") == wanted:
+                device, index = port.parents[1].name, int(entry.name)
+                return GidStatus(device=device, port=int(port.name), index=index, gid=str(wanted))
+    return None
 
 
 def _read(path: Path) -> str | None:
@@ -138,11 +106,8 @@ class FunctionState:
 
 @dataclass(frozen=True, slots=True)
 class NicState:
-    """All that a NIC loses or may lose on its way to a worker and back.
-
-    ``interface`` is what goes (``mode``: in which access), or for a macvlan what it is made on.
-    ``rdma`` is the RDMA device that it uses, which goes too where ``rdma_moves``.
-    """
+    """All that a NIC loses, or may lose, on its way to a worker and back. ``interface`` is what
+    goes, or what a macvlan is made on; ``rdma`` goes too where ``rdma_moves``."""
 
     interface: str
     mac: str
@@ -162,10 +127,8 @@ class NicState:
 
 @dataclass(frozen=True, slots=True)
 class NicAccess:
-    """What of a NIC a worker gets: ``interface`` itself, or for a macvlan one made on it.
-
-    ``rdma`` is the RDMA device that it uses; where ``rdma_moves``, nobody else sees it meanwhile.
-    """
+    """What of a NIC a worker gets: ``interface``, or a macvlan on it, and the RDMA device; where
+    ``rdma_moves``, nobody else sees that meanwhile."""
 
     mode: NicMode
     interface: str
@@ -175,11 +138,9 @@ class NicAccess:
 
 
 def access_of(nic: Nic, sys: Path, sharing: NamespaceMode | None) -> NicAccess:
-    """The way for a NIC, by the lab file and by what ``sys``, its namespace's ``/sys``, shows.
-
-    ``sharing`` is how namespaces share RDMA devices (``None``: the kernel has none). ``NicError``
-    where the server cannot do what the lab file says.
-    """
+    """The way for a NIC, by the lab file, ``sys`` (its namespace's ``/sys``), and how namespaces
+    share RDMA devices (``None``: not at all). ``NicError`` where the server cannot do what the lab
+    file says."""
     interface, mode = nic.interface or nic.name, nic.mode
     if mode == "auto":
         virtual = not (sys / "class/net" / interface / "device").exists()
@@ -240,11 +201,9 @@ def _functions(port: str, sys: Path) -> list[tuple[int, Path]]:
 
 @dataclass(frozen=True, slots=True)
 class WorkerNetwork:
-    """What a worker's NIC is to be like. ``mac`` and ``mtu`` are ``None`` where they stay.
-
-    ``neighbours`` are static (address, MAC), ``routes`` (network, gateway). ``window_bytes`` is how
-    much peers may send ahead over TCP (``None``: as the kernel sees fit).
-    """
+    """What a worker's NIC is to be like: ``mac`` and ``mtu`` (``None``: as before), static
+    ``neighbours`` (address, MAC), ``routes`` (network, gateway), how much peers may send ahead over
+    TCP."""
 
     address: str
     prefix: int
@@ -274,10 +233,8 @@ class WorkerNetwork:
 
 
 def name_inside(interface: str, mode: NicMode, vlan: int | None) -> str:
-    """What the interface with the address is called in the worker.
-
-    A virtual function is put into its VLAN by its port; others get a tagged interface.
-    """
+    """What the interface with the address is called in the worker. A virtual function is put into
+    its VLAN by its port; others get a tagged interface."""
     return interface if vlan is None or mode == "sriov" else f"vlan{vlan}"
 
 

@@ -1,8 +1,6 @@
-"""Reads the status of NICs, and finds by probe frames and LLDP what their fibres lead to.
-
-After a port was dark its RDMA device has no GIDs for a while. So a worker with RDMA counts as dark
-until its GID is back. Functions block, and look into the namespace they are given.
-"""
+"""Reads the status of NICs, and finds by probe frames and LLDP what their fibres lead to. After a
+port was dark its RDMA device has no GIDs for a while: a worker with RDMA counts as dark until
+then."""
 
 import errno
 import selectors
@@ -22,7 +20,6 @@ from patchlight.agents.nics.state import NicState, gid_of, is_rdma_active
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.lab.model import Nic, Server
 from patchlight.testbed.linux import devices, namespaces
-from patchlight.testbed.linux.devices import Priorities, read_link, read_priorities, sysfs
 from patchlight.testbed.wire import probe_frames
 from patchlight.testbed.wire.agent_status import NicCounters, NicStatus, RdmaStatus
 
@@ -74,13 +71,12 @@ def rdma_status(place: NicPlace) -> RdmaStatus | None:
         return None
 
     def look() -> RdmaStatus:
-        with sysfs() as root:
-            gid = gid_of(place.inside, place.address, root)
+        with devices.sysfs() as root:
             return RdmaStatus(
                 device=device.name,
                 port=device.port,
                 active=is_rdma_active(device, root),
-                gid=gid.status if gid else None,
+                gid=gid_of(place.inside, place.address, root),
             )
 
     return namespaces.inside(place.namespace, look)
@@ -100,16 +96,14 @@ def rdma_problem(status: RdmaStatus | None, address: IPv4Address) -> NicProblem 
 
 
 def facts_of(namespace: Path, interface: str, port: tuple[Path, str]) -> dict[str, Any]:
-    """What an interface is and counted, named as the fields of a ``NicStatus``; empty if gone.
+    """What an interface is and counted, as fields of a ``NicStatus``; empty if gone. ``port``:
+    namespace and interface of the NIC itself, which knows of priorities and pauses."""
 
-    ``port``, a namespace and an interface, is the NIC itself, which knows of priorities and pauses.
-    """
-
-    def of_port() -> tuple[Priorities | None, dict[str, int]]:
-        return read_priorities(port[1]), devices.pause_frames(port[1])
+    def of_port() -> tuple[devices.Priorities | None, dict[str, int]]:
+        return devices.read_priorities(port[1]), devices.pause_frames(port[1])
 
     try:
-        reading = namespaces.inside(namespace, lambda: read_link(interface))
+        reading = namespaces.inside(namespace, lambda: devices.read_link(interface))
         priorities, pauses = namespaces.inside(port[0], of_port)
     except (OSError, PatchlightError):  # it has just left, or the namespace has
         return {}
@@ -196,11 +190,9 @@ class Ear:
 
 
 def probe(names: Mapping[str, str], token: str, listen_s: float) -> dict[str, Ear]:
-    """Send and hear for ``listen_s`` on these interfaces, by the names that probes give them.
-
-    Blocks, in the calling thread's network namespace. ``NicError`` without the right to open
-    such sockets; the failure of one NIC is its ``problem``.
-    """
+    """Send and hear probes for ``listen_s`` on these interfaces of the thread's namespace, by probe
+    names. The failure of one NIC is its ``problem``; ``NicError``: no right to open such
+    sockets."""
     ears = {name: Ear(interface) for name, interface in names.items()}
     with ExitStack() as stack, selectors.DefaultSelector() as selector:
         senders: dict[str, socket.socket] = {}

@@ -58,21 +58,16 @@ class StoppedAt(Exception):
 
 
 class Gate:
-    """One worker's gate. The trainer passes it once an iteration; the control socket holds it.
-
-    A worker that is held has computed its gradient and has not sent a byte of it. Every
-    worker that reached iteration k has received all of iteration k−1, so when all workers of
-    a ring are held at the same k, no payload is on the network.
-
-    ``iterations`` counts from 0, also where training goes on at ``first``; ``None``: not known.
-    ``changed`` is called with the new state and the iteration.
-    """
+    """One worker's gate, which the trainer passes once an iteration. A held worker has computed its
+    gradient and has not sent a byte of it; one at iteration k has received all of k−1. So when all
+    of a ring are held at the same k, no payload is on the network. ``iterations`` counts from 0,
+    also where training goes on at ``first`` (``None``: not known); ``changed`` gets each new state
+    and iteration."""
 
     def __init__(
         self, iterations: int | None, changed: Callable[[str, int], None], first: int = 0
     ) -> None:
-        self._iterations = iterations
-        self._changed = changed
+        self._iterations, self._changed = iterations, changed
         self._condition = threading.Condition()
         self._started = False
         self._next = first
@@ -96,10 +91,8 @@ class Gate:
             self._condition.notify_all()
 
     def hold(self, iteration: int) -> int:
-        """Hold just before the all-reduce of ``iteration``; gives the iteration it is at.
-
-        ``Passed`` if that all-reduce has begun, or will never come.
-        """
+        """Hold just before the all-reduce of ``iteration``, or raise ``Passed``; where the worker
+        is now."""
         with self._condition:
             self._check_ahead(iteration)
             self._hold_at = iteration
@@ -107,11 +100,8 @@ class Gate:
             return self._next
 
     def stop_at(self, iteration: int) -> int:
-        """End just before the all-reduce of ``iteration``; gives the iteration it is at.
-
-        Told to all workers of a ring while they are held there, it ends them with nothing on the
-        network. ``Passed`` as ``hold``.
-        """
+        """End just before the all-reduce of ``iteration``, or raise ``Passed``; where the worker is
+        now. Sent to all workers of a ring that is held there, it leaves nothing on the network."""
         with self._condition:
             self._check_ahead(iteration)
             self._stop_at = iteration
@@ -144,11 +134,8 @@ class Gate:
         self._changed("running", 0)
 
     def pass_through(self, iteration: int, held: Callable[[bool], None] = lambda _: None) -> None:
-        """Return when the all-reduce of ``iteration`` may begin.
-
-        ``held`` is told when that has to be waited for, and when no longer. ``StoppedAt`` if the
-        worker is to end here.
-        """
+        """Return when the all-reduce of ``iteration`` may begin; ``held`` is told when it waits,
+        and when no longer. ``StoppedAt`` if the worker is to end here."""
         with self._condition:
             waited = False
             while self._hold_at == iteration and self._stop_at != iteration:
@@ -261,10 +248,8 @@ class ControlServer(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
 
 
 class AgentPaths:
-    """The paths of one worker to the next of its ring, from its agent.
-
-    The connection is the path: hanging up gives it back. An agent that starts again is asked again.
-    """
+    """One worker's paths to the next of its ring. The connection to the agent is the path: hanging
+    up gives it back. An agent that starts again is asked again."""
 
     def __init__(self, directory: str, task: TrainingTask) -> None:
         size = len(task.ring)

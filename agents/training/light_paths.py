@@ -39,11 +39,8 @@ class PathClient:
     def path(
         self, source: str, destination: str, nbytes: float, patience_s: float = 60.0, **more: Any
     ) -> Iterator[dict[str, Any]]:
-        """A path from host to host, given back at the end; its ``channel`` is in THz.
-
-        ``more``: ``collective``, ``round``, ``deadline_s``, ``lease_s``. ``NoPath`` if there is
-        none in ``patience_s``, or none at all.
-        """
+        """A path from host to host; its ``channel`` is in THz. ``more``: ``collective``, ``round``,
+        ``deadline_s``, ``lease_s``. ``NoPath`` if there is none in ``patience_s``."""
         wanted = {"source": source, "destination": destination, "bytes": nbytes, **more}
         ends = time.monotonic() + patience_s
         path = self._ask("POST", "/v1/paths", wanted)

@@ -1,9 +1,6 @@
-"""Joins, renews and leaves the process groups of a model's replicas.
-
-Gloo's group outlives every change of circuits, as its connections are TCP's. Gradients are summed
-over another one where there are CUDA GPUs: NCCL's. A communicator of NCCL's may not survive a dark
-port, so it is renewed after each hold.
-"""
+"""The process groups of a model's replicas. Gloo's outlives every change of circuits, as its
+connections are TCP's. On CUDA GPUs gradients go by NCCL's, which may not survive a dark port, so it
+is renewed after each hold."""
 
 from __future__ import annotations
 
@@ -27,10 +24,8 @@ _ESTABLISHED = "01"
 
 
 class ProcessGroups:
-    """All ranks of a job, joined. Each method is called by all of them, in the same order.
-
-    ``renews``: whether the group of the gradients is made anew after a hold; by default NCCL's is.
-    """
+    """All ranks of a job, which call each method in the same order. ``renews``: whether the
+    gradients' group is made again after a hold; by default NCCL's is."""
 
     def __init__(self, task: TrainingTask, renews: bool | None = None) -> None:
         self.rank, self.size = task.rank, len(task.ring)
@@ -65,10 +60,8 @@ class ProcessGroups:
         return dist.new_group(backend=self._backend, timeout=_PATIENCE)
 
     def renew_if_held(self, was_held: bool) -> None:
-        """Renew the group of the gradients if any rank was held; no rank knows of all.
-
-        Ranks that were told to hold, and released since another could not, are held alone.
-        """
+        """Renew the group of the gradients if any rank was held: no rank knows of all, and one may
+        be held alone."""
         if not self._renews:
             return
         held = torch.tensor([int(was_held)])
@@ -90,10 +83,7 @@ class ProcessGroups:
         return held[0]
 
     def lost(self, exc: RuntimeError, iteration: int) -> RingError | None:
-        """The error of a failed exchange, with the rank of the address in it.
-
-        ``None`` if it is not the exchange that failed.
-        """
+        """The error of a failed exchange, with the rank whose address it names; else ``None``."""
         text = str(exc).partition("\n")[0]
         if not isinstance(exc, dist.DistError) and "gloo" not in text:
             return None
@@ -104,11 +94,8 @@ class ProcessGroups:
         return RingError(f"lost {whom} in the exchange of iteration {iteration}: {text}", rank)
 
     def leave(self, deadline_s: float) -> None:
-        """Wait until the others' kernels have all that was sent, and close the connections.
-
-        The NIC leaves the worker's namespace as soon as the worker ends, and what is still in
-        the send queues with it.
-        """
+        """Close the connections once the others' kernels have all that was sent: the NIC, and what
+        is in the send queues, leaves the worker's namespace as soon as the worker ends."""
         end = time.monotonic() + deadline_s
         while _unacknowledged_bytes() and time.monotonic() < end:
             time.sleep(0.002)

@@ -1,8 +1,5 @@
-"""Joining the ring: rank r connects to rank r+1 and accepts rank r−1.
-
-Peers start in any order, and their light may not be on yet: connecting is tried again until
-the deadline. A handshake checks that both ends belong to the same job and neighbour ranks.
-"""
+"""Joining the ring: rank r connects to rank r+1, again until the deadline, as its light may not be
+on yet, and accepts rank r−1. A handshake checks that both belong to the same job."""
 
 from __future__ import annotations
 
@@ -39,22 +36,17 @@ class RingError(TrainingError):
 
 @dataclass(frozen=True)
 class Neighbours:
-    """The two connections of one worker: bytes go out to the next, come in from the previous.
-
-    ``window_bytes`` may be on their way to it; ``None``: as many as the kernel lets.
-    """
+    """The connections to the next worker and from the previous one. ``window_bytes`` may be under
+    way on each; ``None``: as the kernel sees fit."""
 
     to_next: socket.socket
     from_previous: socket.socket
     window_bytes: int | None = None
 
     def drain(self, deadline_s: float) -> None:
-        """Wait until the next worker's kernel has acknowledged all that was sent.
-
-        The NIC leaves the worker's namespace as soon as the worker ends, and with it
-        whatever is still in the send queue; so nobody may end before this. A next worker that
-        has closed the connection had all it needed: it ends only after its last sum.
-        """
+        """Wait until the next worker's kernel has all that was sent, or has closed: it ends only
+        after its last sum. The NIC leaves as soon as the worker ends, and what is in the send queue
+        with it."""
         end = time.monotonic() + deadline_s
         closed = select.poll()
         closed.register(self.to_next, 0)
@@ -71,10 +63,8 @@ class Neighbours:
             time.sleep(0.002)
 
     def ask_for_life(self, on: bool) -> None:
-        """Whether the kernel gives up a neighbour that is silent while nothing is sent.
-
-        Off while a worker is held: the path may be dark for as long as the job allows.
-        """
+        """Whether the kernel gives up a silent neighbour. Off while a worker is held: the path may
+        be dark for as long as the job allows."""
         for connection in (self.to_next, self.from_previous):
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, int(on))
 
@@ -85,10 +75,8 @@ class Neighbours:
 
 
 def join_ring(task: TrainingTask) -> Neighbours:
-    """Both neighbours of ``task.rank``, connected and checked, in a ring of two or more.
-
-    ``RingError`` after ``task.deadline_s``, with the neighbour, its address and the last failure.
-    """
+    """Both neighbours, connected and checked. ``RingError`` after ``task.deadline_s``, with the
+    neighbour, its address and the last failure."""
     end = time.monotonic() + task.deadline_s
     size = len(task.ring)
     me = task.ring[task.rank]
@@ -119,10 +107,7 @@ def join_ring(task: TrainingTask) -> Neighbours:
 
 
 def listen(me: Member, end: float, window_bytes: int | None = None) -> socket.socket:
-    """A socket that listens there; ``RingError`` if it cannot, or has no such address by ``end``.
-
-    ``end`` is in time.monotonic's seconds.
-    """
+    """A socket that listens there; ``RingError`` if it cannot by ``end`` (``time.monotonic``)."""
     while True:
         listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -1,9 +1,6 @@
-"""One worker's task file, and the device that it computes on.
-
-In the compute phase an emulated GPU is occupied through its socket. On a CUDA GPU matrices are
-multiplied until the time is over (PyTorch); without a GPU the processor does that. ``name`` of the
-device goes into every report, so that results of different devices are not mixed up.
-"""
+"""One worker's task file, and the device that it computes on: an emulated GPU behind its socket, a
+CUDA GPU or the processor, which multiply matrices. Every report has the device's ``name``, so that
+results of different ones are not mixed up."""
 
 from __future__ import annotations
 

@@ -72,10 +72,8 @@ class TrainingSamples:
         return MiniBatch(inputs, 7 * inputs[-1].long() + 3)  # each token stands for another one
 
     def loss(self, output: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """The cross entropy. ``output`` has shape (samples, …, classes), ``targets`` the rest.
-
-        ``TrainingError`` if targets of the user's are of another shape, or no classes.
-        """
+        """Cross entropy of ``output`` (samples, …, classes) and ``targets`` (the rest);
+        ``TrainingError`` if the user's targets have another shape, or are no classes."""
         classes = output.shape[-1]
         if self._stored is None:
             # A model with few outputs a sample is to name the first tokens, and known classes.
@@ -188,12 +186,9 @@ class ReplicasDiffer(TrainingError):
 
 
 class GradientExchange:
-    """The gradient's sum over all ranks, bucket by bucket, as DDP has them ready.
-
-    ``computed_at`` is when the first bucket was, ``released_at`` when it could be sent and
-    ``last_at`` when the last one was ready (time.monotonic); ``sent_bytes`` is what a ring
-    all-reduce of them all sends, 2(n−1)/n of their bytes.
-    """
+    """The gradient's sum over all ranks, bucket by bucket: when (time.monotonic) the first was
+    computed and could be sent, and the last was ready. ``sent_bytes``: what a ring all-reduce
+    sends, 2(n−1)/n of all bytes."""
 
     def __init__(self, groups: ProcessGroups, gate: Gate, device: ComputeDevice) -> None:
         self._groups, self._gate, self._device = groups, gate, device
@@ -257,11 +252,8 @@ def train(
     journal: Journal,
     renews: bool | None = None,
 ) -> None:
-    """Join the other ranks, wait for the start, and train to the end.
-
-    ``TrainingError`` if a rank is lost, replicas differ, or the data or the checkpoint cannot be
-    used; ``StoppedAt`` if it is told to end sooner. ``renews`` is that of ``ProcessGroups``.
-    """
+    """Join the other ranks, wait for the start, and train to the end. ``TrainingError`` if that
+    fails; ``StoppedAt`` if it is told to end sooner. ``renews`` as of ``ProcessGroups``."""
     samples = TrainingSamples(task)
     where = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model = samples.model.to(where)

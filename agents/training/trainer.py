@@ -72,13 +72,8 @@ def train(
     journal: Journal,
     path: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext,
 ) -> None:
-    """Join the ring, wait for the start, and train to the end.
-
-    Each all-reduce is inside a ``path``.
-
-    ``TrainingError`` if a neighbour is lost, a sum is wrong or the GPU refuses; ``StoppedAt`` if
-    it is told to end sooner.
-    """
+    """Join the ring, wait for the start, and train to the end; each all-reduce is inside a
+    ``path``. ``TrainingError`` if that fails; ``StoppedAt`` if it is told to end sooner."""
     size = len(task.ring)
     neighbours: Neighbours | None = join_ring(task) if size > 1 else None
 

@@ -1,15 +1,14 @@
-"""Starts a worker's process so that it sees and does only what it may, with its user and limits.
+"""Starts a worker's process so that it sees and does only what it may: bubblewrap gives it its own
+process, IPC, host name and mount namespaces, util-linux its user and no capabilities, libseccomp
+refuses it system calls. They start with a fixed environment: nothing of a job reaches them."""
 
-bubblewrap gives it its own process, IPC, host name and mount namespaces, util-linux its user and
-no capabilities, libseccomp refuses it system calls. All of them start with a fixed environment:
-nothing of a job reaches them.
-"""
-
+import errno
 import functools
 import json
 import os
 import select
 import shutil
+import socket
 import subprocess
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
@@ -17,13 +16,10 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from patchlight.agents.errors import LaunchError
-from patchlight.agents.workers import keeper
+from patchlight.agents.workers import keeper, programs
 from patchlight.agents.workers.contract import WorkerLaunch
-from patchlight.agents.workers.keeper import last_lines
 from patchlight.agents.workers.limits import WorkerUser
-from patchlight.agents.workers.programs import hostname
-from patchlight.testbed.linux.credentials import refused_calls
-from patchlight.testbed.linux.processes import Cgroups, cpus_of
+from patchlight.testbed.linux.processes import cpus_of
 from patchlight.testbed.wire.worker_api import TorchTask
 
 ENVIRONMENT = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8"}
@@ -46,6 +42,49 @@ _KERNEL_FILES = (
 _STATE = Path("/var/lib/patchlight")
 # What CUDA needs beside the GPU's own node.
 _NVIDIA = ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools")
+
+
+# As Docker's own profile has it: all that needs a capability that no worker has anyway, or that
+# has let programs out of their namespaces before. io_uring would pass by what is refused here.
+_REFUSED = (
+    *("mount", "umount", "umount2", "pivot_root", "fsopen", "fsconfig", "fsmount", "fspick"),
+    *("move_mount", "open_tree", "mount_setattr", "unshare", "setns", "bpf", "perf_event_open"),
+    *("keyctl", "add_key", "request_key", "userfaultfd", "kexec_load", "kexec_file_load"),
+    *("init_module", "finit_module", "delete_module", "create_module", "query_module"),
+    *("open_by_handle_at", "io_uring_setup", "io_uring_enter", "io_uring_register", "iopl"),
+    *("ioperm", "reboot", "swapon", "swapoff", "acct", "quotactl", "quotactl_fd", "settimeofday"),
+    *("clock_settime", "clock_adjtime", "adjtimex", "stime", "vhangup", "nfsservctl", "uselib"),
+    *("lookup_dcookie", "kcmp", "syslog", "sysfs", "ustat", "fanotify_init", "modify_ldt"),
+)
+_NAMESPACE_FLAGS = 0x02000000, 0x04000000, 0x08000000, 0x10000000, 0x20000000, 0x40000000, 0x20000
+_PERSONALITY_NOW = 0xFFFFFFFF
+_FAMILIES = 64
+_FAMILIES_OF_WORKERS = {socket.AF_UNIX, socket.AF_INET, socket.AF_INET6, socket.AF_NETLINK}
+
+
+@functools.cache
+def refused_calls() -> bytes:
+    """A seccomp filter that refuses what no worker needs; ``RuntimeError`` or ``OSError`` where
+    libseccomp is missing or too old."""
+    import pyseccomp as seccomp
+
+    rules = seccomp.SyscallFilter(seccomp.ALLOW)
+    no = seccomp.ERRNO(errno.EPERM)
+    for name in _REFUSED:
+        rules.add_rule(no, name)
+    for flag in _NAMESPACE_FLAGS:
+        rules.add_rule(no, "clone", seccomp.Arg(0, seccomp.MASKED_EQ, flag, flag))
+    # Its flags are in memory, where no filter looks: the C library takes clone instead.
+    rules.add_rule(seccomp.ERRNO(errno.ENOSYS), "clone3")
+    # Most others know no network namespaces, or have the kernel load code: vsock, Bluetooth, ALG.
+    for family in {*range(_FAMILIES)} - _FAMILIES_OF_WORKERS:
+        rules.add_rule(no, "socket", seccomp.Arg(0, seccomp.EQ, family))
+    rules.add_rule(no, "socket", seccomp.Arg(0, seccomp.GE, _FAMILIES))
+    rules.add_rule(no, "personality", seccomp.Arg(0, seccomp.NE, _PERSONALITY_NOW))
+    with tempfile.TemporaryFile() as file:
+        rules.export_bpf(file)
+        file.seek(0)
+        return file.read()
 
 
 def check_possible() -> None:
@@ -83,12 +122,9 @@ def begin(
     processes: int | None,
     code: Iterable[Path],
 ) -> tuple[subprocess.Popen[bytes], int]:
-    """Begin ``command`` confined, within its cgroups by the files ``groups``, and with so many
-    processes; ``code`` are folders of programs that it has to see.
-
-    The child, and the number of the process that ``command`` is: the worker's first, with which
-    all others end.
-    """
+    """Begin ``command`` confined, within its cgroups by the files ``groups``, with so many
+    processes, seeing the folders ``code``. The child, and the worker's first process, with which
+    all others end."""
     limits = [] if processes is None else [f"--nproc={processes}"]
     if launch.rdma_devices:
         limits.append("--memlock=unlimited")
@@ -99,7 +135,7 @@ def begin(
         said = stack.enter_context(os.fdopen(told, "rb"))
         saying = stack.enter_context(os.fdopen(tell, "wb"))
         rules = stack.enter_context(_readable(refused_calls()))
-        own = [*_APART, "--chdir", "/", "--hostname", hostname(launch)]
+        own = [*_APART, "--chdir", "/", "--hostname", programs.hostname(launch)]
         own += [*_view(launch, user, code), "--seccomp", str(rules)]
         words = "\0".join([*own, "--info-fd", str(saying.fileno())])
         arguments = stack.enter_context(_readable(words.encode(errors="surrogateescape")))
@@ -129,7 +165,7 @@ def begin(
             child.wait()
             if not isinstance(error, (KeyError, ValueError)):
                 raise
-            why = " | ".join(last_lines(log)) or "bubblewrap does not say why"
+            why = " | ".join(keeper.last_lines(log)) or "bubblewrap does not say why"
             raise LaunchError(f"confining worker {launch.spec.id}: {why}") from error
 
 
@@ -153,10 +189,8 @@ def _readable(content: bytes) -> Iterator[int]:
 
 
 def _view(launch: WorkerLaunch, user: WorkerUser, code: Iterable[Path]) -> list[str]:
-    """bubblewrap's arguments for the files that a worker sees.
-
-    The server's own to be read, but none of other users' and Patchlight's; and its own.
-    """
+    """bubblewrap's arguments for the files that a worker sees: its own, and the server's to be
+    read, but none of other users' and Patchlight's."""
     folder, spec = launch.directory, launch.spec
     patchlight = (_STATE, Path(os.path.realpath(folder.parent.parent)))
     hidden = [Path(each) for each in ("/run", "/tmp", "/var/tmp")]
@@ -216,16 +250,6 @@ def _devices(launch: WorkerLaunch) -> Iterator[str]:
     yield from map(str, launch.rdma_devices)
 
 
-def most_processes(launch: WorkerLaunch, user: WorkerUser, cgroups: Cgroups) -> int | None:
-    """How many processes its user may have; ``None`` for no limit of the user's.
-
-    Root's are not counted, and a cgroup counts better where there can be one: a user's count has
-    the processes of its other workers in it, and those that ended and are not yet cleared away.
-    """
-    counted = user.is_root or "pids" in cgroups.controllers
-    return None if counted else launch.limits.processes
-
-
 def _become(user: WorkerUser, limits: Sequence[str]) -> list[str]:
     ids = [f"--reuid={user.uid}", f"--regid={user.gid}", "--clear-groups"]
     lower = [_tool("prlimit"), *limits] if limits else []
@@ -233,10 +257,8 @@ def _become(user: WorkerUser, limits: Sequence[str]) -> list[str]:
 
 
 def limit(pid: int, launch: WorkerLaunch, groups: Sequence[Path]) -> None:
-    """Hold a process, and what it will fork, to its cgroups, by the files ``groups``, and CPUs.
-
-    ``LaunchError`` if the kernel refuses; harmless if it has ended already.
-    """
+    """Hold a process, and what it forks, to its cgroups (by the files ``groups``) and CPUs;
+    harmless if it has ended."""
     try:
         for path in groups:
             path.write_text(str(pid))

@@ -14,15 +14,11 @@ from patchlight.testbed.wire.worker_api import WorkerSpec
 
 @dataclass(frozen=True, slots=True)
 class WorkerLaunch:
-    """One worker to launch.
-
-    ``directory`` is the worker's own folder; ``namespace`` is the name its network namespace
-    is to be kept under, and ``interface`` what its NIC will be called in there, beside
-    ``rendezvous_interface`` if it gets a second one. ``rdma`` is its RDMA device, and ``dscp``
-    what its packets are marked with. ``cpus`` are those that are near its GPU and NIC, as Linux
-    lists them (``0-15,32-47``), empty for all. ``hosts`` are the names of the lab's hosts by
-    address, each host's full name first.
-    """
+    """One worker to launch, in its own folder ``directory``, with a network namespace to be kept
+    under the name ``namespace``. ``interface`` is what its NIC is called in there, beside
+    ``rendezvous_interface`` if it gets a second one; ``rdma`` its RDMA device, ``dscp`` what its
+    packets are marked with; ``cpus`` those near its GPU and NIC, as Linux lists them
+    (``0-15,32-47``; empty: all). ``hosts``: the lab's host names by address, full names first."""
 
     spec: WorkerSpec
     directory: Path
@@ -56,11 +52,8 @@ class WorkerLaunch:
 
 @dataclass(frozen=True, slots=True)
 class WorkerHandle:
-    """Enough to find a worker again, for an agent that did not start it.
-
-    ``pid`` with ``started`` (clock ticks since boot), so that a reused number is told apart; or
-    ``container``. ``boot`` is the boot that it was started in: none of it outlives that.
-    """
+    """Enough to find a worker again: ``pid`` and when it ``started`` (clock ticks since boot), as
+    numbers are reused, or ``container``; none of it outlives its ``boot``."""
 
     pid: int | None = None
     started: int | None = None
@@ -70,10 +63,8 @@ class WorkerHandle:
 
 @dataclass(frozen=True, slots=True)
 class ExitInfo:
-    """How a worker ended; an exit code above 128 may be 128 + the signal that ended it.
-
-    ``out_of_memory``: the kernel ended a process of it because of its limit.
-    """
+    """How a worker ended; an exit code above 128 may be 128 + a signal. ``out_of_memory``: the
+    kernel ended a process of it because of its limit."""
 
     exit_code: int
     last_lines: tuple[str, ...] = field(default=())
@@ -112,11 +103,9 @@ class RunningWorker(Protocol):
 
 
 class Runner(Protocol):
-    """Launches workers: a network namespace, kept under a name, with a program in it.
-
-    Workers outlive the runner. ``gpu_access`` says how they get an NVIDIA GPU, once it is open;
-    ``worker_user`` whom they run as, where that is a user of the server.
-    """
+    """Launches workers, which outlive it: a network namespace, kept under a name, with a program in
+    it. ``gpu_access``: how they get an NVIDIA GPU, once it is open; ``worker_user``: whom they run
+    as."""
 
     name: str
     gpu_access: str = ""

@@ -1,10 +1,7 @@
 """Workers as Docker containers: no network of their own, no privileges, one NIC moved in."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
-import logging
 import os
 import re
 import threading
@@ -19,13 +16,11 @@ from docker.errors import APIError, DockerException, ImageNotFound, NotFound
 from docker.types import LogConfig, Mount, Ulimit
 
 from patchlight import testbed
-from patchlight.agents.errors import LaunchError
-from patchlight.agents.workers import keeper, limits, programs
-from patchlight.agents.workers.contract import ExitInfo, RunningWorker, WorkerHandle, WorkerLaunch
+from patchlight.agents.errors import LaunchError, log
+from patchlight.agents.workers import contract, keeper, limits, programs
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.jobs import CommandTask
-from patchlight.testbed.linux import deploy_file, namespaces
-from patchlight.testbed.linux.processes import boot_id, favour_like_this_process
+from patchlight.testbed.linux import deploy_file, namespaces, processes
 from patchlight.testbed.wire.worker_api import SyntheticTask, TorchTask
 
 T = TypeVar("T")
@@ -44,22 +39,19 @@ _ENGINE_RESTARTED = (
 )
 # The engine says no, or is not there: requests' errors are OSErrors.
 _REFUSED = (DockerException, OSError)
-_log = logging.getLogger("patchlight.agent")
 
 
 class DockerRunner:
-    """Runs workers on the Docker engine of ``$DOCKER_HOST`` (default: the host's).
-
-    They run as ``user`` (see ``ProcessRunner``), or as root where that is another user outside.
-    """
+    """Runs workers on the Docker engine of ``$DOCKER_HOST``, as their user (see ``ProcessRunner``),
+    or as root where that is another user outside."""
 
     name = "docker"
     _mapped_root: limits.WorkerUser | None = None
 
-    def __init__(self, lab: str, server: str, image: str, gpu_access: str, user: str) -> None:
-        self._lab, self.worker_user, self._user = lab, user, limits.named_user(user)
-        self._labels = {"patchlight.lab": lab, "patchlight.server": server}
-        self._image, self.gpu_access = image, gpu_access
+    def __init__(self, options: contract.BackendOptions) -> None:
+        self.worker_user, self._user = options.worker_user, limits.named_user(options.worker_user)
+        self._lab, self._image, self.gpu_access = options.lab, options.image, options.gpu_access
+        self._labels = {"patchlight.lab": options.lab, "patchlight.server": options.server}
         self._client: Any = None
 
     async def open(self) -> None:
@@ -83,7 +75,7 @@ class DockerRunner:
         self._mapped_root = mapped_root(engine)
         if self._mapped_root is not None:
             self.worker_user = f"{self._mapped_root.name}, which is root in the containers"
-        _log.info("containers run as this user of the server: %s", self.worker_user)
+        log.info("containers run as this user of the server: %s", self.worker_user)
 
     def _check_image(self, image: str) -> None:
         try:
@@ -96,12 +88,12 @@ class DockerRunner:
                 hint=hints.get(image, f"on this server: docker pull {image}"),
             ) from exc
 
-    async def launch(self, launch: WorkerLaunch) -> RunningWorker:
+    async def launch(self, launch: contract.WorkerLaunch) -> contract.RunningWorker:
         """Create and start the container, and keep its network namespace."""
         container = await asyncio.to_thread(self._launch, launch)
         return _DockerWorker(self._client.api, container, launch.namespace, launch.directory)
 
-    def _launch(self, launch: WorkerLaunch) -> str:
+    def _launch(self, launch: contract.WorkerLaunch) -> str:
         worker, task = launch.spec.id, launch.spec.task
         image = (isinstance(task, CommandTask | TorchTask) and task.image) or (
             _TORCH_IMAGE if isinstance(task, TorchTask) else self._image
@@ -120,7 +112,7 @@ class DockerRunner:
             if not pid:
                 last = keeper.last_lines(launch.directory / keeper.OUTPUT)
                 raise LaunchError(f"worker {worker} ended at once: {' | '.join(last)}")
-            favour_like_this_process(pid)
+            processes.favour_like_this_process(pid)
             namespaces.keep(launch.namespace, pid)
         except (*_REFUSED, PatchlightError) as exc:
             _remove(self._client.api, container.id)
@@ -133,7 +125,7 @@ class DockerRunner:
             ) from exc
         return str(container.id)
 
-    def _settings(self, launch: WorkerLaunch) -> dict[str, Any]:
+    def _settings(self, launch: contract.WorkerLaunch) -> dict[str, Any]:
         spec, task = launch.spec, launch.spec.task
         (launch.directory / _HOSTS).write_text(programs.hosts_file(launch))
         program = programs.program_of(
@@ -195,7 +187,9 @@ class DockerRunner:
             settings["ulimits"] = [Ulimit(name="memlock", soft=-1, hard=-1)]  # as RDMA needs it
         return settings
 
-    async def adopt(self, handle: WorkerHandle, namespace: str, directory: Path) -> RunningWorker:
+    async def adopt(
+        self, handle: contract.WorkerHandle, namespace: str, directory: Path
+    ) -> contract.RunningWorker:
         """The container of that id, running, ended or removed."""
         assert handle.container is not None
         return _DockerWorker(self._client.api, handle.container, namespace, directory)
@@ -229,7 +223,7 @@ def mapped_root(engine: Mapping[str, Any]) -> limits.WorkerUser | None:
     )
 
 
-def _mounts(launch: WorkerLaunch) -> list[Mount]:
+def _mounts(launch: contract.WorkerLaunch) -> list[Mount]:
     """All that the container sees of the server."""
     task = launch.spec.task
     mounts = [
@@ -267,24 +261,24 @@ class _DockerWorker:
         self._namespace, self._directory = namespace, directory
 
     @property
-    def handle(self) -> WorkerHandle:
-        return WorkerHandle(container=self._container, boot=boot_id())
+    def handle(self) -> contract.WorkerHandle:
+        return contract.WorkerHandle(container=self._container, boot=processes.boot_id())
 
-    async def ended(self) -> ExitInfo:
+    async def ended(self) -> contract.ExitInfo:
         return await _in_own_thread(self._wait)
 
-    def _wait(self) -> ExitInfo:
+    def _wait(self) -> contract.ExitInfo:
         lost = False
         while True:
             try:
                 code = int(self._engine.wait(self._container, timeout=None)["StatusCode"])
                 break
             except NotFound:
-                return ExitInfo(137, ("the container was removed by somebody else",))
+                return contract.ExitInfo(137, ("the container was removed by somebody else",))
             except _REFUSED as exc:
                 # An engine that is started again may have left its containers running.
                 if isinstance(exc, APIError) or not self._comes_back():
-                    return ExitInfo(255, (f"the Docker engine was lost: {exc}",))
+                    return contract.ExitInfo(255, (f"the Docker engine was lost: {exc}",))
                 lost = True
         lines = keeper.last_lines(self._directory / keeper.OUTPUT)
         if lost and code:
@@ -293,7 +287,7 @@ class _DockerWorker:
         with contextlib.suppress(*_REFUSED):
             state = self._engine.inspect_container(self._container)["State"]
             out_of_memory = bool(state.get("OOMKilled"))
-        return ExitInfo(code, lines, out_of_memory)
+        return contract.ExitInfo(code, lines, out_of_memory)
 
     def _comes_back(self) -> bool:
         end = time.monotonic() + _ENGINE_BACK_S

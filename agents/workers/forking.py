@@ -10,6 +10,8 @@ It has one thread. It starts again, with nothing but what workers need, for the 
 """
 
 import argparse
+import ctypes
+import functools
 import gc
 import importlib.util
 import json
@@ -27,16 +29,21 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from patchlight.testbed.errors import PatchlightError
-from patchlight.testbed.linux.credentials import give_up
-from patchlight.testbed.linux.namespaces import enter
+from patchlight.testbed.linux import namespaces, sockets
 from patchlight.testbed.linux.processes import ARGUMENTS, ENVIRONMENT, process_start, show
-from patchlight.testbed.linux.sockets import BACKLOG, bind_unix
 
 _DEADLINE_S = 30.0
 _LONGEST_ORDER = 1 << 20
 # Room for what workers are to be shown with: the last argument, and a variable.
 _ROOM = " " * 16_000
+_SET_DUMPABLE, _DROP_BOUND, _NO_NEW_PRIVILEGES = 4, 24, 38
+_VERSION_3 = 0x20080522
+_libc = ctypes.CDLL(None, use_errno=True)
 _ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+
+
+class RightsKept(PatchlightError):
+    """The kernel would not take a right away."""
 
 
 class NotForked(PatchlightError):
@@ -45,13 +52,10 @@ class NotForked(PatchlightError):
 
 @dataclass(frozen=True, slots=True)
 class ForkRequest:
-    """A worker to fork.
-
-    ``folder`` is its own, ``namespace`` the path of its network namespace. ``processes`` is how
-    many its user may have (``None``: no limit of the user's), ``groups`` are the files of its
-    cgroups, ``cpus`` where it may run (empty: anywhere). ``arguments`` are those of the program
-    that it seems to be: Python's, with ``--task FILE`` last.
-    """
+    """A worker to fork into its ``folder`` and ``namespace`` (a path). ``processes``: how many its
+    user may have (``None``: no limit), ``groups``: the files of its cgroups, ``cpus``: where it may
+    run (empty: anywhere), ``arguments``: those of the program that it seems to be, ``--task FILE``
+    last."""
 
     folder: str
     namespace: str
@@ -66,9 +70,7 @@ class ForkRequest:
 
 def fork(path: Path, order: ForkRequest) -> tuple[int, int]:
     """Have a worker forked: its keeper's number and start time (clock ticks since boot).
-
-    ``OSError`` if nobody forks at ``path``; ``NotForked`` says why there is no worker.
-    """
+    ``OSError`` if nobody forks at ``path``; ``NotForked`` says why there is no worker."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(_DEADLINE_S)
         connection.connect(str(path))
@@ -80,6 +82,13 @@ def fork(path: Path, order: ForkRequest) -> tuple[int, int]:
     if "error" in answer:
         raise NotForked(str(answer["error"]))
     return int(answer["pid"]), int(answer["started"])
+
+
+@functools.cache
+def numpy_folder() -> str | None:
+    """The folder of Python's path that has NumPy in it; it is not imported here."""
+    found = importlib.util.find_spec("numpy")
+    return str(Path(found.origin).parent.parent) if found and found.origin else None
 
 
 def main() -> None:
@@ -96,13 +105,10 @@ def main() -> None:
 
 
 def _begin_anew_when_wanted(path: Path) -> NoReturn:
-    listener = bind_unix(path, "process that forks workers")
-    listener.listen(BACKLOG)
+    listener = sockets.bind_unix(path, "process that forks workers")
+    listener.listen(sockets.BACKLOG)
     select.select([listener], [], [])
-    folders = [str(Path(__file__).absolute().parents[3])]
-    found = importlib.util.find_spec("numpy")
-    if found is not None and found.origin is not None:
-        folders.append(str(Path(found.origin).parent.parent))
+    folders = filter(None, [str(Path(__file__).absolute().parents[3]), numpy_folder()])
     listener.set_inheritable(True)
     # What packages run at each start of Python is left out, as it is for a worker's program.
     command = [sys.executable, "-sS", "-m", "patchlight.agents.workers.forking"]
@@ -157,7 +163,7 @@ def _confine(order: ForkRequest) -> None:
             file.write("0")
     if order.cpus:
         os.sched_setaffinity(0, order.cpus)
-    enter(order.namespace)
+    namespaces.enter(order.namespace)
     if order.processes is not None:
         resource.setrlimit(resource.RLIMIT_NPROC, (order.processes, order.processes))
     os.chdir(order.folder)
@@ -172,6 +178,34 @@ def _confine(order: ForkRequest) -> None:
         os.dup2(descriptor, number)
     os.close(null)
     os.close(output)
+
+
+def give_up(uid: int, gid: int) -> None:
+    """Be this user for good, without other groups and capabilities, even as root: as ``setpriv
+    --reuid --regid --clear-groups --no-new-privs --bounding-set=-all --inh-caps=-all``."""
+    try:
+        with open("/proc/sys/kernel/cap_last_cap") as file:
+            last = int(file.read())
+        for capability in range(last + 1):
+            _prctl(_DROP_BOUND, capability)
+        os.setgroups([])
+        os.setresgid(gid, gid, gid)
+        os.setresuid(uid, uid, uid)
+        header = (ctypes.c_uint32 * 2)(_VERSION_3, 0)
+        none = (ctypes.c_uint32 * 6)()  # effective, permitted and inheritable, 2 x 32 of each
+        if _libc.capset(header, none):
+            raise OSError(ctypes.get_errno(), "capset")
+        _prctl(_NO_NEW_PRIVILEGES, 1)
+        # As after the start of a program: its own files in /proc are this user's.
+        _prctl(_SET_DUMPABLE, 1)
+    except OSError as error:
+        raise RightsKept(f"giving up rights: {os.strerror(error.errno or 0)}") from error
+
+
+def _prctl(option: int, value: int) -> None:
+    zero = ctypes.c_ulong(0)
+    if _libc.prctl(option, ctypes.c_ulong(value), zero, zero, zero):
+        raise OSError(ctypes.get_errno(), "prctl")
 
 
 def _keep(order: ForkRequest, train: Any) -> int:

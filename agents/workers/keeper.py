@@ -13,7 +13,6 @@ be any program: what it puts there may be anything, and of any kind.
 import asyncio
 import codecs
 import json
-import logging
 import os
 import stat
 from collections.abc import Mapping, Sequence
@@ -24,12 +23,11 @@ from typing import Annotated, Any, NamedTuple
 from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass as checked_dataclass
 
-from patchlight.agents.errors import AgentError, Conflict
+from patchlight.agents.errors import AgentError, Conflict, log
 from patchlight.agents.gpus import PhysicalGpu
 from patchlight.agents.workers.contract import ExitInfo
 from patchlight.testbed.errors import mistakes_in_words
 from patchlight.testbed.linux import files
-from patchlight.testbed.linux.files import open_plain
 from patchlight.testbed.units import format_size
 from patchlight.testbed.wire.worker_api import LogPart, Report, WorkerState
 
@@ -119,12 +117,10 @@ def kept(
     gpu: PhysicalGpu | None = None,
     root: str = "",
 ) -> list[str]:
-    """The command that runs ``program`` under the keeper; ``folder`` as the worker sees it.
-
-    ``gated``: not before the start. ``waited_for``: somebody else learns the exit code, so that
-    a program without a gate may take the keeper's place. Where the worker does not see the ``gpu``,
-    or sees another one beside it, nothing is run; ``root`` is before ``/dev`` and ``/proc`` then.
-    """
+    """The command that runs ``program`` under the keeper. ``folder`` is as the worker sees it;
+    ``gated``: not before the start; ``waited_for``: somebody else learns the exit code. Nothing
+    runs where the worker sees another GPU than ``gpu``; ``root``: before ``/dev`` and ``/proc``
+    then."""
     mode = "gated" if gated else "direct" if waited_for else "kept"
     only = ("", "") if gpu is None else (gpu.uuid, "" if gpu.minor is None else str(gpu.minor))
     return ["sh", "-c", _KEEPER, "patchlight-keeper", folder, mode, *only, root, *program]
@@ -153,7 +149,7 @@ def open_gate(folder: Path) -> bool:
 def exit_code(folder: Path) -> int:
     """What the program ended with; 137 (killed) if its keeper could not write it."""
     try:
-        with open_plain(folder / EXIT) as file:
+        with files.open_plain(folder / EXIT) as file:
             text = file.read(16).decode("ascii")
         return int(text) if text.endswith("\n") else 137
     except (OSError, ValueError):
@@ -171,7 +167,7 @@ def bound_output(path: Path) -> None:
     try:
         if path.lstat().st_size <= MOST_KEPT_BYTES:
             return
-        with open_plain(path, change=True) as file:
+        with files.open_plain(path, change=True) as file:
             size = os.fstat(file.fileno()).st_size
             if size - files.first_kept(file.fileno()) > MOST_KEPT_BYTES:
                 files.give_back(file.fileno(), size - MOST_KEPT_BYTES // 2)
@@ -180,12 +176,10 @@ def bound_output(path: Path) -> None:
 
 
 def read_output(path: Path, after: int, limit: int) -> LogPart:
-    """At most ``limit`` bytes after the first ``after``, as text; nothing before it began.
-
-    A character at the end that is only half there comes with the next part.
-    """
+    """At most ``limit`` bytes after the first ``after``, as text. A character that is only half
+    there comes with the next part."""
     try:
-        with open_plain(path) as file:
+        with files.open_plain(path) as file:
             size = os.fstat(file.fileno()).st_size
             offset = min(max(after, files.first_kept(file.fileno())), size)
             data = os.pread(file.fileno(), limit, offset)
@@ -206,7 +200,7 @@ def read_output(path: Path, after: int, limit: int) -> LogPart:
 def last_lines(path: Path, count: int = 20) -> tuple[str, ...]:
     """The last lines of the output; none if it cannot be read."""
     try:
-        with open_plain(path) as file:
+        with files.open_plain(path) as file:
             size = os.fstat(file.fileno()).st_size
             data = os.pread(file.fileno(), _TAIL_BYTES, max(0, size - _TAIL_BYTES))
     except OSError:
@@ -219,7 +213,6 @@ _LONGEST_REPORT_BYTES = 16 * 1024
 _READ_AT_ONCE_BYTES, _MOST_UNASKED = 2**20, 10_000
 _ALWAYS_ITS_OWN_BYTES = 256 * 2**20
 _LONGEST_MESSAGE = 4096
-_log = logging.getLogger("patchlight.agent")
 
 
 @checked_dataclass(frozen=True, slots=True)
@@ -249,7 +242,7 @@ ON_REQUEST = Ending(WorkerState.STOPPED, "stopped on request")
 def read_state(directory: Path) -> LastReport:
     """The worker's last report of itself; "starting" before there is any."""
     try:
-        with open_plain(directory / "state.json") as file:
+        with files.open_plain(directory / "state.json") as file:
             return _STATE.validate_json(file.read(_LARGEST_STATE_BYTES))
     except FileNotFoundError:
         return LastReport()
@@ -261,11 +254,8 @@ def read_state(directory: Path) -> LastReport:
 def final_report(
     last: LastReport, exit_info: ExitInfo, ending: Ending | None = None, *, foreign: bool = False
 ) -> LastReport:
-    """What became of a worker that has ended: its last report, unless its exit contradicts it.
-
-    A worker that ends without having reported how it failed is known by its exit code. Of a
-    ``foreign`` program no reports are expected: exit code 0 is success.
-    """
+    """What became of a worker: its last report, unless its exit code contradicts it. A ``foreign``
+    program need not report: exit code 0 is success."""
     if foreign and exit_info.exit_code == 0 and last.state is not WorkerState.STOPPED:
         last = replace(last, state=WorkerState.DONE)
     if exit_info.exit_code == 0 and last.state is WorkerState.DONE:
@@ -282,11 +272,8 @@ def final_report(
 
 
 class ReportReader:
-    """Reads a worker's reports as they are written, each line once.
-
-    Reports that were fetched are dropped; while too many were not, no more are read. Lines of
-    a ``foreign`` program that are not reports are skipped, with one warning in the log.
-    """
+    """Reads a worker's reports, each line once. Those that were fetched are dropped; while too many
+    were not, no more are read. Lines of a ``foreign`` program that are no reports are skipped."""
 
     def __init__(self, directory: Path, *, foreign: bool = False) -> None:
         self._path = directory / "reports.jsonl"
@@ -310,7 +297,7 @@ class ReportReader:
     def read(self) -> None:
         """Read on."""
         try:
-            with open_plain(self._path) as file:
+            with files.open_plain(self._path) as file:
                 end = file.seek(self._offset) + _READ_AT_ONCE_BYTES
                 while self._offset < end and len(self._reports) < _MOST_UNASKED:
                     line = file.readline(_LONGEST_REPORT_BYTES)
@@ -335,15 +322,12 @@ class ReportReader:
     def _warn(self, exc: Exception) -> None:
         if not self._warned:
             self._warned = True
-            _log.warning("%s: not all of it are reports: %s", self._path, exc)
+            log.warning("%s: not all of it are reports: %s", self._path, exc)
 
 
 def fills_disk(directory: Path) -> str:
-    """Why a worker has to end for the size of its folder; empty if it has not.
-
-    It may have as much as it leaves free on that disk, and a little in any case: so the server has
-    room for its other workers whatever one of them does.
-    """
+    """Why a worker has to end for the size of its folder, or nothing. It may have as much as it
+    leaves free on that disk, so the server has room for its other workers."""
     used = files.used_bytes(directory)
     try:
         disk = os.statvfs(directory)
@@ -367,10 +351,8 @@ def has_control(directory: Path) -> bool:
 
 
 async def tell(directory: Path, request: Mapping[str, Any], deadline_s: float = 5.0) -> int:
-    """Send a running worker a request; gives the iteration it is at.
-
-    ``Conflict`` if the worker is not up yet or refuses, ``AgentError`` if it does not answer.
-    """
+    """Send a running worker a request; the iteration it is at. ``Conflict`` if it is not up yet or
+    refuses, ``AgentError`` if it does not answer."""
     not_up = Conflict("the worker is not up yet", hint="wait until it is ready")
     try:
         # What has that name now, and no link that the worker puts there instead.

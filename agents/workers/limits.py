@@ -38,11 +38,9 @@ _FOR_WORKERS = 0.9
 def limits_of(
     spec: WorkerSpec, gpu: PhysicalGpu | None, share_bytes: int, policy: WorkerPolicy
 ) -> Limits:
-    """What its job says, else what such a worker usually needs; no more than the lab allows.
-
-    ``share_bytes`` is its part of the server's memory. A synthetic worker without a real GPU holds
-    some four times its gradient; the need of others is not known.
-    """
+    """What its job says, else what such a worker usually needs, within what the lab allows. A
+    synthetic one without a GPU holds some four times its gradient; others get ``share_bytes`` of
+    memory."""
     task = spec.task
     if isinstance(task, SyntheticTask) and gpu is None:
         memory_bytes, processes = 1024 * _MIB + 8 * task.gradient_bytes, 256
@@ -69,10 +67,7 @@ _DOCKER_SOCKET = "/var/run/docker.sock"
 
 def permitted(spec: WorkerSpec, policy: WorkerPolicy) -> WorkerSpec:
     """The worker to launch, with the real paths that were checked: no link changes them later.
-
-    ``policy`` is its lab's. ``Forbidden`` for what belongs to the server or the lab does not allow;
-    ``BadRequest`` for what is not there, or would hide what Patchlight puts into the worker.
-    """
+    ``Forbidden`` or ``BadRequest`` for what it may not have."""
     task, checkpoint = spec.task, spec.checkpoint
     image = getattr(task, "image", None)
     if image is not None and not policy.allows_image(image):
@@ -218,10 +213,8 @@ def refuse_inside_workers_folders(worker: str, path: str) -> None:
 
 
 def ready_checkpoint(worker: str, checkpoint: str, user: WorkerUser) -> None:
-    """See that the worker can write to its checkpoint folder; make it if only that is missing.
-
-    ``LaunchError`` if it cannot: the owner of a folder that is there is never changed.
-    """
+    """See that the worker can write to its checkpoint folder, made if only that is missing; else
+    ``LaunchError``: the owner of a folder that is there is never changed."""
     refuse_inside_workers_folders(worker, checkpoint)
     path = Path(checkpoint)
     remedy = f"on this server: sudo install -d -m 700 -o {user.uid} -g {user.gid} {checkpoint}"
@@ -284,11 +277,8 @@ def find_access(
     folders: Sequence[Path] = CDI_FOLDERS,
     path: str | None = None,
 ) -> str:
-    """How containers of this server get a GPU, or the ``choice`` of a way; empty for none.
-
-    ``engine`` is the Docker engine's own description; ``path``, where programs are looked for, is
-    the environment's by default. ``BadInput`` for an unknown choice.
-    """
+    """How containers get a GPU, or the ``choice`` of a way; empty for none. ``engine``: its own
+    description; ``path``: where programs are looked for (``None``: the environment's)."""
     if choice not in CHOICES:
         raise BadInput(f"--gpu-access {choice!r}: expected {', '.join(CHOICES)}")
     if choice != "auto":
@@ -304,10 +294,8 @@ def find_access(
 def container_settings(
     access: str, gpu: PhysicalGpu, folders: Sequence[Path] = CDI_FOLDERS
 ) -> dict[str, Any]:
-    """What a container is created with to get this GPU alone; ``environment`` has to be merged.
-
-    ``LaunchError`` where the server has no way, or its CDI files do not know the GPU.
-    """
+    """What a container is created with to get this GPU alone (``environment`` is to be merged);
+    ``LaunchError`` where there is no way."""
     pinned = {_VISIBLE: gpu.uuid, "NVIDIA_DRIVER_CAPABILITIES": "compute,utility"}
     match access:
         case "cdi":
@@ -338,10 +326,8 @@ def container_settings(
 
 
 def _devices(folders: Sequence[Path]) -> Iterator[tuple[str, set[int]]]:
-    """The GPUs in CDI files: each device's name, and the numbers of its nodes ``/dev/nvidiaN``.
-
-    A file that cannot be read is passed over, as the engine does.
-    """
+    """The GPUs in CDI files, by name and numbers of ``/dev/nvidiaN``. A file that cannot be read is
+    passed over, as the engine does."""
     for path in (each for folder in folders for each in sorted(folder.glob("*"))):
         try:
             text = path.read_text(encoding="utf-8") if path.suffix in (".yaml", ".json") else ""

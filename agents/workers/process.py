@@ -3,8 +3,6 @@
 import asyncio
 import contextlib
 import functools
-import importlib.util
-import logging
 import os
 import shlex
 import signal
@@ -13,7 +11,7 @@ import sys
 from collections.abc import Container, Sequence
 from pathlib import Path
 
-from patchlight.agents.errors import BadRequest, LaunchError
+from patchlight.agents.errors import BadRequest, LaunchError, log
 from patchlight.agents.workers import confinement, contract, forking, keeper, limits, programs
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.jobs import CommandTask
@@ -23,16 +21,12 @@ from patchlight.testbed.linux.processes import Cgroups, boot_id, cpus_of, proces
 from patchlight.testbed.wire.worker_api import SyntheticTask, TorchTask
 
 _INHERITED = ("PATH", "LANG", "PATCHLIGHT_RUN")
-_log = logging.getLogger("patchlight.agent")
 
 
 class ProcessRunner(contract.Runner):
-    """Runs workers as children of this process that go on when it ends.
-
-    ``user`` is whom they run as: a user of this machine, or ``dynamic``, one for each person who
-    submits jobs to the ``lab``. With ``fork_from``, workers of ours are forked there
-    (``forking.py``).
-    """
+    """Runs workers as children that outlive this process, as ``user`` of this machine, or
+    ``dynamic``: one for each person who submits jobs to the ``lab``. ``fork_from``: where ours are
+    forked."""
 
     name = "process"
 
@@ -53,7 +47,7 @@ class ProcessRunner(contract.Runner):
         await asyncio.to_thread(confinement.check_possible)
         unlimited = {"memory", "pids"} - set(self._cgroups.controllers)
         if unlimited:
-            _log.warning(
+            log.warning(
                 "no limits for workers on %s: this machine lets nobody make such cgroups",
                 ", ".join(sorted(unlimited)),
             )
@@ -84,7 +78,7 @@ class ProcessRunner(contract.Runner):
             folder=str(folder),
             code=str(folder / "python"),
             python=sys.executable,
-            numpy=_numpy_folder(),
+            numpy=forking.numpy_folder(),
             gpu_socket=str(launch.gpu_socket) if launch.gpu_socket else None,
             checkpoint=launch.spec.checkpoint,
             data=launch.spec.task.data if isinstance(launch.spec.task, TorchTask) else None,
@@ -103,7 +97,10 @@ class ProcessRunner(contract.Runner):
         namespaces.create(launch.namespace)
         try:
             groups = self._cgroups.make(launch.namespace, launch.limits)
-            most = confinement.most_processes(launch, user, self._cgroups)
+            # A cgroup counts better than the kernel for a user: that has the processes of its
+            # other workers in it, and ended ones. Root's are not counted.
+            counted = user.is_root or "pids" in self._cgroups.controllers
+            most = None if counted else launch.limits.processes
             if self._fork_from is not None and _can_be_forked(program, launch, user):
                 limits.hand_over(user, folder)
                 with contextlib.suppress(OSError):  # nobody is there: it is slower without
@@ -142,17 +139,10 @@ class ProcessRunner(contract.Runner):
                     await asyncio.to_thread(self._cgroups.remove, name, 0.0)
 
 
-@functools.cache
-def _numpy_folder() -> str | None:
-    """The folder of Python's path that has NumPy in it; it is not imported here."""
-    found = importlib.util.find_spec("numpy")
-    return str(Path(found.origin).parent.parent) if found and found.origin else None
-
-
 def _code() -> list[Path]:
     """The folders of Python, its packages and our training code, wherever they are installed."""
     python = Path(os.path.realpath(sys.executable)).parents[1]
-    numpy = _numpy_folder()
+    numpy = forking.numpy_folder()
     prefixes = {Path(sys.prefix), Path(sys.base_prefix), python, *([Path(numpy)] if numpy else [])}
     return [*sorted(prefixes), programs.TRAINING, programs.TRAINING.parents[1] / "testbed"]
 
@@ -181,10 +171,8 @@ def _environment(
 def _write_program(
     program: programs.WorkerProgram, launch: contract.WorkerLaunch, user: limits.WorkerUser
 ) -> list[str]:
-    """The command that runs the program: nothing of a job stands in it, nor in what runs before.
-
-    Its variables and folder are set by a script that the worker's user alone can read, and does.
-    """
+    """The command that runs the program, without anything of a job in it: variables and folder are
+    set by a script that the worker's user alone can read."""
     variables = _environment(program, launch, user).items()
     lines = [
         f"cd {shlex.quote(program.directory)} || exit 126",

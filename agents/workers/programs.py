@@ -1,8 +1,5 @@
-"""Makes a worker's command, its environment and the files that describe its network.
-
-Every worker gets the variables that launchers call the rendezvous: its rank, the number of ranks,
-where the others are, and which interface leads to them.
-"""
+"""Makes a worker's command, its network's files, and its variables, among them what launchers call
+the rendezvous: its rank, where the other ranks are, and which interface leads to them."""
 
 import json
 import os
@@ -14,8 +11,7 @@ from patchlight import agents
 from patchlight.agents.nics.status import NicPlace
 from patchlight.agents.workers.contract import WorkerLaunch
 from patchlight.testbed.jobs import CommandTask
-from patchlight.testbed.wire.agent_status import RdmaStatus
-from patchlight.testbed.wire.worker_api import SyntheticTask, TorchTask
+from patchlight.testbed.wire import agent_status, worker_api
 
 NETWORK_FILE = "network.json"
 
@@ -28,12 +24,9 @@ _LONGEST_HOSTNAME = 64
 
 
 def network_environment(launch: WorkerLaunch, folder: str) -> dict[str, str]:
-    """The variables of a worker's network; ``folder`` is its own, as it sees it.
-
-    A job cannot change these. The index of the GID is not among them, as a change of circuits may
-    change it. NCCL 2.21 or newer finds it by the address; for others it is in the file
-    ``PATCHLIGHT_NETWORK``.
-    """
+    """The variables of a worker's network, which a job cannot change; ``folder`` is its own, as it
+    sees it. The index of the GID, which a change of circuits may change, is not among them: NCCL
+    2.21 or newer finds it by the address; for others it is in the file ``PATCHLIGHT_NETWORK``."""
     # Gloo sends its gradients over the interface that it is given, NCCL those that cannot go by
     # RDMA. So a second interface is given to NCCL only beside an RDMA device, and to Gloo never.
     interface = f"={launch.interface}"  # this one, and none whose name begins so
@@ -80,11 +73,9 @@ def hosts_file(launch: WorkerLaunch) -> str:
     return "\n".join([*lines, ""])
 
 
-def publish(folder: Path, place: NicPlace, rdma: RdmaStatus | None) -> None:
-    """Write the present state of a worker's network into its folder, whole or not at all.
-
-    The worker may have put anything there: it is replaced, never followed.
-    """
+def publish(folder: Path, place: NicPlace, rdma: agent_status.RdmaStatus | None) -> None:
+    """Write the state of a worker's network into its folder, whole or not at all. What the worker
+    may have put there is replaced, never followed."""
     told = {
         "interface": place.inside,
         "address": str(place.address),
@@ -108,11 +99,8 @@ _DEFAULTS = {"PYTHONUNBUFFERED": "1", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THRE
 
 @dataclass(frozen=True, slots=True)
 class WorkerPlaces:
-    """Paths as a worker itself sees them.
-
-    ``folder`` is its own; ``code`` is a folder of Python's path with the training code, ``numpy``
-    one with NumPy, where that is known; ``data`` is the folder of its samples.
-    """
+    """Paths as the worker sees them: its ``folder``, the training ``code`` and ``numpy`` (folders
+    of Python's path), the folder ``data`` of its samples."""
 
     folder: str
     code: str
@@ -125,10 +113,8 @@ class WorkerPlaces:
 
 @dataclass(frozen=True, slots=True)
 class WorkerProgram:
-    """A worker's program. ``gated``: it begins only when the worker is started.
-
-    ``needs_numpy_alone``: it is our synthetic trainer, without any other package.
-    """
+    """A worker's program. ``gated``: it waits for the start outside of it; ``needs_numpy_alone``:
+    it is our synthetic trainer, without any other package."""
 
     command: tuple[str, ...]
     environment: dict[str, str]
@@ -142,7 +128,7 @@ def program_of(launch: WorkerLaunch, places: WorkerPlaces) -> WorkerProgram:
     spec, task = launch.spec, launch.spec.task
     numpy_alone = False
     match task:
-        case SyntheticTask() | TorchTask():
+        case worker_api.SyntheticTask() | worker_api.TorchTask():
             values = {
                 "id": spec.id,
                 "job": spec.job,
@@ -151,11 +137,11 @@ def program_of(launch: WorkerLaunch, places: WorkerPlaces) -> WorkerProgram:
                 **task.model_dump(mode="json", exclude={"trainer", "image"}),
                 "gpu_socket": places.gpu_socket,
             }
-            if isinstance(task, TorchTask):
+            if isinstance(task, worker_api.TorchTask):
                 values |= {"data": places.data, "checkpoint": places.checkpoint}
             (launch.directory / "task.json").write_text(json.dumps(values), encoding="utf-8")
             folders, option = [places.code], "-s"
-            if isinstance(task, SyntheticTask) and places.numpy:
+            if isinstance(task, worker_api.SyntheticTask) and places.numpy:
                 numpy_alone = bool(places.gpu_socket) or task.device == "sleep"
             if numpy_alone and places.numpy:
                 # What packages run at each start of Python is left out.

@@ -10,17 +10,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from annotated_types import Ge, Le
 from fastapi import APIRouter, FastAPI, Query, Request, Response
-from fastapi.responses import PlainTextResponse
+from fastapi.responses import PlainTextResponse, StreamingResponse
 from pydantic import Field
 
 from patchlight.controller.access import tokens as access
 from patchlight.controller.api.admission import Admission, KeptAnswers
 from patchlight.controller.api.caller import Admin, Doorman, NotAllowed, Operator, User, Viewer
 from patchlight.controller.api.circuits import circuit_routes
-from patchlight.controller.api.events import EventFeed, event_routes
+from patchlight.controller.api.events import EventFeed
 from patchlight.controller.api.jobs import job_routes
 from patchlight.controller.api.openapi import JsonAnswer, docs_routes, gives, new_app, under_way
-from patchlight.controller.discovery.discovery import WantedSearch
 from patchlight.controller.metrics.exposition import ControllerMetrics
 from patchlight.controller.paths.bounds import BoundsService
 from patchlight.controller.paths.service import PathService
@@ -34,6 +33,7 @@ from patchlight.testbed.wire.rest import requests
 if TYPE_CHECKING:
     from patchlight.controller.discovery.discovery import Discovery
     from patchlight.controller.parts import Controller
+    from patchlight.controller.storage.store import Store
 
 
 Answer = dict[str, Any]
@@ -116,17 +116,43 @@ def sample_routes(controller: Controller) -> APIRouter:
     return routes
 
 
-class DiscoveryRequest(requests.Strict):
-    """Ports by OCS whose fibres are looked at; all, if none are named.
+_EVENT_STREAM = "text/event-stream"
 
-    ``listen_s``: how long each round. ``every_port``: also once all ends of the lab are found.
-    ``dry_run``: answer what would be done, and do nothing.
-    """
 
-    ports: dict[requests.Text, requests.Ports] = Field(default={}, max_length=1000)
-    listen_s: Annotated[float, Ge(0.1), Le(300), Field(allow_inf_nan=False)] = 2.0
-    every_port: bool = False
-    dry_run: bool = False
+def event_routes(store: Store, feed: EventFeed) -> APIRouter:
+    """The routes on what happened, and happens."""
+    routes = APIRouter(prefix="/v1", tags=["events"])
+
+    @routes.get("/events", **gives(shapes.EventList, also=_EVENT_STREAM))
+    async def events(
+        request: Request,
+        after: requests.Number | None = None,
+        last: requests.PageLength | None = None,
+        since: requests.Moment = 0.0,
+        until: requests.Moment = requests.LATEST,
+        before: requests.Number = requests.NO_NUMBER,
+        kind: Annotated[list[requests.Text] | None, Query(max_length=100)] = None,
+    ) -> Any:
+        """What happened after an event's number, at most a thousand at a time.
+
+        With ``last``, the latest so many of a period instead: of these kinds, before that number.
+
+        With ``Accept: text/event-stream``, what happens from then on, without an end; a client
+        that was cut off sends the last number that it has as ``Last-Event-ID``.
+        """
+        if _EVENT_STREAM in request.headers.get("accept", ""):
+            cut_off_at = request.headers.get("last-event-id", "")
+            begun = int(cut_off_at[:18]) if cut_off_at.isdecimal() else after
+            head = {"Cache-Control": "no-store"}
+            return StreamingResponse(feed.follow(begun), media_type=_EVENT_STREAM, headers=head)
+        if last is not None:
+            period = since, until
+            found = await asyncio.to_thread(store.past_events, period, last, before, kind or ())
+        else:
+            found = store.events(after or 0)
+        return {"events": found, "last": store.last_event()}
+
+    return routes
 
 
 def discovery_routes(discovery: Discovery) -> APIRouter:
@@ -137,11 +163,10 @@ def discovery_routes(discovery: Discovery) -> APIRouter:
     begins["responses"][202] = under_way(shapes.Search, "The search has begun.")
 
     @routes.post("/discovery", **begins)
-    async def begin(request: DiscoveryRequest, caller: Operator) -> Any:
-        wanted = WantedSearch(request.ports, request.listen_s, request.every_port)
+    async def begin(request: requests.DiscoveryRequest, caller: Operator) -> Any:
         if request.dry_run:
-            return await discovery.preview(wanted)
-        await discovery.start(wanted, caller)
+            return await discovery.preview(request)
+        await discovery.start(request, caller)
         return JsonAnswer(discovery.status, 202, headers={"Location": "/v1/discovery"})
 
     @routes.get("/discovery", **gives(shapes.Search))
@@ -247,7 +272,7 @@ def path_routes(paths: PathService, bounds: BoundsService) -> APIRouter:
 
     @routes.delete("/paths/{number}", **gives(circuit_shapes.PathShape))
     async def release(number: requests.Number, caller: User) -> Any:
-        by = (await paths.look(number, "")).by
+        by = (await paths.look(number, ""))["by"]
         if caller.by != by and caller.role < Role.OPERATOR:
             raise NotAllowed(f"this path is of {by}: only they and operators may end it")
         return paths.release(number)

@@ -1,24 +1,14 @@
-"""The lab's events: live, as server-sent events, and lists of past ones."""
+"""The lab's events as they happen, as server-sent events."""
 
 import asyncio
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Iterable
 from itertools import takewhile
-from typing import Annotated, Any
 
-from fastapi import APIRouter, Query, Request
-from fastapi.responses import StreamingResponse
-
-from patchlight.controller.api.openapi import gives
 from patchlight.controller.storage.store import Store
-from patchlight.testbed.wire.rest import lab as shapes
-from patchlight.testbed.wire.rest import requests
 from patchlight.testbed.wire.rest.requests import as_json
 
-Answer = dict[str, Any]
-
-STREAM = "text/event-stream"
 _LOOK_EVERY_S = 0.1
 _LATEST = 1000
 
@@ -79,10 +69,7 @@ class EventFeed:
         self._tell()
 
     def _since(self, reached: int) -> tuple[bytes, int]:
-        """The text of the events after one, and the number of the last of them.
-
-        Most listeners are equally far: for them the text is made once.
-        """
+        """The text of the events after one, made once for equal listeners, and the last number."""
         if not (self._latest and self._latest[0][0] <= reached + 1):
             return _in_one(self._read(reached), reached)
         between = reached, self._latest[-1][0]
@@ -134,39 +121,3 @@ def _in_one(rows: Iterable[Numbered], reached: int) -> tuple[bytes, int]:
 def _skipped(first: int, last: int) -> bytes:
     row = {"kind": "skipped", "first": first, "last": last}
     return b"event: skipped\ndata: %b\n\n" % as_json(row)
-
-
-def event_routes(store: Store, feed: EventFeed) -> APIRouter:
-    """The routes on what happened, and happens."""
-    routes = APIRouter(prefix="/v1", tags=["events"])
-
-    @routes.get("/events", **gives(shapes.EventList, also=STREAM))
-    async def events(
-        request: Request,
-        after: requests.Number | None = None,
-        last: requests.PageLength | None = None,
-        since: requests.Moment = 0.0,
-        until: requests.Moment = requests.LATEST,
-        before: requests.Number = requests.NO_NUMBER,
-        kind: Annotated[list[requests.Text] | None, Query(max_length=100)] = None,
-    ) -> Any:
-        """What happened after an event's number, at most a thousand at a time.
-
-        With ``last``, the latest so many of a period instead: of these kinds, before that number.
-
-        With ``Accept: text/event-stream``, what happens from then on, without an end; a client
-        that was cut off sends the last number that it has as ``Last-Event-ID``.
-        """
-        if STREAM in request.headers.get("accept", ""):
-            cut_off_at = request.headers.get("last-event-id", "")
-            begun = int(cut_off_at[:18]) if cut_off_at.isdecimal() else after
-            head = {"Cache-Control": "no-store"}
-            return StreamingResponse(feed.follow(begun), media_type=STREAM, headers=head)
-        if last is not None:
-            period = since, until
-            found = await asyncio.to_thread(store.past_events, period, last, before, kind or ())
-        else:
-            found = store.events(after or 0)
-        return {"events": found, "last": store.last_event()}
-
-    return routes

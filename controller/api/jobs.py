@@ -112,7 +112,7 @@ def _look(routes: APIRouter, controller: Controller) -> None:
             found = table.meant(meant)
         else:
             period = None if since is None else (since, until)
-            found = scheduler.jobs(last, after, period, state=state, owner=user, name=name)
+            found = table.page(last, after, period, state=state, owner=user, name=name)
         return _listed(found, scheduler, table)
 
     @routes.get("/jobs/{job_id}", **gives(shapes.JobAnswer))

@@ -74,10 +74,7 @@ PROBLEMS: dict[int | str, Json] = {
 
 
 class _OnceDescribed:
-    """A shape whose schema is made when the description is requested.
-
-    Nothing else needs it, and to make all schemas takes half of the API's start.
-    """
+    """A shape whose schema is made on request: making all takes half of the API's start."""
 
     def __init__(self, shape: Any) -> None:
         self._shape = shape

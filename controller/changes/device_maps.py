@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from patchlight.controller.changes.record import ChangePlan, Reconfiguration, Refused, as_texts
+from patchlight.controller.changes.record import ChangePlan, Reconfiguration, Refused
 from patchlight.controller.circuits.contract import Alarm, DeviceUnreachable, Drivers, LoginRefused
 from patchlight.controller.storage.store import Store
 from patchlight.testbed.errors import PatchlightError, in_words
@@ -153,10 +153,7 @@ class DeviceMonitor:
         }
 
     async def open(self) -> None:
-        """Open the devices that are not open or did not answer, all at once.
-
-        Those that fail are marked, and left alone until ``watch`` or another ``open``.
-        """
+        """Open the devices that are not open or did not answer, at once; mark those that fail."""
         self._left_to_watch = True
 
         async def open_or_mark(name: str) -> None:
@@ -259,10 +256,7 @@ class DeviceMonitor:
 
 
 class MapCache:
-    """Caches maps, so that not every plan begins with reading every device.
-
-    ``last``: the maps as last read or written; ``None`` after ``forget``.
-    """
+    """Caches maps (``last``), so that not every plan begins with reading every device."""
 
     def __init__(self, lab: Lab, devices: DeviceMonitor) -> None:
         self._lab, self._devices = lab, devices
@@ -289,10 +283,7 @@ class MapCache:
         return lab_links(self._lab, maps)
 
     def plan(self, maps: Maps, decide: Decide) -> ChangePlan:
-        """The plan that turns these maps into what ``decide`` wants.
-
-        ``Refused`` if that changes one that is not known; raises the errors of ``decide``.
-        """
+        """The plan from ``maps`` to what ``decide`` wants; ``Refused`` if one is unknown."""
         wanted = decide(maps)
         for name in wanted.keys() & maps.unread.keys():
             maps[name]  # refuses, and says why
@@ -378,9 +369,9 @@ class CommittedMaps:
     def begin_with(self, present: Mapping[str, AnyMap]) -> None:
         """Commit what devices that were never seen before have."""
         new = {name: m for name, m in present.items() if name not in self._maps}
-        now = time.time()
+        origin = {"reconfiguration": None, "at": time.time()}
         self._store.commit_maps(
-            {n: {"map": as_texts(m), "reconfiguration": None, "at": now} for n, m in new.items()}
+            {name: {"map": [*m.one_way_texts], **origin} for name, m in new.items()}
         )
         self._maps.update(new)
 

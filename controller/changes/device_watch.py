@@ -23,10 +23,7 @@ _EVENTS_AT_ONCE = 20
 
 
 class DeviceWatch:
-    """Makes events of alarms and drift.
-
-    ``drift`` is as last read; ``alarms`` counts new ones by circuit switch and severity.
-    """
+    """Makes events of alarms (counted by switch and severity) and of ``drift``, as last read."""
 
     def __init__(self, parts: CircuitParts, transactions: Transactions) -> None:
         self._parts, self._transactions = parts, transactions

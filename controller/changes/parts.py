@@ -9,14 +9,7 @@ from typing import Any, Protocol
 
 from patchlight.controller.changes import power, preflight
 from patchlight.controller.changes.device_maps import CommittedMaps, DeviceMonitor, MapCache, Maps
-from patchlight.controller.changes.record import (
-    ChangePlan,
-    Changes,
-    Reconfiguration,
-    StepFailed,
-    as_texts,
-    difference,
-)
+from patchlight.controller.changes.record import ChangePlan, Reconfiguration, StepFailed, difference
 from patchlight.controller.circuits import contract
 from patchlight.controller.storage.store import BaselineKey, Store
 from patchlight.testbed.errors import OutcomeUnknown
@@ -150,7 +143,7 @@ class PlanExecutor:
         return self.power_check.should_show(links, name, makes)
 
     async def undo(
-        self, before: Mapping[str, AnyMap], changes: Changes
+        self, before: Mapping[str, AnyMap], changes: Mapping[str, MapChange[Any]]
     ) -> tuple[dict[str, AnyMap], str]:
         """Undo these changes as far as the devices show them done; touch nothing else.
 
@@ -179,10 +172,7 @@ class PlanExecutor:
         return {n: before[n].diff(wanted[n]) for n in before if before[n] != wanted[n]}
 
     async def finish_or_undo(self, record: Reconfiguration, now: Mapping[str, AnyMap]) -> None:
-        """Bring a change that was cut short to an end, and write into its record which.
-
-        Raises what the device said last if it cannot be undone.
-        """
+        """End a change that was cut short, and record how; raises the device's error if not."""
         changed = self.changes_of(record)
         if all(_is_done(change, now[name]) for name, change in changed.items()):
             record.state, record.message = "committed", "found whole after a restart"
@@ -320,7 +310,7 @@ class CircuitParts:
             committed, readings = {}, {}
         with record.stage("commit"):
             origin = {"reconfiguration": record.id, "at": record.finished_at}
-            maps = {name: {"map": as_texts(m), **origin} for name, m in committed.items()}
+            maps = {name: {"map": [*m.one_way_texts], **origin} for name, m in committed.items()}
             row = record.as_row
             self.store.update_reconfiguration(record.id, record.state, row, maps, readings)
             self.committed.take(committed)

@@ -9,12 +9,8 @@ from statistics import median
 from typing import Literal, NamedTuple
 
 from patchlight.controller.changes.record import StepFailed
-from patchlight.controller.circuits.contract import (
-    AnyDriver,
-    DirectedPort,
-    TellsChannelPowers,
-    TellsFactoryLosses,
-)
+from patchlight.controller.circuits import contract
+from patchlight.controller.circuits.contract import AnyDriver, DirectedPort
 from patchlight.controller.storage.store import BaselineKey, Store
 from patchlight.testbed.lab.model import Endpoint, Lab, OpticalSwitch
 from patchlight.testbed.lab.optical_links import Entry, launch_power_dbm
@@ -25,11 +21,8 @@ from patchlight.testbed.lab.wiring import Links
 
 
 def measures_each(switch: OpticalSwitch, driver: AnyDriver) -> bool:
-    """Whether the device measures the output power of each entry of its map.
-
-    A port of a wavelength switch has many signals: that takes power by channel.
-    """
-    if isinstance(switch, WavelengthSwitch) and not isinstance(driver, TellsChannelPowers):
+    """Whether the device measures each entry's output power: of a WSS, by channel."""
+    if isinstance(switch, WavelengthSwitch) and not isinstance(driver, contract.TellsChannelPowers):
         return False
     return driver.capabilities.power_out
 
@@ -54,7 +47,7 @@ async def powers_of(
 async def _of_channels(
     driver: AnyDriver, entries: Sequence[Entry], ends: Sequence[tuple[DirectedPort, DirectedPort]]
 ) -> list[tuple[float | None, float | None]]:
-    if not isinstance(driver, TellsChannelPowers):
+    if not isinstance(driver, contract.TellsChannelPowers):
         return [(None, None)] * len(entries)
     measured_dbm = await driver.channel_powers({port: None for both in ends for port in both})
 
@@ -104,10 +97,7 @@ class Expected:
 def expected_powers(
     lab: Lab, links: Links, asked: tuple[str, Iterable[Entry]] | None = None
 ) -> dict[tuple[str, Entry], Expected]:
-    """The expected power of each entry on a path to a receiver.
-
-    With ``asked``, a switch and entries of it, only along paths through these.
-    """
+    """The expected power of each entry on a path to a receiver, or of those ``asked`` for."""
     expected: dict[tuple[str, Entry], Expected] = {}
     for path in links.paths.values() if asked is None else links.paths_through(*asked):
         launched_dbm = launch_power_dbm(lab, path.source)
@@ -313,10 +303,7 @@ class PowerCheck:
         should: Sequence[Should],
         arriving_dbm: Mapping[DirectedPort, float | None] | None = None,
     ) -> list[PortReading]:
-        """Measure and judge cross-connects of a device that measures each.
-
-        ``arriving_dbm`` is the power at inputs that was measured a moment ago.
-        """
+        """Measure and judge cross-connects; inputs in ``arriving_dbm`` were measured just now."""
         powers_dbm = await powers_of(driver, [c for c, _, _ in should], arriving_dbm or {})
         loss_db = self.lab.optical_switch(driver.name).insertion_loss_db
         readings = []
@@ -352,7 +339,7 @@ class PowerCheck:
         words = f"{driver.name}: unverified, it has no power monitor"
         if driver.capabilities.power_out:
             words += " that tells channels apart"
-        if not isinstance(driver, TellsFactoryLosses):
+        if not isinstance(driver, contract.TellsFactoryLosses):
             return words
         circuits = [s.cross_connect for s in should if isinstance(s.cross_connect, CrossConnect)]
         losses_db = await driver.factory_losses_db(circuits)

@@ -206,7 +206,6 @@ class PortStates:
     def __init__(self, drivers: Drivers) -> None:
         self._drivers = drivers
         self._states: dict[str, tuple[float, Mapping[DirectedPort, PortState]]] = {}
-        self._closed: dict[str, Mapping[DirectedPort, PortState]] = {}
 
     async def of(self, ocs: str) -> Mapping[DirectedPort, PortState]:
         """The states as read at most a minute ago; empty if the device does not report them."""
@@ -220,14 +219,13 @@ class PortStates:
         self, ocs: str, cross_connects: Iterable[Any]
     ) -> list[tuple[DirectedPort, PortState]]:
         """The ports of these cross-connects that are not ready, in order."""
-        await self.of(ocs)
-        closed = self._closed[ocs]
-        ends = (
-            port
-            for c in (cross_connects if closed else ())
+        states = await self.of(ocs)
+        return [
+            (port, states[port])
+            for c in cross_connects
             for port in (DirectedPort("in", c.inp), DirectedPort("out", c.out))
-        )
-        return [(port, closed[port]) for port in ends if port in closed]
+            if port in states and states[port].condition != "ready"
+        ]
 
     async def read(self, ocs: str) -> Mapping[DirectedPort, PortState]:
         """The present states."""
@@ -237,7 +235,6 @@ class PortStates:
             # Some devices do not report them; making the circuits shows what they can do.
             states = {}
         self._states[ocs] = (asyncio.get_running_loop().time(), states)
-        self._closed[ocs] = {p: state for p, state in states.items() if state.condition != "ready"}
         return states
 
     def forget(self, ocs: str) -> None:

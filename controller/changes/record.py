@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from hashlib import blake2s
@@ -11,7 +11,7 @@ from typing import Any, Literal, Self
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.lab.model import Endpoint, Lab
 from patchlight.testbed.lab.portmap import AnyMap, MapChange
-from patchlight.testbed.lab.wiring import Links, check_map, lab_links
+from patchlight.testbed.lab.wiring import Links, Place, check_map, entries_at, lab_links
 
 Changes = Mapping[str, MapChange[Any]]
 """What changes on each optical switch, by name."""
@@ -233,11 +233,11 @@ class Reconfiguration:
 
     def fill(self, plan: ChangePlan, committed: Mapping[str, AnyMap]) -> None:
         """Put a plan into the record, and the maps that are committed once it is done."""
-        self.before = {name: as_texts(m) for name, m in plan.before.items()}
-        self.wanted = {name: as_texts(m) for name, m in plan.wanted.items()}
+        self.before = {name: [*m.one_way_texts] for name, m in plan.before.items()}
+        self.wanted = {name: [*m.one_way_texts] for name, m in plan.wanted.items()}
         self.changes = {name: change_as_texts(change) for name, change in plan.changes.items()}
         self.adopted = [name for name in committed if name not in plan.changes]
-        self.commits = {n: as_texts(m) for n, m in committed.items() if m != plan.wanted[n]}
+        self.commits = {n: [*m.one_way_texts] for n, m in committed.items() if m != plan.wanted[n]}
 
     def note(self, remarks: list[str]) -> None:
         """Add those of these remarks that are new."""
@@ -255,11 +255,6 @@ class Reconfiguration:
             self.stages_s[name] = round(self.stages_s.get(name, 0.0) + spent, 6)
 
 
-def as_texts(switch_map: AnyMap) -> list[str]:
-    """A map as in records and the API: each entry, one way, in order."""
-    return list(switch_map.one_way_texts)
-
-
 def change_as_texts(change: MapChange[Any]) -> dict[str, list[str]]:
     """A change of one map as in records and the API."""
     return {"breaks": [str(c) for c in change.breaks], "makes": [str(c) for c in change.makes]}
@@ -269,5 +264,31 @@ def fingerprint(maps: Mapping[str, AnyMap]) -> str:
     """A short text that is the same for the same maps and for no others."""
     digest = blake2s(digest_size=12)
     for name in sorted(maps):
-        digest.update(f"{name} {' '.join(as_texts(maps[name]))}\n".encode())
+        digest.update(f"{name} {' '.join(maps[name].one_way_texts)}\n".encode())
     return digest.hexdigest()
+
+
+def wanted_maps(
+    lab: Lab,
+    present: Mapping[str, AnyMap],
+    asked: Mapping[str, AnyMap],
+    dropped: Mapping[str, Collection[int | Place]],
+    *,
+    only: bool,
+) -> dict[str, Any]:
+    """The maps that a request for cross-connects means.
+
+    Those ``asked`` for are added to the present ones, or with ``only`` replace them; places that
+    are ``dropped`` lose their entries, in and out. ``BadInput`` for an unknown optical switch.
+    """
+    for name in (*asked, *dropped):
+        lab.optical_switch(name)  # says so if there is none
+    wanted: dict[str, AnyMap] = {}
+    for name in {**asked, **dict.fromkeys(dropped)}:
+        if only and name in asked:
+            wanted[name] = asked[name]
+            continue
+        gone = dropped.get(name, ())
+        kept = present[name].without(entries_at(present[name], gone)) if gone else present[name]
+        wanted[name] = kept.joined(asked[name]) if name in asked else kept
+    return wanted

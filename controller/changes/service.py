@@ -13,12 +13,12 @@ from patchlight.controller.changes.record import (
     ChangeOptions,
     ChangePlan,
     Refused,
-    as_texts,
     change_as_texts,
     fingerprint,
+    wanted_maps,
 )
 from patchlight.controller.changes.transaction import Transactions
-from patchlight.controller.changes.wanted import bringing_together, lighting, undoing, wanted_maps
+from patchlight.controller.changes.wanted import bringing_together, lighting, undoing
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.lab import wiring
 from patchlight.testbed.lab.portmap import AnyMap
@@ -234,11 +234,12 @@ class CircuitService:
         """The map of each optical switch."""
         maps = await self.parts.maps.read()
         # No map at all, rather than an empty one: applied later, that would clear the switch.
+        held = maps.assumed
         unread = {
-            name: {"map": None, "unreachable": reason, "assumed": as_texts(maps.assumed[name])}
+            name: {"map": None, "unreachable": reason, "assumed": [*held[name].one_way_texts]}
             for name, reason in maps.unread.items()
         }
-        known = {name: {"map": as_texts(port_map)} for name, port_map in maps.items()}
+        known = {name: {"map": [*port_map.one_way_texts]} for name, port_map in maps.items()}
         return {name: (known | unread)[name] for name in self.parts.drivers}
 
     def tag(self) -> str:
@@ -341,7 +342,7 @@ class CircuitService:
         """Keep the present maps under a name."""
         wiring.check_map_name(name)
         maps = await self.parts.maps.read()
-        texts = {ocs: as_texts(maps[ocs]) for ocs in self._named(request.ocs)}
+        texts = {ocs: [*maps[ocs].one_way_texts] for ocs in self._named(request.ocs)}
         row = {"name": name, "maps": texts, "by": who.by, "why": request.why, "at": time.time()}
         self.parts.store.save_map(name, row)
         return row

@@ -288,10 +288,7 @@ class Transactions:
         return next((r for r in self._running.values() if r.id == number > 0), None)
 
     def cancel(self, number: int, by: str, why: str) -> None:
-        """Have a change halted before its next step, and what it did undone.
-
-        ``Refused`` if it is over, or past the last step that can be undone.
-        """
+        """Halt a change before its next step and undo it; ``Refused`` once that is too late."""
         record = self.under_way(number)
         if record is None or not record.progress.may_cancel:
             at = "over" if record is None else f"at its end ({record.progress.stage})"

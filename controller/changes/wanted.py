@@ -1,7 +1,6 @@
 """Which maps a request wants, as a function of the present maps (``Decide``)."""
 
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 from patchlight.controller.changes.device_maps import Decide, circuits_in
 from patchlight.controller.changes.parts import CircuitParts
@@ -10,39 +9,7 @@ from patchlight.controller.policies.topology import CannotRegroup, regroup
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab.model import Endpoint, Host, Lab
 from patchlight.testbed.lab.portmap import AnyMap, PortMap
-from patchlight.testbed.lab.wiring import (
-    Place,
-    circuit_ports,
-    entries_at,
-    recorded_map,
-    with_spectra,
-)
-
-
-def wanted_maps(
-    lab: Lab,
-    present: Mapping[str, AnyMap],
-    asked: Mapping[str, AnyMap],
-    dropped: Mapping[str, Collection[int | Place]],
-    *,
-    only: bool,
-) -> dict[str, Any]:
-    """The maps that a request for cross-connects means.
-
-    Those ``asked`` for are added to the present ones, or with ``only`` replace them; places that
-    are ``dropped`` lose their entries, in and out. ``BadInput`` for an unknown optical switch.
-    """
-    for name in (*asked, *dropped):
-        lab.optical_switch(name)  # says so if there is none
-    wanted: dict[str, AnyMap] = {}
-    for name in {**asked, **dict.fromkeys(dropped)}:
-        if only and name in asked:
-            wanted[name] = asked[name]
-            continue
-        gone = dropped.get(name, ())
-        kept = present[name].without(entries_at(present[name], gone)) if gone else present[name]
-        wanted[name] = kept.joined(asked[name]) if name in asked else kept
-    return wanted
+from patchlight.testbed.lab.wiring import circuit_ports, recorded_map, with_spectra
 
 
 def undoing(parts: CircuitParts, number: int) -> tuple[Decide, dict[str, AnyMap]]:

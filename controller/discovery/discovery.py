@@ -11,10 +11,10 @@ from typing import Any, Literal
 
 from patchlight.controller.changes.record import ChangeOptions, Notifier, Refused
 from patchlight.controller.discovery import search
-from patchlight.controller.discovery.search import LIGHT, Findings, Heard, OcsPort
 from patchlight.controller.discovery.window import Listened, MaintenanceWindow, SwitchListening
 from patchlight.testbed.errors import PatchlightError, in_words
 from patchlight.testbed.lab.model import Endpoint, Fibre, Lab
+from patchlight.testbed.wire.rest.requests import DiscoveryRequest
 
 _log = logging.getLogger(__name__)
 
@@ -25,24 +25,9 @@ State = Literal["idle", "looking", "restoring", "done", "stopped", "failed"]
 Verdict = Literal["as said", "differs", "not told", "free"]
 
 
-@dataclass(frozen=True, slots=True)
-class WantedSearch:
-    """The ``ports`` to probe, by OCS (all if none are named), and how long each round listens.
-
-    ``every_port``: also once all ends of the lab are found.
-    """
-
-    ports: Mapping[str, Collection[int]]
-    listen_s: float
-    every_port: bool = False
-
-
 @dataclass
 class DiscoveryProgress:
-    """How far the search is, or how the last one ended.
-
-    ``rounds_left`` is the most that can be left; ``wiring`` is the result as JSON once ``done``.
-    """
+    """How far the search is, or how the last one ended, with the result as JSON once ``done``."""
 
     state: State = "idle"
     by: str = ""
@@ -73,14 +58,11 @@ class Discovery:
 
     @property
     def status(self) -> dict[str, Any]:
-        """The progress as JSON, and the ``step`` of the news of it.
-
-        ``open``: circuits are away from their places now.
-        """
+        """The progress as JSON, its ``step``, and whether circuits are away now (``open``)."""
         is_open = self._window.opened is not None
         return asdict(self.progress) | {"step": self.news.step, "open": is_open}
 
-    async def preview(self, wanted: WantedSearch) -> dict[str, Any]:
+    async def preview(self, wanted: DiscoveryRequest) -> dict[str, Any]:
         """What a search would probe, the circuits that it takes, how long, and the objections."""
         ports = await self._window.ports(wanted.ports)
         rounds, takes_s = self._estimate(wanted, ports)
@@ -93,15 +75,15 @@ class Discovery:
         }
 
     def _estimate(
-        self, wanted: WantedSearch, ports: Mapping[str, Collection[int]]
+        self, wanted: DiscoveryRequest, ports: Mapping[str, Collection[int]]
     ) -> tuple[int, float]:
         """The number of rounds where all is as the lab file says, and their seconds, about."""
-        each = [OcsPort(ocs, number) for ocs, numbers in ports.items() for number in numbers]
+        each = [search.OcsPort(ocs, number) for ocs, numbers in ports.items() for number in numbers]
         rounds = 1 + search.likely_rounds(each, expected_ends(self._lab))
         slowest_s = max((c.switching_time_s for c in self._lab.circuit_switches), default=0.0)
         return rounds, rounds * (wanted.listen_s + 2 * slowest_s)
 
-    async def start(self, wanted: WantedSearch, caller: ChangeOptions) -> None:
+    async def start(self, wanted: DiscoveryRequest, caller: ChangeOptions) -> None:
         """Begin a search; ``Refused`` or ``BadInput`` if it cannot be."""
         async with self._beginning_or_ending:
             if self.under_way:
@@ -123,10 +105,8 @@ class Discovery:
             self.news.tell()
 
     async def stop(self) -> None:
-        """Cancel the search and restore the circuits, also those that an earlier controller left.
-
-        ``PatchlightError`` if they cannot be restored.
-        """
+        """Cancel the search and restore the circuits, also those of an earlier controller, or
+        raise."""
         async with self._beginning_or_ending:
             if self._task is not None and not self._task.done():
                 if self.progress.state == "looking":
@@ -153,7 +133,7 @@ class Discovery:
         self.news.tell()
 
     async def _run(
-        self, wanted: WantedSearch, ports: Mapping[str, list[int]]
+        self, wanted: DiscoveryRequest, ports: Mapping[str, list[int]]
     ) -> tuple[dict[str, Any] | None, State]:
         """Search and restore the circuits; the result and how it ended."""
         progress, found = self.progress, None
@@ -179,7 +159,9 @@ class Discovery:
         progress.took_s = time.time() - progress.began_at
         return found, end
 
-    async def _search(self, wanted: WantedSearch, ports: Mapping[str, list[int]]) -> dict[str, Any]:
+    async def _search(
+        self, wanted: DiscoveryRequest, ports: Mapping[str, list[int]]
+    ) -> dict[str, Any]:
         dark = await self._round(wanted, {}, self.progress.rounds_left - 1)
         if not dark.ends:
             why = "; ".join(dict.fromkeys(dark.silent.values()))
@@ -198,7 +180,7 @@ class Discovery:
                 heard = await self._round(wanted, asked.light, asked.left, asked.patience)
                 asked = rounds.send(heard.beside(dark))
         except StopIteration as end:
-            found: Findings = end.value
+            found: search.Findings = end.value
         silent = {end: why for end, why in dark.silent.items() if end not in dark.ends}
         whole = not wanted.ports
         wiring = found_wiring(self._lab, found, elsewhere, dark.ends, silent, whole=whole)
@@ -214,7 +196,7 @@ class Discovery:
         }
 
     async def _round(
-        self, wanted: WantedSearch, light: search.Light, left: int, patience: int = 1
+        self, wanted: DiscoveryRequest, light: search.Light, left: int, patience: int = 1
     ) -> Listened:
         progress = self.progress
         number = progress.rounds_done + 1
@@ -229,14 +211,10 @@ class Discovery:
 
 @dataclass(frozen=True, slots=True)
 class PortFinding:
-    """A port of a circuit switch: the end that ``sends`` into it, the end that ``hears`` it.
+    """The ends that send into a port of a circuit switch and hear it, and that ``said`` in the lab
+    file. ``not told``: the latter could not be probed."""
 
-    ``None``: none was found. ``said`` is the end in the lab file.
-
-    ``not told``: the end that the lab file names could not be probed.
-    """
-
-    port: OcsPort
+    port: search.OcsPort
     sends: str | None
     hears: str | None
     said: str | None
@@ -254,10 +232,10 @@ class FoundWiring:
     fibres: tuple[Fibre, ...]
 
 
-def expected_ends(lab: Lab) -> dict[OcsPort, str]:
+def expected_ends(lab: Lab) -> dict[search.OcsPort, str]:
     """What the lab file says is plugged into each port of each circuit switch."""
     return {
-        OcsPort(ocs, number): str(end)
+        search.OcsPort(ocs, number): str(end)
         for ocs, fibres in lab.circuit_fibres.items()
         for number, (end, _) in fibres.items()
     }
@@ -265,18 +243,15 @@ def expected_ends(lab: Lab) -> dict[OcsPort, str]:
 
 def found_wiring(
     lab: Lab,
-    found: Findings,
-    elsewhere: Heard,
+    found: search.Findings,
+    elsewhere: search.Heard,
     ends: Collection[str],
     silent: Mapping[str, str],
     *,
     whole: bool = True,
 ) -> FoundWiring:
-    """Compare. ``ends`` were probed; ``silent`` says why others were not. ``elsewhere``: which end
-    hears which while all ports that were looked at are dark.
-
-    Without ``whole`` there were other circuits, so that what is heard in the dark is not a fibre.
-    """
+    """Compare what was found with the lab file; ``elsewhere`` is what was heard in the dark.
+    Without ``whole`` other circuits stood, and what is heard in the dark is no fibre."""
     expected = expected_ends(lab)
     lit = found.inputs.keys() | found.outputs.keys()
     ports = tuple(
@@ -288,7 +263,10 @@ def found_wiring(
         row.port: row.sends
         for row in ports
         if row.sends is not None
-        and (row.sends == row.hears or not (row.sends == LIGHT or row.hears or row.sends in ends))
+        and (
+            row.sends == row.hears
+            or not (row.sends == search.LIGHT or row.hears or row.sends in ends)
+        )
     }
     direct = {(a, b) for a, b in elsewhere if a < b and (b, a) in elsewhere} if whole else set()
     beside = list(_other_fibres(lab, elsewhere, direct, ends))
@@ -301,8 +279,8 @@ def found_wiring(
 
 
 def _judged(
-    port: OcsPort,
-    found: Findings,
+    port: search.OcsPort,
+    found: search.Findings,
     said: str | None,
     ends: Collection[str],
     silent: Mapping[str, str],
@@ -324,7 +302,7 @@ def _judged(
             words = f"{port}: nobody was found behind {port.ocs} who could tell; {lab_file}"
             return row("not told", words)
         return row("differs", f"nothing was heard at {port}, {lab_file}")
-    if sends == LIGHT:
+    if sends == search.LIGHT:
         words = f"light comes in at {port}, and no frame tells from where"
         return row("not told" if said in silent else "differs", f"{words}; {lab_file}")
     only_lldp = hears is None and sends not in ends
@@ -343,7 +321,7 @@ def _judged(
 
 
 def _other_fibres(
-    lab: Lab, elsewhere: Heard, direct: Collection[tuple[str, str]], ends: Collection[str]
+    lab: Lab, elsewhere: search.Heard, direct: Collection[tuple[str, str]], ends: Collection[str]
 ) -> Iterator[str]:
     """Differences of the fibres that pass no circuit switch."""
     switches = {switch.name for switch in lab.circuit_switches}
@@ -364,12 +342,10 @@ def _other_fibres(
 
 
 def _corrected(
-    lab: Lab, certain: Mapping[OcsPort, str], direct: Collection[tuple[str, str]]
+    lab: Lab, certain: Mapping[search.OcsPort, str], direct: Collection[tuple[str, str]]
 ) -> tuple[Fibre, ...]:
-    """The lab's fibres as they run: each follows its device's end, with its rate and losses.
-
-    A fibre in the way of one that was found goes; new ones come last.
-    """
+    """The lab's fibres as they run, each with its device's end, rate and losses; new ones come
+    last."""
     named = {str(host.endpoint): host.endpoint for host in lab.hosts}
     counts = [(switch.name, switch.ports) for switch in lab.packet_switches]
     counts += [(switch.name, switch.ports) for switch in lab.circuit_switches]

@@ -41,11 +41,8 @@ LIGHT = "light without frames"
 
 @dataclass(frozen=True, slots=True)
 class SearchRound:
-    """Cross-connects to make, and no others of these ports.
-
-    ``left``: the rounds that follow at most, as far as is known. ``patience``: how many times the
-    usual time to listen.
-    """
+    """Cross-connects to make; at most ``left`` rounds follow, ``patience`` multiplies the time to
+    listen."""
 
     light: Light
     left: int
@@ -54,11 +51,8 @@ class SearchRound:
 
 @dataclass
 class Findings:
-    """The end at each port: its name (``tor1.3``), or the port of another circuit switch.
-
-    ``inputs`` have transmitters, ``outputs`` receivers; ``None`` at a port that was silent in a
-    round; other ports are left out. ``doubts`` are contradictions, as text.
-    """
+    """The end at each input and output (``tor1.3``, or a port of another OCS), ``None`` if it was
+    silent in a round, and contradictions as text."""
 
     inputs: dict[OcsPort, str | None] = field(default_factory=dict)
     outputs: dict[OcsPort, str | None] = field(default_factory=dict)
@@ -77,12 +71,8 @@ def search(
     *,
     every_port: bool = False,
 ) -> Search:
-    """Find the ends at these ``ports``, by OCS; takes what was ``Heard`` after each round.
-
-    ``expected`` are the ends in the lab file; ``ends`` those that take part, and ``elsewhere`` what
-    is heard while all these ports are dark. Without ``every_port`` it is over when all ends are
-    found.
-    """
+    """Find the ends at these ``ports``; takes what was ``Heard`` after each round. Without
+    ``every_port`` it is over when all the ``ends`` that take part are found."""
     return _Searching(ports, expected, ends, elsewhere, every_port=every_port).run()
 
 
@@ -200,11 +190,8 @@ class _Searching:
                 yield from self._ask(heard_at, sent_to, left, 1)
 
     def _lit(self, inputs: Iterable[OcsPort], outputs: Iterable[OcsPort]) -> tuple[Light, Light]:
-        """As many of these as can be lit in one round.
-
-        Inputs each with the output whose receiver is to hear it; outputs each with the input
-        whose transmitter is to reach it.
-        """
+        """As many of these as one round can light: inputs with the output whose receiver is to hear
+        them, outputs with the input whose transmitter is to reach them."""
         receivers = _by_ocs(p for p, end in self._found.outputs.items() if end in self._ends)
         sources = _by_ocs(p for p, end in self._found.inputs.items() if end in self._ends)
         heard_at, sent_to = Light(), Light()

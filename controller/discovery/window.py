@@ -1,7 +1,5 @@
-"""What a search for the wiring does to a lab: it takes ports of circuit switches, and probes.
-
-The circuits to restore are in the store before any is changed: the next controller restores them.
-"""
+"""What a search for the wiring does to a lab: it takes ports of circuit switches, and probes. The
+circuits to restore are stored before any is changed: the next controller restores them."""
 
 import asyncio
 import logging
@@ -25,7 +23,6 @@ from patchlight.testbed.lab.model import Endpoint, Lab, PacketSwitch, Server
 from patchlight.testbed.lab.portmap import CrossConnect, PortMap
 from patchlight.testbed.wire import probe_frames
 from patchlight.testbed.wire.agent_status import LONGEST_LISTEN_S
-from patchlight.testbed.wire.probe_frames import LldpNeighbour
 
 _log = logging.getLogger(__name__)
 
@@ -69,11 +66,8 @@ class MaintenanceWindow:
         return self._parts.store.mark(_MARK, lambda row: Opened(**row))
 
     async def ports(self, wanted: Mapping[str, Collection[int]]) -> dict[str, list[int]]:
-        """Those of the wanted ports (all, if none are named) that can be lit, by OCS.
-
-        ``Refused`` if a wanted one is locked or out of order, or its circuit leads out of the
-        window; ``BadInput`` for a port that there is not, and for one that is alone.
-        """
+        """Those of the wanted ports (all, if none are named) that can be lit, by OCS; ``Refused``
+        or ``BadInput`` for one that cannot, or whose circuit leads out of the window."""
         parts = self._parts
         if parts.lab.sorting:
             raise Refused(
@@ -179,10 +173,8 @@ class MaintenanceWindow:
         await self._change({ocs: PortMap.of(circuits) for ocs, circuits in wanted.items()}, why)
 
     async def close(self) -> None:
-        """Restore the circuits, the locks and the queue; harmless where nothing is open.
-
-        ``PatchlightError`` if that fails: the ports stay locked, and it can be called again.
-        """
+        """Restore circuits, locks and queue, if anything is open. ``PatchlightError`` if that
+        fails: the ports stay locked, and it can be called again."""
         opened = self.opened
         if opened is None:
             return
@@ -245,10 +237,8 @@ def _with_their_ends(numbers: Collection[int], port_map: PortMap) -> set[int]:
 
 @dataclass
 class Listened:
-    """The result of a round: pairs of ``heard`` ends, ends with a carrier, all that took part.
-
-    ``silent`` has the lab's other ends with a fibre, and why they did not take part.
-    """
+    """The result of a round; ``silent`` has the lab's other ends with a fibre, and why they took no
+    part."""
 
     heard: set[tuple[str, str]] = field(default_factory=set)
     carriers: set[str] = field(default_factory=set)
@@ -357,11 +347,9 @@ class SwitchListening:
         return (switch for switch in self._lab.packet_switches if connected[switch.name])
 
 
-def end_of(lab: Lab, neighbour: LldpNeighbour) -> str:
-    """The end of the lab that sends such LLDP, by a NIC's MAC or a switch's name and port number.
-
-    For a device outside the lab, the neighbour as text.
-    """
+def end_of(lab: Lab, neighbour: probe_frames.LldpNeighbour) -> str:
+    """The end of the lab that sends such LLDP, by MAC or switch and port; else the neighbour as
+    text."""
     by_mac = {host.nic.mac.lower(): str(host.endpoint) for host in lab.hosts}
     for said in (neighbour.port, neighbour.device):
         if said.lower() in by_mac:

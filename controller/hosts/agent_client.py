@@ -15,13 +15,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import httpx
 from pydantic import BaseModel, ValidationError
 
-from patchlight.controller.hosts.health import INTERVAL_S, SUSPECTED_AFTER
 from patchlight.testbed.errors import BadInput, PatchlightError, mistakes_in_words
 from patchlight.testbed.linux import credentials
 from patchlight.testbed.linux.sockets import split_address
 from patchlight.testbed.wire import agent_status, worker_api
-from patchlight.testbed.wire.agent_status import AgentStatus
-from patchlight.testbed.wire.worker_api import LogPart, WorkerSpec, WorkerStatus
 
 if TYPE_CHECKING:
     from cryptography.x509 import Certificate
@@ -40,6 +37,12 @@ _ALERTS = {
 }
 _DEPLOY = "issue both anew with 'patchlight deploy certificates LAB --output DIR'"
 
+INTERVAL_S = 3.0
+"""An agent should answer once in so long. It is called every second."""
+
+SUSPECTED_AFTER = 3
+"""Silent for so many intervals, nothing new is begun with it."""
+
 _STATUS = "/status"
 _DEADLINE_S = 30.0
 _STATUS_DEADLINE_S = SUSPECTED_AFTER * INTERVAL_S
@@ -54,11 +57,8 @@ _NO_TLS = credentials.new_context(server=False)
 
 
 class AgentTls:
-    """The certificate that agents are called with, and one TLS context for all of them.
-
-    An empty folder is one that a certificate is put into later: until then ``credentials`` is
-    ``None``. ``BadInput`` if there is no folder, or no certificate of the lab's controller in it.
-    """
+    """The certificate that agents are called with, and one TLS context for all of them. In an empty
+    folder a certificate may be put later; ``BadInput`` for a wrong one."""
 
     def __init__(self, lab: str, folder: Path) -> None:
         self.lab, self.folder = lab, folder
@@ -214,14 +214,11 @@ class AgentClient:
                 hint="is it of the same version as the controller?",
             ) from error
 
-    async def status(self) -> AgentStatus:
-        """What the server has and who uses it; called once.
-
-        ``AgentIncompatible`` if it is another server's agent, or has another version of the API;
-        then all other calls fail likewise until the next call of this one.
-        """
+    async def status(self) -> agent_status.AgentStatus:
+        """What the server has and who uses it; called once. After ``AgentIncompatible`` (another
+        server or API version) all other calls fail likewise until the next call of this one."""
         how = {"pauses_s": (), "deadline_s": _STATUS_DEADLINE_S}
-        status = await self._ask(AgentStatus, "GET", _STATUS, **how)
+        status = await self._ask(agent_status.AgentStatus, "GET", _STATUS, **how)
         self._refused = None
         self._knows_no_users = status.worker_user is None
         if status.server != self.server:
@@ -245,17 +242,17 @@ class AgentClient:
         body = agent_status.ProbeRequest(token=token, listen_s=listen_s).model_dump()
         return await self._ask(agent_status.ProbeAnswer, "POST", "/probes", body=body, pauses_s=())
 
-    async def create_worker(self, spec: WorkerSpec) -> WorkerStatus:
+    async def create_worker(self, spec: worker_api.WorkerSpec) -> worker_api.WorkerStatus:
         """Lease the GPU and the NIC and start a worker with them."""
         # Only what is not the default: an agent may know fewer optional keys than this controller.
         unknown = {"user"} if self._knows_no_users else None
         body = spec.model_dump(mode="json", exclude_defaults=True, exclude=unknown)
-        return await self._ask(WorkerStatus, "POST", "/workers", body=body)
+        return await self._ask(worker_api.WorkerStatus, "POST", "/workers", body=body)
 
-    async def worker(self, worker_id: str) -> WorkerStatus:
+    async def worker(self, worker_id: str) -> worker_api.WorkerStatus:
         """How a worker is."""
         where = f"/workers/{worker_id}"
-        return await self._ask(WorkerStatus, "GET", where, deadline_s=_STATUS_DEADLINE_S)
+        return await self._ask(worker_api.WorkerStatus, "GET", where, deadline_s=_STATUS_DEADLINE_S)
 
     async def reports(self, worker_id: str, after: int) -> worker_api.Reports:
         """The iterations a worker finished after number ``after``, and the next ``after``."""
@@ -263,10 +260,10 @@ class AgentClient:
             worker_api.Reports, "GET", f"/workers/{worker_id}/reports?after={after}"
         )
 
-    async def log(self, worker_id: str, after: int, limit: int) -> LogPart:
+    async def log(self, worker_id: str, after: int, limit: int) -> worker_api.LogPart:
         """What a worker printed after byte ``after``, at most ``limit`` bytes of it."""
         where = f"/workers/{worker_id}/log?after={after}&limit={limit}"
-        return await self._ask(LogPart, "GET", where)
+        return await self._ask(worker_api.LogPart, "GET", where)
 
     async def start(self, worker_id: str) -> None:
         """Let a ready worker train."""
@@ -301,16 +298,14 @@ class AgentClient:
         """Stop a worker; its GPU and NIC go back, and its output stays until it is deleted."""
         await self._call("POST", f"/workers/{worker_id}/end", {})
 
-    async def delete(self, worker_id: str) -> WorkerStatus:
+    async def delete(self, worker_id: str) -> worker_api.WorkerStatus:
         """Stop a worker; its GPU and NIC go back. No error if it is gone already."""
-        return await self._ask(WorkerStatus, "DELETE", f"/workers/{worker_id}")
+        return await self._ask(worker_api.WorkerStatus, "DELETE", f"/workers/{worker_id}")
 
 
 def _mistrust(address: str, name: str, own: credentials.Credentials) -> AgentNotTrusted | None:
-    """What keeps the holder of ``own`` from the agent called ``name`` at ``host:port``.
-
-    Connects once more, sends no request, and looks at both certificates.
-    """
+    """What keeps the holder of ``own`` from the agent ``name`` at ``host:port``, by both
+    certificates."""
     # Slow to import, and most controllers have no certificates.
     from cryptography import x509
 

@@ -13,8 +13,8 @@ from typing import Any, Protocol, Self, TypeVar
 from patchlight.controller.changes.device_maps import circuits_in
 from patchlight.controller.policies import contract
 from patchlight.controller.policies.contract import ClusterView, Frozen, JobView, RingOfJob
-from patchlight.controller.policies.ring_order import NO_PORTS, Ports
-from patchlight.controller.prediction.sharing import Load, Training, training_load
+from patchlight.controller.policies.topology import NO_PORTS, Ports
+from patchlight.controller.prediction.network import Load, Training, training_load
 from patchlight.testbed.graphs import ComputationGraph, builtin_graph
 from patchlight.testbed.graphs.files import graph_from_json
 from patchlight.testbed.jobs import JobState, JobStatus
@@ -78,11 +78,9 @@ class WiredLab:
         jobs: Mapping[str, JobStatus] = MappingProxyType({}),
         waiting: Collection[str] = (),
     ) -> ClusterView:
-        """The cluster now. ``running`` has each job's hosts; the ends of jobs are unknown.
-
-        Circuits of ``locked`` OCS ports stay; ``failed`` ports can carry none. ``jobs`` are the
-        running ones by id. ``waiting`` names those of ``recent`` that wait for GPUs.
-        """
+        """The cluster now, with each job's hosts in ``running``. Circuits of ``locked`` OCS ports
+        stay; ``failed`` ports can carry none. ``waiting`` names those of ``recent`` that wait for
+        GPUs."""
         out_of_use = self.as_set(broken)
         at_work = [
             contract.Running(float("inf"), self.as_set(hosts), job)
@@ -134,11 +132,8 @@ def _ports(ocs: str, *sets: Ports) -> frozenset[int]:
 
 
 def view_of(status: JobStatus, workers: int | None = None) -> JobView:
-    """A job as policies see it, of so many workers. Its expected time is that of computing alone.
-
-    That is the same for any number of workers, unless an iteration is split over them, and unknown
-    for a command that does not say how long it computes.
-    """
+    """A job as policies see it, of so many workers, and the time that it computes if known: the
+    same for any number of workers, unless an iteration is split over them."""
     spec = status.spec
     known = bool(spec.compute_s and spec.iterations)
     slowest_s = max(spec.compute_s.values()) * spec.iterations if known else math.nan
@@ -172,11 +167,8 @@ def least_workers(status: JobStatus) -> int:
 
 
 def alone_s(status: JobStatus, nic_bps: float) -> float:
-    """How long a job still takes on links of its own, NaN if unknown.
-
-    The slowest model that it may run on sets its pace; while it has no hosts, the least number of
-    workers counts. An unknown gradient takes no time.
-    """
+    """How long a job still takes on links of its own, on the slowest model that it may run on; NaN
+    if unknown. While it has no hosts, its least number of workers counts."""
     spec = status.spec
     if not (spec.iterations and spec.compute_s):
         return math.nan
@@ -204,11 +196,8 @@ OWN_GRAPH = "of the job"
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """One answer of a policy, as JSON, after so many ``seconds``; ``saw`` gives what it saw.
-
-    Its ``kind`` is the policy's, or ``defragment``. ``weighed`` is the policy's own explanation as
-    JSON: for a learned one its options and their scores.
-    """
+    """One answer of a policy, as JSON; ``saw`` gives what it saw, ``weighed`` is its explanation:
+    for a learned one its options and their scores."""
 
     kind: str
     policy: str
@@ -264,10 +253,7 @@ def seen(
     elastic: Sequence[contract.ElasticJob] = (),
     queue: Sequence[contract.QueuedJob] = (),
 ) -> dict[str, Any]:
-    """All that a policy sees but the lab itself, as JSON: GPU sets in hexadecimal digits.
-
-    ``graph`` names the job's computation graph; ``elastic`` and ``queue`` are for *elasticity*.
-    """
+    """All that a policy sees but the lab itself, as JSON: GPU sets in hexadecimal digits."""
     found: dict[str, Any] = {
         "now_s": view.now_s,
         "occupied": f"{view.occupied:x}",
@@ -301,10 +287,7 @@ def seen(
 def arguments(
     kind: contract.PolicyKind, saw: Mapping[str, Any], lab: Lab, own_graph: str | None = None
 ) -> tuple[Any, ...]:
-    """The arguments of a policy's method that show it the same again.
-
-    ``own_graph`` is the computation graph in the job's spec.
-    """
+    """The arguments that show a policy the same again, with ``own_graph`` of the job's spec."""
     maps = {ocs: PortMap.parse(pairs) for ocs, pairs in saw["circuits"].items()}
     recent, waiting = tuple(map(_job, saw["recent"])), frozenset(saw.get("waiting", ()))
     view = ClusterView(

@@ -1,8 +1,5 @@
-"""Gangs that have hosts: their jobs start together, and each is followed to its own end.
-
-The workers of a gang go on when the controller ends, and the next controller follows them. An
-outcome that cannot be written, as the disk is full, is written later.
-"""
+"""Gangs that have hosts: their jobs start together, and each is followed to its own end, by the
+next controller if this one ends."""
 
 import asyncio
 import logging
@@ -44,10 +41,7 @@ class Queue(Protocol):
 
 
 class Gangs:
-    """The gangs that have hosts; the last of them to start took ``last_start_s`` for it.
-
-    ``queue`` is set by the queue itself.
-    """
+    """The gangs that have hosts; the last of them to start took ``last_start_s`` for it."""
 
     def __init__(
         self, lab: Lab, fleet: Fleet, store: Store, table: JobTable, rewiring: JobRewiring
@@ -199,11 +193,8 @@ class Gangs:
         await self._to_the_end(self._over(gang, job, outcome))
 
     async def _go_on_elsewhere(self, gang: Gang, job: RunningJob) -> None:
-        """Stop a job where all ranks are at one iteration, and begin there on its next hosts.
-
-        A job that cannot be stopped goes on as it is. If the controller ends meanwhile, the job is
-        on record as being started, and is queued again.
-        """
+        """Stop a job where all ranks are at one iteration, and begin there on its next hosts; if it
+        cannot be stopped it goes on as it is."""
         stops = await job.hold_for_good()
         try:
             if stops:  # on record before its workers end
@@ -383,10 +374,8 @@ class Outcomes:
 
 
 def _measured(job: RunningJob, spec: JobSpec, reports: list[dict[str, Any]]) -> JobSpec:
-    """The spec, with the measured compute times on GPU models that it has none for.
-
-    The first iteration does not count: it also loads the model and warms up.
-    """
+    """The spec with measured compute times of GPU models that it has none for. The first iteration
+    does not count: it also loads the model and warms up."""
     if spec.trainer != "torch":
         return spec
     found = dict(spec.compute_s)

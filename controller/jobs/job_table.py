@@ -1,8 +1,5 @@
-"""The status of each job, and the times of its iterations, predicted and measured.
-
-Jobs that have not ended are in memory, all are on disk. Each change of a job is on disk, with its
-time and reason, before it takes effect.
-"""
+"""The status of each job, on disk before it takes effect, and the predicted and measured times of
+its iterations."""
 
 import math
 import time
@@ -29,11 +26,8 @@ _RECENT = 64  # as many as policies see
 
 
 class JobTable:
-    """The status of jobs by id; ``running`` are those that have hosts.
-
-    ``outputs`` keeps what their workers print, if given. ``on_reports`` are called with the
-    iterations that workers report, ``on_state`` with new jobs and each new state, once on disk.
-    """
+    """The status of jobs by id; ``running`` have hosts. ``on_reports`` hear of iterations,
+    ``on_state`` of new jobs and each new state, once on disk."""
 
     def __init__(self, ledger: JobLedger, outputs: JobOutputs | None = None) -> None:
         self.running: dict[str, RunningJob] = {}
@@ -64,7 +58,7 @@ class JobTable:
         return {job_id: [h.name for h in self.running[job_id].all_hosts] for job_id in job_ids}
 
     def page(
-        self, last: int, after: str | None = None, period: Period | None = None, **which: str
+        self, last: int = 100, after: str | None = None, period: Period | None = None, **which: str
     ) -> list[JobStatus]:
         """As ``JobLedger.page``."""
         return self.ledger.page(last, after, period, **which, known=self._live)
@@ -167,10 +161,7 @@ class Forecasts:
     def running(
         self, links: Links | None = None, more: Sequence[JobStatus] = ()
     ) -> dict[str, dict[str, Any]]:
-        """Predictions for each running job, and for ``more`` as if they ran.
-
-        ``links`` are the present ones by default. Jobs of unknown work are left out.
-        """
+        """Predictions for each running job of known work, and for ``more`` as if they ran."""
         lit = links or self._links()
         statuses = [s for s in self._table.live() if s.state in _AT_WORK and s.hosts]
         placed = [
@@ -201,11 +192,8 @@ class IterationTimes:
         self._store, self._table, self._forecasts = store, table, forecasts
 
     def before(self, job_ids: Collection[str]) -> dict[str, dict[str, Any]]:
-        """The times of those of the jobs that train, just before a change, by job.
-
-        ``reported`` is the number of a job's last report. ``unsettled_before``: something else
-        changed since the measured iterations began.
-        """
+        """The times of those of the jobs that train, just before a change. ``unsettled_before``:
+        something else changed since the measured iterations began."""
         jobs, found = self._table.several(job_ids), {}
         predicted = self._forecasts.shown(list(jobs.values()))
         for job_id, status in jobs.items():
@@ -234,10 +222,8 @@ class IterationTimes:
         }
 
     def of(self, status: JobStatus) -> list[dict[str, Any]]:
-        """Each move of circuits of a job while it trained, oldest first.
-
-        ``measured_after_s`` is ``None`` until an iteration has begun and ended since.
-        """
+        """Each move of circuits of a job while it trained, oldest first, with what was measured
+        since."""
         ledger, ranks = self._table.ledger, max(1, len(status.hosts))
         kept = [each for each in ledger.decisions(status.id) if _KEPT in each]
         found = []
@@ -286,11 +272,8 @@ def durations_s(
     since: float = -math.inf,
     until: float = math.inf,
 ) -> list[float]:
-    """The durations of the iterations that began and ended between these times (Unix time).
-
-    An iteration lasts from the end of the one before to its own, each of the last of the ``ranks``.
-    Of several attempts the last one counts.
-    """
+    """The durations of the last attempt's iterations that began and ended between these times. An
+    iteration lasts from the end of the one before to its own, each of the last rank."""
     attempt = max((report.get("attempt", 0) for report in reports), default=0)
     ends: dict[int, float] = {}
     reported: Counter[int] = Counter()

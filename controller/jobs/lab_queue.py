@@ -31,11 +31,8 @@ _LOOK_AGAIN_S = 5.0
 
 
 class LabQueue:
-    """Jobs that wait, in the order and under the rules of a discipline.
-
-    ``why`` has what each waiting job waits for, as of the last pass; ``changed`` is set when
-    another pass may start more.
-    """
+    """Jobs that wait by the rules of a discipline, and ``why`` as of the last pass; ``changed`` is
+    set when another pass may start more."""
 
     def __init__(
         self,
@@ -78,14 +75,16 @@ class LabQueue:
         self._left.clear()
         self._returned.clear()
 
-    def admit(self, user: str, specs: Sequence[JobSpec], beside: int = 0) -> Waiting | None:
+    def not_admitted(self, user: str, specs: Sequence[JobSpec], beside: int = 0) -> str | None:
         """Why the jobs of a gang may not even wait, with so many others of the user ``beside``."""
         jobs = len(specs) - 1 + beside
         if self._settings.allowance(user).jobs is not None:
             placed = (entry for entry, _ in self._placed.values())
             own = {e.gang for e in (*self._waiting.values(), *placed) if e.user == user}
             jobs += sum(len(gang.ids) for gang in own)
-        return contract.admission(self._settings, user, sum(spec.size for spec in specs), jobs)
+        gpus = sum(spec.size for spec in specs)
+        waiting = contract.admission(self._settings, user, gpus, jobs)
+        return None if waiting is None else waiting.words
 
     def join(self, gang: Gang) -> None:
         """A gang waits from now on; again is harmless."""

@@ -1,8 +1,5 @@
-"""The lab as its queue sees it, with the decisions of one pass.
-
-A pass runs in a thread, on a snapshot of the lab: nothing here waits or touches a device. What it
-starts, preempts and resizes is carried out after the pass.
-"""
+"""The lab as its queue sees it, and the decisions of one pass in a thread. Nothing here waits or
+touches a device: what a pass starts, preempts and resizes is carried out after it."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -17,11 +14,9 @@ from patchlight.controller.jobs.job_table import JobTable
 from patchlight.controller.jobs.placement import GangEntry, LabSnapshot, Placed, Placement
 from patchlight.controller.jobs.specs import error_text
 from patchlight.controller.policies import contract
-from patchlight.controller.policies.contract import ElasticJob, Frozen, Progress, QueuedJob
 from patchlight.controller.policies.options.outlook import Networks
 from patchlight.controller.policies.registry import DEFAULTS
-from patchlight.controller.prediction.network import LabNetwork, RingWork, units_s
-from patchlight.controller.prediction.sharing import Load, training_load
+from patchlight.controller.prediction import network
 from patchlight.testbed.jobs import JobState, JobStatus
 from patchlight.testbed.lab.rules import Waiting, WaitReason
 from patchlight.testbed.lab.wiring import trace_links
@@ -68,11 +63,8 @@ class _Occupancy:
 
 @dataclass
 class LabSite:
-    """The lab during the passes; ``look`` gives its state before each.
-
-    ``started``, ``preempted`` and ``resized`` are what the last pass decided, ``refused`` the gangs
-    that can never run, and why. ``start_s`` gives how long a job takes to start.
-    """
+    """The lab during the passes, and what the last one decided; ``look`` gives its state before
+    each. ``start_s`` gives how long a job takes to start."""
 
     table: JobTable
     placement: Placement
@@ -90,11 +82,11 @@ class LabSite:
     layout: int = 0
     wake_s: float = math.inf
     _shown: object = None
-    _network: tuple[int, LabNetwork] | None = None
+    _network: tuple[int, network.LabNetwork] | None = None
 
     def look(self, lab: LabSnapshot, now_s: float) -> None:
         """Begin a pass with the lab as it is now."""
-        view = lab.view._replace(usage=Frozen(self.accounts.shares(now_s)))
+        view = lab.view._replace(usage=contract.Frozen(self.accounts.shares(now_s)))
         shown = (view.broken, dict(view.circuits), view.failed)
         if shown != self._shown:
             self.layout += 1
@@ -113,7 +105,7 @@ class LabSite:
         view, order, ranks = self._view().view, self.placement.policies.now.order, []
         for status in entry.statuses:
             left_s = cluster_view.alone_s(status, entry.nic_bps)
-            progress = Progress(status.gpu_seconds(self.now_s), left_s)
+            progress = contract.Progress(status.gpu_seconds(self.now_s), left_s)
             ranks.append(order.priority(view, cluster_view.view_of(status), progress))
         return min(ranks)
 
@@ -130,15 +122,15 @@ class LabSite:
             for entry in self.running.values()
         }
         works = {
-            ring.name: RingWork(ring.ring, ring.load)
+            ring.name: network.RingWork(ring.ring, ring.load)
             for each in rings.values()
             for ring in each
             if ring.load is not None
         }
         if self._network is None or self._network[0] != self.layout:
             links = trace_links(cluster.lab, cluster.maps)
-            self._network = self.layout, LabNetwork(cluster.lab, links)
-        paces = units_s(self._network[1], list(works.values()))
+            self._network = self.layout, network.LabNetwork(cluster.lab, links)
+        paces = network.units_s(self._network[1], list(works.values()))
         unit_s = dict(zip(works, paces, strict=True))
         return sorted(
             contract.Running(
@@ -287,7 +279,7 @@ class LabSite:
             return "its program does not speak the protocol by which it is stopped"
         return None
 
-    def elastic(self) -> list[tuple[GangEntry, ElasticJob]]:
+    def elastic(self) -> list[tuple[GangEntry, contract.ElasticJob]]:
         """The running jobs that may change, with the degrees that they can have."""
         found = []
         for entry in self.running.values():
@@ -300,8 +292,8 @@ class LabSite:
             if now in times:
                 cost_s, since_s = times[now] + self.start_s(), status.runs_since or 0.0
                 left = status.spec.iterations - status.iterations_done
-                shown = (Frozen(times), left, cost_s, since_s, status.by)
-                found.append((entry, ElasticJob(status.id, now, *shown)))
+                shown = (contract.Frozen(times), left, cost_s, since_s, status.by)
+                found.append((entry, contract.ElasticJob(status.id, now, *shown)))
         return found
 
     def _times(self, entry: GangEntry) -> Mapping[int, float]:
@@ -323,13 +315,13 @@ class LabSite:
         assert wiring is not None  # There is a lab behind it.
         return dict(sorted(iteration_times(wiring.network, view, status.id, options).items()))
 
-    def _load(self, status: JobStatus, ring: Sequence[int]) -> Load:
+    def _load(self, status: JobStatus, ring: Sequence[int]) -> network.Load:
         training, sites = cluster_view.training_of(status), self._lab.view.shape.gpus
         assert training is not None  # else it is rigid
         models = {sites[gpu].model for gpu in ring}
         if not models <= training.compute_s.keys():
-            return Load(training.iterations, math.inf, 0.0)
-        return training_load(status.id, training, len(ring), models)
+            return network.Load(training.iterations, math.inf, 0.0)
+        return network.training_load(status.id, training, len(ring), models)
 
     def _placed(self, entry: GangEntry, degree: int) -> Placed | None:
         status = entry.statuses[0]
@@ -340,15 +332,17 @@ class LabSite:
         )
         return found if isinstance(found, Placed) else None
 
-    def queued(self, entry: GangEntry) -> QueuedJob:
+    def queued(self, entry: GangEntry) -> contract.QueuedJob:
         """A gang that waits."""
         models = {frozenset(s.spec.gpu_models or s.spec.compute_s) for s in entry.statuses}
         # If the jobs of a gang want different ones, all that any of them can run on.
         able = frozenset[str]() if frozenset() in models else frozenset[str]().union(*models)
         lasts_s = self.would_end_s(entry) - self.now_s
-        return QueuedJob(entry.name, entry.workers, able, lasts_s, entry.user)
+        return contract.QueuedJob(entry.name, entry.workers, able, lasts_s, entry.user)
 
-    def ask(self, jobs: Sequence[ElasticJob], queue: Sequence[QueuedJob]) -> Mapping[str, int]:
+    def ask(
+        self, jobs: Sequence[contract.ElasticJob], queue: Sequence[contract.QueuedJob]
+    ) -> Mapping[str, int]:
         """The elasticity policy's answer; the decision is kept for the jobs that change."""
         policy = self.placement.policies.now.elasticity
         view = self._view().view._replace(running=tuple(self.ends()))

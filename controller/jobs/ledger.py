@@ -15,6 +15,7 @@ from patchlight.controller.hosts.agent_client import AgentClient, NotOnServer
 from patchlight.controller.jobs.running_job import RunningJob
 from patchlight.controller.storage.database import ADD_EVENT, Database, Period, numbered
 from patchlight.controller.storage.store import Store
+from patchlight.testbed.errors import BadInput
 from patchlight.testbed.jobs import JobState, JobStatus
 from patchlight.testbed.lab.rules import Discipline
 from patchlight.testbed.wire.worker_api import LogPart
@@ -58,10 +59,7 @@ _PAUSE_S = 0.05
 
 
 class JobLedger:
-    """All jobs on disk, ended ones included.
-
-    ``on_decision`` are called with the job's id and each decision that is added.
-    """
+    """All jobs on disk, ended ones included; ``on_decision`` are called with each new decision."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -105,10 +103,8 @@ class JobLedger:
         name: str = "",
         known: Mapping[str, JobStatus] = MappingProxyType({}),
     ) -> list[JobStatus]:
-        """The ``last`` jobs that match, oldest first, or the first so many after one.
-
-        With a ``period``, of those that waited or ran in it. Those that are ``known``, by id, are
-        not read. ``KeyError`` for an unknown ``after``; an empty one begins with the first job.
+        """The ``last`` jobs that match (in the period), oldest first, or the first so many after
+        one (``""``: the first). ``known`` ones are not read. ``BadInput`` for an unknown ``after``.
         """
         columns = {"state": state, "owner": owner, "name": name}
         wanted = {column: value for column, value in columns.items() if value}
@@ -121,7 +117,7 @@ class JobLedger:
             return self._known(known, f"WHERE {which} {order}", *values, last)[::-1]
         rows = self._database.rows("SELECT rowid FROM jobs WHERE id = ?", after)
         if after and not rows:
-            raise KeyError(after)
+            raise BadInput(f"there is no job {after!r} to go on after")
         begin = rows[0][0] if rows else 0
         order = "AND rowid > ? ORDER BY rowid LIMIT ?"
         return self._known(known, f"WHERE {which} {order}", *values, begin, last)
@@ -151,10 +147,8 @@ class JobLedger:
     def iterations(
         self, job_id: str, after: int = 0, limit: int = -1
     ) -> tuple[list[dict[str, Any]], int]:
-        """The reports of a job's workers after number ``after``, and the last number.
-
-        At most ``limit`` of them, where that is not negative.
-        """
+        """The reports of a job's workers after number ``after``, at most ``limit``, and the last
+        number."""
         which = "WHERE job = ? AND number > ? ORDER BY number LIMIT ?"
         found = self._reports(which, job_id, after, limit)
         return [report for report, _ in found], found[-1][1] if found else after
@@ -227,19 +221,15 @@ class JobLedger:
 
 
 class JobOutputs:
-    """The output of workers: in a folder for each job, a file for each worker of the last attempt.
-
-    A file is called RANK.OFFSET, after the number of the first byte that is kept.
-    """
+    """The output of the last attempt's workers: for each job a folder with files RANK.OFFSET, after
+    the number of the first byte that is kept."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     async def keep(self, job: RunningJob) -> None:
-        """Fetch the output of a job's workers before they are deleted.
-
-        An agent that does not answer delays this only shortly, and is not an error.
-        """
+        """Fetch the output of a job's workers before they are deleted, from agents that answer
+        soon."""
         asked = [w for w in job.workers if not w.is_silent]
         fetches = (self.fetch(w.agent, w.spec.id, job.id, w.spec.rank) for w in asked)
         answers = await asyncio.gather(*fetches, return_exceptions=True)

@@ -13,15 +13,14 @@ from typing import NamedTuple
 
 from patchlight.controller.changes.record import ChangePlan
 from patchlight.controller.changes.transaction import Transactions
-from patchlight.controller.hosts.fleet import Fleet
-from patchlight.controller.hosts.health import unfit_hosts
+from patchlight.controller.hosts.fleet import Fleet, unfit_hosts
 from patchlight.controller.jobs import cluster_view
 from patchlight.controller.jobs.job_table import JobTable
 from patchlight.controller.jobs.policy_set import PoliciesInUse, named
 from patchlight.controller.jobs.specs import JobFailed
 from patchlight.controller.policies.contract import ClusterView, Frozen, Progress
 from patchlight.controller.policies.registry import DEFAULTS
-from patchlight.controller.policies.ring_order import NO_PORTS
+from patchlight.controller.policies.topology import NO_PORTS
 from patchlight.controller.prediction.network import slowest_nic_bps
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.jobs import JobStatus
@@ -35,10 +34,7 @@ HostsOfJobs = Mapping[str, Collection[str]]
 
 @dataclass(eq=False)
 class Gang:
-    """Jobs that start together, by id.
-
-    ``ends_because`` says why it is to end, ``again`` that it is queued again then.
-    """
+    """Jobs that start together, by id; ``again``: it is queued again once it has ended."""
 
     ids: tuple[str, ...]
     topology: str
@@ -49,11 +45,8 @@ class Gang:
 
 @dataclass(eq=False)
 class GangEntry:
-    """A gang in the queue, or with hosts. ``statuses`` are its jobs as of the last pass.
-
-    ``nic_bps`` is the rate of the slowest NIC that it may get. ``returning``: it was preempted, and
-    keeps its place in line while it gives back its hosts.
-    """
+    """A gang in the queue, or with hosts; ``nic_bps`` is the rate of the slowest NIC that it may
+    get. ``returning``: preempted, it keeps its place while it gives back its hosts."""
 
     index: int
     gang: Gang
@@ -141,9 +134,7 @@ class Placement:
 
     async def look(self, *, ports: bool = True) -> Callable[[], LabSnapshot]:
         """Read the devices, which takes time; the result gives the lab as of when it is called.
-
-        ``ports``: with those that are locked or failed, which plans of circuits need.
-        """
+        ``ports``: with those locked or failed, which plans of circuits need."""
         recent, silent = self._table.recent(), self._fleet.silent()
         links = self._circuits.maps.present_links()
         unfit = unfit_hosts(self._lab, silent, self._fleet.faults(), links)
@@ -310,11 +301,8 @@ class Placement:
     async def wish(
         self, topology: str, groups: HostsOfJobs, running: HostsOfJobs, jobs: Sequence[str]
     ) -> WishedCircuits:
-        """The circuits that the topology policy of that name wants for these groups.
-
-        ``running`` are all jobs that have hosts. ``jobs`` are those of the groups for which it is
-        done now: a fault is counted on them.
-        """
+        """The circuits that the topology policy of that name wants for these groups, while
+        ``running`` have hosts. A fault is counted on the ``jobs`` for which it is done now."""
         policy = self.policies.now.topology(topology)
         locked, failed = await self._circuits.closed_ports()
         unseen = tuple(self._circuits.devices.unseen_hosts())

@@ -56,11 +56,8 @@ def named(choice: PolicyChoice, kind: PolicyKind) -> str:
 
 
 class PolicySet:
-    """One guarded policy of each kind; to be closed.
-
-    ``BadInput`` for an unknown policy, or one that does not fit a cluster of ``shape``. Policies
-    that are not built in run in separate processes.
-    """
+    """One guarded policy of each kind; to be closed. ``BadInput`` for one that is unknown or does
+    not fit the shape. Policies that are not built in run in separate processes."""
 
     def __init__(
         self,
@@ -102,10 +99,8 @@ class PolicySet:
         return self._placements[name]
 
     def topology(self, name: str) -> guard.GuardedTopology:
-        """The topology policy of this name: a job may name another than the lab's.
-
-        ``CannotRegroup`` of *regroup* is passed on: no default decides in its place.
-        """
+        """The topology policy of this name. ``CannotRegroup`` of *regroup* is passed on: no default
+        decides in its place."""
         if name not in self._topologies:
             refusals = (CannotRegroup,) if name == "regroup" else ()
             guarded = partial(guard.GuardedTopology, refusals=refusals)
@@ -163,11 +158,8 @@ class PoliciesInUse:
         self._store.set_mark(_MARK, {"given": self._given.said, "used": used.said})
 
     async def use(self, choice: PolicyChoice) -> None:
-        """Use these from the next pass of the queue on; ``BadInput`` for an unknown one.
-
-        Other kinds keep their policy, and running jobs stay. The choice outlives the controller,
-        until one is started with others.
-        """
+        """Use these from the queue's next pass on; ``BadInput`` for an unknown one. The choice
+        outlives the controller, until one is started with others."""
         used = choice.over(self._used)
         whole = self._whole(used)
         policies = await asyncio.to_thread(self._made, whole)

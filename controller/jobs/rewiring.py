@@ -131,10 +131,7 @@ class JobRewiring:
     async def defragment(
         self, caller: ChangeOptions = NO_OPTIONS, *, detach: bool = False
     ) -> Reconfiguration | None:
-        """Carry out the proposal, at the end of an iteration of each job concerned.
-
-        There is an event, and the decision is kept with each running job.
-        """
+        """Carry out the proposal at the end of an iteration of each job concerned."""
         lab = (await self._placement.look())()
         began = time.perf_counter()
         proposal = await asyncio.to_thread(self._decide, lab)

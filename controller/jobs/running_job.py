@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from patchlight.controller.hosts import agent_client
-from patchlight.controller.hosts.fleet import Fleet
-from patchlight.controller.hosts.health import Heartbeat, Presence
+from patchlight.controller.hosts.fleet import Fleet, Heartbeat, Presence
 from patchlight.controller.jobs.specs import JobFailed, worker_specs
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.jobs import JobSpec
@@ -110,11 +109,8 @@ class RankWorker:
 
 @dataclass(eq=False)
 class RunningJob:
-    """One job while it has workers; ``on_reports`` is called with it and their reports.
-
-    It is the job's ``attempt``, counted from 0, and begins at ``first_iteration``. While it is to
-    go on on other hosts, these are its ``next_hosts``, and ``changes_because`` says why.
-    """
+    """One ``attempt`` of a job while it has workers, from ``first_iteration`` on; ``on_reports``
+    gets their reports. It is to go on on its ``next_hosts``, if any."""
 
     id: str
     spec: JobSpec
@@ -227,10 +223,8 @@ class RunningJob:
             raise await self._failure()
 
     async def _failure(self) -> JobFailed:
-        """The failure of the worker that failed first, not of those that lost it in the ring.
-
-        Their agents may report it before its own agent does.
-        """
+        """The failure of the worker that failed first, not of those that lost it in the ring. Their
+        agents may report it before its own agent does."""
         deadline = time.monotonic() + _BLAME_S
         while True:
             failed = [worker for worker in self.workers if worker.has_failed]
@@ -287,11 +281,8 @@ class RunningJob:
                 await self.on_reports(self, told)
 
     async def hold(self, deadline_s: float) -> bool:
-        """Pause all ranks before the same all-reduce; whether they all did in time.
-
-        Ranks that paused at different iterations would tear the ring apart. So the iteration is one
-        that no rank has begun; if a rank has passed it all the same, a later one is tried.
-        """
+        """Pause all ranks before the same all-reduce, or the ring would tear; whether they all did
+        in time. If a rank has passed the chosen iteration, a later one is tried."""
         deadline = time.monotonic() + deadline_s
         while time.monotonic() < deadline:
             await run_all(worker.refresh() for worker in self.workers)
@@ -315,10 +306,8 @@ class RunningJob:
         return False
 
     async def hold_for_good(self) -> bool:
-        """Pause it at one iteration of all ranks, where it will begin again.
-
-        Whether all are held there, and the reports up to there are known.
-        """
+        """Pause it at one iteration of all ranks; whether all are held there, and reported up to
+        there."""
         if not any(w.state in (WorkerState.RUNNING, WorkerState.HELD) for w in self.workers):
             return False  # workers that were not started never pause
         with contextlib.suppress(PatchlightError):
@@ -340,10 +329,7 @@ class RunningJob:
                 await run_all(worker.refresh() for worker in self.workers)
 
     async def release(self) -> None:
-        """Let held workers go on; a worker that ended meanwhile is no error.
-
-        The job fails if the NIC of one has not come back.
-        """
+        """Let held workers go on. The job fails if the NIC of one has not come back."""
         answers = await asyncio.gather(
             *(worker.agent.release(worker.spec.id) for worker in self.workers),
             return_exceptions=True,

@@ -1,7 +1,5 @@
-"""The scheduler: takes jobs in, starts gangs of them in turn, and takes over an earlier one's jobs.
-
-A gang is one or more jobs submitted together; all their workers begin at the same moment.
-"""
+"""The scheduler: takes jobs in, starts gangs (jobs submitted together, whose workers begin at the
+same moment) in turn, and takes over an earlier one's jobs."""
 
 import asyncio
 import contextlib
@@ -24,7 +22,7 @@ from patchlight.controller.jobs.policy_set import PoliciesInUse, named
 from patchlight.controller.jobs.rewiring import DRAINED, JobRewiring
 from patchlight.controller.jobs.specs import check_policies, check_specs, worker_id
 from patchlight.controller.policies.registry import DEFAULTS
-from patchlight.controller.storage.database import JournalError, Period
+from patchlight.controller.storage.database import JournalError
 from patchlight.controller.storage.store import Store
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.jobs import JobSpec, JobState, JobStatus
@@ -40,12 +38,8 @@ DEFAULT_DISCIPLINE = Discipline()
 
 
 class Scheduler:
-    """Takes jobs in, and gives them hosts and circuits until they end.
-
-    Jobs outlive it: those that an earlier controller had queued are queued, running ones are
-    followed. ``last_pass_s`` is the time of the queue's last pass, reading devices included; after
-    it the queue rests for ``longest_rest_s`` at most.
-    """
+    """Takes jobs in, and gives them hosts and circuits until they end. Jobs outlive it. After a
+    pass of ``last_pass_s`` the queue rests for ``longest_rest_s`` at most."""
 
     def __init__(
         self,
@@ -80,28 +74,20 @@ class Scheduler:
         *,
         together: bool = True,
     ) -> list[JobStatus]:
-        """Queue jobs of a user, all or none; ``BadInput`` if one could never run here.
-
-        They start ``together``, or each is a gang. The topology policy is ``topology``, or that of
-        a job, or the lab's.
-        """
+        """Queue jobs of a user, as one gang if ``together``, all or none; ``BadInput`` if one could
+        never run. The topology policy is ``topology``, or that of a job, or the lab's."""
         ids = set[str]()
         each = [specs] if together else zip(specs)
         gangs = [self._new(gang, topology, by, ids) for gang in each]
         for statuses, _ in gangs:
             gang = [status.spec for status in statuses]
-            if (why := self._not_admitted(by, gang, len(specs) - len(gang))) is not None:
+            if (why := self._queue.not_admitted(by, gang, len(specs) - len(gang))) is not None:
                 raise Refused(why, hint="wait until one of them ends, or ask who runs the lab")
         added = [status for statuses, _ in gangs for status in statuses]
         self._table.add(added)
         for statuses, chosen in gangs:
             self._queue.join(Gang(tuple(status.id for status in statuses), chosen))
         return added
-
-    def _not_admitted(self, by: str, specs: Sequence[JobSpec], beside: int = 0) -> str | None:
-        """Why the jobs of a gang may not wait, with so many others of the user ``beside`` them."""
-        waiting = self._queue.admit(by, specs, beside)
-        return None if waiting is None else waiting.words
 
     def _new(
         self, specs: Sequence[JobSpec], topology: str | None, by: str, ids: set[str]
@@ -142,7 +128,7 @@ class Scheduler:
         statuses, chosen = self._new(specs, topology, by, set())
         ahead = len(self._queue.why)
         closed = "the controller is drained" if self.drained else ""
-        waits_for = closed or self._not_admitted(by, [status.spec for status in statuses])
+        waits_for = closed or self._queue.not_admitted(by, [status.spec for status in statuses])
         found = waits_for or await self._queue.would_place(statuses)
         about: dict[str, Any] = {"ahead": ahead, "topology": chosen, "waits_for": ""}
         if isinstance(found, str):
@@ -175,18 +161,6 @@ class Scheduler:
         status = self._table[job_id]
         return replace(status, message=self.message(status))
 
-    def jobs(
-        self, last: int = 100, after: str | None = None, period: Period | None = None, **which: str
-    ) -> list[JobStatus]:
-        """The last so many jobs, oldest first, or the first so many after one; as on record.
-
-        ``which``: as ``JobLedger.page``.
-        """
-        try:
-            return self._table.page(last, after, period, **which)
-        except KeyError:
-            raise BadInput(f"there is no job {after!r} to go on after") from None
-
     def message(self, status: JobStatus) -> str:
         """A job's message, or what it waits for now, which changes too often to be stored."""
         waits_for = self._queue.why.get(status.id) if status.state.is_waiting else None
@@ -196,10 +170,8 @@ class Scheduler:
         return waits_for or status.message
 
     async def stop(self, job_id: str, by: str = "", *, force: bool = False) -> JobStatus:
-        """End the job's gang: its workers stop, GPUs and NICs go back.
-
-        ``Refused`` for a job that another user than ``by`` submitted, without ``force``.
-        """
+        """End the job's gang. ``Refused`` for the job of another user than ``by``, without
+        ``force``."""
         self._check_owner(self._table[job_id], by, "stopped", "stop", force=force)
         if (waiting := self._queue.leave(job_id)) is not None:
             try:
@@ -221,9 +193,7 @@ class Scheduler:
 
     async def restart(self, job_id: str, by: str = "", *, force: bool = False) -> JobStatus:
         """Begin a job again: one that has ended as a new job, one that runs as its next attempt.
-
-        ``Refused`` for a job that another user than ``by`` submitted, without ``force``.
-        """
+        ``Refused`` as in ``stop``."""
         status = self._table[job_id]
         if status.state.is_final:
             return self.submit([status.spec], status.topology or None, by)[0]
@@ -295,10 +265,8 @@ class Scheduler:
         self.policies.close()
 
     async def _recover(self) -> list[Gang]:
-        """Follow the jobs that ran under an earlier controller; the gangs that are queued.
-
-        Jobs that were just being started are queued again: none of their workers had begun.
-        """
+        """Follow jobs that ran under an earlier controller, and queue again those that were just
+        being started: none of their workers had begun. The gangs that are queued."""
         queued: list[Gang] = []
         gangs: dict[str, list[JobStatus]] = {}
         for status in self._table.live():

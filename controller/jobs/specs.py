@@ -117,10 +117,8 @@ def _task(
 
 
 def torch_task(spec: JobSpec, compute_s: float = 0.0, workers: int = 1) -> worker_api.TorchTask:
-    """The task of a job with a model; ``pydantic.ValidationError`` if an agent would refuse it.
-
-    A mini-batch and its ``compute_s`` are shared by the workers of a job that is split over them.
-    """
+    """The task of a job with a model, whose mini-batch split workers share;
+    ``pydantic.ValidationError`` if an agent would refuse it."""
     model, batch = spec.model or "", spec.batch
     share = workers if spec.is_split else 1
     if spec.is_split:
@@ -140,16 +138,8 @@ def torch_task(spec: JobSpec, compute_s: float = 0.0, workers: int = 1) -> worke
 
 def command_task(spec: JobSpec) -> CommandTask:
     """The task of a command job; ``pydantic.ValidationError`` if an agent would refuse it."""
-    return CommandTask(
-        trainer="command",
-        command=list(spec.command),
-        image=spec.image,
-        environment=dict(spec.environment),
-        mounts=list(spec.mounts),
-        shared_memory_bytes=spec.shared_memory_bytes,
-        working_directory=spec.working_directory,
-        hold=spec.hold,
-    )
+    fields = CommandTask.model_fields.keys() - {"window_bytes"}
+    return CommandTask(**{name: getattr(spec, name) for name in fields})
 
 
 def goes_on_at(spec: JobSpec, done: int) -> int:
@@ -178,10 +168,8 @@ def scaled_window_bytes(lab: Lab) -> int | None:
 
 
 def check_policies(specs: Sequence[JobSpec], choice: PolicyChoice) -> None:
-    """``BadInput`` for a job that names a policy which is neither built in nor the lab's own.
-
-    Any user may submit jobs, and a policy is a program that runs beside the controller.
-    """
+    """``BadInput`` for a policy that is neither built in nor the lab's own: any user may submit
+    jobs, and a policy is a program that runs beside the controller."""
     for spec in specs:
         for kind in ("placement", "topology"):
             name = getattr(spec, kind)
@@ -194,11 +182,8 @@ def check_policies(specs: Sequence[JobSpec], choice: PolicyChoice) -> None:
 
 
 def check_specs(lab: Lab, given: Sequence[JobSpec], *, counted: bool) -> list[JobSpec]:
-    """The specs, checked; ``BadInput`` for jobs that could never run together in this lab.
-
-    A job with a model gets that model's gradient, which the lab's scale leaves as it is.
-    ``counted``: a job without hosts has to say how many workers it wants.
-    """
+    """The specs, checked, with the real gradients of models; ``BadInput`` for jobs that could never
+    run. ``counted``: a job without hosts has to say how many workers it wants."""
     if not given:
         raise BadInput("no job given")
     specs = checked_specs(list(given))

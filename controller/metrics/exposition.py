@@ -41,9 +41,6 @@ _STAGES = (
 
 _END = "# EOF\n"
 
-LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
-"""What requests may call it by."""
-
 _STEPS = {
     JobState.QUEUED: "wait",
     JobState.BLOCKED: "wait",
@@ -56,10 +53,8 @@ _SEND_WITHIN_S = 2.0
 
 
 class ControllerMetrics:
-    """Instruments that listen to the parts of a controller, and what is looked up of them.
-
-    ``power`` is to be run in the background.
-    """
+    """Instruments that listen to the parts of a controller; ``power`` is to be run in the
+    background."""
 
     def __init__(self, controller: Controller) -> None:
         # When a series began says nothing here, and would be half of them.
@@ -67,9 +62,7 @@ class ControllerMetrics:
         self._registry = prometheus.CollectorRegistry()
         self.power = OpticalPower(controller.circuit_service)
         jobs, speaker, events = controller.jobs, controller.speaker, EventMetrics(self._registry)
-        self._progress = JobProgress(
-            self._registry, lambda: jobs.running.keys(), float(controller.lab.scale)
-        )
+        self._progress = JobProgress(self._registry, jobs.running, float(controller.lab.scale))
         jobs.on_reports.append(self._progress.reported)
         jobs.ledger.on_decision.append(events.decided)
         controller.transactions.on_end.append(events.change_ended)
@@ -91,10 +84,8 @@ class ControllerMetrics:
 
 
 def listen_for_metrics(address: str) -> socket.socket:
-    """A socket that listens at ``host:port``.
-
-    ``BadInput`` for an address that other machines reach, ``PatchlightError`` if it is taken.
-    """
+    """A socket at ``host:port``; ``BadInput`` if other machines reach it, ``PatchlightError`` if
+    taken."""
     host, port = split_address(address)
     address = "127.0.0.1" if host == "localhost" else host
     try:
@@ -166,16 +157,13 @@ class EventMetrics:
 
 
 class JobProgress:
-    """Counters of each worker of the running jobs. Bytes are as in the lab: sent × ``scale``.
-
-    ``running`` gives the ids of those jobs. The series of others go after ``KEPT_S``, and
-    those of a worker's earlier host when it reports from another.
-    """
+    """Counters of each worker of the ``running`` jobs, for ``KEPT_S`` after; bytes are as in the
+    lab: sent × ``scale``. A worker's earlier hosts are forgotten."""
 
     def __init__(
         self,
         registry: prometheus.CollectorRegistry,
-        running: Callable[[], Collection[str]],
+        running: Collection[str],
         scale: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -219,7 +207,7 @@ class JobProgress:
 
     def prune(self) -> None:
         """Drop the series of jobs that ended a while ago."""
-        now, running = self._clock(), self._running()
+        now, running = self._clock(), self._running
         for job_id in list(self._hosts):
             if job_id in running:
                 self._gone_at.pop(job_id, None)
@@ -236,11 +224,8 @@ class JobProgress:
 
 
 class JobTraces:
-    """Traces of jobs from submission to their first iteration, for ``processor``.
-
-    A trace is sent once that is over. Jobs submitted to an earlier controller have none.
-    ``clock`` gives Unix time.
-    """
+    """Traces of jobs from submission to their first iteration, sent once that is over. Jobs
+    submitted to an earlier controller have none."""
 
     def __init__(
         self,
@@ -313,10 +298,8 @@ class JobTraces:
 
 
 def sending_to(address: str) -> SpanProcessor:
-    """A processor that sends traces to an OTLP receiver, like ``http://127.0.0.1:4318``.
-
-    ``BadInput`` for another kind of address, or if the extra ``telemetry`` is not installed.
-    """
+    """A processor that sends traces to an OTLP receiver, like ``http://127.0.0.1:4318``;
+    ``BadInput`` if it cannot."""
     if not address.startswith(("http://", "https://")):
         raise BadInput(f"traces to {address}: expected an address like http://127.0.0.1:4318")
     try:

@@ -1,7 +1,5 @@
-"""How a lab and its controller are now, as metrics that are looked up at each scrape.
-
-What is gone (a job that ended, a device that was removed) is in none of them.
-"""
+"""How a lab and its controller are now, as metrics that are looked up at each scrape: what is gone
+(a job that ended, a device that was removed) is in none of them."""
 
 from __future__ import annotations
 
@@ -71,11 +69,8 @@ _COUNTERS = {
 
 @dataclass(frozen=True)
 class Family:
-    """A metric of this ``name`` (of counters without ``_total``), and its values.
-
-    A value's key is its label's value, or a tuple of the values of several labels. The lines are
-    written here: a lab has thousands of them, and the client library takes some 15 µs for each.
-    """
+    """A metric (of counters without ``_total``), its values by their labels' values. Its lines are
+    written here: a lab has thousands, and the client library takes some 15 µs for each."""
 
     name: str
     kind: Literal["gauge", "counter"]
@@ -266,10 +261,8 @@ def _servers(controller: Controller) -> Iterator[Family]:
 
 
 def gpu_metrics(gpus: Mapping[str, GpuStatus]) -> Iterator[Family]:
-    """The quantities that any of these GPUs tells, by their full names.
-
-    A GPU that has fallen off tells nothing: what it said before is not repeated.
-    """
+    """The quantities that any of these GPUs tells, by full name. One that has fallen off tells
+    nothing."""
     told = {name: gpu.telemetry for name, gpu in gpus.items() if gpu.telemetry is not None}
 
     def known(quantity: str, factor: float = 1.0) -> dict[str, float]:
@@ -293,10 +286,8 @@ def gpu_metrics(gpus: Mapping[str, GpuStatus]) -> Iterator[Family]:
 
 
 class OpticalPower:
-    """The latest optical powers of each circuit switch that measures any.
-
-    They are measured now and then, so that a scrape asks no device anything.
-    """
+    """The latest optical powers of circuit switches, measured now and then: a scrape asks no
+    device."""
 
     def __init__(self, service: CircuitService) -> None:
         self._service = service

@@ -5,17 +5,14 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-import sys
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol
 
 from patchlight.controller.openflow import flowtable
-from patchlight.controller.openflow.flowtable import DEFAULT_DEADLINE_S, VERSION, Message
+from patchlight.controller.openflow.flowtable import Message, SpeakerOptions
 from patchlight.testbed.errors import OutcomeUnknown, PatchlightError
 from patchlight.testbed.linux.processes import ProgressWatch, processor_ticks
 
@@ -32,61 +29,13 @@ _QUIET_S = 30.0  # an engine takes its time on a busy machine; one that does not
 _LOOK_EVERY_S = 0.5
 _STOPS_WITHIN_S = 5.0
 _LINES_KEPT = 20
+_TELL_EVERY_S, _LISTED = 60.0, 8  # of switches that are not the lab's
 
 Callback = Callable[[Message], None]
 
 
 class SpeakerFailed(PatchlightError):
     """The speaker process could not be started, or ended."""
-
-
-@dataclass(frozen=True, slots=True)
-class SwitchTls:
-    """That switches come over TLS: the folder with the controller's certificate, the lab's name,
-    and what its packet switches are called, in the order of their datapath ids."""
-
-    folder: Path
-    lab: str
-    switches: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class SpeakerOptions:
-    """How to start the speaker.
-
-    ``listen`` is where switches connect to, in the network namespace ``netns`` (a path) if
-    given; ``datapath_ids`` are the lab's packet switches; ``engine`` is ``ryu``, ``os-ken``
-    or ``None`` for the first that is installed; ``apps`` are users' applications; ``counters``
-    has the switches' counters read, and told, once a second; with ``tls`` only switches that
-    show a certificate get in.
-    """
-
-    socket: Path
-    datapath_ids: tuple[int, ...]
-    listen: str = "127.0.0.1:6653"
-    netns: str | None = None
-    engine: str | None = None
-    apps: tuple[str, ...] = ()
-    counters: bool = True
-    tls: SwitchTls | None = None
-
-    def command(self) -> list[str]:
-        """The command line that starts the speaker."""
-        words = [sys.executable, "-m", "patchlight.controller.openflow.speaker", "--until-eof"]
-        words += ["--socket", str(self.socket), "--listen", self.listen]
-        words += ["--lab-datapaths", ",".join(map(str, self.datapath_ids))]
-        if self.netns:
-            words += ["--netns", self.netns]
-        if self.engine:
-            words += ["--engine", self.engine]
-        if not self.counters:
-            words.append("--no-counters")
-        if self.tls is not None:
-            words += ["--tls", str(self.tls.folder), "--lab", self.tls.lab]
-            words += ["--switches", ",".join(self.tls.switches)]
-        for app in self.apps:
-            words += ["--ryu-app", app]
-        return words
 
 
 class SpeakerProcess:
@@ -102,8 +51,7 @@ class SpeakerProcess:
     async def start(cls, command: Sequence[str], quiet_s: float = _QUIET_S) -> SpeakerProcess:
         """Start it and wait until it serves; ``SpeakerFailed`` with its own words otherwise.
 
-        It may take as long as it works: given up is one that for ``quiet_s`` seconds neither used
-        the processor nor wrote anything.
+        One that for ``quiet_s`` seconds neither used the processor nor wrote anything is given up.
         """
         # Its standard input ends when this process does, however that ends; so does it.
         process = await asyncio.create_subprocess_exec(
@@ -191,11 +139,7 @@ class SpeakerAnswer(Protocol):
 
 
 class SpeakerRefused(PatchlightError):
-    """The speaker, or a switch behind it, refused a request.
-
-    ``failed`` holds the entries that a switch refused, each with its error; ``kind`` is the
-    name of the speaker's own error.
-    """
+    """The speaker refused a request (``kind``: its error), or a switch the ``failed`` entries."""
 
     def __init__(self, reply: Message) -> None:
         super().__init__(str(reply.get("error")), hint=reply.get("hint"))
@@ -207,10 +151,8 @@ class SpeakerRefused(PatchlightError):
 class Speaker:
     """Runs the speaker process and talks to it; starts it again if it dies.
 
-    Events go to every subscriber, in order: those of the protocol, and
-    ``{"event": "speaker-down", "error": ...}`` and ``{"event": "speaker-up", ...}`` when the
-    process dies and is back. Flows stay in the switches meanwhile. ``on_answer`` hear how each
-    request went.
+    Every subscriber gets the events of the protocol, in order, and ``{"event": "speaker-down",
+    "error": ...}`` and ``{"event": "speaker-up", ...}``. ``on_answer`` hear how each request went.
     """
 
     def __init__(self, options: SpeakerOptions) -> None:
@@ -264,7 +206,7 @@ class Speaker:
         return lambda: self._subscribers.remove(callback)
 
     async def request(
-        self, operation: str, *, deadline_s: float = DEFAULT_DEADLINE_S, **fields: Any
+        self, operation: str, *, deadline_s: float = flowtable.DEFAULT_DEADLINE_S, **fields: Any
     ) -> Any:
         """The result of one operation of the protocol.
 
@@ -278,9 +220,9 @@ class Speaker:
             )
         number, began, good = next(self._numbers), time.monotonic(), False
         answer = self._waiting[number] = asyncio.get_running_loop().create_future()
-        message = {"v": VERSION, "id": number, "op": operation, "deadline_s": deadline_s, **fields}
+        head = {"v": flowtable.VERSION, "id": number, "op": operation, "deadline_s": deadline_s}
         try:
-            self._writer.write(flowtable.encode(message))
+            self._writer.write(flowtable.encode({**head, **fields}))
             async with asyncio.timeout(deadline_s + _GRACE_S):
                 await self._writer.drain()
                 reply = await answer
@@ -380,3 +322,40 @@ class Speaker:
                 callback(event)
             except Exception:
                 LOG.exception("a subscriber failed on the event %s", event.get("event"))
+
+
+class UnknownSwitches:
+    """Counts connections of switches that are not the lab's; time is an argument (Unix seconds).
+
+    The first is an event at once. Later ones are added up and reported once a minute at most, so
+    that a switch that keeps connecting cannot fill the journal.
+    """
+
+    def __init__(self) -> None:
+        self.connections = 0
+        self._untold: Counter[tuple[int, str]] = Counter()
+        self._untold_count = 0
+        self._told_at = float("-inf")
+
+    def connected(self, datapath_id: int, address: str, now: float) -> dict[str, Any] | None:
+        """What to tell of this connection and those untold before it; ``None``: nothing yet."""
+        self.connections += 1
+        self._untold_count += 1
+        who = (datapath_id, address.rpartition(":")[0])
+        if who in self._untold or len(self._untold) < _LISTED:
+            self._untold[who] += 1
+        if now - self._told_at < _TELL_EVERY_S:
+            return None
+        event = {
+            "event": "unknown-switch",
+            "datapath_id": datapath_id,
+            "address": address,
+            "connections": self._untold_count,
+            "switches": [
+                {"datapath_id": number, "host": host, "connections": count}
+                for (number, host), count in self._untold.items()
+            ],
+        }
+        self._untold.clear()
+        self._untold_count, self._told_at = 0, now
+        return event

@@ -1,4 +1,4 @@
-"""What the controller and the OpenFlow speaker exchange: messages, flow entries and flow tables.
+"""What the controller and the OpenFlow speaker exchange: options, messages, flow entries, tables.
 
 A flow entry is ours if the high bits of its cookie carry Patchlight's mark. Only such
 entries are ever removed or replaced: what another application put into a switch stays.
@@ -12,9 +12,12 @@ is no reply. Nothing here imports an OpenFlow engine, so both sides can import i
 from __future__ import annotations
 
 import json
+import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from hashlib import blake2b
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from patchlight.testbed.errors import BadInput, PatchlightError
@@ -120,39 +123,28 @@ class FlowEntry:
 
     def to_json(self) -> dict[str, Any]:
         """The entry as plain JSON values."""
-        return {
-            "table": self.table,
-            "priority": self.priority,
-            "match": dict(self.match),
-            "outputs": list(self.outputs),
-            "cookie": self.cookie,
-            "idle_timeout_s": self.idle_timeout_s,
-            "hard_timeout_s": self.hard_timeout_s,
-        }
+        fields = {name: getattr(self, name) for name in self.__slots__}
+        return {**fields, "match": dict(self.match), "outputs": list(self.outputs)}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> FlowEntry:
         """The entry ``to_json`` gave; ``BadInput`` if the value is not one."""
         try:
             match = {k: tuple(v) if isinstance(v, list) else v for k, v in value["match"].items()}
-            return cls(
-                table=value.get("table", 0),
-                priority=value["priority"],
-                match=Match(match),
-                outputs=tuple(value["outputs"]),
-                cookie=value["cookie"],
-                idle_timeout_s=value.get("idle_timeout_s", 0),
-                hard_timeout_s=value.get("hard_timeout_s", 0),
-            )
+            return cls(**{**value, "match": Match(match), "outputs": tuple(value["outputs"])})
         except (KeyError, TypeError, AttributeError) as error:
             raise BadInput(f"{value!r} is not a flow entry: {error!r}") from error
 
 
 class FlowChange(NamedTuple):
-    """What turns one table into another. An add whose key is taken by us replaces the entry."""
+    """What turns one table into another. An add whose key is taken by us replaces the entry.
+
+    ``held`` are wanted entries whose key another application's entry holds: theirs stays.
+    """
 
     removes: tuple[FlowEntry, ...]
     adds: tuple[FlowEntry, ...]
+    held: tuple[FlowEntry, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,32 +175,83 @@ class FlowTable:
 
 
 def diff(have: FlowTable, want: FlowTable) -> FlowChange:
-    """The smallest change that turns our entries in ``have`` into ``want``.
-
-    Entries of others in ``have`` are never removed. A wanted entry whose key one of them
-    holds is left out, for adding it would overwrite theirs: see ``held_by_others``.
-    """
+    """The smallest change that turns our entries in ``have`` into ``want``; others' stay."""
     have_by_key, want_by_key = have.by_key(), want.by_key()
-    return FlowChange(
-        removes=tuple(
-            entry for key, entry in have_by_key.items() if entry.is_ours and key not in want_by_key
-        ),
-        adds=tuple(
-            entry
-            for key, entry in want_by_key.items()
-            if (old := have_by_key.get(key)) is None or (old.is_ours and old != entry)
-        ),
-    )
+    removes, adds, held = [], [], []
+    for key, entry in have_by_key.items():
+        if entry.is_ours and key not in want_by_key:
+            removes.append(entry)
+    for key, entry in want_by_key.items():
+        old = have_by_key.get(key)
+        if old is None or (old.is_ours and old != entry):
+            adds.append(entry)
+        elif not old.is_ours:
+            held.append(entry)
+    return FlowChange(tuple(removes), tuple(adds), tuple(held))
 
 
-def held_by_others(have: FlowTable, want: FlowTable) -> tuple[FlowEntry, ...]:
-    """The wanted entries whose key another application's entry in ``have`` holds."""
-    have_by_key = have.by_key()
-    return tuple(
-        entry
-        for key, entry in want.by_key().items()
-        if (old := have_by_key.get(key)) is not None and not old.is_ours
-    )
+def removals_first(
+    have: Mapping[int, FlowTable], changes: Mapping[int, FlowChange]
+) -> dict[int, tuple[FlowEntry, ...]]:
+    """What to remove from each switch before anything is added to any.
+
+    The entries that are to go, and the old one behind each replacement whose match is touched on
+    other switches too: on one switch alone, the switch replaces an entry without a gap.
+    """
+    touched: Counter[Match] = Counter()
+    for change in changes.values():
+        touched.update({entry.match for entry in (*change.removes, *change.adds)})
+    first: dict[int, tuple[FlowEntry, ...]] = {}
+    for i, change in changes.items():
+        old = have[i].by_key()
+        replaced = (
+            old[e.key] for e in change.adds if e.key in old and touched[e.match] > 1 and e.match
+        )
+        if entries := (*change.removes, *replaced):
+            first[i] = entries
+    return first
+
+
+@dataclass(frozen=True, slots=True)
+class SwitchTls:
+    """The folder with the controller's certificate; the lab's switches in order of their ids."""
+
+    folder: Path
+    lab: str
+    switches: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SpeakerOptions:
+    """How to start the speaker.
+
+    ``datapath_ids`` are the lab's packet switches; they connect to ``listen``, in the network
+    namespace ``netns`` (a path) if given. ``engine`` is ``ryu``, ``os-ken`` or ``None`` for the
+    first that is installed; ``apps`` are users' applications; with ``counters`` the switches'
+    counters are read once a second.
+    """
+
+    socket: Path
+    datapath_ids: tuple[int, ...]
+    listen: str = "127.0.0.1:6653"
+    netns: str | None = None
+    engine: str | None = None
+    apps: tuple[str, ...] = ()
+    counters: bool = True
+    tls: SwitchTls | None = None
+
+    def command(self) -> list[str]:
+        """The command line that starts the speaker; ``from_command`` reads its last word."""
+        program = "patchlight.controller.openflow.speaker"
+        return [sys.executable, "-m", program, json.dumps(asdict(self), default=str)]
+
+    @classmethod
+    def from_command(cls, text: str) -> SpeakerOptions:
+        """The options in the last word of a ``command``."""
+        fields = json.loads(text)
+        if tls := fields["tls"]:
+            fields["tls"] = SwitchTls(Path(tls["folder"]), tls["lab"], tuple(tls["switches"]))
+        return cls(**{**fields, "socket": Path(fields["socket"])})
 
 
 class ProtocolError(PatchlightError):

@@ -55,24 +55,26 @@ def trunks_of(names: Iterable[str], links: Links) -> Trunks:
     return {name: sorted(ports) for name, ports in trunks.items()}
 
 
-def nearer_ports(trunks: Trunks, last: str) -> dict[str, list[int]]:
-    """For each other switch that reaches ``last``: its ports to switches one hop nearer."""
-    distance, waiting = {last: 0}, deque([last])
-    nearer: dict[str, list[int]] = {}
+def hops_to(trunks: Trunks, last: str) -> dict[str, int]:
+    """How many links away from ``last`` each switch is that reaches it."""
+    hops, waiting = {last: 0}, deque([last])
     while waiting:
         name = waiting.popleft()
-        if name != last:
-            # All that are nearer than this one have their distance by now.
-            nearer[name] = [
-                port
-                for port, neighbour in trunks[name]
-                if distance.get(neighbour, distance[name]) < distance[name]
-            ]
         for _, neighbour in trunks[name]:
-            if neighbour not in distance:
-                distance[neighbour] = distance[name] + 1
+            if neighbour not in hops:
+                hops[neighbour] = hops[name] + 1
                 waiting.append(neighbour)
-    return nearer
+    return hops
+
+
+def nearer_ports(trunks: Trunks, last: str) -> dict[str, list[int]]:
+    """For each other switch that reaches ``last``: its ports to switches one hop nearer."""
+    hops = hops_to(trunks, last)
+    return {
+        name: [port for port, neighbour in trunks[name] if hops[neighbour] < far]
+        for name, far in hops.items()
+        if far
+    }
 
 
 def drawn_port(destination: str, switch: str, ports: list[int]) -> int:
@@ -100,16 +102,12 @@ class Ways:
 
     def __init__(self, lab: Lab, links: Links) -> None:
         self._lab = lab
-        self._trunks = trunks_of([switch.name for switch in lab.packet_switches], links)
-        self._few = len(self._trunks) <= SWITCHES_WITH_DRAWS_FOR_NICS
-        self._neighbours = {name: dict(ports) for name, ports in self._trunks.items()}
+        self.trunks = trunks_of([switch.name for switch in lab.packet_switches], links)
+        """The links between packet switches that are up both ways."""
+        self._few = len(self.trunks) <= SWITCHES_WITH_DRAWS_FOR_NICS
+        self._neighbours = {name: dict(ports) for name, ports in self.trunks.items()}
         self._nearer: dict[str, dict[str, list[int]]] = {}
         self._found: dict[tuple[str, str, str], tuple[Endpoint, ...] | None] = {}
-
-    @property
-    def trunks(self) -> Trunks:
-        """The links between packet switches that are up both ways."""
-        return self._trunks
 
     def to_nic(self, start: str, host: Host, last: str) -> tuple[Endpoint, ...] | None:
         """The switch ports by which frames for a host go from ``start`` to ``last``, its switch.
@@ -126,7 +124,7 @@ class Ways:
 
     def _follow(self, start: str, last: str, name: str) -> tuple[Endpoint, ...] | None:
         if last not in self._nearer:
-            self._nearer[last] = nearer_ports(self._trunks, last)
+            self._nearer[last] = nearer_ports(self.trunks, last)
         nearer, here, way = self._nearer[last], start, list[Endpoint]()
         while here != last:
             if here not in nearer:
@@ -150,9 +148,9 @@ def address_blocks(
 ) -> Iterator[AddressBlock[Owner]]:
     """The fewest blocks that hold every address, none of them an address of two owners.
 
-    Addresses have ``width`` bits; no block has fewer than ``shortest`` in common. No two blocks
-    overlap, so it does not matter in which order a switch looks them up, and one that is missing
-    for a moment is not stood in for by another. Addresses that nobody has may be in a block.
+    Addresses have ``width`` bits; no block has fewer than ``shortest`` in common. No two overlap,
+    so their order does not matter, and none stands in for one that is missing for a moment.
+    Addresses that nobody has may be in a block.
     """
     addresses = sorted(owner_of)
     waiting = [(0, len(addresses))] if addresses else []
@@ -185,15 +183,19 @@ def assumed_mac(host: Host) -> str:
 class Forwarding:
     """The flow tables of a lab's packet switches, as the light goes; ``mac_of`` knows the MACs.
 
-    The destinations are worked out once. The ways to those that are plugged into packet
-    switches are worked out again only when a link between switches comes or goes; a NIC that
-    moves costs its own entries.
+    Ways to NICs that are plugged into packet switches are worked out again only when a link between
+    switches comes or goes; a NIC that moves costs its own entries.
     """
 
     def __init__(self, lab: Lab, mac_of: Callable[[Host], str] = assumed_mac) -> None:
         self._lab = lab
         self._names = {switch.name for switch in lab.packet_switches}
-        self._nics = {host.endpoint: _destination_of(host, mac_of(host)) for host in lab.hosts}
+        self._nics = {
+            host.endpoint: _Destination(
+                drawn_by(host), (_to_mac(mac_of(host).lower()), _asking_for(str(host.nic.address)))
+            )
+            for host in lab.hosts
+        }
         self._plugged: dict[str, list[Host]] = defaultdict(list)
         self._loose: list[Host] = []
         owner_of_mac: dict[int, str | Endpoint] = {}
@@ -223,12 +225,10 @@ class Forwarding:
     def tables(self, links: Links) -> dict[str, FlowTable]:
         """The flow table of each packet switch, by its name, under these links.
 
-        Paths are shortest in switches; destinations are spread over equally short ones by a
-        hash of destination and port, so a link that goes away moves only the destinations that
-        used it. Each hop brings a frame one switch nearer to its port, and all switches agree
-        on the destination that an address belongs to: no frame meets a switch twice, not even
-        one for an address that nobody has. A NIC that is dark, or lit to no packet switch,
-        gets no entry of its own.
+        Paths are shortest in switches; destinations are spread over equally short ones, so that a
+        link that goes away moves only those that used it. Each hop brings a frame one switch
+        nearer to its port, and all switches agree on the destination of an address: no frame meets
+        a switch twice. A NIC that is dark, or lit to no packet switch, has no entry of its own.
 
         O(switches × destinations + switches × links); a destination is a NIC behind an OCS or
         a block, of which a switch has one where addresses are given in blocks that fit.
@@ -293,11 +293,6 @@ def _to_mac(mac: MatchValue) -> tuple[int, Match]:
 def _asking_for(address: MatchValue) -> tuple[int, Match]:
     match = Match(eth_type=ETHERTYPE_ARP, arp_op=ARP_REQUEST, arp_tpa=address)
     return PRIORITY_ARP, match
-
-
-def _destination_of(host: Host, mac: str) -> _Destination:
-    address = str(host.nic.address)
-    return _Destination(drawn_by(host), (_to_mac(mac.lower()), _asking_for(address)))
 
 
 def _masked(first: int, length: int, bits: int) -> MatchValue:

@@ -50,10 +50,7 @@ class BoundsOrder(NamedTuple):
 
 @dataclass(frozen=True)
 class _Share:
-    """The epoch of a job, and the bounds of its hosts.
-
-    Of a share by an earlier controller only the epoch is known, 0 until all agents have answered.
-    """
+    """The epoch of a job and its hosts' bounds, unknown if an earlier controller gave them."""
 
     epoch: int
     hosts: tuple[str, ...]
@@ -74,10 +71,7 @@ class PathShares:
         said: Mapping[str, Mapping[str, PathNodeStatus]],
         now: float,
     ) -> list[BoundsOrder]:
-        """The orders for the agents that answer, so that each job gets its bounds.
-
-        ``said``: the last status of each NIC, by server.
-        """
+        """The orders for the agents that answer, so that each job gets its bounds."""
         self._epoch = max([self._epoch, *(s.epoch for of in said.values() for s in of.values())])
         wanted: dict[tuple[str, str], tuple[_Share, int]] = {}
         kept = {}
@@ -174,11 +168,8 @@ def _address(host: Host) -> str:
 
 
 class BoundsService:
-    """Sends running jobs' bounds to agents, where nodes agree on paths by themselves.
-
-    Jobs are those on record, so that a new controller takes nothing from jobs that it has not
-    taken over yet.
-    """
+    """Sends bounds of jobs on record to agents, where nodes agree on paths by themselves: a new
+    controller takes nothing from jobs that it has not taken over yet."""
 
     def __init__(self, lab: Lab, fleet: Fleet, jobs: JobTable, paths: PathService) -> None:
         self._lab, self._fleet, self._jobs, self._paths = lab, fleet, jobs, paths

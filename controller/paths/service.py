@@ -1,7 +1,5 @@
-"""Optical paths on request: the book of granted and waiting paths, and the service with a clock.
-
-A path whose user is silent for a lease ends. In the book, time is an argument, in Unix time.
-"""
+"""Optical paths on request: the book of granted and waiting paths (time is an argument), and the
+service with a clock. A path whose user is silent for a lease ends."""
 
 from __future__ import annotations
 
@@ -11,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf, isfinite
-from typing import Literal
+from typing import Any, Literal, cast
 
 from patchlight.controller.changes.record import Refused
 from patchlight.controller.storage.store import Store
@@ -21,9 +19,9 @@ from patchlight.testbed.lab.portmap import AnyMap
 from patchlight.testbed.paths.light_networks import LightNetwork, light_networks
 from patchlight.testbed.paths.schedulers import path_scheduler
 from patchlight.testbed.paths.scheduling import FlowRequest, PathScheduler
+from patchlight.testbed.wire.rest.circuits import PathShape
 from patchlight.testbed.wire.rest.requests import PathRequest
 
-State = Literal["waiting", "granted", "released", "expired"]
 _MOST_PATHS = 10_000
 _KEPT = 1000
 
@@ -34,38 +32,14 @@ _AHEAD_S, _AHEAD = 1.0, 100
 
 
 @dataclass
-class Path:
-    """One path since it was requested; ``channel`` in THz, as text."""
-
-    id: int
-    source: str
-    destination: str
-    bytes: float
-    collective: str | None
-    round: int
-    by: str
-    lease_s: float
-    wanted_at: float
-    until: float
-    state: State = "waiting"
-    channel: str | None = None
-    starts_at: float | None = None
-    ends_at: float | None = None
-    ended_at: float | None = None
-
-
-@dataclass
 class _Lane:
     network: LightNetwork
     scheduler: PathScheduler
 
 
 class PathBook:
-    """The paths of a lab's networks, granted by the scheduler of that name.
-
-    Nothing is granted before ``quiet_until``, as earlier paths may be in use until then; numbers
-    continue after ``last``.
-    """
+    """The paths of a lab's networks, numbered after ``last``. Nothing is granted before
+    ``quiet_until``, as earlier paths may be in use until then."""
 
     def __init__(
         self, scheduler: str = "collective", quiet_until: float = 0.0, last: int = 0
@@ -74,8 +48,8 @@ class PathBook:
         self._quiet_until = quiet_until
         self._lanes: list[_Lane] = []
         self._of_host: dict[str, _Lane] = {}
-        self._live: dict[int, Path] = {}
-        self._ended: deque[Path] = deque(maxlen=_KEPT)
+        self._live: dict[int, PathShape] = {}
+        self._ended: deque[PathShape] = deque(maxlen=_KEPT)
 
     @property
     def networks(self) -> list[LightNetwork]:
@@ -83,7 +57,7 @@ class PathBook:
         return [lane.network for lane in self._lanes]
 
     @property
-    def live(self) -> list[Path]:
+    def live(self) -> list[PathShape]:
         """The paths in use and those that wait, in order of their requests."""
         return list(self._live.values())
 
@@ -96,15 +70,13 @@ class PathBook:
         self._lanes = kept
         self._of_host = {host: lane for lane in kept for host in lane.network.hosts}
         for path in self.live:
-            lane = self._of_host.get(path.source)
-            if lane is None or not lane.scheduler.has(path.id):
+            lane = self._of_host.get(path["source"])
+            if lane is None or not lane.scheduler.has(path["id"]):
                 self._end(path, "expired", now)
 
-    def want(self, wanted: PathRequest, by: str, now: float) -> Path:
-        """Queue a flow, whose path may be granted at once.
-
-        ``BadInput`` for a flow that is not possible here, ``Refused`` for one that gets no path.
-        """
+    def want(self, wanted: PathRequest, by: str, now: float) -> PathShape:
+        """Queue a flow, whose path may be granted at once; ``BadInput`` or ``Refused`` if it never
+        can be."""
         lane = self._lane(wanted.source)
         if wanted.destination not in lane.network.numbers:
             self._lane(wanted.destination)
@@ -133,44 +105,41 @@ class PathBook:
                 f"{wanted.source} gets no path to {wanted.destination}: {refused[0].reason}"
             )
         self.last = number
-        fields = wanted.model_dump(exclude={"deadline_s"})
-        path = self._live[number] = Path(
-            **fields, id=number, by=by, wanted_at=now, until=now + wanted.lease_s
-        )
+        new: dict[str, Any] = dict.fromkeys(PathShape.__annotations__)
+        new |= wanted.model_dump(exclude={"deadline_s"})
+        new |= {"id": number, "by": by, "wanted_at": now, "until": now + wanted.lease_s}
+        path = self._live[number] = cast("PathShape", new | {"state": "waiting"})
         self._grant(lane, now)
         return path
 
-    def look(self, number: int, now: float, by: str) -> Path:
-        """One path, live or ended not long ago; ``BadInput`` if there is none.
-
-        Its user keeps a waiting one by looking.
-        """
+    def look(self, number: int, now: float, by: str) -> PathShape:
+        """One path, live or ended not long ago. Its user keeps a waiting one by looking."""
         path = self._found(number)
-        if path.state == "waiting" and path.by == by:
-            path.until = now + path.lease_s
+        if path["state"] == "waiting" and path["by"] == by:
+            path["until"] = now + path["lease_s"]
         return path
 
-    def release(self, number: int, now: float) -> Path:
+    def release(self, number: int, now: float) -> PathShape:
         """End a path, or the wait for it."""
         path = self._found(number)
-        if path.id in self._live:
+        if path["id"] in self._live:
             self._end(path, "released", now)
         return path
 
     def expire(self, now: float) -> float:
         """End paths whose lease is over; returns when to look again, infinite for never."""
         for path in self.live:
-            if path.until <= now:
+            if path["until"] <= now:
                 self._end(path, "expired", now)
-        ends = [path.until for path in self._live.values()]
+        ends = [path["until"] for path in self._live.values()]
         if now < self._quiet_until:
             return min(*ends, self._quiet_until, inf)
         for lane in self._lanes:
             self._grant(lane, now)
         return min(ends, default=inf)
 
-    def _found(self, number: int) -> Path:
-        path = self._live.get(number) or next((p for p in self._ended if p.id == number), None)
+    def _found(self, number: int) -> PathShape:
+        path = self._live.get(number) or next((p for p in self._ended if p["id"] == number), None)
         if path is None:
             raise BadInput(f"there is no path {number}: 'patchlight paths' shows them")
         return path
@@ -183,13 +152,13 @@ class PathBook:
             words = nearest(host, list(self._of_host), "expected one of")
         raise BadInput(f"{host} can have no path: {words}")
 
-    def _end(self, path: Path, state: State, now: float) -> None:
-        del self._live[path.id]
-        path.state, path.ended_at = state, now
+    def _end(self, path: PathShape, state: Literal["released", "expired"], now: float) -> None:
+        del self._live[path["id"]]
+        path["state"], path["ended_at"] = state, now
         self._ended.append(path)
-        lane = self._of_host.get(path.source)
-        if lane is not None and lane.scheduler.has(path.id):
-            lane.scheduler.release(path.id, now)
+        lane = self._of_host.get(path["source"])
+        if lane is not None and lane.scheduler.has(path["id"]):
+            lane.scheduler.release(path["id"], now)
             self._grant(lane, now)
 
     def _grant(self, lane: _Lane, now: float) -> None:
@@ -197,19 +166,16 @@ class PathBook:
             return
         for grant in lane.scheduler.grants(now):
             path = self._live[grant.flow]
-            path.state = "granted"
-            path.channel = str(lane.network.channels[grant.channel])
-            path.starts_at = grant.starts_s
-            path.ends_at = grant.ends_s if isfinite(grant.ends_s) else None
-            path.until = now + path.lease_s
+            path["state"] = "granted"
+            path["channel"] = str(lane.network.channels[grant.channel])
+            path["starts_at"] = grant.starts_s
+            path["ends_at"] = grant.ends_s if isfinite(grant.ends_s) else None
+            path["until"] = now + path["lease_s"]
 
 
 class PathService:
-    """Grants optical paths on request, and ends those whose lease is over.
-
-    ``maps`` are those of the optical switches as last known, ``None`` while they are not. The
-    ``store`` keeps until when paths may be in use: the next controller grants none before.
-    """
+    """Grants optical paths on request, and ends those whose lease is over. The ``store`` keeps
+    until when paths may be in use: the next controller grants none before."""
 
     def __init__(
         self,
@@ -232,7 +198,7 @@ class PathService:
         """Whether the networks are known."""
         return self._seen is not None
 
-    async def want(self, wanted: PathRequest, by: str) -> Path:
+    async def want(self, wanted: PathRequest, by: str) -> PathShape:
         """Request a path; ``BadInput`` and ``Refused`` as in ``PathBook.want``."""
         await self.follow_light()
         self.book.expire(self._clock())
@@ -240,20 +206,20 @@ class PathService:
         self._wake()
         return path
 
-    async def look(self, number: int, by: str, wait_s: float = 0.0) -> Path:
+    async def look(self, number: int, by: str, wait_s: float = 0.0) -> PathShape:
         """One path; if it waits, once that changes, or after ``wait_s``."""
         ends = asyncio.get_running_loop().time() + wait_s
         while True:
             path = self.book.look(number, self._clock(), by)
             left_s = ends - asyncio.get_running_loop().time()
-            if path.state != "waiting" or left_s <= 0:
+            if path["state"] != "waiting" or left_s <= 0:
                 return path
             try:
                 await asyncio.wait_for(self._changed.wait(), left_s)
             except TimeoutError:
                 continue
 
-    def release(self, number: int) -> Path:
+    def release(self, number: int) -> PathShape:
         """End a path, or the wait for it."""
         path = self.book.release(number, self._clock())
         self._wake()
@@ -263,9 +229,9 @@ class PathService:
         """End paths whose lease is over, for ever."""
         while True:
             await self.follow_light()
-            before = [(path.id, path.state) for path in self.book.live]
+            before = [(path["id"], path["state"]) for path in self.book.live]
             again_at = self.book.expire(self._clock())
-            if before != [(path.id, path.state) for path in self.book.live]:
+            if before != [(path["id"], path["state"]) for path in self.book.live]:
                 self._wake()
             pause_s = min(max(0.01, again_at - self._clock()), _LONGEST_PAUSE_S)
             try:
@@ -286,7 +252,7 @@ class PathService:
 
     def _wake(self) -> None:
         """Store until when paths may be in use, then wake all that wait."""
-        until = max((p.until for p in self.book.live if p.state == "granted"), default=0.0)
+        until = max((p["until"] for p in self.book.live if p["state"] == "granted"), default=0.0)
         if self._store and (until > self._marked_until or self.book.last > self._marked_last):
             self._marked_until = max(self._marked_until, until + _AHEAD_S)
             self._marked_last = self.book.last + _AHEAD

@@ -1,13 +1,11 @@
 """Prices of circuits: the cheapest placement with its circuits, and jobs worth regrouping.
 
 A price is when jobs end, and the dark time before. Links are shared max-min fair, and again at each
-end (``patchlight.controller.prediction``). The placement asks for each of a few places what the job
-and those that run would cost there, under the circuits as they are and regrouped; the topology then
-makes the circuits that were cheaper for the place that was taken. Both ask ``Prices``: they agree.
+end (``patchlight.controller.prediction``). Placement and topology ask the same ``Prices``, so that
+the topology makes the circuits that the place was chosen for.
 
-Jobs that were spread over the switches stay so after others have ended and made room.
-``defragment`` finds those worth regrouping: their GPUs stay, and their circuits move at the end of
-an iteration, where the gain is more than the cost.
+Jobs that were spread over the switches stay so after others have ended and made room:
+``defragment`` finds those worth regrouping. Their GPUs stay.
 """
 
 import itertools
@@ -17,12 +15,17 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from patchlight.controller.policies.contract import ClusterView, JobView, RingOfJob
-from patchlight.controller.policies.placement import Consolidated, FirstFit, RegroupPlacement
-from patchlight.controller.policies.ring_order import ring_order
+from patchlight.controller.policies import placement
+from patchlight.controller.policies.contract import ClusterView, Groups, JobView, RingOfJob
 from patchlight.controller.policies.topology import CannotRegroup, regroup
-from patchlight.controller.prediction.network import LabNetwork, RingWork, completions_s, units_s
-from patchlight.controller.prediction.sharing import Load, training_load
+from patchlight.controller.prediction.network import (
+    LabNetwork,
+    Load,
+    RingWork,
+    completions_s,
+    training_load,
+    units_s,
+)
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab.model import Endpoint, Lab
 from patchlight.testbed.lab.portmap import PortMap
@@ -46,11 +49,11 @@ _KEEP: Maps = {}
 
 
 class WiringPrice(NamedTuple):
-    """What a wiring costs. Compared, the cheaper one is the smaller.
+    """What a wiring costs; the cheaper one is the smaller.
 
-    ``stuck`` counts the jobs whose rings have no way, ``total_s`` is the sum of the times to the
-    ends of the others; ``completions_s`` has each job's, infinity for one that is stuck. ``dark_s``
-    is how long the circuits that change are dark; ``cross_connects`` counts those that are made.
+    ``stuck`` counts the jobs whose rings have no way; ``total_s`` sums up the times to the ends of
+    the others, ``completions_s`` has each job's, infinity for a stuck one. Circuits that change are
+    dark for ``dark_s``, and ``cross_connects`` of them are made.
     """
 
     stuck: int
@@ -63,10 +66,8 @@ class WiringPrice(NamedTuple):
 class Prices:
     """Prices of wirings of a lab's cluster with the jobs that run on it.
 
-    ``jobs`` are those that count: running ones whose rings and loads are known, and any that wait
-    for their circuits. Others are taken not to be there. ``overhead_s`` is how long a change keeps
-    running jobs waiting beside its dark time. ``network`` has the present links, where somebody
-    knows them already.
+    Those of ``jobs`` count whose rings and loads are known. A change keeps running jobs waiting for
+    ``overhead_s`` beside its dark time. ``network`` has the present links, if they are known.
     """
 
     def __init__(
@@ -110,8 +111,8 @@ class Prices:
     def of(self, maps: Maps) -> WiringPrice:
         """The price of these maps of the OCSs that change; empty is that of what is lit now.
 
-        Circuits are dark one OCS after the other. A running job whose light moves finishes its
-        iteration first, and its NICs are dark for as long: both are in its time.
+        Circuits are dark one OCS after the other. A running job whose circuits move finishes its
+        iteration first: that, too, is in its time.
         """
         dark_s, cross_connects, network = 0.0, 0, self.network
         moved: Collection[Endpoint] = ()
@@ -148,13 +149,15 @@ class Prices:
 
         Circuits of all other jobs stay.
         """
-        cluster, failed = self._cluster, self._cluster.failed
+        cluster = self._cluster
         locked = self._ports_of([job for job in self._all if job not in groups])
-        for ocs, ports in cluster.barred.items():
-            locked.setdefault(ocs, set()).update(ports - failed.get(ocs, frozenset()))
+        for ocs, ports in cluster.locked.items():
+            locked.setdefault(ocs, set()).update(ports)
         names = [[cluster.shape.gpus[gpu].name for gpu in group.ring] for group in groups]
         try:
-            wanted = regroup(self._lab, cluster.circuits, names, locked=locked, failed=failed)
+            wanted = regroup(
+                self._lab, cluster.circuits, names, locked=locked, failed=cluster.failed
+            )
         except CannotRegroup:
             return None
         return {ocs: each for ocs, each in wanted.items() if each != cluster.circuits[ocs]}
@@ -175,8 +178,7 @@ class Prices:
 def placed(cluster: ClusterView, job: JobView, ring: Sequence[int], nic_bps: float) -> RingOfJob:
     """A job that would get these GPUs, in this order.
 
-    ``nic_bps`` is the rate at which its communication was measured, where that is a part of its
-    time.
+    ``nic_bps`` is the rate at which its communication was measured, if that is part of its time.
     """
     load: Load | None = None
     workers = len(ring)
@@ -187,6 +189,13 @@ def placed(cluster: ClusterView, job: JobView, ring: Sequence[int], nic_bps: flo
         share = job.communication if workers > 1 else 0.0
         load = Load(job.sequential_s / workers, 1.0 - share, share * nic_bps)
     return RingOfJob(job.name, tuple(ring), load, waits=True)
+
+
+def jobs_to_light(cluster: ClusterView, groups: Groups) -> list[RingOfJob]:
+    """The jobs with these rings that still wait for their circuits; all if none does."""
+    known = {job.ring: job for job in cluster.rings}
+    asked = [known.get(tuple(ring), RingOfJob("", tuple(ring), waits=True)) for ring in groups]
+    return [job for job in asked if job.waits] or asked
 
 
 def _load(job: RingOfJob) -> Load:
@@ -212,30 +221,31 @@ class CheapestPlacement:
     """
 
     def __init__(self) -> None:
-        self._places = (RegroupPlacement(), Consolidated(), FirstFit())
+        self._places = (
+            placement.RegroupPlacement(),
+            placement.Consolidated(),
+            placement.FirstFit(),
+        )
 
     def place(self, cluster: ClusterView, job: JobView, workers: int) -> Sequence[int] | None:
         """As the contract says."""
         lab = cluster.lab
         found = [policy.place(cluster, job, workers) for policy in self._places]
-        rings = [ring_order(cluster, ring) for ring in found if ring is not None]
+        rings = [placement.ring_order(cluster, ring) for ring in found if ring is not None]
         if lab is None or not lab.circuit_switches or not rings:
             return None if not rings else rings[0]
-        best: tuple[WiringPrice, list[int]] | None = None
-        sets: set[frozenset[int]] = set()
-        running = Prices(cluster, lab, cluster.rings)
+        by_gpus: dict[frozenset[int], list[int]] = {}
         for ring in rings:
-            if frozenset(ring) in sets:
-                continue
-            sets.add(frozenset(ring))
-            here = placed(cluster, job, ring, running.network.nic_bps)
+            by_gpus.setdefault(frozenset(ring), ring)
+        nic_bps = Prices(cluster, lab, cluster.rings).network.nic_bps
+        priced = []
+        for ring in by_gpus.values():
+            here = placed(cluster, job, ring, nic_bps)
             if here.load is None:
                 return rings[0]
             prices = Prices(cluster, lab, [*cluster.rings, here])
-            price = min(price for price, _ in _wirings([here], prices))
-            if best is None or price < best[0]:
-                best = price, ring
-        return rings[0] if best is None else best[1]
+            priced.append((min(price for price, _ in _wirings([here], prices)), ring))
+        return min(priced, key=lambda each: each[0])[1]
 
 
 class CheapestTopology:
@@ -245,16 +255,12 @@ class CheapestTopology:
     what the jobs have to do, they are regrouped if that can be.
     """
 
-    def circuits(
-        self, cluster: ClusterView, groups: Sequence[Sequence[int]]
-    ) -> Mapping[str, PortMap]:
+    def circuits(self, cluster: ClusterView, groups: Groups) -> Mapping[str, PortMap]:
         """The maps that change; empty where they are to stay."""
         lab = cluster.lab
         if lab is None:
             raise BadInput("cannot choose circuits: this cluster has no circuit switches")
-        known = {job.ring: job for job in cluster.rings}
-        asked = [known.get(tuple(ring), RingOfJob("", tuple(ring), waits=True)) for ring in groups]
-        new = [job for job in asked if job.waits] or asked
+        new = jobs_to_light(cluster, groups)
         prices = Prices(cluster, lab, cluster.rings)
         if any(job.load is None for job in new):
             return prices.regrouped(new) or _KEEP
@@ -263,11 +269,11 @@ class CheapestTopology:
 
 @dataclass(frozen=True)
 class Proposal:
-    """A change of circuits under running jobs.
+    """A change of circuits under running jobs that regroups ``jobs``.
 
-    ``jobs`` are those that are regrouped. ``gains_s`` says for every job how much sooner it is
-    predicted to end, less than 0 for later; each regrouped job's cost, ``costs_s``, is counted in
-    already: the iteration that it ends first, its dark time, and what else a change takes.
+    ``gains_s`` says of every job how much sooner it is predicted to end (negative: later), each
+    regrouped job's cost ``costs_s`` included: the iteration that it ends first, the dark time, and
+    what else a change takes.
     """
 
     maps: Maps
@@ -288,9 +294,8 @@ def defragment(
 ) -> Proposal | None:
     """The set of running jobs whose regrouping gains most; ``None`` where it gains too little.
 
-    Of jobs whose loads are not known nothing can be gained, and their light stays. Circuits of
-    ``cluster.barred`` ports stay, too. A change is taken to keep jobs waiting for ``overhead_s``
-    beside the dark time of its circuits.
+    Circuits of ``cluster.barred`` ports, and of jobs whose loads are not known, stay. A change
+    keeps jobs waiting for ``overhead_s`` beside the dark time of its circuits.
     """
     lab = cluster.lab
     if lab is None:
@@ -305,17 +310,13 @@ def defragment(
     if not spread:
         return None
     keep = prices.of({})
-    best: tuple[float, Proposal] | None = None
-    count = len(spread)
+    count, proposals = len(spread), []
     sizes = range(1, count + 1) if count <= _EVERY_SET_OF else (1, count - 1, count)
     for groups in (group for size in sizes for group in itertools.combinations(spread, size)):
-        maps = prices.regrouped(groups)
-        if not maps:
-            continue
-        proposal = _proposal(prices, groups, maps, keep, prices.of(maps))
-        if proposal is not None and (best is None or proposal.gain_s > best[0]):
-            best = proposal.gain_s, proposal
-    return best[1] if best is not None and best[0] > minimum_gain_s else None
+        if maps := prices.regrouped(groups):
+            proposals.append(_proposal(prices, groups, maps, keep, prices.of(maps)))
+    best = max(filter(None, proposals), key=lambda each: each.gain_s, default=None)
+    return best if best is not None and best.gain_s > minimum_gain_s else None
 
 
 def _proposal(

@@ -1,11 +1,7 @@
-"""What a policy sees and what it answers.
+"""What a policy of each kind sees and what it answers.
 
-A policy is a small object with one method. There are five kinds: *partition* (into how many
-parts a job is split), *placement* (which GPUs it gets), *order* (which waiting job is next),
-*topology* (which circuits are lit) and *elasticity* (which running jobs get other numbers of
-workers). All see the cluster as frozen values and return a value: no
-I/O and no clock; time comes in as ``ClusterView.now_s``. So the same object decides in the lab,
-in its emulation and in the simulator.
+A policy is a small object with one method. It sees frozen values and returns one: no I/O and no
+clock, so the same object decides in the lab, in its emulation and in the simulator.
 
 GPUs are numbered from 0 in the order of ``ClusterShape.gpus``; a set of GPUs is an integer with
 a bit for each, as sets of thousands of GPUs are compared and joined in one step that way.
@@ -17,12 +13,15 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple, Protocol, TypeVar, runtime_checkable
 
-from patchlight.controller.prediction.sharing import UNLIMITED_BPS, Load, Training
+from patchlight.controller.prediction.network import UNLIMITED_BPS, Load, Training
 from patchlight.testbed.graphs.model import ComputationGraph
 from patchlight.testbed.lab.model import Lab
 from patchlight.testbed.lab.portmap import PortMap
 from patchlight.testbed.lab.rules import KINDS as KINDS
 from patchlight.testbed.lab.rules import PolicyKind as PolicyKind
+
+Groups = Sequence[Sequence[int]]
+"""The GPUs of some jobs, each job's in the order of its ring."""
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -50,10 +49,10 @@ class Frozen(Mapping[K, V]):
 
 
 class GpuSite(NamedTuple):
-    """One GPU and where it is: places in the shape's ``servers`` and ``racks``.
+    """One GPU and its places in the shape's ``servers`` and ``racks``.
 
-    A rack is what hangs under one packet switch. Where an OCS decides that, it is the switch
-    that the GPU's NIC is lit onto now; −1 if it is dark.
+    A rack is what hangs under one packet switch: behind an OCS that which the NIC is lit onto now,
+    −1 if it is dark.
     """
 
     name: str
@@ -121,14 +120,12 @@ class ClusterShape:
 class JobView(NamedTuple):
     """A job as it was asked for. Nothing in it changes while the job waits or runs.
 
-    ``workers`` is how many GPUs it wants, 0 if the partition policy is to say: any number of them,
-    or one of ``degrees`` (ascending) where there are some. ``requirement``
-    is the part of ``sequential_s``, its time on one GPU, within which it must complete, and
-    ``limit_s`` the same in seconds. ``expected_s`` gives, for a partition degree, about how
-    long the job takes; empty where nobody knows. ``gpu_models`` are those that it can run on, empty
-    for any. ``user`` is whose it is. ``training`` says what an iteration is, where that is known.
-    Of a job that is known by its time alone, ``communication`` is the part of that in which it
-    only moves gradients.
+    ``workers`` is how many GPUs it wants, 0 if the partition policy is to say: any number, or one
+    of ``degrees`` (ascending) where there are some. ``requirement`` is the part of
+    ``sequential_s``, its time on one GPU, within which it must complete, ``limit_s`` the same in
+    seconds. ``expected_s``: about how long it takes by degree, as far as known. ``gpu_models``: on
+    which it can run, empty for any. ``training`` says what an iteration is, where that is known.
+    Of a job known by its time alone, ``communication`` is the part that only moves gradients.
     """
 
     name: str
@@ -147,10 +144,7 @@ class JobView(NamedTuple):
 
 
 class Running(NamedTuple):
-    """A running job's (expected) end in seconds of the view's clock, and its GPUs as a set.
-
-    The end is infinity where nobody knows it.
-    """
+    """A running job's expected end by the view's clock, infinity if unknown, and its GPU set."""
 
     ends_s: float
     gpus: int
@@ -158,10 +152,10 @@ class Running(NamedTuple):
 
 
 class RingOfJob(NamedTuple):
-    """The ring of a job that has GPUs, in its order, and what is to be done on it.
+    """The ring of a job that has GPUs, in its order, and what is to be done on it, if known.
 
-    ``load`` is ``None`` where nobody knows it; its units are those to come, if ``ends_s``, on the
-    view's clock, is infinity. ``waits``: it has not begun, as its circuits are still to be decided.
+    The load's units are those to come if ``ends_s``, on the view's clock, is infinity. ``waits``:
+    it has not begun, as its circuits are still to be decided.
     """
 
     name: str
@@ -207,16 +201,14 @@ class PlacedDegree(int):
 class ClusterView(NamedTuple):
     """The cluster at one moment.
 
-    ``occupied`` are the GPUs that are busy or broken, ``broken`` the latter. ``running`` has
-    the job that ends next first. ``recent`` are the jobs that came before, the latest last,
-    64 at most, run or not. ``lab``, ``circuits`` (the present map of each OCS) and ``barred``
-    (OCS ports that may not be touched) are there where there is a network to rewire; of the
-    ``failed`` ones among these, circuits may be broken but not made. There, ``rings`` are those of
-    the jobs that have GPUs. ``usage`` has what users had in GPU-seconds, less the longer ago, each
-    over the user's share; empty where nobody counts. ``measured`` has what GPUs' NICs sent and
-    received lately in bit/s, as ports counted it; those that nobody counts are not there.
-    ``queue`` has those of ``recent`` that wait for GPUs. ``places`` are the free blocks where a
-    partition policy may choose one (``PlacedDegree``).
+    ``occupied`` are the GPUs that are busy or broken, ``broken`` the latter. ``running`` has the
+    job that ends next first. ``recent`` are the last 64 jobs that came, the latest last, ``queue``
+    those of them that wait for GPUs. With a network to rewire there are ``lab``, ``circuits`` (the
+    present map of each OCS), ``barred`` (OCS ports not to be touched; of the ``failed`` ones among
+    them circuits may be broken) and ``rings`` of the jobs that have GPUs. ``usage``: each user's
+    GPU-seconds, less the longer ago, over the user's share, where somebody counts. ``measured``:
+    what GPUs' NICs sent and received lately in bit/s, as far as ports counted it. ``places`` are
+    the free blocks where a partition policy may choose one (``PlacedDegree``).
     """
 
     now_s: float
@@ -238,10 +230,10 @@ class ClusterView(NamedTuple):
 
     @property
     def traffic(self) -> Mapping[tuple[int, int], float]:
-        """The traffic matrix: what one GPU is expected to send to another in bit/s, where it does.
+        """The traffic matrix in bit/s: what the rings are expected to send from GPU to GPU.
 
-        From the rings of the jobs that have GPUs: the mean over an iteration, on links that the job
-        shares with nobody. Of a job whose load is not known, as much as its NICs can send.
+        The mean over an iteration, on links that the job shares with nobody; of a job whose load is
+        not known, as much as its NICs can send.
         """
         hosts = () if self.lab is None else self.lab.hosts
         nics = [host.nic.rate_bps for host in hosts if host.gpu is not None]
@@ -260,6 +252,12 @@ class ClusterView(NamedTuple):
         """The GPUs that a job can have, as a set."""
         return self.shape.everything & ~self.occupied
 
+    @property
+    def locked(self) -> Mapping[str, frozenset[int]]:
+        """The ports whose circuits may be neither broken nor made."""
+        failed = self.failed
+        return {ocs: ports - failed.get(ocs, frozenset()) for ocs, ports in self.barred.items()}
+
     def free_for(self, job: JobView) -> int:
         """The GPUs that this job can have: free, and of a model that it can run on."""
         return self.free & self.gpus_of_models(job.gpu_models) if job.gpu_models else self.free
@@ -273,10 +271,7 @@ class ClusterView(NamedTuple):
 
 
 class Progress(NamedTuple):
-    """How far a waiting or preempted job is: GPU-seconds had, and seconds left if known.
-
-    Those left are as on links that it shares with nobody.
-    """
+    """How far a job is: GPU-seconds had; seconds left, on links that it shares with nobody."""
 
     attained_gpu_s: float = 0.0
     remaining_s: float = math.nan
@@ -285,9 +280,9 @@ class Progress(NamedTuple):
 class ElasticJob(NamedTuple):
     """A running job whose number of workers may change: it has ``degree`` since ``since_s``.
 
-    ``iteration_s`` gives the predicted seconds of an iteration by legal degree, its own among them:
-    those for which there is a place now, the job's GPUs taken to be free. ``left`` iterations are
-    to come, infinity where nobody knows. For ``cost_s`` a change of degree keeps it from training.
+    ``iteration_s``: the predicted seconds of an iteration by legal degree, its own among them, for
+    which there is a place with the job's GPUs. ``left`` iterations are to come, infinity where
+    nobody knows. A change of degree keeps it from training for ``cost_s``.
     """
 
     name: str
@@ -300,10 +295,7 @@ class ElasticJob(NamedTuple):
 
 
 class QueuedJob(NamedTuple):
-    """What waits for GPUs, a job or a gang: it can start on so many, of ``gpu_models`` (any).
-
-    ``lasts_s`` is about how long it then takes, infinity where nobody knows.
-    """
+    """A job or gang that waits for so many GPUs; it then ``lasts_s``, infinity if unknown."""
 
     name: str
     workers: int
@@ -319,8 +311,7 @@ class PartitionPolicy(Protocol):
     def degree(self, cluster: ClusterView, job: JobView, legal: tuple[int, ...]) -> int | None:
         """One of ``legal`` (ascending, 0 first), or ``PlacedDegree``; 0 refuses the job.
 
-        ``None`` lets it wait until other GPUs become free; on a RAMP, where no job waits, it is no
-        answer.
+        ``None`` lets it wait for other GPUs; on a RAMP, where no job waits, it is no answer.
         """
 
 
@@ -344,9 +335,7 @@ class OrderPolicy(Protocol):
 class TopologyPolicy(Protocol):
     """Says which circuits are lit while some jobs run together."""
 
-    def circuits(
-        self, cluster: ClusterView, groups: Sequence[Sequence[int]]
-    ) -> Mapping[str, PortMap]:
+    def circuits(self, cluster: ClusterView, groups: Groups) -> Mapping[str, PortMap]:
         """The wanted map of each OCS that changes, for these jobs' GPUs; empty changes none."""
 
 

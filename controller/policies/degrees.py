@@ -1,9 +1,8 @@
 """How many workers jobs get: partition policies at their start, elasticity policies while they run.
 
 The partition policies are the baselines of PAC-ML's experiments (Parsonson et al., arXiv
-2301.13799): all keep to the legal degrees, and refuse only where there is no other. The elasticity
-policies ask the same question again while a job runs; one that need not be asked until a job
-comes, starts or ends says so by ``stable``.
+2301.13799): they refuse a job only where no other degree is legal. An elasticity policy that need
+not be asked until a job comes, starts or ends says so by ``stable``.
 """
 
 from __future__ import annotations
@@ -78,7 +77,7 @@ def _gain_s(job: ElasticJob, now: int, degree: int) -> float:
 
 
 class ShrinkStep(NamedTuple):
-    """A job that shrinks: how much later it ends, and how many GPUs somebody gets of it."""
+    """A job that shrinks: how much later it ends, and how many GPUs it frees."""
 
     lost_s: float
     freed: int

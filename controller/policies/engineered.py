@@ -11,16 +11,14 @@ from importlib import import_module
 import numpy as np
 from numpy.typing import ArrayLike
 
-from patchlight.controller.policies.contract import ClusterView
-from patchlight.controller.policies.engineering import abstract, traffic
+from patchlight.controller.policies.contract import ClusterView, Groups
+from patchlight.controller.policies.engineering import traffic
 from patchlight.controller.policies.engineering.paths import Wish, plan_paths
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab.portmap import PortMap
 
 _WORTH = 20.0
 """So many circuits are made for the ring of a job that nobody asks about rather than lose it."""
-
-Groups = Sequence[Sequence[int]]
 
 
 def sites_to_join(cluster: ClusterView) -> tuple[traffic.CircuitSite, ...]:
@@ -33,15 +31,13 @@ def sites_to_join(cluster: ClusterView) -> tuple[traffic.CircuitSite, ...]:
     return traffic.sites_of(cluster.lab)
 
 
-def circuits_for(
-    cluster: ClusterView, wanted: ArrayLike, groups: Sequence[Sequence[int]]
-) -> Mapping[str, PortMap]:
+def circuits_for(cluster: ClusterView, wanted: ArrayLike, groups: Groups) -> Mapping[str, PortMap]:
     """The maps that change for a topology between the sites, by number of ``sites_of``.
 
-    ``wanted`` is symmetric and counts the circuits between each two sites. Those that are there
-    stay; circuits that nobody wants are broken only where their ports are needed. Of other jobs
-    than the ``groups``, the light of their rings stays as long as it can. ``NoLight`` where ports
-    or trunks do not do, ``BadInput`` for a matrix that is no topology of these sites.
+    ``wanted`` is symmetric and counts the circuits between each two sites. Circuits that nobody
+    wants are broken only where their ports are needed, those of other jobs' rings if there is no
+    other way. ``NoLight`` where ports or trunks do not do, ``BadInput`` for a matrix that is no
+    topology of these sites.
     """
     sites, topology = sites_to_join(cluster), np.asarray(wanted)
     shape = (len(sites), len(sites))
@@ -58,15 +54,14 @@ def circuits_for(
     ours = {frozenset(group) for group in groups}
     for job in cluster.rings:
         if frozenset(job.ring) not in ours:
-            ring = abstract.ring_of(traffic.order_of(job.ring, sites), len(sites))
+            ring = traffic.ring_of(traffic.order_of(job.ring, sites), len(sites))
             wishes += [
                 Wish(sites[a].name, (sites[b].name,), worth=_WORTH)
                 for a, b in np.argwhere(np.triu(np.where(topology > 0, 0, ring))).tolist()
             ]
     assert cluster.lab is not None  # or there were no sites
-    failed = cluster.failed
-    staying = {ocs: ports - failed.get(ocs, frozenset()) for ocs, ports in cluster.barred.items()}
-    return plan_paths(cluster.lab, cluster.circuits, wishes, locked=staying, failed=failed)
+    locked, failed = cluster.locked, cluster.failed
+    return plan_paths(cluster.lab, cluster.circuits, wishes, locked=locked, failed=failed)
 
 
 class _Engineered:
@@ -86,7 +81,7 @@ class Ring(_Engineered):
         sites = sites_to_join(cluster)
         wanted = np.zeros((len(sites), len(sites)), np.int64)
         for group in groups:
-            wanted += abstract.ring_of(_order(cluster, sites, group), len(sites))
+            wanted += traffic.ring_of(_order(cluster, sites, group), len(sites))
         return circuits_for(cluster, wanted, groups)
 
 
@@ -113,7 +108,7 @@ class Matching(_Engineered):
             numbers = traffic.order_of(group, sites)
             among[np.ix_(numbers, numbers)] = True
         demand = np.where(among, traffic.between_sites(rates, sites), 0.0)
-        wanted = abstract.degree_constrained(demand, _degrees(cluster, sites))
+        wanted = traffic.degree_constrained(demand, _degrees(cluster, sites))
         return circuits_for(cluster, wanted, groups)
 
 
@@ -137,7 +132,7 @@ class Totient(_Engineered):
         for group in groups:
             order = _order(cluster, sites, group)
             left = np.asarray(degrees) - wanted.sum(axis=1)
-            wanted += abstract.totient(order, rates, left.tolist(), self._rings)
+            wanted += traffic.totient(order, rates, left.tolist(), self._rings)
         return circuits_for(cluster, wanted, groups)
 
 

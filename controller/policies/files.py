@@ -11,23 +11,20 @@ import inspect
 import json
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
-from typing import Any, TypeVar, cast, get_origin, get_type_hints
+from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
 
-from patchlight.controller.policies.contract import KINDS, METHODS, PolicyKind, kind_of
+from patchlight.controller.policies.contract import KINDS, METHODS, Policy, PolicyKind, kind_of
 from patchlight.testbed.errors import BadInput, PatchlightError, nearest
 from patchlight.testbed.lab.model import Lab
 
 _ARGUMENTS = {
-    "degree": ("cluster", "job", "legal"),
-    "place": ("cluster", "job", "workers"),
-    "priority": ("cluster", "job", "progress"),
-    "circuits": ("cluster", "groups"),
-    "resize": ("cluster", "jobs", "queue"),
+    method: tuple(inspect.signature(getattr(protocol, method)).parameters)[1:]
+    for protocol, method in zip(get_args(Policy), METHODS.values(), strict=True)
 }
 
 FORMAT = "patchlight-policy"
@@ -211,8 +208,12 @@ def card_fields(raw: Mapping[str, Any], card: type[C], path: Path, optional: set
     return fields
 
 
-def model_bytes(path: Path) -> bytes:
-    """The content of a model's file; ``CardError`` if it cannot be one."""
+def open_model(path: Path, read_card: Callable[[Path], C]) -> tuple[C, Any]:
+    """A model's card, and the model as ONNX Runtime can run it, on one core.
+
+    ``CardError`` where it is no ONNX model, or not the one that its card, which names its SHA-256,
+    was written for.
+    """
     if path.suffix != ".onnx":
         raise CardError(
             f"cannot load {path} as a learned policy: expected a file named NAME.onnx",
@@ -221,33 +222,16 @@ def model_bytes(path: Path) -> bytes:
     try:
         if path.stat().st_size > _MOST_BYTES:
             raise CardError(f"cannot load {path}: it is over {_MOST_BYTES // 1_000_000} MB")
-        return path.read_bytes()
+        content = path.read_bytes()
     except OSError as error:
         raise CardError(f"cannot read the learned policy {path}: {error}") from error
-
-
-def check_digest(sha256: str, content: bytes, path: Path) -> None:
-    """``CardError`` if this is not the content that the card was written for."""
-    if (found := hashlib.sha256(content).hexdigest()) != sha256.lower():
+    card: Any = read_card(path.with_suffix(".json"))
+    if (found := hashlib.sha256(content).hexdigest()) != card.sha256.lower():
         raise CardError(
             f"{path} is not the file that its card was written for: its SHA-256 is {found[:16]}…, "
-            f"the card says {sha256[:16]}…",
+            f"the card says {card.sha256[:16]}…",
             hint="one of the two was changed or mixed up: export the model again",
         )
-
-
-def check_schema(name: str, found: tuple[str, int], wanted: tuple[str, int]) -> None:
-    """``CardError`` if a model sees another schema than the one that is shown."""
-    if found != wanted:
-        raise CardError(
-            f"model {name!r} sees {found[0]!r} version {found[1]}; this Patchlight shows "
-            f"{wanted[0]!r} version {wanted[1]}",
-            hint="train and export it again with this Patchlight",
-        )
-
-
-def open_session(content: bytes, path: Path) -> Any:
-    """A model that ONNX Runtime can run, on one core; ``CardError`` if this is none."""
     try:
         import onnxruntime
     except ModuleNotFoundError as error:
@@ -258,11 +242,22 @@ def open_session(content: bytes, path: Path) -> Any:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     options.log_severity_level = 4
+    runs_on = ["CPUExecutionProvider"]
     try:
-        return onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+        return card, onnxruntime.InferenceSession(content, options, providers=runs_on)
     except Exception as error:  # ONNX Runtime's own kinds have no public root.
         reason = first_line(error)
         raise CardError(f"{path} is not an ONNX model that can be run: {reason}") from error
+
+
+def check_schema(card: Any, schema: str, version: int) -> None:
+    """``CardError`` if a model sees another schema than the one that is shown."""
+    if (card.observation_schema, card.observation_version) != (schema, version):
+        raise CardError(
+            f"model {card.name!r} sees {card.observation_schema!r} version "
+            f"{card.observation_version}; this Patchlight shows {schema!r} version {version}",
+            hint="train and export it again with this Patchlight",
+        )
 
 
 def first_line(error: Exception) -> str:
@@ -290,9 +285,9 @@ FROM_JOBS = (
 class OptionsCard:
     """What a model that weighs options says of itself.
 
-    ``tested_range`` has the lowest and the highest value of each measure of labs (``lab_range``)
-    on which it was tested; larger job graphs than ``most_operations`` are pooled to that. What
-    came of the test is in ``training``, with the settings.
+    ``tested_range``: the lowest and the highest value of each measure of labs (``lab_range``) on
+    which it was tested. Larger job graphs are pooled to ``most_operations``. ``training`` has the
+    settings and the test's results.
     """
 
     name: str

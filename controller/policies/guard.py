@@ -1,45 +1,28 @@
 """Policies that may fail: a fault is reported, and the default policy decides in its place.
 
 A fault is an exception, an answer that makes no sense, or no answer in time. In the lab a user's
-policy runs in its own process (``policy_process``), one of ours in a thread (``alone``): one that
-is late is left alone, and is not called again until it has finished. The simulator calls policies
-directly; one that is late there is reported, but its answer counts, as a result must not depend on
-the machine's speed.
+policy runs in its own process (``policy_process``), one of ours in a thread (``alone``), and is not
+called again until it has finished. In the simulator the answer of a late one counts: a result must
+not depend on the machine's speed.
 """
 
 import itertools
 import math
 import operator
 import threading
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from time import perf_counter
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
-from patchlight.controller.policies.contract import (
-    METHODS,
-    ClusterView,
-    ElasticityPolicy,
-    ElasticJob,
-    JobView,
-    OrderPolicy,
-    PartitionPolicy,
-    PlacedDegree,
-    PlacementPolicy,
-    PolicyKind,
-    Progress,
-    QueuedJob,
-    TopologyPolicy,
-)
+from patchlight.controller.policies import contract
+from patchlight.controller.policies.contract import METHODS, ClusterView, JobView, PolicyKind
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.lab.portmap import PortMap
 
 _SHOWN = 80
 
 DEADLINE_S = 1.0
-
-P = TypeVar("P")
 
 
 class PolicyFailed(PatchlightError):
@@ -72,7 +55,7 @@ def _legal(answer: Any, cluster: ClusterView, job: JobView, legal: tuple[int, ..
     degree = _whole(answer, what)
     if degree not in legal:
         raise PolicyFailed(f"it answered {_shown(degree)}: expected {what}")
-    if isinstance(answer, PlacedDegree):
+    if isinstance(answer, contract.PlacedDegree):
         if answer.gpus not in cluster.places(job, degree):
             raise PolicyFailed(
                 f"it answered degree {degree} on a block that is none of the free ones for it"
@@ -148,7 +131,7 @@ def _maps(answer: Any, cluster: ClusterView, _groups: object) -> dict[str, PortM
 
 
 def _degrees(
-    answer: Any, cluster: ClusterView, jobs: Sequence[ElasticJob], _queue: object
+    answer: Any, cluster: ClusterView, jobs: Sequence[contract.ElasticJob], _queue: object
 ) -> dict[str, int]:
     if not isinstance(answer, Mapping):
         raise PolicyFailed(f"it answered {_shown(answer)}: expected a degree by job")
@@ -194,16 +177,12 @@ class Fault(NamedTuple):
         return f"{self.kind} policy {self.policy}{about}: {self.reason}{then}"
 
 
-class PolicyElsewhere(ABC):
+class PolicyElsewhere:
     """A policy that is not in this process."""
 
-    @abstractmethod
     def ask_why(self, arguments: tuple[Any, ...]) -> tuple[Any, Any]:
         """Its checked answer (``CHECKS``), and what it tells of it; or ``PolicyFailed``."""
-
-    def ask(self, arguments: tuple[Any, ...]) -> Any:
-        """Its checked answer, or ``PolicyFailed``."""
-        return self.ask_why(arguments)[0]
+        raise NotImplementedError
 
 
 class _Alone:
@@ -240,13 +219,13 @@ class _Alone:
         return found[0]
 
 
-class _Guard(Generic[P]):
+class _Guard:
     kind: PolicyKind
 
     def __init__(
         self,
-        policy: P | PolicyElsewhere,
-        default: P,
+        policy: contract.Policy | PolicyElsewhere,
+        default: contract.Policy,
         name: str,
         report: Callable[[Fault], None],
         deadline_s: float = DEADLINE_S,
@@ -326,7 +305,7 @@ def raised(error: BaseException) -> str:
     return type(error).__name__ + (f": {said[0]}" if said else "") + place
 
 
-class GuardedPartition(_Guard[PartitionPolicy]):
+class GuardedPartition(_Guard):
     """A ``PartitionPolicy`` that always answers with a legal degree, or ``None``."""
 
     kind: PolicyKind = "partition"
@@ -336,7 +315,7 @@ class GuardedPartition(_Guard[PartitionPolicy]):
         return degree
 
 
-class GuardedPlacement(_Guard[PlacementPolicy]):
+class GuardedPlacement(_Guard):
     """A ``PlacementPolicy`` that always answers with free GPUs, or ``None``."""
 
     kind: PolicyKind = "placement"
@@ -346,36 +325,39 @@ class GuardedPlacement(_Guard[PlacementPolicy]):
         return gpus
 
 
-class GuardedOrder(_Guard[OrderPolicy]):
+class GuardedOrder(_Guard):
     """An ``OrderPolicy`` that always answers with a number."""
 
     kind: PolicyKind = "order"
 
-    def priority(self, cluster: ClusterView, job: JobView, progress: Progress) -> float:
+    def priority(self, cluster: ClusterView, job: JobView, progress: contract.Progress) -> float:
         number: float = self._decide((job.name,), (cluster, job, progress))
         return number
 
 
-class GuardedTopology(_Guard[TopologyPolicy]):
+class GuardedTopology(_Guard):
     """A ``TopologyPolicy`` that always answers with maps which the lab's OCSes can have."""
 
     kind: PolicyKind = "topology"
 
     def circuits(
-        self, cluster: ClusterView, groups: Sequence[Sequence[int]], jobs: tuple[str, ...] = ()
+        self, cluster: ClusterView, groups: contract.Groups, jobs: tuple[str, ...] = ()
     ) -> Mapping[str, PortMap]:
         """``jobs`` are those on whose behalf it is asked: faults are reported as on them."""
         maps: dict[str, PortMap] = self._decide(jobs, (cluster, groups))
         return maps
 
 
-class GuardedElasticity(_Guard[ElasticityPolicy]):
+class GuardedElasticity(_Guard):
     """An ``ElasticityPolicy`` that always answers with legal degrees for which there is room."""
 
     kind: PolicyKind = "elasticity"
 
     def resize(
-        self, cluster: ClusterView, jobs: Sequence[ElasticJob], queue: Sequence[QueuedJob]
+        self,
+        cluster: ClusterView,
+        jobs: Sequence[contract.ElasticJob],
+        queue: Sequence[contract.QueuedJob],
     ) -> Mapping[str, int]:
         names = tuple(job.name for job in jobs)
         degrees: dict[str, int] = self._decide(names, (cluster, jobs, queue))

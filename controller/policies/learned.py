@@ -25,10 +25,9 @@ from patchlight.testbed.lab.model import Lab
 class Card:
     """What a learned policy says of itself.
 
-    ``actions`` are the degrees of its outputs, 0 first. ``ramp`` (groups, racks, servers of a
-    rack) and ``placement_rule`` are of the lab that it was trained for. ``training`` holds the
-    settings, and what else its trainer found worth keeping. ``sha256`` is of the ONNX file.
-    ``blocks`` says among how many free blocks of each degree it chooses.
+    ``actions`` are the degrees of its outputs, 0 first. ``ramp`` (groups, racks, servers of a rack)
+    and ``placement_rule`` are of the lab that it was trained for. ``sha256`` is of the ONNX file.
+    ``blocks``: among how many free blocks of each degree it chooses.
     """
 
     name: str
@@ -79,9 +78,8 @@ def read_card(path: Path) -> Card:
 class LearnedPartition:
     """A ``PartitionPolicy`` that a model decides.
 
-    With ``blocks`` of more than 1 (its card's if not given) it chooses the block, too, where the
-    cluster lets it: the model scores the cluster after each of so many free blocks of each degree,
-    the first one and those that take the fewest other free blocks away.
+    With more than one of ``blocks`` (its card's if not given) it chooses the block, too: among so
+    many free ones of each degree, the first and those that take the fewest others away.
     """
 
     def __init__(self, card: Card, session: Any, blocks: int | None = None) -> None:
@@ -93,14 +91,8 @@ class LearnedPartition:
         graphs = bool({"nodes", "edges"} & set(self._inputs))
         self._observer = observation.RampObserver(card.layout, graphs)
 
-    def scores(self, cluster: ClusterView, job: JobView, legal: tuple[int, ...]) -> list[float]:
-        """The model's score of each action of its card; minus infinity where none can succeed.
-
-        ``BadInput`` if the cluster or the job is not what the model was trained for.
-        """
-        return self._scores(self._observer.observe(cluster, job, legal), job)
-
     def _scores(self, seen: Observation, job: JobView) -> list[float]:
+        """The model's score of each action of its card; minus infinity where none can succeed."""
         given = {name: seen[name][None] for name in self._inputs}
         found = self._session.run([OUTPUT], given)[0][0]
         possible = seen["mask"] > 0
@@ -121,7 +113,10 @@ class LearnedPartition:
             )
 
     def degree(self, cluster: ClusterView, job: JobView, legal: tuple[int, ...]) -> int:
-        """The degree with the best score, the lowest of equals; a ``PlacedDegree`` on its block."""
+        """The degree with the best score, the lowest of equals; a ``PlacedDegree`` on its block.
+
+        ``BadInput`` if the cluster or the job is not what the model was trained for.
+        """
         seen = self._observer.observe(cluster, job, legal)
         scores = self._scores(seen, job)
         best = max(scores)
@@ -163,36 +158,14 @@ class LearnedPartition:
         return LearnedPartition(self.card, self._session, blocks)
 
 
-def load_learned(
-    path: Path | str, ramp: tuple[int, int, int] | None = None, rule: str | None = None
-) -> LearnedPartition:
-    """The policy in an ONNX file with its card beside it.
-
-    With ``ramp`` or ``rule``, a placement rule's name, a model that was trained for another one
-    is refused. ``CardError`` says why a file was refused.
-    """
-    path = Path(path)
-    content = files.model_bytes(path)
-    card = read_card(path.with_suffix(".json"))
-    files.check_digest(card.sha256, content, path)
+def load_learned(path: Path) -> LearnedPartition:
+    """The policy in an ONNX file with its card beside it; ``CardError`` says what is wrong."""
+    card, session = files.open_model(path, read_card)
     if card.kind != "partition":
         raise CardError(f"model {card.name!r} is of kind {card.kind!r}: expected 'partition'")
-    seen = card.observation_schema, card.observation_version
     is_known = card.observation_version in observation.VERSIONS
     version = card.observation_version if is_known else observation.VERSION
-    files.check_schema(card.name, seen, (observation.SCHEMA, version))
-    if ramp is not None and ramp != card.ramp:
-        raise CardError(
-            f"model {card.name!r} was trained for a RAMP of {written(card.ramp)} servers, "
-            f"not for one of {written(ramp)}",
-            hint="train one for this lab: patchlight policy train",
-        )
-    if rule is not None and rule != card.placement_rule:
-        raise CardError(
-            f"model {card.name!r} was trained for placement rule {card.placement_rule!r}, "
-            f"not for {rule!r}"
-        )
-    session = files.open_session(content, path)
+    files.check_schema(card, observation.SCHEMA, version)
     _check_session(card, session, path)
     return LearnedPartition(card, session)
 
@@ -215,11 +188,8 @@ def _check_session(card: Card, session: Any, path: Path) -> None:
     if "remaining" not in {each.name for each in inputs}:
         raise CardError(f"{path} does not look at the cluster: it has no input 'remaining'")
     wanted = (1, len(card.actions))
-    if (
-        [o.name for o in outputs] != [OUTPUT]
-        or outputs[0].type != FLOAT
-        or not has_shape(outputs[0].shape, wanted)
-    ):
+    named = [(o.name, o.type) for o in outputs]
+    if named != [(OUTPUT, FLOAT)] or not has_shape(outputs[0].shape, wanted):
         found = ", ".join(f"{o.name!r} {o.type} {o.shape}" for o in outputs)
         raise CardError(
             f"{path} gives {found}: expected '{OUTPUT}' {FLOAT} of shape {list(wanted)}"

@@ -1,18 +1,17 @@
 """What a learned policy sees: a cluster, a job and its legal degrees as arrays of numbers.
 
 The heart of it are *afterstates*. Where a job goes is fixed by the degree (``preview`` says where),
-so for each option, refusing included, one row tells how long each server would then be busy. A
-policy that knows what a row is worth knows how to choose.
+so for each option, refusing included, one row tells how long each server would then be busy.
 
-The layout is fixed by a *layout* (how many servers, which degrees) and a schema's name and
-version: a model is only ever run on what it was trained on. Version 2 tells of the recent jobs also
-how often they come; models of version 1 go on seeing what they saw.
+A model is only ever run on the layout and the schema's version that it was trained on. Version 2
+tells of the recent jobs also how often they come; models of version 1 see what they saw.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,11 +28,11 @@ UNIT_S = 1000.0
 LONGEST = 100.0
 """No time is more than this, in these units: nor one that nobody knows, or of a broken server."""
 MAX_NODES, MAX_EDGES = 128, 256
-_SCALED = ("forward_ms", "backward_ms", "activation_bytes", "parameter_bytes")
+SCALED = ("forward_ms", "backward_ms", "activation_bytes", "parameter_bytes")
 """What of an operation is seen, each as its part of the graph's sum."""
-NODE_DEPTH, IS_NODE = len(_SCALED), len(_SCALED) + 1
+NODE_DEPTH, IS_NODE = len(SCALED), len(SCALED) + 1
 """Further features of a node: its depth in the graph, and 1 where there is one, 0 in padding."""
-NODE_FEATURES = len(_SCALED) + 2
+NODE_FEATURES = len(SCALED) + 2
 JOB_FEATURES, OPTION_FEATURES = 4, 4
 RECENT_BINS, RECENT_JOBS = 10, 64
 RECENT_FEATURES = RECENT_BINS + 7
@@ -101,9 +100,8 @@ def recent_features(
 ) -> Array:
     """``recent`` before each of some jobs that come one after the other, and after the last.
 
-    ``arrived_s`` has one time more than there are jobs: when the one after them comes. Row i is of
-    the (at most 64) jobs before job i; there is one row more than jobs. While there are none, one
-    is taken to come every ``UNIT_S``.
+    Row i is of the (at most 64) jobs before job i. ``arrived_s`` has one time more than there are
+    jobs, and there is one row more. While there are none, one is taken to come every ``UNIT_S``.
     """
     count = len(requirements)
     beta = np.minimum(np.asarray(requirements, np.float64), 1.0)
@@ -151,12 +149,10 @@ def graph_features(graph: ComputationGraph) -> tuple[Array, Array]:
             f"policy sees at most {MAX_NODES} and {MAX_EDGES}"
         )
     nodes, links = np.zeros((MAX_NODES, NODE_FEATURES), np.float32), np.zeros((MAX_EDGES, 3))
-    for column, name in enumerate(_SCALED):
+    for column, name in enumerate(SCALED):
         values = np.array([float(getattr(operation, name)) for operation in operations])
         nodes[: len(values), column] = values / max(float(values.sum()), 1e-30)
-    depth = [0] * len(operations)
-    for node in graph.order:
-        depth[node] = 1 + max((depth[parent] for parent in graph.parents[node]), default=-1)
+    depth = depths(graph)
     nodes[: len(depth), NODE_DEPTH] = np.array(depth) / max(1, *depth)
     nodes[: len(depth), IS_NODE] = 1.0
     for row, (source, target) in enumerate(edges):
@@ -164,21 +160,46 @@ def graph_features(graph: ComputationGraph) -> tuple[Array, Array]:
     return nodes, links.astype(np.float32)
 
 
+class GraphArrays:
+    """Makes the arrays of graphs, and keeps those of the graphs that it has seen."""
+
+    _MOST = 256
+
+    def __init__(
+        self, make: Callable[[ComputationGraph], tuple[NDArray[Any], NDArray[Any]]]
+    ) -> None:
+        self._make = make
+        # By identity: to compare large graphs takes longer than to ask whether one was seen.
+        self._known: dict[int, tuple[ComputationGraph, NDArray[Any], NDArray[Any]]] = {}
+
+    def of(self, graph: ComputationGraph) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Nodes and edges."""
+        known = self._known.get(id(graph))
+        if known is None or known[0] is not graph:
+            if len(self._known) >= self._MOST:
+                self._known.clear()
+            known = self._known[id(graph)] = (graph, *self._make(graph))
+        return known[1:]
+
+
+def depths(graph: ComputationGraph) -> list[int]:
+    """How many operations each operation waits for, one after the other, itself included."""
+    found = [0] * len(graph.operations)
+    for node in graph.order:
+        found[node] = 1 + max((found[parent] for parent in graph.parents[node]), default=-1)
+    return found
+
+
 class RampObserver:
-    """Makes observations of one layout. It keeps the arrays of the graphs it has seen.
+    """Makes observations of one layout; each is written over by the next one.
 
-    The arrays of the last observation are written over by the next one. Without ``graphs``,
-    computation graphs are left out, so that jobs may have any, of any size, or none.
+    Without ``graphs``, computation graphs are left out, so that jobs may have any, or none.
     """
-
-    _MOST_GRAPHS = 256
 
     def __init__(self, layout: ObservationLayout, graphs: bool = True) -> None:
         self.layout, self._sees_graphs = layout, graphs
         self._arrays = layout.empty()
-        self._graphs: dict[int, tuple[ComputationGraph, Array, Array]] = {}
-        self._bits = [1 << server for server in range(layout.servers)]
-        self._last_recent: tuple[object, int] | None = None
+        self._graphs = GraphArrays(graph_features)
 
     def observe(self, cluster: ClusterView, job: JobView, legal: tuple[int, ...]) -> Observation:
         """What the cluster and the job look like; ``BadInput`` if they are not of the layout."""
@@ -191,7 +212,7 @@ class RampObserver:
         if self._sees_graphs:
             if job.graph is None:
                 raise BadInput(f"job {job.name!r} comes without its computation graph")
-            self._graph(job.graph)
+            found["nodes"][:], found["edges"][:] = self._graphs.of(job.graph)
         now_s, remaining, options = cluster.now_s, found["remaining"], found["options"]
         mask, size = found["mask"], layout.servers
         row = [0.0] * size
@@ -236,15 +257,6 @@ class RampObserver:
         )[-1]
         found["recent"][:] = told[: found["recent"].shape[0]]
         return found
-
-    def _graph(self, graph: ComputationGraph) -> None:
-        known = self._graphs.get(id(graph))
-        if known is None or known[0] is not graph:
-            if len(self._graphs) >= self._MOST_GRAPHS:
-                self._graphs.clear()
-            known = self._graphs[id(graph)] = (graph, *graph_features(graph))
-        self._arrays["nodes"][:] = known[1]
-        self._arrays["edges"][:] = known[2]
 
 
 def _units(seconds: float) -> float:

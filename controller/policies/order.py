@@ -1,9 +1,8 @@
 """Order policies: which waiting job is next: the lowest, of equals the one that came first.
 
-``stable``: the answer depends on the job and its progress alone, so the policy is called once while
-the job waits. ``rises_at``: the answer for a running job rises only where its GPU-seconds pass
-these amounts, ascending; then few running jobs are examined to find the one furthest behind.
-``by_user``: the answer depends on the job's user and what users had; it is called once per user.
+``stable``: the answer depends on the job and its progress alone; it is asked once while the job
+waits. ``rises_at``: for a running job it rises only where its GPU-seconds pass these amounts,
+ascending. ``by_user``: it depends on the user and what users had alone; it is asked once per user.
 """
 
 import math

@@ -1,27 +1,124 @@
-"""Placement policies: which GPUs a job gets.
+"""Placement policies: which GPUs a job gets, and in which order they form its ring.
 
 All let the job wait where it finds too few free GPUs of its models. GPUs that are dark, under no
-packet switch, are taken last.
+packet switch, are taken last. A ring that visits each packet switch once crosses two links for each
+switch, the fewest possible; from four switches on, their order matters.
 """
 
 import itertools
+import math
 import random
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
-from patchlight.controller.policies.contract import ClusterView, JobView
-from patchlight.controller.policies.ring_order import ring_order
-from patchlight.controller.policies.sets import (
-    FreeByPlace,
-    FreeGroups,
-    Taken,
-    lowest,
-    members,
-    pack,
-)
+from patchlight.controller.openflow.forwarding import Trunks, hops_to, trunks_of
+from patchlight.controller.policies.contract import ClusterShape, ClusterView, JobView
+from patchlight.controller.policies.sets import FreeGroups, Taken, lowest, members, pack
 from patchlight.testbed.lab.model import Lab
-from patchlight.testbed.lab.wiring import circuit_ports
+from patchlight.testbed.lab.portmap import PortMap
+from patchlight.testbed.lab.wiring import trace_links
+
+# Up to so many switches the shortest round is found by trying; beyond, one along a tree is taken.
+_TRIED_RACKS = 8
+_KEPT, _MOST_ROUNDS = 4, 10_000
+_MOST_KNOWN = 8
+
+
+class _Rounds(NamedTuple):
+    """A lab under some circuits, and the rounds through its packet switches that were found."""
+
+    lab: Lab
+    circuits: Mapping[str, PortMap]
+    trunks: Trunks
+    found: dict[tuple[int, ...], list[int]]
+
+
+_rounds: list[_Rounds] = []  # The last few: placements ask for many rings of one moment.
+
+
+def ring_order(cluster: ClusterView, gpus: Sequence[int]) -> list[int]:
+    """These GPUs as a ring that crosses as few links between packet switches as possible.
+
+    Those under one switch stay together in their order; dark ones come last. Up to eight
+    switches it is the shortest round of all, on trees also beyond. Without a lab racks are equally
+    far apart.
+    """
+    if len(gpus) < 3:
+        return list(gpus)  # There is only one such ring.
+    under: dict[int, list[int]] = {}
+    for gpu in gpus:
+        under.setdefault(cluster.shape.gpus[gpu].rack, []).append(gpu)
+    dark = under.pop(-1, [])
+    racks = list(under)
+    if len(racks) > 3 and cluster.lab is not None:
+        racks = _round(cluster, cluster.lab, racks)
+    return [gpu for rack in racks for gpu in under[rack]] + dark
+
+
+def _round(cluster: ClusterView, lab: Lab, racks: Sequence[int]) -> list[int]:
+    """These racks in the order of a short round."""
+    global _rounds
+    circuits = dict(cluster.circuits)
+    known = next((r for r in _rounds if r.lab is lab and r.circuits == circuits), None)
+    if known is None:
+        trunks = trunks_of(cluster.shape.racks, trace_links(lab, circuits))
+        known = _Rounds(lab, circuits, trunks, {})
+        _rounds = [known, *_rounds[: _KEPT - 1]]
+    key = tuple(racks)
+    if len(known.found) >= _MOST_ROUNDS:
+        known.found.clear()
+    if key not in known.found:
+        names = [cluster.shape.racks[rack] for rack in racks]
+        round_trip = _shortest if len(names) <= _TRIED_RACKS else _along_a_tree
+        known.found[key] = [racks[names.index(name)] for name in round_trip(names, known.trunks)]
+    return known.found[key]
+
+
+def _shortest(names: Sequence[str], trunks: Trunks) -> list[str]:
+    """The shortest round from the first through all (Held and Karp, 1962); of equals the first."""
+    hops = [[hops_to(trunks, a).get(b, math.inf) for b in names] for a in names]
+    others = range(1, len(names))
+    # By the set of those visited and the last of them: how far it is, and in which order.
+    best: Mapping[tuple[frozenset[int], int], tuple[float, tuple[int, ...]]]
+    best = {(frozenset([each]), each): (hops[0][each], (each,)) for each in others}
+    for _ in others[1:]:
+        longer: dict[tuple[frozenset[int], int], tuple[float, tuple[int, ...]]] = {}
+        for ((visited, last), (far, way)), following in itertools.product(best.items(), others):
+            if following in visited:
+                continue
+            key = visited | {following}, following
+            found = far + hops[last][following], (*way, following)
+            longer[key] = min(longer.get(key, found), found)
+        best = longer
+    _, way = min((far + hops[last][0], way) for (_, last), (far, way) in best.items())
+    return [names[number] for number in (0, *way)]
+
+
+def _along_a_tree(names: Sequence[str], trunks: Trunks) -> list[str]:
+    """All in the order in which a walk around a tree of shortest ways from the first meets them."""
+    found: list[str] = []
+    seen = set(names[:1])
+    children: dict[str, list[str]] = {}
+    waiting = deque(names[:1])
+    while waiting:
+        here = waiting.popleft()
+        for _, neighbour in trunks[here]:
+            if neighbour not in seen:
+                seen.add(neighbour)
+                children.setdefault(here, []).append(neighbour)
+                waiting.append(neighbour)
+    stack = list(names[:1])
+    while stack:
+        here = stack.pop()
+        found.append(here)
+        stack += reversed(children.get(here, []))
+    wanted = set(names)
+    met = [name for name in found if name in wanted]
+    return [*met, *(name for name in names if name not in seen)]
+
+
+_Port = tuple[str, int]  # OCS, port number
 
 
 class FirstFit:
@@ -33,18 +130,31 @@ class FirstFit:
 
 
 class _ByGroup:
-    """Takes GPUs by server or rack: of the group with the least room left over, else of few."""
+    """Takes GPUs by server or rack: of the group with the least room left over, else of few.
 
-    by: Literal["server", "rack"]
+    What is free is kept from decision to decision, for each set of GPU models that jobs want.
+    """
+
+    by_rack = True
 
     def __init__(self) -> None:
-        self._groups = FreeByPlace(self.by)
+        self._shape: ClusterShape | None = None
+        self._known: dict[frozenset[str], FreeGroups] = {}
 
     def place(self, cluster: ClusterView, job: JobView, workers: int) -> Sequence[int] | None:
         free = cluster.free_for(job)
         if free.bit_count() < workers:
             return None
-        return self._take(cluster, free, self._groups.look(cluster.shape, job, free), workers)
+        shape = cluster.shape
+        if self._shape is not shape or len(self._known) > _MOST_KNOWN:
+            self._shape, self._known = shape, {}
+        groups = self._known.get(job.gpu_models)
+        if groups is None:
+            places = [gpu.rack if self.by_rack else gpu.server for gpu in shape.gpus]
+            groups = FreeGroups(places, len(shape.racks if self.by_rack else shape.servers))
+            self._known[job.gpu_models] = groups
+        groups.look(free)
+        return self._take(cluster, free, groups, workers)
 
     def _take(self, cluster: ClusterView, free: int, groups: FreeGroups, workers: int) -> list[int]:
         return groups.lowest(groups.packed(workers))
@@ -53,7 +163,7 @@ class _ByGroup:
 class BestFit(_ByGroup):
     """The server that holds the job with the least room left over, else as few as possible."""
 
-    by = "server"
+    by_rack = False
 
 
 class Consolidated(_ByGroup):
@@ -63,16 +173,12 @@ class Consolidated(_ByGroup):
     are near each other.
     """
 
-    by = "rack"
-
     def _take(self, cluster: ClusterView, free: int, groups: FreeGroups, workers: int) -> list[int]:
         return _as_ring(cluster, free, groups.lowest(groups.packed(workers)), workers)
 
 
 class RackAware(_ByGroup):
     """As few packet switches as possible, and under each as few servers as possible."""
-
-    by = "rack"
 
     def _take(self, cluster: ClusterView, free: int, groups: FreeGroups, workers: int) -> list[int]:
         sites, found = cluster.shape.gpus, list[int]()
@@ -117,7 +223,7 @@ class FragmentationAware(_ByGroup):
     wants a whole server, as that is what it takes first.
     """
 
-    by = "server"
+    by_rack = False
 
     def _take(self, cluster: ClusterView, free: int, groups: FreeGroups, workers: int) -> list[int]:
         wanted = [each.workers for each in cluster.recent] or [workers]
@@ -144,14 +250,6 @@ def _fragments(wanted: Sequence[int], most: int) -> list[float]:
     ]
 
 
-class _Wiring(NamedTuple):
-    """What never changes: each GPU's NIC port at its OCS, and the ports facing each switch."""
-
-    lab: Lab
-    nics: Mapping[int, tuple[str, int]]
-    facing: Mapping[tuple[str, str], frozenset[int]]
-
-
 class UnderOneSwitch(NamedTuple):
     """GPUs under one switch after so many moves; sorted, the best one is the first."""
 
@@ -169,11 +267,10 @@ class RegroupPlacement:
     """
 
     def __init__(self) -> None:
-        self._wiring: _Wiring | None = None
+        # The last lab, and each GPU's NIC port at its OCS.
+        self._nics: tuple[Lab, Mapping[int, _Port]] | None = None
         # The last view, its tables of circuits, and the ports that busy GPUs are lit to.
-        self._last: (
-            tuple[ClusterView, Mapping[str, Mapping[int, int]], set[tuple[str, int]]] | None
-        ) = None
+        self._last: tuple[ClusterView, Mapping[str, Mapping[int, int]], set[_Port]] | None = None
         self._otherwise = Consolidated()
 
     def place(self, cluster: ClusterView, job: JobView, workers: int) -> Sequence[int] | None:
@@ -185,60 +282,46 @@ class RegroupPlacement:
 
     def choices(self, cluster: ClusterView, job: JobView, workers: int) -> list[UnderOneSwitch]:
         """For each packet switch the GPUs that can be lit onto it; none without an OCS."""
-        if cluster.lab is None or not cluster.lab.circuit_switches:
+        lab = cluster.lab
+        if lab is None or not lab.circuit_switches:
             return []
-        wiring = self._look(cluster, cluster.lab)
+        if self._nics is None or self._nics[0] is not lab:
+            numbers = {gpu.name: number for number, gpu in enumerate(cluster.shape.gpus)}
+            ends = {host.endpoint: host.name for host in lab.hosts if host.name in numbers}
+            plugs = lab.host_plugs.items()
+            self._nics = lab, {numbers[ends[end]]: at for end, at in plugs if end in ends}
+        nics = self._nics[1]
         if self._last is None or self._last[0] is not cluster:
             # Once for all: a port map makes its table anew each time.
             tables: Mapping[str, Mapping[int, int]] = {
                 ocs: present.out_of for ocs, present in cluster.circuits.items()
             }
-            held = _Site(cluster, wiring, tables, 0).held(cluster.occupied)
+            held = _Site(cluster, lab, nics, tables, 0).held(cluster.occupied)
             self._last = cluster, tables, held
         _, tables, held = self._last
-        site = _Site(cluster, wiring, tables, cluster.free_for(job))
+        site = _Site(cluster, lab, nics, tables, cluster.free_for(job))
         racks, movable = range(len(cluster.shape.racks)), site.movable()
         choices = [site.under(rack, held, movable, workers) for rack in racks]
         return [choice for choice in choices if choice is not None]
-
-    def _look(self, cluster: ClusterView, lab: Lab) -> _Wiring:
-        if self._wiring is None or self._wiring.lab is not lab:
-            numbers = {gpu.name: number for number, gpu in enumerate(cluster.shape.gpus)}
-            ends = {host.endpoint: host.name for host in lab.hosts if host.name in numbers}
-            at = circuit_ports(lab, ends)
-            switches = {switch.name for switch in lab.packet_switches}
-            facing: dict[tuple[str, str], set[int]] = {}
-            plugged = circuit_ports(lab, [e for e in lab.fibre_ends if e.device in switches])
-            for end, (ocs, port) in plugged.items():
-                facing.setdefault((ocs, end.device), set()).add(port)
-            self._wiring = _Wiring(
-                lab,
-                {numbers[ends[end]]: port for end, port in at.items()},
-                {uplinks: frozenset(ports) for uplinks, ports in facing.items()},
-            )
-        return self._wiring
 
 
 class _Site(NamedTuple):
     """The lab now: each OCS's output by input, and the GPUs that the job can have."""
 
     cluster: ClusterView
-    wiring: _Wiring
+    lab: Lab
+    nics: Mapping[int, _Port]
     tables: Mapping[str, Mapping[int, int]]
     free: int
 
-    def held(self, gpus: int) -> set[tuple[str, int]]:
+    def held(self, gpus: int) -> set[_Port]:
         """The OCS ports that these GPUs are lit to."""
-        places = (self.wiring.nics[gpu] for gpu in members(gpus) if gpu in self.wiring.nics)
+        places = (self.nics[gpu] for gpu in members(gpus) if gpu in self.nics)
         lit = ((ocs, self.tables.get(ocs, {}).get(port)) for ocs, port in places)
         return {(ocs, out) for ocs, out in lit if out is not None}
 
     def under(
-        self,
-        rack: int,
-        held: set[tuple[str, int]],
-        movable: Mapping[str, Sequence[int]],
-        workers: int,
+        self, rack: int, held: set[_Port], movable: Mapping[str, Sequence[int]], workers: int
     ) -> UnderOneSwitch | None:
         """``workers`` free GPUs under one packet switch; ``None`` if it cannot hold them.
 
@@ -251,8 +334,8 @@ class _Site(NamedTuple):
         missing, taken = -room, held | self.held(here)
         movers: list[int] = []
         room = 0
-        for (ocs, switch), ports in self.wiring.facing.items():
-            if switch == self.cluster.shape.racks[rack] and ocs in self.tables:
+        for ocs, ports_of in self.lab.facing_ports.items():
+            if (ports := ports_of.get(self.cluster.shape.racks[rack])) and ocs in self.tables:
                 barred = self.cluster.barred.get(ocs, frozenset())
                 spare = sum((ocs, port) not in taken and port not in barred for port in ports)
                 room += spare
@@ -267,7 +350,7 @@ class _Site(NamedTuple):
         movable: dict[str, list[int]] = {}
         shape = self.cluster.shape
         for gpu in sorted(members(self.free), key=lambda number: shape.gpus[number].rack >= 0):
-            ocs, port = self.wiring.nics.get(gpu, ("", 0))
+            ocs, port = self.nics.get(gpu, ("", 0))
             barred = self.cluster.barred.get(ocs, frozenset())
             lit_to = self.tables.get(ocs, {}).get(port)
             if ocs and port not in barred and lit_to not in barred:

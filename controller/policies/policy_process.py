@@ -1,14 +1,12 @@
 """Policies of users in their own process, which is ended at the deadline.
 
-``PolicyProcess`` is the controller's end. The other end is this module run as a program: it makes
-the policy and answers through a socket pair. Requests are pickled; answers are JSON, as a user's
-code may write them, so nothing that it writes is run here. An ``explanation`` of another form than
-below, or a very long one, is ignored. A policy that blocks the interpreter, ends its process or
-takes its memory stops nothing else.
+``PolicyProcess`` is the controller's end of a socket pair, this module run as a program the other.
+Requests are pickled; answers are JSON, as a user's code may write them, so nothing that it writes
+is run here. A policy that blocks the interpreter, ends its process or takes its memory stops
+nothing else.
 """
 
 import contextlib
-import io
 import json
 import math
 import os
@@ -41,10 +39,7 @@ _LONGEST_ANSWER = 16 << 20
 
 
 class WeighedOption(BaseModel):
-    """An option in words; the best has the highest score. Times are ``None`` where not known.
-
-    ``also_of`` names built-in policies that would choose it, too.
-    """
+    """An option in words; the best has the highest score. ``also_of``: built-in policies."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -65,13 +60,8 @@ class Weighed(BaseModel):
     options: Annotated[list[WeighedOption], Field(max_length=100)]
 
 
-def explanation_of(policy: object) -> Any:
-    """What a policy tells of its last answer, as JSON; ``None`` if it tells nothing."""
-    return checked_explanation(getattr(policy, "explanation", None))
-
-
 def checked_explanation(told: Any) -> Any:
-    """The same of what somebody says that it is."""
+    """What a policy tells of its last answer, as JSON; ``None`` where it is none of that form."""
     if told is None:
         return None
     try:
@@ -132,11 +122,7 @@ class PolicyProcess(PolicyElsewhere):
             self._ready = True
 
     def _receive(self, deadline_s: float, late: str) -> tuple[Any, Any]:
-        """What the process says next, and what it tells of that.
-
-        Where it says nothing in time, or ends, it is started anew.
-        ``PolicyFailed`` with ``late``, with how it ended, or with what it says went wrong.
-        """
+        """What the process says next, and tells of that; else ``PolicyFailed`` with the reason."""
         try:
             if not self._connection.poll(deadline_s):
                 self._kill()
@@ -175,8 +161,11 @@ class PolicyProcess(PolicyElsewhere):
             if self._connection.closed:
                 self._start()
             self._wait_until_ready(self._deadline_s)
+            cluster, *others = arguments
+            has_lab = cluster.lab is self._lab  # the other end has it, too
+            packed = has_lab, cluster._replace(lab=None) if has_lab else cluster, others
             try:
-                self._connection.send_bytes(_packed(arguments, self._lab))
+                self._connection.send_bytes(pickle.dumps(packed, pickle.HIGHEST_PROTOCOL))
             except OSError as error:
                 raise PolicyFailed(f"its process ended: {self._end()}") from error
             late = f"no answer within {self._deadline_s:g} s: its process was ended"
@@ -195,26 +184,6 @@ class PolicyProcess(PolicyElsewhere):
                 self._connection.close()
             self._kill()
             self._process.wait()
-
-
-def _packed(arguments: tuple[Any, ...], lab: Lab | None) -> bytes:
-    """The arguments pickled, without the lab that the other end has."""
-
-    class Pickler(pickle.Pickler):
-        def persistent_id(self, found: Any) -> str | None:
-            return "lab" if found is lab and lab is not None else None
-
-    packed = io.BytesIO()
-    Pickler(packed, pickle.HIGHEST_PROTOCOL).dump(arguments)
-    return packed.getvalue()
-
-
-def _unpacked(packed: bytes, lab: Lab | None) -> Any:
-    class Unpickler(pickle.Unpickler):
-        def persistent_load(self, _name: str) -> Lab | None:
-            return lab
-
-    return Unpickler(io.BytesIO(packed)).load()
 
 
 def _as_json(answer: Any) -> Any:
@@ -251,12 +220,17 @@ def _serve(connection: Connection) -> None:
         return
     reply(True, None, None)
     while True:
-        arguments = _unpacked(connection.recv_bytes(), lab)
+        has_lab, cluster, others = connection.recv()
         # The controller ends who is late; should it be gone, the kernel does.
         signal.setitimer(signal.ITIMER_REAL, 5.0 + 2.0 * deadline_s)
         try:
-            answer = guard.answer_of(policy, kind, *arguments)
-            parts: tuple[bool, Any, Any] = (True, _as_json(answer), explanation_of(policy))
+            cluster = cluster._replace(lab=lab) if has_lab else cluster
+            answer = guard.answer_of(policy, kind, cluster, *others)
+            parts: tuple[bool, Any, Any] = (
+                True,
+                _as_json(answer),
+                checked_explanation(getattr(policy, "explanation", None)),
+            )
         except PolicyFailed as error:
             parts = (False, error.message, None)
         except BaseException as error:

@@ -94,11 +94,7 @@ _HINTS = {
 
 @dataclass(frozen=True)
 class PolicyRecipe:
-    """A policy that was found: ``make`` makes one. ``origin`` says where it comes from.
-
-    ``given`` are the parameters that were written with its name; ``path`` is the file of one
-    that comes from a file.
-    """
+    """A policy that was found, with the parameters that were written; ``make`` makes one."""
 
     kind: PolicyKind
     name: str
@@ -272,8 +268,7 @@ def find(text: str, kind: PolicyKind | None = None) -> PolicyRecipe:
 
 def check_policy(text: str, kind: PolicyKind) -> None:
     """``BadInput`` if there is no such policy; a file is only looked for, and not run."""
-    head, _, rest = text.partition(":")
-    if match := _FILE.fullmatch(rest if head == kind else text):
+    if match := _FILE.fullmatch(text.removeprefix(f"{kind}:")):
         if not Path(match["path"]).is_file():
             raise BadInput(f"no policy file {match['path']}: there is no such file")
     else:
@@ -287,8 +282,7 @@ def load_policy(text: str, kind: PolicyKind, **offered: Any) -> Policy:
 
 def is_built_in(text: str, kind: PolicyKind) -> bool:
     """Whether ``text`` names one of ours; no file of a user is run to find that out."""
-    head, _, rest = text.partition(":")
-    named = rest if head == kind else text
+    named = text.removeprefix(f"{kind}:")
     return _FILE.fullmatch(named) is None and named.partition(":")[0] in BUILT_IN[kind]
 
 

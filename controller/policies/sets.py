@@ -6,14 +6,10 @@ large clusters a decision takes time in proportion to what it changes.
 
 import struct
 from collections.abc import Iterable, Sequence
-from typing import Literal, NamedTuple
-
-from patchlight.controller.policies.contract import ClusterShape, JobView
+from typing import NamedTuple
 
 # From so many bits on a set is read word by word: each operation on it takes as long as it is.
 _LARGE = 2048
-
-_MOST_KNOWN = 8
 
 
 def lowest(gpus: int, count: int) -> list[int]:
@@ -52,8 +48,8 @@ def joined(gpus: Iterable[int]) -> int:
 def pack(parts: Sequence[int], count: int) -> list[int]:
     """``count`` GPUs out of as few of these sets as possible; fewer if there are not so many.
 
-    Of the sets that hold what is (still) wanted the one with the least room left over is
-    taken, else the fullest first. Of equals the one that stands first.
+    The fullest sets, until one holds the rest: of those that do, the one with the least room left
+    over. Of equals the first.
     """
     roomiest = sorted([part for part in parts if part], key=int.bit_count, reverse=True)
     found: list[int] = []
@@ -85,8 +81,8 @@ class Taken(NamedTuple):
 class FreeGroups:
     """Groups of GPUs by how many of them are free, largest first; of equals in the groups' order.
 
-    ``group_of`` gives the group of each GPU, −1 for none. Sets of groups and of a group's GPUs are
-    integers with a bit for each, these counted within the group.
+    ``group_of`` gives the group of each GPU, −1 for none. A set of a group's GPUs has a bit for
+    each, counted within the group.
     """
 
     def __init__(self, group_of: Sequence[int], groups: int) -> None:
@@ -156,27 +152,3 @@ class FreeGroups:
             for group, count in taken
             for place in lowest(self.free[group], count)
         ]
-
-
-class FreeByPlace:
-    """``FreeGroups`` by server or by rack, of the cluster that was last asked about.
-
-    Those for jobs that want other GPU models are apart, as other GPUs are free for them.
-    """
-
-    def __init__(self, kind: Literal["server", "rack"]) -> None:
-        self._by_rack = kind == "rack"
-        self._shape: ClusterShape | None = None
-        self._known: dict[frozenset[str], FreeGroups] = {}
-
-    def look(self, shape: ClusterShape, job: JobView, free: int) -> FreeGroups:
-        """The GPUs that are free for a job, this set, by group."""
-        if self._shape is not shape or len(self._known) > _MOST_KNOWN:
-            self._shape, self._known = shape, {}
-        known = self._known.get(job.gpu_models)
-        if known is None:
-            places = [gpu.rack if self._by_rack else gpu.server for gpu in shape.gpus]
-            known = FreeGroups(places, len(shape.racks if self._by_rack else shape.servers))
-            self._known[job.gpu_models] = known
-        known.look(free)
-        return known

@@ -2,25 +2,15 @@
 
 *regroup* brings each job's NICs under one packet switch. The idea of Yan et al. (OFC 2022): the
 OCS sits between NICs and ToRs, so a job whose GPUs are spread over the racks can be lit onto one
-ToR and its ring stays off the inter-ToR link. Pure: a lab, the present maps and the groups go in,
-the wanted maps come out.
+ToR and its ring stays off the inter-ToR link.
 """
 
 from collections import Counter, deque
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
-from functools import cached_property
+from dataclasses import dataclass
+from types import MappingProxyType
 
-from patchlight.controller.policies.contract import ClusterView
-from patchlight.controller.policies.ring_order import (
-    NO_PORTS,
-    Ports,
-    SwitchUplinks,
-    Uplinks,
-    lit_onto,
-    survey,
-    with_other_ends,
-)
+from patchlight.controller.policies.contract import ClusterView, Groups
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.lab.model import Endpoint, Lab
 from patchlight.testbed.lab.portmap import PortMap
@@ -34,9 +24,91 @@ _SEARCH_LIMIT = 4096
 # rather than leave it dark.
 _WORTH_OF_LIGHT = 20.0
 
+Uplinks = tuple[str, str]
+"""An OCS and the packet switch that some of its ports lead to."""
+_Port = tuple[str, int]  # OCS, port number
+
+Ports = Mapping[str, Collection[int]]
+"""Ports by OCS."""
+NO_PORTS: Ports = MappingProxyType({})
+
 
 class CannotRegroup(PatchlightError):
     """No packet switch has enough ports facing the OCS for a group."""
+
+
+@dataclass(frozen=True, slots=True)
+class SwitchUplinks:
+    """Which NIC can be joined to which packet switch, and to which it is now."""
+
+    ports: Mapping[Uplinks, tuple[int, ...]]  # the usable ones of these
+    nics: Mapping[Endpoint, _Port]  # a NIC's OCS and its port there
+    joined: Mapping[Endpoint, tuple[str, int]]  # a NIC's packet switch, and the OCS port there
+    pinned: frozenset[Endpoint]  # NICs whose circuit may be neither broken nor made
+
+    def need(self, group: Sequence[Endpoint]) -> Counter[str]:
+        """How many ports the group needs, by OCS; a pinned NIC has the one that it has."""
+        return Counter(self.nics[nic][0] for nic in group if nic not in self.pinned)
+
+    def moves(self, group: Sequence[Endpoint], switch: str) -> int:
+        """How many NICs of the group are not under ``switch`` yet."""
+        return sum(self.joined.get(nic, ("", 0))[0] != switch for nic in group)
+
+    @property
+    def room(self) -> Counter[Uplinks]:
+        """How many ports are usable."""
+        return Counter({uplinks: len(ports) for uplinks, ports in self.ports.items()})
+
+    def takes(self, group: Sequence[Endpoint], switch: str, room: Mapping[Uplinks, int]) -> bool:
+        """Whether ``switch`` has the ports that the group needs, and its pinned NICs already."""
+        pinned = [nic for nic in group if nic in self.pinned]
+        if self.moves(pinned, switch):
+            return False
+        return all(room.get((ocs, switch), 0) >= n for ocs, n in self.need(group).items())
+
+
+def survey(lab: Lab, maps: Mapping[str, PortMap], locked: Ports, failed: Ports) -> SwitchUplinks:
+    """What ``regroup`` has to know of a lab under these maps."""
+    broken = {ocs: set(ports) for ocs, ports in failed.items() if ports}
+    fixed = with_other_ends(maps, locked)
+    none = frozenset[int]()
+    closed = {ocs: fixed.get(ocs, none) | broken.get(ocs, none) for ocs in (*fixed, *broken)}
+    usable: dict[Uplinks, tuple[int, ...]] = {}
+    for ocs, ports_of in lab.facing_ports.items():
+        shut = closed.get(ocs, none)
+        for switch, ports in ports_of.items():
+            usable[ocs, switch] = tuple([port for port in ports if port not in shut])
+    nics = lab.host_plugs
+    joined: dict[Endpoint, tuple[str, int]] = {}
+    pinned: list[Endpoint] = []
+    for nic, plug in nics.items():
+        ocs, port = plug
+        if stays := port in closed.get(ocs, none):
+            pinned.append(nic)
+        at = lit_onto(lab, maps, plug)
+        if at is not None and (stays or at[1] not in broken.get(ocs, none)):
+            joined[nic] = at
+    return SwitchUplinks(usable, nics, joined, frozenset(pinned))
+
+
+def lit_onto(lab: Lab, maps: Mapping[str, PortMap], plug: _Port) -> tuple[str, int] | None:
+    """The packet switch that a circuit there and back joins to this port, and the port it is at."""
+    ocs, port = plug
+    out_of = maps[ocs].out_of if ocs in maps else {}
+    out = out_of.get(port)
+    if out is None or out_of.get(out) != port or (switch := lab.facing[ocs].get(out)) is None:
+        return None
+    return switch, out
+
+
+def with_other_ends(maps: Mapping[str, PortMap], locked: Ports) -> dict[str, set[int]]:
+    """Locked ports, and the other ends of their circuits: these stay, too."""
+    found = {ocs: set(ports) for ocs, ports in locked.items() if ports}
+    for ocs, ports in found.items():
+        for inp, out in maps.get(ocs, PortMap()):
+            if inp in ports or out in ports:
+                ports.update((inp, out))
+    return found
 
 
 def regroup(
@@ -48,82 +120,19 @@ def regroup(
     failed: Ports = NO_PORTS,
     switches: Collection[str] = (),
 ) -> dict[str, PortMap]:
-    """The maps under which each group of hosts is lit onto one packet switch.
+    """The maps that light each group of hosts onto one packet switch, of ``switches`` if any.
 
-    With ``switches`` it is one of these.
-
-    Few NICs move: one that is under its group's switch keeps its circuit, and NICs of no
-    group move only where their port is needed. Circuits of ``locked`` ports are neither
-    broken nor made; ``failed`` ports get no circuit, and a NIC that is lit through one on the
-    packet switch's side counts as dark. ``maps`` may lack a circuit switch whose map is not
-    known. Raises ``CannotRegroup`` saying which group fits nowhere, ``BadInput`` for a host
-    that the lab does not have.
+    Few NICs move: one that is under its group's switch keeps its circuit, and NICs of no group move
+    only where their port is needed. Circuits of ``locked`` ports are neither broken nor made;
+    ``failed`` ports get no circuit, and a NIC that is lit through one on the packet switch's side
+    counts as dark. Maps that are not known may be missing. ``CannotRegroup`` says which group fits
+    nowhere, ``BadInput`` which host the lab does not have.
     """
     if lab.has_trunks:
         return _regroup_over_trunks(lab, maps, groups, locked, failed, switches)
     site, members = _surveyed(lab, maps, groups, locked, failed)
     chosen = _choose_switches(site, members, switches)
     return _rewire(site, maps, dict(zip(members, chosen, strict=True)))
-
-
-class OneGroup:
-    """The packet switches onto any of which ``regroup`` can light a group of hosts, and how.
-
-    Maps are made only when somebody asks, but in labs where light goes over several OCSs.
-    """
-
-    def __init__(
-        self, lab: Lab, maps: Mapping[str, PortMap], group: Sequence[str], *, locked: Ports
-    ) -> None:
-        self._lab, self._maps, self._found = lab, maps, dict[str, dict[str, PortMap]]()
-        names = lab.switch_names
-        self.switches: tuple[str, ...] = ()
-        if lab.has_trunks:
-            for switch in names:
-                with suppress(CannotRegroup):
-                    found = _regroup_over_trunks(lab, maps, [group], locked, NO_PORTS, (switch,))
-                    self._found[switch] = found
-            self.switches = tuple(self._found)
-            return
-        self._group, self._locked = tuple([lab.host(name).endpoint for name in group]), locked
-        shut, stays, need = with_other_ends(maps, locked), False, dict[str, int]()
-        for nic in self._group:
-            ocs, port = lab.host_plugs.get(nic, ("", 0))
-            if ocs not in maps:
-                return
-            stays = stays or port in shut.get(ocs, ())
-            need[ocs] = need.get(ocs, 0) + 1
-        if stays:
-            site = self._site
-            self.switches = tuple(s for s in names if site.takes(self._group, s, site.room))
-            return
-        # Nobody has to stay where he is: only ports count.
-        for ocs, count in need.items():
-            closed, ports_of = shut.get(ocs, set()), lab.facing_ports[ocs]
-            names = tuple(
-                [
-                    switch
-                    for switch in names
-                    if len(ports := ports_of.get(switch, ())) - len(closed.intersection(ports))
-                    >= count
-                ]
-            )
-        self.switches = names
-
-    @cached_property
-    def _site(self) -> SwitchUplinks:
-        return survey(self._lab, self._maps, self._locked, NO_PORTS)
-
-    def onto(self, switch: str) -> dict[str, PortMap]:
-        """The maps that change so that the group is lit onto one of ``switches``."""
-        found = self._found.get(switch)
-        if found is None:
-            plugs = self._lab.host_plugs
-            lit = [lit_onto(self._lab, self._maps, plugs[nic]) for nic in self._group]
-            if all(at is not None and at[0] == switch for at in lit):
-                return {}
-            found = _rewire(self._site, self._maps, {self._group: switch})
-        return {ocs: each for ocs, each in found.items() if each != self._maps.get(ocs)}
 
 
 def _surveyed(
@@ -295,9 +304,7 @@ def _with_circuits(
 class Keep:
     """The circuits stay as they are."""
 
-    def circuits(
-        self, cluster: ClusterView, groups: Sequence[Sequence[int]]
-    ) -> Mapping[str, PortMap]:
+    def circuits(self, cluster: ClusterView, groups: Groups) -> Mapping[str, PortMap]:
         return {}
 
 
@@ -307,14 +314,11 @@ class Regroup:
     Yan et al., OFC 2022.
     """
 
-    def circuits(
-        self, cluster: ClusterView, groups: Sequence[Sequence[int]]
-    ) -> Mapping[str, PortMap]:
+    def circuits(self, cluster: ClusterView, groups: Groups) -> Mapping[str, PortMap]:
         """The maps that change; ``CannotRegroup`` where a group fits under no switch."""
         if cluster.lab is None:
             raise BadInput("cannot regroup: this cluster has no circuit switches")
         names = [[cluster.shape.gpus[gpu].name for gpu in group] for group in groups]
-        failed = cluster.failed
-        locked = {ocs: p - failed.get(ocs, frozenset()) for ocs, p in cluster.barred.items()}
+        locked, failed = cluster.locked, cluster.failed
         maps = regroup(cluster.lab, cluster.circuits, names, locked=locked, failed=failed)
         return {ocs: m for ocs, m in maps.items() if m != cluster.circuits[ocs]}

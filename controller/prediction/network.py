@@ -1,25 +1,124 @@
-"""A lab as a network of links that rings share, and how long jobs take on them."""
+"""How long jobs take on a lab's links: what their training sends, and how rings share links.
+
+All edges of a job's ring go at one rate, that of the slowest, as a ring all-reduce moves in step;
+a job with several edges on a link takes as many shares of it. Rates of all jobs rise together
+until a link is full; its jobs stay there and the others go on (progressive filling, Bertsekas
+and Gallager, *Data Networks*, 1992, §6.5.2, with a job's edges as one session).
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Hashable, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from patchlight.controller.openflow.forwarding import Ways
-from patchlight.controller.prediction import sharing
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab.model import Endpoint, Host, Lab
 from patchlight.testbed.lab.wiring import Links
 from patchlight.testbed.units import format_rate
 
+UNLIMITED_BPS = 1e15
+"""The rate of a link for which the lab file sets no limit."""
+
+Demand = Mapping[Hashable, int]
+"""For each directed link that a ring uses, how many of its edges are on it."""
+
+
+class Training(NamedTuple):
+    """Synchronous data-parallel training, as in the lab's ``JobSpec``.
+
+    ``compute_s`` are the seconds of one iteration by GPU model; the slowest GPU sets the pace.
+    Where an iteration's work is ``split``, n workers compute for an n-th of that each.
+    """
+
+    iterations: float
+    gradient_bytes: float
+    compute_s: Mapping[str, float]
+    split: bool = False
+
+    def slowest_s(self, workers: int, models: Collection[str]) -> float:
+        """How long so many workers on GPUs of these models compute in an iteration."""
+        slowest_s = max(self.compute_s[model] for model in models)
+        return slowest_s / workers if self.split else slowest_s
+
+
+class Load(NamedTuple):
+    """A placed job's work: so many units, each of some computing and some bits on each edge."""
+
+    units: float
+    compute_s: float
+    ring_bits: float
+
+    def unit_s(self, rate_bps: float) -> float:
+        """Seconds of a unit, computing first, where an edge has this rate: T = C + V/B. Infinity at
+        rate 0."""
+        if not self.ring_bits:
+            return self.compute_s
+        return self.compute_s + self.ring_bits / rate_bps if rate_bps else math.inf
+
+    def mean_bps(self, rate_bps: float) -> float:
+        """The mean rate of an edge over a unit, where it has this rate while it sends."""
+        return self.ring_bits / self.unit_s(rate_bps) if self.ring_bits else 0.0
+
+
+def ring_bits(workers: int, gradient_bytes: float) -> float:
+    """Bits over each edge of a ring all-reduce: V = 2(n−1)/n · 8 · bytes (Patarasuk and Yuan, JPDC
+    2009)."""
+    return 2 * (workers - 1) / workers * 8 * gradient_bytes
+
+
+def training_load(name: str, training: Training, workers: int, models: Collection[str]) -> Load:
+    """The work of a training on so many GPUs of these models, which it has to know; a unit is an
+    iteration."""
+    compute_s = training.compute_s
+    unknown = sorted({model for model in models if model not in compute_s})
+    if unknown:
+        raise BadInput(
+            f"job {name} does not know how long an iteration takes on "
+            f"{', '.join(unknown)}: it knows {', '.join(compute_s)}"
+        )
+    slowest_s = training.slowest_s(workers, models)
+    if not 0 < slowest_s < math.inf:
+        raise BadInput(f"job {name}: an iteration cannot take {slowest_s} s to compute")
+    return Load(training.iterations, slowest_s, ring_bits(workers, training.gradient_bytes))
+
+
+def fair_rates(
+    demands: Sequence[Demand], capacity_bps: Mapping[Hashable, float], most_bps: float = math.inf
+) -> list[float]:
+    """The rate in bit/s of an edge of each ring, ``most_bps`` where no link limits it."""
+    rates = [most_bps] * len(demands)
+    settled = [False] * len(demands)
+    left = {link: capacity_bps[link] for demand in demands for link in demand}
+    weight = dict.fromkeys(left, 0)
+    rings_on: dict[Hashable, list[int]] = {link: [] for link in left}
+    for ring, demand in enumerate(demands):
+        for link, edges in demand.items():
+            weight[link] += edges
+            rings_on[link].append(ring)
+    while weight:
+        full = min(weight, key=lambda link: left[link] / weight[link])
+        rate = left[full] / weight[full]
+        if rate >= most_bps:
+            break
+        for ring in rings_on[full]:
+            if settled[ring]:
+                continue
+            rates[ring], settled[ring] = rate, True
+            for link, edges in demands[ring].items():
+                left[link] = max(0.0, left[link] - edges * rate)
+                weight[link] -= edges
+                if not weight[link]:
+                    del weight[link]
+    return rates
+
 
 def slowest_nic_bps(lab: Lab) -> float:
     """The rate of the slowest NIC that has a GPU: what an edge of any ring has at best."""
     rates = [host.nic.rate_bps for host in lab.hosts if host.gpu is not None]
-    return float(min((rate for rate in rates if rate), default=sharing.UNLIMITED_BPS))
+    return float(min((rate for rate in rates if rate), default=UNLIMITED_BPS))
 
 
 class LabNetwork:
@@ -55,16 +154,14 @@ class LabNetwork:
                 alone = beside.count(neighbour) == 1
                 link = (switch, neighbour) if alone else (switch, neighbour, port)
                 self._link_at[end] = link
-                self.capacity_bps[link] = float(links.paths[end].rate_bps or sharing.UNLIMITED_BPS)
+                self.capacity_bps[link] = float(links.paths[end].rate_bps or UNLIMITED_BPS)
         self._edges: dict[tuple[int, int], tuple[Hashable, ...] | None] = {}
         self.relit = (1 << len(self.hosts)) - 1
 
     def after(self, links: Links, moved: Collection[Endpoint]) -> LabNetwork:
-        """The network with other links, as ``Links.after`` gives them for the ends that ``moved``.
-
-        Only NICs with another circuit are updated; all of it where links between switches differ.
-        The result's ``relit`` are the GPUs whose links may differ, as a set.
-        """
+        """The network with the ``Links.after`` of the ends that ``moved``; all of it is made again
+        where links between switches differ. Its ``relit`` are the GPUs whose links may differ, as a
+        set."""
         switches, touched = self._ways.trunks, set(moved)
         for source in moved:
             for path in (self.links.paths.get(source), links.paths.get(source)):
@@ -92,10 +189,10 @@ class LabNetwork:
         self.switches[number] = self.links.switch_of(self.lab, end)
         path = self.links.paths.get(end)
         limits = [self.hosts[number].nic.rate_bps, None if path is None else path.rate_bps]
-        rate_bps = float(min((limit for limit in limits if limit), default=sharing.UNLIMITED_BPS))
+        rate_bps = float(min((limit for limit in limits if limit), default=UNLIMITED_BPS))
         self.capacity_bps[number, "up"] = self.capacity_bps[number, "down"] = rate_bps
 
-    def demand(self, ring: Sequence[int]) -> sharing.Demand | None:
+    def demand(self, ring: Sequence[int]) -> Demand | None:
         """The links of all edges; ``None`` if a NIC has no circuit or no route to the next one."""
         found: dict[Hashable, int] = {}
         if len(ring) == 1:
@@ -146,51 +243,22 @@ class LabNetwork:
         return ((gpu, "up"), *(self._link_at[end] for end in way), (following, "down"))
 
 
-@dataclass(frozen=True, slots=True)
-class PredictedJob:
-    """A job that runs, or would: ``hosts`` is its ring in order, by name.
-
-    The ``iterations`` of its ``training`` are those left, infinity if unknown. A ``nan`` for
-    ``gradient_bytes`` or a model missing in ``compute_s`` is unknown, too, and may follow from
-    ``measured`` (the latest last). It stands still for ``dark_s`` first.
-    """
+class PredictedJob(NamedTuple):
+    """A job that runs, or would: its ring in order, by name, and what is left of its training."""
 
     name: str
     hosts: tuple[str, ...]
-    training: sharing.Training
-    measured: tuple[sharing.MeasuredIteration, ...] = ()
-    dark_s: float = 0.0
+    training: Training
 
 
-@dataclass(frozen=True, slots=True)
-class Prediction:
-    """The times of a job; ``None`` where unknown.
-
-    ``iteration_s`` = ``compute_s`` + ``communication_s`` as the links are shared at first, an
-    edge of its ring at ``rate_bps``; ``completion_s`` is from now, with the ends of other jobs.
-    ``bottleneck`` names the link that limits the job. Without a route for its ring, ``rate_bps``
-    is 0 and nothing else is known.
-    """
+class Prediction(NamedTuple):
+    """The times of a job, ``None`` where unknown: an iteration's as the links are shared at first,
+    and its end with those of other jobs. ``bottleneck`` names the link that limits it."""
 
     job: str
     iteration_s: float | None
-    compute_s: float | None
-    communication_s: float | None
     completion_s: float | None
-    rate_bps: float
     bottleneck: str
-
-    @property
-    def words(self) -> str:
-        """For people: ``0.68 s an iteration (0.5 s computing, 0.18 s communicating)``."""
-        if self.iteration_s is None:
-            return f"not known how long an iteration takes; {self.bottleneck}"
-        if self.compute_s is None or self.communication_s is None:
-            return f"{self.iteration_s:.3g} s an iteration, as measured; {self.bottleneck}"
-        return (
-            f"{self.iteration_s:.3g} s an iteration ({self.compute_s:.3g} s computing, "
-            f"{self.communication_s:.3g} s communicating); {self.bottleneck}"
-        )
 
 
 def predict(network: LabNetwork, jobs: Sequence[PredictedJob]) -> list[Prediction]:
@@ -203,10 +271,17 @@ def predict(network: LabNetwork, jobs: Sequence[PredictedJob]) -> list[Predictio
     runs = [_run_of(network, job) for job in jobs]
     going = [run for run in runs if run.demand is not None]
     _share(network, going)
-    found = [_first_look(network, job, run, going) for job, run in zip(jobs, runs, strict=True)]
+    at_first = [
+        (
+            None if run.demand is None or math.isnan(run.unit_s) else run.unit_s,
+            _bottleneck(network, job, run, going),
+        )
+        for job, run in zip(jobs, runs, strict=True)
+    ]
     _run_to_the_end(network, going)
     return [
-        replace(each, completion_s=run.completion_s) for each, run in zip(found, runs, strict=True)
+        Prediction(job.name, iteration_s, run.completion_s, bottleneck)
+        for job, run, (iteration_s, bottleneck) in zip(jobs, runs, at_first, strict=True)
     ]
 
 
@@ -214,7 +289,7 @@ class RingWork(NamedTuple):
     """The work left on these GPUs, by number, in the ring's order, after ``dark_s``."""
 
     ring: Sequence[int]
-    load: sharing.Load
+    load: Load
     dark_s: float = 0.0
 
 
@@ -233,27 +308,17 @@ def units_s(network: LabNetwork, works: Sequence[RingWork]) -> list[float]:
 
 
 class _Run:
-    def __init__(
-        self,
-        demand: sharing.Demand | None,
-        load: sharing.Load,
-        dark_s: float,
-        measured: Sequence[sharing.MeasuredIteration] = (),
-    ) -> None:
-        self.demand, self.load, self._dark_s, self._measured = demand, load, dark_s, measured
+    def __init__(self, demand: Demand | None, load: Load, dark_s: float = 0.0) -> None:
+        self.demand, self.load, self._dark_s = demand, load, dark_s
         # An unknown load is taken to send.
-        self.shares: sharing.Demand = demand or {} if load.ring_bits else {}
+        self.shares: Demand = demand or {} if load.ring_bits else {}
         self._left = float(load.units)
         self.rate_bps = 0.0
         self.unit_s = math.nan
         self.completion_s: float | None = None
 
     def share(self, rate_bps: float) -> None:
-        self.rate_bps = rate_bps
-        self.unit_s = self.load.unit_s(rate_bps)
-        if math.isnan(self.unit_s):
-            at = [each.iteration_s for each in self._measured if each.is_at(rate_bps)]
-            self.unit_s = at[-1] if at else math.nan
+        self.rate_bps, self.unit_s = rate_bps, self.load.unit_s(rate_bps)
 
     def ends_s(self, now_s: float) -> float:
         """The end at its present pace; infinity if unknown."""
@@ -270,9 +335,9 @@ class _Run:
 
 
 def _share(network: LabNetwork, runs: Sequence[_Run]) -> None:
-    rates = sharing.fair_rates([run.shares for run in runs], network.capacity_bps)
+    rates = fair_rates([run.shares for run in runs], network.capacity_bps)
     for run, rate_bps in zip(runs, rates, strict=True):
-        run.share(min(rate_bps, sharing.UNLIMITED_BPS))
+        run.share(min(rate_bps, UNLIMITED_BPS))
 
 
 def _run_to_the_end(network: LabNetwork, runs: Sequence[_Run]) -> None:
@@ -295,32 +360,16 @@ def _run_of(network: LabNetwork, job: PredictedJob) -> _Run:
     models = {gpu.model for number in ring if (gpu := network.hosts[number].gpu) is not None}
     known = models <= training.compute_s.keys()
     compute_s = training.slowest_s(workers, models) if known else math.nan
-    bits = sharing.ring_bits(workers, training.gradient_bytes) if workers > 1 else 0.0
-    load = sharing.Load(training.iterations, *sharing.learned_work(compute_s, bits, job.measured))
-    return _Run(network.demand(ring), load, job.dark_s, job.measured)
+    bits = ring_bits(workers, training.gradient_bytes) if workers > 1 else 0.0
+    return _Run(network.demand(ring), Load(training.iterations, compute_s, bits))
 
 
-def _first_look(
-    network: LabNetwork, job: PredictedJob, run: _Run, going: Sequence[_Run]
-) -> Prediction:
+def _bottleneck(network: LabNetwork, job: PredictedJob, run: _Run, going: Sequence[_Run]) -> str:
     if run.demand is None:
         hosts = [network.number(name) for name in job.hosts]
         dark = [network.hosts[n].name for n in hosts if network.switches[n] is None]
         words = f"{', '.join(dark)} dark" if dark else "no way between its packet switches"
-        return Prediction(job.name, None, None, None, None, 0.0, f"no light: {words}")
-    known = not math.isnan(run.load.compute_s + run.load.ring_bits)
-    return Prediction(
-        job.name,
-        None if math.isnan(run.unit_s) else run.unit_s,
-        run.load.compute_s if known else None,
-        run.unit_s - run.load.compute_s if known else None,
-        None,
-        run.rate_bps,
-        _bottleneck(network, run, going),
-    )
-
-
-def _bottleneck(network: LabNetwork, run: _Run, going: Sequence[_Run]) -> str:
+        return f"no light: {words}"
     if not run.shares:
         return "it shares no link"
 
@@ -329,7 +378,7 @@ def _bottleneck(network: LabNetwork, run: _Run, going: Sequence[_Run]) -> str:
         return used_bps / network.capacity_bps[link]
 
     link = max(run.shares, key=part_used)
-    if network.capacity_bps[link] >= sharing.UNLIMITED_BPS:
+    if network.capacity_bps[link] >= UNLIMITED_BPS:
         return "no link has a limit"
     edges = [each.shares[link] for each in going if link in each.shares]
     rate = format_rate(round(network.capacity_bps[link]))

@@ -185,10 +185,6 @@ class Database:
         for version, script in enumerate(self.schemas[found:], start=found + 1):
             self._db.executescript(f"BEGIN; {script} PRAGMA user_version = {version}; COMMIT;")
 
-    def limit_size(self, pages: int | None = None) -> None:
-        """Limit the file to so many pages, by default its size: like a full disk."""
-        self.rows(f"PRAGMA max_page_count = {pages or self.rows('PRAGMA page_count')[0][0]}")
-
     def close(self) -> None:
         """Close the file; ``JournalError`` if something could not be written."""
         self.write_rest()
@@ -239,11 +235,8 @@ class Database:
             db.executemany(sql, rows)
 
     def write_soon(self, *statements: Statement, always: bool = False) -> bool:
-        """Write these in one, now or as soon as there is room, in order; whether all is on disk.
-
-        For records of facts. While the disk is full, a thousand such writes are kept, and all that
-        are to be kept ``always``.
-        """
+        """Write these facts in one, now or as soon as there is room; whether all is on disk. While
+        it is full, a thousand such writes are kept, and those to be kept ``always``."""
         if len(self._unwritten) < _MOST_UNWRITTEN or always:
             self._unwritten.append(statements)
         else:
@@ -298,11 +291,8 @@ class Database:
         at: str = "rowid",
         decode: Callable[[str], Any] = decoded,
     ) -> list[T]:
-        """The result of ``read`` for each record, with these columns as further arguments.
-
-        A record for which it fails is moved to the table ``set_aside``, with an event, so that it
-        hides no other. ``record`` is the column with the record, ``at`` identifies a row.
-        """
+        """The result of ``read`` for each record, with these columns as further arguments. A record
+        for which it fails is moved to ``set_aside``, with an event, so that it hides no other."""
         found = []
         listed = ", ".join((at, record, *columns))
         for number, text, *more in self.rows(f"SELECT {listed} FROM {table} {which}", *values):

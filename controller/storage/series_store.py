@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
@@ -80,34 +79,12 @@ class SeriesWindow(NamedTuple):
         }
 
 
-@dataclass
-class IterationStatistics:
-    """The times of the iterations that were reported since the last window."""
+class JobThen(NamedTuple):
+    """A job that ran in a window: its hosts, each with its GPU (or ``""``), since when, and the
+    times of the iterations that were reported since the last window."""
 
     hosts: Sequence[tuple[str, str]]
-    count: int = 0
-    sum_s: float = 0.0
-    least_s: float = field(default=float("inf"))
-    most_s: float = 0.0
-
-    def add(self, seconds: float) -> None:
-        """One more."""
-        self.count += 1
-        self.sum_s += seconds
-        self.least_s, self.most_s = min(self.least_s, seconds), max(self.most_s, seconds)
-
-    @property
-    def spread(self) -> Spread | None:
-        """The time of one of them; ``None`` if there was none."""
-        if not self.count:
-            return None
-        return Spread(self.sum_s / self.count, self.least_s, self.most_s)
-
-
-class JobThen(NamedTuple):
-    """A job that ran in a window: its hosts, each with its GPU (or ``""``), and since when."""
-
-    iterations: IterationStatistics
+    iterations_s: Sequence[float]
     since: float
     until: float
     predicted_s: float | None
@@ -117,7 +94,8 @@ def lab_window(
     at: int, busy: Mapping[str, Sequence[Sample]], sent: Mapping[str, Sequence[Sample]]
 ) -> SeriesWindow:
     """Of all GPUs and all hosts, by name."""
-    return SeriesWindow(at, "", len(busy), _of_any(busy.values()), _of_any(sent.values()))
+    shares, rates = ([v for s in each.values() for _, v in s] for each in (busy, sent))
+    return SeriesWindow(at, "", len(busy), _spread(shares), _spread(rates))
 
 
 def job_window(
@@ -132,26 +110,23 @@ def job_window(
     def its(all_samples: Mapping[str, Sequence[Sample]], name: str) -> list[Sample]:
         return [s for s in all_samples.get(name, ()) if then.since <= s[0] <= then.until]
 
-    hosts = then.iterations.hosts
-    gpus = [gpu for _, gpu in hosts if gpu]
+    gpus = [gpu for _, gpu in then.hosts if gpu]
     share = summed([its(busy, gpu) for gpu in gpus])
     return SeriesWindow(
         at,
         job,
         len(gpus),
         None if share is None else Spread(*(value / len(gpus) for value in share)),
-        summed([its(sent, host) for host, _ in hosts]),
-        then.iterations.count,
-        then.iterations.spread,
+        summed([its(sent, host) for host, _ in then.hosts]),
+        len(then.iterations_s),
+        _spread(then.iterations_s),
         then.predicted_s,
     )
 
 
 def summed(series: Iterable[Sequence[Sample]]) -> Spread | None:
-    """The mean and the limits of the sum of several series; ``None`` without a sample.
-
-    Between two samples a series has the value of the first, before its first sample that one's.
-    """
+    """The mean and the limits of the sum of several series; each has the value of its last sample,
+    before the first that one's."""
     told = [samples for samples in series if samples]
     if not told:
         return None
@@ -169,8 +144,7 @@ def summed(series: Iterable[Sequence[Sample]]) -> Spread | None:
     return Spread(mean, min(least, mean), max(most, mean))
 
 
-def _of_any(series: Iterable[Sequence[Sample]]) -> Spread | None:
-    values = [value for samples in series for _, value in samples]
+def _spread(values: Sequence[float]) -> Spread | None:
     return Spread(fmean(values), min(values), max(values)) if values else None
 
 
@@ -187,10 +161,8 @@ class SeriesStore(Database):
         self._counts |= dict(self.rows("SELECT width_s, count(*) FROM windows GROUP BY width_s"))
 
     def add(self, windows: Iterable[SeriesWindow], before: float = 0.0) -> None:
-        """Append windows of one time, of the least width; wider ones follow when they are full.
-
-        Windows that began ``before`` then are deleted, and the oldest beyond the most rows.
-        """
+        """Append windows of one time and the least width; wider ones follow when full. Those that
+        began ``before`` then and the oldest beyond the most rows are deleted."""
         windows = list(windows)
         rows = [(WIDTHS_S[0], *_row(window)) for window in windows]
         until = max((window.at for window in windows), default=0) + WIDTHS_S[0]
@@ -212,11 +184,8 @@ class SeriesStore(Database):
     def read(
         self, since: float, until: float, points: int = 300, jobs: Collection[str] | None = None
     ) -> tuple[int, list[SeriesWindow]]:
-        """The time between, as some ``points`` windows for each job, oldest first.
-
-        With ``jobs``, of these alone (``""``: the lab). The length of the windows comes first: that
-        of the finest that reach back so far, or a multiple of it.
-        """
+        """The windows of a period, some ``points`` of each job (``""``: the lab), oldest first,
+        after their length: that of the finest that reach back so far, or a multiple."""
         width = self._width(since, until)
         begins, ends = max(since, 0.0), max(until, 0.0)
         found = self.rows(

@@ -33,17 +33,12 @@ BaselineKey = tuple[str, int, int, str]
 
 
 class Store(Database):
-    """The controller's store of circuits and events.
-
-    A change of circuits is journalled before a device is touched. Every method raises
-    ``PatchlightError`` where the file cannot be read or written.
-    """
+    """The controller's store of circuits and events. A change of circuits is journalled before a
+    device is touched."""
 
     def prepared_intent(self, number: int, record: Record) -> Callable[[], int]:
-        """A function that journals an intent, in another thread say. Leave ``record`` alone.
-
-        It returns the number of the change; ``number`` is the one that it has already, or 0.
-        """
+        """A function that journals an intent (as ``number``, or 0 for a new one), in another thread
+        say, and returns its number. Leave ``record`` alone."""
         verb = "REPLACE" if number else "INSERT"
         columns, started_at = "(id, state, record, started_at)", record.get("started_at")
         sql = f"{verb} INTO reconfigurations {columns} VALUES (?, 'intent', ?, ?)"
@@ -57,11 +52,8 @@ class Store(Database):
         committed: Mapping[str, Record] | None = None,
         baselines: Mapping[BaselineKey, Sequence[float]] | None = None,
     ) -> None:
-        """Write the progress of a change; its end is an event as well.
-
-        ``committed`` replaces the ``committed_maps`` of these OCS, ``baselines`` the readings of
-        these circuits, all in one write.
-        """
+        """Write the progress of a change, its end as an event too, with the new ``committed_maps``
+        and the new ``baselines`` in one write."""
         with self.together() as db:
             db.execute(
                 "UPDATE reconfigurations SET state = ?, record = ? WHERE id = ?",
@@ -80,10 +72,7 @@ class Store(Database):
     def reconfigurations(
         self, last: int | None = None, after: int | None = None
     ) -> list[dict[str, Any]]:
-        """All changes (or the ``last`` few), oldest first, with number and state.
-
-        With ``after``, the first so many after that number.
-        """
+        """The ``last`` changes, oldest first, or the first so many ``after`` that number."""
         most = -1 if last is None else last  # To SQLite a negative limit is none.
         if after is not None:
             return self._changes("WHERE id > ? ORDER BY id LIMIT ?", after, most)
@@ -99,10 +88,8 @@ class Store(Database):
         return next(iter(self._changes("WHERE id = ?", number)), None)
 
     def undone_by(self, first: int) -> dict[int, int]:
-        """The changes from this number on that are undone, each with the change that undid it.
-
-        A change that was undone itself undoes nothing any more.
-        """
+        """The changes from this number on that are undone, each with the change that undid it,
+        unless that was undone itself."""
         reverts = "CASE WHEN json_valid(record) THEN json_extract(record, '$.reverts') END"
         which = f"id > ? AND state = 'committed' AND {reverts} IS NOT NULL ORDER BY id"
         rows = self.rows(f"SELECT id, {reverts} FROM reconfigurations WHERE {which}", first)
@@ -133,10 +120,8 @@ class Store(Database):
         self.write_all(_SAVE_COMMITTED, _committed_rows(maps))
 
     def committed_maps(self, read: Callable[[str, dict[str, Any]], T]) -> dict[str, T]:
-        """The maps last written for each OCS by ``commit_maps`` or with a change.
-
-        An unreadable record is set aside.
-        """
+        """The maps last written for each OCS by ``commit_maps`` or with a change; unreadable ones
+        set aside."""
         return dict(self.each("committed", "", lambda row, ocs: (ocs, read(ocs, row)), "ocs"))
 
     def save_baselines(self, baselines: Mapping[BaselineKey, Sequence[float]]) -> None:
@@ -156,10 +141,8 @@ class Store(Database):
         return dict(rows)
 
     def save_locks(self, records: Sequence[Record], *, soon: bool = False) -> None:
-        """Insert or replace locks, by their ``ocs``, ``port`` and ``channel``.
-
-        ``soon``: now or as soon as there is room, as they are in force already.
-        """
+        """Insert or replace locks by place. ``soon``: once there is room, as they are in force
+        already."""
         rows = [(r["ocs"], r["port"], r["channel"], json.dumps(r)) for r in records]
         if soon:
             self.write_soon(*((_SAVE_LOCK, row) for row in rows), always=True)
@@ -243,11 +226,8 @@ class Store(Database):
         return self.each("events", which, event, "number", "at", "kind", values=values)
 
     def forget(self, before: float, most: int = 500) -> int:
-        """Delete events and changes of circuits that ended before then; the number deleted.
-
-        At most so many of each at once. The events of a job are deleted with it. The last event,
-        the last change and changes with an unknown result stay.
-        """
+        """Delete some events and changes that ended before then; their number. The last event, the
+        last change and changes with an unknown result stay."""
         with self.together() as db:
             return sum(db.execute(sql, (before, most)).rowcount for sql in _FORGET)
 
@@ -273,10 +253,8 @@ def _baseline_rows(
 
 
 def open_store(state_dir: Path) -> Store:
-    """The store in a directory, which is made if missing; for its owner alone.
-
-    ``PatchlightError`` for an empty file where a controller ran: its records are lost.
-    """
+    """The store in a directory, made if missing, for its owner alone. ``PatchlightError`` for an
+    empty file where a controller ran: its records are lost."""
     path = state_dir / "controller.db"
     others = ("samples.db", "outputs", "controller.db-wal")
     beside = [name for name in others if (state_dir / name).exists()]

@@ -8,30 +8,20 @@ from typing import TYPE_CHECKING
 
 import click
 
-from patchlight.console.rendering import (
-    Cell,
-    Coloured,
-    Column,
-    Table,
-    json_option,
-    listing_options,
-    print_json,
-    say,
-    when,
-)
+from patchlight.console import rendering as out
 from patchlight.deploy.commands.options import (
     lab_and_servers,
     on_servers,
+    prometheus,
     report,
     server_options,
     servers_of,
 )
-from patchlight.deploy.commands.prometheus import prometheus
 from patchlight.deploy.commands.push import bundle, check, push
 from patchlight.deploy.commands.trust import certificates, trust
 
 if TYPE_CHECKING:
-    from patchlight.deploy.installed import Installed
+    from patchlight.deploy.check import Installed
     from patchlight.deploy.remote import Remote, ServerResult
     from patchlight.deploy.ssh import Passwords
     from patchlight.testbed.lab.model import Server
@@ -39,7 +29,7 @@ if TYPE_CHECKING:
 
 @click.command()
 @server_options
-@listing_options
+@out.listing_options
 def status(lab_name: str, chosen: tuple[str, ...], passwords: Passwords, as_json: bool) -> None:
     """Say what is deployed to the servers of LAB, and whether it is healthy.
 
@@ -55,11 +45,11 @@ def status(lab_name: str, chosen: tuple[str, ...], passwords: Passwords, as_json
     rows = [{"server": o.server, **_told(o)} for o in outcomes]
     healthy = all(row["ok"] for row in rows)
     if as_json:
-        print_json({"lab": lab.name, "ok": healthy, "servers": rows})
+        out.print_json({"lab": lab.name, "ok": healthy, "servers": rows})
     else:
         _table(outcomes).print()
         for hint in dict.fromkeys(o.error.hint for o in outcomes if o.error and o.error.hint):
-            say(hint)
+            out.say(hint)
     if not healthy:
         click.get_current_context().exit(1)
 
@@ -71,33 +61,41 @@ def _told(outcome: ServerResult[Installed]) -> dict[str, object]:
     return {"ok": not outcome.result.problem, **asdict(outcome.result)}
 
 
-def _table(outcomes: list[ServerResult[Installed]]) -> Table:
-    table = Table(
-        Column("server", whole=True),
-        Column("release", whole=True),
-        Column("agent", whole=True),
-        Column("since", whole=True),
-        Column("workers", whole=True, right=True),
+def _table(outcomes: list[ServerResult[Installed]]) -> out.Table:
+    table = out.Table(
+        out.Column("server", whole=True),
+        out.Column("release", whole=True),
+        out.Column("agent", whole=True),
+        out.Column("since", whole=True),
+        out.Column("workers", whole=True, right=True),
         "state",
-        Column("pushed", wide=True),
-        Column("before", whole=True, wide=True),
+        out.Column("pushed", wide=True),
+        out.Column("before", whole=True, wide=True),
     )
     for outcome in outcomes:
         found = outcome.result
         if found is None:
             assert outcome.error is not None
-            cells: list[Cell] = ["", "", "", "", Coloured(outcome.error.message, "bad"), "", ""]
+            cells: list[out.Cell] = [
+                "",
+                "",
+                "",
+                "",
+                out.Coloured(outcome.error.message, "bad"),
+                "",
+                "",
+            ]
         else:
             again = f", started again {found.restarts} times" if found.restarts else ""
             words = (found.problem or "healthy") + again
-            state: Cell = Coloured(words, "bad" if found.problem else "good")
+            state: out.Cell = out.Coloured(words, "bad" if found.problem else "good")
             cells = [
                 found.release or "",
                 found.version or "",
                 _ago(found.since),
                 str(found.workers) if found.version else "",
                 state,
-                f"{when(found.pushed_at)} by {found.pushed_by}" if found.pushed_at else "",
+                f"{out.when(found.pushed_at)} by {found.pushed_by}" if found.pushed_at else "",
                 found.previous or "",
             ]
         table.add_row(outcome.server, *cells)
@@ -117,7 +115,7 @@ def _ago(since: float | None) -> str:
 def _acting(action: str, done: str, words: str) -> click.Command:
     @click.command(action, help=words)
     @server_options
-    @json_option
+    @out.json_option
     def command(
         lab_name: str, chosen: tuple[str, ...], passwords: Passwords, as_json: bool
     ) -> None:
@@ -147,7 +145,7 @@ stop = _acting(
 
 @click.command()
 @server_options
-@json_option
+@out.json_option
 def rollback(lab_name: str, chosen: tuple[str, ...], passwords: Passwords, as_json: bool) -> None:
     """Go back to the release before on the servers of LAB; workers go on.
 
@@ -172,7 +170,7 @@ def rollback(lab_name: str, chosen: tuple[str, ...], passwords: Passwords, as_js
 @click.command()
 @server_options
 @click.option("--end-workers", is_flag=True, help="End workers that run.")
-@json_option
+@out.json_option
 def remove(
     lab_name: str, chosen: tuple[str, ...], passwords: Passwords, end_workers: bool, as_json: bool
 ) -> None:
@@ -224,16 +222,16 @@ def logs(
         for piece in remote.logs(role, lines, follow=follow):
             *whole, rest = (rest + piece).split("\n")
             for line in whole:
-                say(f"{server.name}: {line}")
+                out.say(f"{server.name}: {line}")
         if rest:
-            say(f"{server.name}: {rest}")
+            out.say(f"{server.name}: {rest}")
         return True
 
     failed = [
         each.error for each in on_servers(lab, servers, read, passwords) if each.error is not None
     ]
     for error in failed:
-        say(f"patchlight: {error}", err=True)
+        out.say(f"patchlight: {error}", err=True)
     if failed:
         click.get_current_context().exit(1)
 

@@ -18,16 +18,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from patchlight.console.options import lab_option
-from patchlight.console.rendering import (
-    Coloured,
-    Column,
-    Meaning,
-    Table,
-    listing_options,
-    print_json,
-    say,
-)
+from patchlight.console import rendering as out
+from patchlight.console.commands import lab_option
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.linux import deploy_file
 
@@ -37,7 +29,7 @@ if TYPE_CHECKING:
 # A wheel has no Makefile.
 _CHECKOUT = deploy_file("").parent.joinpath("Makefile").is_file()
 DEMO = "make demo" if _CHECKOUT else "patchlight experiment ofc2022"
-_MEANINGS: dict[str, Meaning] = {"missing": "bad", "untested": "caution", "ok": "good"}
+_MEANINGS: dict[str, out.Meaning] = {"missing": "bad", "untested": "caution", "ok": "good"}
 _SERVERS = "a server of a lab"
 _BY_HAND = "looking into a lab by hand"
 _PATH = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin"])
@@ -120,7 +112,7 @@ _KERNEL = (
 @click.command()
 @lab_option("Also whether this machine is as this lab says that a server of it is.", "lab")
 @click.option("--server", metavar="NAME", help="Which one of the lab [default: its host name].")
-@listing_options
+@out.listing_options
 def doctor(lab: str | None, server: str | None, as_json: bool) -> None:
     """Say what this machine has and lacks, and how to install what is missing.
 
@@ -137,13 +129,13 @@ def doctor(lab: str | None, server: str | None, as_json: bool) -> None:
         keys = ("name", "state", "found", "needed_for", "install")
         facts = [{key: getattr(check, key) or None for key in keys} for check in checks]
         as_claimed = {} if meant is None else {"server": meant.name, "as_the_lab_says": not unlike}
-        print_json({"ready_for_demo": not lacking, **as_claimed, "checks": facts})
+        out.print_json({"ready_for_demo": not lacking, **as_claimed, "checks": facts})
     else:
         _print(checks, lacking)
         if unlike:
-            say(f"This is not {needed_for}: {', '.join(check.name for check in unlike)}.")
+            out.say(f"This is not {needed_for}: {', '.join(check.name for check in unlike)}.")
         elif meant is not None:
-            say(f"All that the lab says of {meant.name} is here.")
+            out.say(f"All that the lab says of {meant.name} is here.")
     if lacking or unlike:
         sys.exit(1)
 
@@ -170,23 +162,23 @@ def _meant(lab: str | None, name: str | None) -> Server | None:
 def _print(checks: list[Check], lacking: list[Check]) -> None:
     order = list(_MEANINGS)
     by_state = sorted(checks, key=lambda check: order.index(check.state))
-    table = Table(Column("", whole=True), "what", "found", "needed for")
+    table = out.Table(out.Column("", whole=True), "what", "found", "needed for")
     for before, check in zip([None, *by_state], by_state, strict=False):
         if before is not None and check.state == "ok" != before.state:
             table.end_section()
-        state = Coloured(check.state, _MEANINGS[check.state])
+        state = out.Coloured(check.state, _MEANINGS[check.state])
         table.add_row(state, check.name, check.found, check.needed_for)
     table.print()
     wanted = [check for check in checks if check.ok is not True and check.install]
     if wanted:
-        say("\nTo install or try what is missing:")
+        out.say("\nTo install or try what is missing:")
         for command in dict.fromkeys(check.install for check in wanted):
             names = ", ".join(check.name for check in wanted if check.install == command)
-            say(f"  {command}    # {names}")
+            out.say(f"  {command}    # {names}")
     if lacking:
-        say(f"\n`{DEMO}` cannot run yet: {', '.join(check.name for check in lacking)}.")
+        out.say(f"\n`{DEMO}` cannot run yet: {', '.join(check.name for check in lacking)}.")
     else:
-        say(f"\nAll that `{DEMO}` needs is here.")
+        out.say(f"\nAll that `{DEMO}` needs is here.")
 
 
 def examine(server: Server | None = None, needed_for: str = _SERVERS) -> Iterator[Check]:

@@ -1,9 +1,10 @@
-"""What the commands of ``patchlight deploy`` share: passwords, the servers meant, and results."""
+"""What the commands of ``patchlight deploy`` share, and ``patchlight deploy prometheus``."""
 
 from __future__ import annotations
 
 import functools
 import os
+import shutil
 import socket
 import stat
 import sys
@@ -12,22 +13,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+import yaml
 
+from patchlight.console import rendering as out
+from patchlight.console.commands import complete_lab
 from patchlight.console.connection import completer, running_lab, user_name
-from patchlight.console.options import complete_lab
-from patchlight.console.rendering import (
-    Coloured,
-    Column,
-    Table,
-    console,
-    print_json,
-    progress_bar,
-    say,
-)
-from patchlight.testbed.errors import BadInput
+from patchlight.testbed.errors import BadInput, PatchlightError
+from patchlight.testbed.lab.model import Lab
+from patchlight.testbed.labfile.values import HOST_PORT
+from patchlight.testbed.linux.credentials import CA_FILE, CERTIFICATE_FILE, KEY_FILE, agent_name
+from patchlight.testbed.units import parse_time
 
 if TYPE_CHECKING:
-    from patchlight.deploy.installed import Servers
+    from patchlight.deploy.check import Servers
     from patchlight.deploy.remote import Remote, ServerResult
     from patchlight.deploy.ssh import Passwords
     from patchlight.testbed.lab.model import Lab, Server
@@ -151,14 +149,14 @@ def on_servers(
     """Do the same on these servers, and show how far it is."""
     from patchlight.deploy.remote import on_all_servers
 
-    with progress_bar("servers", console(stderr=True)) as tell:
+    with out.progress_bar("servers", out.console(stderr=True)) as tell:
         return on_all_servers(lab, servers, work, tell, passwords)
 
 
 def servers_of(lab: Lab) -> Servers:
     """What is deployed to a lab, for this user."""
     from patchlight.controller.access.authority import Authority, authority_folder
-    from patchlight.deploy.installed import Servers
+    from patchlight.deploy.check import Servers
     from patchlight.deploy.push import LabAgents, controller_credentials
 
     authority = Authority(lab.name, authority_folder(lab.name))
@@ -184,19 +182,146 @@ def report(
                 assert outcome.result is not None
                 told = row(outcome.result)
             rows.append({"server": outcome.server, "ok": outcome.error is None, **told})
-        print_json({"lab": lab.name, "ok": not failed, "servers": rows})
+        out.print_json({"lab": lab.name, "ok": not failed, "servers": rows})
     else:
-        table = Table(Column("", whole=True), Column("server", whole=True), "what")
+        table = out.Table(out.Column("", whole=True), out.Column("server", whole=True), "what")
         for outcome in failed:
             assert outcome.error is not None
-            table.add_row(Coloured("failed", "bad"), outcome.server, outcome.error.message)
+            table.add_row(out.Coloured("failed", "bad"), outcome.server, outcome.error.message)
         for outcome in outcomes:
             if outcome.result is not None:
-                table.add_row(Coloured("ok", "good"), outcome.server, in_words(outcome.result))
+                table.add_row(out.Coloured("ok", "good"), outcome.server, in_words(outcome.result))
         table.print()
         hints = dict.fromkeys(o.error.hint for o in failed if o.error and o.error.hint)
         for hint in hints:
             alike = [o.server for o in failed if o.error and o.error.hint == hint]
-            say(f"{', '.join(alike)}: {hint}")
+            out.say(f"{', '.join(alike)}: {hint}")
     if failed:
         sys.exit(1)
+
+
+DEFAULT_METRICS = "127.0.0.1:9470"
+_UNIX = "unix:"
+_DEPLOY = Path(__file__).resolve().parents[1]
+RULES = _DEPLOY / "prometheus" / "patchlight.rules.yml"
+DASHBOARDS = tuple(sorted((_DEPLOY / "grafana").glob("*.json")))
+CONFIG_FILE = "prometheus.yml"
+CONTROLLER_JOB, AGENTS_JOB = "patchlight-controller", "patchlight-agent"
+
+
+@click.command()
+@click.argument("lab", shell_complete=complete_lab)
+@click.option(
+    "--output",
+    type=click.Path(path_type=Path, file_okay=False),
+    required=True,
+    metavar="DIR",
+    help="Where the files are written.",
+)
+@click.option(
+    "--controller",
+    "address",
+    metavar="HOST:PORT",
+    help="Where the controller's metrics are, as in 'controller run --metrics'  [default: the lab "
+    f"file's controller.api if that is a port, else {DEFAULT_METRICS}].",
+)
+@click.option(
+    "--certificates",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path("/etc/prometheus/patchlight"),
+    metavar="DIR",
+    help="Where Prometheus finds ca.pem, cert.pem and key.pem, from 'deploy certificates'.",
+)
+@click.option("--every", default="15s", metavar="TIME", help="How often it looks.")
+@out.json_option
+def prometheus(
+    lab: str, output: Path, address: str | None, certificates: Path, every: str, as_json: bool
+) -> None:
+    """Make a configuration with which Prometheus watches LAB.
+
+    DIR then has prometheus.yml, which names the controller and each agent; patchlight.rules.yml,
+    the alerts; and grafana/, dashboards to be imported. Start it with 'prometheus
+    --config.file=DIR/prometheus.yml', or add the parts to a configuration that is there. Run
+    again, the command writes the files anew.
+    """
+    meant = running_lab(lab)
+    api = meant.controller_api
+    where = address or (api if api and not api.startswith(_UNIX) else DEFAULT_METRICS)
+    HOST_PORT.take(where)
+    every_s = parse_time(every)
+    if every_s < 1:
+        raise BadInput(f"--every {every}: expected 1s or more, like 15s")
+    config = scrape_config(meant, where, certificates, every_s)
+    files = write_monitoring(output, config)
+    if as_json:
+        out.print_json({"lab": meant.name, "files": [str(file) for file in files]})
+        return
+    agents = len(config["scrape_configs"]) - 1
+    out.say(f"wrote {output / CONFIG_FILE}: the controller at {where}, and {agents} agents")
+    if left_out := len(meant.servers) - agents:
+        out.say(f"{left_out} servers are left out: their agents answer at no TCP port")
+    if where == DEFAULT_METRICS and address is None:
+        out.say(f"the controller has to be started with --metrics {where}")
+
+
+def scrape_config(lab: Lab, controller: str, certificates: Path, every_s: float) -> dict[str, Any]:
+    """``prometheus.yml`` as a value.
+
+    ``controller`` is where the controller's metrics are (``host:port``), ``certificates`` the
+    folder with the certificate for ``prometheus`` on the machine where that runs. Agents that
+    answer on Unix sockets, as an emulated lab's do, are left out: no Prometheus reads these.
+    """
+    every = f"{round(1000 * every_s)}ms"
+    jobs: list[dict[str, Any]] = [
+        {
+            "job_name": CONTROLLER_JOB,
+            "static_configs": [{"targets": [controller], "labels": {"lab": lab.name}}],
+        }
+    ]
+    for server in lab.servers:
+        if server.management is None or server.management.startswith(_UNIX):
+            continue
+        jobs.append(
+            {
+                # A name of its own, for its certificate: so each is a job of its own.
+                "job_name": f"{AGENTS_JOB}-{server.name}",
+                "scheme": "https",
+                "tls_config": {
+                    "ca_file": str(certificates / CA_FILE),
+                    "cert_file": str(certificates / CERTIFICATE_FILE),
+                    "key_file": str(certificates / KEY_FILE),
+                    "server_name": agent_name(server.name, lab.name),
+                },
+                "static_configs": [
+                    {
+                        "targets": [server.management],
+                        "labels": {"lab": lab.name, "server": server.name},
+                    }
+                ],
+            }
+        )
+    return {
+        "global": {"scrape_interval": every, "scrape_timeout": every, "evaluation_interval": every},
+        "rule_files": [RULES.name],
+        "scrape_configs": jobs,
+    }
+
+
+def write_monitoring(folder: Path, config: dict[str, Any]) -> list[Path]:
+    """Put configuration, rules and dashboards into a folder; the files.
+
+    ``PatchlightError`` if they cannot be written.
+    """
+    try:
+        (folder / "grafana").mkdir(parents=True, exist_ok=True)
+        written = [folder / CONFIG_FILE]
+        written[0].write_text(yaml.safe_dump(config, sort_keys=False))
+        for source in (RULES, *DASHBOARDS):
+            inside = "grafana" if source in DASHBOARDS else ""
+            written.append(Path(shutil.copyfile(source, folder / inside / source.name)))
+    except OSError as error:
+        raise PatchlightError(
+            f"writing the configuration of Prometheus to {folder}: {error.strerror}",
+            hint="name a folder you can write to with --output",
+        ) from error
+    return written

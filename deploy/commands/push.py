@@ -12,20 +12,9 @@ from typing import TYPE_CHECKING
 import click
 
 from patchlight.agents.workers.contract import DEFAULT_IMAGE
+from patchlight.console import rendering as out
+from patchlight.console.commands import complete_lab
 from patchlight.console.connection import running_lab
-from patchlight.console.options import complete_lab
-from patchlight.console.rendering import (
-    Coloured,
-    Column,
-    Meaning,
-    Table,
-    console,
-    json_option,
-    listing_options,
-    print_json,
-    progress_bar,
-    say,
-)
 from patchlight.deploy.commands.options import (
     complete_server,
     deployer,
@@ -42,7 +31,7 @@ if TYPE_CHECKING:
     from patchlight.deploy.push import Pushed
     from patchlight.deploy.ssh import Passwords
 
-_MEANINGS: dict[str, Meaning] = {"wrong": "bad", "unknown": "caution", "ok": "good"}
+_MEANINGS: dict[str, out.Meaning] = {"wrong": "bad", "unknown": "caution", "ok": "good"}
 
 
 @click.command()
@@ -72,7 +61,7 @@ _MEANINGS: dict[str, Meaning] = {"wrong": "bad", "unknown": "caution", "ok": "go
     metavar="FILE",
     help="Take everything from this file of 'deploy bundle', and nothing from a network.",
 )
-@listing_options
+@out.listing_options
 def push(
     lab_name: str,
     chosen: tuple[str, ...],
@@ -107,7 +96,7 @@ def push(
     settings = PushOptions(deployer(), workers, image, file, controller)
     with ExitStack() as stack:
         if bundle is None:
-            supply: Supply = FromHere(lambda text: say(text, err=True))
+            supply: Supply = FromHere(lambda text: out.say(text, err=True))
         else:
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="patchlight-bundle-"))
             supply = FromFile(bundle, Path(folder))
@@ -118,7 +107,7 @@ def push(
         report(lab, outcomes, asdict, _in_words, as_json=as_json)
     finally:
         for way in () if as_json else pushing.ways_to_controller(lab_name):
-            say(way)
+            out.say(way)
 
 
 def _in_words(pushed: Pushed) -> str:
@@ -147,7 +136,7 @@ def _in_words(pushed: Pushed) -> str:
     "--machine", metavar="x86_64", help="For servers of this kind. [default: this machine's]"
 )
 @click.option("--controller", is_flag=True, help="With what a controller needs.")
-@json_option
+@out.json_option
 def bundle(
     output: Path, pythons: tuple[str, ...], machine: str | None, controller: bool, as_json: bool
 ) -> None:
@@ -164,7 +153,7 @@ def bundle(
 
     wanted = [Target(python, machine or here().machine) for python in pythons or [here().python]]
     roles = ROLES if controller else ROLES[:1]
-    supply = FromHere(lambda text: say(text, err=True))
+    supply = FromHere(lambda text: out.say(text, err=True))
     parts = parts_for(supply, wanted, roles)
     size = write_bundle(parts, output)
     if as_json:
@@ -172,10 +161,10 @@ def bundle(
             {**asdict(target), "role": role, "release": part.release, "files": len(part.files)}
             for (target, role), part in parts.items()
         ]
-        print_json({"file": str(output), "size_bytes": size, "parts": rows})
+        out.print_json({"file": str(output), "size_bytes": size, "parts": rows})
         return
     kinds = ", ".join(str(target) for target in wanted)
-    say(f"wrote {output}: {size / 1e6:.1f} MB, for {kinds}")
+    out.say(f"wrote {output}: {size / 1e6:.1f} MB, for {kinds}")
 
 
 @click.command()
@@ -187,7 +176,7 @@ def bundle(
     help="What workers are to be; auto: no Docker engine is no failure.",
 )
 @ssh_options
-@listing_options
+@out.listing_options
 def check(lab: str, workers: Workers, passwords: Passwords, as_json: bool) -> None:
     """Look over SSH whether the servers of LAB are ready for Patchlight.
 
@@ -206,7 +195,7 @@ def check(lab: str, workers: Workers, passwords: Passwords, as_json: bool) -> No
     meant = running_lab(lab)
     if not meant.servers:
         raise BadInput(f"lab {meant.name} has no servers: expected some in the lab file")
-    with progress_bar("servers", console(stderr=True)) as tell:
+    with out.progress_bar("servers", out.console(stderr=True)) as tell:
         findings = check_servers(meant, tell, passwords, workers)
     wrong = [finding for finding in findings if finding.ok is False]
     if as_json:
@@ -215,27 +204,29 @@ def check(lab: str, workers: Workers, passwords: Passwords, as_json: bool) -> No
             {key: getattr(f, key) for key in keys if f.ok is False or key != "remedy"}
             for f in findings
         ]
-        print_json({"lab": meant.name, "ready": not wrong, "checks": rows})
+        out.print_json({"lab": meant.name, "ready": not wrong, "checks": rows})
     else:
         _table(findings).print()
         for name, remedy in dict.fromkeys((f.check, f.remedy) for f in wrong):
             alike = [f.server for f in wrong if (f.check, f.remedy) == (name, remedy)]
-            say(f"{name} ({', '.join(alike)}): {remedy}")
+            out.say(f"{name} ({', '.join(alike)}): {remedy}")
         ready = len(meant.servers) - len({finding.server for finding in wrong})
-        say(f"{ready} of {len(meant.servers)} servers of lab {meant.name} are ready")
+        out.say(f"{ready} of {len(meant.servers)} servers of lab {meant.name} are ready")
     if wrong:
         sys.exit(1)
 
 
-def _table(findings: list[Finding]) -> Table:
+def _table(findings: list[Finding]) -> out.Table:
     """What is wrong, what cannot be told, and then in a line for each server what is good."""
-    server = Column("server", whole=True)
-    table = Table(Column("", whole=True), server, Column("check", whole=True), "found")
+    server = out.Column("server", whole=True)
+    table = out.Table(out.Column("", whole=True), server, out.Column("check", whole=True), "found")
     for state, meaning in _MEANINGS.items():
         for finding in (f for f in findings if f.state == state != "ok"):
-            table.add_row(Coloured(state, meaning), finding.server, finding.check, finding.found)
+            table.add_row(
+                out.Coloured(state, meaning), finding.server, finding.check, finding.found
+            )
     for name in dict.fromkeys(f.server for f in findings):
         good = [f.check for f in findings if f.ok and f.server == name]
         if good:
-            table.add_row(Coloured("ok", "good"), name, f"{len(good)} checks", ", ".join(good))
+            table.add_row(out.Coloured("ok", "good"), name, f"{len(good)} checks", ", ".join(good))
     return table

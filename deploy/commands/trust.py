@@ -8,20 +8,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from patchlight.console import rendering as out
+from patchlight.console.commands import complete_lab
 from patchlight.console.connection import running_lab, running_lab_file
-from patchlight.console.options import complete_lab
-from patchlight.console.rendering import (
-    Coloured,
-    Column,
-    Meaning,
-    Table,
-    console,
-    listing_options,
-    print_json,
-    progress_bar,
-    say,
-    wide_option,
-)
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.labfile.reader import labs_dir, read_lab
 
@@ -29,7 +18,12 @@ if TYPE_CHECKING:
     from patchlight.deploy.trust import Looks, Shown
 
 
-_MEANINGS: dict[str, Meaning] = {"changed": "bad", "away": "bad", "new": "caution", "known": "good"}
+_MEANINGS: dict[str, out.Meaning] = {
+    "changed": "bad",
+    "away": "bad",
+    "new": "caution",
+    "known": "good",
+}
 
 
 @click.command()
@@ -48,7 +42,7 @@ _MEANINGS: dict[str, Meaning] = {"changed": "bad", "away": "bad", "new": "cautio
     metavar="SERVER",
     help="A server that was installed anew: its changed key may be trusted.",
 )
-@wide_option
+@out.wide_option
 def trust(lab: str, known_hosts: bool, fingerprints: Path | None, replace: tuple[str, ...]) -> None:
     """Show the host keys of the servers of LAB, and write down those that you vouch for.
 
@@ -93,7 +87,7 @@ def _vouch(
     """Show keys, let them be vouched for, and write them down; how many are left."""
     from patchlight.deploy.trust import shown_keys, vouch_in_known_hosts, vouch_in_lab_file
 
-    with progress_bar("servers", console(stderr=True)) as tell:
+    with out.progress_bar("servers", out.console(stderr=True)) as tell:
         found = shown_keys(looks, tell)
     _print(found)
     shown = [each for each in found.values() if not isinstance(each, PatchlightError)]
@@ -106,7 +100,7 @@ def _vouch(
         vouched = [e for e in wanted if e.fingerprint in expected.get(e.name, ())]
     for each in wanted:
         if each not in vouched:
-            say(_why_not(each, expected), err=True)
+            out.say(_why_not(each, expected), err=True)
     if file is None and any(each.in_lab_file for each in vouched):
         names = ", ".join(each.name for each in vouched if each.in_lab_file)
         raise BadInput(
@@ -120,30 +114,30 @@ def _vouch(
         vouch_in_lab_file(file, vouched)
     where = "~/.ssh/known_hosts" if file is None else str(file)
     if vouched:
-        say(f"{len(vouched)} keys written to {where}: {', '.join(e.name for e in vouched)}")
+        out.say(f"{len(vouched)} keys written to {where}: {', '.join(e.name for e in vouched)}")
     elif not wanted and shown:
-        say(f"all {len(shown)} keys are known")
+        out.say(f"all {len(shown)} keys are known")
     return len(found) - len(shown) + len(wanted) - len(vouched)
 
 
 def _print(found: dict[str, Shown | PatchlightError]) -> None:
-    server = Column("server", whole=True)
-    table = Table(Column("", whole=True), server, "host key", Column("kind", wide=True))
+    server = out.Column("server", whole=True)
+    table = out.Table(out.Column("", whole=True), server, "host key", out.Column("kind", wide=True))
     for state, meaning in _MEANINGS.items():
         for name, each in found.items():
             if isinstance(each, PatchlightError):
                 if state == "away":
-                    table.add_row(Coloured(state, meaning), name, each.message, "")
+                    table.add_row(out.Coloured(state, meaning), name, each.message, "")
             elif each.state == state:
                 before = f", was {', '.join(each.before)}" if each.before else ""
                 text = f"{each.fingerprint}{before}"
-                table.add_row(Coloured(state, meaning), name, text, each.key.get_name())
+                table.add_row(out.Coloured(state, meaning), name, text, each.key.get_name())
     table.print()
 
 
 def _ask(vouched: list[Shown]) -> None:
     names = ", ".join(each.name for each in vouched)
-    say(
+    out.say(
         "Compare each with what the server says at its console: "
         "ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub",
         err=True,
@@ -192,7 +186,7 @@ def _why_not(each: Shown, expected: dict[str, set[str]] | None) -> str:
     "is several packet switches; may be given again. [default: all that the lab needs]",
 )
 @click.option("--anew", is_flag=True, help="New keys, too: somebody may have seen the old ones.")
-@listing_options
+@out.listing_options
 def certificates(
     lab: str, output: Path, authority: Path | None, only: tuple[str, ...], anew: bool, as_json: bool
 ) -> None:
@@ -244,10 +238,10 @@ def certificates(
             }
             for each in made
         ]
-        print_json({"lab": meant.name, "authority": str(signer.folder), "certificates": rows})
+        out.print_json({"lab": meant.name, "authority": str(signer.folder), "certificates": rows})
         return
-    table = Table(Column("name in the lab", whole=True), "valid until", "folder")
+    table = out.Table(out.Column("name in the lab", whole=True), "valid until", "folder")
     for each in made:
         table.add_row(each.name, f"{each.not_after:%Y-%m-%d}", str(each.folder))
     table.print()
-    say(f"the authority of lab {meant.name} is in {signer.folder}: keep it to yourself")
+    out.say(f"the authority of lab {meant.name} is in {signer.folder}: keep it to yourself")

@@ -15,8 +15,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TextIO
 
-from patchlight.deploy.remote_helper.places import Line, Places, RequestRefused, write
-from patchlight.deploy.remote_helper.releases import Images, Releases
+from patchlight.deploy.remote_helper.releases import (
+    Images,
+    Line,
+    Places,
+    Releases,
+    RequestRefused,
+    write,
+)
 from patchlight.deploy.remote_helper.services import Service, has_systemd
 
 # In the order that they are started in.

@@ -40,13 +40,9 @@ _NETLINK_GENERIC, _GENL_CONTROL, _GET_FAMILY, _FAMILY_NAME = 16, 16, 3, 2
 def build_links(
     plan: FabricPlan, made: Callable[[str, int], None], *, offload: bool, bridges: bool
 ) -> None:
-    """Make the namespaces and links of a plan.
-
-    ``made`` gets each namespace and its inode; ``offload`` leaves checksum offload on; ``bridges``
-    makes the packet switches too, as Linux bridges (else the caller makes them, and limits their
-    ports with ``limit_switch_ports``). Raises ``PatchlightError``; what was made so far stays for
-    the caller to remove.
-    """
+    """Make a plan's namespaces (``made`` gets name and inode of each), links, and with ``bridges``
+    its packet switches as Linux bridges; else the caller makes those, and limits their ports.
+    ``offload`` leaves checksum offload on. After an error the caller removes what was made."""
     namespaces.prepare_directory()
     with ExitStack() as opened:
         work = _Work(plan, opened, offload=offload)
@@ -136,7 +132,9 @@ class _Work:
                 namespaces.set_sysctl(f"ipv4/conf/{scope}/rp_filter", 0)
         if name not in self._servers:
             # Few, and each an end of many links: kept open. Servers are many, with few links.
-            self._open[name] = _open(name, self._opened)
+            self._open[name] = self._opened.enter_context(
+                namespaces.opened(namespaces.namespace_path(name))
+            )
         requests, made_here = [links.set_up(links.LOOPBACK, "lo")], []
         with ExitStack() as opened:
             for near, far in self._cables[name]:
@@ -160,7 +158,10 @@ class _Work:
     def _link(self, near: PlannedEnd, far: PlannedEnd, opened: ExitStack) -> Request:
         namespace = None
         if far.namespace != near.namespace:
-            namespace = self._open.get(far.namespace) or _open(far.namespace, opened)
+            namespace = self._open.get(far.namespace)
+            namespace = namespace or opened.enter_context(
+                namespaces.opened(namespaces.namespace_path(far.namespace))
+            )
         return links.add_veth(
             links.LinkEnd(near.name, near.index, near.mac, up=near.up),
             links.LinkEnd(far.name, far.index, far.mac, namespace),
@@ -182,12 +183,6 @@ class _Work:
                 self.limited[end.namespace].append(limit)
             requests += _impair(end)
         return requests
-
-
-def _open(name: str, opened: ExitStack) -> int:
-    descriptor = namespaces.open_namespace(namespaces.namespace_path(name))
-    opened.callback(os.close, descriptor)
-    return descriptor
 
 
 def _impair(end: PlannedEnd) -> list[Request]:
@@ -227,10 +222,8 @@ class OpenVSwitch:
         return f"unix:{self.directory}/db.sock"
 
     def start(self, start: Callable[[Sequence[LabService]], None]) -> bool:
-        """Have ``start`` start the database and the switch daemon, each until it answers.
-
-        Returns whether the database is new. An old one has its switches, without flows.
-        """
+        """Have ``start`` start the database and the switch daemon, each until it answers. Whether
+        the database is new: an old one has its switches, without flows."""
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         database = self.directory / "conf.db"
         is_new = not database.exists()
@@ -266,11 +259,8 @@ class OpenVSwitch:
         )
 
     def add_bridges(self, plan: FabricPlan, datapath: str, *, learning: bool) -> None:
-        """Make every packet switch with its ports, and check that each got its number.
-
-        ``learning`` switches find routes themselves; others carry nothing until a controller
-        programs them.
-        """
+        """Make every packet switch with its ports. ``learning`` ones find routes themselves; others
+        carry nothing until a controller programs them."""
         commands: list[list[str]] = []
         for bridge in plan.bridges:
             name = bridge.name
@@ -287,13 +277,9 @@ class OpenVSwitch:
         self.check_ports(plan)
 
     def set_controller(self, plan: FabricPlan, address: str, tls: Path | None = None) -> None:
-        """Have every switch connect to a controller at ``host:port``.
-
-        ``tls``: over TLS, with the certificate in that folder (``credentials``).
-
-        Best once it listens: after a refusal Open vSwitch tries again in 1, 2, 4 and 8 s,
-        ``max_backoff`` or not, because it heeds that only after the first success.
-        """
+        """Have every switch connect to ``host:port``, with the certificate in the folder ``tls``.
+        Best once it listens: refused, Open vSwitch tries again in 1, 2, 4 and 8 s, and heeds
+        ``max_backoff`` only after the first success."""
         command = [] if tls is None else ["--", *set_tls(tls)]
         target = f"{'tcp' if tls is None else 'ssl'}:{address}"
         for bridge in plan.bridges:

@@ -35,10 +35,8 @@ class LabBusy(PatchlightError):
 
 @dataclass(slots=True)
 class ProcessRecord:
-    """A process: its number alone could be reused, with its start time it cannot.
-
-    ``abrupt``: it keeps nothing that outlives the lab, and may be ended by force at once.
-    """
+    """A process: its number could be reused, with its start time it cannot. ``abrupt``: it keeps
+    nothing that outlives the lab, and may be ended by force."""
 
     name: str
     pid: int
@@ -49,16 +47,11 @@ class ProcessRecord:
 
 @dataclass(slots=True)
 class LabState:
-    """The contents of ``state.json``.
-
-    ``phase`` is ``making`` until the lab is complete, then ``up``. ``namespaces`` maps each
-    name to the namespace's inode, 0 while it is only intended. ``servers`` is what the servers are:
-    ``namespace`` or ``ssh``, and then ``base`` is the folder of the root file system that they
-    share. ``datapath`` is what the packet switches are: ``bridge``, ``netdev`` or ``system``.
-    ``docker`` is the URL of the engine that the lab's agents may run workers in. ``swapped`` are
-    pairs of ports whose fibres are swapped. ``options`` are those that its
-    processes were started with.
-    """
+    """``state.json``. ``phase``: ``making`` until the lab is complete, then ``up``; ``namespaces``:
+    each one's inode, 0 while it is only intended; ``servers``: ``namespace``, or ``ssh`` with the
+    root file system ``base``; ``datapath``: ``bridge``, ``netdev`` or ``system``; ``docker``: the
+    URL of the workers' engine; ``swapped``: pairs of ports; ``options``: what the processes were
+    started with."""
 
     lab: str
     source: str
@@ -157,11 +150,9 @@ def recorded_labs() -> list[str]:
 
 @contextmanager
 def lab_lock(lab: str) -> Iterator[None]:
-    """Be the only process that makes or removes this lab; ``LabBusy`` if another one is.
-
-    Folders, logs and programs made within have the usual umask, not the caller's: with 000 anybody
-    could write into the lab, and with 077 only root could see it.
-    """
+    """Be the only process that makes or removes this lab, or raise ``LabBusy``. What is made within
+    has the usual umask: with 000 anybody could write into the lab, with 077 only root could see
+    it."""
     run_dir(lab)
     path = RUN_ROOT / f".{lab}.lock"
     with ExitStack() as afterwards:

@@ -5,7 +5,7 @@ Each has the words that an error about it would use. pyroute2 makes the same byt
 """
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Interface, IPv4Network
 
@@ -42,11 +42,8 @@ HELD_DARK = "held dark"
 
 @dataclass(frozen=True, slots=True)
 class LinkEnd:
-    """One end of a veth pair to be made.
-
-    ``index`` is the interface index to give it (``None``: the kernel chooses); ``namespace``
-    an open descriptor, ``None`` for the one that the request is sent in.
-    """
+    """One end of a veth pair to be made; ``namespace`` is an open descriptor (``None``: where the
+    request is sent), ``index`` the kernel's choice if ``None``."""
 
     name: str
     index: int | None = None
@@ -57,10 +54,7 @@ class LinkEnd:
 
 @dataclass(frozen=True, slots=True)
 class KernelLink:
-    """An interface as the kernel shows it. ``peer_*`` are set where its other end is elsewhere.
-
-    ``rx_packets`` came in since it was made.
-    """
+    """An interface as the kernel shows it; ``peer_*`` are set where its other end is elsewhere."""
 
     index: int
     name: str
@@ -93,10 +87,8 @@ def _end(end: LinkEnd) -> bytes:
 
 
 def add_veth(a: LinkEnd, b: LinkEnd) -> Request:
-    """Make a veth pair, each end in its namespace with its name and MAC, and ``a`` up if wanted.
-
-    ``b`` cannot be up: the kernel opens it before it is one of a pair, and refuses.
-    """
+    """Make a veth pair, ``a`` up if wanted; ``b`` cannot be: the kernel opens it before it is one
+    of a pair, and refuses."""
     body = _end(a) + _kind("veth", attribute(_VETH_INFO_PEER, _end(b)))
     doing = f"making the link {a.name} – {b.name}"
     return Request(_NEWLINK, F_CREATE | F_EXCL, body, doing)
@@ -116,14 +108,10 @@ def set_master(index: int, bridge_index: int, name: str) -> Request:
     return _set(index, f"putting {name} on its bridge", _number(_IFLA_MASTER, bridge_index))
 
 
-def set_up(index: int, name: str) -> Request:
-    """Bring an interface up."""
-    return _set(index, f"bringing {name} up", flags=_IFF_UP, change=_IFF_UP)
-
-
-def set_down(index: int, name: str) -> Request:
-    """Take an interface down; the other end of its pair loses carrier."""
-    return _set(index, f"taking {name} down", flags=0, change=_IFF_UP)
+def set_up(index: int, name: str, *, up: bool = True) -> Request:
+    """Bring an interface up, or down: then the other end of its pair loses carrier."""
+    doing = f"bringing {name} up" if up else f"taking {name} down"
+    return _set(index, doing, flags=_IFF_UP if up else 0, change=_IFF_UP)
 
 
 def set_alias(index: int, alias: str) -> Request:
@@ -258,21 +246,13 @@ _STOLEN, _TO_NEXT_ACTION, _TO_NEXT_FILTER = 4, 3, -1
 _ACTIONS = 32
 
 
-def with_ingress(netlink: Netlink) -> list[int]:
-    """The indexes of interfaces of the socket's namespace that redirects can be put on."""
+def ready_ingress(netlink: Netlink, indexes: Collection[int]) -> None:
+    """Make interfaces ones that redirects can be put on; those of an earlier process go."""
     request = Request(_GETQDISC, F_DUMP, _TC_MESSAGE.pack(0, 0, 0, 0, 0), "listing ports")
     queues = (_TC_MESSAGE.unpack_from(answer) for _, answer in netlink.ask(request))
-    return [index for _, index, _, parent, _ in queues if parent == _CLSACT]
-
-
-def add_ingress(index: int) -> Request:
-    """Make an interface one that redirects can be put on."""
-    return _ingress(_NEWQDISC, F_CREATE | F_EXCL, index)
-
-
-def remove_ingress(index: int) -> Request:
-    """Undo ``add_ingress``; its redirects go with it."""
-    return _ingress(_DELQDISC, 0, index)
+    left = [index for _, index, _, parent, _ in queues if parent == _CLSACT and index in indexes]
+    netlink.run([_ingress(_DELQDISC, 0, index) for index in left])
+    netlink.run([_ingress(_NEWQDISC, F_CREATE | F_EXCL, index) for index in sorted(indexes)])
 
 
 def _ingress(kind: int, flags: int, index: int) -> Request:
@@ -282,18 +262,15 @@ def _ingress(kind: int, flags: int, index: int) -> Request:
 
 
 def redirect(path: str, inp: int, outs: Sequence[int]) -> list[Request]:
-    """Every frame that enters at interface ``inp`` leaves at all the interfaces ``outs``.
-
-    ``path`` is what an error calls it. There must be none on ``inp`` yet.
-    """
+    """Every frame that enters at ``inp``, which must have no redirect yet, leaves at all ``outs``;
+    ``path`` is for errors."""
     requests = []
     for first in range(0, len(outs), _ACTIONS):
         some = outs[first : first + _ACTIONS]
+        is_last = first + _ACTIONS >= len(outs)
+        end = (_EGRESS_REDIRECT, _STOLEN) if is_last else (_EGRESS_MIRROR, _TO_NEXT_FILTER)
         actions = [_mirred(out, _EGRESS_MIRROR, _TO_NEXT_ACTION) for out in some[:-1]]
-        if first + _ACTIONS < len(outs):
-            actions.append(_mirred(some[-1], _EGRESS_MIRROR, _TO_NEXT_FILTER))
-        else:
-            actions.append(_mirred(some[-1], _EGRESS_REDIRECT, _STOLEN))
+        actions.append(_mirred(some[-1], *end))
         listed = (attribute(n, action) for n, action in enumerate(actions, 1))
         options = (attribute(_U32_SEL, _MATCH_ALL), attribute(_U32_ACT, listed))
         body = _filter_on(inp, first // _ACTIONS) + attribute(_OPTIONS, options)

@@ -52,11 +52,6 @@ def switch_port_name(switch: str, port: str) -> str:
     return fitted(switch, f"-{port}")
 
 
-def bridge_name(switch: str) -> str:
-    """The bridge of a packet switch."""
-    return fitted(switch, "")
-
-
 def fitted(name: str, ending: str) -> str:
     """``name + ending`` in 15 bytes: the same names always give the same result."""
     if len((name + ending).encode()) <= _LONGEST_NAME:
@@ -66,24 +61,11 @@ def fitted(name: str, ending: str) -> str:
     return f"{kept}~{digest}{ending}"
 
 
-def interface_name(lab: Lab, endpoint: Endpoint) -> str:
-    """The name of the interface at ``endpoint``, in its device's namespace."""
-    device = lab.device(endpoint.device)
-    if isinstance(device, Server):
-        return endpoint.port
-    if isinstance(device, PacketSwitch) or lab.coloured:
-        return switch_port_name(device.name, endpoint.port)
-    return f"p{endpoint.port}"
-
-
 @dataclass(frozen=True, slots=True)
 class PlannedEnd:
-    """One end of a fibre: an interface in a namespace.
-
-    ``rate_bps`` limits what it sends (already divided by the lab's scale; ``None``: no limit).
-    ``bridge`` is the packet switch that it is a port of. ``impairment`` is what its fibre does to
-    what it sends.
-    """
+    """One end of a fibre: an interface in a namespace, perhaps a port of a ``bridge``. ``rate_bps``
+    (``None``: no limit) and ``impairment`` are of what it sends; the rate is divided by the lab's
+    scale."""
 
     namespace: str
     name: str
@@ -156,7 +138,7 @@ def plan_fabric(lab: Lab) -> FabricPlan:
     bridges = tuple(
         PlannedBridge(
             switch=switch.name,
-            name=bridge_name(switch.name),
+            name=fitted(switch.name, ""),
             index=next(indexes[fabric]),
             datapath_id=switch.datapath_id,
             ports=tuple(
@@ -179,11 +161,9 @@ def plan_fabric(lab: Lab) -> FabricPlan:
 
 
 def _check_can_be_emulated(lab: Lab) -> None:
-    """``BadInput`` where a lab with wavelengths has a fibre that is not emulated there.
-
-    Frames pass all fibres between two optical devices at once, and take the rate, delay and loss
-    of those at NICs and packet switches.
-    """
+    """``BadInput`` where a fibre between two optical devices is slower, or delays or loses packets:
+    frames pass all such fibres at once, with the rate, delay and loss of those at NICs and packet
+    switches."""
     if not lab.coloured:
         return
     inner = [f for f in lab.fibres if not any(is_end(lab, e.device) for e in (f.a, f.b))]
@@ -213,10 +193,8 @@ def _rate_bps(lab: Lab, fibre: Fibre) -> int | None:
 
 
 def with_swapped(plan: FabricPlan, lab: Lab, swaps: Sequence[Sequence[str]]) -> FabricPlan:
-    """The plan with the fibres at these pairs of ports swapped.
-
-    ``BadInput`` for a port that no fibre of the lab ends on, and in a lab with wavelengths.
-    """
+    """The plan with the fibres at these pairs of ports swapped; ``BadInput`` for a port without a
+    fibre, and in a lab with wavelengths."""
     if lab.coloured and swaps:
         raise BadInput(
             f"fibres of lab {lab.name} cannot be swapped: its light is followed by wavelength, as "
@@ -248,11 +226,8 @@ def _nic(lab: Lab, endpoint: Endpoint) -> Nic | None:
 def _without_queues_of_light(
     lab: Lab, cables: Sequence[tuple[PlannedEnd, PlannedEnd]]
 ) -> list[tuple[PlannedEnd, PlannedEnd]]:
-    """The cables without limits where light comes out that no transmitter can be faster than.
-
-    Each channel is as fast as its transmitter, and a receiver separates channels: several do not
-    share its rate. Where a transmitter is faster, the limit stays.
-    """
+    """The cables without limits where no transmitter is faster. A receiver separates channels:
+    several do not share its rate."""
     light = light_namespace(lab.name)
     directed = (pair for cable in cables for pair in (cable, cable[::-1]))
     into_light = (a.rate_bps or inf for a, b in directed if b.namespace == light != a.namespace)
@@ -273,18 +248,22 @@ def _end(
     impairment: Impairment = NOT_IMPAIRED,
 ) -> PlannedEnd:
     nic = _nic(lab, endpoint)
-    is_switch = isinstance(lab.device(endpoint.device), PacketSwitch)
+    device = lab.device(endpoint.device)
+    is_switch = isinstance(device, PacketSwitch)
     passes_light_on = lab.coloured and not is_end(lab, endpoint.device)
     where = "fabric" if is_switch else "light" if passes_light_on else endpoint.device
+    name = endpoint.port if isinstance(device, Server) else f"p{endpoint.port}"
+    if is_switch or passes_light_on:
+        name = switch_port_name(endpoint.device, endpoint.port)
     namespace = namespace_name(lab.name, where)
     return PlannedEnd(
         namespace=namespace,
-        name=interface_name(lab, endpoint),
+        name=name,
         index=next(indexes[namespace]),
         mac=nic.mac if nic else None,
         address=IPv4Interface((nic.address, lab.network.prefixlen)) if nic else None,
         rate_bps=rate_bps,
-        bridge=bridge_name(endpoint.device) if is_switch else None,
+        bridge=fitted(endpoint.device, "") if is_switch else None,
         impairment=impairment,
     )
 

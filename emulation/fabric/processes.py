@@ -27,9 +27,7 @@ from typing import Any, NoReturn
 
 from patchlight.emulation.fabric.lab_state import MARK, LabState, ProcessRecord, is_running
 from patchlight.testbed.errors import PatchlightError
-from patchlight.testbed.linux import processes
-from patchlight.testbed.linux.namespaces import enter, entered
-from patchlight.testbed.linux.processes import ProgressWatch, process_start
+from patchlight.testbed.linux import namespaces, processes
 
 _LAST_LINES = 15
 
@@ -40,13 +38,10 @@ class ServiceNotStarted(PatchlightError):
 
 @dataclass(frozen=True, slots=True)
 class LabService:
-    """A process to be started: command, namespace, and a check that it is ready.
-
-    ``quiet_s``: it has failed after so many seconds in which it neither used the processor nor
-    wrote anything. ``abrupt``: it may be ended by force at once. ``imports``: a command ``python -m
-    MODULE`` is forked from one process that has imported these modules. ``announces`` is a file
-    that it makes when it is ready: one of an earlier process is removed.
-    """
+    """A process to be started, and a check that it is ready. ``quiet_s``: after so many seconds
+    without processor time and output it has failed; ``abrupt``: it may be ended by force;
+    ``imports``: ``python -m MODULE`` is forked from a process that has imported these;
+    ``announces``: a file that it makes when it is ready, removed before."""
 
     name: str
     argv: Sequence[str]
@@ -66,12 +61,12 @@ class _Starting:
     service: LabService
     record: ProcessRecord
     child: subprocess.Popen[bytes] | None
-    progress: ProgressWatch
+    progress: processes.ProgressWatch
 
     def ended(self) -> str:
         """How it has ended; empty if it has not."""
         if self.child is None:
-            is_there = process_start(self.record.pid) == self.record.started
+            is_there = processes.process_start(self.record.pid) == self.record.started
             return "" if is_there else "ended"
         if (status := self.child.poll()) is None:
             return ""
@@ -79,11 +74,8 @@ class _Starting:
 
 
 class Supervisor:
-    """Starts services and records them in the lab's state; ``say`` gets messages about slow ones.
-
-    A lab keeps real time: what else runs on the machine should disturb its switches and workers
-    as little as may be, so they are favoured. What an agent starts inherits this.
-    """
+    """Starts services and records them in the lab's state; ``say`` gets messages about slow ones. A
+    lab keeps real time: its processes, and what they start, run before others of the machine."""
 
     def __init__(
         self, state: LabState, say: Callable[[str], None], *, real_time: bool = False
@@ -111,24 +103,19 @@ class Supervisor:
             mark = {MARK: str(self._state.run_dir)}
             variables = {**os.environ, "PYTHONUNBUFFERED": "1", **service.environment}
             environment = {**mark, **variables, **mark}
+            how = service.argv, environment, log, service.namespace
             try:
-                child = None if service.imports else _spawn(service, environment, log)
-                pid = (
-                    child.pid
-                    if child
-                    else nursery(service.imports).fork(
-                        service.argv, environment, log, service.namespace
-                    )
-                )
+                child = None if service.imports else _spawn(*how)
+                pid = child.pid if child else nursery(service.imports).fork(*how)
             except OSError as error:
                 raise ServiceNotStarted(f"starting {service.name}: {error}") from error
             processes.favour(pid, real_time=self._real_time)
-            started = process_start(pid) or 0
+            started = processes.process_start(pid) or 0
             record = ProcessRecord(service.name, pid, started, str(log), service.abrupt)
             others = [each for each in self._state.processes if each.name != service.name]
             self._state.processes = [*others, record]
             self._state.save()
-            progress = ProgressWatch(partial(_work_of, pid, log))
+            progress = processes.ProgressWatch(partial(_work_of, pid, log))
             self._starting.append(_Starting(service, record, child, progress))
 
     def missing(self, services: Sequence[LabService]) -> list[LabService]:
@@ -159,12 +146,10 @@ class Supervisor:
     def wait_for_all(
         self, name: str, count: Callable[[], int], total: int, what: str, quiet_s: float = 30.0
     ) -> None:
-        """Wait until a started service has ``total`` of something; ``what`` names it.
-
-        ``ServiceNotStarted`` if for ``quiet_s`` seconds there are not more of them.
-        """
+        """Wait until a service has ``total`` of something (``what``); ``ServiceNotStarted`` if for
+        ``quiet_s`` seconds there are not more."""
         done = count()
-        progress = ProgressWatch(lambda: done)
+        progress = processes.ProgressWatch(lambda: done)
         while done < total:
             if progress.quiet_s() > quiet_s:
                 why = f"{done} of {total} {what}, and no more in {quiet_s:g} s"
@@ -199,14 +184,14 @@ class Supervisor:
 
 
 def _spawn(
-    service: LabService, environment: Mapping[str, str], log: Path
+    argv: Sequence[str], environment: Mapping[str, str], log: Path, namespace: Path | None
 ) -> subprocess.Popen[bytes]:
     # A process begins in the namespace of the thread that makes it. In a session of its
     # own, Ctrl-C at the terminal reaches the builder alone.
-    inside = entered(service.namespace) if service.namespace else nullcontext()
+    inside = namespaces.entered(namespace) if namespace else nullcontext()
     with log.open("ab") as output, inside:
         return subprocess.Popen(
-            service.argv,
+            argv,
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -266,11 +251,8 @@ class Nursery:
     def fork(
         self, argv: Sequence[str], environment: Mapping[str, str], log: Path, namespace: Path | None
     ) -> int:
-        """The number of a new process: ``python -m MODULE …`` as in ``argv``, writing to ``log``.
-
-        It leads its own session, and has this environment from the start, of which ``/proc``
-        shows the first entries at least. ``OSError`` if the nursery has ended.
-        """
+        """The number of a new process, ``python -m MODULE …`` as in ``argv``, in its own session,
+        with this environment, writing to ``log``. ``OSError`` if the nursery has ended."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         request = {
@@ -331,7 +313,7 @@ def _become(
         os.dup2(descriptor, number)
     os.closerange(3, max(null, output) + 1)
     if namespace is not None:
-        enter(namespace)
+        namespaces.enter(namespace)
     # As in a new process: python -m MODULE ARGUMENTS.
     sys.argv = [argv[2], *argv[3:]]
     processes.show(processes.ARGUMENTS, argv)

@@ -48,11 +48,8 @@ class NeedsRoot(PatchlightError):
 
 
 class EmulatedLab:
-    """An emulated lab: made by ``from_file`` (not yet up) or ``attach`` (up already).
-
-    ``lab`` is the runtime lab: that of the file, with the management addresses of the emulated
-    devices and the scale. As a context manager it is up inside the block.
-    """
+    """An emulated lab, from a file (not yet up) or by ``attach``; up inside a ``with`` block.
+    ``lab`` is the runtime lab, with the emulated devices' management addresses and the scale."""
 
     def __init__(
         self,
@@ -65,9 +62,7 @@ class EmulatedLab:
     ) -> None:
         self.lab = lab
         self.run_dir = states.run_dir(lab.name)
-        self._source = source
-        self._options = options
-        self._replace = replace
+        self._source, self._options, self._replace = source, options, replace
         self._say = progress or (lambda _: None)
         self._plan: FabricPlan | None = None
         self._client: ControllerClient | None = None
@@ -84,12 +79,10 @@ class EmulatedLab:
         progress: Callable[[str], None] | None = None,
         **options: Unpack[LabKeywords],
     ) -> Self:
-        """The lab of a file, or the built-in lab of that name; ``BadInput`` if not possible.
-
-        ``scale`` divides every rate (``None``: the file's scale); ``name`` is another name for the
-        emulated lab; ``replace`` removes a lab of that name first; ``progress`` gets a message at
-        every step; the rest as in ``LabOptions``.
-        """
+        """The lab of a file, or a built-in one. ``scale`` divides every rate (``None``: the
+        file's); ``name`` is another name for it; ``replace`` removes a lab of that name first;
+        ``progress`` gets a message at every step; the rest as in ``LabOptions``. ``BadInput`` if
+        not possible."""
         lab = read_lab(find_lab(str(path)))
         emulated = cls.from_lab(
             lab, scale, name=name, replace=replace, progress=progress, **options
@@ -130,10 +123,8 @@ class EmulatedLab:
 
     @classmethod
     def attach(cls, name: str, *, half_there: bool = False) -> Self:
-        """A lab that is up, by its name; ``BadInput`` if none of that name is up.
-
-        ``half_there`` accepts one that was not finished, too.
-        """
+        """A lab that is up, by its name (``half_there``: or one that was not finished);
+        ``BadInput`` if none is."""
         state = states.read_state(name)
         if state is None or not state.is_of_this_boot:
             up = ", ".join(states.recorded_labs()) or "none"
@@ -180,14 +171,10 @@ class EmulatedLab:
         return self._state
 
     def up(self) -> None:
-        """Make the lab, or nothing: after any error all that was made is removed.
-
-        If the lab is up but has lost processes, those are started, with the file and the options
-        that it was made with, and all else goes on.
-
-        Raises ``NeedsRoot``, ``AlreadyThere``, ``LabBusy``, ``BadInput`` for a lab that this
-        fabric cannot emulate, and what the parts raise.
-        """
+        """Make the lab, or nothing: after any error all that was made is removed. A lab that is up
+        and has lost processes gets those again, with the file and options that it was made with.
+        ``NeedsRoot``, ``AlreadyThere``, ``LabBusy``, ``BadInput`` for a lab that cannot be emulated
+        so, and what the parts raise."""
         _require_root(f"making the emulated lab {self.lab.name}")
         check_fabric(self.lab, controller=self._options.controller)
         with states.lab_lock(self.lab.name):
@@ -301,12 +288,9 @@ class EmulatedLab:
         return self._client
 
     def submit(self, *jobs: JobGiven, topology: str | None = None) -> list[JobInList]:
-        """Queue training jobs that start together; the controller's record of each.
-
-        Each is a ``JobSpec``, a mapping with the keys of a job file, or a job file's path (see
-        ``ControllerClient.submit``). ``topology`` is ``keep`` or ``regroup``; ``None`` leaves it to
-        the jobs, or else to the lab's policy. Wait with ``wait_for``.
-        """
+        """Queue training jobs that start together (each a ``JobSpec``, a mapping with a job file's
+        keys, or a file's path); the controller's records. ``topology``: ``keep`` or ``regroup``;
+        ``None`` leaves it to the jobs, or else to the lab's policy. Wait with ``wait_for``."""
         return self.controller.submit(jobs, topology)
 
     def wait_for(self, job_id: str, deadline_s: float = 600.0) -> JobAnswer:
@@ -365,11 +349,8 @@ class EmulatedLab:
         most_bytes: int = 1 << 30,
     ) -> network.Captured:
         """Record what a host's fibre carries, both ways, as a pcap file."""
-        end, limits = (
-            self.host(host).far_end,
-            {"most_frames": most_frames, "most_bytes": most_bytes},
-        )
-        return network.capture(end, Path(path), seconds=seconds, **limits)
+        end, most = self.host(host).far_end, {"most_frames": most_frames, "most_bytes": most_bytes}
+        return network.capture(end, Path(path), seconds=seconds, **most)
 
 
 def _require_root(doing: str) -> None:

@@ -28,11 +28,8 @@ _NAMESPACE = uuid.UUID("6f0c2f50-4a8a-5d0b-8f3e-70617463686c")
 
 
 class BusyMeter:
-    """When a GPU was busy. Times are seconds on any one clock, passed in.
-
-    Utilisation is defined as in NVML: the part of the past sample period in which at least one
-    kernel was executing; the period here is one second.
-    """
+    """When a GPU was busy, in seconds on any one clock. Utilisation is as in NVML: the part of the
+    past sample period, here one second, in which at least one kernel was executing."""
 
     def __init__(self, window_s: float = 1.0) -> None:
         self._window_s = window_s
@@ -70,8 +67,7 @@ class EmulatedGpu:
     """One GPU and its socket."""
 
     def __init__(self, model: str, gpu_uuid: str) -> None:
-        self._model = model
-        self._uuid = gpu_uuid
+        self._model, self._uuid = model, gpu_uuid
         self._meter = BusyMeter()
         self._tenant: tuple[asyncio.StreamWriter, str] | None = None
 
@@ -103,19 +99,16 @@ class EmulatedGpu:
                         "utilization": self._meter.utilization(now),
                     }
                 case "attach":
-                    return self._attach(str(request["tenant"]), writer)
+                    if self._tenant is not None and self._tenant[0] is not writer:
+                        return {"ok": False, "error": f"the GPU is in use by {self._tenant[1]}"}
+                    self._tenant = (writer, str(request["tenant"]))
+                    return {"ok": True, "uuid": self._uuid}
                 case "occupy":
                     return await self._occupy(float(request["seconds"]), reader, writer)
                 case other:
                     return {"ok": False, "error": f"unknown operation {other!r}"}
         except (ValueError, KeyError, TypeError, RecursionError) as exc:
             return {"ok": False, "error": f"not a request: {exc!r}"}
-
-    def _attach(self, tenant: str, writer: asyncio.StreamWriter) -> dict[str, Any]:
-        if self._tenant is not None and self._tenant[0] is not writer:
-            return {"ok": False, "error": f"the GPU is in use by {self._tenant[1]}"}
-        self._tenant = (writer, tenant)
-        return {"ok": True, "uuid": self._uuid}
 
     async def _occupy(
         self, seconds: float, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
@@ -145,10 +138,8 @@ def gpu_uuid(lab: Lab, server: str, gpu: str) -> str:
 
 
 async def serve(lab: Lab, directory: Path, stop: asyncio.Event, *, by_server: bool = False) -> None:
-    """Serve every GPU of the lab until ``stop`` is set; then remove the sockets.
-
-    ``by_server``: in a folder for each server.
-    """
+    """Serve the lab's GPUs until ``stop`` is set (``by_server``: in a folder for each server); then
+    remove the sockets."""
     servers: dict[Path, asyncio.Server] = {}
     try:
         for server in lab.servers:

@@ -1,12 +1,9 @@
 """Hosts of a lab that is up: where their NIC is, and commands that run with it.
 
-An idle NIC is in its server's namespace, a leased one in its worker's. On a server with one NIC a
-command simply runs in the server's namespace. Where it has several, a command there could leave by
-any of them, and would reach its neighbour NIC without any network in between; so it gets its own
-namespace, which borrows the NIC and gives it back at the end.
+An idle NIC is in its server's namespace, a leased one in its worker's. Where a server has several,
+a command in its namespace could leave by any, or reach its neighbour NIC without a network in
+between; so it gets its own namespace, which borrows the NIC.
 """
-
-from __future__ import annotations
 
 import fcntl
 import os
@@ -75,13 +72,9 @@ class HostNic:
                 if inode in seen:
                     continue
                 seen.add(inode)
-                with suppress(OSError, PatchlightError):
-                    fd = namespaces.open_namespace(path)
-                    try:
-                        if links.namespace_id(netlink, fd) == number:
-                            return path
-                    finally:
-                        os.close(fd)
+                with suppress(OSError, PatchlightError), namespaces.opened(path) as fd:
+                    if links.namespace_id(netlink, fd) == number:
+                        return path
         raise HostUnreachable(
             f"looking for the NIC of {self.host.name}: {self.end.name} is neither in "
             f"{self.server} nor in the namespace of any process",
@@ -89,13 +82,10 @@ class HostNic:
         )
 
     def move(self, origin: Path | int, target: Path, *, several_nics: bool) -> None:
-        """Move it between namespaces, and set up again what a move loses: address, routes, limit.
-
-        ``origin`` may be an open descriptor; ``several_nics``: the target has others, too.
-        """
+        """Move it, and set up again what a move loses: address, routes, limit. ``origin`` may be an
+        open descriptor; ``several_nics``: the target has others, too."""
         end = self.end
-        fd = namespaces.open_namespace(target)
-        try:
+        with namespaces.opened(target) as fd:
             with Netlink(origin) as netlink:
                 link = links.list_links(netlink).get(end.name)
                 if link is None:
@@ -111,8 +101,6 @@ class HostNic:
                 if self.state.datapath == "netdev":
                     devices.set_tx_checksum(end.name, False)
                 devices.settle_link(end.name)
-        finally:
-            os.close(fd)
 
 
 def _holds(path: Path, interface: str) -> bool:

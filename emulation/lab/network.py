@@ -1,9 +1,6 @@
-"""The network of a lab that is up: its fibres and optical circuit switches, and measurements.
-
-A fibre is cut by taking one of its ends down, that of a switch where there is one: NICs move about.
-The kernel holds all of it; nothing is kept here. Measurements need no processes: a socket belongs
-to the namespace that it was opened in.
-"""
+"""The network of a lab that is up: fibres, optical circuit switches, and measurements, for which
+sockets in the hosts' namespaces do. A fibre is cut by taking one end down, that of a switch where
+there is one: NICs move about. The kernel holds all of it."""
 
 from __future__ import annotations
 
@@ -124,7 +121,7 @@ class Wires:
         end, namespace = min(self._ends(fibre), key=lambda pair: pair[0].address is not None)
         with Netlink(namespace) as netlink:
             link = links.list_links(netlink)[end.name]
-            requests = [(links.set_up if up else links.set_down)(link.index, end.name)]
+            requests = [links.set_up(link.index, end.name, up=up)]
             if link.alias:
                 # The emulated light checks again whether any comes out of the fibre.
                 requests.insert(0, links.set_alias(link.index, ""))
@@ -177,11 +174,8 @@ class LabOcs:
         return PortMap.parse(self._controller.circuits()[self.switch.name]["map"] or ())
 
     def connect(self, *circuits: str, why: str = "") -> ChangeAnswer:
-        """Make circuits, whatever is in their way: ``"1-7"``, ``"2>8"``, ``"gpu0:tor1.2"``.
-
-        On both sides of a colon are hosts or ports whose fibres end on this OCS. Returns the record
-        of the change.
-        """
+        """Make circuits, whatever is in their way; the record of the change. ``"1-7"``, ``"2>8"``,
+        or hosts and ports whose fibres end on this OCS: ``"gpu0:tor1.2"``."""
         texts = []
         for text in circuits:
             a, colon, b = text.partition(":")
@@ -194,10 +188,8 @@ class LabOcs:
         return self._controller.reconfigure({}, disconnect=disconnect, why=why)
 
     def fault(self, **settings: Any) -> dict[str, Any]:
-        """Have the emulated device fail: ``fail_ports=[3]``, ``stall_s=2``, …; returns its faults.
-
-        The names are those of a lab file's faults; ``BadInput`` for others.
-        """
+        """Have the emulated device fail (``fail_ports=[3]``, ``stall_s=2``, as in a lab file);
+        returns its faults. ``BadInput`` for unknown ones."""
         path = run_dir(self._lab.name) / "optical" / f"{self.switch.name}.control"
         try:
             with socket.socket(socket.AF_UNIX) as control:
@@ -288,10 +280,8 @@ def _ping(source: EmulatedHost, addresses: Sequence[str], wait_s: float) -> set[
 
 
 def tcp_rate_bps(sender: EmulatedHost, receiver: EmulatedHost, seconds: float) -> float:
-    """What one TCP connection carries from one host to another, in payload bits per second.
-
-    Counted where it arrives, from the first byte on. ``NotReached`` if they cannot connect.
-    """
+    """What one TCP connection carries, in payload bits per second, counted where it arrives from
+    the first byte on. ``NotReached`` if the hosts cannot connect."""
     if sender.name == receiver.name:
         raise BadInput(f"from {sender.name} to itself: expected two hosts")
     if not seconds > 0:
@@ -315,7 +305,13 @@ def tcp_rate_bps(sender: EmulatedHost, receiver: EmulatedHost, seconds: float) -
         server = stack.enter_context(listener.accept()[0])
         sending = threading.Thread(target=_send, args=(client, seconds))
         sending.start()
-        received_bps = _receive_bps(server, seconds)
+        buffer = bytearray(_CHUNK_BYTES)
+        server.settimeout(5.0)
+        received, began = 0, time.monotonic()
+        with suppress(OSError):
+            while (size := server.recv_into(buffer)) and time.monotonic() < began + seconds:
+                received += size
+        received_bps = received * 8 / max(time.monotonic() - began, 1e-9)
         sending.join()
     return received_bps
 
@@ -327,16 +323,6 @@ def _send(client: socket.socket, seconds: float) -> None:
     with client, suppress(OSError):
         while time.monotonic() < deadline:
             client.send(payload)
-
-
-def _receive_bps(server: socket.socket, seconds: float) -> float:
-    buffer = bytearray(_CHUNK_BYTES)
-    server.settimeout(5.0)
-    received, began = 0, time.monotonic()
-    with suppress(OSError):
-        while (size := server.recv_into(buffer)) and time.monotonic() < began + seconds:
-            received += size
-    return received * 8 / max(time.monotonic() - began, 1e-9)
 
 
 @dataclass(frozen=True, slots=True)
@@ -351,11 +337,8 @@ class Captured:
 def capture(
     end: PlannedEnd, path: Path, *, seconds: float, most_frames: int, most_bytes: int
 ) -> Captured:
-    """Write the frames that pass an end of a fibre, until the time, the frames or the bytes end.
-
-    ``end`` is not the NIC's own, which moves between its server and workers. Ctrl-C ends it too,
-    and leaves a whole file. ``PatchlightError`` if the file cannot be written.
-    """
+    """Record the frames that pass an end of a fibre, not a NIC's own, which moves about. Ctrl-C
+    ends it too, and leaves a whole file. ``PatchlightError`` if the file cannot be written."""
     with namespaces.entered(namespaces.namespace_path(end.namespace)):
         # Without a protocol it receives nothing until it is bound to its one interface.
         frames = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)

@@ -107,13 +107,10 @@ def has_controller(lab: Lab, options: LabOptions) -> bool:
 
 
 def runtime_lab(lab: Lab, *, agents: bool, policies: PolicyChoice) -> Lab:
-    """``lab`` as the controller and the agents of its emulation read it.
-
-    Agents answer on Unix sockets of the runtime directory, optical switches on free loopback ports,
-    and so does the controller's API unless the lab file has an address. Switches reach the
-    controller inside their own namespace, where its OpenFlow port is always free. ``policies``
-    replace the lab's; their files are relative to the working directory.
-    """
+    """``lab`` as its controller and agents read it: agents on Unix sockets, optical switches on
+    free loopback ports, and the controller's API too unless the file has an address. Switches reach
+    the controller inside their namespace, where its OpenFlow port is free. ``policies`` replace the
+    lab's; their files are relative to the working directory."""
     directory = run_dir(lab.name)
     # The usual port is for the only lab; two that come up at once must not race for it.
     alone = not set(recorded_labs()) - {lab.name}

@@ -1,8 +1,5 @@
-"""The processes of an emulated lab, the order they start in, and a server's reboot.
-
-Optical switches, GPUs, agents and packet switches start in parallel; the controller, which calls
-all of them, starts when they answer.
-"""
+"""The processes of an emulated lab, and a server's reboot. The controller starts when optical
+switches, GPUs, agents and packet switches, which it calls, answer."""
 
 import os
 import signal
@@ -29,11 +26,15 @@ from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.lab.model import Lab, Server
 from patchlight.testbed.lab.tuning import LIGHT_SOCKET
 from patchlight.testbed.linux import deploy_file, docker_engine, namespaces, rate_limits
-from patchlight.testbed.linux.namespaces import namespace_path
 from patchlight.testbed.linux.processes import process_start
-from patchlight.testbed.linux.sockets import listen, unix_socket_answers
+from patchlight.testbed.linux.sockets import (
+    UNIX,
+    is_beyond_this_machine,
+    listen,
+    unix_socket_answers,
+)
 from patchlight.testbed.units import format_rate
-from patchlight.testbed.wire.lab_api import UNIX, is_beyond_this_machine, system_socket
+from patchlight.testbed.wire.lab_api import system_socket
 
 if TYPE_CHECKING:
     from patchlight.testbed.wire.rest.lab import Status
@@ -65,10 +66,7 @@ class LabServices:
     def __init__(
         self, lab: Lab, state: LabState, options: LabOptions, say: Callable[[str], None]
     ) -> None:
-        self._lab = lab
-        self._state = state
-        self._options = options
-        self._say = say
+        self._lab, self._state, self._options, self._say = lab, state, options, say
         self._run_dir = state.run_dir
         self._client: ControllerClient | None = None
         self.has_controller = has_controller(lab, options)
@@ -116,7 +114,7 @@ class LabServices:
                 self._launch_controller(supervisor)
             supervisor.wait()
             return
-        switches = build.OpenVSwitch(self._run_dir / "ovs", namespace_path(plan.fabric))
+        switches = build.OpenVSwitch(self._run_dir / "ovs", namespaces.namespace_path(plan.fabric))
         if self._state.phase != "up":
             count = len(plan.bridges)
             self._say(f"starting Open vSwitch ({self.datapath} datapath), {count} switches")
@@ -153,7 +151,7 @@ class LabServices:
     def _launch_controller(self, supervisor: Supervisor) -> None:
         options = {
             "--state": self._run_dir / "controller",
-            "--openflow-netns": namespace_path(fabric_namespace(self._lab.name)),
+            "--openflow-netns": namespaces.namespace_path(fabric_namespace(self._lab.name)),
             "--api": self._lab.controller_api,
             "--engine": self._options.engine,
             "--tls": self._options.tls,
@@ -271,7 +269,7 @@ class LabServices:
                 f"agent-{server.name}",
                 "patchlight.agents",
                 options,
-                namespace=namespace_path(namespace_name(self._lab.name, server.name)),
+                namespace=namespaces.namespace_path(namespace_name(self._lab.name, server.name)),
                 ready=partial(unix_socket_answers, path),
             )
 
@@ -307,11 +305,9 @@ class LabServices:
 
 
 def reboot(lab: Lab, plan: FabricPlan, name: str, say: Callable[[str], None]) -> None:
-    """End all that runs on a server at once, and boot it; returns when its sshd answers.
-
-    NICs that workers had are the server's again, as after a reset. ``BadInput`` if the lab has no
-    such server, or its servers do not boot; ``LabBusy`` while the lab is being made.
-    """
+    """Cut a server's power, boot it, and return when its sshd answers; NICs of workers are the
+    server's again. ``BadInput`` if the lab has no such server; ``LabBusy`` while the lab is being
+    made."""
     server = lab.device(name)
     if not isinstance(server, Server):
         raise BadInput(f"{name} is not a server of lab {lab.name}")
@@ -337,9 +333,7 @@ def boot_again(
             with suppress(HostUnreachable):
                 if (place := nic.find()) != home:
                     # Held open: an emulated NIC is lost with its namespace.
-                    descriptor = namespaces.open_namespace(place)
-                    stack.callback(os.close, descriptor)
-                    away.append((nic, descriptor))
+                    away.append((nic, stack.enter_context(namespaces.opened(place))))
         _power_off(state, name)
         for nic, descriptor in away:
             nic.move(descriptor, home, several_nics=len(server.nics) > 1)

@@ -1,14 +1,12 @@
-"""What of an emulated lab is there, and its removal: processes, containers, namespaces and files.
-
-Works from the lab's record, and where that was lost from the names and marks that all parts of a
-lab carry. It needs neither a running part of the lab nor the lab file.
-"""
+"""What of an emulated lab is there, and its removal, by the lab's record, or else by the names and
+marks that all parts of a lab carry. It needs neither a running part nor the lab file."""
 
 import ctypes
 import errno
 import json
 import os
 import resource
+import select
 import signal
 import time
 from collections.abc import Callable, Iterable
@@ -19,13 +17,12 @@ from typing import Any
 from urllib.parse import quote
 
 from patchlight.emulation.fabric import lab_state as states
+from patchlight.emulation.fabric import links
 from patchlight.emulation.fabric.plan import fabric_namespace, namespace_prefix
 from patchlight.emulation.servers.server import remove_groups
 from patchlight.testbed.errors import BadInput, PatchlightError
-from patchlight.testbed.linux import docker_engine, namespaces
-from patchlight.testbed.linux.files import remove_folder
-from patchlight.testbed.linux.namespaces import is_in
-from patchlight.testbed.linux.processes import ancestors, environment, own_program, process_ids
+from patchlight.testbed.linux import docker_engine, files, namespaces, processes
+from patchlight.testbed.linux.netlink import KernelRefused, Netlink
 
 _PIDFD_GETFD = 438  # the same number on every architecture
 _CLOSING_THREADS = 32
@@ -48,11 +45,8 @@ class NotRemoved(PatchlightError):
 
 
 def lab_status(name: str) -> dict[str, Any]:
-    """A lab's state for people and programs, as plain values.
-
-    ``state`` is ``up``, ``making``, ``half-there`` (``missing`` lists the rest), ``down``,
-    or ``unreadable`` where another version of Patchlight wrote it.
-    """
+    """A lab's state as plain values: ``up``, ``making``, ``half-there`` (``missing`` lists the
+    rest), ``down``, or ``unreadable`` where another version of Patchlight wrote it."""
     try:
         state = states.read_state(name)
     except PatchlightError as error:
@@ -99,12 +93,9 @@ def only_processes(missing: list[str]) -> bool:
 
 
 def clear_the_way(lab: str, *, replace: bool, say: Callable[[str], None]) -> states.LabState | None:
-    """Remove what is left of a lab of that name; ``AlreadyThere`` unless that may be done.
-
-    With ``replace`` the lab is removed; one from before the machine booted in any case. A lab that
-    only lacks processes is left as it is, and its state returned: they can be started again. The
-    caller holds the lab's lock.
-    """
+    """Remove a lab of that name if ``replace`` says so, or if it is from before the machine booted;
+    else ``AlreadyThere``. One that only lacks processes stays: its state, for them to be started.
+    The caller holds the lab's lock."""
     remove_forgotten_disks()
     if not is_there(lab):
         return None
@@ -126,7 +117,7 @@ def clear_the_way(lab: str, *, replace: bool, say: Callable[[str], None]) -> sta
 def left_half(state: states.LabState | None, name: str) -> AlreadyThere:
     """The error about a lab that was not finished, or has lost parts."""
     what = ": things of its name are here, but no record of what was made"
-    run = f"sudo {own_program()} emulate"
+    run = f"sudo {processes.own_program()} emulate"
     hint = f"Make it again: {run} up LAB --replace; or remove it: {run} down {name}"
     if state is not None:
         missing = missing_parts(state)
@@ -136,10 +127,8 @@ def left_half(state: states.LabState | None, name: str) -> AlreadyThere:
 
 
 def remove_lab(lab: str) -> bool:
-    """Remove everything of a lab; ``False`` if nothing was there. The caller holds its lock.
-
-    Raises ``NotRemoved`` if something would not go.
-    """
+    """Remove everything of a lab, or raise ``NotRemoved``; ``False`` if nothing was there. The
+    caller holds its lock."""
     directory = states.run_dir(lab)
     state = _recorded(lab)
     if state is None:
@@ -177,7 +166,7 @@ def remove_forgotten_disks() -> None:
 
 
 def _remove_folder(folder: Path) -> None:
-    remove_folder(folder)
+    files.remove_folder(folder)
     if folder.exists():
         raise NotRemoved(f"removing {folder}: it is still there", hint="Remove it by hand.")
     with suppress(OSError):
@@ -235,13 +224,10 @@ def _end_processes(state: states.LabState, inodes: set[int]) -> None:
 
 
 def _kill_and_close(pid: int) -> None:
-    """End by force a process that may hold hundreds of packet sockets.
-
-    A userspace Open vSwitch has one on every port. When one is closed, the kernel waits until no
-    processor can still be using it, some 10 ms; a process that ends closes them one after
-    another, 4 s for 300 ports. Taken over first and closed side by side, they share those waits.
-    Where the kernel does not hand them over, the process is ended all the same, only slower.
-    """
+    """End by force a process that may hold hundreds of packet sockets, as a userspace Open vSwitch
+    does. The kernel takes 10 ms to close each, one after another: 4 s for 300 ports. Taken over
+    first and closed side by side, they share those waits; where the kernel does not hand them over,
+    it is only slower."""
     try:
         process = os.pidfd_open(pid)
     except ProcessLookupError:
@@ -281,8 +267,9 @@ def _lab_processes(state: states.LabState, inodes: set[int]) -> Iterable[int]:
     """Processes recorded, in a namespace of the lab, or marked as its own."""
     recorded = {p.pid for p in state.processes if states.is_running(p)}
     mark = f"{states.MARK}={state.run_dir}"
-    for pid in set(process_ids()) - ancestors():  # ``down`` never ends who asked for it
-        if pid in recorded or is_in(pid, inodes) or mark in environment(pid):
+    # ``down`` never ends who asked for it.
+    for pid in set(processes.process_ids()) - processes.ancestors():
+        if pid in recorded or namespaces.is_in(pid, inodes) or mark in processes.environment(pid):
             yield pid
 
 
@@ -293,8 +280,6 @@ def _kill(pid: int, number: signal.Signals) -> None:
 
 def _wait_for_any(pids: set[int], timeout_s: float) -> None:
     """Return once one of the processes has ended, or the time is over."""
-    import select
-
     fds = []
     poll = select.poll()
     for pid in pids:
@@ -331,14 +316,8 @@ def _remove_containers(lab: str, engine: str) -> None:
 
 
 def _end_namespaces(lab: str, present: dict[str, int]) -> None:
-    """Delete the namespaces and wait until the kernel has removed them.
-
-    The kernel does that later, by itself. A veth pair between the last namespace and one of
-    ours shows when: the pair goes with the namespace, after those that were deleted before.
-    """
-    from patchlight.emulation.fabric import links
-    from patchlight.testbed.linux.netlink import KernelRefused, Netlink
-
+    """Delete the namespaces and wait until the kernel has removed them, which it does later, in
+    order: a veth pair between the last one and one of ours goes with it."""
     fabric = fabric_namespace(lab)
     # Intended but never mounted: an empty file in /run/netns.
     real = [name for name in present if namespaces.is_one(namespaces.namespace_path(name))]
@@ -348,29 +327,23 @@ def _end_namespaces(lab: str, present: dict[str, int]) -> None:
             namespaces.delete(name)
         return
     with namespaces.kept_namespace():
-        last = namespaces.open_namespace(namespaces.namespace_path(ordered[-1]))
-        try:
-            namespaces.unshare_namespace()
-            with Netlink() as netlink:
+        namespaces.unshare_namespace()
+        with Netlink() as netlink:
+            with namespaces.opened(namespaces.namespace_path(ordered[-1])) as last:
                 here = links.LinkEnd("gone", 10)
                 there = links.LinkEnd("pl-gone", namespace=last)
                 netlink.run([links.add_veth(here, there)])
                 for name in ordered:
                     namespaces.delete(name)
-                os.close(last)
-                last = -1
-                deadline = time.monotonic() + _DEADLINE_S
-                while time.monotonic() < deadline:
-                    try:
-                        netlink.run([links.set_alias(10, "gone")])
-                    except KernelRefused as error:
-                        if error.code == errno.ENODEV:
-                            return
-                        raise
-                    time.sleep(0.01)
-        finally:
-            if last >= 0:
-                os.close(last)
+            deadline = time.monotonic() + _DEADLINE_S
+            while time.monotonic() < deadline:
+                try:
+                    netlink.run([links.set_alias(10, "gone")])
+                except KernelRefused as error:
+                    if error.code == errno.ENODEV:
+                        return
+                    raise
+                time.sleep(0.01)
     raise NotRemoved(
         f"removing the namespaces of lab {lab}: their names are gone, but something outside "
         "Patchlight still uses one of them",

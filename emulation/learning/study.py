@@ -19,9 +19,12 @@ from patchlight.emulation.learning.learner import play
 from patchlight.emulation.learning.network import OptionScorer
 from patchlight.emulation.learning.run_folder import CHECKPOINT
 from patchlight.emulation.learning.training import TrainingRun, scenarios_of
-from patchlight.emulation.simulator.ramp.episode_result import mean_and_interval, paired_difference
 from patchlight.emulation.simulator.ramp.lossnetwork import run_episode
-from patchlight.emulation.simulator.ramp.scenario import Scenario
+from patchlight.emulation.simulator.ramp.scenario import (
+    Scenario,
+    mean_and_interval,
+    paired_difference,
+)
 from patchlight.emulation.simulator.ramp.workloads import Workloads
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.graphs import ComputationGraph

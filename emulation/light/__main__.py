@@ -52,7 +52,7 @@ async def _run(lab: Lab, path: Path) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    fibres = KernelFibres(lab, namespaces.namespace_path(light_namespace(lab.name)))
+    fibres = _KernelFibres(lab, namespaces.namespace_path(light_namespace(lab.name)))
     # Before the first look, so that no change is missed after it.
     changes = fibres.changes()
     requests = LightRequests(EmulatedLight(lab, fibres))
@@ -63,13 +63,10 @@ async def _run(lab: Lab, path: Path) -> None:
     fibres.close()
 
 
-class KernelFibres:
-    """Interfaces of one namespace (needs root). Raises ``KernelRefused``.
-
-    Each fibre that a device of light is at has an end there, named like its port: ``wss1-3``. A
-    fibre between two such devices has both; no frame passes it, but it can be cut. The way of a
-    transmitter's frames is one redirect.
-    """
+class _KernelFibres:
+    """Interfaces of one namespace, named like ports (``wss1-3``): an end of each fibre of a device
+    of light. A fibre between two such devices has both; no frame passes it, but it can be cut. The
+    way of a transmitter's frames is one redirect. Needs root; raises ``KernelRefused``."""
 
     def __init__(self, lab: Lab, namespace: Path) -> None:
         self._namespace = namespace
@@ -84,10 +81,7 @@ class KernelFibres:
         self._index = {end: index for index, end in self._at.items()}
         self._name = {end: name for name, end in names.items()}
         self._leads: dict[Endpoint, int] = {}
-        ours = sorted(self._at)
-        left = [i for i in links.with_ingress(self._netlink) if i in self._at]
-        self._netlink.run([links.remove_ingress(index) for index in left])
-        self._netlink.run([links.add_ingress(index) for index in ours])
+        links.ready_ingress(self._netlink, self._at)
 
     def close(self) -> None:
         """Let go; frames go on as they do."""
@@ -102,7 +96,6 @@ class KernelFibres:
         return events
 
     def plugs(self) -> PluggedFibres:
-        """See ``Fibres``."""
         up, receiving, frames = set(), set(), {}
         for link in links.list_links(self._netlink).values():
             end = self._at.get(link.index)
@@ -118,7 +111,6 @@ class KernelFibres:
         return PluggedFibres(frozenset(up), frozenset(receiving), frames)
 
     def lead(self, changes: Mapping[Endpoint, Sequence[Endpoint]]) -> None:
-        """See ``Fibres``."""
         darken: list[Request] = []
         light: list[Request] = []
         for end, to in changes.items():
@@ -132,25 +124,18 @@ class KernelFibres:
         self._netlink.run(light)
 
     def hold_dark(self, dark: Iterable[Endpoint], lit: Iterable[Endpoint]) -> None:
-        """See ``Fibres``."""
         requests = []
-        for ends, alias, change in (
-            (dark, links.HELD_DARK, links.set_down),
-            (lit, "", links.set_up),
-        ):
+        for ends, alias in ((dark, links.HELD_DARK), (lit, "")):
             for end in ends:
-                index = self._index[end]
-                requests += [links.set_alias(index, alias), change(index, self._name[end])]
+                index, name = self._index[end], self._name[end]
+                requests += [links.set_alias(index, alias), links.set_up(index, name, up=not alias)]
         self._netlink.run(requests)
 
 
 class LightRequests:
-    """Takes one JSON object a line and answers each with one, in order on each connection.
-
-    ``tune`` (a port; ``channel``, ``null`` for dark; ``wait`` until it is tuned), ``circuits``
-    and ``spectrum`` (a switch; ``lit``: all that it lets through now), ``arriving`` (a device),
-    ``look``.
-    """
+    """Answers JSON lines: ``tune`` (a port; ``channel``, ``null`` for dark; ``wait`` until it is
+    tuned), ``circuits`` and ``spectrum`` (a switch; ``lit``: all that it lets through),
+    ``arriving``, ``look``."""
 
     def __init__(self, light: EmulatedLight) -> None:
         self._light = light

@@ -1,8 +1,5 @@
-"""All light of one lab: where it goes now, followed at every change, and what was lost in it.
-
-A change of a laser, a map or a fibre is followed through the whole lab. Then the redirects of those
-transmitters change whose frames go elsewhere.
-"""
+"""All light of one lab, followed through it at every change of a laser, a map or a fibre; the
+redirects of those transmitters change whose frames go elsewhere."""
 
 import asyncio
 from collections import Counter
@@ -34,10 +31,8 @@ class Laser:
 
 
 class Lasers:
-    """All that have a transceiver in the lab file, and a fibre to a device that passes light on.
-
-    No clock and no sockets: time is an argument, in seconds that only go forward.
-    """
+    """All lasers with a transceiver in the lab file and a fibre to a device that passes light on.
+    Time is an argument, in seconds that only go forward."""
 
     def __init__(self, lab: Lab) -> None:
         self._lab = lab
@@ -62,11 +57,8 @@ class Lasers:
         )
 
     def tune(self, end: Endpoint, channel: Channel | None, now: float) -> float:
-        """Have a laser send ``channel``, or nothing (``None``); the time when it does so.
-
-        It is dark while it is tuned to another channel. Raises ``BadInput`` for a channel that it
-        cannot send, and leaves it as it was.
-        """
+        """Have a laser send ``channel``, or nothing; the time when it does so, dark until then.
+        ``BadInput`` for a channel that it cannot send."""
         laser = self[end]
         if channel is None:
             self._lasers[end] = replace(laser, on=False)
@@ -109,10 +101,8 @@ class Lasers:
 
 @dataclass(frozen=True, slots=True)
 class FrameFate:
-    """Where a transmitter's frames go, and where others destroy them.
-
-    ``sinks`` are NICs and packet-switch ports; ``met`` are fibres, by the end that light leaves.
-    """
+    """Where a transmitter's frames go (NICs, packet-switch ports), and on which fibres, by the end
+    that light leaves, others destroy them."""
 
     sinks: tuple[Endpoint, ...] = ()
     met: tuple[Endpoint, ...] = ()
@@ -120,11 +110,8 @@ class FrameFate:
 
 @dataclass(frozen=True, slots=True)
 class PluggedFibres:
-    """How the fibres are, by the ends that are plugged into devices of light.
-
-    ``up``: not cut there. ``receiving``: light that has been sent can come in. ``frames``: how
-    many have come in since the fibre was made.
-    """
+    """The fibres by the ends at devices of light: not cut (``up``), able to receive, and how many
+    ``frames`` came in since they were made."""
 
     up: frozenset[Endpoint]
     receiving: frozenset[Endpoint]
@@ -145,11 +132,8 @@ class Fibres(Protocol):
 
 
 class EmulatedLight:
-    """The light of a lab, carried by ``fibres``. Calls come one at a time.
-
-    Circuit switches are dark until ``set_circuits``, wavelength switches as in the lab file
-    until ``set_spectrum``.
-    """
+    """The light of a lab, carried by ``fibres``. Circuit switches are dark until ``set_circuits``,
+    wavelength switches as in the lab file until ``set_spectrum``."""
 
     def __init__(self, lab: Lab, fibres: Fibres) -> None:
         self._lab, self._fibres = lab, fibres
@@ -247,11 +231,8 @@ class EmulatedLight:
         }
 
     def losses(self) -> dict[str, dict[str, int]]:
-        """Frames lost so far: ``destroyed`` by fibre, and ``dark`` by transmitter.
-
-        A fibre is named by the end that its light leaves. A frame that others destroy on several
-        fibres counts on each.
-        """
+        """Frames ``destroyed`` by fibre (each on all where it met others; by the end that its light
+        leaves), and lost in the ``dark`` by transmitter."""
         self._count()
         return {
             name: {str(end): count for end, count in sorted(counter.items()) if count}

@@ -117,10 +117,7 @@ class KernelCrossbar(Crossbar):
         for link in links.list_links(self._netlink).values():
             if match := re.fullmatch(r"p([1-9]\d{0,5})", link.name):
                 self._index[int(match[1])] = link.index
-        ours = set(self._index.values())
-        left = [index for index in links.with_ingress(self._netlink) if index in ours]
-        self._netlink.run([links.remove_ingress(index) for index in left])
-        self._netlink.run([links.add_ingress(index) for index in sorted(ours)])
+        links.ready_ingress(self._netlink, set(self._index.values()))
         self._redirected.clear()
 
     async def close(self) -> None:

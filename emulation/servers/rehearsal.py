@@ -1,11 +1,8 @@
 """Rehearsal servers: emulated servers that a deployment over SSH treats as those of a lab.
 
-Each has its own root file system over a shared base, its own processes, host name and network, its
-NICs by the names of the lab file, and an sshd at a management address. No agent runs on it before a
-deployment. Its control groups (cgroups) are below those of this machine.
-
-The switch of the management network is a bridge in its own namespace. Of this machine's own network
-only the end of one veth pair is part of it, and that goes with the namespace.
+Each has its own root file system over a shared base, processes, host name and network, the lab
+file's NICs, and an sshd at a management address; agents come with the deployment. The management
+network's switch is a bridge in its own namespace, with one veth pair to this machine's network.
 """
 
 import fcntl
@@ -76,10 +73,8 @@ def management_namespace(lab: str) -> str:
 
 
 def choose_network(servers: int, taken: Iterable[IPv4Network]) -> IPv4Network:
-    """The first network with room for so many servers that overlaps with none of ``taken``.
-
-    At least a /24; ``NoManagementNetwork`` if there is no such network.
-    """
+    """The first network, at least a /24, with room for so many servers that overlaps with none of
+    ``taken``; else ``NoManagementNetwork``."""
     bits = (_FIRST_SERVER + servers).bit_length()  # room for the broadcast address too
     length = min(_LONGEST, 32 - bits)
     if length < _SHORTEST:
@@ -99,34 +94,30 @@ def choose_network(servers: int, taken: Iterable[IPv4Network]) -> IPv4Network:
 
 
 def make_network(lab: Lab, made: Callable[[str, int], None]) -> ManagementNetwork:
-    """Choose the network of a lab's servers, and make its switch and this machine's end.
-
-    ``made`` gets the namespace and its inode. If it fails, what was made so far stays for the
-    caller to remove.
-    """
+    """Choose the network of a lab's servers, and make its switch and this machine's end. ``made``
+    gets the namespace and its inode; after an error the caller removes what was made."""
     namespaces.prepare_directory()
     with _one_at_a_time(), Netlink() as here:
         taken = [lab.network, *links.list_destinations(here)]
         network = choose_network(len(lab.servers), taken)
         management = ManagementNetwork(lab.name, network, tuple(s.name for s in lab.servers))
-        machine = namespaces.open_namespace(namespaces.process_namespace())
-        try:
-            with namespaces.kept_namespace():
-                name = management_namespace(lab.name)
-                made(name, namespaces.create_here(name))
-                namespaces.set_sysctl("ipv6/conf/all/disable_ipv6", 1)
-                near = links.LinkEnd("machine", _MACHINE, up=True)
-                far = links.LinkEnd(management.interface, namespace=machine)
-                with Netlink() as switch:
-                    switch.run(
-                        [
-                            links.add_bridge("bridge", _BRIDGE),
-                            links.add_veth(near, far),
-                            links.set_master(_MACHINE, _BRIDGE, "machine"),
-                        ]
-                    )
-        finally:
-            os.close(machine)
+        with (
+            namespaces.opened(namespaces.process_namespace()) as machine,
+            namespaces.kept_namespace(),
+        ):
+            name = management_namespace(lab.name)
+            made(name, namespaces.create_here(name))
+            namespaces.set_sysctl("ipv6/conf/all/disable_ipv6", 1)
+            near = links.LinkEnd("machine", _MACHINE, up=True)
+            far = links.LinkEnd(management.interface, namespace=machine)
+            with Netlink() as switch:
+                switch.run(
+                    [
+                        links.add_bridge("bridge", _BRIDGE),
+                        links.add_veth(near, far),
+                        links.set_master(_MACHINE, _BRIDGE, "machine"),
+                    ]
+                )
         namespaces.set_sysctl(f"ipv6/conf/{management.interface}/disable_ipv6", 1)
         index = links.list_links(here)[management.interface].index
         here.run(
@@ -136,32 +127,6 @@ def make_network(lab: Lab, made: Callable[[str, int], None]) -> ManagementNetwor
             ]
         )
     return management
-
-
-def join_servers(management: ManagementNetwork, servers: Iterable[Server]) -> None:
-    """Give each server, whose namespace is there, its interface in the network."""
-    prefix = management.network.prefixlen
-    switch = namespaces.namespace_path(management_namespace(management.lab))
-    with Netlink(switch) as bridge:
-        for number, server in enumerate(servers, _FIRST_PORT):
-            path = namespaces.namespace_path(namespace_name(management.lab, server.name))
-            name = interface_of(server)
-            namespace = namespaces.open_namespace(path)
-            try:
-                port = links.LinkEnd(f"port{number}", number, up=True)
-                bridge.run(
-                    [
-                        links.add_veth(port, links.LinkEnd(name, _SERVER_NIC, namespace=namespace)),
-                        links.set_master(number, _BRIDGE, port.name),
-                    ]
-                )
-            finally:
-                os.close(namespace)
-            address = IPv4Interface((management.addresses[server.name], prefix))
-            with Netlink(path) as inside:
-                inside.run(
-                    [links.add_address(_SERVER_NIC, address, name), links.set_up(_SERVER_NIC, name)]
-                )
 
 
 def interface_of(server: Server) -> str:
@@ -188,10 +153,8 @@ _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 @dataclass(frozen=True, slots=True)
 class Rehearsal:
-    """The rehearsal servers of a lab, not yet booted.
-
-    ``lab`` is the runtime lab with their management addresses, users and keys.
-    """
+    """The servers of a lab, not yet booted, and the runtime lab with their addresses, users and
+    keys."""
 
     lab: Lab
     base: Path
@@ -199,7 +162,20 @@ class Rehearsal:
 
     def join(self) -> None:
         """Put every server, whose namespace is there, into the management network."""
-        join_servers(self.management, self.lab.servers)
+        management = self.management
+        switch = namespaces.namespace_path(management_namespace(management.lab))
+        with Netlink(switch) as bridge:
+            for number, server in enumerate(self.lab.servers, _FIRST_PORT):
+                path = namespaces.namespace_path(namespace_name(management.lab, server.name))
+                name, port = interface_of(server), links.LinkEnd(f"port{number}", number, up=True)
+                with namespaces.opened(path) as namespace:
+                    there = links.LinkEnd(name, _SERVER_NIC, namespace=namespace)
+                    plugged = links.set_master(number, _BRIDGE, port.name)
+                    bridge.run([links.add_veth(port, there), plugged])
+                at = management.addresses[server.name], management.network.prefixlen
+                addressed = links.add_address(_SERVER_NIC, IPv4Interface(at), name)
+                with Netlink(path) as inside:
+                    inside.run([addressed, links.set_up(_SERVER_NIC, name)])
 
     def services(self) -> list[LabService]:
         """One process for each server, that all others of it descend from."""
@@ -208,12 +184,10 @@ class Rehearsal:
 
 
 def server_service(lab: str, base: Path, server: str, address: IPv4Address) -> LabService:
-    """The first process of a server, that all others of it descend from: it boots the server.
-
-    Makes its control groups where the server has a Docker engine; ``CgroupError`` if it cannot.
-    """
+    """The process that boots a server, and that all others of it descend from. Where it has a
+    Docker engine its control groups are made, or ``CgroupError``."""
     own = ["--mount", "--pid", "--uts", "--ipc"]
-    if machines.has_docker(base):
+    if (base / "usr/sbin/dockerd").exists():
         machines.make_groups(lab, server)
     # Whenever this process ends, the server ends as in a power cut.
     gpus, disk = states.run_dir(lab) / "gpus" / server, states.disk_dir(lab) / server
@@ -237,13 +211,9 @@ def service_name(server: str) -> str:
 def prepare_rehearsal(
     lab: Lab, state: states.LabState, say: Callable[[str], None], *, docker: bool = False
 ) -> Rehearsal:
-    """Make the parts of rehearsal servers that come before their NICs: base, network, keys, disks.
-
-    With ``docker`` each has a Docker engine, which starts with the server.
-
-    Raises ``NoRehearsalServers`` where this machine can have no such servers, and what the parts
-    raise; what was made so far stays for the caller to remove.
-    """
+    """Make what comes before the NICs of rehearsal servers (with ``docker``: and their engines):
+    base, network, keys, disks. ``NoRehearsalServers`` where this machine can have none; what was
+    made so far stays for the caller to remove."""
     if not lab.servers:
         raise BadInput(f"lab {lab.name} has no servers: expected some, with --servers ssh")
     base = machines.server_base(say, docker=docker)

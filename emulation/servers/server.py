@@ -1,7 +1,6 @@
 """The parts of a rehearsal server: root file system, SSH keys, control groups (cgroups)."""
 
 import base64
-import errno
 import hashlib
 import os
 import shutil
@@ -19,8 +18,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from patchlight.testbed.errors import PatchlightError
-from patchlight.testbed.linux import deploy_file
-from patchlight.testbed.linux.processes import CgroupError
+from patchlight.testbed.linux import deploy_file, processes
 
 _PREFIX = "server-base: "
 USER = "admin"
@@ -60,10 +58,8 @@ def new_key() -> SshKey:
 def write_client_files(
     folder: Path, user: str, identity: SshKey, servers: Mapping[str, tuple[IPv4Address, SshKey]]
 ) -> None:
-    """Write the files of OpenSSH's client: ``identity`` (0600), ``known_hosts`` and ``config``.
-
-    ``servers`` has each server's address and host key. ``ssh -F folder/config SERVER`` logs in.
-    """
+    """Write OpenSSH's ``identity`` (0600), ``known_hosts`` and ``config`` for servers by address
+    and host key: ``ssh -F folder/config SERVER``."""
     folder.mkdir(mode=0o700)
     private = folder / "identity"
     private.touch(mode=0o600)
@@ -88,11 +84,8 @@ def make_disk(
     *,
     docker: bool,
 ) -> None:
-    """Make the folders of an overlay mount, and the server's own files in ``disk/upper``.
-
-    ``names`` are the servers' management addresses, for ``/etc/hosts``. Owner and mode of these
-    folders replace those in the base. With ``docker`` there is a folder for the engine's data.
-    """
+    """Make the folders of an overlay mount, and the server's own files in ``disk/upper``, whose
+    owners and modes replace the base's. ``names``: the servers' addresses, for ``/etc/hosts``."""
     upper, home = disk / "upper", disk / "upper/home" / USER
     disk.mkdir(mode=0o700, parents=True)
     for folder in (upper, disk / "root", upper / "etc", upper / "etc/ssh", upper / "home"):
@@ -129,11 +122,8 @@ class NoRehearsalServers(PatchlightError):
 
 
 def server_base(say: Callable[[str], None], *, docker: bool = False) -> Path:
-    """The folder of the root file system, made if it is missing (once, about a minute).
-
-    With ``docker`` it has a Docker engine. ``say`` gets a message at each step. Raises
-    ``NoRehearsalServers`` where it cannot be made.
-    """
+    """The folder of the root file system (with a Docker engine), made if it is missing, in about a
+    minute. ``say`` gets a message at each step. ``NoRehearsalServers`` where it cannot be made."""
     script = str(deploy_file("server-base.sh"))
     command = ["bash", script, *(["--docker"] if docker else [])]
     lines: list[str] = []
@@ -168,16 +158,9 @@ def server_base(say: Callable[[str], None], *, docker: bool = False) -> Path:
     return Path(folder)
 
 
-def has_docker(base: Path) -> bool:
-    """Whether servers with this root file system have a Docker engine."""
-    return (base / "usr/sbin/dockerd").exists()
-
-
 def check_overlay(base: Path, trial: Path) -> None:
-    """Raise ``NoRehearsalServers`` where no server's root can be mounted over ``base``.
-
-    ``trial`` is a folder to be made beside the servers' disks, and removed again.
-    """
+    """``NoRehearsalServers`` where no root can be mounted over ``base``; ``trial`` is a folder to
+    make beside the servers' disks and remove."""
     layers = {"upperdir": trial / "upper", "workdir": trial / "work"}
     root = trial / "root"
     for folder in (*layers.values(), root):
@@ -235,7 +218,7 @@ def make_groups(lab: str, server: str, root: Path = GROUPS) -> None:
                     if (group / file).exists():
                         (group / file).write_text(str(weight))
     except OSError as error:
-        raise CgroupError(
+        raise processes.CgroupError(
             f"making control groups for {server}: {error.strerror} ({error.filename})",
             hint="A machine where cgroups can be written is needed; leave out --docker elsewhere.",
         ) from error
@@ -244,27 +227,14 @@ def make_groups(lab: str, server: str, root: Path = GROUPS) -> None:
 def remove_groups(
     lab: str, server: str = "", root: Path = GROUPS, deadline_s: float = 10.0
 ) -> None:
-    """Remove what is left of a lab's groups, or of one server's; its processes have ended.
-
-    ``CgroupError`` if a process is still in one of them.
-    """
+    """Remove the groups of a lab, or of one server; ``CgroupError`` if a process is still in
+    one."""
     ends = time.monotonic() + deadline_s
     for hierarchy in _hierarchies(root):
         top = hierarchy / OURS / lab / server
         folders = [top, *top.rglob("*/")] if top.is_dir() else []
         for folder in sorted(folders, reverse=True):
-            while folder.exists():
-                try:
-                    folder.rmdir()
-                except FileNotFoundError:
-                    break
-                except OSError as error:
-                    if error.errno != errno.EBUSY or time.monotonic() > ends:
-                        raise CgroupError(
-                            f"removing the cgroup {folder}: {error.strerror}",
-                            hint="End the processes that cgroup.procs in it names.",
-                        ) from error
-                    time.sleep(0.01)  # its last process is about to end
+            processes.remove_group(folder, ends, "End the processes that cgroup.procs in it names.")
         for folder in (hierarchy / OURS / lab, hierarchy / OURS):
             with suppress(OSError):
                 folder.rmdir()  # the last one

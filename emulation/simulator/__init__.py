@@ -5,5 +5,6 @@ from patchlight.console.commands import Command
 _HERE = "patchlight.emulation.simulator.commands"
 COMMANDS = {
     "simulate": Command(f"{_HERE}.simulate", "Simulate a cluster with a queue under a job trace."),
+    "graph": Command(f"{_HERE}.graph", "Show, draw, measure and fetch computation graphs."),
     "policy compare": Command(f"{_HERE}.compare", "Compare policies in many random labs."),
 }

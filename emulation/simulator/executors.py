@@ -19,6 +19,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import numpy as np
+
 from patchlight.testbed.errors import BadInput, PatchlightError, nearest
 
 T = TypeVar("T")
@@ -268,3 +270,11 @@ def _knock(address: str | None) -> None:
     host, colon, port = (address or "").removeprefix("ray://").rpartition(":")
     if colon and port.isdecimal():
         socket.create_connection((host.strip("[]"), int(port)), _KNOCK_S).close()
+
+
+_TAG = 0x504F4C49
+
+
+def policy_seed(seed: int) -> int:
+    """A seed that follows from the simulation's and is not it."""
+    return int(np.random.SeedSequence([seed, _TAG]).generate_state(1)[0])

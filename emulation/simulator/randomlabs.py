@@ -33,11 +33,11 @@ from patchlight.emulation.simulator.cluster import (
     Settings,
     simulate,
 )
+from patchlight.emulation.simulator.cluster.cluster import jobs_of_specs
 from patchlight.emulation.simulator.cluster.jobs import elastic, opened
-from patchlight.emulation.simulator.cluster.labcluster import jobs_of_specs
 from patchlight.emulation.simulator.cluster.sweep import AS_ASKED
 from patchlight.emulation.simulator.executors import Engine, run_all
-from patchlight.emulation.simulator.ramp.episode_result import Interval, mean_and_interval
+from patchlight.emulation.simulator.ramp.scenario import Interval, mean_and_interval
 from patchlight.emulation.simulator.traces import LAWS, TraceJob, is_drawn, read_trace
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.generate.generate import random_lab

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from patchlight.console import rendering as out
+from patchlight.console.commands import lab_option
 from patchlight.console.connection import labs_up, with_client
-from patchlight.console.options import ANY, AT_LEAST_0, chosen_policies, lab_option, policy_options
+from patchlight.console.options import ANY, AT_LEAST_0, chosen_policies, policy_options
 from patchlight.controller.changes.power import DEFAULT_TOLERANCES, POWER_CEILING_DBM, Tolerances
 
 if TYPE_CHECKING:
@@ -125,7 +126,8 @@ def run(
     from patchlight.controller.parts import ControllerSettings
     from patchlight.controller.service import serve
     from patchlight.testbed.labfile.reader import find_lab, read_lab
-    from patchlight.testbed.wire.lab_api import is_beyond_this_machine, new_api_address, own_socket
+    from patchlight.testbed.linux.sockets import is_beyond_this_machine
+    from patchlight.testbed.wire.lab_api import new_api_address, own_socket
 
     lab_file = labs_up().get(lab_name) or find_lab(lab_name)
     lab = read_lab(lab_file)
@@ -266,7 +268,7 @@ def resume(client: ControllerClient) -> None:
 def paths(client: ControllerClient, networks: bool, as_json: bool) -> None:
     """Who sends to whom on which channel, and who waits for a path.
 
-    Programs ask for paths through the API; see docs/oddl.md.
+    Programs ask for paths through the API; see docs/paths.md.
     """
     found = client.paths()
     out.print_answer(

@@ -1,4 +1,4 @@
-"""The ``patchlight`` command, which imports a sub-command only to run it."""
+"""The ``patchlight`` command and its groups, which import a sub-command only to run it."""
 
 import atexit
 import gc
@@ -9,13 +9,13 @@ from collections.abc import Mapping, Sequence
 
 import click
 
-from patchlight.console.commands import Command, CrashReport, LazyGroup, report
+from patchlight.console.commands import Command, CrashReport, LazyGroup, commands_in, report
 
 # Their lines in help are here too, so that help imports none of them.
 _HERE = "patchlight.cli"
 _ELSEWHERE = "patchlight.emulation"
 COMMANDS: Mapping[str, Command] = {
-    "lab": Command(f"{_HERE}.lab", "Check, show, draw and generate lab files."),
+    "lab": Command(f"{_HERE}.main", "Check, show, draw and generate lab files."),
     "emulate": Command(f"{_HERE}.lab.emulate", "Run a lab in software on this machine."),
     "status": Command(f"{_HERE}.status", "Show how a lab is, on one screen."),
     "top": Command(f"{_HERE}.status", "Watch jobs, GPUs and circuits."),
@@ -27,10 +27,13 @@ COMMANDS: Mapping[str, Command] = {
     "token": Command(f"{_HERE}.access", "Make and revoke tokens for users elsewhere."),
     "audit": Command(f"{_HERE}.access", "Who wanted to change what, and what came of it."),
     "agent": Command(f"{_HERE}.agent", "Run the agent of one server."),
-    "job": Command(f"{_HERE}.job", "Submit and follow training jobs."),
-    "ocs": Command(f"{_HERE}.ocs", "Read and change optical circuit switches."),
+    "job": Command(f"{_HERE}.main", "Submit and follow training jobs."),
+    "ocs": Command(f"{_HERE}.main", "Read and change optical circuit switches."),
     "paths": Command(f"{_HERE}.controller", "Show who sends to whom on which channel of light."),
-    "graph": Command(f"{_HERE}.graph", "Show, draw, measure and fetch computation graphs."),
+    "graph": Command(
+        f"{_ELSEWHERE}.simulator.commands.graph",
+        "Show, draw, measure and fetch computation graphs.",
+    ),
     "policy": Command(f"{_HERE}.policy", "List, test, train and export policies."),
     "env": Command(
         f"{_ELSEWHERE}.learning.commands.env", "List, check and compare learning environments."
@@ -53,6 +56,58 @@ def cli(settings: CrashReport | None, debug: bool) -> None:
     """A testbed for clusters whose network can be rewired with light."""
     if settings is not None and debug:
         settings.traceback = True
+
+
+@click.group(
+    cls=LazyGroup,
+    prefix="lab ",
+    built_in=commands_in(
+        "patchlight.cli.lab",
+        files="check schema generate init",
+        show="show graph",
+        topology="topology discover",
+    ),
+)
+def lab() -> None:
+    """Check, show, draw and generate lab files, and find out how a lab is wired."""
+
+
+@click.group(
+    cls=LazyGroup,
+    prefix="job ",
+    built_in=commands_in(
+        "patchlight.cli.job",
+        submit="submit check schema",
+        listing="list show",
+        follow="follow logs wait top stop restart regroup",
+    ),
+    epilog="JOB is a job's id, the start of one, or its name: of several of that name, the one "
+    "that has not ended.",
+)
+def job() -> None:
+    """Submit, list, follow and stop training jobs."""
+
+
+@click.group(
+    cls=LazyGroup,
+    prefix="ocs ",
+    built_in=commands_in(
+        "patchlight.cli.ocs",
+        view="list show power verify history",
+        watch="alarms watch cancel",
+        change="connect disconnect apply diff plan rollback together light save restore "
+        "lock unlock drift stop",
+        emulate="emulate fault",
+    ),
+    epilog="OCS is the name of an optical circuit switch or a wavelength switch in the lab file. "
+    "PORT is a number, ocs1.17, or what is plugged in, like server1.nic0; of a wavelength switch "
+    "a channel may follow: 3@193.100. Exit codes: 0 done; 1 refused, or failed and rolled back, "
+    "or (drift, verify) not as it should be; 2 wrong input, nothing done; 3 outcome unknown: look "
+    "with 'show' before anything else. Names complete in the shell: "
+    "'patchlight completion --help'.",
+)
+def ocs() -> None:
+    """Read and change optical switches: circuit switches, and wavelength switches."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -8,14 +8,13 @@ import click
 
 from patchlight.console import connection, options
 from patchlight.console import rendering as out
-from patchlight.console.commands import LazyGroup, kept
+from patchlight.console.commands import LazyGroup, kept, lab_option
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.lab.rules import KINDS
 
 if TYPE_CHECKING:
     from patchlight.client.client import ControllerClient
     from patchlight.controller.policies.registry import PolicyRecipe
-
 
 # Policies that come with Patchlight, though they are installed like those of others.
 _INSTALLED = "installed, patchlight."
@@ -150,7 +149,7 @@ def list_policies(kind: Any, as_json: bool) -> None:
 
 @policy.command()
 @click.argument("name", metavar="POLICY", shell_complete=options.complete_policy)
-@options.lab_option("Also what a learned policy of any lab would miss in this one.", "lab")
+@lab_option("Also what a learned policy of any lab would miss in this one.", "lab")
 @out.listing_options
 def show(name: str, lab: str | None, as_json: bool) -> None:
     """What POLICY does, its parameters, and where it comes from; of a learned one its card.

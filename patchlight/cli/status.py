@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING
 import click
 
 from patchlight.console import rendering as out
-from patchlight.console.connection import with_client
+from patchlight.console.connection import patiently, with_client
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.units import format_rate, parse_time
 
 if TYPE_CHECKING:
     from patchlight.client.client import ControllerClient
-
 
 _PREFIX = "patchlight_"
 _LEAST_S, _LOOKS = 0.5, 5
@@ -178,8 +177,6 @@ def top(client: ControllerClient, every: str, once: bool, as_json: bool) -> None
     every_s = parse_time(every)
     if every_s < _LEAST_S:
         raise BadInput(f"--every {every}: expected {_LEAST_S:g}s or more, like 2s")
-    from patchlight.cli.job.follow import patiently
-
     # Workers are heard of some times a second: over a longer time, rates are steadier.
     looks = deque([patiently(lambda: Scrape.of(client))], maxlen=_LOOKS)
     time.sleep(every_s)

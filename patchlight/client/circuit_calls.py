@@ -17,10 +17,7 @@ if TYPE_CHECKING:
 
 
 class HowToChange(TypedDict, total=False):
-    """Options of a change: see ``testbed.wire.rest.requests.ChangeRequest``.
-
-    With ``detach`` the call does not wait for its end.
-    """
+    """Options of a change: see ``requests.ChangeRequest``. ``detach``: do not wait for its end."""
 
     why: str
     spare_jobs: bool
@@ -134,10 +131,7 @@ class CircuitCalls(ApiConnection):
     def past_reconfigurations(
         self, since: float, until: float, *, last: int = PAGE, before: int | None = None
     ) -> list[rest.ChangeAnswer]:
-        """The ``last`` changes that began between these times, oldest first.
-
-        With ``before``, of those with lower numbers.
-        """
+        """The ``last`` changes of a period, oldest first; with ``before``, of lower numbers."""
         wanted: dict[str, Any] = {} if before is None else {"before": before}
         wanted |= {"since": since, "until": until}
         return self._call("GET", "/reconfigurations", last=last, **wanted)["reconfigurations"]

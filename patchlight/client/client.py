@@ -128,10 +128,7 @@ class ControllerClient(CircuitCalls):
         return self._pages(page_after)[-(last or 0) :]
 
     def jobs_meant(self, text: str) -> list[rest_jobs.JobInList]:
-        """The job of that id, else those of that name, else those whose id begins so.
-
-        The latest of them, the latest first.
-        """
+        """The jobs of that id, else of that name, else whose id begins so; the latest first."""
         return self._call("GET", "/jobs", meant=text)["jobs"]
 
     def job(self, job_id: str) -> rest_jobs.JobAnswer:
@@ -184,10 +181,7 @@ class ControllerClient(CircuitCalls):
     def regroup(
         self, job_ids: Sequence[str], *, detach: bool = False
     ) -> rest_circuits.ChangeAnswer:
-        """Bring running jobs under one packet switch each; the record of the change.
-
-        With ``detach`` as it has begun: ``reconfiguration`` follows it.
-        """
+        """Bring running jobs under one packet switch each; with ``detach``, do not wait for it."""
         prefer = "respond-async" if detach else ""
         return self._call("POST", "/regroup", {"jobs": list(job_ids)}, prefer)
 
@@ -259,10 +253,7 @@ class ControllerClient(CircuitCalls):
         listen_s: float = 2.0,
         every_port: bool = False,
     ) -> rest_lab.Search:
-        """Begin to search the wiring of these ports by OCS, or of all.
-
-        ``listen_s``: each round. ``every_port``: also once all ends of the lab are found.
-        """
+        """Begin to search the wiring of ports by OCS, or of all; ``listen_s`` is for each round."""
         return self._discover(ports, listen_s, every_port, dry_run=False)
 
     def preview_discovery(
@@ -357,10 +348,7 @@ class ControllerClient(CircuitCalls):
         before: int | None = None,
         kinds: Sequence[str] = (),
     ) -> list[Answer]:
-        """The ``last`` events between these times, oldest first: of these ``kinds``, if any.
-
-        With ``before``, of those with lower numbers.
-        """
+        """The ``last`` events of a period, oldest first; with ``before``, of lower numbers."""
         wanted: dict[str, Any] = {"kind": list(kinds)} if kinds else {}
         wanted |= {} if before is None else {"before": before}
         return self._call("GET", "/events", last=last, since=since, until=until, **wanted)["events"]

@@ -18,7 +18,7 @@ from pydantic_core import from_json
 from patchlight.testbed.errors import BadInput, OutcomeUnknown, PatchlightError
 from patchlight.testbed.linux.credentials import new_context
 from patchlight.testbed.linux.files import NoHome, private_folder, user_folder
-from patchlight.testbed.linux.sockets import split_address
+from patchlight.testbed.linux.sockets import UNIX, is_beyond_this_machine, split_address
 from patchlight.testbed.wire import lab_api
 
 Answer = dict[str, Any]
@@ -63,10 +63,10 @@ class ApiConnection:
         """
         self.address, self.is_logged_in = address, login is not None
         self._lab, self._known = lab, transport is not None
-        socket = address.removeprefix(lab_api.UNIX) if address.startswith(lab_api.UNIX) else None
+        socket = address.removeprefix(UNIX) if address.startswith(UNIX) else None
         if socket and os.access(own := lab_api.keepers_socket(Path(socket)), os.W_OK):
             socket = str(own)
-        if transport is None and login is None and lab_api.is_beyond_this_machine(address):
+        if transport is None and login is None and is_beyond_this_machine(address):
             raise BadInput(
                 f"{address} is not on this machine, and you have not logged in to it",
                 hint=f"patchlight login --controller {address} --ca ca.pem",

@@ -1,4 +1,4 @@
-"""How commands start quickly, end with an exit code, and run another command as a child."""
+"""How commands start quickly, know the lab, end with an exit code, and run a child."""
 
 import contextlib
 import errno
@@ -11,15 +11,20 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import click
+from click.core import ParameterSource
+from click.shell_completion import CompletionItem
 
 from patchlight.console.rendering import say
 from patchlight.testbed.errors import BadInput, FileError, PatchlightError, nearest
 from patchlight.testbed.linux.processes import own_program
 
+Decorated = TypeVar("Decorated", bound=Callable[..., Any])
+
 INTERRUPTED = 130
+LAB_VARIABLE = "PATCHLIGHT_LAB"
 # What a machine has run out of, and what to do. None of it is a bug of ours.
 _RUN_OUT = {
     errno.ENOSPC: "free some space",
@@ -182,6 +187,50 @@ def kept(name: str, packages: Sequence[str], make: Callable[[], Any]) -> Any:
     return value
 
 
+def complete_lab(
+    context: click.Context, parameter: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    """Labs that are up, built-in labs, and files."""
+    # Imported late, as all that needs packages: `doctor` lists the missing ones.
+    from patchlight.testbed.labfile.reader import builtin_labs
+    from patchlight.testbed.wire.lab_api import RUN_ROOT
+
+    up = sorted(path.parent.name for path in RUN_ROOT.glob("*/lab.yaml"))
+    names = dict.fromkeys([*up, *builtin_labs()])
+    items = [CompletionItem(name) for name in names if name.startswith(incomplete)]
+    return [*items, CompletionItem(incomplete, type="file")]
+
+
+class LabOption(click.Option):
+    """``--lab``, by name or file. One from the environment gives way to options in its place."""
+
+    def __init__(
+        self, names: Sequence[str], *, instead: tuple[str, ...] = (), **settings: Any
+    ) -> None:
+        super().__init__(names, **settings)
+        self._instead = instead
+
+    def process_value(self, ctx: click.Context, value: Any) -> Any:
+        """See ``click.Option``."""
+        source = ctx.get_parameter_source
+        # Options on the command line are processed first.
+        others = [source(name) is ParameterSource.COMMANDLINE for name in self._instead]
+        if source(self.name or "") is ParameterSource.ENVIRONMENT and any(others):
+            value = self.default
+        return super().process_value(ctx, value)
+
+
+def lab_option(
+    about: str = "The lab, by name or file; needed if several are up.",
+    name: str = "lab_name",
+    **settings: Any,
+) -> Callable[[Decorated], Decorated]:
+    """Give a command ``--lab``, or ``PATCHLIGHT_LAB``, as its parameter ``name``."""
+    settings |= {"metavar": "LAB", "envvar": LAB_VARIABLE, "show_envvar": True}
+    settings |= {"shell_complete": complete_lab, "help": about}
+    return click.option("--lab", name, cls=LabOption, **settings)
+
+
 @dataclass
 class CrashReport:
     """Whether an error is printed with its traceback (``--debug``, ``PATCHLIGHT_DEBUG=1``)."""
@@ -239,10 +288,7 @@ def require_root(doing: str) -> None:
 
 
 class Dashboard:
-    """``patchlight dashboard`` as a child, which also ends when its parent is killed.
-
-    Its errors go to standard error; the parent goes on without it.
-    """
+    """``patchlight dashboard`` as a child, which also ends when its parent is killed."""
 
     def __init__(
         self, controller: str, listen_at: str | None = None, *, stdout: int | None = None
@@ -265,10 +311,7 @@ class Dashboard:
 
 @contextlib.contextmanager
 def running_dashboard(controller: str, say: Callable[[str], None]) -> Iterator[None]:
-    """A dashboard of that controller while the block runs; ``say`` gets its address.
-
-    The block begins once it answers, so that its start disturbs no measurement.
-    """
+    """A dashboard while the block runs, from when it answers on; ``say`` gets its address."""
     child = Dashboard(controller, stdout=subprocess.PIPE)
     assert child.process.stdout is not None
     try:

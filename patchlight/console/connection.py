@@ -5,29 +5,31 @@ from __future__ import annotations
 import functools
 import getpass
 import os
+import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 from click.shell_completion import CompletionItem, get_completion_class
 
-from patchlight.console.options import LAB_VARIABLE, complete_lab, lab_option
+from patchlight.console.commands import LAB_VARIABLE, complete_lab, lab_option
 from patchlight.console.rendering import print_document, say
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.lab.model import Lab
 from patchlight.testbed.labfile.reader import builtin_labs, find_lab, parse_lab, read_lab
 from patchlight.testbed.labfile.values import HOST_PORT
 from patchlight.testbed.linux.processes import own_program
-from patchlight.testbed.linux.sockets import unix_socket_answers
-from patchlight.testbed.wire.lab_api import RUN_ROOT, UNIX, LabIdentity, api_address
+from patchlight.testbed.linux.sockets import UNIX, unix_socket_answers
+from patchlight.testbed.wire.lab_api import RUN_ROOT, LabIdentity, api_address
 
 if TYPE_CHECKING:
     from patchlight.client.client import ControllerClient
 
+T = TypeVar("T")
 Complete = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
 
-_ANSWERS_WITHIN_S = 2.0
+_ANSWERS_WITHIN_S, _ASK_AGAIN_S = 2.0, 0.5
 
 NEWS_WITHIN_S = 20.0
 """The longest that a request waits for something new before it is repeated."""
@@ -132,10 +134,7 @@ def offline_lab(lab_name: str) -> str:
 
 
 def connect(lab_name: str | None, address: str | None, uid: int | None = None) -> ControllerClient:
-    """A client of the controller meant, which refuses the controller of another lab.
-
-    With ``uid``, root sends requests for that user of the machine.
-    """
+    """A client of the lab's controller; with ``uid``, root sends requests for that user."""
     from patchlight.client.client import ControllerClient
     from patchlight.client.connection import logins
 
@@ -166,6 +165,25 @@ def with_client(command: Callable[..., Any]) -> Callable[..., Any]:
             return command(client=client, **options)
 
     return connected
+
+
+def patiently(call: Callable[[], T], *, also_refused: bool = False) -> T:
+    """The answer of a call, however long the controller is away (or refuses) meanwhile."""
+    from patchlight.client.connection import ControllerError, NoAnswer
+
+    away, waits_for = False, ControllerError if also_refused else NoAnswer
+    while True:
+        try:
+            answer = call()
+        except waits_for as error:
+            if not away:
+                say(f"waiting for the controller: {error.message}", err=True)
+            away = True
+            time.sleep(_ASK_AGAIN_S)
+        else:
+            if away:
+                say("the controller answers again", err=True)
+            return answer
 
 
 def user_name() -> str:

@@ -1,7 +1,7 @@
-"""Options that many commands share: the lab, numbers with units, results, and scheduling."""
+"""Options that many commands share: numbers with units, results, and scheduling."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,21 +15,6 @@ from patchlight.testbed.lab.rules import KINDS, Allowance, Discipline, PolicyCho
 from patchlight.testbed.units import parse_time
 
 Command = TypeVar("Command", bound=Callable[..., Any])
-LAB_VARIABLE = "PATCHLIGHT_LAB"
-
-
-def complete_lab(
-    context: click.Context, parameter: click.Parameter, incomplete: str
-) -> list[CompletionItem]:
-    """Labs that are up, built-in labs, and files."""
-    # Imported late, as all that needs packages: `doctor` lists the missing ones.
-    from patchlight.testbed.labfile.reader import builtin_labs
-    from patchlight.testbed.wire.lab_api import RUN_ROOT
-
-    up = sorted(path.parent.name for path in RUN_ROOT.glob("*/lab.yaml"))
-    names = dict.fromkeys([*up, *builtin_labs()])
-    items = [CompletionItem(name) for name in names if name.startswith(incomplete)]
-    return [*items, CompletionItem(incomplete, type="file")]
 
 
 def complete_policy(
@@ -43,36 +28,6 @@ def complete_policy(
     names = dict.fromkeys(found.name for found in policies(kind))
     items = [CompletionItem(before + comma + n) for n in names if n.startswith(last)]
     return [*items, CompletionItem(incomplete, type="file")]
-
-
-class LabOption(click.Option):
-    """``--lab``, by name or file. One from the environment gives way to options in its place."""
-
-    def __init__(
-        self, names: Sequence[str], *, instead: tuple[str, ...] = (), **settings: Any
-    ) -> None:
-        super().__init__(names, **settings)
-        self._instead = instead
-
-    def process_value(self, ctx: click.Context, value: Any) -> Any:
-        """See ``click.Option``."""
-        source = ctx.get_parameter_source
-        # Options on the command line are processed first.
-        others = [source(name) is ParameterSource.COMMANDLINE for name in self._instead]
-        if source(self.name or "") is ParameterSource.ENVIRONMENT and any(others):
-            value = self.default
-        return super().process_value(ctx, value)
-
-
-def lab_option(
-    about: str = "The lab, by name or file; needed if several are up.",
-    name: str = "lab_name",
-    **settings: Any,
-) -> Callable[[Command], Command]:
-    """Give a command ``--lab``, or ``PATCHLIGHT_LAB``, as its parameter ``name``."""
-    settings |= {"metavar": "LAB", "envvar": LAB_VARIABLE, "show_envvar": True}
-    settings |= {"shell_complete": complete_lab, "help": about}
-    return click.option("--lab", name, cls=LabOption, **settings)
 
 
 class FiniteFloat(click.FloatRange):
@@ -222,7 +177,8 @@ _POLICIES = {
 }
 
 
-def _policies(command: Command, *others: Any, defaults: bool) -> Command:
+def kinds_of_policies(command: Command, *others: Any, defaults: bool = False) -> Command:
+    """Add the options of the kinds, these ``others`` and ``--defragment``."""
     options = [
         click.option(
             name,
@@ -243,11 +199,6 @@ def _policies(command: Command, *others: Any, defaults: bool) -> Command:
     return command
 
 
-def kinds_of_policies(command: Command) -> Command:
-    """Add the options of the kinds and ``--defragment``; their help has no defaults."""
-    return _policies(command, defaults=False)
-
-
 def policy_options(command: Command) -> Command:
     """Add an option for each kind, ``--policy-deadline`` and ``--defragment``.
 
@@ -260,7 +211,7 @@ def policy_options(command: Command) -> Command:
         metavar="SECONDS",
         help="After this the default decides in a policy's place.  [default: 1]",
     )
-    return _policies(command, deadline, defaults=True)
+    return kinds_of_policies(command, deadline, defaults=True)
 
 
 def chosen_policies(options: dict[str, Any], lab_name: str | None = None) -> PolicyChoice:
@@ -298,10 +249,7 @@ def absolute(policy: str) -> str:
 
 
 def left_to_the_lab(policies: PolicyChoice) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What a lab's file has of policies and no option of the present command has.
-
-    First the policies, as options give them; then settings of a simulation, by field.
-    """
+    """The policies and settings that a lab's file has and no option of this command does."""
     from patchlight.controller.policies.cheapest import LOOKED_AT_EVERY_S
 
     def is_said(option: str) -> bool:

@@ -252,10 +252,7 @@ def terminal_lines() -> int:
 
 
 def live(make: Callable[[], Table | Screen], every_s: float, *, once: bool = False) -> None:
-    """Show one or several tables on the whole terminal and renew them, until Ctrl-C.
-
-    With ``once``, and where there is no terminal, print them once.
-    """
+    """Show tables on the whole terminal and renew them, until Ctrl-C; else print them once."""
     out = console()
     if once or not out.is_terminal:
         make().print()
@@ -355,11 +352,6 @@ def give_to_caller(paths: Sequence[Path]) -> None:
     if os.geteuid() == 0 and owner and group:
         for path in {*paths, *(p.parent for p in paths if p.parent.name == "results")}:
             os.chown(path, int(owner), int(group))
-
-
-def results_folder(output: Path | None, name: str) -> Path:
-    """The folder that ``--output`` names, else one with this name and the time."""
-    return output or Path("results") / time.strftime(f"{name}-%Y%m%d-%H%M%S")
 
 
 def say_written(files: Sequence[Path], folder: Path) -> None:

@@ -1,9 +1,5 @@
-"""Reads devices from the kernel: ``/sys`` of a namespace, link counters, ethtool, RDMA.
-
-A sysfs shows the interfaces and RDMA devices of the namespace where it was mounted. One is mounted
-here for the calling thread's namespace, visible nowhere else. Interfaces are those of that
-namespace, too.
-"""
+"""Reads devices from the kernel: ``/sys``, link counters, ethtool, RDMA. A sysfs shows the devices
+of the namespace where it was mounted: here that of the calling thread, visible nowhere else."""
 
 import array
 import ctypes
@@ -21,15 +17,8 @@ from pathlib import Path
 from typing import Literal
 
 from patchlight.testbed.errors import PatchlightError
-from patchlight.testbed.linux.netlink import (
-    F_ACK,
-    F_DUMP,
-    KernelRefused,
-    Netlink,
-    Request,
-    attribute,
-    attributes,
-)
+from patchlight.testbed.linux import netlink as rtnetlink
+from patchlight.testbed.linux.netlink import KernelRefused, Netlink, Request, attribute, attributes
 
 # The same numbers on every architecture that got them after they were unified.
 _FSOPEN, _FSCONFIG, _FSMOUNT = 430, 431, 432
@@ -87,11 +76,8 @@ class Distance(IntEnum):
 def distance(
     path: Sequence[str], node: int | None, other: Sequence[str], other_node: int | None
 ) -> Distance | None:
-    """By what is above both; ``None`` where the machine does not say.
-
-    ``path``: the folders in ``/sys/devices``, the bus's root first and the device last; ``node`` is
-    the NUMA node.
-    """
+    """By what is above both in ``/sys/devices`` (folders, root first, device last) and by NUMA
+    node; ``None`` where the machine does not say."""
     above = zip(path[:-1], other[:-1], strict=False)
     shared = len(list(itertools.takewhile(lambda pair: pair[0] == pair[1], above)))
     if shared > 1:
@@ -112,10 +98,8 @@ _COUNTERS = struct.Struct("=8Q")
 
 @dataclass(frozen=True, slots=True)
 class LinkReading:
-    """An interface now, and its counters since it was made.
-
-    ``carrier_changes`` counts ups and downs: one that was down between two looks shows.
-    """
+    """An interface now, and its counters since it was made. ``carrier_changes`` counts ups and
+    downs: one that was down between two looks shows."""
 
     mac: str
     mtu: int
@@ -193,11 +177,11 @@ def move_device(name: str, namespace: Path) -> None:
     doing = f"moving the RDMA device {name} to {namespace}"
     try:
         with Netlink(family=_NETLINK_RDMA) as netlink, namespace.open("rb") as opened:
-            found = netlink.ask(Request(_GET, F_DUMP, b"", doing))
+            found = netlink.ask(Request(_GET, rtnetlink.F_DUMP, b"", doing))
             index = index_of(name, [body for _, body in found])
             if index is None:
                 raise RdmaError(f"{doing}: there is none of that name")
-            netlink.run([Request(_SET, F_ACK, move_body(index, opened.fileno()), doing)])
+            netlink.run([Request(_SET, 0, move_body(index, opened.fileno()), doing)])
     except KernelRefused as error:
         hint = HOW_TO_CHANGE if error.code == errno.EOPNOTSUPP else error.hint
         raise RdmaError(error.message, hint=hint) from error
@@ -243,12 +227,9 @@ def tx_checksum(interface: str) -> bool | None:
 
 
 def set_tx_checksum(interface: str, on: bool) -> None:
-    """Have the NIC complete checksums, or the kernel itself; ``OffloadNotSet`` if it stays.
-
-    A veth leaves a TCP checksum for "the hardware", and a kernel bridge carries that promise along.
-    A userspace Open vSwitch reads the frame as it is, and its receiver drops it: ping works, TCP
-    hangs. With the offload off, every frame is complete from the start.
-    """
+    """Have the NIC complete checksums, or the kernel itself; ``OffloadNotSet`` if it stays. A veth
+    leaves a TCP checksum for "the hardware", and so does a kernel bridge; a userspace Open vSwitch
+    passes the frame as it is, and its receiver drops it: ping works, TCP hangs."""
     doing = f"turning the tx checksum offload of {interface} {'on' if on else 'off'}"
     try:
         _ethtool(interface, _SET_TX_CHECKSUM, int(on))
@@ -260,11 +241,9 @@ def set_tx_checksum(interface: str, on: bool) -> None:
 
 
 def settle_link(interface: str) -> bool:
-    """Have the kernel act on the interface's carrier now; whether it has one.
-
-    The kernel notes that a link came up and acts on it (opens its queue, lets a bridge port
-    forward) later, in lots of a hundred a second. Asking for the link state makes it act at once.
-    """
+    """Whether the interface has a carrier. The kernel acts on a link that came up (opens its queue,
+    lets a bridge port forward) later, in lots of a hundred a second; this question makes it act at
+    once."""
     return bool(_ethtool(interface, _GET_LINK, 0))
 
 

@@ -69,11 +69,8 @@ def ask(
     body: Iterable[bytes] | None = None,
     timeout_s: float = 30.0,
 ) -> EngineAnswer:
-    """What the engine at ``url`` (default: ``engine_url()``) answers to one request.
-
-    ``body`` is a tar archive. ``OSError`` if there is no engine, ``EngineNotAskable`` if its URL
-    is neither ``unix:`` nor plain ``tcp:``.
-    """
+    """What the engine answers to one request (``body``: a tar archive). ``OSError`` if there is
+    none, ``EngineNotAskable`` if its URL is neither ``unix:`` nor plain ``tcp:``."""
     connection = _connection(url or engine_url(), timeout_s)
     try:
         headers = {} if body is None else {"Content-Type": "application/x-tar"}

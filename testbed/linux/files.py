@@ -32,10 +32,8 @@ def user_folder(variable: str, usual: str) -> Path:
 
 
 def private_folder(folder: Path, mode: int = 0o700) -> None:
-    """Make a folder where there is none, and see that no other user but root can write in it.
-
-    ``PatchlightError`` where one could, or could have; ``OSError`` if it cannot be made.
-    """
+    """Make a folder where there is none; ``PatchlightError`` where another user but root could
+    write in it, or could have."""
     folder.mkdir(mode=mode, parents=True, exist_ok=True)
     found = folder.stat()
     # A link, too: whoever made it says where it leads.
@@ -49,10 +47,8 @@ def private_folder(folder: Path, mode: int = 0o700) -> None:
 
 
 def open_plain(path: Path, *, change: bool = False) -> BinaryIO:
-    """Open a plain file to be read, or changed in place; ``OSError`` for anything else.
-
-    A link could lead anywhere on the machine, and a pipe could make the reader wait for ever.
-    """
+    """Open a plain file to be read, or changed in place, or raise ``OSError``: a link could lead
+    anywhere, and a pipe make the reader wait for ever."""
     flags = os.O_RDWR if change else os.O_RDONLY
     descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -62,11 +58,8 @@ def open_plain(path: Path, *, change: bool = False) -> BinaryIO:
 
 
 def append_line(path: Path, line: str) -> None:
-    """Add a line to a file; where there is none it is made, for this user alone.
-
-    In one write, as others may do so at the same time. A last line that somebody wrote by hand,
-    without its end, stays a line of its own.
-    """
+    """Add a line, in one write, to a file that is made for this user alone. A last line that
+    somebody wrote by hand, without its end, stays a line of its own."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     with open(os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600), "r+b", 0) as file:
         size = os.fstat(file.fileno()).st_size

@@ -46,14 +46,10 @@ _log = logging.getLogger("patchlight.http")
 
 @dataclass(frozen=True)
 class ServerLimits:
-    """What one server takes in.
-
-    ``connections``: the most at a time, fewer where this process may open few files. For one
-    more, one of the user with the most is closed: first long reads (event streams, long polls),
-    the oldest first, then the one that has waited longest for its peer. ``peer_s``: how long a
-    peer may take to send a request, and to go on reading an answer. ``body_bytes``: the longest
-    body.
-    """
+    """What one server takes in. For one more than ``connections`` (fewer where few files may be
+    open), one of the user with the most is closed: first long reads (event streams, long polls),
+    the oldest first, then the one that waits longest for its peer. ``peer_s``: how long a peer may
+    take to send a request, and to go on reading an answer."""
 
     connections: int = 256
     peer_s: float = 10.0
@@ -99,11 +95,8 @@ def http_server(
 
 
 class _Server(uvicorn.Server):
-    """Looks around once a second, and at once when it has to end.
-
-    Uvicorn's own looks ten times a second whether it was told. That takes 1.2 ms of processor time
-    a second instead of 0.2, in each of the agents of an emulated lab.
-    """
+    """Looks around once a second, and at once when it has to end: uvicorn's own, ten times a
+    second, takes 1.2 ms of each second instead of 0.2, in each agent of an emulated lab."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         self._told_to_end = asyncio.Event()
@@ -255,10 +248,8 @@ class _Connection(H11Protocol):
 
 
 class _Encrypted(SSLProtocol):
-    """TLS around a connection. Its handshake counts as part of the first request.
-
-    Left to uvicorn, a peer could take a minute for it, and as many at once as there are files.
-    """
+    """TLS around a connection. Its handshake counts as part of the first request: uvicorn would
+    give a peer a minute, and as many at once as there are files."""
 
     max_size = 64 << 10  # the buffer that each connection has
 

@@ -56,17 +56,15 @@ def process_namespace() -> Path:
     return Path(f"/proc/{os.getpid()}/ns/net")
 
 
-def own_inode() -> int | None:
+def own_inode() -> int:
     """The number of the namespace that this thread is in."""
-    return inode(_OWN)
+    return os.stat(_OWN).st_ino
 
 
 def prepare_directory() -> None:
-    """Make ``/run/netns`` as ``ip netns`` makes it: its own shared mount.
-
-    If it stayed a plain directory, a later ``ip netns add`` would mount it over itself and
-    hide a second copy of every mount in it, which would keep deleted namespaces alive.
-    """
+    """Make ``/run/netns`` its own shared mount, as ``ip netns`` does: that would mount it over a
+    plain directory, and hide a second copy of every mount in it, which keeps deleted namespaces
+    alive."""
     DIRECTORY.mkdir(parents=True, exist_ok=True)
     directory, shared = str(DIRECTORY), _MS_SHARED | _MS_REC
     if _mount(None, directory, shared):
@@ -78,23 +76,17 @@ def prepare_directory() -> None:
 @contextmanager
 def kept_namespace() -> Iterator[None]:
     """Bring this thread back into its present namespace at the end of the block."""
-    own = os.open(_OWN, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        yield
-    finally:
+    with opened(_OWN) as own:
         try:
-            enter(own)
+            yield
         finally:
-            os.close(own)
+            enter(own)
 
 
 @contextmanager
 def entered(namespace: Path | str | int) -> Iterator[None]:
-    """Run the block inside a namespace, given by path or open descriptor.
-
-    Sockets and processes made in the block belong to that namespace for good. Async code
-    must not yield to its loop within the block.
-    """
+    """Run the block inside a namespace, given by path or open descriptor. What is made in it
+    belongs there for good. Async code must not yield to its loop within the block."""
     with kept_namespace():
         enter(namespace)
         yield
@@ -106,31 +98,30 @@ def inside(namespace: Path | str | int, function: Callable[[], T]) -> T:
         return function()
 
 
-def open_namespace(path: Path | str) -> int:
-    """A descriptor of the namespace at ``path``; closing it is the caller's."""
+@contextmanager
+def opened(path: Path | str) -> Iterator[int]:
+    """A descriptor of the namespace at ``path``, which keeps it alive."""
     try:
-        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:
         raise NamespaceError(
             f"cannot enter the network namespace {path}: {error.strerror}",
             hint="`ip netns list` shows those that are there",
         ) from error
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 def enter(namespace: Path | str | int) -> None:
-    """Move this thread into a namespace, given by path or open descriptor, for good.
-
-    Threads that it starts afterwards begin there too; those that run already stay where they are.
-    """
-    if isinstance(namespace, int):
-        if _libc.setns(namespace, _CLONE_NEWNET):
-            raise _failed("entering a network namespace")
-        return
-    fd = open_namespace(namespace)
-    try:
-        enter(fd)
-    finally:
-        os.close(fd)
+    """Move this thread into a namespace, by path or open descriptor, for good. Threads that it
+    starts afterwards begin there too."""
+    if not isinstance(namespace, int):
+        with opened(namespace) as descriptor:
+            enter(descriptor)
+    elif _libc.setns(namespace, _CLONE_NEWNET):
+        raise _failed("entering a network namespace")
 
 
 def unshare_namespace() -> None:
@@ -140,17 +131,12 @@ def unshare_namespace() -> None:
 
 
 def create_here(name: str) -> int:
-    """Make a namespace called ``name``, move this thread into it, and return its inode.
-
-    Use inside ``kept_namespace``. Raises ``NamespaceError`` if the name is taken.
-    """
+    """Make a namespace, move this thread into it (within ``kept_namespace``), and return its inode;
+    ``NamespaceError`` if the name is taken."""
     with _reserved(name) as path:
         unshare_namespace()
         _bind(_OWN, path)
-    made = own_inode()
-    if made is None:
-        raise NamespaceError(f"making the network namespace {name}: it cannot be read back")
-    return made
+    return own_inode()
 
 
 def create(name: str) -> Path:
@@ -213,11 +199,8 @@ def names_with_prefix(prefix: str) -> list[str]:
 
 
 def set_sysctl(key: str, value: str | int) -> bool:
-    """Set ``net/…`` in this thread's namespace; ``False`` where the kernel has no such key.
-
-    ``/proc/sys/net`` shows the namespace of the thread that opens it, so nothing of the
-    host's changes when the thread is inside another namespace.
-    """
+    """Set ``net/…`` in this thread's namespace, which is what ``/proc/sys/net`` shows to it;
+    ``False`` where the kernel has no such key."""
     try:
         with open(f"/proc/sys/net/{key}", "w") as file:
             file.write(str(value))
@@ -271,10 +254,8 @@ def processes_in(namespace: str) -> list[int]:
 
 
 def stop_all(namespace: str, deadline_s: float = 5.0) -> None:
-    """Stop every process (SIGSTOP), also those that are being forked meanwhile.
-
-    On return none of them has anything left to do; ``StillThere`` if that takes too long.
-    """
+    """Stop every process, also those that are being forked, until none has anything left to do;
+    ``StillThere`` if that takes too long."""
     end = time.monotonic() + deadline_s
     stopped = set[int]()
     while True:
@@ -299,10 +280,7 @@ def continue_all(namespace: str) -> None:
 
 def end_all(namespace: str, quiet_s: float = 10.0) -> None:
     """End every process by force; ``StillThere`` if for ``quiet_s`` seconds there are not fewer.
-
-    Stopped first: one with a signal on its way forks no more, however fast it did before. On a busy
-    machine thousands take their time to end.
-    """
+    Stopped first: one with a signal on its way forks no more. Thousands take their time to end."""
     end, stopped = time.monotonic() + quiet_s, set[int]()
     while (fresh := set(processes_in(namespace)) - stopped) and time.monotonic() < end:
         _signal(fresh, signal.SIGSTOP)

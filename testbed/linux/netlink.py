@@ -1,9 +1,5 @@
-"""rtnetlink in batches, many requests in one system call, and static neighbours set that way.
-
-``attribute`` encodes what is in a message. One ``sendmsg`` carries a batch, the kernel works
-through it in order and answers what failed and the last one, so a batch costs two
-system calls however long it is.
-"""
+"""rtnetlink in batches: one ``sendmsg`` carries many requests, the kernel works through them in
+order and answers what failed and the last one, so a batch costs two system calls."""
 
 import errno
 import os
@@ -54,10 +50,8 @@ class Request(NamedTuple):
 
 
 class Netlink:
-    """An rtnetlink socket of one namespace (given by path or descriptor, else the present one).
-
-    Every method raises ``KernelRefused`` when the kernel refuses a request.
-    """
+    """An rtnetlink socket of one namespace (path or descriptor; else the present one). Methods
+    raise ``KernelRefused``."""
 
     def __init__(self, namespace: Path | str | int | None = None, *, family: int = 0) -> None:
         if namespace is None:
@@ -87,10 +81,8 @@ class Netlink:
         self._socket.close()
 
     def run(self, requests: Sequence[Request]) -> None:
-        """Have the kernel do all of these, in order; raise for the first that failed.
-
-        After a failure the requests that follow it in the same batch were still tried.
-        """
+        """Have the kernel do all of these, in order; raise for the first that failed. Those after
+        it in the same batch were still tried."""
         for start in range(0, len(requests), _BATCH):
             self._run_batch(requests[start : start + _BATCH])
 
@@ -198,10 +190,8 @@ _NDA_DST, _NDA_LLADDR = 1, 2
 def set_neighbours(
     netlink: Netlink, index: int, name: str, neighbours: Iterable[tuple[str, str]]
 ) -> None:
-    """Give an interface these static neighbours, (IPv4 address, MAC), in place of others.
-
-    ``KernelRefused`` names the first that the kernel would not have.
-    """
+    """Give an interface these static neighbours, (IPv4 address, MAC); ``KernelRefused`` names the
+    first refused."""
     header = _NDMSG.pack(_INET, index, _PERMANENT, 0, 0)
     netlink.run(
         [

@@ -44,7 +44,7 @@ def may_run(pid: int) -> bool:
         for thread in os.listdir(f"/proc/{pid}/task"):
             with suppress(OSError):
                 # One that waits for a disk or a child (D) hears of its signals on its way back.
-                if _stat_at(f"/proc/{pid}/task/{thread}/stat")[0] in ("R", "S"):
+                if _stat(f"{pid}/task/{thread}")[0] in ("R", "S"):
                     return True
     return False
 
@@ -57,10 +57,8 @@ def processor_ticks(pid: int) -> int:
 
 
 def session_processor_ticks(session: int) -> int:
-    """The processor time of all processes of a session that run now, in clock ticks.
-
-    Fewer than before when one of them has ended: what tells of work is that it changes.
-    """
+    """The clock ticks of all processes of a session that run now; fewer than before when one has
+    ended."""
     ticks = 0
     for pid in process_ids():
         with suppress(OSError):
@@ -99,13 +97,9 @@ def _ticks(stat: list[str]) -> int:
     return int(stat[11]) + int(stat[12])
 
 
-def _stat(pid: int) -> list[str]:
-    return _stat_at(f"/proc/{pid}/stat")
-
-
-def _stat_at(path: str) -> list[str]:
+def _stat(process: int | str) -> list[str]:
     # The name of the command, in parentheses, may hold anything, parentheses too.
-    return Path(path).read_text(errors="replace").rpartition(")")[2].split()
+    return Path(f"/proc/{process}/stat").read_text(errors="replace").rpartition(")")[2].split()
 
 
 # Which fields of /proc/self/stat after the name say where arguments and environment are.
@@ -132,9 +126,7 @@ def show_again(which: slice, before: bytes) -> None:
 
 def _place(which: slice) -> tuple[int, int]:
     """Where this process's arguments or environment are in its memory, and in how many bytes."""
-    with open("/proc/self/stat") as file:
-        fields = file.read().rpartition(")")[2].split()
-    start, end = map(int, fields[which])
+    start, end = map(int, _stat("self")[which])
     return start, end - start
 
 
@@ -144,12 +136,10 @@ _LOOKS = 8
 
 
 def favour(pid: int, *, real_time: bool) -> None:
-    """Let a process with its threads run before others, as far as the kernel permits.
-
-    ``real_time``: before every ordinary process (``SCHED_RR``; the kernel leaves these 5 % of each
-    core). Else by niceness alone, which does little against processes of another terminal
-    session where the kernel groups sessions (``sched_autogroup_enabled``).
-    """
+    """Let a process with its threads run before others, as far as the kernel permits: with
+    ``real_time`` before every ordinary one (``SCHED_RR``; 5 % of each core is left to these), else
+    by niceness, which does little where the kernel groups sessions
+    (``sched_autogroup_enabled``)."""
     for thread in _threads(pid):
         with suppress(OSError):  # some containers do not let root do that either
             os.setpriority(os.PRIO_PROCESS, thread, _NICENESS)
@@ -198,10 +188,8 @@ _TELL_S = 5.0
 
 
 class ProgressWatch:
-    """Watches a ``sign``: anything that changes as long as there is progress.
-
-    It is looked at once a second at most.
-    """
+    """Watches a ``sign``, once a second at most: anything that changes as long as there is
+    progress."""
 
     def __init__(self, sign: Callable[[], object]) -> None:
         self._sign, self._last = sign, sign()
@@ -242,12 +230,23 @@ class Limits:
     cpus: float | None = None
 
 
-class Cgroups:
-    """The cgroups of one machine, of version 2 or 1; ``root`` is where the kernel shows them.
+def remove_group(folder: Path, ends_s: float, hint: str | None = None) -> None:
+    """Remove one group, by ``ends_s`` of ``time.monotonic``; harmless if it is not there."""
+    while True:
+        try:
+            return folder.rmdir()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            if error.errno != errno.EBUSY or time.monotonic() > ends_s:
+                failure = f"removing the cgroup {folder}: {error.strerror}"
+                raise CgroupError(failure, hint=hint) from error
+        time.sleep(0.01)  # its last process is on its way out
 
-    They are in a folder ``patchlight`` beside those of Docker and systemd. Where groups cannot be
-    made, as in some containers, there are none, and nothing is limited.
-    """
+
+class Cgroups:
+    """The cgroups, of version 2 or 1, in a folder ``patchlight`` beside those of Docker and
+    systemd. Where none can be made, as in some containers, nothing is limited."""
 
     def __init__(self, root: Path = Path("/sys/fs/cgroup")) -> None:
         self._root = root
@@ -279,12 +278,9 @@ class Cgroups:
         return {each: self._folder(each) / name for each in self.controllers}
 
     def make(self, name: str, limits: Limits) -> list[Path]:
-        """Make a group: the files that a process writes its number to, to be in it.
-
-        ``CgroupError`` leaves none. Groups share the processors evenly, however many processes are
-        in each; of version 1, one for CPUs is not made for real-time processes, which cannot be in
-        one, unless CPUs are limited.
-        """
+        """Make a group, or raise ``CgroupError`` and leave none: the files that a process writes
+        its number to. Groups share the processors evenly; of version 1, one for CPUs is made for
+        real-time processes only where CPUs are limited: they cannot be in it otherwise."""
         folders = self._folders(name)
         is_real_time = os.sched_getscheduler(0) in (os.SCHED_FIFO, os.SCHED_RR)
         if not self._is_v2 and limits.cpus is None and is_real_time:
@@ -334,21 +330,9 @@ class Cgroups:
 
     def remove(self, name: str, deadline_s: float = 5.0) -> None:
         """Remove a group whose processes have ended; harmless if there is none."""
-        end = time.monotonic() + deadline_s
+        ends_s = time.monotonic() + deadline_s
         for folder in dict.fromkeys(self._folders(name).values()):
-            while True:
-                try:
-                    folder.rmdir()
-                except FileNotFoundError:
-                    break
-                except OSError as error:
-                    if error.errno != errno.EBUSY or time.monotonic() > end:
-                        raise CgroupError(
-                            f"removing the cgroup {folder}: {error.strerror}"
-                        ) from error
-                    time.sleep(0.01)  # its last process is on its way out
-                else:
-                    break
+            remove_group(folder, ends_s)
 
     def names(self) -> Iterator[str]:
         """The groups that there are."""

@@ -14,16 +14,8 @@ from dataclasses import dataclass, replace
 
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.linux import namespaces
-from patchlight.testbed.linux.netlink import (
-    F_CREATE,
-    F_DUMP,
-    F_REPLACE,
-    KernelRefused,
-    Netlink,
-    Request,
-    attribute,
-    attributes,
-)
+from patchlight.testbed.linux import netlink as rtnetlink
+from patchlight.testbed.linux.netlink import Netlink, Request, attribute, attributes
 from patchlight.testbed.units import format_rate
 
 _NEWQDISC, _GETQDISC = 36, 38
@@ -59,10 +51,8 @@ class LimitNotKept(PatchlightError):
 
 @dataclass(frozen=True, slots=True)
 class SavedLimit:
-    """A ``tbf`` at the root, a ``netem`` below it or alone, or both.
-
-    ``options`` and ``netem`` are the kernel's own attributes of each, in hex; empty: there is none.
-    """
+    """A ``tbf`` at the root (``options``), a ``netem`` below it or alone, or both: the kernel's
+    attributes in hex; empty for none."""
 
     options: str = ""
     netem: str = ""
@@ -78,13 +68,10 @@ class TokenBucket:
 
 
 def token_bucket(rate_bps: float) -> TokenBucket:
-    """A bucket that holds a link to ``rate_bps``.
-
-    The burst is what may leave at once: two frames, or what the rate sends in one timer tick,
-    so that the rate is reached whatever the timer. The queue behind it holds 50 ms, and 64 KiB
-    at least, so that one TCP connection can fill the link (its window must cover the queue's
-    delay, and a loss must not empty it).
-    """
+    """A bucket that holds a link to ``rate_bps``. Its burst, two frames or what the rate sends in
+    one timer tick, lets the rate be reached whatever the timer. The queue holds 50 ms, and 64 KiB
+    at least, so that one TCP connection can fill the link: its window must cover the queue's
+    delay."""
     rate = max(1, round(rate_bps / 8))
     burst = max(2 * _FRAME_BYTES, round(rate * _TICK_S))
     limit = burst + max(_LEAST_QUEUE_BYTES, round(rate * _QUEUE_S))
@@ -105,21 +92,23 @@ def limit_request(index: int, name: str, rate_bps: float) -> Request:
         options.append(attribute(_TBF_RATE64, struct.pack("=Q", bucket.rate_bytes_per_s)))
     options.append(attribute(_TBF_BURST, struct.pack("=I", bucket.burst_bytes)))
     doing = f"limiting {name} to {format_rate(rate_bps)} with a tbf queue"
-    return _set_request(index, b"".join(options), doing)
+    return _set_tbf(index, b"".join(options), doing)
 
 
-def _set_request(index: int, options: bytes, doing: str) -> Request:
-    body = _TCMSG.pack(0, index, _HANDLE, _ROOT, 0) + attribute(_TCA_KIND, b"tbf\0")
-    body += attribute(_TCA_OPTIONS | _NESTED, options)
-    return Request(_NEWQDISC, F_CREATE | F_REPLACE, body, doing)
+def _set_tbf(index: int, options: bytes, doing: str) -> Request:
+    head = _TCMSG.pack(0, index, _HANDLE, _ROOT, 0) + attribute(_TCA_KIND, b"tbf\0")
+    return _set(head + attribute(_TCA_OPTIONS | _NESTED, options), doing)
 
 
-def _netem_request(index: int, options: bytes, doing: str, *, limited: bool) -> Request:
+def _set_netem(index: int, options: bytes, doing: str, *, limited: bool) -> Request:
     """Set a ``netem`` with these options, below the limit that is there or at the root."""
     parent = _BELOW if limited else _ROOT
-    body = _TCMSG.pack(0, index, _NETEM_HANDLE, parent, 0) + attribute(_TCA_KIND, b"netem\0")
-    body += attribute(_TCA_OPTIONS, options)
-    return Request(_NEWQDISC, F_CREATE | F_REPLACE, body, doing)
+    head = _TCMSG.pack(0, index, _NETEM_HANDLE, parent, 0) + attribute(_TCA_KIND, b"netem\0")
+    return _set(head + attribute(_TCA_OPTIONS, options), doing)
+
+
+def _set(body: bytes, doing: str) -> Request:
+    return Request(_NEWQDISC, rtnetlink.F_CREATE | rtnetlink.F_REPLACE, body, doing)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +121,7 @@ class _Qdisc:
 
 
 def _qdiscs(netlink: Netlink) -> Iterator[_Qdisc]:
-    request = Request(_GETQDISC, F_DUMP, _TCMSG.pack(0, 0, 0, 0, 0), "reading the queues")
+    request = Request(_GETQDISC, rtnetlink.F_DUMP, _TCMSG.pack(0, 0, 0, 0, 0), "reading the queues")
     for message_type, body in netlink.ask(request):
         if message_type == _NEWQDISC:
             _, index, handle, parent, _ = _TCMSG.unpack_from(body)
@@ -157,10 +146,8 @@ def read_limits(netlink: Netlink) -> dict[int, float]:
 
 
 def save_limit(netlink: Netlink, index: int, name: str) -> SavedLimit | None:
-    """The token bucket of an interface, and its ``netem``; ``None`` if it has neither.
-
-    ``LimitNotKept`` for a queueing discipline that would be lost when the interface moves.
-    """
+    """The token bucket and ``netem`` of an interface, if any; ``LimitNotKept`` for another
+    discipline, which would be lost in a move."""
     saved = None
     for qdisc in _qdiscs(netlink):
         if qdisc.index != index or qdisc.handle == 0 or qdisc.kind in _KERNEL_QDISCS:
@@ -186,10 +173,10 @@ def restore_limit(netlink: Netlink, index: int, name: str, limit: SavedLimit) ->
     doing = f"limiting the rate of {name}"
     requests = []
     if limit.options:
-        requests.append(_set_request(index, bytes.fromhex(limit.options), doing))
+        requests.append(_set_tbf(index, bytes.fromhex(limit.options), doing))
     if limit.netem:
         options, limited = bytes.fromhex(limit.netem), bool(limit.options)
-        requests.append(_netem_request(index, options, doing, limited=limited))
+        requests.append(_set_netem(index, options, doing, limited=limited))
     netlink.run(requests)
     applied = save_limit(netlink, index, name)
     if applied != limit:
@@ -253,10 +240,8 @@ NOT_IMPAIRED = Impairment()
 def impair_request(
     index: int, name: str, impairment: Impairment, rate_bps: float | None
 ) -> Request:
-    """Impair what the interface sends, in place of an impairment that is there.
-
-    ``rate_bps`` is its limit, which has to be set first; ``None``: it has none.
-    """
+    """Impair what the interface sends, instead of as before. ``rate_bps`` is its limit, set before;
+    ``None``: it has none."""
     held_s = impairment.delay_s + impairment.jitter_s + _QUEUE_S
     packets = _MOST_PACKETS if rate_bps is None else round(rate_bps * held_s / 8 / _FRAME_BYTES)
     packets = min(max(packets, _LEAST_PACKETS), _MOST_PACKETS)
@@ -265,7 +250,7 @@ def impair_request(
     options += attribute(_LATENCY64, struct.pack("=q", round(impairment.delay_s * 1e9)))
     options += attribute(_JITTER64, struct.pack("=q", round(impairment.jitter_s * 1e9)))
     doing = f"delaying and losing packets at {name} with netem"
-    return _netem_request(index, options, doing, limited=rate_bps is not None)
+    return _set_netem(index, options, doing, limited=rate_bps is not None)
 
 
 def read_impairments(netlink: Netlink) -> Mapping[int, Impairment]:
@@ -291,7 +276,7 @@ def check_supported() -> None:
         with Netlink() as netlink:
             try:
                 netlink.run([impair_request(_LOOPBACK, "lo", Impairment(0.001), None)])
-            except KernelRefused as error:
+            except rtnetlink.KernelRefused as error:
                 raise NoNetem(
                     "this kernel cannot delay or lose packets: it has no netem, which delay, "
                     f"jitter and packet loss of fibres need ({error.message})",

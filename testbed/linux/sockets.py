@@ -14,6 +14,7 @@ from patchlight.testbed.linux.processes import command_line, process_ids
 BACKLOG = 1024
 _LISTEN = "0A"
 
+UNIX = "unix:"
 UNIX_CLIENT = "unix"
 """What a server calls a peer on a Unix socket; the peer's user id stands in place of its port."""
 
@@ -36,11 +37,9 @@ def is_loopback(address: str) -> bool:
 
 
 def listen(address: str) -> socket.socket:
-    """A socket that listens on ``host:port``; ``PortTaken`` names the process in the way.
-
-    Never shares the port: eventlet's own ``listen`` sets SO_REUSEPORT, with which two
-    controllers would each get some of the switches and neither would notice.
-    """
+    """A socket that listens on ``host:port``; ``PortTaken`` names the process in the way. Never
+    shares the port, as eventlet's ``listen`` does: two controllers would each get some of the
+    switches."""
     host, port = split_address(address)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # asyncio sends small messages at once (TCP_NODELAY) only where the protocol is told; without
@@ -65,10 +64,8 @@ def listen(address: str) -> socket.socket:
 
 
 def free_ports(count: int, preferred: int = 0) -> list[int]:
-    """Loopback TCP ports that are free now; the first is ``preferred`` where that is free.
-
-    Somebody else may take one before it is used.
-    """
+    """Loopback TCP ports that are free now, until somebody takes one; the first is ``preferred`` if
+    that is free."""
     with ExitStack() as stack:
         probes = [stack.enter_context(socket.socket()) for _ in range(count)]
         for probe, port in zip(probes, [preferred] + [0] * count, strict=False):
@@ -80,11 +77,8 @@ def free_ports(count: int, preferred: int = 0) -> list[int]:
 
 
 def bind_unix(path: Path, server: str, *, mode: int = 0o600) -> socket.socket:
-    """A Unix socket at ``path``, in place of one that a dead server left.
-
-    By its ``mode`` it is for this user alone. ``PatchlightError`` if another ``server`` (its name
-    in the message) answers there already.
-    """
+    """A Unix socket, by its ``mode`` for this user alone, in place of one that a dead server left.
+    ``PatchlightError`` if another ``server`` (its name in messages) answers there."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         path.parent.mkdir(mode=0o755 if mode & 0o077 else 0o700, parents=True, exist_ok=True)
@@ -147,3 +141,14 @@ def _holds(process: Path, inodes: set[str]) -> bool:
                 if target.startswith("socket:[") and target[8:-1] in inodes:
                     return True
     return False
+
+
+def is_beyond_this_machine(address: str) -> bool:
+    """Whether other machines reach an API at ``host:port``, or may."""
+    if address.startswith(UNIX):
+        return False
+    host, _ = split_address(address)
+    try:
+        return not is_loopback(host)
+    except ValueError:
+        return host.lower() != "localhost"

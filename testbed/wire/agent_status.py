@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, FailFast, Field, model_validator
+from pydantic import BaseModel, FailFast, Field, model_validator
 
 from patchlight.testbed.paths.agreement import Bounds
 from patchlight.testbed.wire.probe_frames import LldpNeighbour
@@ -15,14 +15,12 @@ _Text = Annotated[str, Field(min_length=1, max_length=200)]
 _Texts = Annotated[list[_Text], FailFast(), Field(min_length=2, max_length=_MOST_NODES)]
 
 
-class PathBounds(BaseModel):
+class PathBounds(BaseModel, extra="forbid"):
     """What the nodes of a job agree on by themselves, for node ``number``.
 
     By node, ``addresses`` are where it receives messages, ``channels`` (in THz) where others send
     to it. ``key`` is in hexadecimal. Bounds of a NIC replace those of a lower ``epoch``.
     """
-
-    model_config = ConfigDict(extra="forbid")
 
     epoch: Annotated[int, Field(ge=1, lt=2**32)]
     job: _Text
@@ -188,10 +186,8 @@ LONGEST_LISTEN_S = 20.0
 """Less than a client's time-out: to listen for longer, repeat the request."""
 
 
-class ProbeRequest(BaseModel):
+class ProbeRequest(BaseModel, extra="forbid"):
     """Send probes from every idle NIC, and listen for ``listen_s`` seconds."""
-
-    model_config = ConfigDict(extra="forbid")
 
     token: Token
     listen_s: Annotated[float, Field(gt=0, le=LONGEST_LISTEN_S, allow_inf_nan=False)]

@@ -8,10 +8,9 @@ from typing import Self
 
 from patchlight.testbed.lab.model import Lab
 from patchlight.testbed.linux.files import user_folder
-from patchlight.testbed.linux.sockets import is_loopback, split_address, unix_socket_answers
+from patchlight.testbed.linux.sockets import UNIX, is_beyond_this_machine, unix_socket_answers
 
 RUN_ROOT = Path("/run/patchlight")
-UNIX = "unix:"
 API_SOCKET = "api.sock"
 USER_HEADER = "X-Patchlight-User"
 UID_HEADER = "X-Patchlight-Uid"
@@ -52,17 +51,6 @@ def own_socket(lab: str) -> str:
         return f"{UNIX}{system_socket(lab)}"
     folder = user_folder("XDG_RUNTIME_DIR", ".local/state") / "patchlight/controllers"
     return f"{UNIX}{folder / f'{lab}.sock'}"
-
-
-def is_beyond_this_machine(address: str) -> bool:
-    """Whether other machines reach an API at ``host:port``, or may."""
-    if address.startswith(UNIX):
-        return False
-    host, _ = split_address(address)
-    try:
-        return not is_loopback(host)
-    except ValueError:
-        return host.lower() != "localhost"
 
 
 @dataclass(frozen=True)

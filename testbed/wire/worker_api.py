@@ -7,16 +7,7 @@ import re
 from enum import StrEnum
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Discriminator,
-    FailFast,
-    Field,
-    IPvAnyAddress,
-    Tag,
-    model_validator,
-)
+from pydantic import BaseModel, Discriminator, FailFast, Field, IPvAnyAddress, Tag, model_validator
 
 from patchlight.testbed import jobs
 from patchlight.testbed.errors import short
@@ -31,8 +22,8 @@ _Seconds = Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False)]
 Mac = Annotated[str, Field(pattern=r"^[0-9A-Fa-f]{2}(:[0-9A-Fa-f]{2}){5}$")]
 
 
-class _Request(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+class _Request(BaseModel, extra="forbid"):
+    """A request has its fields and no others."""
 
 
 class RingMember(_Request):

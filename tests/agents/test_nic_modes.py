@@ -10,18 +10,12 @@ import pytest
 
 from patchlight.agents.errors import NicError
 from patchlight.agents.nics.moving import read_nic
-from patchlight.agents.nics.state import (
-    RENDEZVOUS,
-    Gid,
-    NicAccess,
-    RdmaDevice,
-    gid_of,
-    rdma_device_of,
-)
+from patchlight.agents.nics.state import RENDEZVOUS, NicAccess, RdmaDevice, gid_of, rdma_device_of
 from patchlight.agents.nics.status import NicProblem, facts_of, problem_of
 from patchlight.testbed.lab.model import Rendezvous
 from patchlight.testbed.linux import namespaces
 from patchlight.testbed.linux.devices import namespace_mode, sysfs
+from patchlight.testbed.wire.worker_api import GidStatus
 from tests.support.agent_bench import ip
 from tests.support.nic_spaces import Spaces, furnish, inside, ping
 from tests.support.waiting import wait_until
@@ -168,7 +162,7 @@ def test_the_gid_of_a_software_device_is_found_again_after_its_port_was_dark(
     space = namespaces.namespace_path(spaces.server)
     address = IPv4Address("10.79.0.5")
 
-    def look() -> tuple[RdmaDevice | None, Gid | None]:
+    def look() -> tuple[RdmaDevice | None, GidStatus | None]:
         with sysfs() as root:
             return rdma_device_of("nic0", root), gid_of("nic0", address, root)
 

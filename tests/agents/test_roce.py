@@ -3,7 +3,8 @@
 from ipaddress import IPv4Address
 from pathlib import Path
 
-from patchlight.agents.nics.state import Gid, gid_of, gids
+from patchlight.agents.nics.state import gid_of
+from patchlight.testbed.wire.worker_api import GidStatus
 
 
 def entry(root: Path, index: int, gid: str, kind: str | None, interface: str | None) -> None:
@@ -24,12 +25,14 @@ def test_only_rocev2_gids_with_an_ipv4_address_count(tmp_path: Path) -> None:
     # An empty slot: the kernel answers EINVAL for its attributes.
     entry(tmp_path, 4, "0000:0000:0000:0000:0000:0000:0000:0000", None, None)
     entry(tmp_path, 5, "not a gid", "RoCE v2", "nic0")
-    first = Gid("mlx5_0", 1, 3, IPv4Address("192.168.10.12"), "macvlan0")
-    second = Gid("mlx5_0", 1, 11, IPv4Address("192.168.10.11"), "nic0")
-    assert gids(tmp_path) == [first, second]
+    second = GidStatus(device="mlx5_0", port=1, index=11, gid="::ffff:c0a8:a0b")
     assert gid_of("nic0", IPv4Address("192.168.10.11"), tmp_path) == second
     assert gid_of("nic0", IPv4Address("192.168.10.12"), tmp_path) is None
+    assert gid_of("macvlan0", IPv4Address("192.168.10.11"), tmp_path) is None
+    other = gid_of("macvlan0", IPv4Address("192.168.10.12"), tmp_path)
+    assert other is not None
+    assert other.index == 3
 
 
 def test_a_server_without_rdma_has_none(tmp_path: Path) -> None:
-    assert gids(tmp_path / "nowhere") == []
+    assert gid_of("nic0", IPv4Address("192.168.10.11"), tmp_path / "nowhere") is None

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from patchlight.testbed.lab.ocs_drivers import drivers_table
 from tests.support.emulated_devices import Running, lab_file, running
-from tests.support.programs import ROOT, python
+from tests.support.programs import python
 
 SCPI = "patchlight.controller.circuits.drivers.polatis:PolatisScpi"
 # A driver that makes room where it must refuse, hangs when asked for alarms, tells its password,
@@ -115,9 +114,3 @@ def test_wrong_input_is_told(arguments: tuple[str, ...], message: str) -> None:
     ended = run(*arguments)
     assert ended.returncode == 2
     assert message in ended.stderr
-
-
-def test_the_documentation_has_the_table_of_drivers_as_it_is() -> None:
-    """Out of date? ``python -m patchlight.testbed.lab.ocs_drivers`` prints it."""
-    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
-    assert any(drivers_table() in page.read_text(encoding="utf-8") for page in pages)

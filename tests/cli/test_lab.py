@@ -3,14 +3,14 @@
 import json
 from pathlib import Path
 
-import jsonschema
 import pytest
 import yaml
 from click.testing import CliRunner, Result
 
-from patchlight.cli.lab import lab
+from patchlight.cli.main import lab
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.labfile.reader import builtin_labs, labs_dir, load_lab, parse_lab
+from tests.support.schemas import Draft202012Validator
 
 OFC2022 = load_lab("ofc2022")
 
@@ -192,8 +192,8 @@ def test_graph_refuses_what_it_cannot_write(tmp_path: Path) -> None:
 def test_the_schema_is_one_and_takes_the_built_in_labs() -> None:
     schema = json.loads(run("schema").output)
     assert schema["$schema"] == "https://json-schema.org/draft/2020-12/schema"
-    jsonschema.Draft202012Validator.check_schema(schema)
-    validator = jsonschema.Draft202012Validator(schema)
+    Draft202012Validator.check_schema(schema)
+    validator = Draft202012Validator(schema)
     for name in builtin_labs():
         validator.validate(yaml.safe_load((labs_dir() / f"{name}.yaml").read_text()))
 
@@ -203,7 +203,7 @@ def test_the_schema_is_one_and_takes_the_built_in_labs() -> None:
     [("netwrk", "10.0.0.0/24"), ("network", 10), ("fabric", "ovs"), ("servers", {}), ("scale", 0)],
 )
 def test_the_schema_refuses_what_the_reader_refuses(key: str, value: object) -> None:
-    validator = jsonschema.Draft202012Validator(json.loads(run("schema").output))
+    validator = Draft202012Validator(json.loads(run("schema").output))
     document = {"name": "x", "network": "10.0.0.0/24", "servers": []}
     validator.validate(document)
     parse_lab(json.dumps(document))

@@ -12,8 +12,7 @@ import click
 import pytest
 
 from patchlight.cli import main as command_line
-from patchlight.console.commands import Command, kept, require_root
-from patchlight.console.options import LabOption
+from patchlight.console.commands import Command, LabOption, kept, require_root
 from patchlight.testbed.errors import FileIssue, OutcomeUnknown, PatchlightError
 from patchlight.testbed.labfile.reader import LabFileError
 from tests.support.programs import ROOT, patchlight, python

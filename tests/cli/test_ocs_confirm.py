@@ -9,7 +9,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from patchlight.cli.ocs.options import ChangeFlags, carry_out, confirm
+from patchlight.cli.ocs import Flags, carry_out, confirm
 from patchlight.console.direct import DirectClient
 from patchlight.controller.changes.parts import CircuitParts, NoHooks
 from patchlight.controller.changes.service import CircuitService
@@ -52,7 +52,7 @@ def test_questions_are_asked_where_something_in_use_or_much_goes(
 ) -> None:
     @click.command()
     def asking() -> None:
-        click.echo(f"agreed {confirm(preview(**given), ChangeFlags(False, yes, '', False))}")
+        click.echo(f"agreed {confirm(preview(**given), Flags(False, yes, '', False))}")
 
     result = CliRunner().invoke(asking, input=text)
     if agreed is None:
@@ -87,7 +87,7 @@ def test_a_circuit_that_a_job_uses_is_shown_and_asked_for(tmp_path: Path) -> Non
         @click.command()
         @click.option("--yes", is_flag=True)
         def asking(yes: bool) -> None:
-            carry_out(plan, ask, ChangeFlags(False, int(yes), "why", False))
+            carry_out(plan, ask, Flags(False, int(yes), "why", False))
 
         def told(*words: str, text: str = "") -> str:
             result = CliRunner().invoke(asking, words, input=text)

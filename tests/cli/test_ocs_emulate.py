@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from patchlight.cli.ocs import ocs
+from patchlight.cli.main import ocs
 from patchlight.controller.circuits.contract import LoginRefused
 from patchlight.controller.circuits.registry import open_driver
 from patchlight.testbed.errors import BadInput

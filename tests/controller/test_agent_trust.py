@@ -237,11 +237,11 @@ async def test_the_controller_takes_a_certificate_that_is_put_into_its_folder(
         await eventually(lambda: "has no certificate" in fleet.status()[0]["words"], "a word")
         Authority("lab2", tmp_path / "ca2").for_controller(tmp_path / "later")
         await eventually(lambda: "is for controller.lab2" in caplog.text, "a refusal")
-        assert not fleet.reachable["server1"]
+        assert not fleet.status()[0]["reachable"]
         for file in (tmp_path / "later").iterdir():
             file.unlink()
         authority.for_controller(tmp_path / "later")
-        await eventually(lambda: fleet.reachable["server1"], "the agent to answer")
+        await eventually(lambda: fleet.status()[0]["reachable"], "the agent to answer")
     finally:
         watching.cancel()
         await fleet.close()

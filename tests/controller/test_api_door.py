@@ -32,12 +32,6 @@ def door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControllerProcess
         yield process
 
 
-def send(door: ControllerProcess, method: str, path: str, **options: Any) -> httpx.Response:
-    # Nothing here speaks TLS: without certificates a client is made a hundred times as fast.
-    url = f"http://{door.api}{path}"
-    return httpx.request(method, url, trust_env=False, verify=False, **options)
-
-
 def connected(door: ControllerProcess, text: bytes = b"") -> socket.socket:
     host, _, port = door.api.rpartition(":")
     made = socket.create_connection((host, int(port)), timeout=PATIENCE_S)
@@ -60,27 +54,27 @@ def comes_to_an_end(connection: socket.socket) -> bool:
 def test_other_names_than_this_machines_are_turned_away(door: ControllerProcess) -> None:
     port = door.api.rpartition(":")[2]
     for name in ("evil.example", f"evil.example:{port}", "127.0.0.1.evil.example", "[::1", ""):
-        answer = send(door, "POST", "/v1/reconfigurations", headers={"Host": name}, json={})
+        answer = door.send("POST", "/v1/reconfigurations", headers={"Host": name}, json={})
         assert answer.status_code == 421, name
         assert "localhost" in answer.json()["hint"]
     for name in (door.api, f"localhost:{port}", f"[::1]:{port}", "LOCALHOST"):
-        assert send(door, "GET", "/v1/lab", headers={"Host": name}).status_code == 200
+        assert door.send("GET", "/v1/lab", headers={"Host": name}).status_code == 200
 
 
 def test_a_page_of_another_site_changes_nothing(door: ControllerProcess) -> None:
     for origin in ("http://evil.example", "null", f"https://{door.api}", "http://["):
-        answer = send(door, "POST", "/v1/stop", headers={"Origin": origin}, json={})
+        answer = door.send("POST", "/v1/stop", headers={"Origin": origin}, json={})
         assert answer.status_code == 403, origin
     assert door.client.stop_button() is None
     own = {"Origin": f"http://{door.api}"}
-    assert send(door, "POST", "/v1/stop/clear", headers=own, json={}).status_code == 200
+    assert door.send("POST", "/v1/stop/clear", headers=own, json={}).status_code == 200
 
 
 def test_no_page_of_ours_runs_programs_from_elsewhere(door: ControllerProcess) -> None:
     for path in ("/redoc", "/docs/oauth2-redirect"):
-        answer = send(door, "GET", path)
+        answer = door.send("GET", path)
         assert (answer.status_code, "/openapi.json" in answer.json()["hint"]) == (404, True)
-    assert "/v1/jobs" in send(door, "GET", "/openapi.json").json()["paths"]
+    assert "/v1/jobs" in door.send("GET", "/openapi.json").json()["paths"]
 
 
 def test_a_header_makes_nobody_someone_else(door: ControllerProcess) -> None:
@@ -90,7 +84,7 @@ def test_a_header_makes_nobody_someone_else(door: ControllerProcess) -> None:
         "X-Real-IP": "direct",
         "X-Forwarded-Proto": "https",
     }
-    assert send(door, "POST", "/v1/reconfigurations", headers=forged, json={}).is_success
+    assert door.send("POST", "/v1/reconfigurations", headers=forged, json={}).is_success
     origin = door.client.reconfigurations()[-1]["origin"]
     assert origin.startswith("127.0.0.1:")
     assert origin.endswith(f"(uid {os.getuid()})")
@@ -143,17 +137,17 @@ def test_a_user_at_the_unix_socket_goes_by_the_login_whatever_is_declared(
 @pytest.mark.root
 def test_root_may_ask_for_a_user_and_gets_that_users_role(door: ControllerProcess) -> None:
     nobody = {"X-Patchlight-Uid": str(pwd.getpwnam("nobody").pw_uid), "X-Patchlight-User": "eva"}
-    me = send(door, "GET", "/v1/whoami", headers=nobody).json()
+    me = door.send("GET", "/v1/whoami", headers=nobody).json()
     assert (me["user"], me["role"]) == ("nobody", "viewer")
     assert me["origin"].endswith("(uid 0 for uid 65534)")
-    refused = send(door, "POST", "/v1/stop", headers=nobody, json={})
+    refused = door.send("POST", "/v1/stop", headers=nobody, json={})
     assert refused.status_code == 403
     assert door.client.audit()[-1]["by"] == "nobody"
     for said in ("root", "-1", "1" * 11, "²"):
-        answer = send(door, "GET", "/v1/whoami", headers={"X-Patchlight-Uid": said.encode()})
+        answer = door.send("GET", "/v1/whoami", headers={"X-Patchlight-Uid": said.encode()})
         assert answer.status_code == 401
         assert "is no user id" in answer.json()["detail"]
-    assert send(door, "GET", "/v1/whoami").json()["role"] == "admin"
+    assert door.send("GET", "/v1/whoami").json()["role"] == "admin"
 
 
 # Sends a change under root's name, and is gone before anybody looks.
@@ -191,11 +185,11 @@ def test_text_that_is_none_is_refused_and_said_so(door: ControllerProcess) -> No
         for path, key in (("reconfigurations", "why"), ("stop", "why"), ("baselines", "ocs")):
             value = f"[{text}]" if key == "ocs" else text
             content = f'{{"{key}": {value}}}'
-            answer = send(door, "POST", f"/v1/{path}", content=content, headers=JSON)
+            answer = door.send("POST", f"/v1/{path}", content=content, headers=JSON)
             assert answer.status_code == 422, (path, text)
             assert "does not take that" in answer.json()["detail"]
     content = '{"maps": {"\\ud800": ["1-2"]}, "\\udfff": 1}'
-    answer = send(door, "POST", "/v1/reconfigurations", content=content, headers=JSON)
+    answer = door.send("POST", "/v1/reconfigurations", content=content, headers=JSON)
     assert answer.status_code == 422
     assert (len(door.client.reconfigurations()), door.client.last_event()) == (changes, events)
 
@@ -215,17 +209,17 @@ def test_numbers_that_no_row_can_have_are_refused(door: ControllerProcess, numbe
         ("POST", "/locks/release", ports),
         ("POST", "/reconfigurations", {"disconnect": {"o1": [number]}}),
     ):
-        answer = send(door, method, f"/v1{path}", json=body)
+        answer = door.send(method, f"/v1{path}", json=body)
         assert answer.status_code in (404, 422), (method, path)
         assert answer.json()["detail"]
 
 
 def test_a_body_that_is_no_request_is_said_in_words(door: ControllerProcess) -> None:
     for content in ("[" * 100_000, "{", "[]", '"x"', '{"why": 1e999}', "", '{"a":' * 5000):
-        answer = send(door, "POST", "/v1/reconfigurations", content=content, headers=JSON)
+        answer = door.send("POST", "/v1/reconfigurations", content=content, headers=JSON)
         assert answer.status_code in (400, 422), content[:10]
         assert answer.json()["detail"]
-    answer = send(door, "GET", "/v1/nowhere")
+    answer = door.send("GET", "/v1/nowhere")
     assert (answer.status_code, "there is no GET" in answer.json()["detail"]) == (404, True)
 
 
@@ -240,7 +234,7 @@ def test_a_long_body_is_refused_before_it_is_held(door: ControllerProcess) -> No
 
     # The refusal comes while the rest is on its way, and may be overtaken by the hang-up.
     with contextlib.suppress(httpx.WriteError, httpx.ReadError):
-        answer = send(door, "POST", "/v1/reconfigurations", content=chunks())
+        answer = door.send("POST", "/v1/reconfigurations", content=chunks())
         assert (answer.status_code, "4 MiB" in answer.json()["detail"]) == (413, True)
     assert door.client.status()["lab"] == "dry"
 
@@ -261,7 +255,7 @@ def test_a_long_body_is_refused_before_it_is_held(door: ControllerProcess) -> No
 def test_a_million_mistakes_are_not_all_looked_at(
     door: ControllerProcess, path: str, body: Callable[[], Any]
 ) -> None:
-    answer = send(door, "POST", f"/v1/{path}", json=body(), timeout=PATIENCE_S)
+    answer = door.send("POST", f"/v1/{path}", json=body(), timeout=PATIENCE_S)
     assert answer.status_code == 422
     assert len(answer.content) < 5000
 
@@ -305,13 +299,13 @@ def test_lists_come_in_pages_and_the_client_turns_them(door: ControllerProcess) 
     assert [row["id"] for row in door.client.reconfigurations(3)] == numbers[-3:]
 
     def page(query: str) -> list[int]:
-        rows = send(door, "GET", f"/v1/reconfigurations{query}").json()["reconfigurations"]
+        rows = door.send("GET", f"/v1/reconfigurations{query}").json()["reconfigurations"]
         return [row["id"] for row in rows]
 
     assert page("") == numbers[-100:]
     assert page("?last=2") == numbers[-2:]
     assert page(f"?after={numbers[4]}&last=3") == numbers[5:8]
-    assert send(door, "GET", "/v1/jobs?after=none").status_code == 422
+    assert door.send("GET", "/v1/jobs?after=none").status_code == 422
 
 
 @pytest.mark.parametrize("name", ["a/b", "..", ".", "", "caf\udce9", "a\nb", "x" * 101])

@@ -19,15 +19,14 @@ from patchlight.client.client import ControllerClient, ControllerError
 from patchlight.controller.api.admission import Admission
 from patchlight.controller.api.caller import Doorman
 from patchlight.controller.api.openapi import explain, new_app
-from patchlight.controller.hosts import health
+from patchlight.controller.hosts import fleet as fleet_module
 from patchlight.controller.hosts.agent_client import (
     VERSION,
     AgentCallError,
     AgentClient,
     AgentIncompatible,
 )
-from patchlight.controller.hosts.fleet import Fleet
-from patchlight.controller.hosts.health import Presence
+from patchlight.controller.hosts.fleet import Fleet, Presence
 from patchlight.controller.jobs.specs import worker_specs
 from patchlight.testbed.errors import BadInput, OutcomeUnknown
 from patchlight.testbed.jobs import JobSpec
@@ -208,22 +207,22 @@ async def test_one_lost_sample_does_not_make_an_agent_silent_and_many_do(
     agent.say({**status, "gpus": [], "nics": [], "workers": []})
     watching = asyncio.create_task(fleet.watch(period_s=0.02))
     try:
-        await eventually(lambda: fleet.reachable["server1"], "the agent to answer")
+        await eventually(lambda: fleet.status()[0]["reachable"], "the agent to answer")
         agent.lost = 1
         await eventually(lambda: not agent.lost, "a sample to be lost")
-        assert fleet.reachable["server1"]
+        assert fleet.status()[0]["reachable"]
         agent.requests.clear()
         await eventually(lambda: len(agent.requests) > 1, "an answer")
-        monkeypatch.setattr(health, "INTERVAL_S", 0.05)
+        monkeypatch.setattr(fleet_module, "INTERVAL_S", 0.05)
         agent.lost = 10_000
         await eventually(lambda: fleet.silent() == {"server1"}, "the agent to be silent")
-        assert not fleet.reachable["server1"]
+        assert not fleet.status()[0]["reachable"]
         await eventually(lambda: fleet.presence("server1") is Presence.LOST, "it to be lost")
         (told,) = fleet.status()
         assert (told["presence"], told["version"]) == ("lost", "1")
         assert "did not answer GET /status" in told["words"]
         agent.lost = 0
-        await eventually(lambda: fleet.reachable["server1"], "the agent to be back")
+        await eventually(lambda: fleet.status()[0]["reachable"], "the agent to be back")
         assert fleet.status()[0]["words"] == ""
     finally:
         watching.cancel()
@@ -242,7 +241,7 @@ async def test_an_agent_of_another_version_is_told_of_once(
         await eventually(lambda: len(agent.requests) > 2, "a few samples")
         words = f"its version is 0.0.1, the controller's {VERSION}"
         assert fleet.status()[0]["problems"] == [words]
-        assert fleet.reachable["server1"]
+        assert fleet.status()[0]["reachable"]
         (said,) = [record for record in caplog.records if "has version" in record.message]
         assert "server1 has version 0.0.1" in said.message
     finally:

@@ -2,7 +2,8 @@
 
 import pytest
 
-from patchlight.controller.hosts.health import INTERVAL_S, Heartbeat, Presence
+from patchlight.controller.hosts.agent_client import INTERVAL_S
+from patchlight.controller.hosts.fleet import Heartbeat, Presence
 
 
 @pytest.mark.parametrize(

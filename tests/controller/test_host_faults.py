@@ -1,7 +1,6 @@
 """What is wrong with hosts, as their agents tell it, and who waits for them."""
 
-from patchlight.controller.hosts.fleet import Fleet
-from patchlight.controller.hosts.health import HostFaults, host_faults, unfit_hosts
+from patchlight.controller.hosts.fleet import Fleet, HostFaults, host_faults, unfit_hosts
 from patchlight.testbed.jobs import JobState
 from patchlight.testbed.lab.wiring import trace_links
 from patchlight.testbed.wire.agent_status import AgentStatus, GpuStatus, NicStatus

@@ -9,7 +9,6 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-import httpx
 import pytest
 from click.testing import CliRunner
 
@@ -126,10 +125,9 @@ def test_with_a_full_disk_the_stop_button_works_and_all_else_is_refused(
         process.client.reconfigure({"o1": ["7-8"]})
         before = process.client.circuits()
         filler = fill(small_disk)
-        url = f"http://{process.api}/v1"
         # What SQLite had of room in its files goes first.
         body = {"why": "y" * 900}
-        wait_until(lambda: httpx.put(f"{url}/maps/filler", json=body).status_code == 507)
+        wait_until(lambda: process.send("PUT", "/v1/maps/filler", json=body).status_code == 507)
         change = {"maps": {"o1": ["9-10"]}}
         job = {"name": "j", "iterations": 1, "gradient_bytes": 4, "compute_s": {"M": 1.0}}
         for method, path, asked in (
@@ -141,12 +139,13 @@ def test_with_a_full_disk_the_stop_button_works_and_all_else_is_refused(
             ("POST", "jobs", {"jobs": [{**job, "workers": 1}]}),
         ):
             for headers in ({}, {"Idempotency-Key": path}):
-                answer = httpx.request(method, f"{url}/{path}", json=asked, headers=headers)
+                answer = process.send(method, f"/v1/{path}", json=asked, headers=headers)
                 assert answer.status_code == 507, (path, answer.text)
                 assert answer.headers["content-type"] == "application/problem+json"
                 assert "disk is full" in answer.json()["detail"]
                 assert answer.json()["outcome"] == "nothing-done"
-        pressed = httpx.post(f"{url}/stop", json={"why": "smoke"}, headers={"Idempotency-Key": "k"})
+        key = {"Idempotency-Key": "k"}
+        pressed = process.send("POST", "/v1/stop", json={"why": "smoke"}, headers=key)
         assert pressed.json()["pressed"]["why"] == "smoke"
         assert "disk is full" in pressed.json()["unwritten"]
         shown = CliRunner().invoke(cli, ["ocs", "stop", "--lab", str(process.lab)])
@@ -166,7 +165,7 @@ def test_with_a_full_disk_the_stop_button_works_and_all_else_is_refused(
         assert process.client.status()["policies"]["order"] == "fifo"
         assert "Traceback" not in process.log.read_text()
         filler.unlink()
-        wait_until(lambda: httpx.get(f"{url}/stop").json()["unwritten"] == "")
+        wait_until(lambda: process.send("GET", "/v1/stop").json()["unwritten"] == "")
         process.stop()
         process.start()
         assert process.client.stop_button() == stop

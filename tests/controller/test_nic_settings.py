@@ -1,6 +1,6 @@
 """NICs that light joins and that are set differently."""
 
-from patchlight.controller.hosts.health import differences
+from patchlight.controller.hosts.fleet import differences
 from patchlight.testbed.lab.wiring import trace_links
 from patchlight.testbed.labfile.reader import parse_lab
 from patchlight.testbed.wire.agent_status import NicStatus

@@ -117,16 +117,18 @@ def test_a_job_that_no_float_can_count_is_refused_and_the_controller_goes_on(
         ({"seed": -1, "workers": -1}, "job j: workers: .*; job j: seed: "),
         ({"whatever": 1}, "job j: whatever: "),
     ):
-        answer = httpx.post(
-            f"http://{lasting.api}/v1/jobs",
+        answer = lasting.send(
+            "POST",
+            "/v1/jobs",
             content=json.dumps({"jobs": [{**usual, "compute_s": {"M": 0.1}, **wrong}]}),
             headers={"Content-Type": "application/json"},
         )
         assert answer.status_code == 422
         assert re.search(field, answer.json()["detail"])
     for jobs in ("5", "[5]", "null"):
-        answer = httpx.post(
-            f"http://{lasting.api}/v1/jobs",
+        answer = lasting.send(
+            "POST",
+            "/v1/jobs",
             content=f'{{"jobs": {jobs}}}',
             headers={"Content-Type": "application/json"},
         )
@@ -225,7 +227,6 @@ def test_one_bad_record_hides_no_others_and_is_told_once(controller: ControllerP
         f"INSERT INTO decisions (job, at, record) VALUES ('{job}', 1.0, ?)",
         "INSERT INTO jobs (id, state, record) VALUES ('x', 'done', ?)",
     }
-    url = f"http://{controller.api}/v1"
     paths = (
         *("reconfigurations", "reconfigurations?since=0", "events", "events?last=9", "maps"),
         *("stop", "status", "audit", "tokens", "jobs"),
@@ -241,7 +242,7 @@ def test_one_bad_record_hides_no_others_and_is_told_once(controller: ControllerP
         told = []
         for _ in range(2):
             for path in paths:
-                answer = httpx.get(f"{url}/{path}")
+                answer = controller.send("GET", f"/v1/{path}")
                 assert answer.status_code == 200, (path, answer.text)
             told.append(answer.text.partition('kind="set_aside"} ')[2].partition("\n")[0])
         assert told[0] == told[1] == f"{(number + 1) * 11.0}"
@@ -300,7 +301,7 @@ def test_metrics_are_what_prometheus_reads(controller: ControllerProcess) -> Non
         ("text/plain", text_string_to_metric_families),
         ("application/openmetrics-text; version=1.0.0", openmetrics_text_to_families),
     ):
-        answer = httpx.get(f"http://{controller.api}/metrics", headers={"accept": accept})
+        answer = controller.send("GET", "/metrics", headers={"accept": accept})
         assert answer.headers["content-type"].startswith(accept.partition(";")[0])
         samples = [s for family in read(answer.text) for s in family.samples]
         values = {(s.name, tuple(sorted(s.labels.items()))): s.value for s in samples}

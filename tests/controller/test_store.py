@@ -11,6 +11,7 @@ from patchlight.controller.jobs.ledger import JobLedger
 from patchlight.controller.storage.database import SCHEMA_VERSION, SCHEMAS
 from patchlight.controller.storage.store import Store, open_store
 from patchlight.testbed.errors import PatchlightError
+from tests.support.full_disk import limit_size
 
 
 def test_everything_written_is_there_when_opened_again(tmp_path: Path) -> None:
@@ -47,10 +48,10 @@ def test_an_empty_file_where_a_controller_ran_is_no_new_lab(tmp_path: Path, besi
 
 def test_a_store_says_in_words_that_it_cannot_be_written(tmp_path: Path) -> None:
     store = Store(tmp_path / "controller.db")
-    store.limit_size()
+    limit_size(store)
     with pytest.raises(PatchlightError, match=r"controller\.db: .*full"):
         store.save_map("test", {"words": "x" * 400_000})
-    store.limit_size(100000)
+    limit_size(store, 100000)
     store.save_map("test", {})
     assert store.saved_maps() == {"test": {}}
 

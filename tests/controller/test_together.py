@@ -141,9 +141,14 @@ def test_a_file_follows_the_light(tmp_path: Path) -> None:
                 ocs("connect", "o1", "13-14")  # no node is lit otherwise
                 ocs("together", "a", "b")
                 wait_until(lambda: "a,b" in file.read_text(), "the topology to follow")
+                assert follower.stdout is not None  # a line follows each write at once
+                said = [follower.stdout.readline() for _ in range(2)]
             finally:
                 follower.send_signal(signal.SIGINT)
-            assert follower.communicate(timeout=PATIENCE_S)[0] == f"wrote {file}\n" * 2
+            assert (said, follower.communicate(timeout=PATIENCE_S)[0]) == (
+                [f"wrote {file}\n"] * 2,
+                "",
+            )
 
 
 def test_a_file_is_left_as_it_is_while_a_switch_does_not_answer(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from patchlight.cli.main import cli
 from patchlight.controller.access.authority import Authority
-from patchlight.deploy.commands.prometheus import RULES, scrape_config, write_monitoring
+from patchlight.deploy.commands.options import RULES, scrape_config, write_monitoring
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.labfile.reader import parse_lab
 

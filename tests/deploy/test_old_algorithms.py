@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from patchlight.controller.circuits.contract import LoginRefused
-from patchlight.controller.circuits.protocols.connection import Session
+from patchlight.controller.circuits.dialect import Session
 from patchlight.controller.circuits.protocols.netconf import NetconfConnection
 from patchlight.controller.circuits.protocols.ssh import FILE_VARIABLE, open_shell
 from patchlight.deploy.ssh import SshLoginRefused, Unreachable, logged_in

@@ -23,7 +23,7 @@ from patchlight.emulation.simulator.cluster import (
     Settings,
     Simulation,
 )
-from patchlight.emulation.simulator.cluster.labcluster import jobs_of_specs
+from patchlight.emulation.simulator.cluster.cluster import jobs_of_specs
 from patchlight.testbed.jobs import JobSpec
 from patchlight.testbed.lab.model import Lab
 from patchlight.testbed.lab.rules import PolicyChoice

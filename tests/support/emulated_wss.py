@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from patchlight.controller.circuits.protocols.connection import Timeouts
+from patchlight.controller.circuits.dialect import Timeouts
 from patchlight.controller.circuits.registry import open_driver
 from patchlight.emulation.optical.crossbar import NoChannelCrossbar
 from patchlight.emulation.optical.device import EmulatedWss

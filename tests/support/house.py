@@ -85,8 +85,12 @@ class Source:
         """Its syntax tree."""
         return ast.parse(self.text, filename=str(self.path))
 
-    def imported(self) -> Iterator[tuple[int, str]]:
+    @cached_property
+    def imported(self) -> list[tuple[int, str]]:
         """Line and full name of each import: plain, relative, lazy, or by a constant string."""
+        return list(self._imported())
+
+    def _imported(self) -> Iterator[tuple[int, str]]:
         package = self.module.split(".")
         if self.path.name != "__init__.py":
             package.pop()
@@ -122,7 +126,7 @@ def wings_used_by(test: Path) -> set[str]:
     """The wings that a file of the tests imports, itself or by ``tests.support``."""
     found = set[str]()
     source = Source(test, module_of(test, ROOT), test.read_text())
-    for _, name in source.imported():
+    for _, name in source.imported:
         parent = ROOT / name.rpartition(".")[0].replace(".", "/")
         if name.startswith("tests.support.") and parent.with_suffix(".py").is_file():
             found |= wings_used_by(parent.with_suffix(".py"))
@@ -151,7 +155,7 @@ class House:
     def edges(self) -> Iterator[tuple[Source, int, str]]:
         """File, line and imported module of each import of ours from ours."""
         for source in self.sources:
-            for line, name in source.imported():
+            for line, name in source.imported:
                 target = name if name in self.modules else name.rpartition(".")[0]
                 if target in self.modules and target != source.module:
                     yield source, line, target
@@ -163,7 +167,7 @@ class House:
             where = source.path.relative_to(self.root).as_posix()
             room = room_of(source.module)
             assert room is not None, where
-            for line, name in source.imported():
+            for line, name in source.imported:
                 first = name.partition(".")[0]
                 other = room_of(name)
                 # The public face names for type checkers what wings bring.

@@ -21,8 +21,7 @@ from patchlight.controller.hosts.agent_client import (
     NicWithoutCarrier,
     NotOnServer,
 )
-from patchlight.controller.hosts.fleet import Fleet
-from patchlight.controller.hosts.health import HostFaults
+from patchlight.controller.hosts.fleet import Fleet, HostFaults
 from patchlight.controller.jobs.job_table import JobTable
 from patchlight.controller.jobs.ledger import JobLedger, JobOutputs
 from patchlight.controller.jobs.rewiring import JobTraffic
@@ -288,7 +287,7 @@ class Cluster:
     async def until(self, condition: Callable[[], object]) -> None:
         deadline = time.monotonic() + PATIENCE_S
         while not condition():
-            assert time.monotonic() < deadline, self.scheduler.jobs()
+            assert time.monotonic() < deadline, self.table.page()
             await asyncio.sleep(0.01)
 
     async def until_state(self, job_id: str, state: JobState) -> None:

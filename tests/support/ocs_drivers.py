@@ -11,8 +11,8 @@ from typing import TypeVar, cast
 import pytest
 
 from patchlight.controller.circuits.contract import CircuitDriver
+from patchlight.controller.circuits.dialect import Timeouts
 from patchlight.controller.circuits.drivers.telescent import TELESCENT
-from patchlight.controller.circuits.protocols.connection import Timeouts
 from patchlight.emulation.optical.crossbar import NoCrossbar
 from patchlight.emulation.optical.device import EmulatedOcs
 from patchlight.emulation.optical.protocols.http_server import HttpServer

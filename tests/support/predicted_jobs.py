@@ -7,8 +7,7 @@ from statistics import median
 from patchlight.client.client import ControllerClient
 from patchlight.controller.policies.topology import regroup
 from patchlight.controller.prediction import network
-from patchlight.controller.prediction.network import LabNetwork, PredictedJob, Prediction
-from patchlight.controller.prediction.sharing import Training
+from patchlight.controller.prediction.network import LabNetwork, PredictedJob, Prediction, Training
 from patchlight.emulation.experiments.ofc2022.results import COMPUTE_S, GRADIENT_BYTES
 from patchlight.testbed.jobs import JobSpec
 from patchlight.testbed.lab.model import Lab

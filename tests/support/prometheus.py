@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import yaml
 
-from patchlight.deploy.commands.prometheus import CONFIG_FILE, RULES, write_monitoring
+from patchlight.deploy.commands.options import CONFIG_FILE, RULES, write_monitoring
 from tests.support.waiting import PATIENCE_S, free_ports
 
 

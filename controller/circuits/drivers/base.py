@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from patchlight.controller.circuits.contract import (
     Alarm,
@@ -21,9 +20,14 @@ from patchlight.controller.circuits.contract import (
     checked,
     checked_channels,
 )
+from patchlight.controller.circuits.dialect import (
+    DEFAULT_TIMEOUTS,
+    AnyPolatisDialect,
+    Dialect,
+    NumberedDialect,
+    Timeouts,
+)
 from patchlight.controller.circuits.drivers.table import UP, R, Row, SessionTable, TableDriver
-from patchlight.controller.circuits.protocols.connection import DEFAULT_TIMEOUTS, Timeouts
-from patchlight.controller.circuits.protocols.session import Dialect, NumberedDialect
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.lab.model import CircuitSwitch
 from patchlight.testbed.lab.ocs_drivers import check_shape
@@ -83,6 +87,13 @@ def power_dbm(text: str, dark_dbm: float = -math.inf) -> float | None:
     return power if dark_dbm < power < 100 else None
 
 
+def powers_dbm(
+    texts: Iterable[tuple[DirectedPort, str]], dark_dbm: float
+) -> dict[DirectedPort, float | None]:
+    """The same of many ports."""
+    return {port: power_dbm(text, dark_dbm) for port, text in texts}
+
+
 def condition(answer: str, ready: str, locked: str) -> Condition:
     """What a port's state means, given the patterns for two of the meanings."""
     if re.fullmatch(ready, answer):
@@ -112,6 +123,10 @@ class Numbering:
         if not 1 <= port <= (self.ins if side == "in" else self.outs):
             raise BadInput(f"{side}:{port} is outside a switch of {self}")
         return port + (self.in_base if side == "in" else self.out_base)
+
+    def to_numbers(self, ports: Iterable[DirectedPort]) -> list[int]:
+        """The same of many ports."""
+        return [self.to_number(*port) for port in ports]
 
     def to_port(self, number: int) -> DirectedPort | None:
         """``out_base`` + 3 → ``out:3``; ``None`` if the switch has no such port."""
@@ -178,6 +193,69 @@ class NumberedDriver(SessionDriver[Row]):
         """The device's numbers for the input and the output of each."""
         to_number = (await self._numbering()).to_number
         return [(to_number("in", c.inp), to_number("out", c.out)) for c in pairs]
+
+
+class PolatisDriver(NumberedDriver):
+    """What drivers of Polatis switches share, whatever they speak. See ``CircuitDriver``."""
+
+    _dialect: AnyPolatisDialect
+
+    @abstractmethod
+    async def identify(self) -> Identity:
+        """Vendor, model, serial number and software of the device."""
+
+    @abstractmethod
+    async def _size(self, model: str) -> tuple[int, int]:
+        """How many inputs and outputs."""
+
+    @abstractmethod
+    async def _monitored_sides(self, numbering: Numbering) -> Collection[Side]:
+        """The sides that have power monitors."""
+
+    @abstractmethod
+    async def _states(self) -> Mapping[DirectedPort, str]:
+        """The state of every port, as the device tells it."""
+
+    @abstractmethod
+    async def _powers(self, ports: Sequence[DirectedPort]) -> Mapping[DirectedPort, str]:
+        """The power at these ports, or at more, as the device tells it."""
+
+    @abstractmethod
+    def _condition(self, state: str) -> Condition:
+        """What the device's word for a port's state means."""
+
+    async def port_states(self) -> Mapping[DirectedPort, PortState]:
+        """Of each port that the lab knows: enabled, disabled, failed."""
+        states, last = await self._states(), self.ports
+        known = {state: PortState(self._condition(state), state) for state in {*states.values()}}
+        return {port: known[state] for port, state in states.items() if port.number <= last}
+
+    async def power(self, ports: Iterable[DirectedPort]) -> Mapping[DirectedPort, float | None]:
+        """At the ports that have monitors."""
+        asked = self._checked_ports(ports)
+        if not asked:
+            return {}
+        powers, dark_dbm = await self._powers(asked), self._dialect.dark_dbm
+        return powers_dbm(((port, powers[port]) for port in asked if port in powers), dark_dbm)
+
+    async def _with_monitors(self, ports: Iterable[DirectedPort]) -> list[DirectedPort]:
+        await self._numbering()
+        power = self._capabilities
+        monitored = {"in": power.power_in, "out": power.power_out}
+        return [port for port in ports if monitored[port.side]]
+
+    async def _learn(self) -> Numbering:
+        model = (await self.identify()).model
+        if re.search(self._dialect.any_to_any, model):
+            raise PatchlightError(
+                f"{self.name} is a {model}: a switch of single fibres, any to any",
+                hint="this driver knows switches with inputs and outputs only",
+            )
+        numbering = Numbering.polatis(*await self._size(model))
+        numbering.check_holds(self.name, self.ports)
+        sides = await self._monitored_sides(numbering)
+        self._capabilities = Capabilities(power_in="in" in sides, power_out="out" in sides)
+        return numbering
 
 
 class WavelengthTableDriver(TableDriver[ChannelConnect, SpectrumMap, R]):
@@ -264,11 +342,6 @@ class _Rehearsed(TableDriver[C, M, Row]):
         """Every port is ready."""
         return dict.fromkeys(self._all_ports(), PortState("ready", "dry run"))
 
-    async def power(self, ports: Iterable[DirectedPort]) -> Mapping[DirectedPort, float | None]:
-        """Nothing: there is no power monitor."""
-        self._checked_ports(ports)
-        return {}
-
     async def alarms(self) -> tuple[Alarm, ...]:
         """There are none."""
         return ()
@@ -301,47 +374,3 @@ class DryRunWavelengths(_Rehearsed[ChannelConnect, SpectrumMap], WavelengthTable
     def __init__(self, switch: WavelengthSwitch, password: str = "") -> None:
         super().__init__(switch)
         self._entries = dict.fromkeys(switch.initial, UP)
-
-
-def json_rows(body: object) -> list[Mapping[str, Any]]:
-    """A list of objects, or the one list in an object around it (RESTCONF names it)."""
-    if isinstance(body, dict) and len(body) == 1:
-        (body,) = body.values()
-    if not isinstance(body, list) or not all(isinstance(row, dict) for row in body):
-        raise ValueError(f"expected a list of objects, got {json_short(body)}")
-    return body
-
-
-def json_object(body: object) -> Mapping[str, Any]:
-    """An object, be it alone in a list or in an object around it; empty for none."""
-    while isinstance(body, (list, dict)) and len(body) == 1:
-        inner = body[0] if isinstance(body, list) else next(iter(body.values()))
-        if isinstance(body, dict) and not isinstance(inner, (list, dict)):
-            break
-        body = inner
-    if isinstance(body, list) and not body:
-        return {}
-    if not isinstance(body, dict):
-        raise ValueError(f"expected an object, got {json_short(body)}")
-    return body
-
-
-def json_text(row: Mapping[str, Any], key: str) -> str:
-    """A value as text; empty where there is none."""
-    value = row.get(key)
-    return "" if value is None else str(value).strip()
-
-
-def json_number(row: Mapping[str, Any], key: str) -> int:
-    """A whole number, be it written as one or as text."""
-    value = row.get(key)
-    if isinstance(value, str) and value.isascii() and value.isdigit():
-        return int(value[:9])
-    if type(value) is not int:
-        raise ValueError(f"expected a number at {key!r} of {json_short(row)}")
-    return value
-
-
-def json_short(body: object) -> str:
-    """JSON as errors may have it, and as alarms are told apart by."""
-    return json.dumps(body, ensure_ascii=False, sort_keys=True, default=str)[:300]

@@ -7,8 +7,8 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from patchlight.controller.circuits.dialect import Dialect, Pattern
 from patchlight.controller.circuits.drivers.table import Row, RowState
-from patchlight.controller.circuits.protocols.session import Dialect, Pattern
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab.portmap import CrossConnect
 

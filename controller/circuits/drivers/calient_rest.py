@@ -14,21 +14,14 @@ from typing import Any, ClassVar
 from patchlight.controller.circuits.contract import (
     Alarm,
     Capabilities,
-    DeviceRefused,
     DirectedPort,
     Identity,
     PortState,
     Severity,
     Standing,
 )
-from patchlight.controller.circuits.drivers.base import (
-    SessionDriver,
-    json_object,
-    json_rows,
-    json_short,
-    json_text,
-    power_dbm,
-)
+from patchlight.controller.circuits.dialect import Pattern, Template, filled
+from patchlight.controller.circuits.drivers.base import power_dbm
 from patchlight.controller.circuits.drivers.calient import (
     CalientDialect,
     CalientRow,
@@ -36,8 +29,14 @@ from patchlight.controller.circuits.drivers.calient import (
     to_aid,
     to_port,
 )
-from patchlight.controller.circuits.protocols.http import HttpClient, HttpDialect, in_json, in_url
-from patchlight.controller.circuits.protocols.session import Pattern, Template, filled
+from patchlight.controller.circuits.drivers.rest import (
+    RestDriver,
+    json_object,
+    json_rows,
+    json_short,
+    json_text,
+)
+from patchlight.controller.circuits.protocols.http import HttpDialect, in_json, in_url
 from patchlight.testbed.lab.portmap import CrossConnect
 
 
@@ -104,12 +103,10 @@ class Half:
     out_power: str
 
 
-class CalientRest(SessionDriver[CalientRow]):
+class CalientRest(RestDriver[CalientRow]):
     """A Calient OCS. See ``CircuitDriver`` for what the methods do."""
 
     built_in = CALIENT
-    client_class = HttpClient
-    client: HttpClient
     _dialect: CalientRestDialect
     # Lists are made here: only making knows them, and breaking wants a series.
     _list_limit = 1 << 16
@@ -121,15 +118,9 @@ class CalientRest(SessionDriver[CalientRow]):
 
     async def identify(self) -> Identity:
         """From the node's configuration and software; empty where it does not say."""
-        dialect, parts = self._dialect, []
-        for path in (dialect.hardware, dialect.software):
-            try:
-                parts.append(await self.client.read(path, json_object))
-            except DeviceRefused as refusal:
-                if refusal.code != "404":
-                    raise
-                parts.append({})
-        hardware, software = parts
+        dialect = self._dialect
+        hardware = await self.client.read(dialect.hardware, json_object, missing={})
+        software = await self.client.read(dialect.software, json_object, missing={})
         return Identity(
             dialect.vendor,
             json_text(hardware, dialect.model_key),
@@ -188,7 +179,7 @@ class CalientRest(SessionDriver[CalientRow]):
 
     async def _make(self, pairs: Sequence[CrossConnect]) -> None:
         """A unit may light a circuit as it is added, or want that said."""
-        dialect, refused = self._dialect, []
+        dialect, refused = self._dialect, list[str]()
         new = (CalientRow.of(dialect, c, self._id(c)) for c in pairs)
         bodies = [filled(dialect.body, in_json, **circuit.values()) for circuit in new]
         many = dialect.bulk and len(bodies) > 1
@@ -198,10 +189,8 @@ class CalientRest(SessionDriver[CalientRow]):
             path, body = (dialect.add, chunk[0])
             if many:
                 path, body = dialect.add_bulk, f"[{','.join(chunk)}]"
-            try:
+            with self._noting(refused):
                 await self._tell("POST", path, body)
-            except DeviceRefused as refusal:
-                refused.append(refusal.words)
         self._raise_if(refused)
 
     async def _activate(
@@ -213,22 +202,16 @@ class CalientRest(SessionDriver[CalientRow]):
     async def _break(
         self, pairs: Sequence[CrossConnect], table: Mapping[CrossConnect, CalientRow]
     ) -> None:
-        refused = []
+        refused: list[str] = []
         async with self.client.series(len(pairs)):
             for circuit in circuits_of(pairs, table):
                 values = circuit.values()
-                try:
+                with self._noting(refused, begin=f"{circuit.conn}: "):
                     if self._dialect.deactivate and circuit.state != "entered":
                         path = filled(self._dialect.deactivate, in_url, **values)
                         await self._tell("POST", path)
                     await self._tell("DELETE", filled(self._dialect.delete, in_url, **values))
-                except DeviceRefused as refusal:
-                    refused.append(f"{circuit.conn}: {refusal.words}")
         self._raise_if(refused)
-
-    async def _tell(self, method: str, path: str, body: str = "") -> None:
-        with self._writes.telling():
-            await self.client.change(method, path, body)
 
     async def _circuits(self) -> list[tuple[Mapping[str, Any], list[Half]]]:
         """Each circuit's row, and its one or two directions."""

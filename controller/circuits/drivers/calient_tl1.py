@@ -14,7 +14,6 @@ from typing import ClassVar
 
 from patchlight.controller.circuits.contract import (
     SIDES,
-    Alarm,
     Capabilities,
     Condition,
     DeviceRefused,
@@ -22,6 +21,7 @@ from patchlight.controller.circuits.contract import (
     Identity,
     PortState,
 )
+from patchlight.controller.circuits.dialect import Bare, Pattern, Template, shortened
 from patchlight.controller.circuits.drivers.base import SessionDriver, power_dbm
 from patchlight.controller.circuits.drivers.calient import (
     CalientDialect,
@@ -32,7 +32,6 @@ from patchlight.controller.circuits.drivers.calient import (
     to_port,
 )
 from patchlight.controller.circuits.drivers.table import TABLES_KEPT
-from patchlight.controller.circuits.protocols.session import Bare, Pattern, Template, shortened
 from patchlight.controller.circuits.protocols.tl1 import SessionDialect, Tl1Client
 from patchlight.controller.circuits.protocols.tl1_messages import can_quote
 from patchlight.testbed.lab.portmap import CrossConnect
@@ -116,10 +115,6 @@ class CalientTl1(SessionDriver[CalientRow]):
             if found := re.match(dialect.identity_line, line):
                 return Identity(dialect.vendor, *found.group("model", "serial", "software", "name"))
         return Identity(dialect.vendor, "", "", "")
-
-    async def alarms(self) -> tuple[Alarm, ...]:
-        """Autonomous messages since ``open``, and what ``RTRV-ALM-ALL`` lists."""
-        return await self.client.hear()
 
     async def port_states(self) -> Mapping[DirectedPort, PortState]:
         """From ``RTRV-PORT``."""
@@ -342,7 +337,7 @@ class CalientTl1(SessionDriver[CalientRow]):
         kind = "2WAY" if circuit.two_way else "1WAY"
         await self.client.command(template, {**self._values(circuit), "kind": kind}, changes=True)
         # Of two steps the first one stays done if the second is refused.
-        self._writes.told = True
+        self._told = True
 
     def _says_no_such(self, refusal: DeviceRefused) -> bool:
         return re.search(self._dialect.no_such_circuit, refusal.words, re.IGNORECASE) is not None

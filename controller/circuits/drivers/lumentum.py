@@ -18,24 +18,16 @@ from typing import ClassVar
 from xml.sax.saxutils import escape
 
 from patchlight.controller.circuits.contract import (
-    Alarm,
     Capabilities,
-    DeviceRefused,
     DirectedPort,
     Identity,
     PortState,
     Side,
 )
+from patchlight.controller.circuits.dialect import Bare, Dialect, Pattern, Template, filled
 from patchlight.controller.circuits.drivers.base import WavelengthSessionDriver, power_dbm
 from patchlight.controller.circuits.drivers.table import Row
 from patchlight.controller.circuits.protocols.netconf import NetconfClient
-from patchlight.controller.circuits.protocols.session import (
-    Bare,
-    Dialect,
-    Pattern,
-    Template,
-    filled,
-)
 from patchlight.testbed.lab.ocs_drivers import NO_LINE
 from patchlight.testbed.lab.spectrum import Channel, ChannelConnect
 
@@ -167,10 +159,6 @@ class LumentumRoadm(WavelengthSessionDriver[ConnectionRow]):
                     powers[port][way.channel] = power_dbm(text, self._dialect.dark_dbm)
         return powers
 
-    async def alarms(self) -> tuple[Alarm, ...]:
-        """Notifications since ``open``."""
-        return self.client.hear()
-
     async def _table(self) -> Mapping[ChannelConnect, ConnectionRow]:
         return {way: row for way, row in await self._connections() if way is not None}
 
@@ -210,17 +198,14 @@ class LumentumRoadm(WavelengthSessionDriver[ConnectionRow]):
         self, pairs: Sequence[ChannelConnect], table: Mapping[ChannelConnect, ConnectionRow]
     ) -> None:
         # Numbers may have been given anew since the table was read.
-        now, refused = await self._table(), []
+        now, refused = await self._table(), list[str]()
         for way in pairs:
             if (row := now.get(way)) is None:
                 continue
             template = self._dialect.disconnect
             request = filled(template, escape, module=row.module, conn=row.number)
-            try:
-                with self._writes.telling():
-                    await self.client.tell(request)
-            except DeviceRefused as refusal:
-                refused.append(refusal.words)
+            with self._noting(refused), self._telling():
+                await self.client.tell(request)
         self._raise_if(refused)
 
     async def _activate(
@@ -293,9 +278,6 @@ class LumentumRoadm(WavelengthSessionDriver[ConnectionRow]):
             return 1 if self._beside_line or not more else None
         above = fibre - (dialect.add_base if side == "in" else dialect.drop_base)
         return above + self._beside_line if more and above > 0 else None
-
-    def _will_not(self, words: str) -> DeviceRefused:
-        return DeviceRefused(f"{self.name}: {words}", words=words)
 
 
 def _ends(way: ChannelConnect) -> tuple[DirectedPort, DirectedPort]:

@@ -14,7 +14,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,16 +31,11 @@ from patchlight.controller.circuits.contract import (
     PortState,
     Standing,
 )
+from patchlight.controller.circuits.dialect import Dialect, corrected
 from patchlight.controller.circuits.drivers.base import CircuitTableDriver
 from patchlight.controller.circuits.drivers.table import Row
-from patchlight.controller.circuits.protocols.session import Dialect, corrected
-from patchlight.controller.openflow.client import (
-    Speaker,
-    SpeakerFailed,
-    SpeakerOptions,
-    SpeakerRefused,
-)
-from patchlight.controller.openflow.flowtable import FlowEntry, Match, Message
+from patchlight.controller.openflow.client import Speaker, SpeakerFailed, SpeakerRefused
+from patchlight.controller.openflow.flowtable import FlowEntry, Match, Message, SpeakerOptions
 from patchlight.testbed.errors import BadInput, OutcomeUnknown, PatchlightError
 from patchlight.testbed.lab.model import CircuitSwitch
 from patchlight.testbed.lab.portmap import CrossConnect
@@ -281,6 +276,14 @@ class OpenFlowSwitch(CircuitTableDriver[FlowRow]):
         self._alarms = AlarmLog()
         self._look_again_at = 0.0
 
+    async def open(self) -> None:
+        """Listen for the switch, and wait for it."""
+        await self.client.open()
+
+    async def close(self) -> None:
+        """Stop listening; circuits stay."""
+        await self.client.close()
+
     async def identify(self) -> Identity:
         """From the switch's description."""
         description = await self.client.ask("describe")
@@ -298,11 +301,6 @@ class OpenFlowSwitch(CircuitTableDriver[FlowRow]):
         base = {"in": self._dialect.in_base, "out": self._dialect.out_base}
         ports = self._all_ports()
         return {port: _state(described.get(base[port.side] + port.number)) for port in ports}
-
-    async def power(self, ports: Iterable[DirectedPort]) -> Mapping[DirectedPort, float | None]:
-        """No power: OpenFlow 1.3 does not tell of it."""
-        self._checked_ports(ports)
-        return {}
 
     async def alarms(self) -> tuple[Alarm, ...]:
         """What happened to ports and the connection; flow entries of others and bad ports."""
@@ -354,14 +352,14 @@ class OpenFlowSwitch(CircuitTableDriver[FlowRow]):
         if free:
             words += await self._apply(adds=[self._entry(c) for c in free])
         if words:
-            raise DeviceRefused(f"{self.name}: {words[0]}", words=words[0])
+            raise self._will_not(words[0])
 
     async def _break(
         self, pairs: Sequence[CrossConnect], table: Mapping[CrossConnect, FlowRow]
     ) -> None:
         words = await self._apply(removes=[table[c].entry for c in pairs])
         if words:
-            raise DeviceRefused(f"{self.name}: {words[0]}", words=words[0])
+            raise self._will_not(words[0])
 
     async def _apply(
         self, *, removes: Sequence[FlowEntry] = (), adds: Sequence[FlowEntry] = ()
@@ -375,9 +373,7 @@ class OpenFlowSwitch(CircuitTableDriver[FlowRow]):
             )
         except SpeakerRefused as refused:
             if not refused.failed:
-                raise DeviceRefused(f"{self.name}: {refused.message}", words=refused.message) from (
-                    refused
-                )
+                raise self._will_not(refused.message) from refused
             return [str(failure["error"]) for failure in refused.failed]
         return []
 

@@ -6,48 +6,39 @@ Run against the emulated device only so far.
 import functools
 import logging
 import re
-from abc import abstractmethod
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import starmap
-from typing import ClassVar, cast
+from typing import ClassVar, TypeVar, cast
 
 from patchlight.controller.circuits.contract import (
     SIDES,
     Alarm,
-    Capabilities,
     Condition,
     DeviceRefused,
     DirectedPort,
     Identity,
-    PortState,
     Side,
 )
-from patchlight.controller.circuits.drivers.base import (
-    NumberedDriver,
-    Numbering,
-    condition,
-    power_dbm,
-)
-from patchlight.controller.circuits.drivers.table import TABLES_KEPT, UP, Row
-from patchlight.controller.circuits.protocols.connection import (
-    BUFFER_LIMIT,
-    DeviceConnection,
-    FramingError,
-    LineFramer,
-    Session,
-)
-from patchlight.controller.circuits.protocols.session import (
+from patchlight.controller.circuits.dialect import (
     AnyPolatisDialect,
     Bare,
-    DeviceSession,
-    Dialect,
     Pattern,
+    Session,
     Template,
     filled,
     shortened,
 )
-from patchlight.testbed.errors import BadInput, PatchlightError
+from patchlight.controller.circuits.drivers.base import Numbering, PolatisDriver, condition
+from patchlight.controller.circuits.drivers.table import TABLES_KEPT, UP, Row
+from patchlight.controller.circuits.protocols.connection import (
+    BUFFER_LIMIT,
+    FramingError,
+    LineFramer,
+    Take,
+)
+from patchlight.controller.circuits.protocols.session import DeviceSession
+from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab.portmap import CrossConnect
 
 # No byte fits two branches, so it takes linear time whatever comes. (A doubled quote in quotes
@@ -60,19 +51,24 @@ _WORD = re.compile(r"[A-Za-z0-9_.-]+")
 _UNQUOTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _CHANNELS_LIMIT = 1 << 16
 Errors = list[tuple[str, str]]  # code and words
+A = TypeVar("A")
 
 
 @dataclass(frozen=True)
-class ScpiDialect(Dialect):
-    """What a session takes.
+class PolatisScpiDialect(AnyPolatisDialect):
+    """What a session with a Polatis switch takes.
 
     ``confirm`` is put behind a command that changes something, and the device answers it
     with ``confirmed`` when it is done. ``errors`` asks for all errors and is sent after
     every command, with ``then`` between (``;`` would put both in one message): a device
     answers a command in error with nothing at all. Set ``login`` where a unit wants one.
+
+    ``{ins}``, ``{outs}`` and ``{ports}`` are lists of the device's port numbers. Patterns
+    match a whole answer and name their groups as below. ``ask_limit`` is how many ports one
+    question takes.
     """
 
-    FIELDS: ClassVar[frozenset[str]] = frozenset({"user", "password"})
+    FIELDS: ClassVar[frozenset[str]] = frozenset({"user", "password", "ins", "outs", "ports"})
 
     login: Template = ""
     keep_alive: Template = "*OPC?"
@@ -83,19 +79,6 @@ class ScpiDialect(Dialect):
     error_entry: Pattern = (
         r'\s*(?P<code>[+-]?[0-9]{1,9})\s*,\s*"(?P<words>[^"]*(?:""[^"]*)*)"(?!")\s*'
     )
-
-
-@dataclass(frozen=True)
-class PolatisScpiDialect(ScpiDialect, AnyPolatisDialect):
-    """What a Polatis switch takes.
-
-    ``{ins}``, ``{outs}`` and ``{ports}`` are lists of the device's port numbers. Patterns
-    match a whole answer and name their groups as below. ``ask_limit`` is how many ports one
-    question takes.
-    """
-
-    FIELDS: ClassVar[frozenset[str]] = ScpiDialect.FIELDS | {"ins", "outs", "ports"}
-
     identity: Template = "*IDN?"
     size: Template = ":oxc:swit:size?"
     connect: Template = ":oxc:swit:conn:add (@{ins}),(@{outs})"
@@ -163,13 +146,13 @@ def channels(text: str) -> list[int]:
     return numbers
 
 
-class ScpiClient(DeviceSession[str, ScpiDialect]):
+class ScpiClient(DeviceSession[str, PolatisScpiDialect]):
     """One connection to one device. All methods belong to one event loop."""
 
     protocol = "SCPI"
     log = logging.getLogger("patchlight.scpi")
 
-    def __init__(self, session: Session, dialect: ScpiDialect) -> None:
+    def __init__(self, session: Session, dialect: PolatisScpiDialect) -> None:
         super().__init__(session, dialect)
         self._entry = re.compile(dialect.error_entry)
 
@@ -189,20 +172,16 @@ class ScpiClient(DeviceSession[str, ScpiDialect]):
         confirmed = f"{command}{self._dialect.confirm}"
         await self._command(confirmed, self._dialect.confirmed, changes=True)
 
-    async def look(self) -> None:
-        """Ask for errors alone: what the device reported meanwhile becomes alarms."""
-
-        async def exchange(connection: DeviceConnection[str], timeout_s: float) -> None:
-            self._note((await self._exchange(connection, timeout_s, ""))[1])
-
-        await self._run(exchange, lambda: self._dialect.errors, changes=False)
+    async def hear(self) -> tuple[Alarm, ...]:
+        """What it reported; it is asked for its errors to hear the newest."""
+        await self._told("", self._reported, lambda: self._dialect.errors, changes=False)
+        return self.alarms
 
     async def _command(self, command: str, answer: str, *, changes: bool) -> str:
         def shown() -> str:
             return self._mask(shortened(command))
 
-        async def exchange(connection: DeviceConnection[str], timeout_s: float) -> str:
-            answers, errors = await self._exchange(connection, timeout_s, command)
+        def understood(answers: list[str], errors: Errors) -> str:
             if errors and (changes or not answers):
                 raise self._refused(shown(), _words(errors), errors[0][0])
             self._note(errors)
@@ -210,22 +189,27 @@ class ScpiClient(DeviceSession[str, ScpiDialect]):
                 raise FramingError(f"it answered {self._mask(shortened('; '.join(answers)))!r}")
             return answers[0]
 
-        return await self._run(exchange, shown, changes=changes)
+        return await self._told(command, understood, shown, changes=changes)
 
     def _framer(self) -> LineFramer:
         return LineFramer(protocol=self.protocol)
 
     async def _log_in(self) -> None:
-        session, command = self._session, ""
+        session, command, understood = self._session, "", self._reported
         if self._dialect.login:
             command = filled(
                 self._dialect.login, quoted, user=session.user, password=session.password
             )
-        # A banner may stand before the first answer: only the errors are looked at.
-        _, errors = await self._exchange(self._connected(), session.timeouts.answer_s, command)
-        if command and errors:
-            raise session.login_refused(_words(errors))
-        self._note(errors)
+
+            # A banner may stand before the first answer: only the errors are looked at.
+            def understood(answers: list[str], errors: Errors) -> bool:
+                if errors:
+                    raise session.login_refused(_words(errors))
+                return True
+
+        self._sends(self._mask(command))
+        text, take = self._message(command), self._taking(command, understood)
+        await self._connected().exchange(text, take, session.timeouts.answer_s)
 
     async def _log_out(self) -> None:
         """SCPI knows no farewell."""
@@ -233,33 +217,47 @@ class ScpiClient(DeviceSession[str, ScpiDialect]):
     async def _say_something(self) -> None:
         await self.ask(self._dialect.keep_alive, r".*")
 
-    async def _exchange(
-        self, connection: DeviceConnection[str], timeout_s: float, command: str
-    ) -> tuple[list[str], Errors]:
-        """Send; the answers up to the error queue's, and what that holds."""
-        between = self._dialect.then if command else ""
-        async with self._in_step(connection, timeout_s):
-            self._sends(self._mask(command) if self._dialect.login else command)
-            connection.send(f"{command}{between}{self._dialect.errors}")
-            return await self._collect(connection, (command, self._dialect.errors))
+    async def _told(
+        self,
+        command: str,
+        understood: Callable[[list[str], Errors], A],
+        shown: Callable[[], str],
+        *,
+        changes: bool,
+    ) -> A:
+        taking = functools.partial(self._taking, command, understood)
+        return await self._in_step(self._message(command), taking, shown, changes=changes)
 
-    async def _collect(
-        self, connection: DeviceConnection[str], sent: Sequence[str]
-    ) -> tuple[list[str], Errors]:
+    def _message(self, command: str) -> str:
+        """A command, and the question for errors that ends its answer."""
+        return f"{command}{self._dialect.then if command else ''}{self._dialect.errors}"
+
+    def _taking(self, command: str, understood: Callable[[list[str], Errors], A]) -> Take[str, A]:
+        """Gathers the answers up to the error queue's, and what that holds."""
         answers: list[str] = []
-        size = 0
-        while True:
-            line = await connection.receive()
-            size += len(line)
-            if size > BUFFER_LIMIT:
-                raise FramingError(f"the answer is longer than {BUFFER_LIMIT} bytes")
-            if line in sent:
-                continue  # an echo
-            for unit in units(line):
-                errors = self._errors(unit)
-                if errors is not None:
-                    return answers, errors
-                answers.append(unit)
+        size, sent = 0, (command, self._dialect.errors)
+
+        def take(lines: Sequence[str]) -> A | None:
+            nonlocal size
+            for line in lines:
+                size += len(line)
+                if size > BUFFER_LIMIT:
+                    raise FramingError(f"the answer is longer than {BUFFER_LIMIT} bytes")
+                if line in sent:
+                    continue  # an echo
+                for unit in units(line):
+                    errors = self._errors(unit)
+                    if errors is not None:
+                        return understood(answers, errors)
+                    answers.append(unit)
+            return None
+
+        return take
+
+    def _reported(self, answers: list[str], errors: Errors) -> bool:
+        """Errors that no command of ours explains: the device tells of itself."""
+        self._note(errors)
+        return True
 
     def _errors(self, text: str) -> Errors | None:
         """The entries of the error queue's answer (without "no error"), if it is one."""
@@ -289,69 +287,6 @@ def _words(errors: Errors) -> str:
 _PAIRS_KEPT = 1 << 14
 
 
-class PolatisDriver(NumberedDriver):
-    """What drivers of Polatis switches share, whatever they speak. See ``CircuitDriver``."""
-
-    _dialect: AnyPolatisDialect
-
-    @abstractmethod
-    async def identify(self) -> Identity:
-        """Vendor, model, serial number and software of the device."""
-
-    @abstractmethod
-    async def _size(self, model: str) -> tuple[int, int]:
-        """How many inputs and outputs."""
-
-    @abstractmethod
-    async def _monitored_sides(self, numbering: Numbering) -> Collection[Side]:
-        """The sides that have power monitors."""
-
-    @abstractmethod
-    async def _states(self) -> Mapping[DirectedPort, str]:
-        """The state of every port, as the device tells it."""
-
-    @abstractmethod
-    async def _powers(self, ports: Sequence[DirectedPort]) -> Mapping[DirectedPort, str]:
-        """The power at these ports, or at more, as the device tells it."""
-
-    @abstractmethod
-    def _condition(self, state: str) -> Condition:
-        """What the device's word for a port's state means."""
-
-    async def port_states(self) -> Mapping[DirectedPort, PortState]:
-        """Of each port that the lab knows: enabled, disabled, failed."""
-        states, last = await self._states(), self.ports
-        known = {state: PortState(self._condition(state), state) for state in {*states.values()}}
-        return {port: known[state] for port, state in states.items() if port.number <= last}
-
-    async def power(self, ports: Iterable[DirectedPort]) -> Mapping[DirectedPort, float | None]:
-        """At the ports that have monitors."""
-        asked = self._checked_ports(ports)
-        if not asked:
-            return {}
-        powers, dark_dbm = await self._powers(asked), self._dialect.dark_dbm
-        return {port: power_dbm(powers[port], dark_dbm) for port in asked if port in powers}
-
-    async def _with_monitors(self, ports: Iterable[DirectedPort]) -> list[DirectedPort]:
-        await self._numbering()
-        power = self._capabilities
-        monitored = {"in": power.power_in, "out": power.power_out}
-        return [port for port in ports if monitored[port.side]]
-
-    async def _learn(self) -> Numbering:
-        model = (await self.identify()).model
-        if re.search(self._dialect.any_to_any, model):
-            raise PatchlightError(
-                f"{self.name} is a {model}: a switch of single fibres, any to any",
-                hint="this driver knows switches with inputs and outputs only",
-            )
-        numbering = Numbering.polatis(*await self._size(model))
-        numbering.check_holds(self.name, self.ports)
-        sides = await self._monitored_sides(numbering)
-        self._capabilities = Capabilities(power_in="in" in sides, power_out="out" in sides)
-        return numbering
-
-
 class PolatisScpi(PolatisDriver):
     """A Polatis OCS. See ``CircuitDriver`` for what the methods do."""
 
@@ -367,13 +302,9 @@ class PolatisScpi(PolatisDriver):
         rest = (answer[part].strip().strip('"') for part in ("model", "serial", "software"))
         return Identity(vendor, *rest)
 
-    async def alarms(self) -> tuple[Alarm, ...]:
-        """What the error queue held that no command of ours explains."""
-        await self.client.look()
-        return self.client.alarms
-
     async def _table(self) -> Mapping[CrossConnect, Row]:
-        await self._numbering()
+        if self._known is None:
+            await self._numbering()
         dialect = self._dialect
         return self._understood(await self.client.ask(dialect.read_map, dialect.map_answer))
 
@@ -445,10 +376,13 @@ class PolatisScpi(PolatisDriver):
     ) -> dict[DirectedPort, str]:
         """One value for each port, asked for in lists as long as the device takes."""
         per_port: dict[DirectedPort, str] = {}
-        to_number, limit = (await self._numbering()).to_number, self._dialect.ask_limit
+        to_numbers, limit = (
+            (self._known or await self._numbering()).to_numbers,
+            self._dialect.ask_limit,
+        )
         for start in range(0, len(ports), limit):
             chunk = ports[start : start + limit]
-            numbers = ",".join(str(to_number(port.side, port.number)) for port in chunk)
+            numbers = ",".join(map(str, to_numbers(chunk)))
             match = await self._ask(filled(template, quoted, ports=Bare(numbers)), answer)
             values = [value.strip() for value in match[group].split(",")]
             if len(values) != len(chunk):

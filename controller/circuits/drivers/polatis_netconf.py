@@ -11,25 +11,17 @@ from dataclasses import dataclass
 from typing import ClassVar
 from xml.sax.saxutils import escape
 
-from patchlight.controller.circuits.contract import (
-    SIDES,
-    Alarm,
-    Condition,
-    DirectedPort,
-    Identity,
-    Side,
-)
-from patchlight.controller.circuits.drivers.base import Numbering, condition
-from patchlight.controller.circuits.drivers.polatis import PolatisDriver
-from patchlight.controller.circuits.drivers.table import UP, Row
-from patchlight.controller.circuits.protocols.netconf import NetconfClient
-from patchlight.controller.circuits.protocols.session import (
+from patchlight.controller.circuits.contract import SIDES, Condition, DirectedPort, Identity, Side
+from patchlight.controller.circuits.dialect import (
     AnyPolatisDialect,
     Bare,
     Pattern,
     Template,
     filled,
 )
+from patchlight.controller.circuits.drivers.base import Numbering, PolatisDriver, condition
+from patchlight.controller.circuits.drivers.table import UP, Row
+from patchlight.controller.circuits.protocols.netconf import NetconfClient
 from patchlight.testbed.lab.portmap import CrossConnect
 
 _FEW = 16  # up to so many ports are asked for one by one, more all together
@@ -90,10 +82,6 @@ class PolatisNetconf(PolatisDriver):
         vendor, *rest = (self._text(data, f".//{{*}}{leaf}") for leaf in leaves)
         return Identity(vendor or self._dialect.vendor, *rest)
 
-    async def alarms(self) -> tuple[Alarm, ...]:
-        """Notifications since ``open``."""
-        return self.client.hear()
-
     async def _table(self) -> Mapping[CrossConnect, Row]:
         numbering, table = await self._numbering(), {}
         data = await self.client.get(self._dialect.read_map)
@@ -146,7 +134,7 @@ class PolatisNetconf(PolatisDriver):
     def _power_filter(self, numbering: Numbering, ports: Sequence[DirectedPort]) -> str:
         listed = ""
         if len(ports) <= _FEW:
-            numbers = (numbering.to_number(port.side, port.number) for port in ports)
+            numbers = numbering.to_numbers(ports)
             listed = "".join(filled(self._dialect.port, escape, port=number) for number in numbers)
         return filled(self._dialect.power, escape, ports=Bare(listed))
 

@@ -18,25 +18,23 @@ from patchlight.controller.circuits.contract import (
     Side,
     Standing,
 )
-from patchlight.controller.circuits.drivers.base import (
-    Numbering,
-    condition,
-    json_number,
-    json_object,
-    json_rows,
-    json_short,
-    json_text,
-)
-from patchlight.controller.circuits.drivers.polatis import PolatisDriver
-from patchlight.controller.circuits.drivers.table import UP, Row
-from patchlight.controller.circuits.protocols.http import HttpClient, HttpDialect, in_json, in_url
-from patchlight.controller.circuits.protocols.session import (
+from patchlight.controller.circuits.dialect import (
     AnyPolatisDialect,
     Bare,
     Pattern,
     Template,
     filled,
 )
+from patchlight.controller.circuits.drivers.base import Numbering, PolatisDriver, condition
+from patchlight.controller.circuits.drivers.rest import (
+    json_number,
+    json_object,
+    json_rows,
+    json_short,
+    json_text,
+)
+from patchlight.controller.circuits.drivers.table import UP, Row
+from patchlight.controller.circuits.protocols.http import HttpClient, HttpDialect, in_json, in_url
 from patchlight.testbed.lab.portmap import CrossConnect
 
 
@@ -106,12 +104,7 @@ class PolatisRestconf(PolatisDriver):
 
     async def alarms(self) -> tuple[Alarm, ...]:
         """The device's list of alarms, each as it appeared there."""
-        try:
-            rows = await self.client.read(self._dialect.system_alarms, json_rows)
-        except DeviceRefused as refusal:
-            if refusal.code != "404":
-                raise
-            rows = []
+        rows = await self.client.read(self._dialect.system_alarms, json_rows, missing=[])
         now = dict.fromkeys(json_short(row) for row in rows)
         alarms = self.client.alarms
         alarms.stands(Standing(self._severity(words), self.name, words) for words in now)
@@ -130,7 +123,7 @@ class PolatisRestconf(PolatisDriver):
     async def _make(self, pairs: Sequence[CrossConnect]) -> None:
         # The device would take ports from their circuits without a word; we do not.
         for words in self._busy(pairs, self._last).values():
-            raise DeviceRefused(f"{self.name}: {words}", words=words)
+            raise self._will_not(words)
         dialect, numbers = self._dialect, await self._numbers(pairs)
         rows = (
             filled(dialect.pair, in_json, ingress=ingress, egress=egress)
@@ -156,7 +149,7 @@ class PolatisRestconf(PolatisDriver):
 
     async def _tell(self, method: str, path: str, body: str = "") -> None:
         guard = {"If-Match": self._etag} if self._dialect.guard and self._etag else {}
-        with self._writes.telling():
+        with self._telling():
             reply = await self.client.change(method, path, body, guard)
         # The map is another now: what guards the next step of ours is its ETag, if it is told.
         self._etag = reply.etag
@@ -185,16 +178,12 @@ class PolatisRestconf(PolatisDriver):
     ) -> dict[DirectedPort, Mapping[str, Any]]:
         """The rows of a list by their port; none where the device has no such list."""
         key = self._dialect.port_key
-        try:
-            rows = await self.client.read(
-                path, lambda body: [(json_number(row, key), row) for row in json_rows(body)]
-            )
-        except DeviceRefused as refusal:
-            if refusal.code != "404":
-                raise
-            return {}
-        ports = ((numbering.to_port(number), row) for number, row in rows)
-        return {port: row for port, row in ports if port is not None}
+
+        def listed(body: object) -> dict[DirectedPort, Mapping[str, Any]]:
+            ports = ((numbering.to_port(json_number(row, key)), row) for row in json_rows(body))
+            return {port: row for port, row in ports if port is not None}
+
+        return await self.client.read(path, listed, missing=[])
 
     def _cross_connect(self, row: Mapping[str, Any], numbering: Numbering) -> CrossConnect:
         keys = (self._dialect.ingress_key, self._dialect.egress_key)

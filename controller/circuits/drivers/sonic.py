@@ -23,16 +23,11 @@ from patchlight.controller.circuits.contract import (
     PortState,
     Standing,
 )
-from patchlight.controller.circuits.drivers.base import (
-    Numbering,
-    SessionDriver,
-    json_rows,
-    json_short,
-    json_text,
-)
+from patchlight.controller.circuits.dialect import Bare, Pattern, Template, filled
+from patchlight.controller.circuits.drivers.base import Numbering
+from patchlight.controller.circuits.drivers.rest import RestDriver, json_rows, json_short, json_text
 from patchlight.controller.circuits.drivers.table import Row, RowState
-from patchlight.controller.circuits.protocols.http import HttpClient, HttpDialect, in_json, in_url
-from patchlight.controller.circuits.protocols.session import Bare, Pattern, Template, filled
+from patchlight.controller.circuits.protocols.http import HttpDialect, in_json, in_url
 from patchlight.testbed.lab.portmap import CrossConnect
 
 log = logging.getLogger("patchlight.ocs.sonic")
@@ -96,12 +91,10 @@ class SonicRow(Row):
     configured: bool = True
 
 
-class SonicOcs(SessionDriver[SonicRow]):
+class SonicOcs(RestDriver[SonicRow]):
     """An OCS that runs SONiC. See ``CircuitDriver`` for what the methods do."""
 
     built_in = SONIC
-    client_class = HttpClient
-    client: HttpClient
     _dialect: SonicOcsDialect
     capabilities = Capabilities()
     _losses: Mapping[CrossConnect, float] | None = None
@@ -139,11 +132,6 @@ class SonicOcs(SessionDriver[SonicRow]):
                 failed = re.fullmatch(dialect.failed, words)
                 states[port] = PortState("failed" if failed else "ready", words)
         return states
-
-    async def power(self, ports: Iterable[DirectedPort]) -> Mapping[DirectedPort, float | None]:
-        """Nothing: the model has no power monitors."""
-        self._checked_ports(ports)
-        return {}
 
     async def alarms(self) -> tuple[Alarm, ...]:
         """The ports that have failed, each as it appeared."""
@@ -191,14 +179,11 @@ class SonicOcs(SessionDriver[SonicRow]):
         return table
 
     def _state(self, words: str) -> RowState:
-        for state, pattern in (
-            ("up", self._dialect.up),
-            ("entered", self._dialect.parked),
-            ("failed", self._dialect.failed),
-        ):
-            if re.fullmatch(pattern, words):
-                return state  # type: ignore[return-value]
-        return "coming"
+        if re.fullmatch(self._dialect.up, words):
+            return "up"
+        if re.fullmatch(self._dialect.parked, words):
+            return "entered"
+        return "failed" if re.fullmatch(self._dialect.failed, words) else "coming"
 
     async def _make(self, pairs: Sequence[CrossConnect]) -> None:
         dialect = self._dialect
@@ -220,19 +205,12 @@ class SonicOcs(SessionDriver[SonicRow]):
         # What only the hardware still holds can be deleted once it is in the configuration.
         if unknown := [c for c in pairs if c in table and not table[c].configured]:
             await self._make(unknown)
-        refused = []
+        refused: list[str] = []
         async with self.client.series(len(pairs)):
             for c in pairs:
-                try:
+                with self._noting(refused, done="404"):
                     await self._tell("DELETE", filled(self._dialect.delete, in_url, id=self._id(c)))
-                except DeviceRefused as refusal:
-                    if refusal.code != "404":
-                        refused.append(refusal.words)
         self._raise_if(refused)
-
-    async def _tell(self, method: str, path: str, body: str = "") -> None:
-        with self._writes.telling():
-            await self.client.change(method, path, body)
 
     async def _per_port(self, path: str, key: str = "") -> dict[DirectedPort, str]:
         """What each port's row in a list says at ``key``."""
@@ -247,12 +225,7 @@ class SonicOcs(SessionDriver[SonicRow]):
 
     async def _rows(self, path: str) -> list[Mapping[str, Any]]:
         """The rows of a list, in whatever is around it; an empty one is not found."""
-        try:
-            return await self.client.read(path, _innermost)
-        except DeviceRefused as refusal:
-            if refusal.code != "404":
-                raise
-            return []
+        return await self.client.read(path, _innermost, missing=[])
 
     def _circuit(self, row: Mapping[str, Any]) -> CrossConnect:
         match = re.fullmatch(self._dialect.circuit, json_text(row, self._dialect.id_key))

@@ -25,6 +25,7 @@ from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar
 
 from patchlight.controller.circuits.contract import (
     SIDES,
+    Alarm,
     DeviceRefused,
     DeviceUnreachable,
     DirectedPort,
@@ -33,8 +34,13 @@ from patchlight.controller.circuits.contract import (
     Refusal,
     Side,
 )
-from patchlight.controller.circuits.protocols.connection import DEFAULT_TIMEOUTS, Session, Timeouts
-from patchlight.controller.circuits.protocols.session import Dialect, corrected
+from patchlight.controller.circuits.dialect import (
+    DEFAULT_TIMEOUTS,
+    Dialect,
+    Session,
+    Timeouts,
+    corrected,
+)
 from patchlight.testbed.errors import BadInput, OutcomeUnknown
 from patchlight.testbed.lab.model import OpticalSwitch
 from patchlight.testbed.lab.portmap import JoinsPorts
@@ -42,44 +48,6 @@ from patchlight.testbed.lab.portmap import JoinsPorts
 _JUST_READ_S = 0.01
 T = TypeVar("T")
 C = TypeVar("C", bound=JoinsPorts)
-
-
-class SerialWrites:
-    """Serialises the changes of the device ``name``.
-
-    ``told``: whether the change under way has told the device anything yet. Whoever tells it
-    something sets that, or does so within ``telling``.
-    """
-
-    def __init__(self, name: str) -> None:
-        self.told = False
-        self._name = name
-        self._lock = asyncio.Lock()
-
-    @contextlib.contextmanager
-    def telling(self) -> Iterator[None]:
-        """The device is told something in the block: some of it may be done where it refuses."""
-        try:
-            yield
-        except DeviceRefused:
-            self.told = True
-            raise
-        self.told = True
-
-    @contextlib.asynccontextmanager
-    async def change(self) -> AsyncIterator[None]:
-        """Once something was told, not reaching the device any more is an unknown outcome."""
-        async with self._lock:
-            self.told = False
-            try:
-                yield
-            except (DeviceUnreachable, DeviceRefused, LoginRefused) as error:
-                if not self.told:
-                    raise
-                raise OutcomeUnknown(
-                    f"{self._name} was told to change, then: {error.message}",
-                    hint="read the device's map before anything else",
-                ) from error
 
 
 class JustRead(Generic[T]):
@@ -150,6 +118,9 @@ class Client(Protocol):
     async def close(self) -> None:
         """Log out and let go."""
 
+    async def hear(self) -> tuple[Alarm, ...]:
+        """What the device reported, oldest first."""
+
 
 @dataclass(frozen=True, slots=True)
 class Row:
@@ -172,13 +143,12 @@ R = TypeVar("R", bound=Row)
 
 
 class TableDriver(ABC, Generic[C, M, R]):
-    """See ``SwitchDriver`` for what the methods do. A driver sets ``client``."""
-
-    client: Client
+    """See ``SwitchDriver`` for what the methods do."""
 
     def __init__(self, switch: OpticalSwitch) -> None:
         self._switch = switch
-        self._writes = SerialWrites(switch.name)
+        self._told = False  # whether the change under way has told the device anything yet
+        self._one_change = asyncio.Lock()
         self._just_read = JustRead[Mapping[C, R]]()
         self._last_map: tuple[Mapping[C, R], M] | None = None
 
@@ -248,14 +218,6 @@ class TableDriver(ABC, Generic[C, M, R]):
         """The switch's name in the lab."""
         return self._switch.name
 
-    async def open(self) -> None:
-        """Reach the device and log in."""
-        await self.client.open()
-
-    async def close(self) -> None:
-        """Log out; circuits stay."""
-        await self.client.close()
-
     async def read_map(self) -> M:
         """What the device's table holds active, with what failed: that holds its ports."""
         table = await self._just_read.read(self._table)
@@ -271,7 +233,7 @@ class TableDriver(ABC, Generic[C, M, R]):
         """In lists as long as the device takes; what a list did not bring about, singly."""
         loop = asyncio.get_running_loop()
         began, asked = loop.time(), self._checked(pairs)
-        async with self._writes.change():
+        async with self._change():
             table = await self._beside(asked)
             refused = self._busy(asked, table)
             new, ours, failed = [], [], []
@@ -297,7 +259,7 @@ class TableDriver(ABC, Generic[C, M, R]):
         """
         loop = asyncio.get_running_loop()
         began, asked = loop.time(), self._checked(pairs)
-        async with self._writes.change():
+        async with self._change():
             table = self._just_read.table
             if table is None:
                 table = await self._about(asked)
@@ -328,6 +290,11 @@ class TableDriver(ABC, Generic[C, M, R]):
                         refused[c.reverse] = refused[c]
         return outcome(asked, refused, loop.time() - began)
 
+    async def power(self, ports: Iterable[DirectedPort]) -> Mapping[DirectedPort, float | None]:
+        """Nothing, where a driver does not say otherwise: it has no power monitors."""
+        self._checked_ports(ports)
+        return {}
+
     def _checked_ports(self, ports: Iterable[DirectedPort]) -> list[DirectedPort]:
         """Each once, in order; ``BadInput`` for one outside the device."""
         unique, last_of = sorted(set(ports)), {side: self._count(side) for side in SIDES}
@@ -346,6 +313,44 @@ class TableDriver(ABC, Generic[C, M, R]):
             words=answer,
             hint=f"if its firmware says it differently, correct the dialect {self._switch.driver}",
         )
+
+    def _will_not(self, words: str) -> DeviceRefused:
+        return DeviceRefused(f"{self.name}: {words}", words=words)
+
+    @contextlib.asynccontextmanager
+    async def _change(self) -> AsyncIterator[None]:
+        """One change at a time. Once something was told, not reaching the device any more is an
+        unknown outcome."""
+        async with self._one_change:
+            self._told = False
+            try:
+                yield
+            except (DeviceUnreachable, DeviceRefused, LoginRefused) as error:
+                if not self._told:
+                    raise
+                raise OutcomeUnknown(
+                    f"{self.name} was told to change, then: {error.message}",
+                    hint="read the device's map before anything else",
+                ) from error
+
+    @contextlib.contextmanager
+    def _telling(self) -> Iterator[None]:
+        """The device is told something in the block: some of it may be done where it refuses."""
+        try:
+            yield
+        except DeviceRefused:
+            self._told = True
+            raise
+        self._told = True
+
+    @contextlib.contextmanager
+    def _noting(self, refused: list[str], done: str = "", begin: str = "") -> Iterator[None]:
+        """What is refused in the block goes into ``refused``, unless its code means ``done``."""
+        try:
+            yield
+        except DeviceRefused as refusal:
+            if not done or refusal.code != done:
+                refused.append(f"{begin}{refusal.words}")
 
     def _raise_if(self, refused: Sequence[str]) -> None:
         """``DeviceRefused`` with the words of all that were refused, if any were."""
@@ -370,7 +375,7 @@ class TableDriver(ABC, Generic[C, M, R]):
             finally:
                 self._just_read.forget()
             # Of a refused list some may have been done.
-            self._writes.told = True
+            self._told = True
         return words
 
     async def _settle(
@@ -424,6 +429,7 @@ class TableDriver(ABC, Generic[C, M, R]):
 class SessionTable(TableDriver[C, M, R]):
     """A driver over a session: it says which ``client_class`` it talks with."""
 
+    client: Client
     built_in: ClassVar[Dialect]
     client_class: ClassVar[type[Client]]
     _dialect: Dialect
@@ -438,6 +444,18 @@ class SessionTable(TableDriver[C, M, R]):
         super().__init__(switch)
         self._dialect = dialect or corrected(switch.driver, self.built_in)
         self.client = self.client_class(Session.of(switch, password, timeouts), self._dialect)
+
+    async def open(self) -> None:
+        """Reach the device and log in."""
+        await self.client.open()
+
+    async def close(self) -> None:
+        """Log out; circuits stay."""
+        await self.client.close()
+
+    async def alarms(self) -> tuple[Alarm, ...]:
+        """What the device reported, and what it lists where it can be asked."""
+        return await self.client.hear()
 
 
 def _once(pairs: Iterable[C], table: Mapping[C, Row]) -> list[C]:

@@ -6,21 +6,20 @@ commands. Run against the emulated device only so far; the commands are in the t
 
 import re
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 from patchlight.controller.circuits.contract import (
-    Alarm,
     Capabilities,
     Condition,
     DirectedPort,
     Identity,
     PortState,
 )
+from patchlight.controller.circuits.dialect import Pattern, Template, filled
 from patchlight.controller.circuits.drivers.base import SessionDriver
 from patchlight.controller.circuits.drivers.table import Row
-from patchlight.controller.circuits.protocols.session import Pattern, Template, filled
 from patchlight.controller.circuits.protocols.ssh import ShellClient, ShellDialect
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.lab.portmap import CrossConnect
@@ -89,11 +88,6 @@ class TelescentSsh(SessionDriver[Row]):
         await self._cells()
         return Identity(self._dialect.vendor, self._dialect.model, "", "")
 
-    async def alarms(self) -> tuple[Alarm, ...]:
-        """What it said unasked; it is asked for its state to hear that."""
-        await self.client.command(self._dialect.keep_alive)
-        return self.client.alarms
-
     async def port_states(self) -> Mapping[DirectedPort, PortState]:
         """From ``switchstate``, which tells of outputs; an input is ready where that is."""
         cells = await self._cells()
@@ -103,11 +97,6 @@ class TelescentSsh(SessionDriver[Row]):
             states[DirectedPort("out", number)] = PortState(self._condition(status), status)
             states[DirectedPort("in", number)] = PortState("ready", "not told by the device")
         return states
-
-    async def power(self, ports: Iterable[DirectedPort]) -> Mapping[DirectedPort, float | None]:
-        """Nothing: it has no power monitors."""
-        self._checked_ports(ports)
-        return {}
 
     async def _table(self) -> Mapping[CrossConnect, Row]:
         return {
@@ -135,7 +124,7 @@ class TelescentSsh(SessionDriver[Row]):
             for command in filled(template, shlex.quote, **numbers).splitlines():
                 await self.client.command(command, changes=True, timeout_s=timeout_s)
                 # Of several commands the first ones stay done if a later one is refused.
-                self._writes.told = True
+                self._told = True
 
     async def _cells(self) -> dict[int, PortCell]:
         """Every output by its canonical number."""

@@ -11,7 +11,6 @@ from typing import ClassVar, Generic, TypeVar
 
 from patchlight.controller.circuits.contract import (
     SIDES,
-    Alarm,
     Capabilities,
     Condition,
     DeviceRefused,
@@ -20,15 +19,7 @@ from patchlight.controller.circuits.contract import (
     PortState,
     Side,
 )
-from patchlight.controller.circuits.drivers.base import (
-    NumberedDriver,
-    Numbering,
-    condition,
-    power_dbm,
-)
-from patchlight.controller.circuits.drivers.polatis import PolatisDriver
-from patchlight.controller.circuits.drivers.table import UP, Row
-from patchlight.controller.circuits.protocols.session import (
+from patchlight.controller.circuits.dialect import (
     AnyPolatisDialect,
     Bare,
     NumberedDialect,
@@ -36,6 +27,14 @@ from patchlight.controller.circuits.protocols.session import (
     Template,
     shortened,
 )
+from patchlight.controller.circuits.drivers.base import (
+    NumberedDriver,
+    Numbering,
+    PolatisDriver,
+    condition,
+    power_dbm,
+)
+from patchlight.controller.circuits.drivers.table import UP, Row
 from patchlight.controller.circuits.protocols.tl1 import SessionDialect, Tl1Client, Tl1Reply
 from patchlight.testbed.lab.portmap import CrossConnect
 
@@ -139,10 +138,6 @@ class Tl1ListDriver(NumberedDriver, Generic[D]):
     def _row(self, line: re.Match[str]) -> Row:
         """How the cross-connect of that line stands."""
         return UP
-
-    async def alarms(self) -> tuple[Alarm, ...]:
-        """Autonomous messages since ``open``, and what ``RTRV-ALM-ALL`` lists."""
-        return await self.client.hear()
 
     async def _table(self) -> Mapping[CrossConnect, Row]:
         numbering, table = await self._numbering(), {}
@@ -304,7 +299,7 @@ class PolatisTl1(Tl1ListDriver[PolatisDialect], PolatisDriver):
         if not ports:
             return {}
         numbering, asked = await self._numbering(), set(ports)
-        numbers = sorted(numbering.to_number(port.side, port.number) for port in ports)
+        numbers = sorted(numbering.to_numbers(ports))
         if len(numbers) <= _FEW:
             listed = self._joined(numbers)
         else:

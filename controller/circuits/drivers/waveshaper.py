@@ -12,28 +12,23 @@ from __future__ import annotations
 import functools
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
 from patchlight.controller.circuits.contract import (
-    Alarm,
     Capabilities,
     DeviceRefused,
     DirectedPort,
     Identity,
     PortState,
 )
-from patchlight.controller.circuits.drivers.base import (
-    WavelengthSessionDriver,
-    json_number,
-    json_object,
-    json_text,
-)
+from patchlight.controller.circuits.dialect import Pattern
+from patchlight.controller.circuits.drivers.base import WavelengthSessionDriver
+from patchlight.controller.circuits.drivers.rest import json_number, json_object, json_text
 from patchlight.controller.circuits.drivers.table import TABLES_KEPT, UP, Row
 from patchlight.controller.circuits.protocols.http import HttpClient, HttpDialect
-from patchlight.controller.circuits.protocols.session import Pattern
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.lab.spectrum import Channel, ChannelConnect, Grid
 
@@ -244,15 +239,6 @@ class WaveShaper(WavelengthSessionDriver[Row]):
         """All ready, as far as the device tells: nothing."""
         return dict.fromkeys(self._all_ports(), PortState("ready", "no states are told"))
 
-    async def power(self, ports: Iterable[DirectedPort]) -> Mapping[DirectedPort, float | None]:
-        """Nothing: there are no power monitors."""
-        self._checked_ports(ports)
-        return {}
-
-    async def alarms(self) -> tuple[Alarm, ...]:
-        """None: it reports nothing."""
-        return ()
-
     async def _table(self) -> Mapping[ChannelConnect, Row]:
         channels = self._channels(await self._profile())
         return {self._way(c, passing): UP for c, passing in channels.items()}
@@ -284,7 +270,7 @@ class WaveShaper(WavelengthSessionDriver[Row]):
     async def _load(self, profile: Profile) -> None:
         body = json.dumps({"type": "wsp", "wsp": profile.text})
         reply = await self.client.change("POST", self._dialect.load, body)
-        self._writes.told = True
+        self._told = True
         result = reply.body if isinstance(reply.body, dict) else {}
         if (code := result.get(self._dialect.result_key, 0)) != 0:
             words = json_text(result, self._dialect.words_key) or f"result {code}"
@@ -324,9 +310,6 @@ class WaveShaper(WavelengthSessionDriver[Row]):
     def _way(self, channel: Channel, passing: Passing) -> ChannelConnect:
         ports = (1, passing.port) if self._spreads else (passing.port, 1)
         return ChannelConnect(*ports, channel, passing.attenuation_db)
-
-    def _will_not(self, words: str) -> DeviceRefused:
-        return DeviceRefused(f"{self.name}: {words}", words=words)
 
 
 @functools.lru_cache(maxsize=TABLES_KEPT)

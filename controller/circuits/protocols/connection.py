@@ -7,21 +7,13 @@ and every option politely refused.
 from __future__ import annotations
 
 import asyncio
-import base64
-import functools
-import json
-import re
 import socket
 import time
-from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from typing import Generic, Protocol, TypeVar
-from urllib.parse import quote
 
-from patchlight.controller.circuits.contract import LoginRefused
-from patchlight.testbed.errors import BadInput, PatchlightError
-from patchlight.testbed.lab.model import OpticalSwitch
+from patchlight.controller.circuits.contract import DeviceRefused
+from patchlight.testbed.errors import PatchlightError
 
 BUFFER_LIMIT = 3 << 18
 """Bytes of one unfinished message (or line of noise) that are kept before giving up.
@@ -35,80 +27,9 @@ _UNASKED_PERIOD_S = 60.0
 # Telnet (RFC 854).
 _IAC, _DONT, _DO, _WONT, _WILL, _SB, _SE = 255, 254, 253, 252, 251, 250, 240
 M = TypeVar("M")
-
-# Without tab and line feed, which a reply of several lines has.
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-
-
-@dataclass(frozen=True)
-class Timeouts:
-    """How long to wait for an answer and for a connection, and before a sign of life."""
-
-    answer_s: float = 10.0
-    connect_s: float = 5.0
-    keep_alive_s: float = 60.0
-
-
-DEFAULT_TIMEOUTS = Timeouts()
-
-
-@functools.lru_cache(maxsize=64)
-def _forms(user: str, password: str) -> tuple[str, ...]:
-    """How protocols write a password: as it is, quoted, in JSON, in a URL, as HTTP's login."""
-    if not password:
-        return ()
-    forms = {
-        password,
-        password.replace('"', '""'),
-        password.replace("\\", "\\\\").replace('"', '\\"'),
-        json.dumps(password)[1:-1],
-        quote(password, safe=""),
-        base64.b64encode(f"{user}:{password}".encode(errors="replace")).decode(),
-    }
-    return tuple(sorted(forms, key=len, reverse=True))
-
-
-@dataclass(frozen=True)
-class Session:
-    """Whom to log in where, and how long to wait."""
-
-    name: str
-    host: str
-    port: int
-    user: str
-    password: str = field(repr=False)
-    timeouts: Timeouts = DEFAULT_TIMEOUTS
-    legacy_ssh: bool = False
-
-    @classmethod
-    def of(
-        cls, switch: OpticalSwitch, password: str, timeouts: Timeouts = DEFAULT_TIMEOUTS
-    ) -> Session:
-        """The session with a switch of the lab; ``BadInput`` if its address is none."""
-        host, _, port = switch.address.rpartition(":")
-        if not host or not port.isdigit():
-            raise BadInput(f"{switch.name}: {switch.address!r} is no address: expected host:port")
-        legacy, host = switch.legacy_ssh, host.strip("[]")
-        return cls(switch.name, host, int(port), switch.user, password, timeouts, legacy)
-
-    def masked(self, text: str) -> str:
-        """The text as logs and errors may have it.
-
-        Without the password, in any form that a protocol gives it, and with control characters
-        spelled out: what a device says is not to steer a terminal or begin a line of a log.
-        """
-        for form in _forms(self.user, self.password):
-            text = text.replace(form, "****")
-        return _CONTROL.sub(lambda match: f"\\x{ord(match[0]):02x}", text)
-
-    def login_refused(self, words: str) -> LoginRefused:
-        """The device's refusal of the user or password, in its words."""
-        words = self.masked(words)
-        return LoginRefused(
-            f"logging in to {self.name} as {self.user!r} was refused: {words}",
-            words=words,
-            hint="check user and password_env of the switch in the lab file",
-        )
+R = TypeVar("R")
+Take = Callable[[Sequence[M]], R | None]
+"""What the messages that came say, with those before them; ``None`` while more is to come."""
 
 
 class FramingError(PatchlightError):
@@ -287,11 +208,11 @@ class DeviceConnection(asyncio.Protocol, Generic[M]):
     """
 
     def __init__(
-        self, framer: Framer[M], unasked: Callable[[M], bool], ending: bytes = b"\r\n"
+        self, framer: Framer[M], unasked: Callable[[M], bool] | None, ending: bytes = b"\r\n"
     ) -> None:
         self.trouble, self.flooded = "", False
         self._framer, self._unasked, self._ending = framer, unasked, ending
-        self._inbox = deque[M]()
+        self._inbox: list[M] = []
         self._hearing = Hearing()
         self._waiting: asyncio.Future[None] | None = None
         self._transport: asyncio.Transport
@@ -299,7 +220,7 @@ class DeviceConnection(asyncio.Protocol, Generic[M]):
 
     @classmethod
     async def open(
-        cls, host: str, port: int, framer: Framer[M], unasked: Callable[[M], bool]
+        cls, host: str, port: int, framer: Framer[M], unasked: Callable[[M], bool] | None = None
     ) -> DeviceConnection[M]:
         """Connect; raises ``OSError``. ``unasked`` takes what answers nothing, and says so."""
         loop = asyncio.get_running_loop()
@@ -330,14 +251,35 @@ class DeviceConnection(asyncio.Protocol, Generic[M]):
         """Keep what comes before the first command, too."""
         self._hearing.begin()
 
-    async def receive(self) -> M:
-        """The next message that answers something; ``ConnectionLost`` at the end."""
+    async def receive(self) -> list[M]:
+        """The next messages that answer something; ``ConnectionLost`` at the end."""
         while not self._inbox:
             if self._lost.done():
                 raise ConnectionLost
             self._waiting = asyncio.get_running_loop().create_future()
             await self._waiting
-        return self._inbox.popleft()
+        messages, self._inbox = self._inbox, []
+        return messages
+
+    async def exchange(self, text: str, take: Take[M, R], timeout_s: float) -> R:
+        """Send a command without a tag; what its answer says.
+
+        Where that is neither an answer nor a refusal, the connection ends.
+        """
+        try:
+            async with asyncio.timeout(timeout_s):
+                self.send(text)
+                while (answer := take(await self.receive())) is None:
+                    pass
+                return answer
+        except DeviceRefused:
+            raise
+        except BaseException:
+            # What comes of it later must not be taken for the answer to the next command.
+            self.trouble = self.trouble or "an answer is outstanding"
+            raise
+        finally:
+            self.done()
 
     def done(self) -> None:
         """The exchange is over: what still comes in answer to it is dropped."""
@@ -366,9 +308,11 @@ class DeviceConnection(asyncio.Protocol, Generic[M]):
             return
         try:
             self._hearing.take(len(data))
-            for message in self._framer.feed(data):
-                if not self._unasked(message) and self._hearing.wanted:
-                    self._inbox.append(message)
+            messages = self._framer.feed(data)
+            if self._unasked is not None:
+                messages = [message for message in messages if not self._unasked(message)]
+            if self._hearing.wanted:
+                self._inbox += messages
         except FramingError as error:
             self.flooded = True
             self._end(str(error))

@@ -24,13 +24,14 @@ from urllib.parse import quote
 import httpx
 
 from patchlight.controller.circuits.contract import (
+    Alarm,
     AlarmLog,
     DeviceRefused,
     DeviceUnreachable,
     LoginRefused,
 )
-from patchlight.controller.circuits.protocols.connection import BUFFER_LIMIT, Session
-from patchlight.controller.circuits.protocols.session import Dialect, Pattern, shortened
+from patchlight.controller.circuits.dialect import Dialect, Pattern, Session, shortened
+from patchlight.controller.circuits.protocols.connection import BUFFER_LIMIT
 from patchlight.testbed.errors import BadInput, OutcomeUnknown
 from patchlight.testbed.linux.files import append_line, user_folder
 
@@ -86,9 +87,13 @@ class Trust:
         self.refused = ""
         shown, file = fingerprint(certificate), pins_file()
         try:
-            known = self._known(file)
+            lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+            pins = (words for line in lines if len(words := line.split()) >= 2)
+            known = next(
+                (pin.lower() for address, pin, *_ in pins if address == self._address), None
+            )
             if known is None and self._rule == "first-use":
-                self._keep(file, shown)
+                append_line(file, f"{self._address} {shown}")
                 known = shown
                 log.warning("%s: pinned its certificate %s in %s", self._address, shown, file)
         except (OSError, UnicodeDecodeError) as error:
@@ -100,18 +105,6 @@ class Trust:
                 self.refused = f"{self._address} shows {shown}, but {file} has {known}"
         if self.refused:
             raise ssl.SSLError(self.refused)
-
-    def _known(self, file: Path) -> str | None:
-        if not file.exists():
-            return None
-        for line in file.read_text(encoding="utf-8").splitlines():
-            words = line.split()
-            if len(words) >= 2 and words[0] == self._address:
-                return words[1].lower()
-        return None
-
-    def _keep(self, file: Path, shown: str) -> None:
-        append_line(file, f"{self._address} {shown}")
 
 
 def _checking(check: Callable[[bytes], None]) -> type[ssl.SSLObject]:
@@ -137,25 +130,14 @@ _GATEWAY = (502, 504)
 
 @dataclass(frozen=True, slots=True)
 class HttpReply:
-    """An answer that is no refusal: its JSON (``None``: no JSON) and its ETag."""
+    """An answer; ``body`` is its JSON, ``None`` if it is no JSON. ``etag`` can be sent back."""
 
-    status: int
-    body: Any
-    etag: str
-
-
-@dataclass(frozen=True, slots=True)
-class _Raw:
     status: int
     reason: str
-    headers: httpx.Headers
     text: str
-
-    @property
-    def etag(self) -> str:
-        """The ETag, if it can be sent back as it came."""
-        etag: str = self.headers.get("ETag", "")
-        return etag if etag.isascii() and etag.isprintable() else ""
+    body: Any
+    etag: str
+    location: str
 
 
 def in_json(text: str) -> str:
@@ -217,6 +199,10 @@ class HttpClient:
             if client is not None:
                 await client.aclose()
 
+    async def hear(self) -> tuple[Alarm, ...]:
+        """What the driver found reported."""
+        return self.alarms.all
+
     @contextlib.asynccontextmanager
     async def series(self, length: int) -> AsyncIterator[None]:
         """If many, the changes in the block share a connection: each saves a TLS handshake.
@@ -235,26 +221,30 @@ class HttpClient:
             await kept.aclose()
 
     async def get(self, path: str) -> HttpReply:
-        """Read; no content is an empty list. ``DeviceRefused`` also if it is not JSON."""
+        """Read. ``DeviceRefused`` also if it is neither JSON nor no content."""
         shown = f"GET {path}"
-        raw = await self._exchange("GET", path, None, {}, shown, changes=False)
-        if raw.status == 204:
-            return HttpReply(raw.status, [], raw.etag)
-        try:
-            return HttpReply(raw.status, json.loads(raw.text), raw.etag)
-        except (ValueError, RecursionError) as error:
-            raise self.nonsense(shown, raw.text or "nothing") from error
+        reply = await self._exchange("GET", path, "", {}, shown, changes=False)
+        if reply.body is None and reply.text.strip() != "null":
+            raise self.nonsense(shown, reply.text or "nothing")
+        return reply
 
     async def get_text(self, path: str) -> str:
         """Read what is no JSON."""
-        raw = await self._exchange("GET", path, None, {}, f"GET {path}", changes=False)
-        return raw.text
+        return (await self._exchange("GET", path, "", {}, f"GET {path}", changes=False)).text
 
-    async def read(self, path: str, reader: Callable[[Any], T]) -> T:
-        """What ``reader`` makes of an answer's JSON; its ``ValueError`` is a ``DeviceRefused``."""
-        reply = await self.get(path)
+    async def read(self, path: str, reader: Callable[[Any], T], *, missing: Any = None) -> T:
+        """What ``reader`` makes of an answer's JSON; its ``ValueError`` is a ``DeviceRefused``.
+
+        ``missing`` stands for the JSON of a path that the device does not have, if that is fine.
+        """
         try:
-            return reader(reply.body)
+            body = (await self.get(path)).body
+        except DeviceRefused as refusal:
+            if missing is None or refusal.code != "404":
+                raise
+            body = missing
+        try:
+            return reader(body)
         except ValueError as error:
             raise self.nonsense(path, str(error)) from error
 
@@ -263,12 +253,7 @@ class HttpClient:
     ) -> HttpReply:
         """Change something; see the module for what a failure becomes."""
         shown = shortened(f"{method} {path} {body}".rstrip())
-        raw = await self._exchange(method, path, body, headers or {}, shown, changes=True)
-        try:
-            content = json.loads(raw.text)
-        except (ValueError, RecursionError):
-            content = None
-        return HttpReply(raw.status, content, raw.etag)
+        return await self._exchange(method, path, body, headers or {}, shown, changes=True)
 
     def nonsense(self, command: str, answer: str) -> DeviceRefused:
         """The refusal to believe an answer."""
@@ -283,19 +268,22 @@ class HttpClient:
         self,
         method: str,
         path: str,
-        body: str | None,
+        body: str,
         headers: Mapping[str, str],
         shown: str,
         *,
         changes: bool,
-    ) -> _Raw:
+    ) -> HttpReply:
         name, retried = self._session.name, False
         async with self._lock:
             while True:
                 log.debug("%s < %s", name, self._mask(shown))
                 try:
-                    client = self._kept if changes and self._kept else self._ready()
-                    raw = await self._once(client, method, path, body, headers)
+                    client = self._kept if changes else None
+                    if client is None:
+                        keep = self._dialect.keep_connection
+                        client = self._client = self._client or self._new_client(keep=keep)
+                    reply = await self._once(client, method, path, body, headers)
                 except _NOTHING_SENT as error:
                     raise self._unreachable(error) from error
                 except _TRANSPORT as error:
@@ -310,18 +298,18 @@ class HttpClient:
                         raise DeviceUnreachable(f"{name}: no reply to {shown}: {reason}") from error
                     retried = True
                 else:
-                    log.debug("%s > %d %s", name, raw.status, raw.reason)
-                    self._check(raw, shown, changes=changes)
-                    return raw
+                    log.debug("%s > %d %s", name, reply.status, reply.reason)
+                    self._check(reply, shown, changes=changes)
+                    return reply
 
     async def _once(
         self,
         client: httpx.AsyncClient,
         method: str,
         path: str,
-        body: str | None,
+        body: str,
         headers: Mapping[str, str],
-    ) -> _Raw:
+    ) -> HttpReply:
         # The timeouts of the client are between bytes; one byte a second must end as well.
         longest_s = self._session.timeouts.answer_s + 2 * self._session.timeouts.connect_s
         sent = dict(headers)
@@ -344,12 +332,14 @@ class HttpClient:
                 if len(data) > BUFFER_LIMIT:
                     raise ValueError(f"the answer is longer than {BUFFER_LIMIT} bytes")
             text = data.decode("utf-8", "replace")
-            return _Raw(response.status_code, response.reason_phrase, response.headers, text)
-
-    def _ready(self) -> httpx.AsyncClient:
-        if self._client is None:
-            self._client = self._new_client(keep=self._dialect.keep_connection)
-        return self._client
+        content: Any = [] if response.status_code == 204 else None
+        with contextlib.suppress(ValueError, RecursionError):
+            content = json.loads(text)
+        etag, location = (response.headers.get(name, "") for name in ("ETag", "Location"))
+        etag = etag if etag.isascii() and etag.isprintable() else ""
+        return HttpReply(
+            response.status_code, response.reason_phrase, text, content, etag, location
+        )
 
     def _new_client(self, *, keep: bool) -> httpx.AsyncClient:
         headers = {"Accept": self._dialect.media_type, "Accept-Encoding": "identity"}
@@ -365,38 +355,38 @@ class HttpClient:
             trust_env=False,
         )
 
-    def _check(self, raw: _Raw, shown: str, *, changes: bool) -> None:
-        if 200 <= raw.status < 300:
+    def _check(self, reply: HttpReply, shown: str, *, changes: bool) -> None:
+        if 200 <= reply.status < 300:
             return
-        name, words = self._session.name, self._words(raw)
-        if raw.status == 401:
+        name, words = self._session.name, self._words(reply)
+        if reply.status == 401:
             raise LoginRefused(
                 f"{name} did not let {self._session.user} in: {words}",
                 words=words,
                 hint="check 'user' and 'password_env' of the circuit switch in the lab file",
             )
-        if changes and raw.status in _GATEWAY:
+        if changes and reply.status in _GATEWAY:
             raise OutcomeUnknown(
                 f"{name}: {shown} was sent, then {words}: whether it was done is unknown",
                 hint="read the device's map before anything else",
             )
         hint = None
-        if raw.status == 403:
+        if reply.status == 403:
             hint = f"the user {self._session.user} may only look on that device"
-        elif 300 <= raw.status < 400:
+        elif 300 <= reply.status < 400:
             hint = "it points elsewhere, where no password is sent: check its address"
         raise DeviceRefused(
-            f"{name} refused {shown}: {words}", code=str(raw.status), words=words, hint=hint
+            f"{name} refused {shown}: {words}", code=str(reply.status), words=words, hint=hint
         )
 
-    def _words(self, raw: _Raw) -> str:
-        text = raw.text.strip()
-        if match := re.search(self._dialect.error_words, raw.text):
+    def _words(self, reply: HttpReply) -> str:
+        text = reply.text.strip()
+        if match := re.search(self._dialect.error_words, reply.text):
             text = match["words"]
             with contextlib.suppress(ValueError):
                 text = str(json.loads(text))
-        text = " ".join((text or raw.reason or raw.headers.get("Location", "")).split())
-        return self._mask(f"{raw.status}: {text}"[:_WORDS_KEPT])
+        text = " ".join((text or reply.reason or reply.location).split())
+        return self._mask(f"{reply.status}: {text}"[:_WORDS_KEPT])
 
     def _unreachable(self, error: Exception) -> DeviceUnreachable:
         name, refused = self._session.name, self._trust.refused
@@ -420,6 +410,3 @@ class HttpClient:
         if isinstance(error, (TimeoutError, httpx.TimeoutException)):
             return f"nothing came back within {self._session.timeouts.answer_s:g} s"
         return self._mask(str(error)) or "the connection was lost"
-
-
-# No vendor promises the shape of its JSON: what is not as it should be is a ``ValueError``.

@@ -18,13 +18,13 @@ from typing import Any, TypeVar
 import paramiko
 
 from patchlight.controller.circuits.contract import Alarm, Severity
+from patchlight.controller.circuits.dialect import Dialect, Session, shortened
 from patchlight.controller.circuits.protocols.connection import (
     ConnectionLost,
     FramingError,
     Hearing,
-    Session,
 )
-from patchlight.controller.circuits.protocols.session import Dialect, KeptSession, shortened
+from patchlight.controller.circuits.protocols.session import KeptSession
 from patchlight.controller.circuits.protocols.ssh import check_host_key, finished
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.legacy_ssh import allow_legacy, explained
@@ -270,7 +270,7 @@ class NetconfClient(KeptSession[NetconfConnection, Dialect]):
 
         await self._ask(ask, operation, changes=True)
 
-    def hear(self) -> tuple[Alarm, ...]:
+    async def hear(self) -> tuple[Alarm, ...]:
         """All notifications so far."""
         if self._connection is not None:
             self._take_notifications(self._connection)

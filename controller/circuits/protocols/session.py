@@ -9,17 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import difflib
 import logging
-import os
-import re
-import string
-import tomllib
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass, fields, replace
-from pathlib import Path
-from typing import Annotated, Any, ClassVar, Generic, Protocol, TypeVar, get_type_hints
+from typing import ClassVar, Generic, Protocol, TypeVar
 
 from patchlight.controller.circuits.contract import (
     Alarm,
@@ -29,131 +22,15 @@ from patchlight.controller.circuits.contract import (
     LoginRefused,
     Severity,
 )
+from patchlight.controller.circuits.dialect import Dialect, Session, shortened
 from patchlight.controller.circuits.protocols.connection import (
     ConnectionLost,
     DeviceConnection,
     Framer,
     FramingError,
-    Session,
+    Take,
 )
-from patchlight.testbed.errors import BadInput, OutcomeUnknown, PatchlightError
-
-DIRECTORY_VARIABLE = "PATCHLIGHT_DIALECTS"
-
-_TEMPLATE, _PATTERN = "template", "pattern"
-Template = Annotated[str, _TEMPLATE]
-"""A command to fill in: ``"DLT-PATCH::{ins}:{ctag}:;"``."""
-Pattern = Annotated[str, _PATTERN]
-"""A regular expression; a correction must name the groups that the built-in one names."""
-
-
-class Bare(str):
-    """Text made here, of numbers and of a dialect's own marks: it goes into a command as it is."""
-
-
-def filled(template: str, quoted: Callable[[str], str], **values: str | int) -> str:
-    """A template with these values: each text that is not ``Bare`` only as ``quoted`` gives it.
-
-    What a user or a device chose, a name say, must not end a command or begin another one.
-    Every command goes through here; ``quoted`` is what its protocol does about that.
-    """
-    return template.format(
-        **{
-            key: value if isinstance(value, (int, Bare)) else quoted(value)
-            for key, value in values.items()
-        }
-    )
-
-
-@dataclass(frozen=True)
-class Dialect:
-    """The root of all tables. ``FIELDS``: what the templates of a table may name."""
-
-    FIELDS: ClassVar[frozenset[str]] = frozenset()
-
-
-@dataclass(frozen=True)
-class NumberedDialect(Dialect):
-    """A device that numbers inputs and outputs apart and is told lists of ``list_limit`` pairs.
-
-    At or below ``dark_dbm`` a port is dark.
-    """
-
-    list_limit: int = 512
-    dark_dbm: float = -50.0
-
-
-@dataclass(frozen=True)
-class AnyPolatisDialect(NumberedDialect):
-    """A Polatis: a model in which ``any_to_any`` is found has no inputs and outputs."""
-
-    vendor: str = "Polatis"
-    any_to_any: Pattern = r"\b\d+xCC\b"
-
-
-D = TypeVar("D", bound=Dialect)
-
-
-def corrected(driver: str, built_in: D) -> D:
-    """The built-in table with the user's corrections for that driver, if there are any.
-
-    Raises ``BadInput`` with every mistake of the file at once.
-    """
-    directory = os.environ.get(DIRECTORY_VARIABLE)
-    if not directory:
-        return built_in
-    path = Path(directory) / f"{driver}.toml"
-    if not path.exists():
-        return built_in
-    try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise BadInput(f"reading the dialect {path}: {error}") from error
-    mistakes = [m for key, value in table.items() if (m := _mistake(key, value, built_in))]
-    if mistakes:
-        raise BadInput(f"the dialect {path} has mistakes:\n  " + "\n  ".join(mistakes))
-    return replace(built_in, **table)
-
-
-def _mistake(key: str, value: object, built_in: Dialect) -> str | None:
-    known = {f.name: getattr(built_in, f.name) for f in fields(built_in)}
-    if key not in known:
-        near = difflib.get_close_matches(key, known, n=1)
-        return f"{key}: no such entry" + (f"; did you mean {near[0]}?" if near else "")
-    wanted = type(known[key])
-    if type(value) is not wanted and not (wanted is float and type(value) is int):
-        return f"{key}: expected a {wanted.__name__}, got {value!r}"
-    if type(value) is int and wanted is int and value < 1:
-        return f"{key}: expected more than {value!r}"
-    if not isinstance(value, str):
-        return None
-    kinds: tuple[Any, ...] = getattr(_hints(type(built_in))[key], "__metadata__", ())
-    if _TEMPLATE in kinds:
-        return _template_mistake(key, value, built_in.FIELDS)
-    return _pattern_mistake(key, value, str(known[key])) if _PATTERN in kinds else None
-
-
-def _hints(table: type[Dialect]) -> dict[str, Any]:
-    return get_type_hints(table, include_extras=True)
-
-
-def _template_mistake(key: str, value: str, known: frozenset[str]) -> str | None:
-    try:
-        names = {name for _, name, _, _ in string.Formatter().parse(value) if name is not None}
-    except ValueError as error:
-        return f"{key}: {error}"
-    wrong = names - known
-    return f"{key}: no such field: {', '.join(sorted(wrong))}" if wrong else None
-
-
-def _pattern_mistake(key: str, value: str, built_in: str) -> str | None:
-    try:
-        groups = re.compile(value).groupindex
-    except re.error as error:
-        return f"{key}: not a pattern: {error}"
-    missing = set(re.compile(built_in).groupindex) - set(groups)
-    return f"{key}: lacks the groups {', '.join(sorted(missing))}" if missing else None
-
+from patchlight.testbed.errors import OutcomeUnknown, PatchlightError
 
 _ALARM_WORDS_KEPT = 500  # characters of each, so that a flood of long ones stays bounded
 _PAUSE_AFTER_LOGIN_REFUSED_S = 300.0  # before an idle session tries again
@@ -177,6 +54,7 @@ class AnyConnection(Protocol):
 
 
 C = TypeVar("C", bound=AnyConnection)
+D = TypeVar("D", bound=Dialect)
 M = TypeVar("M")
 R = TypeVar("R")
 
@@ -223,6 +101,10 @@ class KeptSession(ABC, Generic[C, D]):
     def alarms(self) -> tuple[Alarm, ...]:
         """What the device said unasked, oldest first (the last 1000)."""
         return self._alarms.all
+
+    async def hear(self) -> tuple[Alarm, ...]:
+        """The same, the newest included where the device has to be asked for it."""
+        return self.alarms
 
     def _alarm(self, severity: Severity, subject: str, words: str) -> None:
         words, subject = (self._mask(text)[:_ALARM_WORDS_KEPT] for text in (words, subject))
@@ -398,7 +280,12 @@ class KeptSession(ABC, Generic[C, D]):
 
 
 class DeviceSession(KeptSession[DeviceConnection[M], D], Generic[M, D]):
-    """A session over a connection of messages: TCP, if ``_connect`` is not replaced."""
+    """A session over a connection of messages: TCP, if ``_connect`` is not replaced.
+
+    ``_unasked`` takes a message that answers nothing; it is ``False`` if that may be an answer.
+    """
+
+    _unasked: Callable[[M], bool] | None = None
 
     @abstractmethod
     def _framer(self) -> Framer[M]:
@@ -409,31 +296,27 @@ class DeviceSession(KeptSession[DeviceConnection[M], D], Generic[M, D]):
         """Bytes held of a message that is not yet complete."""
         return 0 if self._connection is None else self._connection.buffered
 
-    def _unasked(self, message: M) -> bool:
-        """Take a message that answers nothing; ``False`` if it may be an answer."""
-        return False
-
-    @contextlib.asynccontextmanager
     async def _in_step(
-        self, connection: DeviceConnection[M], timeout_s: float
-    ) -> AsyncIterator[None]:
-        """For an exchange without tags: where it does not end well, the connection does."""
-        ended = False
-        try:
-            async with asyncio.timeout(timeout_s):
-                yield
-            ended = True
-        finally:
-            if not ended:
-                # What comes of it later must not be taken for the answer to the next command.
-                connection.trouble = connection.trouble or "an answer is outstanding"
-            connection.done()
+        self,
+        text: str,
+        taking: Callable[[], Take[M, R]],
+        shown: Callable[[], str],
+        timeout_s: float | None = None,
+        *,
+        changes: bool,
+    ) -> R:
+        """Send a command without a tag; what its answer says. For the rest see ``_run``.
+
+        ``taking`` begins to understand an answer.
+        """
+
+        def exchange(connection: DeviceConnection[M], timeout_s: float) -> Awaitable[R]:
+            if self.log.isEnabledFor(logging.DEBUG):
+                self._sends(shown())
+            return connection.exchange(text, taking(), timeout_s)
+
+        return await self._run(exchange, shown, timeout_s, changes=changes)
 
     async def _connect(self) -> DeviceConnection[M]:
         host, port = self._session.host, self._session.port
         return await DeviceConnection.open(host, port, self._framer(), self._unasked)
-
-
-def shortened(text: str) -> str:
-    """A command as logs and errors may have it: long lists cut."""
-    return text if len(text) <= 200 else text[:197] + "..."

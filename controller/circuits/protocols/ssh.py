@@ -22,7 +22,7 @@ import os
 import re
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -31,20 +31,14 @@ from typing import ClassVar, TypeVar, cast
 import paramiko
 from paramiko.hostkeys import InvalidHostKey
 
-from patchlight.controller.circuits.contract import LoginRefused, Severity
+from patchlight.controller.circuits.contract import Alarm, LoginRefused, Severity
+from patchlight.controller.circuits.dialect import Dialect, Pattern, Session, Template, shortened
 from patchlight.controller.circuits.protocols.connection import (
     BUFFER_LIMIT,
     DeviceConnection,
     FramingError,
-    Session,
 )
-from patchlight.controller.circuits.protocols.session import (
-    DeviceSession,
-    Dialect,
-    Pattern,
-    Template,
-    shortened,
-)
+from patchlight.controller.circuits.protocols.session import DeviceSession
 from patchlight.testbed.legacy_ssh import allow_legacy, explained
 from patchlight.testbed.linux.files import append_line, user_folder
 
@@ -289,8 +283,14 @@ class ShellClient(DeviceSession[str, ShellDialect]):
         Raises ``DeviceRefused`` with the device's words if it tells of an error. One that
         ``changes`` something and is not answered raises ``OutcomeUnknown``.
         """
-        exchange = partial(self._exchange, command=command)
-        return await self._run(exchange, lambda: shortened(command), timeout_s, changes=changes)
+        taking = partial(partial, self._take, command)
+        shown = partial(shortened, command)
+        return await self._in_step(command, taking, shown, timeout_s, changes=changes)
+
+    async def hear(self) -> tuple[Alarm, ...]:
+        """What it said unasked; it is asked for its state to hear that."""
+        await self.command(self._dialect.keep_alive)
+        return self.alarms
 
     def _framer(self) -> ShellFramer:
         return ShellFramer(self._dialect.prompt)
@@ -312,7 +312,7 @@ class ShellClient(DeviceSession[str, ShellDialect]):
 
     async def _log_in(self) -> None:
         async with asyncio.timeout(self._session.timeouts.answer_s):
-            greeting = await self._connected().receive()
+            greeting, *_ = await self._connected().receive()
         self._connected().done()
         self._without_alarms(greeting)
 
@@ -322,16 +322,11 @@ class ShellClient(DeviceSession[str, ShellDialect]):
     async def _say_something(self) -> None:
         await self.command(self._dialect.keep_alive)
 
-    async def _exchange(
-        self, connection: DeviceConnection[str], timeout_s: float, command: str
-    ) -> list[str]:
-        async with self._in_step(connection, timeout_s):
-            self._sends(command)
-            connection.send(command)
-            lines = self._without_alarms(await connection.receive())
-            if not lines or lines[0].strip() != command:
-                echoed = self._mask(shortened(lines[0])) if lines else ""
-                raise FramingError(f"it echoed {echoed!r} for {shortened(command)!r}")
+    def _take(self, command: str, texts: Sequence[str]) -> list[str]:
+        lines = self._without_alarms(texts[0])
+        if not lines or lines[0].strip() != command:
+            echoed = self._mask(shortened(lines[0])) if lines else ""
+            raise FramingError(f"it echoed {echoed!r} for {shortened(command)!r}")
         errors = [self._mask(line.strip()) for line in lines[1:] if self._error.search(line)]
         if errors:
             raise self._refused(shortened(command), shortened("; ".join(errors)))

@@ -13,21 +13,21 @@ from itertools import chain
 from typing import ClassVar
 
 from patchlight.controller.circuits.contract import Alarm, DeviceRefused, Standing
-from patchlight.controller.circuits.protocols.connection import (
-    BUFFER_LIMIT,
-    DeviceConnection,
-    FramingError,
-    Session,
-)
-from patchlight.controller.circuits.protocols.session import (
+from patchlight.controller.circuits.dialect import (
     Bare,
-    DeviceSession,
     Dialect,
     Pattern,
+    Session,
     Template,
     filled,
     shortened,
 )
+from patchlight.controller.circuits.protocols.connection import (
+    BUFFER_LIMIT,
+    DeviceConnection,
+    FramingError,
+)
+from patchlight.controller.circuits.protocols.session import DeviceSession
 from patchlight.controller.circuits.protocols.tl1_messages import (
     NOTIFICATIONS,
     SEVERITIES,
@@ -203,45 +203,45 @@ class Tl1Client(DeviceSession[Message, SessionDialect]):
         now = asyncio.get_running_loop().time
         async with asyncio.timeout_at(now() + timeout) as deadline:
             while True:
-                message = await connection.receive()
-                if isinstance(message, Acknowledgement):
-                    if message.code in ("NA", "NG") and message.ctag == ctag:
-                        shown = self._shown(template, values)
-                        raise self._refused(shown, "not accepted", message.code)
-                    if message.ctag in (ctag, last_ctag) and waited < _ACKNOWLEDGED_LIMIT:
-                        waited += 1
-                        deadline.reschedule(now() + timeout)
-                    continue
-                if isinstance(message, Autonomous):
-                    continue
-                if message.ctag == ctag:
-                    parts.append(message)
-                    size += len(message.body.text)
-                    if size > BUFFER_LIMIT:
-                        raise FramingError(f"the reply is longer than {BUFFER_LIMIT} bytes")
-                    if message.more:
+                for message in await connection.receive():
+                    if isinstance(message, Acknowledgement):
+                        if message.code in ("NA", "NG") and message.ctag == ctag:
+                            shown = self._shown(template, values)
+                            raise self._refused(shown, "not accepted", message.code)
+                        if message.ctag in (ctag, last_ctag) and waited < _ACKNOWLEDGED_LIMIT:
+                            waited += 1
+                            deadline.reschedule(now() + timeout)
                         continue
-                    if message.code == "DENY" or not paged:
-                        return parts
-                    if last_ctag == ctag:
-                        # Pages look like whole replies, each ended with ";". The element works
-                        # in order: when it answers the next command, all pages are here.
-                        last_ctag = self._send(connection, self._dialect.keep_alive, {})
-                        deadline.reschedule(now() + timeout)
-                        for part in parts:
-                            part.body.take_apart()  # meanwhile
-                elif message.ctag == last_ctag and not message.more:
-                    return parts or untagged
-                elif message.ctag == "0" and message.code == "DENY" and not waited:
-                    # Elements answer what they could not read with CTAG 0: that may be our
-                    # command, or somebody else's idea. If the next one of ours is answered
-                    # first, it was ours.
-                    untagged = [message]
-                    if last_ctag == ctag:
-                        last_ctag = self._send(connection, self._dialect.keep_alive, {})
-                        deadline.reschedule(now() + timeout)
-                else:
-                    self.log.debug("%s: stray reply to %s", self._session.name, message.ctag)
+                    if isinstance(message, Autonomous):
+                        continue
+                    if message.ctag == ctag:
+                        parts.append(message)
+                        size += len(message.body.text)
+                        if size > BUFFER_LIMIT:
+                            raise FramingError(f"the reply is longer than {BUFFER_LIMIT} bytes")
+                        if message.more:
+                            continue
+                        if message.code == "DENY" or not paged:
+                            return parts
+                        if last_ctag == ctag:
+                            # Pages look like whole replies, each ended with ";". The element works
+                            # in order: when it answers the next command, all pages are here.
+                            last_ctag = self._send(connection, self._dialect.keep_alive, {})
+                            deadline.reschedule(now() + timeout)
+                            for part in parts:
+                                part.body.take_apart()  # meanwhile
+                    elif message.ctag == last_ctag and not message.more:
+                        return parts or untagged
+                    elif message.ctag == "0" and message.code == "DENY" and not waited:
+                        # Elements answer what they could not read with CTAG 0: that may be our
+                        # command, or somebody else's idea. If the next one of ours is answered
+                        # first, it was ours.
+                        untagged = [message]
+                        if last_ctag == ctag:
+                            last_ctag = self._send(connection, self._dialect.keep_alive, {})
+                            deadline.reschedule(now() + timeout)
+                    else:
+                        self.log.debug("%s: stray reply to %s", self._session.name, message.ctag)
 
     def _send(
         self, connection: DeviceConnection[Message], template: str, values: Mapping[str, str]

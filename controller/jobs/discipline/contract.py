@@ -19,11 +19,8 @@ P = TypeVar("P")
 
 
 class UserUsage(NamedTuple):
-    """What a user had until ``at_s``: what a site stores.
-
-    ``gpu_s`` are GPU-seconds of which those of a half-life ago count half, ``window_gpu_s``
-    all since the quota's present window began.
-    """
+    """What a user had until ``at_s``: GPU-seconds of which those of a half-life ago count half, and
+    all since the quota's present window began."""
 
     gpu_s: float = 0.0
     at_s: float = 0.0
@@ -31,10 +28,8 @@ class UserUsage(NamedTuple):
 
 
 class UserAccounts:
-    """The accounts of one site; GPUs that are held are charged as time passes.
-
-    ``usage`` is what an earlier site stored; GPUs that are still held need ``took`` again.
-    """
+    """The accounts of one site. ``usage`` is what an earlier site stored; GPUs that are still held
+    need ``took`` again."""
 
     def __init__(self, settings: Discipline, usage: Mapping[str, UserUsage] | None = None) -> None:
         self._settings = settings
@@ -64,10 +59,7 @@ class UserAccounts:
         return {user: self._until(user, now_s) for user in self._usage}
 
     def shares(self, now_s: float) -> dict[str, float]:
-        """Of each user the decayed GPU-seconds over the user's share.
-
-        As in Slurm's multifactor priority: past use decays with a half-life.
-        """
+        """Each user's GPU-seconds over their share, decayed as in Slurm's multifactor priority."""
         share = {user: self._settings.allowance(user).share or 1.0 for user in self._usage}
         return {user: self._until(user, now_s).gpu_s / share[user] for user in share}
 
@@ -110,10 +102,7 @@ class UserAccounts:
 
 
 def admission(settings: Discipline, user: str, gpus: int, jobs: int) -> Waiting | None:
-    """Why a job that wants so many GPUs may not even wait; ``None`` if it may.
-
-    So many jobs of the user wait or run already.
-    """
+    """Why a job may not even wait, if so, where so many jobs of the user wait or run already."""
     allowed = settings.allowance(user)
     if allowed.gpus is not None and gpus > allowed.gpus:
         words = f"it wants {gpus} GPUs, and {_called(user)} may have {allowed.gpus} at once"
@@ -138,10 +127,8 @@ class JobFate(StrEnum):
 
 
 class QueueEntry(Protocol):
-    """A job or a gang, which starts as one.
-
-    If it changes while it waits, ``remove`` it and add it to the site's ``joined`` again.
-    """
+    """A job, or a gang that starts as one. To change it while it waits, ``remove`` it and add it to
+    the site's ``joined`` again."""
 
     @property
     def index(self) -> int:
@@ -211,11 +198,8 @@ E = TypeVar("E", bound=QueueEntry)
 
 
 class Site(Protocol[E, P]):
-    """Where entries run.
-
-    ``joined`` are the entries that began to wait since the queue last emptied this list, also
-    preempted ones. The site updates ``accounts`` when entries get GPUs or give them back.
-    """
+    """Where entries run. ``joined`` are those that began to wait, or were preempted, since the
+    queue last emptied this list. The site updates ``accounts``."""
 
     joined: list[E]
 
@@ -259,45 +243,31 @@ class Site(Protocol[E, P]):
         """How many free GPUs the entry can run on. Called only to explain why it waits."""
 
     def out_of_reach(self, entry: E) -> Waiting | None:
-        """Why an entry waits for broken hosts, if so. Others pass it.
-
-        Called only while there are broken ones.
-        """
+        """Why an entry waits for broken hosts, if so: others pass it. Called while there are such
+        hosts."""
 
     def place(self, entry: E, occupied: int | None = None) -> P | Waiting:
-        """Where the policies put an entry, or why nowhere. Changes nothing.
-
-        GPUs in ``occupied`` are taken, by default those that are. With a reason that others pass
-        (``WaitReason.is_passed``), further free GPUs would not help.
-        """
+        """Where the policies put an entry, or why nowhere; changes nothing. After a reason that
+        others pass (``WaitReason.is_passed``), further free GPUs would not help."""
 
     def gpus_of(self, placement: P) -> int:
         """The GPUs of a placement, as a set."""
 
     def can_start(self, entry: E, placement: P, without: Sequence[E]) -> bool:
-        """Whether an entry could start there once those ``without`` have lost their GPUs.
-
-        Changes nothing; called before any GPU is taken.
-        """
+        """Whether an entry could start there once those ``without`` have lost their GPUs."""
 
     def start(self, entry: E, placement: P) -> bool:
-        """Start an entry there: it is in ``running`` now, and its GPUs are held.
-
-        A lab carries it out after the pass. ``False``: its GPUs cannot be connected; it waits on.
-        """
+        """Start an entry there, in a lab after the pass. ``False``: its GPUs cannot be connected,
+        and it waits on."""
 
     def preempt(self, entry: E) -> None:
-        """Take a running entry's GPUs: they are free now, and it is not in ``running``.
-
-        It waits again when it is next in ``joined``: at once in a simulation, in a lab once it has
-        stopped at the end of an iteration. A lab starts others on its GPUs only then.
-        """
+        """Take a running entry's GPUs. It waits again when it is next in ``joined``: at once in a
+        simulation, in a lab once it has stopped at the end of an iteration, and others start there
+        only then."""
 
     def refuse(self, entry: E, why: Waiting) -> bool:
-        """Whether the site takes a blocked entry off the queue for good.
-
-        ``False`` keeps it waiting until ``layout`` grows, or what it waits for has changed.
-        """
+        """Whether a blocked entry leaves the queue for good, or waits until ``layout`` grows or
+        what it waits for changes."""
 
     def wake_at(self, at_s: float) -> None:
         """Ask for a pass by then."""

@@ -1,15 +1,20 @@
-"""The queue: starts what waits, and resizes what runs, by its settings and the policies."""
+"""The queue of the lab and of the simulator: starts what waits, and resizes what runs, by
+its settings and the policies. Nothing here waits, reads a clock or touches a device."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
-from patchlight.controller.jobs.discipline import contract
-from patchlight.controller.jobs.discipline.contract import EPSILON_S, JobFate, QueueEntry
+from patchlight.controller.jobs.discipline.contract import (
+    EPSILON_S,
+    JobFate,
+    OrderTraits,
+    QueueEntry,
+    Site,
+)
 from patchlight.controller.jobs.discipline.standings import Place, Victims, WaitingLine
 from patchlight.controller.policies.contract import ClusterView, ElasticJob, QueuedJob
-from patchlight.controller.prediction.network import LabNetwork, RingWork, units_s
-from patchlight.controller.prediction.sharing import Load
+from patchlight.controller.prediction.network import LabNetwork, Load, RingWork, units_s
 from patchlight.testbed.lab.rules import Discipline, Waiting, WaitReason
 
 E = TypeVar("E", bound=QueueEntry)
@@ -25,15 +30,10 @@ _MOST_QUEUED = 64
 
 
 class JobQueue(Generic[E, P]):
-    """The waiting entries of one site, from one pass to the next.
+    """The waiting entries of one site from one pass to the next, first those in its ``joined``.
+    Other settings or another order policy need a new queue."""
 
-    The site's ``joined`` are its first entries; some may run already. For other settings or
-    another order policy take a new queue that all waiting entries join.
-    """
-
-    def __init__(
-        self, site: contract.Site[E, P], settings: Discipline, order: contract.OrderTraits
-    ) -> None:
+    def __init__(self, site: Site[E, P], settings: Discipline, order: OrderTraits) -> None:
         if (settings.has_quotas or order.by_user) and site.accounts is None:
             raise ValueError("a queue with quotas or by user needs the site's accounts")
         self._site, self._settings = site, settings
@@ -208,11 +208,8 @@ class JobQueue(Generic[E, P]):
         return True
 
     def _backfill(self, head: E) -> None:
-        """EASY: those behind the first may start if that does not delay it.
-
-        The first can start when as many GPUs are free as it wants, wherever they are. If that time
-        is unknown, only the GPUs that it leaves over are given away.
-        """
+        """EASY: those behind the first may start if that does not delay it, who needs only so many
+        GPUs, wherever they are. If its time is unknown, only what it leaves over is given away."""
         site, line = self._site, self._line
         shadow_s, free = site.now_s, site.occupancy.free
         for each in site.ends():
@@ -278,7 +275,7 @@ def _behind(entry: QueueEntry) -> Waiting:
     return Waiting(WaitReason.BEHIND, f"it comes after {entry.name}")
 
 
-class ElasticSite(contract.Site[E, P], Protocol[E, P]):
+class ElasticSite(Site[E, P], Protocol[E, P]):
     """A site whose running entries may get other numbers of GPUs."""
 
     @property
@@ -299,11 +296,8 @@ class ElasticSite(contract.Site[E, P], Protocol[E, P]):
 
 
 def resize_jobs(site: ElasticSite[E, Any], waiting: Iterable[tuple[E, Waiting]]) -> list[E]:
-    """Ask the elasticity policy after a pass, and follow it; the entries that changed.
-
-    ``waiting`` has the next one first. Those that shrink come first. A job does not grow beyond
-    what its user may have.
-    """
+    """Ask the elasticity policy after a pass, and follow it, first those that shrink; the entries
+    that changed. ``waiting`` has the next one first."""
     elastic = site.elastic()
     if not elastic:
         return []
@@ -352,10 +346,8 @@ def iteration_times(
     name: str,
     options: Mapping[int, tuple[Sequence[int], Load]],
 ) -> dict[int, float]:
-    """Predicted seconds of an iteration of a job by degree, with a ring and a load of each.
-
-    All others run on, over the present links. A degree whose ring has no route is left out.
-    """
+    """Predicted seconds of an iteration by degree while all others run on; degrees without a route
+    are left out."""
     others = [RingWork(r.ring, r.load) for r in view.rings if r.load is not None and r.name != name]
     times = {
         degree: units_s(network, [*others, RingWork(ring, load)])[-1]

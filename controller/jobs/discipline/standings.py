@@ -158,10 +158,8 @@ class Victims(Generic[E]):
             self._fresh.append((entry.began_s, entry))
 
     def behind(self, standing: Standing) -> Iterator[E]:
-        """The entries behind that standing which have run for the quantum.
-
-        The furthest behind first, of equals the one that came last.
-        """
+        """The entries behind that standing which have run for the quantum, the furthest behind
+        first."""
         now_s, bounds = self._site.now_s, self._bounds
         if self._asks_about_all:
             latest_s = now_s - self._quantum_s + EPSILON_S

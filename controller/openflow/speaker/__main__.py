@@ -1,36 +1,174 @@
 """The OpenFlow speaker: the one process of Patchlight in which an OpenFlow engine runs.
 
-``python -m patchlight.controller.openflow.speaker --socket PATH --listen 127.0.0.1:6653
---lab-datapaths 1,2`` accepts packet switches over TCP and serves ``protocol`` on a Unix
-socket. It keeps nothing that matters: if it dies, flows stay in the switches, and whoever
-starts it again reads and mends them.
+It accepts packet switches over TCP and answers the controller on a Unix socket (``flowtable``). It
+keeps nothing that matters: if it dies, flows stay in the switches, and whoever starts it again
+reads and mends them.
+
+The engine is Ryu 4.34 where it can be imported, else OS-Ken, its maintained descendant, on its
+eventlet hub. An application is written against ``ryu`` and runs on both: the name of the engine
+that was not chosen is an alias of the one that was.
 """
 
 import argparse
 import gc
+import importlib
+import importlib.abc
+import importlib.machinery
+import importlib.metadata
+import importlib.util
 import logging
 import os
 import signal
 import socket
 import sys
 import time
+import warnings
 from collections.abc import Sequence
-from pathlib import Path
+from types import ModuleType
 from typing import Any
 
-from patchlight.controller.openflow import speaker
-from patchlight.controller.openflow.flowtable import Message, encode
+from patchlight.controller.openflow.flowtable import Message, SpeakerOptions, encode
 from patchlight.testbed.errors import BadInput, PatchlightError
-from patchlight.testbed.linux import namespaces
+from patchlight.testbed.linux import deploy_file, namespaces
 from patchlight.testbed.linux.sockets import PortTaken, listen
 from patchlight.testbed.logs import log_to_stderr
 
+LOG = logging.getLogger("patchlight.openflow")
 _PATIENCE_S = 2.0
+PACKAGES = {"ryu": "ryu", "os-ken": "os_ken"}
+# A base class is all that the two name differently.
+_BASE_CLASSES = {"ryu": "RyuApp", "os-ken": "OSKenApp"}
+_INSTALL = {
+    "ryu": f"PIP_CONSTRAINT={deploy_file('ryu-constraint.txt')} pip install 'ryu==4.34' "
+    "(it builds only with setuptools < 67.3)",
+    "os-ken": "pip install os-ken",
+}
+
+
+class EngineMissing(PatchlightError):
+    """No OpenFlow engine, or not the one asked for, can be imported."""
+
+
+def available() -> tuple[str, ...]:
+    """The engines that are installed, best first. Imports neither."""
+    return tuple(
+        name for name, package in PACKAGES.items() if importlib.util.find_spec(package) is not None
+    )
+
+
+def choose(name: str | None = None) -> tuple[str, str]:
+    """Import an engine (default: the first that works) and make it ready; its name and version.
+
+    Patches the process for eventlet. ``EngineMissing`` says how to install what is missing.
+    """
+    if name is not None and name not in PACKAGES:
+        raise BadInput(f"{name!r} is not an OpenFlow engine: expected {' or '.join(PACKAGES)}")
+    there = available()
+    if name is not None and name not in there:
+        raise EngineMissing(
+            f"the OpenFlow engine {name} is not installed",
+            hint=f"install it: {_INSTALL[name]}"
+            + (f"; or use {there[0]}, which is here" if there else ""),
+        )
+    if not there:
+        raise EngineMissing(
+            "no OpenFlow engine is installed: neither ryu nor os_ken can be imported",
+            hint=f"install one: {_INSTALL['os-ken']}; or {_INSTALL['ryu']}",
+        )
+    failed = []
+    for each in (name,) if name else there:
+        try:
+            return _prepare(each)
+        except EngineMissing as error:
+            failed.append(error)
+            LOG.warning("%s", error)
+    raise failed[0]
+
+
+def leave_setuptools_out() -> None:
+    """Give Ryu the class that it wants of ``distutils`` without setuptools, which takes its time.
+
+    Setuptools has its own in its place; where Python comes with one, that does as well.
+    """
+    if sys.version_info < (3, 12) and (shim := sys.modules.get("_distutils_hack")):
+        shim.remove_shim()
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                importlib.import_module("distutils.version")
+        except ImportError:  # a system may leave it out
+            shim.add_shim()
+
+
+def _prepare(name: str) -> tuple[str, str]:
+    # OS-Ken's own default, the native hub, never reports a switch that disconnects and dies
+    # silently of an exception in a handler.
+    os.environ["OSKEN_HUB_TYPE"] = os.environ["RYU_HUB_TYPE"] = "eventlet"
+    try:
+        with warnings.catch_warnings():
+            # Eventlet says on import that it is in maintenance mode: the speaker is a process
+            # of its own because of that.
+            warnings.simplefilter("ignore")
+            _load(name)
+    except Exception as error:  # what a library raises on a Python that it does not know
+        raise EngineMissing(
+            f"importing the OpenFlow engine {name}: {type(error).__name__}: {error}",
+            hint=f"install it again: {_INSTALL[name]}; or use an older Python: it needs eventlet, "
+            "which may not run on this one",
+        ) from error
+    return name, importlib.metadata.version(name)
+
+
+def _load(name: str) -> None:
+    import eventlet.wsgi
+
+    # Newer eventlets dropped this name, which Ryu imports even where nothing serves HTTP.
+    if not hasattr(eventlet.wsgi, "ALREADY_HANDLED"):
+        eventlet.wsgi.ALREADY_HANDLED = []
+    package = PACKAGES[name]
+    importlib.import_module(f"{package}.lib.hub").patch(thread=False)
+    # Before ``controller``: the two import each other, and only this order works.
+    app_manager = importlib.import_module(f"{package}.base.app_manager")
+    base = getattr(app_manager, _BASE_CLASSES[name])
+    for other_name, other in PACKAGES.items():
+        if other_name != name:
+            sys.meta_path.insert(0, _Alias(other, package))
+            setattr(app_manager, _BASE_CLASSES[other_name], base)
+
+
+class _Alias(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Makes ``import alias.x`` give the very module that ``import package.x`` gives."""
+
+    def __init__(self, alias: str, package: str) -> None:
+        self._alias, self._package = alias, package
+        self._specs: dict[str, importlib.machinery.ModuleSpec | None] = {}
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname != self._alias and not fullname.startswith(self._alias + "."):
+            return None
+        return importlib.machinery.ModuleSpec(fullname, self)
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
+        module = importlib.import_module(self._package + spec.name[len(self._alias) :])
+        self._specs[spec.name] = module.__spec__
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        # The import system has just put the alias's spec into a module that ran long ago.
+        alias = module.__spec__.name if module.__spec__ else ""
+        module.__spec__ = self._specs.pop(alias, module.__spec__)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the speaker until it is told to stop; returns the process's exit status."""
-    options = _parser().parse_args(arguments)
+    """Run the speaker until it is told to stop, or whoever started it is gone; its exit status."""
+    program = "patchlight.controller.openflow.speaker"
+    parser = argparse.ArgumentParser(prog=program, description=__doc__)
+    parser.add_argument(
+        "options", type=SpeakerOptions.from_command, help="JSON, see SpeakerOptions.command"
+    )
+    options: SpeakerOptions = parser.parse_args(arguments).options
     log_to_stderr(logging.WARNING, "%(levelname)s %(name)s: %(message)s")
     try:
         _run(options)
@@ -42,54 +180,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="patchlight.controller.openflow.speaker", description=__doc__
-    )
-    parser.add_argument("--socket", type=Path, required=True, help="Unix socket to serve on")
-    parser.add_argument("--listen", default="127.0.0.1:6653", help="host:port for switches")
-    parser.add_argument("--netns", help="network namespace to listen in, like /run/netns/NAME")
-    engines = tuple(speaker.PACKAGES)
-    parser.add_argument("--engine", choices=engines, help="default: the first found")
-    parser.add_argument(
-        "--lab-datapaths", default="", help="datapath ids of the lab's switches, like 1,0x2"
-    )
-    parser.add_argument(
-        "--ryu-app",
-        action="append",
-        default=[],
-        metavar="module:Class",
-        help="an application to run beside Patchlight's, or file.py:Class; may be given again",
-    )
-    parser.add_argument(
-        "--tls", type=Path, metavar="FOLDER", help="let switches in over TLS only: certificates"
-    )
-    parser.add_argument("--lab", default="", help="with --tls: what the lab is called")
-    parser.add_argument(
-        "--switches", default="", help="with --tls: names of the switches with those datapath ids"
-    )
-    parser.add_argument(
-        "--no-counters", action="store_true", help="do not read the switches' counters each second"
-    )
-    parser.add_argument(
-        "--until-eof", action="store_true", help="stop when standard input ends: with the parent"
-    )
-    return parser
-
-
-def _run(options: argparse.Namespace) -> None:
-    datapath_ids = _datapath_ids(options.lab_datapaths)
+def _run(options: SpeakerOptions) -> None:
     # Before any thread starts and any engine is loaded.
     if options.netns:
         namespaces.enter(options.netns)
     listener = _listen(options.listen)
-    if not options.ryu_app:
+    if not options.apps:
         # We look up no names, and eventlet's way to do that is a third of the engine's start.
         os.environ["EVENTLET_NO_GREENDNS"] = "yes"
-        speaker.leave_setuptools_out()
+        leave_setuptools_out()
     # Nothing of what imports make is garbage: to look for it would be a tenth of the start.
     gc.disable()
-    name, version = speaker.choose(options.engine)
+    name, version = choose(options.engine)
     # Only now: these import the engine.
     from patchlight.controller.openflow.speaker.apps import run_apps
     from patchlight.controller.openflow.speaker.server import Handlers, SpeakerServer
@@ -101,26 +203,22 @@ def _run(options: argparse.Namespace) -> None:
         "engine_version": version,
         "listen": f"[{address}]:{port}" if ":" in address else f"{address}:{port}",
         "pid": os.getpid(),
-        "apps": options.ryu_app,
+        "apps": list(options.apps),
     }
-    tls = None
-    if options.tls is not None:
-        names = dict(zip(datapath_ids, options.switches.split(","), strict=True))
-        tls = TlsAuth(options.tls, options.lab, names)
     registry = SwitchRegistry(
-        frozenset(datapath_ids),
+        frozenset(options.datapath_ids),
         lambda event: server.publish(event),
-        count=not options.no_counters,
-        tls=tls,
+        count=options.counters,
+        tls=TlsAuth(options.tls, options.datapath_ids) if options.tls else None,
     )
     server = SpeakerServer(options.socket, Handlers(registry, about))
     try:
-        run_apps(listener, registry, tuple(options.ryu_app))
+        run_apps(listener, registry, options.apps)
         gc.freeze()
         gc.enable()
         sys.stdout.buffer.write(encode(about))
         sys.stdout.buffer.flush()
-        _serve_until_told(server, options.until_eof)
+        _serve_until_told(server)
     finally:
         server.close()
 
@@ -137,8 +235,8 @@ def _listen(address: str) -> socket.socket:
         time.sleep(0.05)
 
 
-def _serve_until_told(server: Any, until_eof: bool) -> None:
-    """Serve until SIGTERM, Ctrl-C or, if asked for, the end of standard input."""
+def _serve_until_told(server: Any) -> None:
+    """Serve until SIGTERM, Ctrl-C, or the end of standard input: of the parent."""
     import eventlet
     from eventlet.event import Event
     from eventlet.hubs import trampoline
@@ -161,19 +259,9 @@ def _serve_until_told(server: Any, until_eof: bool) -> None:
             stopped.send()
 
     eventlet.spawn_n(stop_after, woken)
-    if until_eof:
-        eventlet.spawn_n(stop_after, sys.stdin.fileno())
+    eventlet.spawn_n(stop_after, sys.stdin.fileno())
     eventlet.spawn_n(server.serve_forever)
     stopped.wait()
-
-
-def _datapath_ids(text: str) -> list[int]:
-    try:
-        return [int(word, 0) for word in text.split(",") if word.strip()]
-    except ValueError as error:
-        raise BadInput(
-            f"--lab-datapaths {text!r}: expected numbers with commas, like 1,0x2"
-        ) from error
 
 
 if __name__ == "__main__":

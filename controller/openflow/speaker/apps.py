@@ -1,6 +1,6 @@
 """Runs OpenFlow applications on the chosen engine: ours, and those of the user.
 
-Import only after ``speaker.choose``. Replaces ``ryu-manager``, which OS-Ken lacks and which can
+Import only after an engine was chosen. Replaces ``ryu-manager``, which OS-Ken lacks and which can
 neither report a taken port nor pick a class out of a module.
 """
 

@@ -41,10 +41,7 @@ class EntriesRefused(PatchlightError):
 
 
 class Handlers:
-    """Answers requests about the switches of ``registry``; ``about`` is what ``hello`` adds.
-
-    It has one method for each operation of the protocol.
-    """
+    """Answers requests, a method for each operation; ``about`` is what ``hello`` adds."""
 
     def __init__(self, registry: SwitchRegistry, about: Message) -> None:
         self._registry = registry

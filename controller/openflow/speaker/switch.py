@@ -95,8 +95,8 @@ def _instruction_bytes(outputs: tuple[int, ...]) -> bytes:
 def entry_of(stats: Any) -> FlowEntry:
     """The flow entry that a switch described.
 
-    One of ours that does more than send to ports, so that somebody changed it, comes back
-    without the low bits of its cookie: it equals none that we want, and is replaced.
+    One of ours that somebody changed to do more than send to ports comes back without the low bits
+    of its cookie: it equals none that we want, and is replaced.
     """
     actions = [a for each in stats.instructions for a in getattr(each, "actions", ())]
     kinds = {each.type for each in stats.instructions}, {each.type for each in actions}
@@ -182,11 +182,7 @@ class Switch:
     def apply(
         self, removes: Iterable[FlowEntry], adds: Iterable[FlowEntry]
     ) -> list[tuple[FlowEntry, str]]:
-        """Remove and add entries; return once the switch has done all of it.
-
-        Returns the entries that it refused, with its reason. ``SwitchGone`` if it
-        disconnects first.
-        """
+        """Remove and add entries; those refused and why once it is done, or ``SwitchGone``."""
         waiter, refused = _Waiter(), []
         work = [(entry, remove_message) for entry in removes]
         work += [(entry, add_message) for entry in adds]
@@ -341,10 +337,7 @@ class _Counts:
 
 
 class Traffic:
-    """Counts for each of the lab's switches, by datapath id, since the speaker began.
-
-    ``refused`` counts connections that did not get in, by reason.
-    """
+    """Counts for each of the lab's switches; ``refused``: connections not let in, by reason."""
 
     def __init__(self, datapath_ids: frozenset[int]) -> None:
         self.refused: Counter[str] = Counter()

@@ -1,21 +1,20 @@
 """Which switches get in, over TLS where that is wanted, which are connected, and their events.
 
-Import only after ``speaker.choose``: sockets and TLS contexts here are eventlet's.
+Import only after an engine was chosen: sockets and TLS contexts here are eventlet's.
 """
 
 import logging
 import socket
 import ssl
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import eventlet
 from ryu.ofproto import ofproto_v1_3_parser as parser
 
-from patchlight.controller.openflow.flowtable import COOKIE_MARK, COOKIE_MASK, Message
+from patchlight.controller.openflow.flowtable import COOKIE_MARK, COOKIE_MASK, Message, SwitchTls
 from patchlight.controller.openflow.speaker.switch import Switch, SwitchGone, Traffic
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.linux import credentials
@@ -46,19 +45,17 @@ class NotLetIn(PatchlightError):
 
 
 class TlsAuth:
-    """Shows the controller's certificate in ``folder``, and wants one of the same authority.
+    """Shows the controller's certificate, and wants one of the same authority.
 
-    ``switches`` are the names of the lab's packet switches by datapath id. A certificate that is
-    put into the folder later is taken for connections from then on. ``BadInput`` if there is none
-    that is the controller's and valid.
+    A certificate that is put into the folder later is taken for connections from then on.
+    ``BadInput`` if there is none that is the controller's and valid.
     """
 
-    def __init__(self, folder: Path, lab: str, switches: Mapping[int, str]) -> None:
-        self._folder, self._lab = folder, lab
-        self._names = {
-            number: credentials.switch_name(name, lab) for number, name in switches.items()
-        }
-        self._stamp = credentials.stamp(folder)
+    def __init__(self, tls: SwitchTls, datapath_ids: tuple[int, ...]) -> None:
+        self._folder, self._lab = tls.folder, tls.lab
+        names = [credentials.switch_name(name, tls.lab) for name in tls.switches]
+        self._names = dict(zip(datapath_ids, names, strict=True))
+        self._stamp = credentials.stamp(tls.folder)
         self._context = self._new_context()
 
     def admit(self, connection: Any) -> "TlsConnection":
@@ -110,27 +107,14 @@ class TlsConnection:
         except ssl.SSLError as error:
             raise ConnectionError(_words(error)) from error
 
-    def sendall(self, data: bytes) -> None:
-        """Send all of it."""
-        self._connection.sendall(data)
-
     def shutdown(self, _how: int) -> None:
         """End both ways: after half of a TLS connection the other half cannot be read any more."""
         self._over = True
         # Not ``SSLSocket``'s own, which takes the encryption from under whoever reads just now.
         socket.SocketType.shutdown(self._connection, socket.SHUT_RDWR)
 
-    def setsockopt(self, *arguments: Any) -> None:
-        """As of any socket."""
-        self._connection.setsockopt(*arguments)
-
-    def settimeout(self, seconds: float) -> None:
-        """As of any socket."""
-        self._connection.settimeout(seconds)
-
-    def close(self) -> None:
-        """As of any socket."""
-        self._connection.close()
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._connection, name)
 
 
 def _words(error: OSError) -> str:
@@ -145,10 +129,7 @@ def _words(error: OSError) -> str:
 
 
 class SwitchRegistry:
-    """Every declared switch that is connected. ``publish`` is called with each event.
-
-    ``count``: read their counters once a second. ``tls``: they come over TLS.
-    """
+    """Every declared switch that is connected; ``count``: their counters are read each second."""
 
     def __init__(
         self,

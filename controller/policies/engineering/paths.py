@@ -1,10 +1,9 @@
 """Which circuits bring wished light paths about, over one OCS or several, with the fewest changes.
 
-A light path goes from a site over one or more OCSs, joined by fibres (trunks), to another. Paths
-that are there are read from the maps. An integer program of the ports of sites and the trunks
-between OCSs, solved by HiGHS (Huangfu and Hall, 2018), decides for all wishes at once which of
-these they keep, and over which OCSs their new ones go. Within an OCS any two ports can be joined,
-so the ports are picked afterwards.
+An integer program of the ports of sites and the fibres (trunks) between OCSs, solved by HiGHS
+(Huangfu and Hall, 2018), decides for all wishes at once which present light paths they keep, and
+over which OCSs their new ones go. Within an OCS any two ports can be joined, so the ports are
+picked afterwards.
 """
 
 import math
@@ -36,9 +35,9 @@ _HINT = (
 
 @dataclass(frozen=True, slots=True)
 class OcsPath:
-    """A duplex light path that is there: its ports in order, two of each OCS; who is at its ends.
+    """A duplex light path between two sites: its ports in order, two of each OCS.
 
-    One that is ``fixed`` can neither be broken nor made way for.
+    One that is ``fixed`` cannot be broken.
     """
 
     ends: tuple[str, str]
@@ -188,11 +187,9 @@ class NoLight(PatchlightError):
 
 
 class Wish(NamedTuple):
-    """A light path from a site to one of its ``partners``.
+    """A light path from a site to one of its ``partners``; the same one for those ``together``.
 
-    Wishes with the same number ``together`` get the same partner. One that is ``worth`` so many
-    circuits may be left dark where it would take more of them than that; by default it has to come
-    about.
+    It may be left dark where it would take more circuits than it is ``worth``.
     """
 
     site: str
@@ -268,9 +265,8 @@ def plan_paths(
     """The maps that change for the wished light paths to be there, both ways each.
 
     As few circuits as possible are made, then as few present light paths broken, then as little
-    light lost. Circuits of ``locked`` ports stay; ``failed`` ports get none. OCSs whose map is not
-    there stay out of it. ``sites``: others than ``sites_of``. Raises
-    ``NoLight`` where it cannot be.
+    light lost. Circuits of ``locked`` ports stay; ``failed`` ports get none, OCSs without a map
+    neither. ``sites``: others than ``sites_of``. ``NoLight`` where it cannot be.
     """
     known = sites_of(lab) if sites is None else sites
     light = PresentLight(lab, maps, {site.name: site for site in known}, locked, failed)
@@ -354,8 +350,7 @@ def _maps(light: PresentLight, kept: Sequence[OcsPath], new: Sequence[_New]) -> 
     made: dict[str, list[tuple[int, int]]] = {}
 
     def pick(bundle: tuple[str, str], wanted: Port | None, onward: Collection[Port] = ()) -> Port:
-        """A free port, the wanted one if it is; else one whose trunk has a circuit ``onward``, or
-        that is dark."""
+        """A free port: the wanted one, one whose trunk has a circuit ``onward``, or a dark one."""
         free = [port for port in light.usable[bundle] if port not in taken]
         free = [p for p in free if light.trunk_from.get(p) not in taken]
 

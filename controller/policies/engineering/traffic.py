@@ -1,14 +1,17 @@
-"""Traffic matrices, and the sites between which they count bytes.
+"""Traffic matrices, the sites between which they count, and topologies of circuits made for them.
 
-Matrices are those of collectives, of the jobs of a cluster, or come out of port counters: square
-NumPy arrays with a row for each sender, in the caller's unit. A site is a NIC at an OCS, or a
-packet switch with ports there.
+A traffic matrix is a square NumPy array with a row for each sender, in the caller's unit. A site is
+a NIC at an OCS, or a packet switch with ports there. A topology is a symmetric matrix of whole
+numbers: entry (i, j) counts the duplex circuits between sites i and j; a row sums up to the ports
+that the site needs.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+import rustworkx
 from numpy.typing import ArrayLike, NDArray
 
 from patchlight.controller.policies.contract import ClusterView
@@ -30,68 +33,6 @@ def checked(matrix: ArrayLike) -> Matrix:
         raise BadInput(f"a traffic matrix of shape {found.shape}: expected as many rows as columns")
     if not np.isfinite(found).all() or (found < 0).any():
         raise BadInput("a traffic matrix has values that are no traffic: expected 0 or more")
-    return found
-
-
-def ring(workers: int, gradient: float) -> Matrix:
-    """A ring all-reduce of ``gradient``: each worker sends 2(n−1)/n of it to the next one.
-
-    Patarasuk and Yuan, JPDC 2009.
-    """
-    found = np.zeros((workers, workers))
-    if workers > 1:
-        numbers = np.arange(workers)
-        found[numbers, (numbers + 1) % workers] = 2 * (workers - 1) / workers * gradient
-    return found
-
-
-def all_to_all(workers: int, data: float) -> Matrix:
-    """Each worker sends an n-th of its ``data`` to each other one (mixture of experts)."""
-    found = np.full((workers, workers), data / max(1, workers))
-    np.fill_diagonal(found, 0.0)
-    return found
-
-
-def halving_doubling(workers: int, gradient: float) -> Matrix:
-    """A recursive halving and doubling all-reduce: with the partner at distance 2^k, twice
-    gradient / (n / 2^k).
-
-    Thakur, Rabenseifner and Gropp, IJHPCA 2005; with the nearest partner the most is exchanged
-    last, here. ``BadInput`` where the workers are no power of two.
-    """
-    if workers < 1 or workers & (workers - 1):
-        raise BadInput(f"halving and doubling over {workers} workers: expected a power of two")
-    found = np.zeros((workers, workers))
-    numbers = np.arange(workers)
-    distance = 1
-    while distance < workers:
-        found[numbers, numbers ^ distance] = 2 * gradient * distance / workers
-        distance *= 2
-    return found
-
-
-def pipeline(stages: int, activation: float) -> Matrix:
-    """Each stage sends its activations to the next one, and gets as many gradients back."""
-    found = np.zeros((stages, stages))
-    numbers = np.arange(stages - 1)
-    found[numbers, numbers + 1] = found[numbers + 1, numbers] = activation
-    return found
-
-
-COLLECTIVES: Mapping[str, Callable[[int, float], Matrix]] = {
-    "ring": ring,
-    "all-to-all": all_to_all,
-    "halving-doubling": halving_doubling,
-    "pipeline": pipeline,
-}
-"""By name: the traffic of so many workers, each with so much data."""
-
-
-def placed(traffic: ArrayLike, gpus: Sequence[int], count: int) -> Matrix:
-    """The traffic of a job's workers between the ``count`` GPUs of a cluster; ``gpus``: where
-    each worker runs."""
-    found = np.zeros((count, count))
-    found[np.ix_(gpus, gpus)] = checked(traffic)
     return found
 
 
@@ -127,13 +68,6 @@ def fitted(guess: ArrayLike, sent: ArrayLike, received: ArrayLike) -> Matrix:
         if np.allclose(found, before, rtol=1e-9, atol=0):
             break
     return found
-
-
-def gravity(sent: ArrayLike, received: ArrayLike) -> Matrix:
-    """The guess of who knows counters alone: in proportion to what both ends count."""
-    guess = np.outer(np.asarray(sent, np.float64), np.asarray(received, np.float64))
-    np.fill_diagonal(guess, 0.0)
-    return fitted(guess, sent, received)
 
 
 def _factors(wanted: Matrix, present: Matrix) -> Matrix:
@@ -188,3 +122,119 @@ def order_of(ring: Sequence[int], sites: Sequence[CircuitSite]) -> list[int]:
     """The sites that a ring of GPUs visits, by number, in its order, each once."""
     at = {gpu: number for number, site in enumerate(sites) for gpu in site.gpus}
     return list(dict.fromkeys(at[gpu] for gpu in ring if gpu in at))
+
+
+_STEPS = 1 << 40
+"""Edmonds' algorithm counts in whole numbers: the heaviest pair has so many."""
+
+
+Topology = NDArray[np.int64]
+
+
+def pairs(weights: ArrayLike) -> list[tuple[int, int]]:
+    """Pairs of ports to be joined both ways, with the most weight in all.
+
+    A pair weighs what both send to each other; pairs of weight 0 are left apart. Edmonds (1965) in
+    the O(n³) form of Galil (ACM Computing Surveys, 1986), as rustworkx has it.
+    """
+    directed = checked(weights)
+    both = np.triu(directed + directed.T, 1)
+    heaviest = both.max(initial=0.0)
+    if not heaviest:
+        return []
+    graph: rustworkx.PyGraph[None, int] = rustworkx.PyGraph()
+    graph.add_nodes_from([None] * len(both))
+    rows, columns = np.nonzero(both)
+    whole = np.maximum(1, np.rint(both[rows, columns] / heaviest * _STEPS)).astype(np.int64)
+    edges = zip(rows.tolist(), columns.tolist(), whole.tolist(), strict=True)
+    graph.add_edges_from(list(edges))
+    found = rustworkx.max_weight_matching(graph, weight_fn=int)
+    return sorted((min(pair), max(pair)) for pair in found)
+
+
+def ring_of(order: Sequence[int], count: int, step: int = 1) -> Topology:
+    """A job's ring closed through the OCS: each site of ``order`` joined to the ``step``-th after
+    it; two sites by one circuit, one by none."""
+    found = np.zeros((count, count), np.int64)
+    ends = zip(order, (order[(at + step) % len(order)] for at in range(len(order))), strict=True)
+    for a, b in {(min(pair), max(pair)) for pair in ends}:
+        if a != b:
+            found[a, b] = found[b, a] = 1
+    return found
+
+
+def degree_constrained(traffic: ArrayLike, degrees: Sequence[int]) -> Topology:
+    """Circuits for the heaviest traffic, as many at each site as it has ports.
+
+    Round after round, the maximum-weight matching of the sites that have a port left; a pair that
+    has k circuits counts with 1/(k+1) of its traffic. The weights are TopoOpt's (Wang et al., NSDI
+    2023), the matchings Helios' (Farrington et al., SIGCOMM 2010). ``BadInput`` where there is not
+    one degree of 0 or more for each site.
+    """
+    directed = checked(traffic)
+    demand = directed + directed.T
+    np.fill_diagonal(demand, 0.0)
+    left = np.asarray(degrees, np.int64).copy()
+    if left.shape != (len(demand),) or (left < 0).any():
+        raise BadInput(f"{list(degrees)} ports of {len(demand)} sites: expected 0 or more for each")
+    found = np.zeros(demand.shape, np.int64)
+    while True:
+        able = left > 0
+        joined = pairs(np.triu(np.where(np.outer(able, able), demand / (found + 1), 0.0)))
+        if not joined:
+            return found
+        for a, b in joined:
+            found[a, b] += 1
+            found[b, a] += 1
+            left[a] -= 1
+            left[b] -= 1
+
+
+def totient_steps(sites: int) -> list[int]:
+    """The steps p ≤ n/2, coprime to n, of the rings i → i + p mod n: they visit all n sites.
+
+    TotientPerms of TopoOpt (Wang et al., NSDI 2023).
+    """
+    return [step for step in range(1, sites // 2 + 1) if math.gcd(step, sites) == 1]
+
+
+def spread_steps(sites: int, rings: int) -> list[int]:
+    """``rings`` of the totient steps, near a geometric sequence from 1, so that every site is few
+    hops from every other (SelectPermutations of TopoOpt); fewer where there are not so many."""
+    left = totient_steps(sites)
+    ratio = sites ** (1 / max(1, rings))
+    found: list[int] = []
+    for exponent in range(min(rings, len(left))):
+        nearest = min(left, key=lambda step: (abs(step - ratio**exponent), step))
+        left.remove(nearest)
+        found.append(nearest)
+    return found
+
+
+def totient(
+    order: Sequence[int], traffic: ArrayLike, degrees: Sequence[int], rings: int = 1
+) -> Topology:
+    """TopoOpt's topology for a job on the sites of ``order``, in its ring's order.
+
+    As many as ``rings`` totient rings, two ports of each site for each; the other ports by
+    ``degree_constrained`` for what of the ``traffic`` no ring joins directly. Two sites need one
+    port each. ``BadInput`` where the ports do not do for one ring.
+    """
+    count, members = len(degrees), list(order)
+    found = np.zeros((count, count), np.int64)
+    if len(members) > 1:
+        needed = 1 if len(members) == 2 else 2
+        fewest = min(degrees[site] for site in members)
+        if fewest < needed:
+            raise BadInput(
+                f"a ring over {len(members)} sites needs {needed} OCS ports of each: one has "
+                f"{fewest}"
+            )
+        for step in spread_steps(len(members), min(rings, fewest // needed)):
+            found += ring_of(members, count, step)
+    left = np.asarray(degrees, np.int64) - found.sum(axis=1)
+    apart = np.where(found > 0, 0.0, checked(traffic))
+    inside = np.zeros(count, bool)
+    inside[members] = True
+    more = degree_constrained(np.where(np.outer(inside, inside), apart, 0.0), left.tolist())
+    return found + more

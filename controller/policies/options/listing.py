@@ -1,7 +1,6 @@
 """The candidate answers of each kind of decision, with what each would lead to.
 
-They do not depend on a model: they are the answers of the built-in policies, and some more of
-their kind.
+They are the answers of the built-in policies, and some more of their kind.
 """
 
 import math
@@ -9,20 +8,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from patchlight.controller.policies import placement
-from patchlight.controller.policies.cheapest import Prices
-from patchlight.controller.policies.contract import (
-    ClusterView,
-    ElasticJob,
-    JobView,
-    PlacementPolicy,
-    Progress,
-    QueuedJob,
-    RingOfJob,
-)
+from patchlight.controller.policies import contract, placement
+from patchlight.controller.policies.cheapest import Prices, jobs_to_light
+from patchlight.controller.policies.contract import ClusterView, JobView, RingOfJob
 from patchlight.controller.policies.degrees import GiveAndTake, shrink_for
 from patchlight.controller.policies.options.outlook import Outlook, Prospect, Resizing
-from patchlight.controller.policies.ring_order import ring_order
 from patchlight.controller.policies.sets import lowest, members, pack
 
 MOST_OPTIONS = 24
@@ -30,7 +20,7 @@ MOST_OPTIONS = 24
 _MADE_ROOM_FOR = 4  # of those that wait
 _SPREAD = 6  # placements over several switches, beside those of the built-in policies
 
-BUILT_IN: Mapping[str, PlacementPolicy] = {
+BUILT_IN: Mapping[str, contract.PlacementPolicy] = {
     "consolidated": placement.Consolidated(),
     "rack-aware": placement.RackAware(),
     "fragmentation-aware": placement.FragmentationAware(),
@@ -58,6 +48,9 @@ class Option:
     proposers: frozenset[str] = field(default=frozenset())
 
 
+Options = Sequence[Option]
+
+
 class Listing:
     """Lists options. It keeps what never changes of the lab it is asked about."""
 
@@ -69,8 +62,7 @@ class Listing:
     ) -> list[Option]:
         """Where a job can go; empty while it has to wait.
 
-        ``with_circuits``: also where it is brought under one switch by light, which a topology
-        policy then has to do.
+        ``with_circuits``: also GPUs that a topology policy then has to bring under one switch.
         """
         cluster = outlook.cluster
         rings: dict[frozenset[int], tuple[list[int], set[str]]] = {}
@@ -122,7 +114,7 @@ class Listing:
                 others = [gpus & ~first for _, _, gpus in racks]
                 ring = here + pack(others, workers - len(here))
                 if len(ring) == workers:
-                    yield "", ring_order(cluster, ring)
+                    yield "", placement.ring_order(cluster, ring)
         for alike in _of_one_model(cluster, job):
             of_model = BUILT_IN["consolidated"].place(cluster, alike, workers)
             if of_model is not None:
@@ -152,11 +144,10 @@ class Listing:
         in_time = [option for option in found if option.prospect.lasts_s <= job.limit_s]
         return in_time or found
 
-    def turn(self, outlook: Outlook, job: JobView, progress: Progress) -> Option:
+    def turn(self, outlook: Outlook, job: JobView, progress: contract.Progress) -> Option:
         """That a job is next, where the default placement would put it.
 
-        What it costs is that others begin later: by the part of the cluster that it holds, times
-        how long.
+        Others then begin later: by the part of the cluster that it holds, times how long.
         """
         cluster, workers = outlook.cluster, max(1, job.workers)
         ring = BUILT_IN["consolidated"].place(cluster, job, workers)
@@ -167,12 +158,10 @@ class Listing:
         prospect = Prospect(left_s, left_s, queue_s=behind_s)
         return Option(None, job.name, tuple(ring or ()), prospect, workers)
 
-    def circuits(self, outlook: Outlook, groups: Sequence[Sequence[int]]) -> list[Option]:
+    def circuits(self, outlook: Outlook, groups: contract.Groups) -> list[Option]:
         """Which circuits jobs can have: as they are, or each of the new ones under one switch."""
         cluster, lab = outlook.cluster, outlook.cluster.lab
-        known = {job.ring: job for job in cluster.rings}
-        asked = [known.get(tuple(ring), RingOfJob("", tuple(ring), waits=True)) for ring in groups]
-        new = [job for job in asked if job.waits] or asked
+        new = jobs_to_light(cluster, groups)
         gpus = tuple(gpu for job in new for gpu in job.ring)
         keep = Option({}, "keep the circuits", gpus, _together(outlook, new, None))
         spread = any(len({cluster.shape.gpus[gpu].rack for gpu in job.ring}) > 1 for job in new)
@@ -190,7 +179,7 @@ class Listing:
 
     @staticmethod
     def sizes(
-        outlook: Outlook, jobs: Sequence[ElasticJob], queue: Sequence[QueuedJob]
+        outlook: Outlook, jobs: Sequence[contract.ElasticJob], queue: Sequence[contract.QueuedJob]
     ) -> list[Option]:
         """Which running jobs can have other numbers of workers; the first leaves them."""
         cluster = outlook.cluster

@@ -11,11 +11,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from patchlight.controller.policies.cheapest import HORIZON_S
 from patchlight.controller.policies.contract import KINDS, ClusterView, JobView, PolicyKind
+from patchlight.controller.policies.observation import SCALED, GraphArrays, depths
 from patchlight.controller.policies.options import cluster_graph
 from patchlight.controller.policies.options.cluster_graph import ClusterGraph, bits, squeezed
 from patchlight.controller.policies.options.listing import BUILT_IN, Option
-from patchlight.controller.policies.options.outlook import HORIZON_S, Networks, Outlook
+from patchlight.controller.policies.options.outlook import Networks, Outlook
 from patchlight.testbed.graphs.model import ComputationGraph
 from patchlight.testbed.lab.model import Lab
 
@@ -27,10 +29,7 @@ OPERATION_FEATURES = 6
 activations and parameters; how deep they are, and 1 (0 where a job comes without a graph)."""
 MOST_OPERATIONS = 64
 """Graphs of more operations are pooled to so many."""
-_SCALED = ("forward_ms", "backward_ms", "activation_bytes", "parameter_bytes")
 _NOTHING = np.zeros((1, OPERATION_FEATURES), np.float32), np.zeros((1, 2), np.int64)
-
-_MOST_KEPT = 256
 
 SCHEMA, VERSION = "patchlight.options", 3
 PROPOSERS = (*BUILT_IN, "regroup", "give-and-take")
@@ -68,46 +67,22 @@ Observation = dict[str, Array]
 _KEPT = 4
 
 
-class JobGraphs:
-    """Makes the arrays of graphs, and keeps those of the graphs that it has seen."""
-
-    def __init__(self) -> None:
-        # By identity: to compare large graphs takes longer than to ask whether one was seen.
-        self._known: dict[int, tuple[ComputationGraph, Floats, Ints]] = {}
-
-    def of(self, graph: ComputationGraph | None) -> tuple[Floats, Ints]:
-        """As ``job_graph``."""
-        if graph is None:
-            return _NOTHING
-        known = self._known.get(id(graph))
-        if known is None or known[0] is not graph:
-            if len(self._known) >= _MOST_KEPT:
-                self._known.clear()
-            known = self._known[id(graph)] = (graph, *job_graph(graph))
-        return known[1:]
-
-
 def job_graph(graph: ComputationGraph, most: int = MOST_OPERATIONS) -> tuple[Floats, Ints]:
-    """Nodes (n × features) and edges (m × 2, from, to), pooled to ``most`` nodes.
-
-    One edge at least: of a graph without any, from its first operation to itself.
-    """
+    """Nodes (n × features), pooled to ``most``, and edges (m × 2, from, to), one at least."""
     count = len(graph.operations)
-    depth = np.zeros(count)
-    for node in graph.order:
-        depth[node] = 1 + max((depth[parent] for parent in graph.parents[node]), default=-1)
+    depth = np.array(depths(graph))
     groups = min(count, most)
     group = np.empty(count, np.int64)
     # By depth, so that what is joined stands beside each other in the graph.
     in_turn = np.lexsort((np.argsort(graph.order), depth))
     group[in_turn] = np.arange(count) * groups // count
     nodes = np.zeros((groups, OPERATION_FEATURES), np.float32)
-    for column, name in enumerate(_SCALED):
+    for column, name in enumerate(SCALED):
         values = np.array([float(getattr(each, name)) for each in graph.operations])
         nodes[:, column] = np.bincount(group, values, groups) / max(float(values.sum()), 1e-30)
     held = np.bincount(group, minlength=groups)
-    nodes[:, len(_SCALED)] = np.bincount(group, depth, groups) / held / max(1.0, depth.max())
-    nodes[:, len(_SCALED) + 1] = 1.0
+    nodes[:, len(SCALED)] = np.bincount(group, depth, groups) / held / max(1.0, depth.max())
+    nodes[:, len(SCALED) + 1] = 1.0
     ends = sorted({(int(group[a]), int(group[b])) for a, b in graph.edges if group[a] != group[b]})
     return nodes, np.array(ends or [(0, 0)], np.int64)
 
@@ -119,7 +94,7 @@ class Observer:
         self._networks = Networks()
         self._graphs: list[tuple[object, ClusterGraph]] = []
         self._plugs: tuple[Lab, Sequence[str], cluster_graph.FixedFibres] | None = None
-        self._jobs = JobGraphs()
+        self._jobs = GraphArrays(job_graph)
 
     def outlook(self, cluster: ClusterView) -> Outlook:
         """The cluster's jobs on their links."""
@@ -134,7 +109,9 @@ class Observer:
         # Jobs that wait are seen one by one, and compared.
         unit_s = typical_s(cluster, () if kind == "order" else options)
         touched, amounts = _touched(graph, cluster, options)
-        operations, flows = self._jobs.of(None if job is None else job.graph)
+        operations, flows = (
+            _NOTHING if job is None or job.graph is None else self._jobs.of(job.graph)
+        )
         return {
             "nodes": graph.nodes(outlook, job, unit_s),
             "edges": graph.edges,

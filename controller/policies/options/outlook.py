@@ -1,9 +1,9 @@
 """A fast prediction of what an option leads to, for the jobs that run and for those that wait.
 
-All edges of rings on a link share it evenly: ``policies.cheapest`` simulates the jobs to their
-ends, which takes milliseconds for each wiring; here a ring takes some microseconds for each edge.
-Jobs that wait begin in turn as soon as enough GPUs are free. Left out: that links are shared again
-whenever a job ends, and which GPUs a placement policy would choose.
+All edges of rings on a link share it evenly, which takes some microseconds for each edge;
+``policies.cheapest`` simulates the jobs to their ends in milliseconds. Jobs that wait begin in turn
+as soon as enough GPUs are free. Left out: that links are shared again whenever a job ends, and
+which GPUs a placement policy would choose.
 """
 
 import heapq
@@ -12,19 +12,16 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import NamedTuple
 
-from patchlight.controller.policies.cheapest import placed
+from patchlight.controller.policies.cheapest import HORIZON_S, placed
 from patchlight.controller.policies.contract import ClusterView, ElasticJob, JobView, QueuedJob
 from patchlight.controller.policies.degrees import lost_s
 from patchlight.controller.policies.sets import joined, lowest, members
-from patchlight.controller.prediction.network import LabNetwork
-from patchlight.controller.prediction.sharing import UNLIMITED_BPS, Demand, Load
+from patchlight.controller.prediction.network import UNLIMITED_BPS, Demand, LabNetwork, Load
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab.model import Lab
 from patchlight.testbed.lab.portmap import PortMap
 from patchlight.testbed.lab.wiring import trace_links
 
-HORIZON_S = 3600.0
-"""A job whose end nobody knows is taken to run for so long."""
 _KEPT, _MOST_RINGS = 4, 10_000
 _NO_SHARES: Demand = {}
 
@@ -68,9 +65,9 @@ class Networks:
 class Prospect(NamedTuple):
     """What an answer would lead to, in seconds; ``nan`` where nobody knows what the job has to do.
 
-    The job ``lasts_s``, ``alone_s`` if it shared links with nobody, after its circuits were dark
-    for ``dark_s``; others that run end later by ``delays_s`` in all, and those that wait begin
-    later by ``queue_s`` in all. ``stuck``: its ring has no way.
+    The job ``lasts_s``, ``alone_s`` if it shared no links, after ``dark_s`` for its circuits; those
+    that run end, those that wait begin later by ``delays_s`` and ``queue_s`` in all. ``stuck``: its
+    ring has no way.
     """
 
     lasts_s: float = math.nan
@@ -98,11 +95,7 @@ class _Going(NamedTuple):
 
 
 class Outlook:
-    """A cluster's running jobs on their links, at one moment.
-
-    ``left_s`` says for how long each GPU will still be busy: 0 for a free one, infinity where
-    nobody knows.
-    """
+    """A cluster's running jobs on their links, at one moment, and how long each still runs."""
 
     def __init__(self, cluster: ClusterView, wiring: SharedWiring | None) -> None:
         self.cluster = cluster
@@ -174,10 +167,7 @@ class Outlook:
             return None
 
     def of(self, load: Load | None, ring: Sequence[int], dark_s: float | None = None) -> Prospect:
-        """What would become of a job with this work on these GPUs.
-
-        With ``dark_s``, its light is brought under one switch first, which takes so long.
-        """
+        """What would become of a job on these GPUs, under one switch after ``dark_s`` if given."""
         network = self.network
         own_bps, shares = UNLIMITED_BPS, _NO_SHARES
         if network is not None and len(ring) > 1:
@@ -207,8 +197,8 @@ class Outlook:
     def later(self, load: Load, ring: Sequence[int], wait_s: float, held_up: int) -> Prospect:
         """What would become of a job that waits so long, and then has such GPUs to itself.
 
-        Whatever is free until then is kept from the others that wait. ``held_up`` of them could
-        begin now: those, and as many as come meanwhile, begin so much later.
+        Others that wait get nothing until then: the ``held_up`` that could begin now, and as many
+        as come meanwhile, begin so much later.
         """
         own_bps = UNLIMITED_BPS if self.network is None else self.network.nic_bps
         alone_unit_s, units = _alone(load, own_bps)
@@ -252,10 +242,7 @@ class Outlook:
         return math.fsum(each)
 
     def _delays_s(self, network: LabNetwork, shares: Demand, lasts_s: float) -> tuple[float, float]:
-        """How much later others end if these edges are on their links for so long.
-
-        In all, and as GPU-seconds.
-        """
+        """How much later others end if these edges share their links so long; as GPU-seconds."""
         met = {id(going): going for link in shares for going in self._on.get(link, ())}
         found, held_gpu_s = 0.0, 0.0
         for going in met.values():
@@ -289,10 +276,7 @@ class Resizing:
         self._present_s = self._begin_s(cluster.free, {}, {})
 
     def single(self, most: int) -> Iterator[dict[str, int]]:
-        """Another number of workers for one job: the ``most`` more, and fewer, that cost it least.
-
-        More only where so many GPUs are free.
-        """
+        """Another number of workers for one job: the ``most`` more, and fewer, that cost least."""
         free = self._cluster.free.bit_count()
         grow: list[tuple[float, str, int]] = []
         shrink: list[tuple[float, str, int]] = []
@@ -308,10 +292,9 @@ class Resizing:
     def of(self, answer: Mapping[str, int]) -> Prospect:
         """What these degrees would lead to.
 
-        The jobs that change end later by ``delays_s`` in all, and those that wait begin later by
-        ``queue_s``. The latter counts the next one that comes, too: by the part of the cluster that
-        is held for longer, as more workers have more to tell each other, times how long. A job that
-        gives up GPUs may have them again once those have ended that begin at once.
+        ``queue_s`` counts the next job that comes, too: by the part of the cluster that is held for
+        longer, as more workers have more to tell each other, times how long. A job that gives up
+        GPUs may have them again once those have ended that begin at once.
         """
         free, gpus = self._after(answer)
         at_once = [job.lasts_s for job, begins_s in self._turns(free, []) if not begins_s]

@@ -1,9 +1,8 @@
 """Policies that weigh options: by a learned model, or by the predicted delay of all jobs alone.
 
-A learned model may be of several kinds; one of *placement* and *topology* also weighs GPUs that
-circuits bring under one switch, and has to be chosen for both. The *least-delay* policies weigh the
-same options by the predicted costs that a model starts from. Their placement and topology belong
-together.
+A model of *placement* and *topology* also weighs GPUs that circuits bring under one switch, and has
+to be chosen for both. The *least-delay* policies weigh the same options by the predicted costs that
+a model starts from.
 """
 
 import math
@@ -18,7 +17,7 @@ from patchlight.controller.policies import contract, files
 from patchlight.controller.policies.contract import ClusterView, JobView, PolicyKind
 from patchlight.controller.policies.files import OUTPUT, CardError, OptionsCard, has_shape
 from patchlight.controller.policies.options import observation
-from patchlight.controller.policies.options.listing import Listing, Option
+from patchlight.controller.policies.options.listing import Listing, Option, Options
 from patchlight.controller.policies.options.observation import ARRAYS
 from patchlight.controller.policies.options.outlook import Outlook, Prospect
 from patchlight.controller.policies.order import LAST
@@ -43,15 +42,13 @@ class WeighsOptions(ABC):
         return self._observer.outlook(cluster)
 
     @abstractmethod
-    def scores(
-        self, outlook: Outlook, job: JobView | None, options: Sequence[Option]
-    ) -> list[float]:
+    def scores(self, outlook: Outlook, job: JobView | None, options: Options) -> list[float]:
         """The score of each option, the best the highest."""
 
-    def _first_of_best(self, options: Sequence[Option], scores: Sequence[float]) -> Option:
+    def _first_of_best(self, options: Options, scores: Sequence[float]) -> Option:
         return options[scores.index(max(scores))]
 
-    def _best(self, outlook: Outlook, job: JobView | None, options: Sequence[Option]) -> Any:
+    def _best(self, outlook: Outlook, job: JobView | None, options: Options) -> Any:
         """The answer of the best option, the first of equals; ``None`` if there are none."""
         self.explanation = None
         if not options:
@@ -94,9 +91,7 @@ class _WeighsPlaces(WeighsOptions):
 class _WeighsCircuits(WeighsOptions):
     kind: PolicyKind = "topology"
 
-    def circuits(
-        self, cluster: ClusterView, groups: Sequence[Sequence[int]]
-    ) -> Mapping[str, PortMap]:
+    def circuits(self, cluster: ClusterView, groups: contract.Groups) -> Mapping[str, PortMap]:
         """The maps that change; empty where the circuits stay."""
         outlook = self.outlook(cluster)
         options = self._listing.circuits(outlook, groups)
@@ -140,14 +135,12 @@ class LearnedOptions(WeighsOptions):
             )
 
     def observe(
-        self, outlook: Outlook, job: JobView | None, options: Sequence[Option]
+        self, outlook: Outlook, job: JobView | None, options: Options
     ) -> observation.Observation:
         """What the model sees of these options."""
         return self._observer.observe(self.kind, outlook, job, options)
 
-    def scores(
-        self, outlook: Outlook, job: JobView | None, options: Sequence[Option]
-    ) -> list[float]:
+    def scores(self, outlook: Outlook, job: JobView | None, options: Options) -> list[float]:
         """The model's score of each option, the best the highest."""
         seen = self.observe(outlook, job, options)
         given = {name: seen[name] for name in self._inputs}
@@ -204,13 +197,11 @@ class LearnedOrder(LearnedOptions):
 
 
 class _LeastDelay(WeighsOptions):
-    def scores(
-        self, outlook: Outlook, job: JobView | None, options: Sequence[Option]
-    ) -> list[float]:
+    def scores(self, outlook: Outlook, job: JobView | None, options: Options) -> list[float]:
         """The predicted costs of the options, negated."""
         return [-min(rule_cost(option)[1], 1e12) for option in options]
 
-    def _first_of_best(self, options: Sequence[Option], scores: Sequence[float]) -> Option:
+    def _first_of_best(self, options: Options, scores: Sequence[float]) -> Option:
         return min(options, key=rule_cost)
 
 
@@ -267,7 +258,7 @@ class LeastDelayElasticity(_LeastDelay, _WeighsSizes):
 
 
 def explained(
-    outlook: Outlook, options: Sequence[Option], scores: Sequence[float], chosen: Option
+    outlook: Outlook, options: Options, scores: Sequence[float], chosen: Option
 ) -> dict[str, Any]:
     """Options with their scores, the best first, and what was seen of the cluster, as JSON."""
 
@@ -299,19 +290,12 @@ def explained(
 
 
 def load_options(path: Path, kind: PolicyKind) -> LearnedOptions:
-    """The policy of a kind in an ONNX file with its card beside it.
-
-    ``CardError`` says why a file was refused.
-    """
-    content = files.model_bytes(path)
-    card = files.read_options_card(path.with_suffix(".json"))
-    files.check_digest(card.sha256, content, path)
+    """The policy of a kind in an ONNX file with its card; ``CardError`` says what is wrong."""
+    card, session = files.open_model(path, files.read_options_card)
     if kind not in card.kinds:
         listed = ", ".join(card.kinds)
         raise CardError(f"model {card.name!r} is of kind {listed}: expected {kind!r}")
-    seen = card.observation_schema, card.observation_version
-    files.check_schema(card.name, seen, (observation.SCHEMA, observation.VERSION))
-    session = files.open_session(content, path)
+    files.check_schema(card, observation.SCHEMA, observation.VERSION)
     _check_session(session, path)
     adapters: Sequence[type[LearnedOptions]] = (
         WeighsPartitions,

@@ -8,20 +8,10 @@ from typing import Any
 
 import click
 
-from patchlight.console.commands import only_some_finished
+from patchlight.console import rendering as out
+from patchlight.console.commands import lab_option, only_some_finished
 from patchlight.console.connection import offline_lab
-from patchlight.console.options import complete_policy, lab_option, profiles_option, results_option
-from patchlight.console.rendering import (
-    Coloured,
-    Column,
-    Table,
-    console,
-    listing_options,
-    print_json,
-    progress_bar,
-    results_folder,
-    say,
-)
+from patchlight.console.options import complete_policy, profiles_option, results_option
 from patchlight.testbed.errors import BadInput
 
 SCHEMA_VERSION = 1
@@ -128,14 +118,14 @@ def of_partition(
     )
 
 
-def as_table(found: Sequence[dict[str, Any]]) -> Table:
+def as_table(found: Sequence[dict[str, Any]]) -> out.Table:
     """What ``of_partition`` found, for people."""
     seeds = found[0]["seeds"]
     other = "".join(f", {what} {text}" for what, text in found[0]["varied"].items())
     title = f"{found[0]['rule']}{other}, seeds {seeds[0]} to {seeds[-1]}, mean ± 95 %"
     figures = ("blocked", "JCT (s)", "degree", "decisions/s", "faults")
-    numbers = (Column(name, whole=True, right=True) for name in figures)
-    table = Table("policy", "law", *numbers, title=title)
+    numbers = (out.Column(name, whole=True, right=True) for name in figures)
+    table = out.Table("policy", "law", *numbers, title=title)
     for row in found:
         rate, spread = row["blocking_rate"], row["ci95"]
         table.add_row(
@@ -145,7 +135,7 @@ def as_table(found: Sequence[dict[str, Any]]) -> Table:
             _number(row["jct_mean_s"], "{:.0f}"),
             _number(row["mean_degree"], "{:.1f}"),
             _number(row["decisions_per_s"], "{:,.0f}"),
-            Coloured(str(row["faults"]["count"] or ""), "bad"),
+            out.Coloured(str(row["faults"]["count"] or ""), "bad"),
         )
     return table
 
@@ -240,7 +230,7 @@ _FILE, _COUNT = click.Path(path_type=Path), click.IntRange(1, 1_000_000)
 @click.option("--processes", type=_COUNT, help="At a time.  [default: the cores]")
 @click.option("--strict", is_flag=True, help="A policy that fails is an error (exit code 1).")
 @results_option("results/evaluate-<time>, or simulate-<time>")
-@listing_options
+@out.listing_options
 def evaluate(
     names: tuple[str, ...],
     seeds: int,
@@ -259,8 +249,8 @@ def evaluate(
     as 'patchlight simulate' does, which has more options. Both print a table and write result.json;
     Ctrl-C keeps what is finished.
     """
-    from patchlight.emulation.results import cannot_write, check_output, write_result
     from patchlight.emulation.simulator.commands.simulate import refuse_faults, run_simulation
+    from patchlight.emulation.simulator.results import results_folder, write_report
 
     kinds = {_kind_of(name) for name in names}
     if len(kinds) > 1:
@@ -291,21 +281,17 @@ def evaluate(
     _refuse(("lab",), "is for jobs of a --trace: without one partition policies run PAC-ML's")
     counted = range(first_seed, first_seed + seeds)
     folder = results_folder(output, "evaluate")
-    check_output(folder)
-    with progress_bar("episodes", console(stderr=as_json)) as tell:
+    with out.progress_bar("episodes", out.console(stderr=as_json)) as tell:
         found = of_partition(names, counted, processes or 0, tell=tell, **of_partitions)
-    try:
-        written = write_result(found.result, folder)
-    except OSError as error:
-        raise cannot_write(folder, error) from error
+    written, *_ = write_report(found.result, folder)
     figures = found.rows
     if as_json:
-        print_json(figures)
+        out.print_json(figures)
     else:
         as_table(figures).print()
         for words in (*faults_of(figures), *warnings_of(figures)):
-            say(words, err=True)
-        say(f"Figures: {written}")
+            out.say(words, err=True)
+        out.say(f"Figures: {written}")
     if found.interrupted:
         only_some_finished(found.episodes_finished, found.episodes_wanted, "episodes")
     if strict:

@@ -20,23 +20,11 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 
-from patchlight.console.commands import only_some_finished, require_root
-from patchlight.console.options import lab_option, profiles_option, results_option
-from patchlight.console.rendering import (
-    Column,
-    Table,
-    console,
-    give_to_caller,
-    harmless,
-    progress_bar,
-    results_folder,
-    say,
-    say_written,
-    wide_option,
-)
-from patchlight.emulation.experiments.commands.architectures import architectures
+from patchlight.console import rendering as out
+from patchlight.console.commands import lab_option, only_some_finished, require_root
+from patchlight.console.options import profiles_option, results_option
 from patchlight.emulation.experiments.commands.oddl import oddl
-from patchlight.emulation.experiments.commands.pac_ml import pac_ml_load
+from patchlight.emulation.experiments.commands.pac_ml import architectures, pac_ml_load
 from patchlight.testbed.jobs import JobStatus
 
 
@@ -92,7 +80,7 @@ def experiment() -> None:
     help="The second job computes so much longer: jobs then do not stay in step.",
 )
 @click.option("--dashboard", is_flag=True, help="Show the lab in a browser meanwhile.")
-@wide_option
+@out.wide_option
 def ofc2022(output: Path | None, cases: str | None, dashboard: bool, **chosen: Any) -> None:
     """Two training jobs on six GPUs: a static network against one rewired with light.
 
@@ -104,6 +92,7 @@ def ofc2022(output: Path | None, cases: str | None, dashboard: bool, **chosen: A
     from patchlight.console.commands import running_dashboard
     from patchlight.deploy.docker import engine_with_image
     from patchlight.emulation.experiments.ofc2022.run import Ofc2022Options, run_experiment
+    from patchlight.emulation.simulator.results import results_folder
 
     real = chosen["trainer"] == "torch"
     if cases is None:
@@ -113,32 +102,32 @@ def ofc2022(output: Path | None, cases: str | None, dashboard: bool, **chosen: A
     wishes = Ofc2022Options(output=folder, parts=parts, **chosen)
     # Like Ctrl-C: an error that passes through the lab's with block, so that it is taken down.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    out = console()
-    bars, docker = _Bars(out), chosen["workers"] == "docker"
+    terminal = out.console()
+    bars, docker = _Bars(terminal), chosen["workers"] == "docker"
     engine = engine_with_image(bars.say, torch=real) if docker else nullcontext()
     beside = partial(running_dashboard, say=bars.say) if dashboard else nullcontext
     with bars.shown(), engine:
         outcome = run_experiment(wishes, bars.tell, bars.say, beside)
-    give_to_caller([folder, *outcome.files])
+    out.give_to_caller([folder, *outcome.files])
     print_ofc2022(outcome.result)
-    say(f"Report, plots and figures: {folder}/ (open {outcome.files[0]})")
+    out.say(f"Report, plots and figures: {folder}/ (open {outcome.files[0]})")
 
 
 class _Bars:
     """Progress on a terminal: a bar for each job. Elsewhere: a line for each step."""
 
-    def __init__(self, out: Console) -> None:
-        self._out = out
+    def __init__(self, terminal: Console) -> None:
+        self._out = terminal
         counted = (MofNCompleteColumn(), TextColumn("iterations"), TimeElapsedColumn())
         described = TextColumn("{task.description}", markup=False)
-        self._progress = Progress(described, BarColumn(), *counted, console=out)
+        self._progress = Progress(described, BarColumn(), *counted, console=terminal)
         self._tasks: dict[str, TaskID] = {}
 
     def shown(self) -> AbstractContextManager[object]:
         return self._progress if self._out.is_terminal else nullcontext()
 
     def say(self, step: str) -> None:
-        self._out.print(f"{time.strftime('%H:%M:%S')} {harmless(step)}", soft_wrap=True)
+        self._out.print(f"{time.strftime('%H:%M:%S')} {out.harmless(step)}", soft_wrap=True)
 
     def tell(self, case: str, wiring: str, jobs: Sequence[JobStatus]) -> None:
         for job in jobs:
@@ -230,7 +219,7 @@ _COUNT = click.IntRange(min=1)
 )
 @click.option("--address", metavar="HOST:PORT", help="Of the Ray cluster.  [default: one here]")
 @results_option("results/pac-ml-<time>")
-@wide_option
+@out.wide_option
 def pac_ml(
     processes: int | None,
     engine: str,
@@ -246,14 +235,14 @@ def pac_ml(
 
     Parsonson, Shabka, Ottino, Zervas, "Partitioning Distributed Compute Jobs …" (PAC-ML),
     2023. Prints blocking rates beside the published ones and writes plots and result.json
-    (see docs/pac-ml.md). Simulated; needs no root.
+    (see docs/results/pac-ml.md). Simulated; needs no root.
     """
     # Not above: importing NumPy takes longer than --help should.
     from patchlight.emulation.experiments.commands.pac_ml import print_tables
-    from patchlight.emulation.experiments.pac_ml import report, run
+    from patchlight.emulation.experiments.pac_ml import results, run
     from patchlight.emulation.experiments.pac_ml.variation import Variation
-    from patchlight.emulation.results import check_output
     from patchlight.emulation.simulator.executors import Engine
+    from patchlight.emulation.simulator.results import results_folder
 
     options = run.PacMlOptions(
         engine=Engine(engine, processes or 0, address),
@@ -266,20 +255,19 @@ def pac_ml(
     # Before a folder is made: wrong input leaves nothing.
     options.variation.check_models(run.find_profiles(options.profiles).graphs)
     folder = results_folder(output, "pac-ml")
-    check_output(folder)
-    out = console()
-    with progress_bar("episodes", out) as tell:
-        result = run.run_experiment(options, say, tell)
-    files = report.write_report(result, folder)
+    terminal = out.console()
+    with out.progress_bar("episodes", terminal) as tell:
+        result = run.run_experiment(options, out.say, tell)
+    files = results.write_report(result, folder)
     print_tables(result)
-    for words in report.faults_of(result):
-        say(words, meaning="caution")
+    for words in results.faults_of(result):
+        out.say(words, meaning="caution")
     if not result["comparable"]:
-        say(
+        out.say(
             "No published figures stand beside: they are for PipeDream's profiles "
             "(patchlight graph fetch pipedream --help), with the paper's arrivals and models."
         )
-    say_written(files, folder)
+    out.say_written(files, folder)
     if result["interrupted"]:
         finished, wanted = result["episodes_finished"], result["episodes_wanted"]
         only_some_finished(finished, wanted, "episodes")
@@ -298,8 +286,10 @@ def print_ofc2022(result: dict[str, Any]) -> None:
     if percent := result["mismatch_percent"]:
         title += f", second job computing {percent:g} % longer"
     case, job, paper, measured, difference = COLUMNS
-    kept = (Column(name, whole=True) for name in (measured, difference))
-    table = Table(Column(case, whole=True), Column(job, whole=True), paper, *kept, title=title)
+    kept = (out.Column(name, whole=True) for name in (measured, difference))
+    table = out.Table(
+        out.Column(case, whole=True), out.Column(job, whole=True), paper, *kept, title=title
+    )
     previous = None
     for row in rows_of(result):
         if previous is not None and row[0] != previous:
@@ -308,4 +298,4 @@ def print_ofc2022(result: dict[str, Any]) -> None:
         table.add_row(*row)
     table.print()
     if busy := too_busy(result):
-        say(busy, meaning="caution")
+        out.say(busy, meaning="caution")

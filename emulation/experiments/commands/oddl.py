@@ -9,21 +9,9 @@ from typing import Any
 
 import click
 
+from patchlight.console import rendering as out
 from patchlight.console.commands import require_root
 from patchlight.console.options import results_option
-from patchlight.console.rendering import (
-    Column,
-    Table,
-    console,
-    give_to_caller,
-    harmless,
-    listing_options,
-    print_json,
-    progress_bar,
-    results_folder,
-    say,
-    say_written,
-)
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.units import format_rate, format_time, parse_time
 
@@ -119,7 +107,7 @@ def _times_s(
 )
 @click.option("--processes", type=_COUNT, help="Flows: at a time.  [default: one for each core]")
 @results_option("results/oddl-<time>")
-@listing_options
+@out.listing_options
 @click.pass_context
 def oddl(
     context: click.Context,
@@ -141,21 +129,20 @@ def oddl(
     W. Li et al., J. Opt. Commun. Netw., 2024. With packets: four emulated nodes beside the same
     four on an ideal switch, and what tuning and control cost; needs root. With --flows: up to 1,024
     nodes beside a fat-tree, SiP-Ring and an ideal switch; quicker with the extra 'fast'. Writes
-    plots and result.json (see docs/oddl.md).
+    plots and result.json (see docs/results/oddl.md).
     """
     _refuse_the_others(context, _OF_PACKETS if flows else _OF_FLOWS, flows=flows)
     of_packets = {name: chosen.pop(name) for name in _OF_PACKETS}
-    folder = results_folder(output, "oddl")
     if not flows:
-        run_with_packets(folder, models, tuning_times_s, quick=quick, as_json=as_json, **of_packets)
+        run_with_packets(output, models, tuning_times_s, quick=quick, as_json=as_json, **of_packets)
         return
     if tuning_times_s is not None and len(tuning_times_s) != 1:
         raise BadInput("expected one --tuning-time with --flows")
     # Not above: importing NumPy takes longer than --help should.
     from patchlight.emulation.experiments.oddl import figures, run
     from patchlight.emulation.experiments.oddl.conditions import LightTimes
-    from patchlight.emulation.results import check_output
     from patchlight.emulation.simulator.executors import Engine
+    from patchlight.emulation.simulator.results import results_folder
 
     given: dict[str, Any] = {"models": models} if models else {}
     if quick:
@@ -169,17 +156,17 @@ def oddl(
         light = light._replace(control_s=parse_time(control_delay))
     given["light"] = light
     options = run.FlowOptions(engine=Engine("processes", processes or 0), **given, **chosen)
-    check_output(folder)
-    with progress_bar("parts", console(stderr=as_json)) as tell:
+    folder = results_folder(output, "oddl")
+    with out.progress_bar("parts", out.console(stderr=as_json)) as tell:
         result = run.run_flows(options, tell)
     files = figures.write_report(result, folder)
     if as_json:
-        print_json(result)
+        out.print_json(result)
         return
     _print_speedups(result)
     _print_scenarios(result)
-    say(f"Jobs beside it: {result['arrivals']}; drawn {options.draws} ×, {options.placement}.")
-    say_written(files, folder)
+    out.say(f"Jobs beside it: {result['arrivals']}; drawn {options.draws} ×, {options.placement}.")
+    out.say_written(files, folder)
 
 
 def _refuse_the_others(context: click.Context, others: tuple[str, ...], *, flows: bool) -> None:
@@ -190,8 +177,8 @@ def _refuse_the_others(context: click.Context, others: tuple[str, ...], *, flows
             raise BadInput(f"--{name.replace('_', '-')} is for the experiment {form}")
 
 
-def _number(heading: str, *, wide: bool = False) -> Column:
-    return Column(heading, wide=wide, whole=True, right=True)
+def _number(heading: str, *, wide: bool = False) -> out.Column:
+    return out.Column(heading, wide=wide, whole=True, right=True)
 
 
 def _times(value: float | None) -> str:
@@ -199,7 +186,7 @@ def _times(value: float | None) -> str:
 
 
 def _print_speedups(result: dict[str, Any]) -> None:
-    table = Table(
+    table = out.Table(
         "model",
         _number("nodes"),
         _number("fat-tree"),
@@ -229,9 +216,9 @@ def _print_speedups(result: dict[str, Any]) -> None:
 def _print_scenarios(result: dict[str, Any]) -> None:
     model = result["scenarios_model"]
     compute_ms = 1e3 * result["models"][model]["compute_s"]
-    table = Table(
-        Column("over"),
-        Column("communication"),
+    table = out.Table(
+        out.Column("over"),
+        out.Column("communication"),
         _number("f"),
         _number("speedup"),
         _number("paper"),
@@ -257,7 +244,7 @@ _QUICK_TUNING_TIMES_S = (1e-3, 16e-3)
 
 
 def run_with_packets(
-    folder: Path,
+    output: Path | None,
     models: tuple[str, ...],
     tuning_times_s: tuple[float, ...] | None,
     *,
@@ -265,11 +252,11 @@ def run_with_packets(
     as_json: bool,
     **chosen: Any,
 ) -> None:
-    """Run it, print tables and write plots and ``result.json`` into ``folder``."""
+    """Run it, print tables and write plots and ``result.json``."""
     # Not above: importing NumPy and Matplotlib takes longer than --help should.
     from patchlight.emulation.experiments.oddl import figures
     from patchlight.emulation.experiments.oddl.packets import run
-    from patchlight.emulation.results import check_output
+    from patchlight.emulation.simulator.results import results_folder
 
     if len(models) > 1:
         raise BadInput("expected one --model: with packets, a single job is trained")
@@ -281,32 +268,32 @@ def run_with_packets(
         chosen["tuning_times_s"] = tuning_times_s
     options = run.PacketOptions(**chosen)
     require_root("building labs out of network namespaces")
-    check_output(folder)
+    folder = results_folder(output, "oddl")
     # Like Ctrl-C: an error that passes through the labs' with blocks, so that they are taken down.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    out = console(stderr=as_json)
+    terminal = out.console(stderr=as_json)
 
     def tell(step: str) -> None:
-        out.print(f"{time.strftime('%H:%M:%S')} {harmless(step)}", soft_wrap=True)
+        terminal.print(f"{time.strftime('%H:%M:%S')} {out.harmless(step)}", soft_wrap=True)
 
     result = run.run_packets(options, tell)
     files = figures.write_packets_report(result, folder)
-    give_to_caller([folder, *files])
+    out.give_to_caller([folder, *files])
     if as_json:
-        print_json(result)
+        out.print_json(result)
         return
     _print_sweep(result)
     _print_stages(result, figures.STAGE_LABELS)
     _print_isolation(result["isolation"], figures.ISOLATION_LABELS)
-    say(
+    out.say(
         f"Rates and bytes 1:{result['scale']:g}, then all {result['slowdown']:g} times slower: "
         f"NICs of {format_rate(result['emulated_bps'])}. Times are the job's."
     )
-    say_written(files, folder)
+    out.say_written(files, folder)
 
 
 def _print_sweep(result: dict[str, Any]) -> None:
-    table = Table(
+    table = out.Table(
         _number("tuning time"),
         _number("ring kept"),
         _number("ring turned in each iteration"),
@@ -322,8 +309,8 @@ def _print_sweep(result: dict[str, Any]) -> None:
 def _print_stages(result: dict[str, Any], labels: dict[str, str]) -> None:
     arms = {"ideal": "ideal", "kept": "kept", "turned": "turned"}
     tuning = format_time(result["sweep"][0]["tuning_time_s"])
-    table = Table(
-        Column("stage, ms"),
+    table = out.Table(
+        out.Column("stage, ms"),
         *(_number(heading) for arm in arms.values() for heading in (arm, "longest")),
         title=f"What an iteration is made of (medians; {tuning} to tune)",
     )
@@ -341,8 +328,8 @@ def _milliseconds(found: dict[str, float]) -> list[str]:
 
 
 def _print_isolation(found: dict[str, Any], labels: dict[str, str]) -> None:
-    table = Table(
-        Column("light", whole=True),
+    table = out.Table(
+        out.Column("light", whole=True),
         _number("flooded frames"),
         _number("at the neighbour"),
         _number("its iteration"),

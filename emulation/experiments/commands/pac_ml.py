@@ -1,4 +1,6 @@
-"""The tables of ``patchlight experiment pac-ml`` and the command ``pac-ml-load``."""
+"""The tables of ``patchlight experiment pac-ml``, ``pac-ml-load`` and ``architectures``."""
+
+from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -6,23 +8,12 @@ from typing import Any
 
 import click
 
+from patchlight.console import rendering as out
 from patchlight.console.commands import only_some_finished
 from patchlight.console.options import profiles_option, results_option
-from patchlight.console.rendering import (
-    Cell,
-    Coloured,
-    Column,
-    Table,
-    console,
-    progress_bar,
-    results_folder,
-    say,
-    say_written,
-)
 from patchlight.emulation.experiments import paper
 from patchlight.emulation.experiments.pac_ml.episodes import CONSTANTS
-from patchlight.emulation.experiments.pac_ml.report import rows_beside_published
-from patchlight.emulation.experiments.pac_ml.results import policies_in
+from patchlight.emulation.experiments.pac_ml.results import policies_in, rows_beside_published
 from patchlight.testbed.errors import BadInput
 
 _NOTHING = "–"
@@ -43,7 +34,7 @@ def print_tables(result: dict[str, Any]) -> None:
         _print_work(rule, laws, beside)
     if rows := rows_beside_published(result):
         title = f"Lowest rates beside PAC-ML's best checkpoint, {paper.RULE}"
-        table = Table("", "published", "measured", "policy", "difference", title=title)
+        table = out.Table("", "published", "measured", "policy", "difference", title=title)
         for row in rows:
             table.add_row(*row)
         table.print()
@@ -61,13 +52,13 @@ def _print_blocking(result: dict[str, Any], rule: str, laws: dict[str, Any], bes
         columns.append(_number(f"law {law}"))
         columns += [_number("publ.", wide=True)] * beside
     counted = [_number("faults")] if any(faults.values()) else []
-    table = Table("policy", *columns, *counted, title=title)
+    table = out.Table("policy", *columns, *counted, title=title)
 
-    def row(name: str, cells: list[Cell], faulty: str = "") -> None:
-        table.add_row(name, *cells, *([Coloured(faulty, "bad")] if counted else []))
+    def row(name: str, cells: list[out.Cell], faulty: str = "") -> None:
+        table.add_row(name, *cells, *([out.Coloured(faulty, "bad")] if counted else []))
 
     for name in names:
-        cells: list[Cell] = []
+        cells: list[out.Cell] = []
         for law, cell in laws.items():
             cells.append(_blocked(cell, name))
             cells += [_published(paper.BLOCKING.get(name, {}).get(law))] * beside
@@ -84,18 +75,20 @@ def _print_blocking(result: dict[str, Any], rule: str, laws: dict[str, Any], bes
         shown = [_percent(bound["blocking_rate"], bound["ci95"]) for bound in bounds]
         row(name, [t for text in shown for t in (text, *([""] * beside))])
     table.print()
-    say("* below every other policy, on the same seeds (paired 95 % intervals)", meaning="quiet")
+    out.say(
+        "* below every other policy, on the same seeds (paired 95 % intervals)", meaning="quiet"
+    )
     if beside:
-        say("(…) published", meaning="quiet")
+        out.say("(…) published", meaning="quiet")
 
 
-def _blocked(cell: Mapping[str, Any], name: str) -> Cell:
+def _blocked(cell: Mapping[str, Any], name: str) -> out.Cell:
     figures = cell["policies"].get(name)
     if figures is None:
         return _NOTHING
     text = _percent(figures["blocking_rate"], figures["ci95"])
     lowest = cell["lowest"]["below_all"] and cell["lowest"]["policy"] == name
-    return Coloured(f"{text}*", "good") if lowest else f"{text} "
+    return out.Coloured(f"{text}*", "good") if lowest else f"{text} "
 
 
 def _print_less_constant(rule: str, laws: dict[str, Any]) -> None:
@@ -109,9 +102,9 @@ def _print_less_constant(rule: str, laws: dict[str, Any]) -> None:
         columns.append(_number(f"{law}: less {cell['lowest']['constant'].rpartition('-')[2]}"))
         columns.append(_number("above in", wide=True))
     title = f"Blocking rate less the best constant degree's (points), {rule}"
-    table = Table("policy", *columns, title=title)
+    table = out.Table("policy", *columns, title=title)
     for name in names:
-        cells: list[Cell] = []
+        cells: list[out.Cell] = []
         for cell in laws.values():
             found = cell["lowest"]["less_constant"].get(name)
             if found is None or found["difference"] is None:
@@ -119,13 +112,15 @@ def _print_less_constant(rule: str, laws: dict[str, Any]) -> None:
                 continue
             text = _percent(found["difference"], found["ci95"], signed=True)
             better = found["difference"] < 0
-            meant = Coloured(f"{text}*", "good" if better else "bad")
+            meant = out.Coloured(f"{text}*", "good" if better else "bad")
             cells.append(meant if found["significant"] else f"{text} ")
             episodes = len(cell["policies"][name]["episodes"])
             cells.append(f"{found['worse_episodes']} of {episodes}")
         table.add_row(_short(name), *cells)
     table.print()
-    say("* significant: the 95 % interval, paired seed by seed, leaves zero out", meaning="quiet")
+    out.say(
+        "* significant: the 95 % interval, paired seed by seed, leaves zero out", meaning="quiet"
+    )
 
 
 def print_less_maximum(rule: str, laws: dict[str, Any], beside: bool) -> None:
@@ -133,7 +128,7 @@ def print_less_maximum(rule: str, laws: dict[str, Any], beside: bool) -> None:
     if not all(cell["less_maximum"] for cell in laws.values()):
         return
     title = f"Blocks less than maximum parallelisation (% of that), {rule}"
-    table = Table("policy", *(_number(f"law {law}") for law in laws), title=title)
+    table = out.Table("policy", *(_number(f"law {law}") for law in laws), title=title)
 
     def shown(share: float | None) -> str:
         return _NOTHING if share is None else f"{100 * share:.1f}".replace("-", "−")
@@ -145,22 +140,22 @@ def print_less_maximum(rule: str, laws: dict[str, Any], beside: bool) -> None:
     if beside:
         table.end_section()
         for name, rates in paper.PAC_ML.items():
-            cells: list[Cell] = []
+            cells: list[out.Cell] = []
             for law in laws:
                 mine, most = rates.get(law), paper.BLOCKING["maximum"].get(law)
                 both = mine is not None and most is not None
                 share = 1 - mine.blocking_rate / most.blocking_rate if mine and most else None
-                cells.append(Coloured(f"({shown(share)})", "quiet") if both else _NOTHING)
+                cells.append(out.Coloured(f"({shown(share)})", "quiet") if both else _NOTHING)
             table.add_row(name, *cells)
     table.print()
     if beside:
-        say(f"The paper: up to {100 * paper.LESS_MAXIMUM:.1f} %", meaning="quiet")
+        out.say(f"The paper: up to {100 * paper.LESS_MAXIMUM:.1f} %", meaning="quiet")
 
 
 def _print_work(rule: str, laws: dict[str, Any], beside: bool) -> None:
     columns = [c for law in laws for c in (_number(f"{law}: JCT"), _number("MB/s"))]
     title = f"Mean completion time (s), demand throughput (MB/s), {rule}"
-    table = Table("policy", *columns, _number("decisions/s", wide=True), title=title)
+    table = out.Table("policy", *columns, _number("decisions/s", wide=True), title=title)
     for name in policies_in(laws):
         there = [cell["policies"].get(name, {}) for cell in laws.values()]
         cells = [
@@ -175,13 +170,13 @@ def _print_work(rule: str, laws: dict[str, Any], beside: bool) -> None:
         for name, times in paper.JCT_S.items():
             rates = paper.THROUGHPUT_BYTES_PER_S.get(name, {})
             cells = [text for law in laws for text in _work(times.get(law), rates.get(law))]
-            quiet = [Coloured(text, "quiet") for text in cells]
-            table.add_row(Coloured(f"{name} (published)", "quiet"), *quiet, "")
+            quiet = [out.Coloured(text, "quiet") for text in cells]
+            table.add_row(out.Coloured(f"{name} (published)", "quiet"), *quiet, "")
     table.print()
 
 
-def _number(heading: str, *, wide: bool = False) -> Column:
-    return Column(heading, wide=wide, whole=True, right=True)
+def _number(heading: str, *, wide: bool = False) -> out.Column:
+    return out.Column(heading, wide=wide, whole=True, right=True)
 
 
 def _short(name: str) -> str:
@@ -202,8 +197,8 @@ def _percent(mean: float | None, half_width: float | None, signed: bool = False)
     return shown + ("" if half_width is None else f" ±{100 * half_width:.2f}")
 
 
-def _published(rate: paper.Published | None) -> Cell:
-    return "" if rate is None else Coloured(f"({100 * rate.blocking_rate:.2f})", "quiet")
+def _published(rate: paper.Published | None) -> out.Cell:
+    return "" if rate is None else out.Coloured(f"({100 * rate.blocking_rate:.2f})", "quiet")
 
 
 def _work(jct_s: float | None, bytes_per_s: float | None) -> tuple[str, str]:
@@ -236,35 +231,34 @@ def pac_ml_load(
     An episode has 1,001 jobs at every load. Prints a table, and writes a plot and result.json.
     """
     from patchlight.emulation.experiments.pac_ml import load
-    from patchlight.emulation.results import check_output
     from patchlight.emulation.simulator.executors import Engine
+    from patchlight.emulation.simulator.results import results_folder
 
     try:
         intervals_s = [float(each) for each in chosen.pop("intervals").split(",")]
     except ValueError:
         raise BadInput("--intervals are seconds joined by commas, like 800,1000,1300") from None
     folder = results_folder(output, "pac-ml-load")
-    check_output(folder)
     options = load.LoadOptions(
         names, tuple(intervals_s), engine=Engine("processes", processes or 0), **chosen
     )
-    with progress_bar("episodes", console()) as tell:
+    with out.progress_bar("episodes", out.console()) as tell:
         result = load.run_loads(options, tell)
     files = load.write_loads(result, folder)
     _table(result).print()
-    say_written(files, folder)
+    out.say_written(files, folder)
     if result["interrupted"]:
         finished, wanted = result["loads_finished"], len(intervals_s)
         only_some_finished(finished, wanted, "loads")
 
 
-def _table(result: dict[str, Any]) -> Table:
+def _table(result: dict[str, Any]) -> out.Table:
     kind = "in the mean" if result["poisson"] else "apart"
     title = f"Blocking rate (%), law {result['law']}, {result['rule']}, jobs SECONDS {kind}"
     columns = [
-        Column(f"{each['interval_s']:g}", whole=True, right=True) for each in result["loads"]
+        out.Column(f"{each['interval_s']:g}", whole=True, right=True) for each in result["loads"]
     ]
-    table = Table("policy", *columns, title=title)
+    table = out.Table("policy", *columns, title=title)
     for name in result["policies"]:
         cells = []
         for each in result["loads"]:
@@ -274,3 +268,108 @@ def _table(result: dict[str, Any]) -> Table:
             cells.append(shown if spread is None else f"{shown} ±{100 * spread:.2f}")
         table.add_row(name.rpartition("/")[2], *cells)
     return table
+
+
+_QUICK_JOBS, _JOBS = 20, 100
+
+
+@click.command(context_settings={"show_default": True})
+@click.option(
+    "--network",
+    "networks",
+    multiple=True,
+    metavar="SPEC",
+    help="A network to compare, like fat-tree:k=8,taper=2; give it again for each; all of one "
+    "size.  [default: twelve of 128 nodes]",
+)
+@click.option("--jobs", type=click.IntRange(min=1), help="How many.  [default: 100; quick: 20]")
+@click.option("--quick", is_flag=True, help="Fewer jobs.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, help="Of sizes and arrivals.")
+@click.option("--placement", default="first-fit", metavar="NAME", help="A placement policy.")
+@click.option(
+    "--prices",
+    type=click.Path(path_type=Path),
+    help="A price list (YAML).  [default: the built-in one, which has what is public]",
+)
+@results_option("results/architectures-<time>")
+@out.listing_options
+def architectures(
+    networks: tuple[str, ...],
+    jobs: int | None,
+    quick: bool,
+    prices: Path | None,
+    output: Path | None,
+    as_json: bool,
+    **chosen: Any,
+) -> None:
+    """Compare network architectures under one mix of training jobs.
+
+    VGG19, ResNet-50, BERT-Large, GPT-2 and a mixture of experts, on an ideal switch and eleven
+    other networks, flows and phases simulated. Prints a table and writes a plot and result.json
+    (see docs/network-simulator.md). Needs no root.
+    """
+    # Not above: importing NumPy takes longer than --help should.
+    from patchlight.emulation.experiments.architectures import run
+    from patchlight.emulation.simulator.results import results_folder
+
+    given: dict[str, Any] = {"networks": networks} if networks else {}
+    if prices is not None:
+        given["prices"] = prices
+    count = jobs or (_QUICK_JOBS if quick else _JOBS)
+    options = run.ArchitectureOptions(jobs=count, **given, **chosen)
+    folder = results_folder(output, "architectures")
+    with out.progress_bar("networks", out.console(stderr=as_json)) as tell:
+        result = run.run_experiment(options, tell)
+    files = run.write_report(result, folder)
+    if as_json:
+        out.print_json(result)
+        return
+    _print(result)
+    for what, key in (("power", "power_unknown"), ("cost", "cost_unknown")):
+        unknown = {
+            part: why for row in result["networks"].values() for part, why in row[key].items()
+        }
+        if unknown:
+            said = "; ".join(f"{part} {why}" for part, why in unknown.items())
+            out.say(
+                f"Not in {what}, for want of a public figure: {said}. Give yours with --prices."
+            )
+    out.say_written(files, folder)
+
+
+def _print(result: dict[str, Any]) -> None:
+    def number(heading: str, *, wide: bool = False) -> out.Column:
+        return out.Column(heading, wide=wide, whole=True, right=True)
+
+    table = out.Table(
+        "network",
+        number("iteration"),
+        number("JCT"),
+        number("p99", wide=True),
+        number("links"),
+        number("fullest", wide=True),
+        number("dark"),
+        number("kW"),
+        number("k$"),
+        title=f"{result['jobs']} jobs on {result['nodes']} nodes (iteration: times ideal switch)",
+    )
+    for spec, row in result["networks"].items():
+        table.add_row(
+            spec,
+            f"{row['iteration_to_ideal']:.2f} ×",
+            f"{row['jct_mean_s']:.0f} s",
+            f"{row['jct_p99_s']:.0f} s",
+            f"{100 * row['link_use_mean']:.1f} %",
+            f"{100 * row['link_use_max']:.1f} %",
+            f"{row['dark_s']:.3g} s",
+            _sum(row, "power", "power_w", ".2f"),
+            _sum(row, "cost", "cost_usd", ".0f"),
+        )
+    table.print()
+
+
+def _sum(row: dict[str, Any], what: str, key: str, digits: str) -> str:
+    """Thousands, at least so many where parts have no figure; a dash where none has."""
+    if row[key] is None:
+        return "–"
+    return f"{'≥ ' if row[f'{what}_unknown'] else ''}{row[key] / 1e3:{digits}}"

@@ -11,9 +11,8 @@ import numpy as np
 from patchlight.controller.policies.contract import JobView
 from patchlight.emulation.simulator.cluster import NetworkCluster, QueueJob, Settings
 from patchlight.emulation.simulator.cluster.jobs import SyntheticJobs, queue_jobs
-from patchlight.emulation.simulator.cluster.scheduling import QueueScheduler
 from patchlight.emulation.simulator.cluster.simulation import Simulation
-from patchlight.emulation.simulator.cluster.sweep import load_policies
+from patchlight.emulation.simulator.cluster.sweep import QueueScheduler, load_policies
 from patchlight.emulation.simulator.network import Network, PlacedJob, Round, collective, network_of
 from patchlight.emulation.simulator.network.engine import run
 from patchlight.emulation.simulator.network.jobs import (

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from patchlight.emulation import results
+from patchlight.emulation.simulator import results
 
 LABELS = {
     "fat_tree": "fat-tree 1:1",

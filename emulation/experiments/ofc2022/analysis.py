@@ -15,9 +15,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from patchlight.testbed.errors import PatchlightError
-from patchlight.testbed.jobs import Iteration, JobStatus, Trainer
+from patchlight.testbed.jobs import JobStatus, Trainer
 
 Wiring = Literal["static", "optical", "live"]
+
+
+@dataclass(frozen=True, slots=True)
+class Iteration:
+    """One iteration of one worker, as it reported it.
+
+    ``finished_at`` is Unix time in seconds; ``sent_bytes`` counts payload bytes.
+    """
+
+    rank: int
+    index: int
+    finished_at: float
+    compute_s: float
+    communication_s: float
+    sent_bytes: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,6 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from patchlight.emulation import results
 from patchlight.emulation.experiments.ofc2022.analysis import (
     CaseRun,
     JobRun,
@@ -31,6 +30,7 @@ from patchlight.emulation.experiments.paper import (
     STANDING,
     UTILIZATION,
 )
+from patchlight.emulation.simulator import results
 
 # One family of shades for each job, so that a plot shows who trains with whom; a printer without
 # colours tells jobs by their marks, and the workers of one by their lines.
@@ -194,15 +194,12 @@ COLUMNS = ("case", "first job", "paper", "measured", "difference")
 
 def write_report(result: dict[str, Any], runs: Sequence[CaseRun], output: Path) -> list[Path]:
     """Write everything into the folder ``output``; the files, the HTML page first."""
-    files = results.write_report(result, output, _plots(result, runs))
-    measured, report = output / "measurements.json", output / "report.html"
-    try:
-        lives = json.dumps([asdict(run) for run in runs], indent=2, ensure_ascii=False)
-        measured.write_text(lives + "\n", encoding="utf-8")
-        report.write_text(page(result, rows_of(result), files[1:]), encoding="utf-8")
-    except OSError as error:
-        raise results.cannot_write(output, error) from error
-    return [report, files[0], measured, *files[1:]]
+    lives = json.dumps([asdict(run) for run in runs], indent=2, ensure_ascii=False)
+    tables = {"measurements.json": lambda file: file.write_text(lives + "\n", encoding="utf-8")}
+    files = results.write_report(result, output, _plots(result, runs), tables)
+    report = output / "report.html"
+    report.write_text(page(result, rows_of(result), files[2:]), encoding="utf-8")
+    return [report, *files]
 
 
 def _plots(result: dict[str, Any], runs: Sequence[CaseRun]) -> dict[str, Callable[[], Figure]]:

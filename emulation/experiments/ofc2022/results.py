@@ -1,4 +1,4 @@
-"""What OFC 2022's jobs train, on which GPUs, and the result of all runs (docs/result-ofc2022.md).
+"""What OFC 2022's jobs train, on which GPUs, and the result of all runs (docs/results/ofc2022.md).
 
 The parameters were fitted to the four completion times that the paper reports: how long a GPU
 computes and how fast links are, never a result. The result also says whether the machine was quiet
@@ -25,7 +25,7 @@ from patchlight.emulation.experiments.ofc2022.analysis import (
     utilization_ratio,
 )
 from patchlight.emulation.experiments.paper import PAPER
-from patchlight.emulation.results import CpuTicks
+from patchlight.emulation.simulator.results import CpuTicks
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.jobs import JobSpec, Trainer
 from patchlight.testbed.lab.model import Host, Lab

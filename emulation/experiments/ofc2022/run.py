@@ -19,6 +19,7 @@ from patchlight.controller.hosts.fleet import SAMPLES_KEPT_S
 from patchlight.emulation.experiments.ofc2022.analysis import (
     CaseRun,
     GpuUse,
+    Iteration,
     JobRun,
     MeasuredChange,
     PortRate,
@@ -35,9 +36,9 @@ from patchlight.emulation.experiments.ofc2022.results import (
     result_of,
 )
 from patchlight.emulation.lab.emulated_lab import EmulatedLab
-from patchlight.emulation.results import cpu_ticks, provenance
+from patchlight.emulation.simulator.results import cpu_ticks, provenance
 from patchlight.testbed.errors import BadInput, PatchlightError
-from patchlight.testbed.jobs import Iteration, JobSpec, JobState, JobStatus, Trainer
+from patchlight.testbed.jobs import JobSpec, JobState, JobStatus, Trainer
 from patchlight.testbed.lab.model import Lab
 from patchlight.testbed.lab.portmap import PortMap
 from patchlight.testbed.labfile.reader import find_lab, load_lab

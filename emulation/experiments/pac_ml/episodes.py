@@ -17,14 +17,13 @@ from patchlight.controller.policies.guard import Fault, GuardedPartition
 from patchlight.controller.policies.learned import Card
 from patchlight.controller.policies.registry import find, policies
 from patchlight.emulation.experiments.pac_ml.variation import Variation
+from patchlight.emulation.simulator.executors import policy_seed
 from patchlight.emulation.simulator.ramp.bounds import hindsight_bound, online_bound
-from patchlight.emulation.simulator.ramp.episode_result import EpisodeResult
 from patchlight.emulation.simulator.ramp.lossnetwork import run_episode
 from patchlight.emulation.simulator.ramp.ramp import PAC_ML_SHAPE, RampShape
 from patchlight.emulation.simulator.ramp.rollout import LookAhead, RollOut, candidates, tuned
-from patchlight.emulation.simulator.ramp.scenario import Scenario
+from patchlight.emulation.simulator.ramp.scenario import EpisodeResult, Scenario
 from patchlight.emulation.simulator.ramp.workloads import Workloads
-from patchlight.emulation.simulator.seeds import policy_seed
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.graphs import ComputationGraph
 

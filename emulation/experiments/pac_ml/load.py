@@ -9,9 +9,9 @@ from matplotlib.figure import Figure
 
 from patchlight.emulation.experiments.pac_ml.run import PacMlOptions, run_policies
 from patchlight.emulation.experiments.pac_ml.variation import Variation
-from patchlight.emulation.results import write_report
 from patchlight.emulation.simulator.executors import Engine
 from patchlight.emulation.simulator.ramp.scenario import PAC_ML_HORIZON_S, FixedArrivals
+from patchlight.emulation.simulator.results import write_report
 from patchlight.testbed.errors import BadInput
 
 SCHEMA_VERSION = 1

@@ -33,15 +33,20 @@ from patchlight.emulation.experiments.pac_ml.results import (
     less_maximum,
 )
 from patchlight.emulation.experiments.pac_ml.variation import Variation
-from patchlight.emulation.results import policy_files, provenance
 from patchlight.emulation.simulator.executors import Engine, Interrupted, run_all
+from patchlight.emulation.simulator.graphs.profiles import (
+    SOURCES,
+    profile_cache,
+    profile_in,
+    read_profiles,
+)
 from patchlight.emulation.simulator.ramp.ramp import PlacementRule
 from patchlight.emulation.simulator.ramp.rollout import LookAhead
 from patchlight.emulation.simulator.ramp.scenario import PAC_ML_HORIZON_S
 from patchlight.emulation.simulator.ramp.workloads import LAW_NAMES, law
+from patchlight.emulation.simulator.results import policy_files, provenance
 from patchlight.testbed.errors import BadInput, nearest
 from patchlight.testbed.graphs import ComputationGraph, builtin_graph
-from patchlight.testbed.graphs.profiles import SOURCES, profile_cache, profile_in, read_profiles
 
 SEEDS, QUICK_SEEDS = 10, 3
 FUTURES, QUICK_FUTURES, AHEAD = 32, 4, 40

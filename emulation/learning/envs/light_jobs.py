@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from patchlight.emulation.simulator.network.collectives import Round, collective
+from patchlight.emulation.simulator.network.contract import Round, collective
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.paths.scheduling import FlowRequest, PathGrant, PathNetwork, PathScheduler
 

@@ -56,7 +56,7 @@ ENVIRONMENTS: tuple[Registered, ...] = (
         "patchlight/Placement-v0",
         "on which server the next job begins",
         "queue",
-        f"{_HERE}.placement:PlacementEnv",
+        f"{_HERE}.topology:PlacementEnv",
     ),
     Registered(
         "patchlight/Schedule-v0",
@@ -74,7 +74,7 @@ ENVIRONMENTS: tuple[Registered, ...] = (
         "patchlight/Elasticity-v0",
         "which running job gets more or fewer GPUs",
         "queue",
-        f"{_HERE}.elasticity:ElasticityEnv",
+        f"{_HERE}.ramp_servers:ElasticityEnv",
     ),
     Registered(
         "patchlight/OperationPlacement-v0",
@@ -160,7 +160,7 @@ def _in_file(name: str, path: Path, called: str) -> EnvironmentRecipe:
     if not (isinstance(found, type) and issubclass(found, gymnasium.Env)):
         raise BadInput(
             f"{name} is not an environment: expected a subclass of gymnasium.Env",
-            hint="docs/learning.md has an example of 40 lines",
+            hint="docs/environments.md has an example of 40 lines",
         )
     return EnvironmentRecipe(name, None, found, lambda count: SyncVectorEnv([found] * count))
 

@@ -23,10 +23,8 @@ from patchlight.controller.policies.files import (
     OUTPUT,
     CardError,
     card_fields,
-    check_digest,
     has_shape,
-    model_bytes,
-    open_session,
+    open_model,
 )
 from patchlight.emulation.learning.envs.registry import (
     Environment,
@@ -36,7 +34,7 @@ from patchlight.emulation.learning.envs.registry import (
     masks_of,
     trained_of,
 )
-from patchlight.emulation.simulator.ramp.episode_result import mean_and_interval, paired_difference
+from patchlight.emulation.simulator.ramp.scenario import mean_and_interval, paired_difference
 from patchlight.testbed.errors import BadInput, PatchlightError
 
 MOST_STEPS = 1_000_000
@@ -345,10 +343,7 @@ def read_baseline_card(path: Path) -> BaselineCard:
 @cache
 def load_baseline(path: Path) -> Baseline:
     """The baseline in a file; ``CardError`` if it is not what its card says."""
-    content = model_bytes(path)
-    card = read_baseline_card(path.with_suffix(".json"))
-    check_digest(card.sha256, content, path)
-    session = open_session(content, path)
+    card, session = open_model(path, read_baseline_card)
     found = {each.name: each.shape for each in session.get_inputs()}
     wrong = found.keys() ^ card.inputs.keys() or [
         name for name, shape in card.inputs.items() if not has_shape(found[name], (1, *shape))

@@ -6,16 +6,15 @@ it to the queue and to policies, ``scheduling`` plays it to its end, and ``resul
 of it.
 """
 
-from patchlight.controller.prediction.sharing import Training
-from patchlight.emulation.simulator.cluster.cluster import TwoLevel
+from patchlight.controller.prediction.network import Training
+from patchlight.emulation.simulator.cluster.cluster import LabCluster, TwoLevel
 from patchlight.emulation.simulator.cluster.jobs import QueueJob, queue_jobs
-from patchlight.emulation.simulator.cluster.labcluster import LabCluster
 from patchlight.emulation.simulator.cluster.networkcluster import NetworkCluster
 from patchlight.emulation.simulator.cluster.results import JobRecord, QueueResult
-from patchlight.emulation.simulator.cluster.scheduling import QueueScheduler, simulate
 from patchlight.emulation.simulator.cluster.simulation import Simulation
 from patchlight.emulation.simulator.cluster.site import Policies
 from patchlight.emulation.simulator.cluster.state import Settings
+from patchlight.emulation.simulator.cluster.sweep import QueueScheduler, simulate
 from patchlight.emulation.simulator.outages import Outages
 
 __all__ = [

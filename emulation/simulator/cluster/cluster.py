@@ -1,19 +1,27 @@
-"""What the simulator needs of a cluster, and the plain one: racks of servers of GPUs."""
+"""Clusters for the simulator: racks of servers of GPUs, and labs whose OCSs rewire them."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence, Set
+from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple, Protocol
 
-from patchlight.controller.policies.contract import ClusterShape, GpuSite
-from patchlight.controller.prediction.sharing import Demand, RingNetwork
+from patchlight.controller.jobs.cluster_view import alone_s, training_of, view_of
+from patchlight.controller.jobs.specs import check_specs
+from patchlight.controller.policies.contract import ClusterShape, Frozen, GpuSite
+from patchlight.controller.policies.sets import members
+from patchlight.controller.prediction.network import Demand, LabNetwork, slowest_nic_bps
+from patchlight.emulation.simulator.cluster.jobs import QueueJob
+from patchlight.emulation.simulator.cluster.pacing import RingNetwork
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.lab.model import Lab
+from patchlight.testbed.jobs import JobSpec, JobState, JobStatus
+from patchlight.testbed.lab.model import Host, Lab
 from patchlight.testbed.lab.portmap import PortMap
+from patchlight.testbed.lab.wiring import trace_links
 
 MAX_GPUS = 1 << 20
 
@@ -192,3 +200,167 @@ class TwoLevel:
     def pacing(self) -> RingNetwork[Any]:
         """Rings that communicate all the time."""
         return RingNetwork(self)
+
+
+class LabCluster:
+    """The hosts of a lab that have a GPU, and its links as lit now.
+
+    A ring's edge goes from one NIC over packet switches to the other NIC, the way that the flow
+    tables of the lab have.
+    """
+
+    def __init__(self, lab: Lab, circuits: Mapping[str, PortMap] | None = None) -> None:
+        self.lab = lab
+        self.circuits: Mapping[str, PortMap] = Frozen(circuits or lab.initial_maps)
+        network = LabNetwork(lab, trace_links(lab, self.circuits))
+        self.hosts: tuple[Host, ...] = network.hosts
+        self.nic_bps, self.edge_bps = network.nic_bps, network.edge_bps
+        servers = {server.name: number for number, server in enumerate(lab.servers)}
+        self._racks = {switch.name: number for number, switch in enumerate(lab.packet_switches)}
+        self._ports: dict[int, Mapping[str, Set[int]]] = {}
+        self._first: LabCluster | None = None
+        self.shape = ClusterShape(
+            gpus=tuple(
+                GpuSite(
+                    host.name, servers[host.server.name], -1, host.gpu.model if host.gpu else ""
+                )
+                for host in network.hosts
+            ),
+            servers=tuple(servers),
+            racks=tuple(self._racks),
+        )
+        self._show(network)
+
+    def renewed(self) -> LabCluster:
+        """The same lab with the cross-connects of its file."""
+        if self._first is None:
+            self._first = LabCluster(self.lab)
+        found = copy(self._first)
+        found._first = self._first
+        return found
+
+    def pacing(self) -> RingNetwork[Any]:
+        """Rings that communicate all the time, over the links as they are lit."""
+        return RingNetwork(self)
+
+    def _show(self, network: LabNetwork) -> None:
+        """Write down which links there are, and where each GPU is that was lit anew."""
+        self._network, self.links = network, network.links
+        self.capacity_bps: Mapping[Hashable, float] = network.capacity_bps
+        relit = members(network.relit)
+        self._asked: tuple[int, Mapping[str, frozenset[int]]] | None = None
+        self._ports = {
+            gpu: ports for gpu, ports in self._ports.items() if not network.relit >> gpu & 1
+        }
+        racks = {}
+        for number in relit:
+            switch = network.switches[number]
+            racks[number] = -1 if switch is None else self._racks[switch]
+        self.shape = self.shape.relit(racks)
+
+    def demand(self, ring: Sequence[int]) -> Demand | None:
+        """The links of all edges; ``None`` if a NIC is dark or no way leads to the next one."""
+        return self._network.demand(ring)
+
+    def ports_of(self, gpus: int) -> Mapping[str, frozenset[int]]:
+        """The OCS ports on the light paths of these GPUs' NICs, there and back."""
+        if self._asked is None or self._asked[0] != gpus:
+            found: dict[str, list[Set[int]]] = {}
+            for number in members(gpus):
+                for ocs, ports in self._ports_at(number).items():
+                    found.setdefault(ocs, []).append(ports)
+            joined = {ocs: frozenset[int]().union(*ports) for ocs, ports in found.items()}
+            self._asked = gpus, Frozen(joined)  # Asked again until a job comes or goes.
+        return self._asked[1]
+
+    def _ports_at(self, gpu: int) -> Mapping[str, Set[int]]:
+        """Those of one GPU's NIC."""
+        if (known := self._ports.get(gpu)) is not None:
+            return known
+        found: dict[str, set[int]] = {}
+        path = self.links.paths.get(self._network.ends[gpu])
+        back = None if path is None else self.links.paths.get(path.sink)
+        for each in (path, back):
+            for ocs, hop in each.hops if each is not None else ():
+                found.setdefault(ocs, set()).update((hop.inp, hop.out))
+        self._ports[gpu] = found
+        return found
+
+    def rewire(self, maps: Mapping[str, PortMap]) -> Rewiring:
+        """All OCSs switch at once; dark is every NIC whose light goes another way than before.
+
+        ``BadInput`` for an OCS that the lab does not have.
+        """
+        dark_s, changed = 0.0, 0
+        circuits = dict(self.circuits)
+        for name, wanted in maps.items():
+            ocs = self.lab.circuit_switch(name)
+            if change := circuits.get(name, PortMap()).diff(wanted):
+                changed += len(change.breaks) + len(change.makes)
+                dark_s = max(dark_s, ocs.switching_time_s)
+                circuits[name] = wanted
+        if not changed:
+            return Rewiring(0.0, 0, 0, 0)
+        self.circuits, before = Frozen(circuits), self.links.paths
+        links, ends = self.links.after(circuits)
+        self._show(self._network.after(links, ends))
+        moved = 0
+        for number in members(self._network.relit):
+            if (end := self._network.ends[number]) in ends:
+                paths = [before.get(end), links.paths.get(end)]
+                # In labs with wavelengths light may also go the same way and end elsewhere.
+                if (paths[0] and paths[0].hops) != (paths[1] and paths[1].hops):
+                    moved |= 1 << number
+        return Rewiring(dark_s, changed, moved, self._network.relit)
+
+
+def jobs_of_specs(
+    lab: Lab,
+    specs: Sequence[JobSpec],
+    user: str = "",
+    arrived_s: float = 0.0,
+    partitioned: bool = False,
+) -> list[QueueJob]:
+    """Jobs that a user submits to a lab at one moment, each of which starts by itself.
+
+    Where they are ``partitioned``, a policy says how many workers those get that leave it open.
+
+    ``BadInput`` for one that the lab would not take, and for one that a simulation knows too
+    little of: on hosts of its own choice, or without gradient or computing time.
+    """
+    counted = not partitioned
+    checked = [each for spec in specs for each in check_specs(lab, [spec], counted=counted)]
+    return [
+        _queue_job(
+            lab, JobStatus(spec.name, spec, JobState.QUEUED, submitted_at=arrived_s, by=user)
+        )
+        for spec in checked
+    ]
+
+
+def _queue_job(lab: Lab, status: JobStatus) -> QueueJob:
+    spec, training = status.spec, training_of(status)
+    if spec.hosts:
+        raise BadInput(
+            f"job {spec.name} names its hosts: in a simulation the placement policy chooses them",
+            hint=f"'workers: {spec.size}' in place of 'hosts'",
+        )
+    lasts_s = alone_s(status, slowest_nic_bps(lab))
+    if training is None or math.isnan(lasts_s):
+        raise BadInput(
+            f"job {spec.name}: nobody knows how long it takes",
+            hint="say 'iterations', 'gradient' and 'compute', also of a command",
+        )
+    view = view_of(status)
+    if not view.workers and not view.degrees:
+        able = sum(host.gpu is not None and spec.runs_on(host.gpu.model) for host in lab.hosts)
+        view = view._replace(degrees=tuple(range(1, able + 1)))
+    return QueueJob(
+        view,
+        lasts_s,
+        training=training,
+        degrees=view.degrees,
+        priority=spec.priority,
+        after=spec.after,
+        preemptible=spec.preemptible,
+    )

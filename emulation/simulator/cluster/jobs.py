@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from patchlight.controller.policies.contract import Frozen, JobView
-from patchlight.controller.prediction.sharing import Load, Training, ring_bits, training_load
+from patchlight.controller.prediction.network import Load, Training, ring_bits, training_load
 from patchlight.emulation.simulator.traces import TraceJob
 from patchlight.testbed.errors import BadInput
 

@@ -9,11 +9,16 @@ from functools import cached_property
 import numpy as np
 
 from patchlight.controller.policies.contract import ClusterShape, GpuSite
-from patchlight.controller.prediction.sharing import Demand
+from patchlight.controller.prediction.network import Demand
 from patchlight.emulation.simulator.cluster.cluster import Cluster, Rewiring
 from patchlight.emulation.simulator.cluster.simulated_job import SimulatedJob
-from patchlight.emulation.simulator.network.collectives import Round, collective, ring, ring_part
-from patchlight.emulation.simulator.network.contract import Network
+from patchlight.emulation.simulator.network.contract import (
+    Network,
+    Round,
+    collective,
+    ring,
+    ring_part,
+)
 from patchlight.emulation.simulator.network.engine import run
 from patchlight.emulation.simulator.network.jobs import (
     ONCE,
@@ -23,7 +28,7 @@ from patchlight.emulation.simulator.network.jobs import (
     sessions_of,
 )
 from patchlight.emulation.simulator.network.sharing import Floats, Ints
-from patchlight.emulation.simulator.network.trouble import CALM, Trouble
+from patchlight.emulation.simulator.network.specs import CALM, Trouble
 from patchlight.emulation.simulator.outages import Outage
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab.portmap import PortMap

@@ -1,8 +1,8 @@
 """Writes what came of simulations: a table of jobs for each, the figures, and plots of them."""
 
-import json
 import re
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,7 +12,7 @@ import pyarrow.parquet as parquet
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from patchlight.emulation.results import cannot_write, save_plot
+from patchlight.emulation.simulator import results
 from patchlight.emulation.simulator.cluster.results import Floats, QueueResult
 from patchlight.emulation.simulator.cluster.sweep import CombinationResult
 
@@ -63,23 +63,14 @@ def write_report(
     outcomes: Sequence[CombinationResult], setting: Mapping[str, Any], folder: Path
 ) -> list[Path]:
     """Everything into ``folder``; the files, ``result.json`` first, then tables, then pictures."""
-    written = folder / "result.json"
-    text = json.dumps(result_of(outcomes, setting), indent=2, ensure_ascii=False, allow_nan=False)
     named = {name: each.result for name, each in zip(run_names(outcomes), outcomes, strict=True)}
-    tables = [folder / file for file in jobs_files(outcomes)]
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        written.write_text(text + "\n", encoding="utf-8")
-        for file, each in zip(tables, outcomes, strict=True):
-            # With ``JobRecord``'s columns.
-            parquet.write_table(arrow.table(dict(each.result.jobs)), file, compression="zstd")
-        pictures = [
-            *save_plot(completion(named), folder / "completion"),
-            *save_plot(load(named), folder / "load"),
-        ]
-    except OSError as error:
-        raise cannot_write(folder, error) from error
-    return [written, *tables, *pictures]
+    # With ``JobRecord``'s columns.
+    tables = {
+        file: partial(parquet.write_table, arrow.table(dict(each.result.jobs)), compression="zstd")
+        for file, each in zip(jobs_files(outcomes), outcomes, strict=True)
+    }
+    plots = {"completion": lambda: completion(named), "load": lambda: load(named)}
+    return results.write_report(result_of(outcomes, setting), folder, plots, tables)
 
 
 _COLOURS = ("#08519c", "#d94801", "#31a354", "#756bb1", "#b30059", "#3b8f8f", "#636363", "#a63603")
@@ -98,16 +89,16 @@ _POINTS = 600
 _DAY_S = 86400.0
 
 
-def completion(results: Mapping[str, QueueResult]) -> Figure:
+def completion(runs: Mapping[str, QueueResult]) -> Figure:
     """Which part of the jobs is done after, and waited for, at most so long."""
     figure = Figure(figsize=(11, 4.5), layout="constrained")
     done, waited = figure.subplots(1, 2, sharey=True)
-    for number, (name, result) in enumerate(results.items()):
+    for number, (name, result) in enumerate(runs.items()):
         ended = np.array([state == "done" for state in result.jobs["state"]], dtype=bool)
         look = _look(number)
         _distribution(done, result.jobs["jct_s"][ended], name, look)
         _distribution(waited, result.jobs["waited_s"][ended], name, look)
-    if not any(result.jobs["waited_s"].any() for result in results.values()):
+    if not any(result.jobs["waited_s"].any() for result in runs.values()):
         _nobody_waited(waited, "x")
     for axis, words in ((done, "job completion time (s)"), (waited, "time in the queue (s)")):
         if axis.lines:
@@ -121,17 +112,17 @@ def completion(results: Mapping[str, QueueResult]) -> Figure:
     return figure
 
 
-def load(results: Mapping[str, QueueResult]) -> Figure:
+def load(runs: Mapping[str, QueueResult]) -> Figure:
     """GPUs held, jobs waiting and fragmentation over time."""
     figure = Figure(figsize=(11, 8), layout="constrained")
     held, queue, pieces = figure.subplots(3, 1, sharex=True)
-    for number, (name, result) in enumerate(results.items()):
+    for number, (name, result) in enumerate(runs.items()):
         series, look = result.series, _look(number)
         percents = (100 / result.gpus * series.held, series.queue, 100 * series.fragmentation)
         for axis, values in zip((held, queue, pieces), percents, strict=True):
             days, means = _means(series.until_s, values)
             axis.plot(days, means, linewidth=1.1, label=name, **look)
-    if not any(result.series.queue.any() for result in results.values()):
+    if not any(result.series.queue.any() for result in runs.values()):
         _nobody_waited(queue, "y")
     labels = ("GPUs held (%)", "jobs waiting", "free GPUs on servers\nin use (%)")
     for axis, words in zip((held, queue, pieces), labels, strict=True):

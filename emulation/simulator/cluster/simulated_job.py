@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import ClassVar
 
 from patchlight.controller.policies.contract import Progress, RingOfJob, Running
-from patchlight.controller.prediction.sharing import Demand, Load
+from patchlight.controller.prediction.network import Demand, Load
 from patchlight.emulation.simulator.cluster.jobs import QueueJob
 from patchlight.testbed.errors import BadInput
 

@@ -26,7 +26,7 @@ from patchlight.controller.policies.contract import (
     Running,
     nowhere,
 )
-from patchlight.controller.prediction.sharing import Load
+from patchlight.controller.prediction.network import Load
 from patchlight.emulation.simulator.cluster.cluster import Cluster, Rewiring
 from patchlight.emulation.simulator.cluster.jobs import QueueJob, load_of
 from patchlight.emulation.simulator.cluster.networkcluster import PhasedJobs, failures_of

@@ -24,7 +24,7 @@ from patchlight.controller.policies.contract import (
     TopologyPolicy,
 )
 from patchlight.controller.policies.options.outlook import Networks
-from patchlight.controller.prediction.sharing import Load
+from patchlight.controller.prediction.network import Load
 from patchlight.emulation.simulator.cluster.simulated_job import Cause, SimulatedJob
 from patchlight.emulation.simulator.cluster.simulation import Simulation
 from patchlight.testbed.errors import PatchlightError

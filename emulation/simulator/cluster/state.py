@@ -1,5 +1,7 @@
 """The settings of a simulation, GPUs held and broken, and the events to come."""
 
+from __future__ import annotations
+
 import itertools
 import math
 from array import array

@@ -1,4 +1,4 @@
-"""Many simulations of one trace: every combination of the policies that were named.
+"""Many simulations of one trace: every combination of the policies that were named, and one run.
 
 Policies that users wrote are guarded: their faults are reported.
 """
@@ -7,10 +7,13 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, NamedTuple
 
-from patchlight.controller.policies.contract import PolicyKind
+from patchlight.controller.jobs.discipline.contract import OrderTraits, UserAccounts
+from patchlight.controller.jobs.discipline.queue import JobQueue, resize_jobs
+from patchlight.controller.policies.cheapest import defragment
+from patchlight.controller.policies.contract import Frozen, PolicyKind
 from patchlight.controller.policies.guard import (
     Fault,
     GuardedElasticity,
@@ -23,11 +26,148 @@ from patchlight.controller.policies.registry import DEFAULTS, find, load_policy
 from patchlight.emulation.simulator.cluster.cluster import Cluster
 from patchlight.emulation.simulator.cluster.jobs import QueueJob, left_open
 from patchlight.emulation.simulator.cluster.results import QueueResult, summary_of
-from patchlight.emulation.simulator.cluster.scheduling import Tell, simulate
-from patchlight.emulation.simulator.cluster.site import Policies
+from patchlight.emulation.simulator.cluster.simulated_job import Cause, SimulatedJob
+from patchlight.emulation.simulator.cluster.simulation import Simulation
+from patchlight.emulation.simulator.cluster.site import Policies, Ring, SimulatedSite
 from patchlight.emulation.simulator.cluster.state import Settings
-from patchlight.emulation.simulator.executors import Engine, run_all
-from patchlight.emulation.simulator.seeds import policy_seed
+from patchlight.emulation.simulator.executors import Engine, policy_seed, run_all
+from patchlight.testbed.errors import PatchlightError
+
+Tell = Callable[[int, int], None]
+"""Hears how many jobs have ended, of how many."""
+
+_HOPELESS_S = 365 * 86400.0
+_TELL_EVERY = 500
+
+
+class QueueScheduler:
+    """Starts waiting jobs of a simulation as its policies say, as a lab's queue does.
+
+    A job's turn is asked for when it begins to wait. Policies whose answer depends on
+    more than the job and its progress have to be asked again at each moment; one that does not
+    says so with an attribute ``stable`` that is true, and long queues are then quick.
+    """
+
+    def __init__(self, simulation: Simulation, policies: Policies) -> None:
+        self._simulation = simulation
+        order, settings = OrderTraits.of(policies.order), simulation.settings
+        if order.by_user or settings.has_quotas:
+            simulation.user_accounts = UserAccounts(settings)
+        self._site = SimulatedSite(simulation, policies)
+        self._queue: JobQueue[SimulatedJob, Ring] = JobQueue(self._site, settings, order)
+        self._look_s, self._seen_ended = 0.0, 0
+        self._seen: frozenset[int] = frozenset()
+        self._is_elastic = policies.elasticity is not None
+        self.latencies_s = self._site.latencies_s
+        simulation.preview = self._site.preview
+
+    def decide(self) -> None:
+        """Start all that can be started now; then resize running jobs, or move light under them."""
+        simulation, site = self._simulation, self._site
+        site.now_s, site.released = simulation.now_s, simulation.released
+        simulation.held_up = self._queue.decide()
+        resized = resize_jobs(site, self._queue.reasons()) if self._is_elastic else ()
+        for job in resized:
+            self._queue.began_anew(job)
+        if resized:
+            simulation.held_up = self._queue.decide()
+        if simulation.settings.defragment_s is not None and simulation.running:
+            self._defragment(simulation.settings.defragment_s)
+
+    @property
+    def decides(self) -> bool:
+        """Whether there is anything to decide now."""
+        return bool(self._simulation.waiting or (self._is_elastic and self._simulation.running))
+
+    def _defragment(self, every_s: float) -> None:
+        simulation = self._simulation
+        running = frozenset(simulation.running)
+        if running == self._seen:
+            return  # Nothing began or ended: less is to be gained now than when it was looked at.
+        if simulation.ended == self._seen_ended and simulation.now_s < self._look_s:
+            simulation.wake_at(self._look_s)
+            return
+        self._seen, self._seen_ended = running, simulation.ended
+        self._look_s = simulation.now_s + every_s
+        # Its ports are barred as they carry running jobs: those are what this is about.
+        view = simulation.view()._replace(barred=Frozen())
+        proposal = defragment(view, simulation.settings.minimum_gain_s)
+        if proposal is not None:
+            simulation.rewire(proposal.maps)
+
+    def give_up(self) -> bool:
+        """Nothing will happen any more but jobs wait: block the next one; ``False`` if none do."""
+        head = self._queue.first() or next(iter(self._simulation.waiting.values()), None)
+        if head is None:
+            return False
+        self._queue.remove(head)
+        self._simulation.block(head, Cause.DEPENDENCY if head.after else Cause.UNPLACEABLE)
+        return True
+
+    def drop_hopeless(self) -> None:
+        """Where nothing runs or comes, block what could not even be placed on whole GPUs."""
+        simulation = self._simulation
+        while not simulation.running and simulation.all_arrived:
+            head = self._queue.first()
+            if head is None:
+                return
+            waited_s = simulation.now_s - head.waits_since_s
+            if waited_s < _HOPELESS_S and self._site.is_placeable(head):
+                return
+            self.give_up()
+            self.decide()
+
+
+def _check_fit(policies: Policies, cluster: Cluster) -> None:
+    for slot in fields(policies):
+        policy = getattr(policies, slot.name)
+        policy = getattr(policy, "policy", policy)  # of the guard of one that users wrote
+        if hasattr(policy, "check_fits"):
+            policy.check_fits(cluster.shape, cluster.lab)
+
+
+def simulate(
+    cluster: Cluster,
+    jobs: Sequence[QueueJob],
+    policies: Policies,
+    settings: Settings | None = None,
+    tell: Tell | None = None,
+) -> QueueResult:
+    """Run all jobs to their end. The same input gives the same result, but for the latencies.
+
+    ``BadInput`` for a learned policy that cannot decide in such a cluster.
+    """
+    _check_fit(policies, cluster)
+    simulation = Simulation(cluster, jobs, settings or Settings())
+    scheduler = QueueScheduler(simulation, policies)
+    told, count = 0, len(jobs)
+    while simulation.ended < count:
+        if simulation.advance():
+            if scheduler.decides:
+                scheduler.decide()
+            if not simulation.running and simulation.all_arrived:
+                scheduler.drop_hopeless()
+        elif simulation.running:
+            names = [job.spec.view.name for job in simulation.running.values()]
+            raise PatchlightError(
+                f"the simulation stands still at {simulation.now_s:.0f} s: "
+                f"{', '.join(names[:5])} cannot go on, a NIC of theirs is dark",
+                hint="the topology policy took the light of a job that runs",
+            )
+        elif not scheduler.give_up():
+            raise PatchlightError(
+                f"the simulation stands still at {simulation.now_s:.0f} s with "
+                f"{count - simulation.ended} jobs not ended, and none waits"
+            )
+        else:
+            scheduler.decide()
+        if tell is not None and simulation.ended - told >= _TELL_EVERY:
+            told = simulation.ended
+            tell(told, count)
+    if tell is not None:
+        tell(simulation.ended, count)
+    return QueueResult.of(simulation, scheduler.latencies_s)
+
 
 _SHOWN = 5
 

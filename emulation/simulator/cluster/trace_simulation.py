@@ -6,10 +6,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from patchlight.emulation.results import check_output, policy_files, provenance
-from patchlight.emulation.simulator.cluster.cluster import Cluster, TwoLevel
+from patchlight.emulation.simulator.cluster.cluster import (
+    Cluster,
+    LabCluster,
+    TwoLevel,
+    jobs_of_specs,
+)
 from patchlight.emulation.simulator.cluster.jobs import QueueJob, queue_jobs
-from patchlight.emulation.simulator.cluster.labcluster import LabCluster, jobs_of_specs
 from patchlight.emulation.simulator.cluster.networkcluster import NetworkCluster
 from patchlight.emulation.simulator.cluster.report import result_of, write_report
 from patchlight.emulation.simulator.cluster.state import Settings
@@ -24,6 +27,7 @@ from patchlight.emulation.simulator.cluster.sweep import (
 )
 from patchlight.emulation.simulator.executors import Engine, Interrupted
 from patchlight.emulation.simulator.network import Failure, Slowness, Trouble, network_of
+from patchlight.emulation.simulator.results import policy_files, provenance
 from patchlight.emulation.simulator.traces import drawn_trace, is_drawn, load_trace
 from patchlight.testbed.errors import BadInput, nearest
 from patchlight.testbed.jobfile.reader import read_jobs
@@ -129,7 +133,6 @@ def simulate_trace(
     jobs, notes = _jobs(options, cluster, communication)
     _check_users(settings, jobs, cluster)
     runs = options.combinations
-    check_output(folder)
     began = time.monotonic()
     origin = provenance([settings.seed], _files(options))
     interrupted = False

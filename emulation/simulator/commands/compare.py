@@ -1,23 +1,17 @@
-"""``patchlight policy compare``: policies for labs, on labs drawn by chance."""
+"""``patchlight policy compare`` and ``patchlight simulate --chakra``."""
+
+from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
+from patchlight.console import rendering as out
 from patchlight.console.options import ANY, complete_policy, results_option
-from patchlight.console.rendering import (
-    Coloured,
-    Column,
-    Table,
-    console,
-    listing_options,
-    print_json,
-    progress_bar,
-    results_folder,
-    say,
-)
 from patchlight.testbed.errors import BadInput
+from patchlight.testbed.units import parse_time
 
 
 @click.command()
@@ -56,7 +50,7 @@ from patchlight.testbed.errors import BadInput
 )
 @click.option("--processes", type=click.IntRange(1), help="At a time.  [default: the cores]")
 @results_option("results/compare-<time>", "Where result.json goes.")
-@listing_options
+@out.listing_options
 def compare(
     policies: tuple[str, ...],
     order: str,
@@ -81,22 +75,21 @@ def compare(
     table has the mean completion time over that of the best of these, by the size of labs, and the
     95th percentile over that of the same pair.
     """
-    from patchlight.emulation.results import cannot_write, check_output, provenance, write_result
     from patchlight.emulation.simulator.executors import Engine
     from patchlight.emulation.simulator.randomlabs import Drawn, PlayedPolicies, built_in, by_size
     from patchlight.emulation.simulator.randomlabs import compare as run_comparison
+    from patchlight.emulation.simulator.results import provenance, results_folder, write_report
     from patchlight.emulation.simulator.traces import is_drawn
 
     if not 0 < load <= 10:
         raise BadInput(f"--load {load:g}: expected more than 0, and 10 at most")
     folder = results_folder(output, "compare")
-    check_output(folder)
     wanted = [PlayedPolicies.parse(text, order) for text in policies]
     pairs = tuple(PlayedPolicies.parse(text, order) for text in others) or built_in(order)
     drawn = Drawn(jobs, load, largest, trace)
     seeds = range(first_seed, first_seed + labs)
     origin = provenance(seeds, [] if trace is None or is_drawn(trace) else [trace])
-    with progress_bar("labs", console(stderr=as_json)) as tell:
+    with out.progress_bar("labs", out.console(stderr=as_json)) as tell:
         done = iter(range(1, labs + 1))
         engine = Engine("processes", processes or 0)
         choices, one_more = (*pairs, *wanted), lambda: tell(next(done), labs)
@@ -116,17 +109,14 @@ def compare(
         "labs": [each._asdict() for each in results],
         "provenance": origin,
     }
-    try:
-        written = write_result(result, folder)
-    except OSError as error:
-        raise cannot_write(folder, error) from error
+    written, *_ = write_report(result, folder)
     if as_json:
-        print_json(rows)
+        out.print_json(rows)
         return
     for each in wanted:
         of_it = [row for row in rows if row["policies"] == each.name]
         _table(of_it, each.name, load, ", ".join(others) or "built-in pairs").print()
-    say(f"Figures: {written}")
+    out.say(f"Figures: {written}")
 
 
 def _words(compared: Any) -> dict[str, Any]:
@@ -145,16 +135,16 @@ def _words(compared: Any) -> dict[str, Any]:
     }
 
 
-def _table(rows: list[dict[str, Any]], name: str, load: float, others: str) -> Table:
+def _table(rows: list[dict[str, Any]], name: str, load: float, others: str) -> out.Table:
     title = f"{name}: mean JCT over that of {others}, load {load:g}, mean ± 95 %"
     numbers = ("labs", "over the best of each", "worst", "95th pct.", "over one")
-    columns = [Column(name, whole=True, right=True) for name in numbers]
-    table = Table("labs of", *columns, Column("that one", wide=True), title=title)
+    columns = [out.Column(name, whole=True, right=True) for name in numbers]
+    table = out.Table("labs of", *columns, out.Column("that one", wide=True), title=title)
     for row in rows:
         over, spread = row["over_best"], row["over_best_ci95"]
-        shown: str | Coloured = f"{over:.3f} ± {spread:.3f}"
+        shown: str | out.Coloured = f"{over:.3f} ± {spread:.3f}"
         if abs(over - 1) > spread:
-            shown = Coloured(str(shown), "good" if over < 1 else "bad")
+            shown = out.Coloured(str(shown), "good" if over < 1 else "bad")
         over_one, spread_one = row["over_best_of_all"], row["over_best_of_all_ci95"]
         table.add_row(
             row["labs_of"],
@@ -166,3 +156,60 @@ def _table(rows: list[dict[str, Any]], name: str, load: float, others: str) -> T
             row["best_of_all"],
         )
     return table
+
+
+_TAKEN = ("chakra", "network", "skip_bad", "slow", "fail", "seed", "output", "as_json")
+
+
+def simulate_chakra(context: click.Context, given: dict[str, Any]) -> None:
+    """Run the jobs that ``given["chakra"]`` names, print how long they take and write it.
+
+    ``BadInput`` without a network, and for options that are about the jobs of a queue.
+    """
+    from patchlight.emulation.simulator.network import Failure, Slowness, Trouble, network_of
+    from patchlight.emulation.simulator.network.chakra import result_of_chakra
+    from patchlight.emulation.simulator.network.chakra_file import files_of_ranks
+    from patchlight.emulation.simulator.results import results_folder, write_report
+
+    options = {each.name: each.opts[0] for each in context.command.params}
+    others = [
+        option
+        for name, option in options.items()
+        if name not in _TAKEN
+        and context.get_parameter_source(name or "") is ParameterSource.COMMANDLINE
+    ]
+    if others:
+        raise BadInput(
+            f"--chakra excludes {', '.join(others)}: there is no queue",
+            hint=f"it goes with {', '.join(options[name] for name in _TAKEN[1:])}",
+        )
+    if given["network"] is None:
+        raise BadInput("--chakra needs a --network", hint="like --network fat-tree:k=16")
+    traces = []
+    for text in given["chakra"]:
+        prefix, at, begins = str(text).rpartition("@+")
+        name, begins_s = (prefix, parse_time(begins)) if at else (str(text), 0.0)
+        traces.append((name, files_of_ranks(Path(name)), begins_s))
+    folder = results_folder(given["output"], "chakra")
+    trouble = Trouble(
+        [Slowness.parse(text) for text in given["slow"]],
+        [Failure.parse(text) for text in given["fail"]],
+        given["seed"],
+    )
+    result = result_of_chakra(network_of(given["network"]), traces, trouble, given["skip_bad"])
+    result |= {"slow": list(given["slow"]), "fail": list(given["fail"])}
+    write_report(result, folder)
+    if given["as_json"]:
+        out.print_json(result)
+        return
+    for job in result["jobs"]:
+        several = f"{job['chakra']} from {job['begins_s']:g} s: " if len(traces) > 1 else ""
+        out.say(
+            f"{several}{job['ranks']} ranks, {job['operations']} operations on "
+            f"{result['network']}: {job['completion_s']:.6g} s; the busiest rank computes for "
+            f"{job['compute_s']:.6g} s in all"
+        )
+        for note, count in job["notes"].items():
+            out.say(f"{job['chakra']}: {note}: {count}", meaning="caution")
+    after = f"All are done after {result['completion_s']:.6g} s. " if len(traces) > 1 else ""
+    out.say(f"{after}result.json: {folder}/")

@@ -3,34 +3,23 @@
 from __future__ import annotations
 
 import functools
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from patchlight.console.commands import only_some_finished
+from patchlight.console import rendering as out
+from patchlight.console.commands import lab_option, only_some_finished
 from patchlight.console.connection import offline_lab, user_name
 from patchlight.console.options import (
     QUEUE_OPTIONS,
     complete_policy,
-    lab_option,
     left_to_the_lab,
     results_option,
     taken_discipline,
 )
-from patchlight.console.rendering import (
-    Coloured,
-    Column,
-    Table,
-    console,
-    listing_options,
-    print_json,
-    progress_bar,
-    say,
-)
-from patchlight.emulation.simulator.commands.chakra import simulate_chakra
+from patchlight.emulation.simulator.commands.compare import simulate_chakra
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.lab.rules import Discipline
 
@@ -219,7 +208,7 @@ def simulation_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @simulation_options
 @results_option("results/simulate-<time>")
 @click.option("--strict", is_flag=True, help=STRICT)
-@listing_options
+@out.listing_options
 def simulate(options: SimulationOptions, output: Path | None, strict: bool, as_json: bool) -> None:
     """Simulate a cluster with a queue under a job trace.
 
@@ -239,20 +228,21 @@ def run_simulation(
     only some runs are finished.
     """
     from patchlight.emulation.simulator.cluster.trace_simulation import simulate_trace
+    from patchlight.emulation.simulator.results import results_folder
 
-    folder = output or Path("results") / time.strftime("simulate-%Y%m%d-%H%M%S")
-    out = console(stderr=as_json)
-    with progress_bar("jobs" if len(options.combinations) == 1 else "runs", out) as tell:
+    folder = results_folder(output, "simulate")
+    terminal = out.console(stderr=as_json)
+    with out.progress_bar("jobs" if len(options.combinations) == 1 else "runs", terminal) as tell:
         simulation = simulate_trace(options, folder, tell)
     if as_json:
-        print_json(simulation.result)
+        out.print_json(simulation.result)
     else:
         for note in simulation.notes:
-            say(note)
+            out.say(note)
         _print(simulation.outcomes)
         pictures = ", ".join(file.name for file in simulation.files if file.suffix == ".png")
         also = "also as PDF and SVG"
-        say(f"Plots ({pictures}, {also}), tables of jobs and result.json: {folder}/")
+        out.say(f"Plots ({pictures}, {also}), tables of jobs and result.json: {folder}/")
     if simulation.interrupted:
         only_some_finished(len(simulation.outcomes), len(options.combinations), "runs")
     if strict:
@@ -268,14 +258,14 @@ def refuse_faults(count: int) -> None:
         )
 
 
-def _number_column(heading: str, *, wide: bool = False) -> Column:
-    return Column(heading, wide=wide, whole=True, right=True)
+def _number_column(heading: str, *, wide: bool = False) -> out.Column:
+    return out.Column(heading, wide=wide, whole=True, right=True)
 
 
 _COLUMNS = (
     "policies",
     _number_column("done"),
-    Column("blocked", right=True),
+    out.Column("blocked", right=True),
     _number_column("JCT mean"),
     _number_column("p50", wide=True),
     _number_column("p99"),
@@ -298,7 +288,7 @@ def _print(outcomes: Sequence[CombinationResult]) -> None:
     from patchlight.emulation.simulator.cluster.report import run_names
 
     faults = [_number_column("faults")] if any(each.faults.count for each in outcomes) else []
-    table = Table(*_COLUMNS, *faults)
+    table = out.Table(*_COLUMNS, *faults)
     for name, each in zip(run_names(outcomes), outcomes, strict=True):
         s = each.summary
         blocked = ", ".join(f"{count} {cause}" for cause, count in s["blocked"].items())
@@ -311,14 +301,14 @@ def _print(outcomes: Sequence[CombinationResult]) -> None:
             _time(s["makespan_s"]),
             *(str(s[key]) for key in ("preemptions", "losses", "resizes", "reconfigurations")),
             f"{each.cpu_s:.1f} s",
-            *([Coloured(str(each.faults.count), "bad")] if faults else []),
+            *([out.Coloured(str(each.faults.count), "bad")] if faults else []),
         )
     table.print()
     for name, each in zip(run_names(outcomes), outcomes, strict=True):
         for fault in each.faults.first:
-            say(f"{name}: {fault}", meaning="caution")
+            out.say(f"{name}: {fault}", meaning="caution")
         if (more := each.faults.count - len(each.faults.first)) > 0:
-            say(f"{name}: and {more} faults more", meaning="caution")
+            out.say(f"{name}: and {more} faults more", meaning="caution")
 
 
 def _time(seconds: float | None) -> str:

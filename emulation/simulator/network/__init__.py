@@ -8,8 +8,13 @@ a network; ``turns`` says who waits for circuits, ``trouble`` what goes wrong,
 power and cost.
 """
 
-from patchlight.emulation.simulator.network.collectives import COLLECTIVES, Round, collective
-from patchlight.emulation.simulator.network.contract import Network, Switching
+from patchlight.emulation.simulator.network.contract import (
+    COLLECTIVES,
+    Network,
+    Round,
+    Switching,
+    collective,
+)
 from patchlight.emulation.simulator.network.jobs import (
     Flows,
     PlacedJob,
@@ -18,8 +23,13 @@ from patchlight.emulation.simulator.network.jobs import (
     expert_exchange,
     run_jobs,
 )
-from patchlight.emulation.simulator.network.specs import NETWORKS, network_of
-from patchlight.emulation.simulator.network.trouble import Failure, Slowness, Trouble
+from patchlight.emulation.simulator.network.specs import (
+    NETWORKS,
+    Failure,
+    Slowness,
+    Trouble,
+    network_of,
+)
 
 __all__ = [
     "COLLECTIVES",

@@ -14,14 +14,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from patchlight.emulation.results import provenance
 from patchlight.emulation.simulator.network.chakra_file import TraceNode, read_rank
-from patchlight.emulation.simulator.network.collectives import Round, collective, ring
-from patchlight.emulation.simulator.network.contract import Network
+from patchlight.emulation.simulator.network.contract import Network, Round, collective, ring
 from patchlight.emulation.simulator.network.engine import Order, run
 from patchlight.emulation.simulator.network.jobs import PlacedJob, program_of, sessions_of
 from patchlight.emulation.simulator.network.sharing import Ints
-from patchlight.emulation.simulator.network.trouble import CALM, Trouble
+from patchlight.emulation.simulator.network.specs import CALM, Trouble
+from patchlight.emulation.simulator.results import provenance
 from patchlight.testbed.errors import BadInput, PatchlightError
 
 COLLECTIVE_TYPES = (

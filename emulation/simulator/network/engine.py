@@ -28,7 +28,7 @@ from patchlight.emulation.simulator.network.sharing import (
     settled,
     sharing,
 )
-from patchlight.emulation.simulator.network.trouble import Disturbances, undisturbed
+from patchlight.emulation.simulator.network.specs import Disturbances, undisturbed
 
 # Events that are less than this apart, as a part of the time, are one: so equal flows end as one.
 _AT_ONCE = 1e-12

@@ -6,16 +6,18 @@ from typing import NamedTuple
 
 import numpy as np
 
-from patchlight.emulation.simulator.network.collectives import (
+from patchlight.emulation.simulator.network.contract import (
+    NO_LINK,
+    Network,
     Round,
+    Switching,
     all_to_all,
     collective,
     side_by_side,
 )
-from patchlight.emulation.simulator.network.contract import NO_LINK, Network, Switching
 from patchlight.emulation.simulator.network.engine import Outcome, Program, run
 from patchlight.emulation.simulator.network.sharing import Floats, Ints
-from patchlight.emulation.simulator.network.trouble import CALM, Change, Disturbances, Trouble
+from patchlight.emulation.simulator.network.specs import CALM, Change, Disturbances, Trouble
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.paths.schedulers import path_scheduler
 from patchlight.testbed.paths.scheduling import FlowRequest, PathNetwork

@@ -4,7 +4,6 @@
 ``lossnetwork`` jobs that come, are accepted or blocked, and go.
 """
 
-from patchlight.emulation.simulator.ramp.episode_result import EpisodeResult, blocking_rates
 from patchlight.emulation.simulator.ramp.lossnetwork import (
     Episode,
     JobOutcome,
@@ -12,7 +11,12 @@ from patchlight.emulation.simulator.ramp.lossnetwork import (
     run_episode,
 )
 from patchlight.emulation.simulator.ramp.ramp import PAC_ML_SHAPE, PlacementRule, Ramp, RampShape
-from patchlight.emulation.simulator.ramp.scenario import Scenario, pac_ml_scenario
+from patchlight.emulation.simulator.ramp.scenario import (
+    EpisodeResult,
+    Scenario,
+    blocking_rates,
+    pac_ml_scenario,
+)
 from patchlight.emulation.simulator.ramp.workloads import Workloads
 
 __all__ = [

@@ -41,8 +41,7 @@ from itertools import combinations_with_replacement
 import numpy as np
 from numpy.typing import NDArray
 
-from patchlight.emulation.simulator.ramp.episode_result import Counting
-from patchlight.emulation.simulator.ramp.scenario import FixedArrivals, Job, Scenario
+from patchlight.emulation.simulator.ramp.scenario import Counting, FixedArrivals, Job, Scenario
 from patchlight.emulation.simulator.ramp.workloads import Workloads
 
 ROUNDS = 600

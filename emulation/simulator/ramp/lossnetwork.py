@@ -26,9 +26,8 @@ from patchlight.controller.policies.contract import (
     no_choice,
 )
 from patchlight.emulation.simulator.outages import Outage
-from patchlight.emulation.simulator.ramp.episode_result import Accepted, EpisodeResult
 from patchlight.emulation.simulator.ramp.ramp import Block, PlacementRule, place, sub_blocks
-from patchlight.emulation.simulator.ramp.scenario import Job, Scenario
+from patchlight.emulation.simulator.ramp.scenario import Accepted, EpisodeResult, Job, Scenario
 from patchlight.emulation.simulator.ramp.workloads import Workloads
 from patchlight.testbed.errors import BadInput
 

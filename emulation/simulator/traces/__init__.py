@@ -8,12 +8,13 @@ jobs like those of the last two, without a file.
 
 from patchlight.emulation.simulator.traces.files import (
     FORMATS,
+    LAWS,
+    TraceLaw,
     drawn_trace,
     is_drawn,
     load_trace,
     read_trace,
 )
-from patchlight.emulation.simulator.traces.laws import LAWS, TraceLaw
 from patchlight.emulation.simulator.traces.model import Trace, TraceFileError, TraceJob
 
 __all__ = [

@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Callable
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,8 +17,7 @@ import click
 from patchlight.console.connection import connect, controller_options
 from patchlight.console.rendering import say
 from patchlight.testbed.errors import BadInput, PatchlightError
-from patchlight.testbed.linux.sockets import PortTaken, listen
-from patchlight.testbed.wire.lab_api import is_beyond_this_machine
+from patchlight.testbed.linux.sockets import PortTaken, is_beyond_this_machine, listen
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
@@ -130,28 +130,20 @@ def dashboard_app(watch: "LabWatch", visitors: "Visitors") -> "ASGIApp":
     from nicegui import app as pages
     from nicegui import ui
 
-    from patchlight.cli.dashboard.auth import Authenticated, visitor_of
+    from patchlight.cli.dashboard.auth import Authenticated
     from patchlight.cli.dashboard.circuits_page import CircuitsPage
-    from patchlight.cli.dashboard.history_page import HistoryPage
-    from patchlight.cli.dashboard.jobs_page import JobsPage
     from patchlight.cli.dashboard.lab_page import LabPage
+    from patchlight.cli.dashboard.page import PAGES, Page
+    from patchlight.cli.dashboard.period_pages import HistoryPage, JobsPage
 
-    @ui.page("/", title="Lab")
-    def lab(request: Request) -> None:
-        LabPage(watch, visitor_of(request), "/").open()
+    def add(path: str, kind: "Callable[[LabWatch, Request], Page]") -> None:
+        @ui.page(path, title=PAGES[path])
+        def opened(request: Request) -> None:
+            kind(watch, request).open()
 
-    @ui.page("/jobs", title="Jobs")
-    def jobs(request: Request, since: str = "", until: str = "") -> None:
-        JobsPage(watch, visitor_of(request), "/jobs", (since, until)).open()
-
-    @ui.page("/circuits", title="Circuits")
-    def circuits(request: Request, ocs: str = "") -> None:
-        CircuitsPage(watch, visitor_of(request), "/circuits", ocs).open()
-
-    @ui.page("/history", title="History")
-    def history(request: Request, since: str = "", until: str = "") -> None:
-        HistoryPage(watch, visitor_of(request), "/history", (since, until)).open()
-
+    kinds = {"/": LabPage, "/jobs": JobsPage, "/circuits": CircuitsPage, "/history": HistoryPage}
+    for path, kind in kinds.items():
+        add(path, kind)
     inner = FastAPI(openapi_url=None)
     ui.run_with(
         inner,

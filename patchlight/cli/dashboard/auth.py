@@ -86,24 +86,20 @@ class Visitors:
             self._found[uid] = Visitor(self._connect(None if own else uid))
         visitor = self._found[uid]
         if time.monotonic() - visitor.asked_at > _ASK_AGAIN_S:
-            self._ask(visitor)
+            try:
+                told = visitor.client.whoami()
+                visitor.user, visitor.role = str(told["user"]), Role.named(told["role"])
+                visitor.asked_at = time.monotonic()
+            except NoAnswer:
+                # Away for a moment: a known visitor stays, and can do nothing meanwhile.
+                if visitor.role is Role.NOBODY:
+                    raise
         if visitor.role < Role.VIEWER:
             raise TurnedAway(
                 f"{visitor.user or f'uid {uid}'} may not look at this lab",
                 hint="an admin gives roles with controller: {access: …} in the lab file",
             )
         return visitor
-
-    def _ask(self, visitor: Visitor) -> None:
-        try:
-            told = visitor.client.whoami()
-        except NoAnswer:
-            # Away for a moment: a known visitor stays, and can do nothing meanwhile.
-            if visitor.role is Role.NOBODY:
-                raise
-            return
-        visitor.user, visitor.role = str(told["user"]), Role.named(told["role"])
-        visitor.asked_at = time.monotonic()
 
     def close(self) -> None:
         """Close their clients."""

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import Any
 
 from patchlight.cli.dashboard.lab_view import NO_JOB, LabView
 from patchlight.cli.dashboard.lab_watch import LabWatch, Past
@@ -55,14 +55,13 @@ def averaged(points: Sequence[tuple[float, float]], every_s: float = 5.0) -> Poi
     return [((number + 0.5) * every_s, fmean(values)) for number, values in windows.items()]
 
 
-def summed(series: Iterable[Sequence[tuple[float, float]]], step_s: float = 1.0) -> Points:
-    """The sum of several series, each the mean of what it has in each step of time."""
-    sums: dict[int, float] = {}
+def summed(series: Iterable[Sequence[tuple[float, float]]], since: float = 0.0) -> Points:
+    """The sum of several series since a Unix time, each the mean of what it has in each second."""
+    sums: dict[float, float] = {}
     for points in series:
-        for at, mean in averaged(points, step_s):
-            number = math.floor(at / step_s)
-            sums[number] = sums.get(number, 0.0) + mean
-    return sorted(((number + 0.5) * step_s, value) for number, value in sums.items())
+        for at, mean in averaged([point for point in points if point[0] >= since], every_s=1.0):
+            sums[at] = sums.get(at, 0.0) + mean
+    return sorted(sums.items())
 
 
 def over_time(
@@ -93,44 +92,32 @@ def _line(name: str, colour: str, style: Options) -> Options:
     return {**line, "lineStyle": {"color": colour, **style}}
 
 
-class ValueBand(NamedTuple):
-    """The mean, least and most of a value in a window of time that begins at ``at``."""
-
-    at: float
-    mean: float
-    least: float
-    most: float
-    predicted: float | None = None
-
-
-def bands(
-    series: Mapping[str, Sequence[ValueBand]],
-    width_s: float,
-    colours: Mapping[str, str],
-    changes: Sequence[Answer],
-    factor: float = 1.0,
-) -> list[Options]:
-    """For each name a bold line of means, with the least and the most of each window thin.
+def bands(past: Past, key: str, view: LabView, factor: float) -> list[Options]:
+    """For each job a bold line of means, with the least and the most of each window thin.
 
     The prediction is dashed. Lines break where windows are missing.
     """
     found: list[Options] = []
-    for name, windows in series.items():
-        colour = colours.get(name, NO_JOB)
+    told: Mapping[str, Sequence[Answer]] = past.windows
+    for job, windows in told.items():
+        colour = view.colours.get(job, NO_JOB)
+        measured = [window for window in windows if window[key] is not None]
         for part, style in _BAND_LINES.items():
+            if part == "predicted" and key != "iteration_s":
+                continue
             points: list[list[float | None]] = []
-            for window in windows:
-                middle = round((window.at + width_s / 2) * _MS)
-                if points and middle - (points[-1][0] or 0) > 1.5 * width_s * _MS:
+            for window in measured:
+                middle = round((window["at"] + past.width_s / 2) * _MS)
+                if points and middle - (points[-1][0] or 0) > 1.5 * past.width_s * _MS:
                     points.append([middle - 1, None])
-                value = getattr(window, part)
+                value = window["predicted_s"] if part == "predicted" else window[key][part]
                 points.append([middle, None if value is None else value * factor])
             if known := sum(value is not None for _, value in points):
-                found.append(_line(name, colour, style) | {"data": points})
+                found.append(_line(job, colour, style) | {"data": points})
                 if known == 1:  # no line would be seen
                     found[-1]["symbol"] = "circle"
     if found:
-        found[0]["markLine"] = _marks(changes, 0.0)
+        found[0]["markLine"] = _marks(view.changes, 0.0)
     return found
 
 
@@ -204,10 +191,10 @@ def live(watch: LabWatch, since: float) -> Series:
     view, sent, busy, told = watch.view, {}, {}, {}
     for job in view.at_work:
         hosts = [view.lab.host_names[h] for h in job["hosts"] if h in view.lab.host_names]
-        rates = [[(r[0], r[1]) for r in list(watch.rates.get(h.name, ()))] for h in hosts]
-        sent[job["id"]] = summed([_recent(points, since) for points in rates])
+        rates = [list(watch.rates.get(h.name, ())) for h in hosts]
+        sent[job["id"]] = summed(rates, since)
         gpus = [list(watch.gpus.get(f"{h.server.name}.{h.gpu.name}", ())) for h in hosts if h.gpu]
-        shares = summed([_recent(points, since) for points in gpus])
+        shares = summed(gpus, since)
         busy[job["id"]] = [(at, share / max(1, len(gpus))) for at, share in shares]
         reports = list(watch.iterations.get(job["id"], ()))
         told[job["id"]] = [r for r in reports if r["finished_at"] >= since]
@@ -220,24 +207,8 @@ def live(watch: LabWatch, since: float) -> Series:
 
 def of_past(past: Past, view: LabView) -> Series:
     """The series of the jobs of a period, from windows."""
-    told: Mapping[str, Sequence[Answer]] = past.windows
-
-    def drawn(key: Any, factor: float) -> list[Options]:
-        shown: dict[str, list[ValueBand]] = {}
-        for job, windows in told.items():
-            for window in windows:
-                if (values := window[key]) is not None:
-                    predicted = window["predicted_s"] if key == "iteration_s" else None
-                    band = ValueBand(window["at"], **values, predicted=predicted)
-                    shown.setdefault(job, []).append(band)
-        return bands(shown, past.width_s, view.colours, view.changes, factor)
-
     return {
-        "sent": drawn("sent_bps", _GBPS),
-        "took": drawn("iteration_s", 1.0),
-        "busy": drawn("busy", _PERCENT),
+        "sent": bands(past, "sent_bps", view, _GBPS),
+        "took": bands(past, "iteration_s", view, 1.0),
+        "busy": bands(past, "busy", view, _PERCENT),
     }
-
-
-def _recent(points: list[tuple[float, float]], since: float) -> list[tuple[float, float]]:
-    return [point for point in points if point[0] >= since]

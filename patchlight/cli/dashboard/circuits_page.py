@@ -1,18 +1,16 @@
 """The page on circuits: the map of a switch, and its changes: planned, made, followed."""
 
 import re
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any
 
 from nicegui import run, ui
 
-from patchlight.cli.dashboard import matrix
-from patchlight.cli.dashboard.auth import Visitor
+from patchlight.cli.dashboard import matrix, picture
 from patchlight.cli.dashboard.lab_view import LabView
-from patchlight.cli.dashboard.lab_watch import LabWatch
-from patchlight.cli.dashboard.page import Dragging, Layer, Page, columns, confirmed, now, table
-from patchlight.cli.dashboard.picture import COLOURS as PICTURE_COLOURS
+from patchlight.cli.dashboard.page import Dragging, Layer, Page, columns, confirmed, table, titled
 from patchlight.cli.dashboard.texts import change_row, changes_words, circuit_row, stage_rows
 from patchlight.console.rendering import harmless
 from patchlight.testbed.errors import BadInput, PatchlightError
@@ -40,17 +38,13 @@ _COLUMNS = {
 class CircuitsPage(Page):
     """One switch at a time: its matrix, its circuits, and a change of it."""
 
-    def __init__(self, watch: LabWatch, visitor: Visitor, path: str, ocs: str) -> None:
-        super().__init__(watch, visitor, path)
-        self._wanted = ocs
+    def build(self) -> None:
+        """The matrix and the change beside each other, the table below."""
         self._drawn: Any = None
         self._laid_out: Any = None
         self._panel = ChangePanel(self)
         self._form = ChangeForm(self, self._panel.carry_out)
-
-    def build(self) -> None:
-        """The matrix and the change beside each other, the table below."""
-        ui.add_css(PICTURE_COLOURS + matrix.STYLE)
+        ui.add_css(picture.COLOURS + matrix.STYLE)
         with ui.row(wrap=False).classes("w-full gap-4 items-stretch"):
             with ui.card().classes("w-[32rem] p-2 gap-1 shrink-0"):
                 with ui.row(wrap=False).classes("items-center gap-4 w-full"):
@@ -69,14 +63,15 @@ class CircuitsPage(Page):
                     self._form.build()
                 with ui.card().classes("w-full p-3 gap-2"):
                     self._panel.build()
-        self._table = table(columns(_COLUMNS), "Circuits", rows_per_page=20)
+        self._table = table(_COLUMNS, "Circuits", rows_per_page=20)
 
     def refresh(self) -> None:
         """The circuits that differ; how far the change is that is under way."""
         view = self.watch.view
         names = [switch.name for switch in view.lab.optical_switches]
         if self._ocs.options != names:  # which asks for another refresh
-            first = self._wanted if self._wanted in names else next(iter(names), None)
+            wanted = self.query.get("ocs")
+            first = wanted if wanted in names else next(iter(names), None)
             self._ocs.set_options(names, value=self._ocs.value or first)
         stopped = self.watch.stopped
         self._stop.text = f"stopped by {stopped['by']}: {stopped['why']}" if stopped else ""
@@ -135,7 +130,7 @@ class ChangeForm:
     def build(self) -> None:
         """The fields, and the plan below them."""
         page = self._page
-        ui.label("Change circuits").classes("font-bold").props("role=heading")
+        titled("Change circuits")
         if not page.may_change():
             ui.label(
                 f"{page.visitor.user} is a {page.visitor.role} here, and changes are for "
@@ -335,7 +330,7 @@ class ChangePanel:
         took = f"took {row['took']}, light away {row['dark'] or '0s'}" if row["took"] else ""
         self._about.text = "; ".join(filter(None, (by, row["why"], row["changes"], took)))
         self._message.text = "" if row["message"] == "done" else row["message"]
-        stages = stage_rows(change, now())
+        stages = stage_rows(change, time.time())
         if stages != self._stages_shown:
             self._stages_shown = stages
             self._stages.clear()

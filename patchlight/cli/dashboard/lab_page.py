@@ -1,12 +1,13 @@
 """The page with a live picture of the lab, a legend, jobs, the last change and faults."""
 
+import time
+
 from nicegui import events, ui
 
 from patchlight.cli.dashboard import picture, texts
-from patchlight.cli.dashboard.lab_view import COLOURS as JOB_COLOURS
-from patchlight.cli.dashboard.lab_view import NO_JOB
+from patchlight.cli.dashboard.lab_view import JOB_COLOURS, NO_JOB
 from patchlight.cli.dashboard.lab_watch import LabWatch
-from patchlight.cli.dashboard.page import JOB_CELL, Layer, Page, columns, now
+from patchlight.cli.dashboard.page import JOB_CELL, Layer, Page, columns, titled
 from patchlight.testbed.draw.drawing_layout import DrawingLayout
 from patchlight.testbed.lab.model import Lab
 
@@ -16,7 +17,6 @@ _DEVICE += "if (found) { e.preventDefault(); emit(found.dataset.device); } }"
 _RECENT_S = 10.0
 _JOB_COLUMNS = {"name": "job", "gpus": "GPUs", "light": "light to", "iteration": "iteration"}
 _JOB_COLUMNS |= {"sends": "sends"}
-
 
 _LINES = (
     ("well", JOB_COLOURS[0], "light of the job that has this colour"),
@@ -52,7 +52,7 @@ class LabPage(Page):
                 self._worries = _card("Not well")
                 self._change = _card("Last change of circuits")
                 with ui.card().classes("w-full p-3 gap-1"):
-                    ui.label("Jobs at work").classes("font-bold").props("role=heading")
+                    titled("Jobs at work")
                     self._jobs = ui.table(rows=[], columns=columns(_JOB_COLUMNS))
                     self._jobs.props("dense flat wrap-cells hide-pagination")
                     self._jobs.props('no-data-label="none"')
@@ -67,7 +67,7 @@ class LabPage(Page):
             self._picture = picture.Picture(view.lab, DrawingLayout(view.lab))
             self._frame.style(f"min-width: {self._picture.least_width}px")
             self._still.show(self._picture.size, self._picture.still())
-        measured = measured_hosts(watch, now())
+        measured = measured_hosts(watch, time.time())
         self._light.show(self._picture.size, self._picture.light(view))
         self._meters.show(self._picture.size, self._picture.meters(view, measured))
         rows = []
@@ -82,7 +82,7 @@ class LabPage(Page):
         self._say(
             self._worries, texts.worries(view, watch.stopped, watch.trouble) or ["all is well"]
         )
-        self._say(self._change, texts.last_change_lines(view, now()))
+        self._say(self._change, texts.last_change_lines(view, time.time()))
 
     def _say(self, card: ui.column, lines: list[str]) -> None:
         if self._lines.get(card.id) != lines:
@@ -96,9 +96,9 @@ class LabPage(Page):
         name, view = str(event.args), self.watch.view
         self._dialog.clear()
         with self._dialog, ui.card().classes("min-w-[36rem] max-w-none"):
-            ui.label(name).classes("text-lg font-bold").props("role=heading")
+            titled(name, "text-lg")
             ui.label(view.silent.get(name, "answers"))
-            measured = measured_hosts(self.watch, now())
+            measured = measured_hosts(self.watch, time.time())
             for host in view.lab.hosts:
                 if host.server.name == name:
                     job, busy = view.job_of_host.get(host.name), measured[host.name].busy
@@ -119,7 +119,7 @@ class LabPage(Page):
 
 def _card(title: str) -> ui.column:
     with ui.card().classes("w-full p-3 gap-1"):
-        ui.label(title).classes("font-bold").props("role=heading")
+        titled(title)
         return ui.column().classes("gap-1 w-full")
 
 
@@ -132,7 +132,6 @@ def measured_hosts(watch: LabWatch, at: float) -> dict[str, picture.Measured]:
         busy = [g[1] for g in list(watch.gpus.get(gpu, ()))[-1:] if at - g[0] < _RECENT_S]
         found[host.name] = picture.Measured(
             float(f"{sum(r[1] for r in rates) / len(rates):.3g}") if rates else None,
-            float(f"{sum(r[2] for r in rates) / len(rates):.3g}") if rates else None,
             round(busy[0], 2) if busy else None,
         )
     return found

@@ -18,7 +18,7 @@ Condition = Literal["well", "changing", "locked", "drifting", "degraded", "dark"
 AT_WORK = ("reconfiguring", "preparing", "running", "paused")
 WAITING = ("queued", "blocked")
 # Okabe and Ito's colours, which people with any colour vision can tell apart.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+JOB_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 NO_JOB = "#8a8a8a"
 
 
@@ -27,7 +27,7 @@ def job_colours(before: Mapping[str, str], job_ids: Sequence[str]) -> dict[str, 
     chosen = {job: colour for job, colour in before.items() if job in job_ids}
     for job in job_ids:
         if job not in chosen:
-            chosen[job] = min(COLOURS, key=list(chosen.values()).count)
+            chosen[job] = min(JOB_COLOURS, key=list(chosen.values()).count)
     return chosen
 
 

@@ -28,9 +28,6 @@ if TYPE_CHECKING:
     from patchlight.testbed.wire.rest.jobs import IterationReport, JobInList
     from patchlight.testbed.wire.rest.lab import Status, WindowShape
 
-
-Answer = dict[str, Any]
-
 EVERY_S = 0.5
 _VIEWED_FOR_S = 5.0
 _SLOW_S = 2.0
@@ -91,7 +88,7 @@ class LabWatch:
         self.alarms: list[circuits.AlarmShape] = []
         self.locks: list[circuits.Lock] = []
         self.stopped: circuits.Pressed | None = None
-        self.rates: defaultdict[str, deque[tuple[float, float, float]]] = _series()
+        self.rates: defaultdict[str, deque[tuple[float, float]]] = _series()
         self.gpus: defaultdict[str, deque[tuple[float, float]]] = _series()
         self.iterations: defaultdict[str, deque[IterationReport]] = _series(_REPORTS)
         self._next_report: dict[str, int] = {}
@@ -274,7 +271,7 @@ class LabWatch:
         begin = time.time() - _SAMPLED_S
         since = max((series[-1][0] for series in self.rates.values()), default=begin)
         for rate in client.ports(since):
-            self.rates[rate["host"]].append((rate["at"], rate["tx_bps"], rate["rx_bps"]))
+            self.rates[rate["host"]].append((rate["at"], rate["tx_bps"]))
         since = max((series[-1][0] for series in self.gpus.values()), default=begin)
         for gpu in client.gpus(since):
             if gpu["utilization"] is not None:

@@ -7,8 +7,9 @@ from datetime import datetime
 from typing import Any, TypeVar
 
 from nicegui import events, run, ui
+from starlette.requests import Request
 
-from patchlight.cli.dashboard.auth import Visitor
+from patchlight.cli.dashboard.auth import visitor_of
 from patchlight.cli.dashboard.lab_watch import EVERY_S, LabWatch
 from patchlight.cli.dashboard.picture import Shape, Shapes
 from patchlight.testbed.errors import PatchlightError
@@ -17,12 +18,10 @@ from patchlight.testbed.lab.rules import Role
 T = TypeVar("T")
 PAGES = {"/": "Lab", "/jobs": "Jobs", "/circuits": "Circuits", "/history": "History"}
 
-
 JOB_CELL = """<q-td :props="props"><span aria-hidden="true" :style="{background: props.row.colour,
 display: 'inline-block', width: '0.8em', height: '0.8em', marginRight: '0.5em'}"></span>
 {{ props.row.name }} <span class="text-xs opacity-70">{{ props.row.id }} {{ props.row.note }}</span>
 </q-td>"""
-
 
 FROM_TO = 0
 """The choice of two moments, among those of how many seconds up to now."""
@@ -34,8 +33,9 @@ class Page(ABC):
     Only what changed is sent to the browser.
     """
 
-    def __init__(self, watch: LabWatch, visitor: Visitor, path: str) -> None:
-        self.watch, self.visitor, self._path = watch, visitor, path
+    def __init__(self, watch: LabWatch, request: Request) -> None:
+        self.watch, self.visitor = watch, visitor_of(request)
+        self._path, self.query = request.url.path, request.query_params
         self._shown = -1
 
     def open(self) -> None:
@@ -109,9 +109,9 @@ async def confirmed(question: str, verb: str) -> bool:
     return bool(answer)
 
 
-def now() -> float:
-    """Unix time."""
-    return time.time()
+def titled(title: str, size: str = "") -> None:
+    """The title of a card, in bold."""
+    ui.label(title).classes(f"{size} font-bold").props("role=heading")
 
 
 def columns(headings: Mapping[str, str]) -> list[dict[str, Any]]:
@@ -122,10 +122,10 @@ def columns(headings: Mapping[str, str]) -> list[dict[str, Any]]:
     ]
 
 
-def table(shown: list[dict[str, Any]], title: str, rows_per_page: int = 0) -> ui.table:
+def table(headings: Mapping[str, str], title: str, rows_per_page: int = 0) -> ui.table:
     """An empty table under a title; ``rows_per_page`` 0: it shows all its rows."""
     pages = {"rowsPerPage": rows_per_page}
-    made = ui.table(rows=[], columns=shown, title=title, pagination=pages)
+    made = ui.table(rows=[], columns=columns(headings), title=title, pagination=pages)
     made.props("dense flat bordered wrap-cells no-data-label=none")
     made.props("" if rows_per_page else "hide-pagination")
     return made.classes("w-full")
@@ -140,7 +140,8 @@ class Layer(ui.element, component="layer.js"):
     def __init__(self) -> None:
         super().__init__()
         self._number, self._size, self._drawn = 0, "", Shapes()
-        self.on("missed", self._show_all)
+        # A browser missed an update: of several that wait for it, only the last is sent.
+        self.on("missed", lambda: self.show(self._size, self._drawn, anew=True))
 
     def show(self, size: str, drawn: Shapes, *, anew: bool = False) -> None:
         """Show these in a ``viewBox`` of that size; those that differ are sent.
@@ -157,10 +158,6 @@ class Layer(ui.element, component="layer.js"):
             # Not as the call of a method, of which NiceGUI makes a script for each update.
             self._number += 1
             self.props["differ"] = [self._number, anew, size, differ]
-
-    def _show_all(self) -> None:
-        """A browser missed an update: of several that wait for it, only the last is sent."""
-        self.show(self._size, self._drawn, anew=True)
 
 
 class Dragging(ui.element, component="dragging.js"):
@@ -183,8 +180,9 @@ class Dragging(ui.element, component="dragging.js"):
 class PeriodChoice:
     """A choice of periods by their length in seconds, and of two moments.
 
-    ``given``: two moments as texts (ISO 8601) to begin with. ``on_change`` is called when another
-    period is to be shown. Moments are in the local time of the dashboard's machine.
+    It begins with ``since`` and ``until`` of the page's address (ISO 8601), if both are there.
+    ``on_change`` is called when another period is to be shown. Moments are in the local time of
+    the dashboard's machine.
     """
 
     def __init__(
@@ -192,11 +190,11 @@ class PeriodChoice:
         label: str,
         periods: Mapping[int, str],
         value: int,
-        given: tuple[str, str],
+        query: Mapping[str, str],
         on_change: Callable[[], None],
     ) -> None:
         self._on_change = on_change
-        chosen = moments(*given)
+        chosen = moments(query.get("since", ""), query.get("until", ""))
         with ui.row().classes("items-center gap-2 mt-2"):
             ui.label(label)
             offered = {**periods, FROM_TO: "from … to …"}

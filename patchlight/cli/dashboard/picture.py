@@ -63,7 +63,6 @@ class Measured(NamedTuple):
     """The latest measurements of a host: bits per second, and the share its GPU is busy."""
 
     sends_bps: float | None = None
-    gets_bps: float | None = None
     busy: float | None = None
 
 

@@ -5,7 +5,7 @@ from statistics import fmean
 from typing import Any
 
 from patchlight.cli.dashboard.lab_view import Circuit, LabView
-from patchlight.cli.ocs.options import progress_line
+from patchlight.cli.ocs import progress_line
 from patchlight.console.rendering import harmless, span, when
 from patchlight.testbed.units import format_rate, format_time
 

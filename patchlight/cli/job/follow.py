@@ -5,17 +5,16 @@ from __future__ import annotations
 import sys
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 
 from patchlight.cli.job import listing
-from patchlight.cli.job.listing import find_job, force_option, job_argument, outcome
-from patchlight.client.client import ControllerClient, ControllerError, NoAnswer
+from patchlight.client.client import ControllerClient, ControllerError
 from patchlight.console import rendering as out
-from patchlight.console.connection import complete_job, with_client
+from patchlight.console.connection import complete_job, patiently, with_client
 from patchlight.console.options import Quantity
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.jobs import JobState
@@ -24,34 +23,12 @@ from patchlight.testbed.units import parse_time
 if TYPE_CHECKING:
     from patchlight.testbed.wire.rest.jobs import IterationReport, JobAnswer, JobInList
 
-
-T = TypeVar("T")
-
-Answer = dict[str, Any]
-
 _POLL_S = 0.5
 _TOP_EVERY_S = 1.0
 # As many iterations of each worker as a figure of ``top`` is the mean of.
 _ITERATIONS = 8
 _FAILED, _TIMED_OUT = 1, 2
 _NOTHING = "No running job gains more by other circuits than they would cost."
-
-
-def patiently(call: Callable[[], T]) -> T:
-    """The answer of a call, however long the controller is away meanwhile."""
-    away = False
-    while True:
-        try:
-            answer = call()
-        except NoAnswer as error:
-            if not away:
-                out.say(f"waiting for the controller: {error.message}", err=True)
-            away = True
-            time.sleep(_POLL_S)
-        else:
-            if away:
-                out.say("the controller answers again", err=True)
-            return answer
 
 
 def follow_job(client: ControllerClient, job_id: str, *, as_json: bool) -> None:
@@ -80,12 +57,12 @@ def follow_job(client: ControllerClient, job_id: str, *, as_json: bool) -> None:
 
 
 @click.command()
-@job_argument
+@listing.job_argument
 @out.json_option
 @with_client
 def follow(client: ControllerClient, job: str, as_json: bool) -> None:
     """Show a job's iterations as they finish, until it ends; with --json one on a line."""
-    follow_job(client, find_job(client, job), as_json=as_json)
+    follow_job(client, listing.find_job(client, job), as_json=as_json)
 
 
 class _Output:
@@ -124,7 +101,7 @@ class _Output:
 
 
 @click.command()
-@job_argument
+@listing.job_argument
 @click.option("-f", "--follow", "following", is_flag=True, help="Go on until the job ends.")
 @click.option(
     "--worker", type=click.IntRange(min=0), metavar="RANK", help="Of one worker  [default: of all]."
@@ -139,7 +116,7 @@ def logs(
     With several workers, each line begins with the rank of its worker. Of a job that has ended,
     the last MiB of each is kept.
     """
-    job_id = find_job(client, job)
+    job_id = listing.find_job(client, job)
     output = _Output(client, job_id, as_json=as_json)
     while True:
         status = patiently(lambda: client.job(job_id))
@@ -159,7 +136,7 @@ def logs(
         time.sleep(_POLL_S)
     output.end(marked=several)
     if following or final:
-        out.say(outcome(status), err=True)
+        out.say(listing.outcome(status), err=True)
 
 
 @click.command()
@@ -182,7 +159,7 @@ def wait(
     """
     ends = None if timeout_s is None else time.monotonic() + timeout_s
     ended: list[JobAnswer] = []
-    left = [find_job(client, job) for job in dict.fromkeys(jobs)]
+    left = [listing.find_job(client, job) for job in dict.fromkeys(jobs)]
     while True:
         for job_id in list(left):
             status = patiently(lambda: client.job(job_id))  # noqa: B023
@@ -190,7 +167,7 @@ def wait(
                 left.remove(job_id)
                 ended.append(status)
                 if not as_json:
-                    out.say(outcome(status))
+                    out.say(listing.outcome(status))
         if not left or (ends is not None and time.monotonic() >= ends):
             break
         time.sleep(_POLL_S if ends is None else min(_POLL_S, max(0, ends - time.monotonic())))
@@ -220,16 +197,16 @@ def top(client: ControllerClient, once: bool, as_json: bool) -> None:
         out.live(lambda: _table(patiently(lambda: _rows(client))), _TOP_EVERY_S, once=once)
 
 
-def _rows(client: ControllerClient) -> list[Answer]:
+def _rows(client: ControllerClient) -> list[dict[str, Any]]:
     running = [*client.jobs(state=JobState.RUNNING), *client.jobs(state=JobState.PAUSED)]
-    found: list[Answer] = []
+    found: list[dict[str, Any]] = []
     for status in running:
         latest = min(1000, _ITERATIONS * max(1, len(status["hosts"])))
         found.append({**status, **pace(client.latest_iterations(status["id"], latest))})
     return found
 
 
-def pace(reports: Sequence[IterationReport]) -> Answer:
+def pace(reports: Sequence[IterationReport]) -> dict[str, Any]:
     """``iterations_per_s``, ``compute_s`` and ``communication_s``, as means over these reports.
 
     ``None`` where nothing, or only one iteration, was reported.
@@ -246,7 +223,7 @@ def pace(reports: Sequence[IterationReport]) -> Answer:
     }
 
 
-def _table(rows: list[Answer]) -> out.Table:
+def _table(rows: list[dict[str, Any]]) -> out.Table:
     def figure(value: float | None, unit: str) -> str:
         return "" if value is None else f"{value:.3f}{unit}"
 
@@ -276,19 +253,19 @@ def _table(rows: list[Answer]) -> out.Table:
 
 
 @click.command()
-@job_argument
-@force_option
+@listing.job_argument
+@listing.force_option
 @out.json_option
 @with_client
 def stop(client: ControllerClient, job: str, force: bool, as_json: bool) -> None:
     """Stop a job and those submitted together with it."""
-    status = client.stop(find_job(client, job), force=force)
+    status = client.stop(listing.find_job(client, job), force=force)
     out.print_answer(status, status["state"], as_json=as_json)
 
 
 @click.command()
-@job_argument
-@force_option
+@listing.job_argument
+@listing.force_option
 @out.json_option
 @with_client
 def restart(client: ControllerClient, job: str, force: bool, as_json: bool) -> None:
@@ -296,7 +273,7 @@ def restart(client: ControllerClient, job: str, force: bool, as_json: bool) -> N
 
     A synthetic job that runs goes on at its iteration, on whatever GPUs it gets now.
     """
-    status = client.restart(find_job(client, job), force=force)
+    status = client.restart(listing.find_job(client, job), force=force)
     out.print_answer(status, f"{status['id']} {status['state']}", as_json=as_json)
 
 
@@ -316,9 +293,9 @@ def regroup(
     Without JOB those whose regrouping is predicted to gain the most, if that is more than it costs:
     the iteration that each ends first, and the time without light.
     """
-    from patchlight.cli.ocs.options import print_change
+    from patchlight.cli.ocs import print_change
 
-    ids = [find_job(client, job) for job in jobs]
+    ids = [listing.find_job(client, job) for job in jobs]
     if dry_run:
         found = client.preview_regroup(ids) if ids else client.defragmentation()
         out.print_answer(found, lambda: _print_proposal(found), as_json=as_json)

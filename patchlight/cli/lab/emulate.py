@@ -10,17 +10,10 @@ from typing import Any
 import click
 
 from patchlight.cli.lab import emulated
+from patchlight.console import options as opts
 from patchlight.console import rendering as out
-from patchlight.console.commands import require_root
+from patchlight.console.commands import complete_lab, lab_option, require_root
 from patchlight.console.connection import complete_host, offline_lab, which_lab
-from patchlight.console.options import (
-    ANY,
-    Quantity,
-    chosen_policies,
-    complete_lab,
-    lab_option,
-    policy_options,
-)
 from patchlight.emulation.fabric.lab_state import recorded_labs
 from patchlight.emulation.lab.emulated_lab import EmulatedLab, down_lab
 from patchlight.emulation.lab.teardown import lab_status, only_processes
@@ -28,8 +21,8 @@ from patchlight.testbed.errors import BadInput, nearest
 from patchlight.testbed.labfile.reader import find_lab, read_lab
 from patchlight.testbed.linux.processes import own_program
 from patchlight.testbed.linux.rate_limits import Impairment
+from patchlight.testbed.linux.sockets import is_beyond_this_machine
 from patchlight.testbed.units import parse_share, parse_size, parse_time
-from patchlight.testbed.wire.lab_api import is_beyond_this_machine
 
 
 @click.group()
@@ -41,7 +34,7 @@ def emulate() -> None:
 @click.argument("lab", shell_complete=complete_lab)
 @click.option(
     "--scale",
-    type=ANY,
+    type=opts.ANY,
     help="Divide every rate by this, and the bytes of jobs alike, so that times stay true.  "
     "[default: as the lab file says, else 1]",
 )
@@ -87,7 +80,7 @@ def emulate() -> None:
     metavar="PORT PORT",
     help="Plug the fibres of two ports in the wrong way round: 'patchlight lab discover' finds it.",
 )
-@policy_options
+@opts.policy_options
 def up(lab: str, no_controller: bool, **options: Any) -> None:
     """Bring LAB up: a lab file, or the name of a built-in lab.
 
@@ -104,7 +97,7 @@ def up(lab: str, no_controller: bool, **options: Any) -> None:
         signal.signal(number, signal.default_int_handler)
     began = time.monotonic()
     lab = offline_lab(lab)
-    policies = chosen_policies(options, lab)
+    policies = opts.chosen_policies(options, lab)
     meant_lab = read_lab(find_lab(lab))
     over_tls = meant_lab.controller_openflow_tls
     at = meant_lab.controller_api
@@ -248,9 +241,9 @@ def shell(lab: str | None) -> None:
 @click.argument("a")
 @click.argument("b")
 @click.argument("state", type=click.Choice(["up", "down"]), required=False)
-@click.option("--delay", type=Quantity(parse_time), help="Hold each packet so long, each way.")
-@click.option("--jitter", type=Quantity(parse_time), help="By how much that varies.")
-@click.option("--packet-loss", type=Quantity(parse_share), help="Lose this share, like 0.1%.")
+@click.option("--delay", type=opts.Quantity(parse_time), help="Hold each packet so long, each way.")
+@click.option("--jitter", type=opts.Quantity(parse_time), help="By how much that varies.")
+@click.option("--packet-loss", type=opts.Quantity(parse_share), help="Lose this share, like 0.1%.")
 @lab_option()
 @out.json_option
 def link(
@@ -306,9 +299,11 @@ def reboot(server: str, lab_name: str | None) -> None:
 @emulate.command()
 @click.argument("host")
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="File to write.")
-@click.option("--for", "seconds", type=Quantity(parse_time), help="How long, like 10s.")
+@click.option("--for", "seconds", type=opts.Quantity(parse_time), help="How long, like 10s.")
 @click.option("--frames", type=click.IntRange(1), default=10_000_000, help="At most so many.")
-@click.option("--size", type=Quantity(parse_size), default="1GiB", help="At most so long a file.")
+@click.option(
+    "--size", type=opts.Quantity(parse_size), default="1GiB", help="At most so long a file."
+)
 @lab_option()
 @out.json_option
 def capture(

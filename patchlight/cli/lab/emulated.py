@@ -5,14 +5,14 @@ import shlex
 import signal
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import click
 
-from patchlight.console.commands import require_root
+from patchlight.console.commands import lab_option, require_root
 from patchlight.console.connection import only_lab
-from patchlight.console.options import lab_option
 from patchlight.console.rendering import Coloured, Column, Table, listing_options, print_json, say
 from patchlight.emulation.fabric.lab_state import RUN_ROOT, recorded_labs
 from patchlight.emulation.lab.emulated_lab import EmulatedLab
@@ -71,15 +71,8 @@ def fibre_line(state: FibreState) -> str:
 
 def fibre_row(state: FibreState) -> dict[str, Any]:
     """A fibre as it is now, for JSON; times in seconds, the loss as a share."""
-    fibre, impairment = state.fibre, state.impairment
-    return {
-        "a": str(fibre.a),
-        "b": str(fibre.b),
-        "up": state.up,
-        "delay_s": impairment.delay_s,
-        "jitter_s": impairment.jitter_s,
-        "packet_loss": impairment.packet_loss,
-    }
+    a, b = str(state.fibre.a), str(state.fibre.b)
+    return {"a": a, "b": b, "up": state.up, **asdict(state.impairment)}
 
 
 def run_attached(host: EmulatedHost, command: Sequence[str]) -> int:

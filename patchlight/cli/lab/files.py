@@ -7,7 +7,8 @@ from typing import Any, TypeVar
 
 import click
 
-from patchlight.console.options import Quantity, complete_lab
+from patchlight.console.commands import complete_lab
+from patchlight.console.options import Quantity
 from patchlight.console.rendering import cannot_write, json_option, print_document, print_json, say
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.generate import generate as shapes
@@ -130,7 +131,6 @@ _uplink_rate = click.option(
     show_default="no limit",
     help="Rate of the links between switches, like 40Gbps.",
 )
-
 
 _fabric = click.option(
     "--fabric",

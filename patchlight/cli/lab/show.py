@@ -11,7 +11,7 @@ from patchlight.cli.lab.files import counts, in_words
 from patchlight.cli.lab.topology import lab_and_maps, map_option, start_option
 from patchlight.console import rendering as out
 from patchlight.console.connection import which_lab
-from patchlight.testbed.lab.model import Endpoint, Host, Lab
+from patchlight.testbed.lab.model import Endpoint, Host, Lab, OpticalSwitch
 from patchlight.testbed.lab.portmap import PortMap
 from patchlight.testbed.lab.wiring import LightPath, Links, trace_links
 from patchlight.testbed.units import format_rate, format_time
@@ -105,6 +105,10 @@ def _devices(lab: Lab) -> Iterable[dict[str, Any]]:
     def common(name: str, kind: str, ports: int) -> dict[str, Any]:
         return {"name": name, "kind": kind, "ports": ports, "fibres": fibres[name]}
 
+    def optics(switch: OpticalSwitch) -> dict[str, Any]:
+        times = {"switching_time_s": switch.switching_time_s}
+        return times | {"insertion_loss_db": switch.insertion_loss_db}
+
     for server in lab.servers:
         yield {
             **common(server.name, "server", len(server.nics)),
@@ -115,20 +119,11 @@ def _devices(lab: Lab) -> Iterable[dict[str, Any]]:
         datapath_id = f"{switch.datapath_id:016x}"
         yield {**common(switch.name, "packet-switch", switch.ports), "datapath_id": datapath_id}
     for ocs in lab.circuit_switches:
-        particulars = ("driver", "address", "switching_time_s", "insertion_loss_db")
-        yield {
-            **common(ocs.name, "circuit-switch", ocs.ports),
-            **{name: getattr(ocs, name) for name in particulars},
-        }
+        at = {"driver": ocs.driver, "address": ocs.address}
+        yield common(ocs.name, "circuit-switch", ocs.ports) | at | optics(ocs)
     for wss in lab.wavelength_switches:
-        yield {
-            **common(wss.name, "wavelength-switch", wss.ports),
-            "inputs": wss.inputs,
-            "outputs": wss.outputs,
-            "grid": str(wss.grid),
-            "switching_time_s": wss.switching_time_s,
-            "insertion_loss_db": wss.insertion_loss_db,
-        }
+        shape = {"inputs": wss.inputs, "outputs": wss.outputs, "grid": str(wss.grid)}
+        yield common(wss.name, "wavelength-switch", wss.ports) | shape | optics(wss)
     for part in lab.passive_parts:
         yield {
             **common(part.name, part.kind, part.ports),

@@ -1,27 +1,311 @@
-"""``patchlight ocs``: read and change the circuits of a lab."""
+"""What the ``patchlight ocs`` commands share: options, a client, and how a change is made."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from patchlight.console.commands import LazyGroup, commands_in
+from patchlight.console.connection import connect, controller_options, lab_meant, user_name
+from patchlight.console.rendering import harmless, listing_options, print_json, say
+from patchlight.testbed.errors import BadInput, OutcomeUnknown, PatchlightError
+from patchlight.testbed.lab.model import Lab
+from patchlight.testbed.lab.wiring import driven
+from patchlight.testbed.linux.files import user_folder
+from patchlight.testbed.wire.lab_api import RUN_ROOT
+
+if TYPE_CHECKING:
+    from patchlight.client.client import ControllerClient
+    from patchlight.console.direct import Needs
+    from patchlight.testbed.wire.rest import circuits as shapes
 
 
-@click.group(
-    cls=LazyGroup,
-    prefix="ocs ",
-    built_in=commands_in(
-        "patchlight.cli.ocs",
-        view="list show power verify history",
-        watch="alarms watch cancel",
-        change="connect disconnect apply diff plan rollback together light save restore "
-        "lock unlock drift stop",
-        emulate="emulate fault",
-    ),
-    epilog="OCS is the name of an optical circuit switch or a wavelength switch in the lab file. "
-    "PORT is a number, ocs1.17, or what is plugged in, like server1.nic0; of a wavelength switch "
-    "a channel may follow: 3@193.100. Exit codes: 0 done; 1 refused, or failed and rolled back, "
-    "or (drift, verify) not as it should be; 2 wrong input, nothing done; 3 outcome unknown: look "
-    "with 'show' before anything else. Names complete in the shell: "
-    "'patchlight completion --help'.",
+@dataclass(frozen=True)
+class Target:
+    """Which lab is meant, and whether its devices are reached through a controller."""
+
+    lab_name: str | None
+    address: str | None
+    direct: bool = False
+    state: Path | None = None
+
+    @functools.cached_property
+    def lab(self) -> Lab:
+        """The lab whose names the command uses."""
+        return lab_meant(self.lab_name, self.address)
+
+    @property
+    def state_dir(self) -> Path:
+        """Where ``--direct`` keeps its journal: where the controller does, to share the locks."""
+        if self.state is not None:
+            return self.state
+        name = self.lab.name
+        if (RUN_ROOT / name / "lab.yaml").exists():
+            return RUN_ROOT / name / "controller"
+        if os.geteuid() == 0:
+            return Path("/var/lib/patchlight") / name
+        return user_folder("XDG_STATE_HOME", ".local/state") / "patchlight" / name
+
+    @contextlib.contextmanager
+    def client(
+        self, needs: Collection[str] | Needs | None = None, *, talks: bool = True
+    ) -> Iterator[ControllerClient]:
+        """A client of the controller, or with ``--direct`` of the devices.
+
+        ``needs``: the optical switches that the command is about, or how to find them in the
+        journal; all of the lab's if none are named. Without ``talks`` it only uses the journal.
+        """
+        if not self.direct:
+            with connect(self.lab_name, self.address) as client:
+                yield client
+            return
+        if self.address is not None:
+            raise BadInput("--direct and --controller exclude each other")
+        from patchlight.console.direct import direct_client
+
+        if needs is not None and not callable(needs):
+            names = [driven(self.lab.optical_switch(name)) for name in needs]
+            needs = (lambda _: names) if names else None
+        with direct_client(self.lab, self.state_dir, user_name(), needs, talks=talks) as client:
+            yield client
+
+
+@dataclass(frozen=True)
+class Flags:
+    """The options of a change; ``yes`` is how often ``--yes`` was given."""
+
+    dry_run: bool
+    yes: int
+    why: str
+    as_json: bool
+    detach: bool = False
+
+
+why_option = click.option(
+    "--why", default="", show_default=False, metavar="TEXT", help="The reason, for the history."
 )
-def ocs() -> None:
-    """Read and change optical switches: circuit switches, and wavelength switches."""
+
+
+def target_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command ``--lab``, ``--controller``, ``--direct``, ``--state`` as ``target``, and
+    ``--json`` as ``as_json``, and ``--wide``."""
+
+    @controller_options
+    @click.option(
+        "--state",
+        type=click.Path(path_type=Path, file_okay=False),
+        metavar="DIR",
+        help="Where --direct keeps its journal [default: where the controller does].",
+    )
+    @click.option("--direct", is_flag=True, help="Talk to the device without a controller.")
+    @listing_options
+    @functools.wraps(command)
+    def with_target(
+        lab_name: str | None, address: str | None, direct: bool, state: Path | None, **options: Any
+    ) -> Any:
+        return command(target=Target(lab_name, address, direct, state), **options)
+
+    return with_target
+
+
+def change_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command that changes circuits ``--dry-run``, ``--yes``, ``--why``, ``--detach``,
+    ``--json`` as ``options``, and the options of ``target_options``."""
+
+    @target_options
+    @why_option
+    @click.option(
+        "-y",
+        "--yes",
+        count=True,
+        show_default=False,
+        help="Do not ask; given twice, not even before many circuits go.",
+    )
+    @click.option("--dry-run", is_flag=True, help="Show what would change, change nothing.")
+    @click.option(
+        "--detach",
+        is_flag=True,
+        help="Begin the change and do not wait: 'ocs watch ID' follows it.",
+    )
+    @functools.wraps(command)
+    def with_options(
+        target: Target,
+        dry_run: bool,
+        yes: int,
+        why: str,
+        as_json: bool,
+        detach: bool,
+        **others: Any,
+    ) -> Any:
+        if detach and target.direct:
+            raise BadInput(
+                "--detach and --direct exclude each other: a controller makes the change"
+            )
+        options = Flags(dry_run, yes, why, as_json, detach)
+        return command(target=target, options=options, **others)
+
+    return with_options
+
+
+BULK = 8
+"""Freeing more circuits than this, without others in their place, is confirmed twice."""
+
+
+def carry_out(
+    plan: Callable[..., shapes.PlanAnswer],
+    change: Callable[..., shapes.ChangeAnswer],
+    options: Flags,
+    *arguments: Any,
+    repairs: bool = False,
+    **named: Any,
+) -> None:
+    """Show a change, confirm it where something in use would break, make it, print the outcome.
+
+    ``plan`` and ``change`` take the arguments, ``change`` also ``HowToChange``. ``repairs``: what
+    others made is to go, without a question about it.
+    """
+    preview = plan(*arguments, **named)
+    if options.dry_run:
+        print_preview(preview, as_json=options.as_json)
+        return
+    if repairs:
+        preview["strangers"] = {}
+    shown = confirm(preview, options)
+    record = change(
+        *arguments,
+        **named,
+        why=options.why,
+        # Agreed to what was shown: then neither the maps nor who uses them may have changed.
+        planned_from=preview["planned_from"] if shown else "",
+        spare_jobs=not preview["jobs"],
+        detach=options.detach,
+    )
+    print_change(record, as_json=options.as_json)
+
+
+def confirm(preview: shapes.PlanAnswer, options: Flags) -> bool:
+    """Ask as often as the change deserves; whether the user was shown it and agreed."""
+    lost = sum(preview["lost"].values())
+    bulk = lost > BULK or (bool(preview["cleared"]) and lost > 2)
+    if preview["objections"] or not (preview["jobs"] or preview["strangers"] or bulk):
+        return False  # nothing to lose, or it will be refused anyway
+    agreed = True
+    try:
+        if not options.yes:
+            for line in _lines(preview):
+                say(line, err=True)
+            agreed = click.confirm("Go on?", err=True)
+        if agreed and bulk and options.yes < 2:
+            names = ", ".join(preview["lost"])
+            what = f"{lost} cross-connects of {names} go without others in their place"
+            question = harmless(f"{what}. Type {names} to go on")
+            agreed = click.prompt(question, err=True, default="", show_default=False) == names
+    except click.Abort as error:
+        raise PatchlightError(
+            "not confirmed: nothing was changed",
+            hint="scripts say --yes, and --yes --yes before many circuits go",
+        ) from error
+    if not agreed:
+        raise PatchlightError("not confirmed: nothing was changed")
+    return not options.yes or (bulk and options.yes < 2)
+
+
+def print_preview(preview: shapes.PlanAnswer, *, as_json: bool) -> None:
+    """Print what would change; ``PatchlightError`` where it would be refused."""
+    if as_json:
+        print_json(preview)
+    else:
+        for line in _lines(preview) or ["nothing to change: the maps are so already"]:
+            say(line)
+    if preview["objections"]:
+        raise PatchlightError("this change would be refused")
+
+
+def _lines(preview: shapes.PlanAnswer) -> list[str]:
+    lines = change_lines(preview["changes"])
+    lines += [f"link goes: {link}" for link in preview["links_down"]]
+    lines += [f"link comes: {link}" for link in preview["links_up"]]
+    lines += [f"in use by job {job}, which pauses meanwhile" for job in preview["jobs"]]
+    lines += [
+        f"{name}: {', '.join(texts)} made by somebody else: 'patchlight ocs drift'"
+        for name, texts in preview["strangers"].items()
+    ]
+    return lines + [f"against it: {words}" for words in preview["objections"]]
+
+
+def say_unreachable(answers: Mapping[str, Any]) -> None:
+    """``PatchlightError`` if some of these circuit switches (by name) do not answer."""
+    silent = {n: a["unreachable"] for n, a in answers.items() if a.get("unreachable")}
+    if silent:
+        raise PatchlightError(
+            "\n".join(f"{name} does not answer: {words}" for name, words in silent.items()),
+            hint="what is said of the others holds; of these nothing is known",
+        )
+
+
+def change_lines(changes: Mapping[str, shapes.MapChangeAnswer]) -> list[str]:
+    """A change as lines: ``ocs1 - 2>5`` goes, ``ocs1 + 2>4`` comes."""
+    return [
+        f"{name} {sign} {text}"
+        for name, change in changes.items()
+        for sign, texts in (("-", change["breaks"]), ("+", change["makes"]))
+        for text in texts
+    ]
+
+
+def say_changes(changes: Mapping[str, shapes.MapChangeAnswer]) -> None:
+    """Print ``change_lines``."""
+    for line in change_lines(changes):
+        say(line)
+
+
+def print_change(record: shapes.ChangeAnswer, *, as_json: bool) -> None:
+    """Print a change as ``print_record``; of one under way, how to follow it."""
+    number = record["id"]
+    if record["state"] != "intent":
+        print_record(record, as_json=as_json)
+    elif as_json:
+        print_json(record)
+    else:
+        say(f"change {number} has begun: {progress_line(record['progress'])}")
+        say(f"patchlight ocs watch {number} follows it, patchlight ocs cancel {number} halts it")
+
+
+def progress_line(progress: shapes.ProgressAnswer) -> str:
+    """How far a change is: ``make ocs1, 2 of 6 cross-connects``."""
+    count = progress["cross_connects"]
+    of = f", {progress['done']} of {count} cross-connects" if count else ""
+    at = f" {progress['ocs']}" if progress["ocs"] else ""
+    cancelled = f"; {progress['cancelled']}" if progress["cancelled"] else ""
+    return f"{progress['stage']}{at}{of}{cancelled}"
+
+
+def print_record(record: shapes.ChangeAnswer, *, as_json: bool, one_line: bool = False) -> None:
+    """Print the outcome of a change; ``OutcomeUnknown`` or ``PatchlightError`` if not committed."""
+    say_record(record, as_json=as_json, one_line=one_line)
+    number, state = record["id"], record["state"]
+    if state == "unknown":
+        raise OutcomeUnknown(f"change {number} has an unknown outcome")
+    if state == "intent":
+        raise PatchlightError(f"change {number} is not over yet")
+    if state != "committed":
+        raise PatchlightError(f"change {number} did not come about")
+
+
+def say_record(record: shapes.ChangeAnswer, *, as_json: bool, one_line: bool = False) -> None:
+    """Print the outcome of a change."""
+    if as_json:
+        print_json(record, one_line=one_line)
+        return
+    say_changes(record["changes"])
+    for note in record["notes"]:
+        say(f"note: {note}")
+    stages = ", ".join(f"{name} {1e3 * s:.1f} ms" for name, s in record["stages_s"].items())
+    number = f"change {record['id']} " if record["id"] else ""
+    say(f"{number}{record['state']}: {record['message']} ({stages})")

@@ -6,19 +6,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from patchlight.cli import ocs
 from patchlight.cli.ocs import names
-from patchlight.cli.ocs.options import (
-    ChangeFlags,
-    OcsTarget,
-    carry_out,
-    change_options,
-    print_preview,
-    print_record,
-    say_changes,
-    say_unreachable,
-    target_options,
-    why_option,
-)
 from patchlight.console.rendering import Column, Table, print_answer, print_json, say, when
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.lab.wiring import driven
@@ -46,9 +35,9 @@ _any_ports = click.argument(
 @_switch
 @_pairs
 @click.option("--one-way/--duplex", show_default=False, help="Only A to B, or also back [default].")
-@change_options
+@ocs.change_options
 def connect_ports(
-    name: str, pairs: tuple[str, ...], one_way: bool, target: OcsTarget, options: ChangeFlags
+    name: str, pairs: tuple[str, ...], one_way: bool, target: ocs.Target, options: ocs.Flags
 ) -> None:
     """Join ports: by number (3:17) or by what is plugged in (server1.nic0:tor1.1).
 
@@ -56,7 +45,7 @@ def connect_ports(
     """
     texts = [names.cross_connect_text(target.lab, name, pair, one_way=one_way) for pair in pairs]
     with target.client([name]) as client:
-        carry_out(client.preview_reconfiguration, client.reconfigure, options, {name: texts})
+        ocs.carry_out(client.preview_reconfiguration, client.reconfigure, options, {name: texts})
 
 
 @click.command()
@@ -64,8 +53,8 @@ def connect_ports(
 @click.argument(
     "ports", nargs=-1, required=True, metavar="PORT…", shell_complete=names.complete_port
 )
-@change_options
-def disconnect(name: str, ports: tuple[str, ...], target: OcsTarget, options: ChangeFlags) -> None:
+@ocs.change_options
+def disconnect(name: str, ports: tuple[str, ...], target: ocs.Target, options: ocs.Flags) -> None:
     """Break every cross-connect of these ports, in and out.
 
     Of a wavelength switch also of one channel there: 3@193.100.
@@ -73,14 +62,14 @@ def disconnect(name: str, ports: tuple[str, ...], target: OcsTarget, options: Ch
     wanted = {name: sorted({names.place_number(target.lab, name, p) for p in ports}, key=str)}
     with target.client([name]) as client:
         plan, change = client.preview_reconfiguration, client.reconfigure
-        carry_out(plan, change, options, {}, disconnect=wanted)
+        ocs.carry_out(plan, change, options, {}, disconnect=wanted)
 
 
 @click.command("apply")
 @_file
 @_only
-@change_options
-def apply_map(file: str, only: bool, target: OcsTarget, options: ChangeFlags) -> None:
+@ocs.change_options
+def apply_map(file: str, only: bool, target: ocs.Target, options: ocs.Flags) -> None:
     """Bring about the cross-connects of FILE: YAML, JSON or CSV, ports or names.
 
     \b
@@ -90,67 +79,67 @@ def apply_map(file: str, only: bool, target: OcsTarget, options: ChangeFlags) ->
     """
     maps = names.read_map_file(file, target.lab)
     with target.client(maps) as client:
-        carry_out(client.preview_reconfiguration, client.reconfigure, options, maps, only=only)
+        ocs.carry_out(client.preview_reconfiguration, client.reconfigure, options, maps, only=only)
 
 
 @click.command()
 @_file
 @_only
-@target_options
-def plan(file: str, only: bool, target: OcsTarget, as_json: bool) -> None:
+@ocs.target_options
+def plan(file: str, only: bool, target: ocs.Target, as_json: bool) -> None:
     """What applying FILE would change, which links and jobs ride on it, what is against it."""
     maps = names.read_map_file(file, target.lab)
     with target.client(maps) as client:
-        print_preview(client.preview_reconfiguration(maps, only=only), as_json=as_json)
+        ocs.print_preview(client.preview_reconfiguration(maps, only=only), as_json=as_json)
 
 
 @click.command("diff")
 @_file
-@target_options
-def diff_map(file: str, target: OcsTarget, as_json: bool) -> None:
+@ocs.target_options
+def diff_map(file: str, target: ocs.Target, as_json: bool) -> None:
     """How the devices differ from FILE: '-' they have, '+' they lack."""
     maps = names.read_map_file(file, target.lab)
     with target.client(maps) as client:
         changes = client.preview_reconfiguration(maps, only=True)["changes"]
-    print_answer(changes, lambda: say_changes(changes), as_json=as_json)
+    print_answer(changes, lambda: ocs.say_changes(changes), as_json=as_json)
 
 
 @click.command("rollback")
 @click.argument("number", metavar="ID", type=int)
-@change_options
-def roll_back(number: int, target: OcsTarget, options: ChangeFlags) -> None:
+@ocs.change_options
+def roll_back(number: int, target: ocs.Target, options: ocs.Flags) -> None:
     """Undo change ID and nothing that other changes did ('patchlight ocs history')."""
     with target.client(
         lambda store: (store.reconfiguration(number) or {}).get("changes", {})
     ) as client:
-        carry_out(client.preview_roll_back, client.roll_back, options, number)
+        ocs.carry_out(client.preview_roll_back, client.roll_back, options, number)
 
 
 @click.command()
 @click.argument("nodes", nargs=-1, required=True, metavar="NODE…")
 @click.option("--force", is_flag=True, help="Also move circuits of running jobs, which pause.")
-@change_options
-def together(nodes: tuple[str, ...], force: bool, target: OcsTarget, options: ChangeFlags) -> None:
+@ocs.change_options
+def together(nodes: tuple[str, ...], force: bool, target: ocs.Target, options: ocs.Flags) -> None:
     """Light the NICs of servers (or hosts) onto one packet switch, with the fewest moves.
 
     For schedulers that place work themselves: see 'patchlight lab topology'. Circuits of running
     jobs stay where they are unless --force is given.
     """
     with target.client() as client:
-        carry_out(client.preview_together, client.together, options, nodes, force=force)
+        ocs.carry_out(client.preview_together, client.together, options, nodes, force=force)
 
 
 @click.command("light")
 @_pairs
-@change_options
-def light_paths(pairs: tuple[str, ...], target: OcsTarget, options: ChangeFlags) -> None:
+@ocs.change_options
+def light_paths(pairs: tuple[str, ...], target: ocs.Target, options: ocs.Flags) -> None:
     """Join ends by light, over as many circuit switches as it takes, with the fewest changes.
 
     An end is a NIC or a host (server1.nic0), a packet switch (tor1: any port) or its port (tor1.3).
     """
     ends = [names.named_pair(text) for text in pairs]
     with target.client() as client:
-        carry_out(client.preview_light_paths, client.light_paths, options, ends)
+        ocs.carry_out(client.preview_light_paths, client.light_paths, options, ends)
 
 
 def _counts(maps: dict[str, list[str]]) -> str:
@@ -160,9 +149,9 @@ def _counts(maps: dict[str, list[str]]) -> str:
 @click.command()
 @click.argument("name")
 @_switches
-@why_option
-@target_options
-def save(name: str, switches: tuple[str, ...], why: str, target: OcsTarget, as_json: bool) -> None:
+@ocs.why_option
+@ocs.target_options
+def save(name: str, switches: tuple[str, ...], why: str, target: ocs.Target, as_json: bool) -> None:
     """Keep the present maps under NAME, for 'restore'. Replaces what had that name."""
     with target.client(switches) as client:
         record = client.save_map(name, switches, why)
@@ -172,14 +161,14 @@ def save(name: str, switches: tuple[str, ...], why: str, target: OcsTarget, as_j
 @click.command()
 @click.argument("name", required=False)
 @click.option("--list", "listing", is_flag=True, help="List the saved maps instead.")
-@change_options
-def restore(name: str | None, listing: bool, target: OcsTarget, options: ChangeFlags) -> None:
+@ocs.change_options
+def restore(name: str | None, listing: bool, target: ocs.Target, options: ocs.Flags) -> None:
     """Bring about the maps saved as NAME, whole."""
     if name is not None and not listing:
         with target.client(
             lambda store: store.saved_maps().get(name, {}).get("maps", {})
         ) as client:
-            carry_out(client.preview_restore, client.restore, options, name)
+            ocs.carry_out(client.preview_restore, client.restore, options, name)
         return
     with target.client(lambda _: (), talks=False) as client:
         saved = client.saved_maps()
@@ -196,8 +185,8 @@ def restore(name: str | None, listing: bool, target: OcsTarget, options: ChangeF
     "--why", default="", show_default=False, metavar="TEXT", help="The reason; others are shown it."
 )
 @click.option("--keep", is_flag=True, help="Only keep others off: your own changes still go.")
-@target_options
-def lock(ports: tuple[str, ...], why: str, keep: bool, target: OcsTarget, as_json: bool) -> None:
+@ocs.target_options
+def lock(ports: tuple[str, ...], why: str, keep: bool, target: ocs.Target, as_json: bool) -> None:
     """Lock ports (ocs1.17, or what is plugged in): no change touches them until 'unlock'.
 
     Of a wavelength switch also one channel of a port: wss1.3@193.100.
@@ -222,9 +211,9 @@ def lock(ports: tuple[str, ...], why: str, keep: bool, target: OcsTarget, as_jso
 
 @click.command()
 @_any_ports
-@why_option
-@target_options
-def unlock(ports: tuple[str, ...], why: str, target: OcsTarget, as_json: bool) -> None:
+@ocs.why_option
+@ocs.target_options
+def unlock(ports: tuple[str, ...], why: str, target: ocs.Target, as_json: bool) -> None:
     """Unlock ports, whoever locked them."""
     if not ports:
         raise BadInput("name the ports to unlock: 'patchlight ocs lock' lists those locked")
@@ -244,9 +233,9 @@ def _place(lock: Lock) -> str:
 @_switches
 @click.option("--adopt", is_flag=True, help="Take what the devices have as committed.")
 @click.option("--repair", is_flag=True, help="Bring the devices back to what was committed.")
-@change_options
+@ocs.change_options
 def drift(
-    switches: tuple[str, ...], adopt: bool, repair: bool, target: OcsTarget, options: ChangeFlags
+    switches: tuple[str, ...], adopt: bool, repair: bool, target: ocs.Target, options: ocs.Flags
 ) -> None:
     """How the devices differ from their last committed maps; ends with 1 if they do."""
     if adopt and repair:
@@ -254,10 +243,10 @@ def drift(
     wanted = [driven(target.lab.optical_switch(name)) for name in switches]
     with target.client(wanted) as client:
         if repair:
-            carry_out(client.preview_repair, client.repair, options, wanted, repairs=True)
+            ocs.carry_out(client.preview_repair, client.repair, options, wanted, repairs=True)
             return
         if adopt and not options.dry_run:
-            print_record(client.adopt(wanted, options.why), as_json=options.as_json)
+            ocs.print_record(client.adopt(wanted, options.why), as_json=options.as_json)
             return
         differences = {n: d for n, d in client.drift().items() if not wanted or n in wanted}
     if options.as_json:
@@ -275,15 +264,15 @@ def drift(
             "the devices differ from what was committed",
             hint="--repair brings them back, --adopt takes them as they are",
         )
-    say_unreachable(differences)
+    ocs.say_unreachable(differences)
 
 
 @click.command()
 @click.option("--clear", is_flag=True, help="Let changes begin again.")
 @click.option("--status", is_flag=True, help="Only say whether it is pressed.")
-@why_option
-@target_options
-def stop(clear: bool, status: bool, why: str, target: OcsTarget, as_json: bool) -> None:
+@ocs.why_option
+@ocs.target_options
+def stop(clear: bool, status: bool, why: str, target: ocs.Target, as_json: bool) -> None:
     """Press the stop button: the change under way halts before its next step and rolls back.
 
     New changes are refused until somebody says 'stop --clear', also after the controller

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from patchlight.emulation.optical.device import EmulatedOcs, EmulatedWss
     from patchlight.emulation.optical.protocols.server import ProtocolServer
 
-
 _ARRIVING_DBM = 0.0
 _ANSWERS_WITHIN_S = 10.0
 _FAULTS = (

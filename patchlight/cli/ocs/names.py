@@ -182,7 +182,6 @@ complete_any_port = completer(
     )
 )
 
-
 # -- files of cross-connects ----------------------------------------------------------------------
 
 _ONE_WAY = {"one-way", "oneway", "1way", ">"}

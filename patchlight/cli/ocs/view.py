@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from patchlight.cli.ocs import Target, say_changes, say_unreachable, target_options
 from patchlight.cli.ocs.names import complete_switch, driven_switches, place_anywhere, plugged_in
-from patchlight.cli.ocs.options import OcsTarget, say_changes, say_unreachable, target_options
 from patchlight.console import rendering as out
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.lab.model import Lab
@@ -18,8 +18,6 @@ from patchlight.testbed.lab.wiring import Place, driven, parse_map
 
 if TYPE_CHECKING:
     from patchlight.testbed.wire.rest.circuits import ChangeAnswer, LightAnswer, Lock, OcsMap
-
-Answer = dict[str, Any]
 
 _VERDICTS: dict[str, out.Meaning] = {
     "ok": "good",
@@ -45,7 +43,7 @@ def named_switches(lab: Lab, names: tuple[str, ...]) -> list[str]:
 
 @click.command("list")
 @target_options
-def list_switches(target: OcsTarget, as_json: bool) -> None:
+def list_switches(target: Target, as_json: bool) -> None:
     """The lab's optical switches: where they are, whether they answer, what they say they are.
 
     If no controller answers: as the lab file has them.
@@ -54,7 +52,7 @@ def list_switches(target: OcsTarget, as_json: bool) -> None:
 
     columns = ("name", "driver", "address", "ports", "switching_time_s", "insertion_loss_db")
     state = {"reachable": None, "since": None, "words": "", "identity": None}
-    rows: list[Answer] = [
+    rows: list[dict[str, Any]] = [
         {**{name: getattr(switch, name) for name in columns}, **state, "standing_alarms": None}
         for switch in driven_switches(target.lab)
     ]
@@ -98,7 +96,7 @@ def list_switches(target: OcsTarget, as_json: bool) -> None:
 @switches_argument
 @click.option("--power", "with_power", is_flag=True, help="Also measure the light.")
 @target_options
-def show(switches: tuple[str, ...], with_power: bool, target: OcsTarget, as_json: bool) -> None:
+def show(switches: tuple[str, ...], with_power: bool, target: Target, as_json: bool) -> None:
     """The present cross-connects, and which devices they join."""
     names = named_switches(target.lab, switches)
     if with_power:
@@ -135,7 +133,7 @@ def _circuits_table(lab: Lab, circuits: dict[str, OcsMap], locks: list[Lock]) ->
 @click.command()
 @click.argument("places", nargs=-1, metavar="[OCS|PORT…]", shell_complete=complete_switch)
 @target_options
-def power(places: tuple[str, ...], target: OcsTarget, as_json: bool) -> None:
+def power(places: tuple[str, ...], target: Target, as_json: bool) -> None:
     """Measured light of the circuits of an OCS, or of those of some ports."""
     whole = {switch.name for switch in target.lab.optical_switches}
     ports = [place_anywhere(target.lab, text) for text in places if text not in whole]
@@ -145,7 +143,7 @@ def power(places: tuple[str, ...], target: OcsTarget, as_json: bool) -> None:
 
 
 def _show_power(
-    target: OcsTarget, names: list[str], ports: Collection[tuple[str, Place]] = (), *, as_json: bool
+    target: Target, names: list[str], ports: Collection[tuple[str, Place]] = (), *, as_json: bool
 ) -> dict[str, LightAnswer]:
     """Print the power of these switches; of those of which ``ports`` are named, only theirs."""
     with target.client(names) as client:
@@ -190,7 +188,7 @@ def _print_power(answers: dict[str, LightAnswer], *, as_json: bool) -> None:
 @switches_argument
 @click.option("--accept", is_flag=True, help="Take the light as it is for the baselines.")
 @target_options
-def verify(switches: tuple[str, ...], accept: bool, target: OcsTarget, as_json: bool) -> None:
+def verify(switches: tuple[str, ...], accept: bool, target: Target, as_json: bool) -> None:
     """Check each circuit: as committed, port states, light against budget and baseline.
 
     The baseline is what the same circuit showed when it was made before. Ends with 1 if
@@ -237,7 +235,7 @@ def verify(switches: tuple[str, ...], accept: bool, target: OcsTarget, as_json: 
 @click.option("--id", "number", type=int, metavar="ID", help="All of one change.")
 @target_options
 def history(
-    switch: str | None, last: int, number: int | None, target: OcsTarget, as_json: bool
+    switch: str | None, last: int, number: int | None, target: Target, as_json: bool
 ) -> None:
     """Who changed what, when, from where and why, and what became of it."""
     with target.client(lambda _: (), talks=False) as client:

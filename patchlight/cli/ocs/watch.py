@@ -2,33 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from patchlight.cli.ocs.options import (
-    OcsTarget,
-    change_lines,
-    check_record,
-    progress_line,
-    say_record,
-    say_unreachable,
-    target_options,
-    why_option,
-)
+from patchlight.cli import ocs
 from patchlight.cli.ocs.view import named_switches, switches_argument
 from patchlight.console import rendering as out
-from patchlight.console.connection import NEWS_WITHIN_S
+from patchlight.console.connection import NEWS_WITHIN_S, patiently
 from patchlight.console.options import FiniteFloat
 from patchlight.testbed.errors import BadInput, PatchlightError
 
 if TYPE_CHECKING:
     from patchlight.client.client import ControllerClient
     from patchlight.testbed.wire.rest.circuits import ChangeAnswer
-
 
 Answer = dict[str, Any]
 
@@ -50,9 +39,9 @@ _CIRCUIT_EVENTS = {
     metavar="SECONDS",
     help="First listen so long [default: 0; with --direct 2].",
 )
-@target_options
+@ocs.target_options
 def alarms(
-    switches: tuple[str, ...], listen_s: float | None, target: OcsTarget, as_json: bool
+    switches: tuple[str, ...], listen_s: float | None, target: ocs.Target, as_json: bool
 ) -> None:
     """What the devices reported by themselves since they are connected, notices included.
 
@@ -60,7 +49,9 @@ def alarms(
     """
     names = named_switches(target.lab, switches)
     if target.direct:
-        with _watching(target, names) as happened:
+        from patchlight.console.direct import watching
+
+        with watching(target.lab, names, target.state_dir) as happened:
             heard = happened(2.0 if listen_s is None else listen_s)
         rows: list[Answer] = [event for event in heard if event["kind"] == "alarm"]
         silent = [event for event in heard if event["kind"] == "unreachable"]
@@ -75,7 +66,7 @@ def alarms(
         cells = (row["ocs"], severity, standing, row["subject"], row["words"])
         table.add_row(out.when(row["at"]), *cells)
     out.print_answer(rows, table, as_json=as_json)
-    say_unreachable({row["ocs"]: {"unreachable": row["message"]} for row in silent})
+    ocs.say_unreachable({row["ocs"]: {"unreachable": row["message"]} for row in silent})
 
 
 @click.command()
@@ -85,13 +76,13 @@ def alarms(
 @click.option(
     "--all", "everything", is_flag=True, help="Also notices, and what is not of circuits."
 )
-@target_options
+@ocs.target_options
 def watch(
     switches: tuple[str, ...],
     since: int | None,
     count: int | None,
     everything: bool,
-    target: OcsTarget,
+    target: ocs.Target,
     as_json: bool,
 ) -> None:
     """Follow what happens: changes, alarms, drift, locks. Ends with Ctrl-C.
@@ -125,9 +116,9 @@ def watch(
 
 @click.command()
 @click.argument("number", metavar="ID", type=int)
-@why_option
-@target_options
-def cancel(number: int, why: str, target: OcsTarget, as_json: bool) -> None:
+@ocs.why_option
+@ocs.target_options
+def cancel(number: int, why: str, target: ocs.Target, as_json: bool) -> None:
     """Halt change ID before its next step, and undo what it did; wait until that is done.
 
     Refused for one that is over, or at its last steps: 'rollback' undoes that.
@@ -136,12 +127,12 @@ def cancel(number: int, why: str, target: OcsTarget, as_json: bool) -> None:
     with target.client() as client:
         client.cancel_change(number, why)
         record = _to_its_end(client, number, lambda _: None)
-    say_record(record, as_json=as_json)
+    ocs.say_record(record, as_json=as_json)
     if record["state"] not in ("refused", "rolled-back"):
         raise PatchlightError(f"change {number} was not cancelled: it is {record['state']}")
 
 
-def _follow_change(target: OcsTarget, number: int, *, as_json: bool) -> None:
+def _follow_change(target: ocs.Target, number: int, *, as_json: bool) -> None:
     _refuse_direct(target)
 
     def tell(record: ChangeAnswer) -> None:
@@ -149,15 +140,11 @@ def _follow_change(target: OcsTarget, number: int, *, as_json: bool) -> None:
             out.print_json(record, one_line=True)
         else:
             progress = record["progress"]
-            out.say(f"{out.when(progress['since'])}  {progress_line(progress)}")
+            out.say(f"{out.when(progress['since'])}  {ocs.progress_line(progress)}")
 
     with target.client() as client:
         record = _to_its_end(client, number, tell)
-    if as_json:
-        out.print_json(record, one_line=True)
-    else:
-        say_record(record, as_json=False)
-    check_record(record)
+    ocs.print_record(record, as_json=as_json, one_line=True)
 
 
 def _to_its_end(
@@ -176,46 +163,28 @@ def _to_its_end(
     return record
 
 
-def _refuse_direct(target: OcsTarget) -> None:
+def _refuse_direct(target: ocs.Target) -> None:
     if target.direct:
         raise BadInput("a change with --direct is over when its command is: leave out --direct")
 
 
-def _followed(target: OcsTarget, names: set[str] | None, since: int | None) -> Iterator[Answer]:
+def _followed(target: ocs.Target, names: set[str] | None, since: int | None) -> Iterator[Answer]:
     """The events, without end."""
-    from patchlight.client.client import ControllerError
-
     if target.direct:
-        with _watching(target, names or ()) as happened:
+        from patchlight.console.direct import watching
+
+        with watching(target.lab, names or (), target.state_dir) as happened:
             while True:
                 yield from happened(_POLL_S)
     with target.client() as client:
         seen = client.last_event() if since is None else since
-        away = False
         while True:
-            try:
-                events = client.events(seen)
-            except ControllerError as error:
-                # Its journal keeps the events, so nothing is missed when it is back.
-                if not away:
-                    out.say(f"waiting for the controller: {error.message}", err=True)
-                events, away = [], True
-            else:
-                if away:
-                    out.say("the controller answers again", err=True)
-                away = False
+            # Its journal keeps the events, so nothing is missed when it is back.
+            events = patiently(lambda: client.events(seen), also_refused=True)  # noqa: B023
             for event in events:
                 seen = event["number"]
                 yield event
             time.sleep(_POLL_S)
-
-
-def _watching(
-    target: OcsTarget, names: Collection[str]
-) -> contextlib.AbstractContextManager[Callable[[float], list[Answer]]]:
-    from patchlight.console.direct import watching
-
-    return watching(target.lab, names, target.state_dir)
 
 
 def _event_line(event: Answer) -> str:
@@ -224,4 +193,4 @@ def _event_line(event: Answer) -> str:
     texts = {k: ", ".join(map(str, v)) if isinstance(v, list) else str(v) for k, v in rest.items()}
     words = ", ".join(f"{key} {out.harmless(text)}" for key, text in texts.items())
     lines = [f"{out.when(event['at'])}  {event['kind']}  {words}"]
-    return "\n".join(lines + [f"    {line}" for line in change_lines(changes)])
+    return "\n".join(lines + [f"    {line}" for line in ocs.change_lines(changes)])

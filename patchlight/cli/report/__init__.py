@@ -32,13 +32,9 @@ if TYPE_CHECKING:
     from patchlight.testbed.wire.rest.jobs import JobInList
     from patchlight.testbed.wire.rest.lab import Samples
 
-
-Answer = dict[str, Any]
-
 # The states of jobs and the ends of changes are elsewhere in a report.
 _TOLD_ELSEWHERE = ("job-", "circuits")
 _MOST_ROWS = 1000
-
 
 MOST_JOBS = 60
 _COLOURS = {"done": "#2e7d32", "failed": "#c62828", "stopped": "#757575"}
@@ -99,17 +95,6 @@ def _moment(text: str, now: float, option: str) -> float:
 
 
 @dataclass(frozen=True)
-class Stage:
-    """The times of one stage of changes, in seconds."""
-
-    name: str
-    count: int
-    mean_s: float
-    median_s: float
-    most_s: float
-
-
-@dataclass(frozen=True)
 class Period:
     """From ``since`` until ``until`` (Unix time): records as the API gives them.
 
@@ -121,17 +106,17 @@ class Period:
     until: float
     jobs: list[JobInList]
     changes: list[ChangeAnswer]
-    events: list[Answer]
+    events: list[dict[str, Any]]
     samples: Samples
 
-    def stages(self) -> list[Stage]:
-        """The times of the stages of committed changes, in their order."""
+    def stages(self) -> list[tuple[str, int, float, float, float]]:
+        """The stages of committed changes, in order: name, times, mean, median and longest in s."""
         took: dict[str, list[float]] = {}
         for change in self.changes:
             if change["state"] == "committed" and change["changes"]:
                 for name, seconds in change["stages_s"].items():
                     took.setdefault(name, []).append(seconds)
-        return [Stage(n, len(s), fmean(s), median(s), max(s)) for n, s in took.items()]
+        return [(n, len(s), fmean(s), median(s), max(s)) for n, s in took.items()]
 
 
 def look_back(client: ControllerClient, since: float, until: float) -> Period:

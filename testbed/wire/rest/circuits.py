@@ -5,11 +5,10 @@ from typing import Literal, NotRequired
 
 from typing_extensions import TypedDict
 
-from patchlight.testbed.wire.rest import answer, exactly
+from patchlight.testbed.wire.rest import answer, close
 from patchlight.testbed.wire.rest.lab import CircuitSwitchStatus
 
 
-@exactly
 class OcsMap(TypedDict):
     """The cross-connects of an OCS; where it cannot be reached, ``map`` is ``None``, and
     ``assumed`` are those that it had last."""
@@ -19,7 +18,6 @@ class OcsMap(TypedDict):
     assumed: NotRequired[list[str]]
 
 
-@exactly
 class IdentityShape(TypedDict):
     """What a device says that it is; empty where it does not tell."""
 
@@ -30,7 +28,6 @@ class IdentityShape(TypedDict):
     name: str
 
 
-@exactly
 class CircuitSwitchShape(CircuitSwitchStatus):
     """A switch, whether it answers, what it says that it is; its ``grid`` if it is a WSS."""
 
@@ -44,7 +41,6 @@ class CircuitSwitchShape(CircuitSwitchStatus):
     grid: NotRequired[str]
 
 
-@exactly
 class CircuitLight(TypedDict):
     """The power of a circuit (dBm), what is expected, and what that says; ``source``: who sends."""
 
@@ -58,7 +54,6 @@ class CircuitLight(TypedDict):
     words: str
 
 
-@exactly
 class PortCondition(TypedDict):
     """How a port is that is not ready, and the device's words for it."""
 
@@ -66,7 +61,6 @@ class PortCondition(TypedDict):
     words: str
 
 
-@exactly
 class LightAnswer(TypedDict):
     """The power of each circuit of an OCS, and its ports that are not ready (``in:3``)."""
 
@@ -76,7 +70,6 @@ class LightAnswer(TypedDict):
     unreachable: str
 
 
-@exactly
 class AlarmShape(TypedDict):
     """Something that a device reported; ``standing``: it is on the device's own list."""
 
@@ -88,7 +81,6 @@ class AlarmShape(TypedDict):
     standing: bool
 
 
-@exactly
 class DriftOf(TypedDict):
     """How a device differs from its last committed map."""
 
@@ -99,7 +91,6 @@ class DriftOf(TypedDict):
     unreachable: str
 
 
-@exactly
 class SavedMaps(TypedDict):
     """Maps that were saved under a name."""
 
@@ -110,14 +101,12 @@ class SavedMaps(TypedDict):
     at: float
 
 
-@exactly
 class Named(TypedDict):
     """What is gone."""
 
     name: str
 
 
-@exactly
 class Lock(TypedDict):
     """A lock of a port, or of one ``channel`` there: nobody changes it (``locked``), only ``by``
     does (``kept``), or a change that could not be undone left it so (``bad``)."""
@@ -131,7 +120,6 @@ class Lock(TypedDict):
     channel: str
 
 
-@exactly
 class Pressed(TypedDict):
     """Who pressed the stop button."""
 
@@ -140,7 +128,6 @@ class Pressed(TypedDict):
     at: float
 
 
-@exactly
 class StopButton(TypedDict):
     """Whether the stop button is pressed.
 
@@ -151,7 +138,6 @@ class StopButton(TypedDict):
     unwritten: str
 
 
-@exactly
 class MapChangeAnswer(TypedDict):
     """The cross-connects that go, and those that come, of one switch."""
 
@@ -159,7 +145,6 @@ class MapChangeAnswer(TypedDict):
     makes: list[str]
 
 
-@exactly
 class ProgressAnswer(TypedDict):
     """How far a change under way is; ``step`` is a number that grows with each news of it.
 
@@ -177,7 +162,6 @@ class ProgressAnswer(TypedDict):
     may_cancel: bool
 
 
-@exactly
 class ChangeAnswer(TypedDict):
     """A change; while it is an ``intent`` that a controller is at, with its ``progress``.
 
@@ -204,7 +188,6 @@ class ChangeAnswer(TypedDict):
     undone_by: NotRequired[int]
 
 
-@exactly
 class PlanAnswer(TypedDict):
     """What a change would do (``dry_run``); ``planned_from`` is the answer's ``ETag``, too.
 
@@ -224,7 +207,6 @@ class PlanAnswer(TypedDict):
     planned_from: str
 
 
-@exactly
 class PathShape(TypedDict):
     """A path of light, or a flow that waits for one."""
 
@@ -245,7 +227,6 @@ class PathShape(TypedDict):
     ended_at: float | None
 
 
-@exactly
 class PathNetworkShape(TypedDict):
     """Hosts whose light reaches each other. ``routed``: the channel says to whom."""
 
@@ -255,7 +236,6 @@ class PathNetworkShape(TypedDict):
     tuning_s: float
 
 
-@exactly
 class PathHostShape(TypedDict):
     """A host that agrees on paths with others: within which bounds, and what it does now."""
 
@@ -267,7 +247,6 @@ class PathHostShape(TypedDict):
     channel: str | None
 
 
-@exactly
 class PathsShape(TypedDict):
     """The networks of paths, paths used or waited for, and ``nodes`` that agree on others."""
 
@@ -292,3 +271,5 @@ Locks = answer("Locks", "Locks of ports.", locks=list[Lock])
 Changes = answer(
     "Changes", "Changes of circuits, the oldest first.", reconfigurations=list[ChangeAnswer]
 )
+
+close(globals())

@@ -1,66 +1,24 @@
 """Jobs: what was asked for, how they are, what they reported, and what was decided of them."""
 
-from typing import Annotated, Any, Literal, NotRequired
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NotRequired
 
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from patchlight.testbed.jobs import HowHeld, JobState, Trainer
-from patchlight.testbed.wire.rest import answer, exactly
+from patchlight.testbed.jobs import JobSpec, JobState, Mount
+from patchlight.testbed.wire.rest import answer, answer_of, close
 from patchlight.testbed.wire.rest.circuits import ChangeAnswer
 from patchlight.testbed.wire.rest.lab import PoliciesInUse
 
-
-@exactly
-class MountShape(TypedDict):
-    """A file or folder of the server, and where a container sees it."""
-
-    source: str
-    target: str
-    read_only: bool
-
-
-@exactly
-class JobSpecShape(TypedDict):
-    """A job as it was asked for: see ``JobSpec``."""
-
-    name: str
-    iterations: int
-    gradient_bytes: int
-    compute_s: dict[str, float]
-    workers: int
-    hosts: list[str]
-    seed: int
-    dark_limit_s: float
-    trainer: Trainer
-    model: str | None
-    batch: int | None
-    data: str | None
-    command: list[str]
-    image: str | None
-    environment: dict[str, str]
-    mounts: list[MountShape]
-    shared_memory_bytes: int | None
-    memory_bytes: int | None
-    cpus: float | None
-    working_directory: str | None
-    hold: HowHeld
-    gpu_models: list[str]
-    degrees: list[int]
-    deadline_s: float | None
-    requirement: float | None
-    priority: int
-    after: list[str]
-    retries: int
-    checkpoint: str | None
-    checkpoint_every: int
-    graph: str | None
-    topology: str | None
-    placement: str | None
-    preemptible: bool
+if TYPE_CHECKING:
+    JobSpecShape = dict[str, Any]
+else:
+    about = "A file or folder of the server, and where a container sees it."
+    MountShape = answer_of(Mount, "MountShape", about)
+    about = "A job as it was asked for: see ``JobSpec``."
+    JobSpecShape = answer_of(JobSpec, "JobSpecShape", about, mounts=list[MountShape])
 
 
-@exactly
 class LightMove(TypedDict):
     """A time that a job's light moved while it trained, and the iterations before and after."""
 
@@ -77,7 +35,6 @@ class LightMove(TypedDict):
 JobStateName = Annotated[str, Field(json_schema_extra={"enum": [*JobState]})]
 
 
-@exactly
 class JobInList(TypedDict):
     """A job: see ``JobStatus``. One that runs also has what is predicted of it."""
 
@@ -109,7 +66,6 @@ class JobInList(TypedDict):
     bottleneck: NotRequired[str]
 
 
-@exactly
 class JobAnswer(JobInList):
     """A job by itself, also with what its light gained, and how its workers are held.
 
@@ -122,7 +78,6 @@ class JobAnswer(JobInList):
     rigid_because: NotRequired[str | None]
 
 
-@exactly
 class Preview(TypedDict):
     """What would become of a job now: its ``hosts`` and ``circuits``, or what it ``waits_for``.
 
@@ -156,7 +111,6 @@ class IterationReport(TypedDict):
     loss: float | None
 
 
-@exactly
 class StateOfJob(TypedDict):
     """A state that a job came to, and why."""
 
@@ -180,7 +134,6 @@ class DecisionShape(TypedDict):
     reconfiguration: NotRequired[int]
 
 
-@exactly
 class LogPartShape(TypedDict):
     """What a worker printed, and the byte to go on from."""
 
@@ -189,7 +142,6 @@ class LogPartShape(TypedDict):
     ended: bool
 
 
-@exactly
 class RegroupPlan(TypedDict):
     """What a regroup would make."""
 
@@ -198,7 +150,6 @@ class RegroupPlan(TypedDict):
     objections: list[str]
 
 
-@exactly
 class ProposalShape(TypedDict):
     """A change of light under running jobs, and how much sooner each would end (seconds)."""
 
@@ -232,3 +183,5 @@ Defragmented = answer(
 Policies = answer("Policies", "What decides now, by kind.", policies=PoliciesInUse)
 Drained = answer("Drained", "The jobs that were ended.", ended=list[str])
 Resumed = answer("Resumed", "Jobs are started again.", drained=bool)
+
+close(globals(), but=("IterationReport", "DecisionShape"))

@@ -4,10 +4,9 @@ from typing import Literal, NotRequired
 
 from typing_extensions import TypedDict
 
-from patchlight.testbed.wire.rest import answer, exactly
+from patchlight.testbed.wire.rest import answer, close
 
 
-@exactly
 class PolicyFaultsAnswer(TypedDict):
     """How often a policy failed, and the default decided."""
 
@@ -16,7 +15,6 @@ class PolicyFaultsAnswer(TypedDict):
     faults: int
 
 
-@exactly
 class LightStatus(TypedDict):
     """Whether light follows jobs by itself, and what came of the last look (Unix time)."""
 
@@ -25,7 +23,6 @@ class LightStatus(TypedDict):
     words: str
 
 
-@exactly
 class PartStatus(TypedDict):
     """A part of the controller that runs in the background, and of what it failed last."""
 
@@ -36,7 +33,6 @@ class PartStatus(TypedDict):
     last_fault_at: float | None
 
 
-@exactly
 class PacketSwitchStatus(TypedDict):
     """A packet switch; ``second_from``: from where another one says that it is this one."""
 
@@ -46,7 +42,6 @@ class PacketSwitchStatus(TypedDict):
     second_from: str | None
 
 
-@exactly
 class CircuitSwitchStatus(TypedDict):
     """Whether an OCS answers, else since when it does not, and why."""
 
@@ -56,7 +51,6 @@ class CircuitSwitchStatus(TypedDict):
     words: str
 
 
-@exactly
 class AgentStatusAnswer(TypedDict):
     """How an agent is: ``words`` say why it is silent, ``problems`` what else is wrong."""
 
@@ -73,7 +67,6 @@ PoliciesInUse = dict[str, str | bool | None]
 """What decides now, by kind, and under ``defragment`` whether light follows jobs."""
 
 
-@exactly
 class Status(TypedDict):
     """Who is there and who is not."""
 
@@ -93,7 +86,6 @@ class Status(TypedDict):
     agents: list[AgentStatusAnswer]
 
 
-@exactly
 class Via(TypedDict):
     """A circuit that a link goes through."""
 
@@ -103,7 +95,6 @@ class Via(TypedDict):
     channel: NotRequired[str]
 
 
-@exactly
 class Link(TypedDict):
     """Two ports that light joins, by way of these circuits."""
 
@@ -113,7 +104,6 @@ class Link(TypedDict):
     via: list[Via]
 
 
-@exactly
 class TopologyGpu(TypedDict):
     """A GPU, its NIC, and the packet switch that this is lit to."""
 
@@ -124,7 +114,6 @@ class TopologyGpu(TypedDict):
     rate_bps: int | None
 
 
-@exactly
 class TopologyNodeAnswer(TypedDict):
     """A server, and the packet switch and the blocks that all its NICs are lit to."""
 
@@ -135,7 +124,6 @@ class TopologyNodeAnswer(TypedDict):
     gpus: list[TopologyGpu]
 
 
-@exactly
 class TopologySwitch(TypedDict):
     """A packet switch that servers are lit to."""
 
@@ -145,7 +133,6 @@ class TopologySwitch(TypedDict):
     nodes: list[str]
 
 
-@exactly
 class Trunk(TypedDict):
     """A link between two packet switches."""
 
@@ -154,7 +141,6 @@ class Trunk(TypedDict):
     rate_bps: int | None
 
 
-@exactly
 class TopologyShape(TypedDict):
     """Nodes, packet switches and trunks as they are lit."""
 
@@ -165,7 +151,6 @@ class TopologyShape(TypedDict):
     unread: dict[str, str]
 
 
-@exactly
 class PortSample(TypedDict):
     """The rates of a host at its port of a packet switch."""
 
@@ -177,7 +162,6 @@ class PortSample(TypedDict):
     tx_bps: float
 
 
-@exactly
 class GpuSample(TypedDict):
     """How busy a GPU was since the sample before (0 to 1), and how long in all."""
 
@@ -187,7 +171,6 @@ class GpuSample(TypedDict):
     busy_s: float | None
 
 
-@exactly
 class SpreadShape(TypedDict):
     """The mean of something, and between what it was."""
 
@@ -196,7 +179,6 @@ class SpreadShape(TypedDict):
     most: float
 
 
-@exactly
 class WindowShape(TypedDict):
     """What was measured from a Unix time on: see ``patchlight.controller.storage.series_store``."""
 
@@ -209,7 +191,6 @@ class WindowShape(TypedDict):
     predicted_s: float | None
 
 
-@exactly
 class Samples(TypedDict):
     """A period in windows that are ``width_s`` long, the oldest first; jobs by their ids."""
 
@@ -233,7 +214,6 @@ class EventList(TypedDict):
     last: int
 
 
-@exactly
 class WhoAmI(TypedDict):
     """Who one is to the controller."""
 
@@ -242,7 +222,6 @@ class WhoAmI(TypedDict):
     origin: str
 
 
-@exactly
 class TokenShape(TypedDict):
     """What is known of a token; it lets its ``user`` in until then, unless it was revoked."""
 
@@ -257,14 +236,12 @@ class TokenShape(TypedDict):
     revoked_by: str
 
 
-@exactly
 class NewToken(TokenShape):
     """A token that was just made; its text, ``token``, is told only now."""
 
     token: str
 
 
-@exactly
 class AttemptRow(TypedDict):
     """An attempt to change something."""
 
@@ -282,7 +259,6 @@ class AttemptRow(TypedDict):
     repeated: int
 
 
-@exactly
 class FoundPortAnswer(TypedDict):
     """What ``sends`` into a port of an OCS, what ``hears`` what goes out there, and what the lab
     file ``said``."""
@@ -296,7 +272,6 @@ class FoundPortAnswer(TypedDict):
     words: str
 
 
-@exactly
 class Wiring(TypedDict):
     """What was found; ``silent``: ends that were not heard, and why."""
 
@@ -307,7 +282,6 @@ class Wiring(TypedDict):
     fibres: list[tuple[str, str]]
 
 
-@exactly
 class Search(TypedDict):
     """How far the search is, or what the last one came to.
 
@@ -329,7 +303,6 @@ class Search(TypedDict):
     open: bool
 
 
-@exactly
 class SearchPlan(TypedDict):
     """What a search would look at, what goes dark, how long it takes, what is against it."""
 
@@ -358,3 +331,5 @@ GpuSamples = answer(
 )
 TokensShape = answer("TokensShape", "Every token that was made.", tokens=list[TokenShape])
 AuditShape = answer("AuditShape", "Who wanted to change what.", attempts=list[AttemptRow])
+
+close(globals(), but=("EventShape", "EventList"))

@@ -5,7 +5,7 @@ import unicodedata
 from typing import Annotated, Any
 
 from annotated_types import Ge, Gt, Le
-from pydantic import AfterValidator, BaseModel, ConfigDict, FailFast, Field, model_validator
+from pydantic import AfterValidator, BaseModel, FailFast, Field, model_validator
 from pydantic_core import to_json
 
 from patchlight.testbed.labfile.values import MOST_CIRCUIT_PORTS
@@ -66,10 +66,8 @@ _MOST_SWITCHES = 1000
 _MOST_FIELDS = 50
 
 
-class Strict(BaseModel):
+class Strict(BaseModel, extra="forbid", strict=True):
     """What is asked for: no field may be there that is not known."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     @model_validator(mode="before")
     @classmethod
@@ -165,7 +163,7 @@ class LockRequest(UnlockRequest):
 
 
 class PathRequest(Strict):
-    """A flow that wants a path. ``deadline_s`` is from now; ``lease_s``: see ``docs/oddl.md``."""
+    """A flow that wants a path. ``deadline_s`` is from now; ``lease_s``: see ``docs/paths.md``."""
 
     source: Text
     destination: Text
@@ -174,6 +172,19 @@ class PathRequest(Strict):
     collective: Text | None = None
     round: Number = 0
     lease_s: Annotated[float, Ge(0.1), Le(3600)] = 10.0
+
+
+class DiscoveryRequest(Strict):
+    """Ports by OCS whose fibres are looked at; all, if none are named.
+
+    ``listen_s``: how long each round. ``every_port``: also once all ends of the lab are found.
+    ``dry_run``: answer what would be done, and do nothing.
+    """
+
+    ports: dict[Text, Ports] = Field(default={}, max_length=1000)
+    listen_s: Annotated[float, Ge(0.1), Le(300), Field(allow_inf_nan=False)] = 2.0
+    every_port: bool = False
+    dry_run: bool = False
 
 
 def as_json(content: Any) -> bytes:

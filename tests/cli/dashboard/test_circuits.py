@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from patchlight.cli.dashboard.circuits_page import dragged, joined
-from patchlight.cli.dashboard.lab_view import COLOURS, LabView
+from patchlight.cli.dashboard.lab_view import JOB_COLOURS, LabView
 from patchlight.cli.dashboard.matrix import MOST_NAMED, draw_matrix, sides
 from patchlight.cli.dashboard.picture import Picture, Shapes
 from patchlight.cli.dashboard.texts import (
@@ -39,7 +39,7 @@ def oddl(**said: Any) -> LabView:
         f"wss{n}": {"map": [f"1>{star}@193.175/200", f"{star}>1@193.175/200"]}
         for n, star in ((1, 2), (2, 3), (3, 2), (4, 3))
     }
-    known = {"maps": maps, "jobs": [ODDL_JOB], "colours": {"job-1": COLOURS[1]}}
+    known = {"maps": maps, "jobs": [ODDL_JOB], "colours": {"job-1": JOB_COLOURS[1]}}
     return LabView(ODDL, **(known | said))
 
 
@@ -116,9 +116,9 @@ def test_channels_are_seen_where_they_go() -> None:
     }
     line = light["wss1 1>2"][2]
     assert isinstance(line, list)
-    assert line[1][1]["stroke"] == COLOURS[1]
+    assert line[1][1]["stroke"] == JOB_COLOURS[1]
     assert line[-1][2] == "193.175/200"
-    assert light["wss2 1>3"][2][1][1]["stroke"] != COLOURS[1]  # type: ignore[index]
+    assert light["wss2 1>3"][2][1][1]["stroke"] != JOB_COLOURS[1]  # type: ignore[index]
     said = {str(inside[0][2]) for _, _, inside in light.values()}
     there = "star1.1 to wss1.2: to wss1.2 server3.nic0 (193.200); to star1.1 server1.nic0 (193.100)"
     assert there in said

@@ -8,7 +8,7 @@ import pytest
 
 from patchlight.cli.dashboard import charts, dashboard
 from patchlight.cli.dashboard.auth import TurnedAway, Visitors
-from patchlight.cli.dashboard.lab_view import COLOURS, LabView, job_colours
+from patchlight.cli.dashboard.lab_view import JOB_COLOURS, LabView, job_colours
 from patchlight.cli.dashboard.picture import Measured, Picture, Shapes
 from patchlight.cli.dashboard.texts import (
     change_row,
@@ -54,7 +54,7 @@ CHANGE: dict[str, Any] = {
 
 
 def view(**said: Any) -> LabView:
-    known = {"maps": MAPS, "jobs": [JOB], "colours": {"job-1": COLOURS[1]}}
+    known = {"maps": MAPS, "jobs": [JOB], "colours": {"job-1": JOB_COLOURS[1]}}
     return LabView(LAB, **(known | said))
 
 
@@ -75,7 +75,7 @@ def test_light_has_the_colour_of_its_job() -> None:
     assert of_job == {"1>7", "7>1", "2>8", "8>2"}
     light = Picture(LAB, DrawingLayout(LAB)).light(shown)
     assert (
-        json.dumps(light).count(f'"stroke": "{COLOURS[1]}"') == 2 + 2 * 2
+        json.dumps(light).count(f'"stroke": "{JOB_COLOURS[1]}"') == 2 + 2 * 2
     )  # circuits, and fibres to both sides
     said = described(light, "circuit")
     assert said["ocs1 1>7"].startswith("ocs1 1>7: well, server1.nic0 to tor1.1, 40Gbps")
@@ -141,9 +141,7 @@ def test_what_users_write_is_text() -> None:
     shown = view(locks=[{"ocs": "ocs1", "port": 1, "by": bad, "why": bad}])
     light = Picture(LAB, DrawingLayout(LAB)).light(shown)
     assert bad in described(light, "circuit")["ocs1 1>7"]
-    meters = Picture(LAB, DrawingLayout(LAB)).meters(
-        shown, {"server1.gpu0": Measured(1e9, 0.0, 0.5)}
-    )
+    meters = Picture(LAB, DrawingLayout(LAB)).meters(shown, {"server1.gpu0": Measured(1e9, 0.5)})
     assert described(meters, "host")["server1.gpu0"] == (
         "server1.gpu0: in job-1, busy 50%, nic0 sends 1Gbps"
     )

@@ -127,13 +127,13 @@ async def test_nothing_is_submitted_where_something_is_wrong(
 ) -> None:
     given = [word.replace("VGG", str(spec)) for word in words]
     assert message in await job("submit", *given, code=2)
-    assert cluster.scheduler.jobs() == []
+    assert cluster.table.page() == []
 
 
 async def test_a_mistake_in_a_file_is_told_at_its_place(job: JobCommand, cluster: Cluster) -> None:
     printed = await job("submit", "-", text=ONE.replace("4MB", "4"), code=2)
     assert "standard input:4:11: expected a gradient's size" in printed
-    assert cluster.scheduler.jobs() == []
+    assert cluster.table.page() == []
 
 
 async def test_a_dry_run_says_what_would_come_of_it_and_queues_nothing(
@@ -149,7 +149,7 @@ async def test_a_dry_run_says_what_would_come_of_it_and_queues_nothing(
     printed = await job("submit", str(spec), *words)
     assert "starts on server" in printed
     assert "waits: it wants 6 GPUs" in printed
-    assert [status.id for status in cluster.scheduler.jobs()] == [job_id]
+    assert [status.id for status in cluster.table.page()] == [job_id]
 
 
 async def test_python_submits_the_same_files_and_mappings(

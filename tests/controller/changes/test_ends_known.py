@@ -18,6 +18,7 @@ from patchlight.testbed.lab.model import CircuitSwitch, Endpoint, Fibre
 from patchlight.testbed.lab.portmap import CrossConnect, PortMap
 from patchlight.testbed.lab.wiring import Links, trace_links
 from tests.support.change_bench import LAB, ChangeBench, CircuitsOf, joined
+from tests.support.full_disk import limit_size
 from tests.support.ocs_faults import campaign
 
 
@@ -100,14 +101,14 @@ async def test_a_change_whose_end_the_journal_does_not_take_is_unknown_and_close
     async def then_full(links: Links) -> list[str]:
         calls.append(links)
         if len(calls) == 2:  # after the last write to the device
-            bench.store.limit_size()
+            limit_size(bench.store)
         return await follow(links)
 
     monkeypatch.setattr(bench.network, "follow", then_full)
     with pytest.raises(OutcomeUnknown, match=r"is not in the journal: .* full"):
         await bench.change(joined(*((n, n + 100) for n in range(110, 200))), "test")
     monkeypatch.undo()
-    bench.store.limit_size(100000)
+    limit_size(bench.store, 100000)
     refused = await bench.change(joined((300, 301)), "test")
     assert refused.state == "refused"
     assert "how change 2 ended is not in the journal" in refused.message
@@ -129,7 +130,7 @@ async def test_nothing_is_written_to_a_device_when_the_journal_takes_nothing(
     bench: ChangeBench,
 ) -> None:
     before = await bench.driver.read_map()
-    bench.store.limit_size()
+    limit_size(bench.store)
     with pytest.raises(PatchlightError, match="full"):
         await bench.change(joined(*((n, n + 100) for n in range(100, 200))), "test")
     assert await bench.driver.read_map() == before

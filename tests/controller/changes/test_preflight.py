@@ -7,8 +7,13 @@ import pytest
 
 from patchlight.controller.changes.power import Tolerances, expected_powers, judge
 from patchlight.controller.changes.preflight import EmergencyStop, PortLocks
-from patchlight.controller.changes.record import ChangeOptions, ChangePlan, StepFailed, fingerprint
-from patchlight.controller.changes.wanted import wanted_maps
+from patchlight.controller.changes.record import (
+    ChangeOptions,
+    ChangePlan,
+    StepFailed,
+    fingerprint,
+    wanted_maps,
+)
 from patchlight.controller.circuits.contract import Outcome
 from patchlight.controller.storage.store import Store
 from patchlight.testbed.errors import BadInput

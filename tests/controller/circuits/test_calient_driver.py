@@ -11,11 +11,11 @@ import pytest
 import pytest_asyncio
 
 from patchlight.controller.circuits.contract import CircuitDriver, DirectedPort
+from patchlight.controller.circuits.dialect import Session, Timeouts
 from patchlight.controller.circuits.drivers.calient import to_aid, to_port
 from patchlight.controller.circuits.drivers.calient_rest import CALIENT as REST
 from patchlight.controller.circuits.drivers.calient_rest import CalientRest
 from patchlight.controller.circuits.drivers.calient_tl1 import CALIENT
-from patchlight.controller.circuits.protocols.connection import Session, Timeouts
 from patchlight.controller.circuits.protocols.tl1 import Tl1Client
 from patchlight.emulation.optical.matrices import Reason, RequestRefused, SwitchedCircuit
 from patchlight.emulation.optical.protocols.http_server import HttpRequest

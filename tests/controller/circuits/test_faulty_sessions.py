@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from patchlight.controller.circuits.contract import DirectedPort
-from patchlight.controller.circuits.drivers.table import TableDriver
+from patchlight.controller.circuits.drivers.table import SessionTable
 from patchlight.controller.circuits.protocols.connection import BUFFER_LIMIT
 from patchlight.controller.circuits.protocols.session import DeviceSession
 from patchlight.emulation.optical.crossbar import NoCrossbar
@@ -115,7 +115,7 @@ async def session(driver_name: str, seed: int) -> str:
 async def over_the_bad_connection(connection: BadConnection, switch: CircuitSwitch) -> str:
     rng = connection.rng
     driver = driver_of(switch, answer_s=TIMEOUT_S)
-    assert isinstance(driver, TableDriver)
+    assert isinstance(driver, SessionTable)
     client = driver.client
     ended = "well"
     for _ in range(4):

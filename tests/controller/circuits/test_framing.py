@@ -10,13 +10,13 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from patchlight.controller.circuits.dialect import Session
 from patchlight.controller.circuits.drivers.polatis import POLATIS, ScpiClient, channels, units
 from patchlight.controller.circuits.protocols.connection import (
     BUFFER_LIMIT,
     Framer,
     FramingError,
     LineFramer,
-    Session,
 )
 from patchlight.controller.circuits.protocols.ssh import ShellDialect, ShellFramer
 from patchlight.controller.circuits.protocols.tl1_messages import (

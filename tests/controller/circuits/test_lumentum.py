@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from patchlight.controller.circuits.contract import DirectedPort, TellsChannelPowers
+from patchlight.controller.circuits.dialect import Timeouts
 from patchlight.controller.circuits.drivers.lumentum import LumentumRoadm
-from patchlight.controller.circuits.protocols.connection import Timeouts
 from patchlight.controller.circuits.registry import open_driver
 from patchlight.emulation.optical.device import EmulatedWss
 from patchlight.testbed.errors import BadInput

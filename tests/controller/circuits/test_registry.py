@@ -7,12 +7,12 @@ from typing import Any, cast
 import pytest
 
 from patchlight.controller.circuits.contract import CircuitDriver, DirectedPort, WavelengthDriver
+from patchlight.controller.circuits.dialect import DIRECTORY_VARIABLE, Dialect, corrected
 from patchlight.controller.circuits.drivers import polatis
 from patchlight.controller.circuits.drivers.base import DryRun, SessionDriver
 from patchlight.controller.circuits.drivers.calient_tl1 import CALIENT, CalientTl1
 from patchlight.controller.circuits.drivers.lumentum import LUMENTUM
 from patchlight.controller.circuits.drivers.waveshaper import WAVESHAPER
-from patchlight.controller.circuits.protocols.session import DIRECTORY_VARIABLE, Dialect, corrected
 from patchlight.controller.circuits.registry import driver_names, open_driver, password_of
 from patchlight.emulation.optical.protocols.server import emulated_drivers, server_class
 from patchlight.testbed.errors import BadInput, PatchlightError

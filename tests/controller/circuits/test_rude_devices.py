@@ -6,8 +6,8 @@ import time
 import pytest
 
 from patchlight.controller.circuits.contract import CircuitDriver, DeviceRefused, DeviceUnreachable
+from patchlight.controller.circuits.dialect import Session
 from patchlight.controller.circuits.drivers.calient_tl1 import CALIENT
-from patchlight.controller.circuits.protocols.connection import Session
 from patchlight.controller.circuits.protocols.tl1 import Tl1Client
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab.portmap import CrossConnect, PortMap

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from patchlight.controller.circuits.contract import DeviceRefused, DeviceUnreachable
-from patchlight.controller.circuits.protocols.connection import Timeouts
+from patchlight.controller.circuits.dialect import Timeouts
 from patchlight.emulation.optical.protocols.server import FaultRequests
 from patchlight.testbed.errors import BadInput, OutcomeUnknown
 from patchlight.testbed.lab.spectrum import SpectrumMap

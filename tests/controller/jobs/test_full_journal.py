@@ -11,13 +11,14 @@ from patchlight.controller.storage.database import ADD_EVENT, JournalError
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.jobs import JobState
 from patchlight.testbed.wire.worker_api import WorkerState
+from tests.support.full_disk import limit_size
 from tests.support.job_cluster import Cluster, job, submit_running
 
 
 @contextlib.contextmanager
 def full_journal(cluster: Cluster) -> Iterator[None]:
     store = cluster.store
-    store.limit_size()
+    limit_size(store)
     for size in (1000, 1):
         with contextlib.suppress(PatchlightError):
             while True:
@@ -25,7 +26,7 @@ def full_journal(cluster: Cluster) -> Iterator[None]:
     try:
         yield
     finally:
-        store.limit_size(100_000)
+        limit_size(store, 100_000)
 
 
 async def test_a_job_that_ends_while_the_journal_is_full_is_done_when_there_is_room(

@@ -50,7 +50,7 @@ async def test_how_long_a_model_computes_is_measured_and_its_gradient_known() ->
         training = training_of(cluster.table[job_id])
         assert training is not None
         assert training.compute_s == {"Tesla M40": 0.1}
-        assert cluster.scheduler.jobs()[0].spec.compute_s == {"Titan V": 0.2}
+        assert cluster.table.page()[0].spec.compute_s == {"Titan V": 0.2}
 
 
 async def test_workers_share_a_mini_batch_where_a_policy_says_how_many_there_are() -> None:

@@ -25,7 +25,7 @@ from patchlight.emulation.simulator.cluster import (
     Settings,
     Simulation,
 )
-from patchlight.emulation.simulator.cluster.labcluster import jobs_of_specs
+from patchlight.emulation.simulator.cluster.cluster import jobs_of_specs
 from patchlight.emulation.simulator.cluster.simulated_job import SimulatedJob, State
 from patchlight.testbed.jobs import JobSpec, JobState
 from patchlight.testbed.lab.rules import Allowance, Discipline, PolicyChoice

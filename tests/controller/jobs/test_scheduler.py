@@ -45,7 +45,7 @@ async def test_gangs_have_their_turn_in_the_order_of_submission(cluster: Cluster
     await finish(cluster, first)
     for job_id in (second, third):
         await cluster.until_state(job_id, JobState.RUNNING)
-    assert [status.id for status in cluster.scheduler.jobs()] == [first, second, third]
+    assert [status.id for status in cluster.table.page()] == [first, second, third]
 
 
 async def test_the_jobs_of_a_gang_start_together(cluster: Cluster) -> None:
@@ -150,7 +150,7 @@ async def test_a_job_that_can_never_run_is_not_taken(cluster: Cluster) -> None:
     ):
         with pytest.raises(BadInput, match=why):
             cluster.submit(*specs)
-    assert cluster.scheduler.jobs() == []
+    assert cluster.table.page() == []
 
 
 async def test_a_job_whose_hosts_are_out_of_reach_waits_until_they_are_back(

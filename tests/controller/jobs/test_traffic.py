@@ -5,7 +5,7 @@ from ipaddress import IPv4Network
 
 import pytest
 
-from patchlight.controller.hosts.health import HostFaults
+from patchlight.controller.hosts.fleet import HostFaults
 from patchlight.controller.jobs.specs import (
     JobFailed,
     scaled_gradient_bytes,

@@ -10,7 +10,7 @@ import pytest
 
 from patchlight.controller.access.authority import Authority
 from patchlight.controller.policies.topology import regroup
-from patchlight.deploy.commands.prometheus import DASHBOARDS, scrape_config
+from patchlight.deploy.commands.options import DASHBOARDS, scrape_config
 from tests.support.change_bench import JOBS
 from tests.support.prometheus import PrometheusServer, prometheus_server
 from tests.support.tls_agents import idle_agent, serving

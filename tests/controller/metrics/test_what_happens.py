@@ -19,7 +19,8 @@ from patchlight.controller.metrics.exposition import (
     listen_for_metrics,
 )
 from patchlight.controller.metrics.lab_state import OpticalPower, counter, gauge, openflow_metrics
-from patchlight.controller.openflow.client import Speaker, SpeakerOptions
+from patchlight.controller.openflow.client import Speaker
+from patchlight.controller.openflow.flowtable import SpeakerOptions
 from patchlight.controller.openflow.packet_switches import PacketSwitches
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.labfile.reader import load_lab
@@ -54,7 +55,7 @@ class Clock:
 
 async def test_workers_are_counted_until_a_while_after_their_job(cluster: Cluster) -> None:
     registry, clock = CollectorRegistry(), Clock()
-    progress = JobProgress(registry, lambda: cluster.table.running.keys(), 10.0, clock)
+    progress = JobProgress(registry, cluster.table.running, 10.0, clock)
     cluster.table.on_reports.append(progress.reported)
     (job_id,) = await submit_running(cluster, job("a", workers=2))
     hosts = cluster.table[job_id].hosts

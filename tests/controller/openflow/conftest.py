@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from patchlight.controller.openflow import speaker as engines
+from patchlight.controller.openflow.speaker.__main__ import PACKAGES, available
 from tests.support.openflow_bench import OpenFlowBench
 from tests.support.private_ovs import PrivateOvs
 
@@ -18,10 +18,10 @@ _NUMBERS = itertools.count(1)
 _HIDDEN = getattr(sys.modules.get("sitecustomize"), "HIDDEN", ())
 
 
-@pytest.fixture(scope="module", params=[name for name in engines.PACKAGES if name not in _HIDDEN])
+@pytest.fixture(scope="module", params=[name for name in PACKAGES if name not in _HIDDEN])
 def engine(request: pytest.FixtureRequest) -> str:
     """Each engine in turn. In CI neither may be missing."""
-    if request.param not in engines.available():
+    if request.param not in available():
         reason = f"the OpenFlow engine {request.param} is not installed: see deploy/bootstrap.sh"
         if os.environ.get("CI", "").lower() in ("true", "1"):
             pytest.fail(reason)

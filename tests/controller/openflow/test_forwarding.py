@@ -6,8 +6,7 @@ import networkx as nx
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from patchlight.controller.openflow.flow_sync import removals_first
-from patchlight.controller.openflow.flowtable import FlowTable, diff
+from patchlight.controller.openflow.flowtable import FlowTable, diff, removals_first
 from patchlight.controller.openflow.forwarding import TABLE_MISS, Forwarding, Ways, flow_tables
 from patchlight.testbed.generate import generate
 from patchlight.testbed.lab.model import (

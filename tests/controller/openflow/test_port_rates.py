@@ -2,7 +2,8 @@
 
 from pathlib import Path
 
-from patchlight.controller.openflow.client import Speaker, SpeakerOptions
+from patchlight.controller.openflow.client import Speaker
+from patchlight.controller.openflow.flowtable import SpeakerOptions
 from patchlight.controller.openflow.packet_switches import PacketSwitches
 from patchlight.testbed.labfile.reader import load_lab
 

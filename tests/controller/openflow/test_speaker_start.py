@@ -12,12 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from patchlight.controller.openflow.client import (
-    Speaker,
-    SpeakerFailed,
-    SpeakerOptions,
-    SpeakerProcess,
-)
+from patchlight.controller.openflow.client import Speaker, SpeakerFailed, SpeakerProcess
+from patchlight.controller.openflow.flowtable import SpeakerOptions
 from patchlight.testbed.linux import deploy_file
 from patchlight.testbed.linux.processes import process_start
 from tests.support.private_ovs import until
@@ -77,7 +73,7 @@ def test_the_speaker_ends_with_whoever_started_it(tmp_path: Path, engine: str) -
     program = f"""
 import asyncio
 from pathlib import Path
-from patchlight.controller.openflow.client import SpeakerOptions
+from patchlight.controller.openflow.flowtable import SpeakerOptions
 from patchlight.controller.openflow.client import Speaker
 async def run():
     speaker = Speaker(SpeakerOptions(Path({str(tmp_path / "s.sock")!r}), (1,), listen={FREE!r},
@@ -108,24 +104,24 @@ def test_an_address_that_is_none(tmp_path: Path, listen: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("missing", "options", "expected"),
+    ("missing", "engine", "expected"),
     [
-        (["ryu", "os_ken"], [], ["no OpenFlow engine is installed", "pip install os-ken"]),
+        (["ryu", "os_ken"], None, ["no OpenFlow engine is installed", "pip install os-ken"]),
         (
             ["ryu"],
-            ["--engine", "ryu"],
+            "ryu",
             [
                 "the OpenFlow engine ryu is not installed",
                 f"PIP_CONSTRAINT={CONSTRAINT} pip install",
             ],
         ),
-        (["os_ken"], ["--engine", "os-ken"], ["pip install os-ken"]),
+        (["os_ken"], "os-ken", ["pip install os-ken"]),
     ],
 )
 def test_a_missing_engine_says_how_to_install_it(
-    tmp_path: Path, missing: list[str], options: list[str], expected: list[str]
+    tmp_path: Path, missing: list[str], engine: str | None, expected: list[str]
 ) -> None:
-    arguments = ["--socket", str(tmp_path / "s.sock"), "--listen", FREE, *options]
+    arguments = options(tmp_path, engine=engine).command()[-1:]
     program = (
         f"import sys\nfor name in {missing!r}: sys.modules[name] = None\n"
         f"from patchlight.controller.openflow.speaker.__main__ import main\n"
@@ -152,9 +148,8 @@ def broken(folder: Path, package: str) -> dict[str, str]:
 
 
 def test_an_engine_that_python_is_too_new_for_says_so(tmp_path: Path) -> None:
-    words = ["-m", "patchlight.controller.openflow.speaker", "--listen", FREE]
     done = subprocess.run(
-        [sys.executable, *words, "--socket", str(tmp_path / "s.sock")],
+        options(tmp_path).command(),
         env=broken(tmp_path, "eventlet"),
         capture_output=True,
         text=True,
@@ -176,10 +171,10 @@ async def test_where_ryu_does_not_run_os_ken_does(
 
 
 async def test_without_a_wish_the_first_engine_there_is_taken(tmp_path: Path) -> None:
-    from patchlight.controller.openflow import speaker as engines
+    from patchlight.controller.openflow.speaker.__main__ import available
 
     async with Speaker(options(tmp_path)) as speaker:
-        assert speaker.info["engine"] == engines.available()[0]
+        assert speaker.info["engine"] == available()[0]
 
 
 def program(lines: str) -> list[str]:
@@ -217,13 +212,12 @@ async def test_a_speaker_that_ends_instead_says_why() -> None:
 
 def test_what_is_no_openflow_does_not_fill_the_log(tmp_path: Path, engine: str) -> None:
     hello, cut_short = (struct.pack("!BBHI", 4, kind, 8, 1) for kind in (0, 6))
-    program = [sys.executable, "-m", "patchlight.controller.openflow.speaker", "--until-eof"]
-    where = ["--socket", str(tmp_path / "s"), "--listen", FREE, "--engine", engine]
+    command = options(tmp_path, engine=engine).command()
     log = tmp_path / "log"
     with (
         log.open("wb") as errors,
         subprocess.Popen(
-            [*program, *where], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors
         ) as speaker,
     ):
         assert speaker.stdout is not None

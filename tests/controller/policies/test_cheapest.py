@@ -16,7 +16,7 @@ from patchlight.controller.policies.cheapest import (
 from patchlight.controller.policies.contract import ClusterView, JobView, RingOfJob
 from patchlight.controller.policies.order import Fifo
 from patchlight.controller.policies.topology import regroup
-from patchlight.controller.prediction.sharing import Load, Training
+from patchlight.controller.prediction.network import Load, Training
 from patchlight.emulation.simulator.cluster import LabCluster, Policies, QueueJob, simulate
 from patchlight.testbed.lab.model import Lab
 from patchlight.testbed.lab.portmap import PortMap

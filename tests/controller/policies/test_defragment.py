@@ -12,7 +12,7 @@ from patchlight.controller.policies.cheapest import defragment
 from patchlight.controller.policies.contract import ClusterView, Frozen, JobView, RingOfJob
 from patchlight.controller.policies.order import Fifo
 from patchlight.controller.policies.placement import Consolidated
-from patchlight.controller.prediction.sharing import Load
+from patchlight.controller.prediction.network import Load
 from patchlight.emulation.simulator.cluster import (
     LabCluster,
     Policies,

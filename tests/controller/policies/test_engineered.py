@@ -13,7 +13,7 @@ from patchlight.controller.policies.order import Fifo
 from patchlight.controller.policies.placement import FirstFit
 from patchlight.controller.policies.registry import load_policy
 from patchlight.controller.policies.topology import Keep
-from patchlight.controller.prediction.sharing import Load
+from patchlight.controller.prediction.network import Load
 from patchlight.emulation.simulator.cluster import (
     LabCluster,
     Policies,

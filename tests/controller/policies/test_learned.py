@@ -191,15 +191,6 @@ def test_only_onnx_files_are_looked_at(tmp_path: Path) -> None:
         load_learned(tmp_path / "missing.onnx")
 
 
-def test_a_model_of_another_lab_is_refused_when_asked(tmp_path: Path, workloads: Workloads) -> None:
-    path = write(tmp_path)
-    assert load_learned(path, ramp=(4, 4, 2), rule="ramp-first-fit").card.name == "m"
-    with pytest.raises(CardError, match="4×4×2 servers, not for one of 2×2×2"):
-        load_learned(path, ramp=(2, 2, 2))
-    with pytest.raises(CardError, match="not for 'ramp-block'"):
-        load_learned(path, rule="ramp-block")
-
-
 def test_a_model_asked_in_another_lab_says_so(tmp_path: Path) -> None:
     from patchlight.emulation.simulator.ramp import RampShape
 

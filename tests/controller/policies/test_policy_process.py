@@ -218,7 +218,7 @@ def test_maps_and_placed_degrees_come_as_they_were_answered(tmp_path: Path) -> N
     found = []
     for name, kind, question in asked:
         process = PolicyProcess(f"{path}:{name}", kind, PATIENCE_S)
-        found.append(process.ask(question))
+        found.append(process.ask_why(question)[0])
         process.close()
     assert found == [{"o1": PortMap.duplex([(1, 2)])}, 2]
     assert found[1].gpus == 0b110

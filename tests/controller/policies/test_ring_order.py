@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 
 from patchlight.controller.jobs.cluster_view import WiredLab
 from patchlight.controller.policies.contract import ClusterView, JobView
-from patchlight.controller.policies.placement import Consolidated, RackAware
-from patchlight.controller.policies.ring_order import ring_order
+from patchlight.controller.policies.placement import Consolidated, RackAware, ring_order
 from patchlight.controller.prediction.network import LabNetwork
 from patchlight.testbed.generate import generate
 from patchlight.testbed.generate.builder import LabBuilder

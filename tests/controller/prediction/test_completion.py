@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -11,8 +10,7 @@ from hypothesis import strategies as st
 from patchlight.controller.policies.contract import ClusterView, JobView
 from patchlight.controller.policies.order import Fifo
 from patchlight.controller.policies.topology import regroup
-from patchlight.controller.prediction.network import PredictedJob
-from patchlight.controller.prediction.sharing import MeasuredIteration, Training
+from patchlight.controller.prediction.network import PredictedJob, Training
 from patchlight.emulation.experiments.ofc2022.results import jobs_of
 from patchlight.emulation.simulator.cluster import LabCluster, Policies, QueueJob, simulate
 from patchlight.testbed.errors import BadInput
@@ -41,9 +39,7 @@ def test_the_formula_and_what_holds_a_job_up(lab: Lab) -> None:
     first, second = predict(lab, lab.initial_maps, case(lab, "a"))
     bits = 138.36e6 * 32
     iteration_s = 0.5 + 1.5 * bits / (10e9 / 3)
-    assert first.compute_s == pytest.approx(0.5)
     assert first.iteration_s == pytest.approx(iteration_s)
-    assert first.communication_s == pytest.approx(iteration_s - 0.5)
     assert first.completion_s == pytest.approx(12 * iteration_s)
     assert first.bottleneck == (
         "held up by the link from tor1 to tor2, 10Gbps, with 3 edges of 2 jobs on it"
@@ -59,10 +55,11 @@ def test_light_under_one_switch_leaves_the_nics(lab: Lab) -> None:
     jobs = case(lab, "a")
     maps = regroup(lab, lab.initial_maps, [job.hosts for job in jobs])
     first, second = predict(lab, maps, jobs)
-    assert (first.rate_bps, second.rate_bps) == (40e9, 40e9)
+    bits = 138.36e6 * 32
+    assert first.iteration_s == pytest.approx(0.5 + 1.5 * bits / 40e9)
+    assert second.iteration_s == pytest.approx(0.5 / 3 + bits / 40e9)
     assert first.bottleneck.startswith("held up by the NIC of server")
     assert first.bottleneck.endswith("40Gbps, which it has to itself")
-    assert first.words.startswith("0.666 s an iteration (0.5 s computing, 0.166 s communicating)")
 
 
 @given(
@@ -104,18 +101,11 @@ def test_jobs_end_when_they_do_in_the_simulator(
     )
 
 
-def test_dark_time_comes_before_the_work(lab: Lab) -> None:
-    job = replace(case(lab, "b")[0], dark_s=3.0)
-    alone, dark = (predict(lab, lab.initial_maps, [each])[0] for each in (case(lab, "b")[0], job))
-    assert alone.completion_s is not None
-    assert dark.completion_s == pytest.approx(alone.completion_s + 3.0)
-
-
 def test_without_light_nothing_is_known(lab: Lab) -> None:
     maps = {"ocs1": PortMap.parse(["1-7", "2-8"])}
     job = PredictedJob("far", ("gpu0", "gpu2"), Training(10, 1e9, {"Tesla M40": 0.1}))
     (found,) = predict(lab, maps, [job])
-    assert (found.iteration_s, found.completion_s, found.rate_bps) == (None, None, 0.0)
+    assert (found.iteration_s, found.completion_s) == (None, None)
     assert found.bottleneck == "no light: server2.gpu2 dark"
     alone = PredictedJob("alone", ("gpu2",), Training(10, 1e9, {"Tesla M40": 0.1}))
     (found,) = predict(lab, maps, [alone])
@@ -123,49 +113,14 @@ def test_without_light_nothing_is_known(lab: Lab) -> None:
     assert found.bottleneck == "it shares no link"
 
 
-def test_a_job_that_says_nothing_is_as_it_was_measured_and_no_more(lab: Lab) -> None:
-    job = PredictedJob("foreign", ("gpu0", "gpu2"), FOREIGN)
-    (unknown,) = predict(lab, lab.initial_maps, [job])
-    assert (unknown.iteration_s, unknown.completion_s, unknown.rate_bps) == (None, None, 10e9)
-    assert unknown.words.startswith("not known how long an iteration takes; held up by the link")
-    measured = replace(job, measured=(MeasuredIteration(1.5, 10e9),))
-    (here,) = predict(lab, lab.initial_maps, [measured])
-    assert (here.iteration_s, here.compute_s, here.communication_s) == (1.5, None, None)
-    assert here.completion_s == pytest.approx(150.0)
-    together = regroup(lab, lab.initial_maps, [job.hosts])
-    assert predict(lab, together, [measured])[0].iteration_s is None
-    # Two rates tell both parts: 0.5 s of computing, 10 Gb.
-    both = replace(job, measured=(MeasuredIteration(1.5, 10e9), MeasuredIteration(0.75, 40e9)))
-    (learned,) = predict(lab, together, [both])
-    assert learned.compute_s == pytest.approx(0.5)
-    assert learned.communication_s == pytest.approx(0.25)
-
-
-def test_what_is_not_known_of_a_job_is_learned_from_one_rate(lab: Lab) -> None:
-    gradient = Training(10, 1e9, {})
-    job = PredictedJob("j", ("gpu0", "gpu2"), gradient, (MeasuredIteration(1.0, 10e9),))
-    (found,) = predict(lab, lab.initial_maps, [job])
-    assert found.compute_s == pytest.approx(0.2)
-    computes = Training(10, math.nan, {"Tesla M40": 0.2})
-    (found,) = predict(lab, lab.initial_maps, [replace(job, training=computes)])
-    assert found.communication_s == pytest.approx(0.8)
-
-
 def test_a_job_of_which_nothing_is_known_still_takes_its_share(lab: Lab) -> None:
     known = PredictedJob("known", ("gpu0", "gpu2"), Training(10, 1e9, {"Tesla M40": 0.1}))
     foreign = PredictedJob("foreign", ("gpu4", "gpu5"), FOREIGN)
     first, second = predict(lab, lab.initial_maps, [known, foreign])
-    assert first.rate_bps == second.rate_bps == 5e9
-    assert (first.completion_s is None, second.completion_s) == (False, None)
-
-
-def test_measured_iterations_are_a_median_of_the_last() -> None:
-    assert MeasuredIteration.of([9.0] * 5 + [1.0] * 11 + [2.0] * 9, 1e9) == MeasuredIteration(
-        1.0, 1e9
-    )
-    for wrong in ([], [0.0], [math.inf], [math.nan]):
-        with pytest.raises(BadInput, match="iterations cannot have taken"):
-            MeasuredIteration.of(wrong, 1e9)
+    assert first.iteration_s == pytest.approx(0.1 + 8e9 / 5e9)
+    assert first.completion_s is not None
+    assert (second.iteration_s, second.completion_s) == (None, None)
+    assert second.bottleneck.startswith("held up by the link from")
 
 
 def test_hosts_that_cannot_be(lab: Lab) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Hashable
 from hypothesis import given
 from hypothesis import strategies as st
 
-from patchlight.controller.prediction.sharing import Demand, fair_rates
+from patchlight.controller.prediction.network import Demand, fair_rates
 
 
 def test_edges_of_a_ring_take_a_share_each() -> None:

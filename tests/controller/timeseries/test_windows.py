@@ -3,7 +3,6 @@
 import pytest
 
 from patchlight.controller.storage.series_store import (
-    IterationStatistics,
     JobThen,
     Spread,
     job_window,
@@ -21,10 +20,8 @@ def test_a_sum_holds_what_was_sampled_last_of_each() -> None:
 
 
 def test_a_job_is_what_its_hosts_did_while_it_had_them() -> None:
-    told = IterationStatistics([("a.g", "a.g"), ("b.g", "b.g"), ("c", "")])
-    for seconds in (0.2, 0.4):
-        told.add(seconds)
-    then = JobThen(told, since=5.0, until=8.0, predicted_s=0.25)
+    hosts = [("a.g", "a.g"), ("b.g", "b.g"), ("c", "")]
+    then = JobThen(hosts, [0.2, 0.4], since=5.0, until=8.0, predicted_s=0.25)
     busy = {"a.g": [(4.0, 1.0), (6.0, 0.5)], "b.g": [(6.0, 0.7)], "other": [(6.0, 1.0)]}
     sent = {"a.g": [(6.0, 1e9)], "c": [(6.0, 2e9), (9.0, 9e9)]}
     window = job_window(0, "j-1", then, busy, sent)
@@ -33,10 +30,7 @@ def test_a_job_is_what_its_hosts_did_while_it_had_them() -> None:
     assert window.sent_bps == Spread(3e9, 3e9, 3e9)
     assert (window.iterations, window.predicted_s) == (2, 0.25)
     assert window.iteration_s == pytest.approx(Spread(0.3, 0.2, 0.4))
-    assert (
-        job_window(0, "j-1", JobThen(IterationStatistics([]), 0, 9, None), busy, sent).sent_bps
-        is None
-    )
+    assert job_window(0, "j-1", JobThen([], [], 0, 9, None), busy, sent).sent_bps is None
 
 
 def test_the_lab_is_any_of_its_gpus_and_hosts() -> None:

@@ -9,13 +9,14 @@ import pytest
 from patchlight.emulation.experiments.ofc2022.analysis import (
     CaseRun,
     GpuUse,
+    Iteration,
     JobRun,
     MeasuredChange,
     PortRate,
     Wiring,
 )
 from patchlight.emulation.experiments.ofc2022.results import given_compute_s, jobs_of
-from patchlight.testbed.jobs import Iteration, JobSpec, JobState, JobStatus
+from patchlight.testbed.jobs import JobSpec, JobState, JobStatus
 from patchlight.testbed.lab.model import Lab
 from patchlight.testbed.labfile.reader import read_lab
 

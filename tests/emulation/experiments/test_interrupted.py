@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from patchlight.emulation.experiments.commands.pac_ml import print_tables
-from patchlight.emulation.experiments.pac_ml.report import write_report
+from patchlight.emulation.experiments.pac_ml.results import write_report
 from patchlight.emulation.experiments.pac_ml.run import PacMlOptions, run_experiment
 from patchlight.emulation.simulator.executors import Engine
 from tests.support.waiting import PATIENCE_S, wait_until

@@ -14,8 +14,8 @@ from patchlight.controller.policies.files import MODELS
 from patchlight.controller.policies.learned import Card, read_card
 from patchlight.controller.policies.observation import SCHEMA, VERSION, ObservationLayout
 from patchlight.emulation.experiments.pac_ml.variation import Variation, outside_training
+from patchlight.emulation.simulator.graphs.profiles import SOURCES
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.graphs.profiles import SOURCES
 
 onnx = pytest.importorskip("onnx", reason="needs the package onnx, to make a model")
 

@@ -36,7 +36,7 @@ from patchlight.emulation.experiments.ofc2022.results import (
     result_of,
 )
 from patchlight.emulation.experiments.ofc2022.run import plan_of
-from patchlight.emulation.results import CpuTicks, cpu_ticks, provenance
+from patchlight.emulation.simulator.results import CpuTicks, cpu_ticks, provenance
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.graphs import builtin_graph
 from patchlight.testbed.lab.model import Lab
@@ -295,7 +295,7 @@ def _keys(value: Any, prefix: str = "") -> set[str]:
 def test_every_key_of_the_result_is_documented(with_real: list[CaseRun]) -> None:
     result = result_of(SETTING, with_real)
     documented = set(
-        re.findall(r"`([A-Za-z_0-9]+)`", (ROOT / "docs/result-ofc2022.md").read_text("utf-8"))
+        re.findall(r"`([A-Za-z_0-9]+)`", (ROOT / "docs/results/ofc2022.md").read_text("utf-8"))
     )
     free = {"a", "b", "cores", *result["parameters"]["compute_s"]}
     free |= set(result["reconfiguration"]["stages_s"])

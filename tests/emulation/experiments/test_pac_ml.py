@@ -25,18 +25,18 @@ from patchlight.emulation.experiments.pac_ml.episodes import (
     check_names,
 )
 from patchlight.emulation.experiments.pac_ml.load import LoadOptions, run_loads, write_loads
-from patchlight.emulation.experiments.pac_ml.report import (
+from patchlight.emulation.experiments.pac_ml.results import (
     blocking_figure,
     rows_beside_published,
     write_report,
 )
 from patchlight.emulation.experiments.pac_ml.run import PacMlOptions, find_profiles, run_experiment
-from patchlight.emulation.results import PLOT_FORMATS
 from patchlight.emulation.simulator.executors import Engine
+from patchlight.emulation.simulator.graphs.profiles import SOURCES
 from patchlight.emulation.simulator.ramp.lossnetwork import run_episode
+from patchlight.emulation.simulator.results import PLOT_FORMATS
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.graphs import builtin_graph
-from patchlight.testbed.graphs.profiles import SOURCES
 
 SHORT = PacMlOptions(
     seeds=2,

@@ -6,7 +6,7 @@ import pytest
 pytest.importorskip("gymnasium", reason="Gymnasium is not installed: extra 'learn'")
 
 from patchlight.controller.policies.contract import JobView
-from patchlight.emulation.learning.envs.elasticity import ElasticityEnv, give_and_take, rigid
+from patchlight.emulation.learning.envs.ramp_servers import ElasticityEnv, give_and_take, rigid
 from patchlight.emulation.learning.envs.registry import Heuristic
 from patchlight.emulation.simulator.cluster import QueueJob, Settings, TwoLevel
 from patchlight.emulation.simulator.cluster.jobs import SyntheticJobs

@@ -11,8 +11,8 @@ from gymnasium.utils.env_checker import check_env  # noqa: E402
 
 import patchlight.emulation.learning  # noqa: E402, F401 - registers the environments
 from patchlight.controller.policies.contract import JobView  # noqa: E402
-from patchlight.emulation.learning.envs.placement import PlacementEnv  # noqa: E402
 from patchlight.emulation.learning.envs.queued import QueuedEnv, ScheduleEnv  # noqa: E402
+from patchlight.emulation.learning.envs.topology import PlacementEnv  # noqa: E402
 from patchlight.emulation.simulator.cluster import Outages, QueueJob, Settings, TwoLevel  # noqa: E402
 from patchlight.emulation.simulator.cluster.jobs import SyntheticJobs  # noqa: E402
 

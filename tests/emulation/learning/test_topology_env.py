@@ -8,8 +8,8 @@ pytest.importorskip("gymnasium", reason="Gymnasium is not installed: extra 'lear
 from patchlight.controller.policies.contract import JobView
 from patchlight.controller.policies.order import Fifo
 from patchlight.controller.policies.placement import FirstFit
-from patchlight.controller.policies.topology import CannotRegroup, OneGroup, Regroup, regroup
-from patchlight.emulation.learning.envs.topology import TopologyEnv, fewest_moves
+from patchlight.controller.policies.topology import CannotRegroup, Regroup, regroup
+from patchlight.emulation.learning.envs.topology import OneGroup, TopologyEnv, fewest_moves
 from patchlight.emulation.simulator.cluster import LabCluster, Policies, QueueJob, simulate
 from patchlight.emulation.simulator.cluster.jobs import SyntheticJobs
 from patchlight.testbed.errors import BadInput

@@ -75,7 +75,8 @@ def test_a_tiny_run_learns_writes_a_model_and_goes_on(tmp_path: Path) -> None:
 
     assert isinstance(report.scorer, OptionScorer)
     path = export(report.scorer, run.layout, config, report.training, tmp_path / "model")
-    policy = load_learned(path, ramp=(4, 4, 2), rule="ramp-block")
+    policy = load_learned(path)
+    assert (policy.card.ramp, policy.card.placement_rule) == ((4, 4, 2), "ramp-block")
     assert policy.card.training["config"]["environment"]["laws"] == ["A", "D"]
     # The model plays as the network does, in single episodes as in episodes.
     scenario = run.scenarios[0]

@@ -6,7 +6,6 @@ import pytest
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from jsonschema import Draft202012Validator
 
 from patchlight.testbed.lab.model import Lab, PacketSwitch
 from patchlight.testbed.lab.spectrum import Band, Channel, ChannelConnect, Grid, SpectrumMap
@@ -18,6 +17,7 @@ from patchlight.testbed.lab.wavelengths import (
 )
 from patchlight.testbed.labfile.reader import LabFileError, load_lab, parse_lab
 from patchlight.testbed.labfile.writer import json_schema, write_commented_lab, write_lab
+from tests.support.schemas import Draft202012Validator
 
 GOOD = """\
 name: coloured

@@ -2,7 +2,6 @@
 
 import json
 
-import jsonschema
 import pytest
 import yaml
 from hypothesis import given, settings
@@ -14,6 +13,7 @@ from patchlight.testbed.labfile.ranges import spread_text
 from patchlight.testbed.labfile.reader import LabFileError, parse_lab
 from patchlight.testbed.labfile.writer import json_schema, lab_file_reference, write_lab
 from tests.support.lab_files import unmarked
+from tests.support.schemas import Draft202012Validator
 
 SHORT = """\
 name: small
@@ -181,7 +181,7 @@ def test_a_text_stands_for_each_of_its_ranges() -> None:
 
 
 def test_editors_take_the_short_form() -> None:
-    validator = jsonschema.Draft202012Validator(json_schema())
+    validator = Draft202012Validator(json_schema())
     validator.validate(json.loads(json.dumps(yaml.safe_load(SHORT))))
     wrong = SHORT.replace("server[1-2]\n", "server.1\n")
     assert not validator.is_valid(yaml.safe_load(wrong))

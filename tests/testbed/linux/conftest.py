@@ -20,9 +20,9 @@ def pair() -> Iterator[tuple[Netlink, Netlink]]:
             namespaces.create_here(name)
     paths = [namespaces.namespace_path(name) for name in names]
     with Netlink(paths[0]) as a, Netlink(paths[1]) as b:
-        fd = namespaces.open_namespace(paths[1])
-        a.run([links.add_veth(links.LinkEnd("a", 100, up=True), links.LinkEnd("b", 100, None, fd))])
-        os.close(fd)
+        with namespaces.opened(paths[1]) as fd:
+            near, far = links.LinkEnd("a", 100, up=True), links.LinkEnd("b", 100, None, fd)
+            a.run([links.add_veth(near, far)])
         b.run([links.set_up(100, "b")])
         yield a, b
     for name in names:

@@ -21,16 +21,18 @@ PEER_S = 0.5
 async def port() -> AsyncIterator[int]:
     """A server on this port of the machine that gives its peers half a second.
 
-    It takes eight connections. Whoever asks for ``/USER`` is that user.
+    It takes eight connections. Whoever asks for ``/USER`` is that user; one who waits is answered
+    when the server ends.
     """
+    ending = asyncio.Event()
 
     async def hello(request: Request) -> PlainTextResponse:
         return PlainTextResponse(f"hello {len(await request.body())}")
 
     async def user(request: Request) -> PlainTextResponse:
         request.scope["state"]["connection"]["owner"] = request.path_params["name"]
-        if "wait_s" in request.query_params:
-            await asyncio.sleep(PATIENCE_S)
+        if "waits" in request.query_params:
+            await ending.wait()
         return await hello(request)
 
     routes = [Route("/", hello, methods=["GET", "POST"])]
@@ -40,6 +42,7 @@ async def port() -> AsyncIterator[int]:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         yield listener.getsockname()[1]
+        ending.set()  # else the server waits for these answers
         server.should_exit = True
         await serving
 
@@ -78,10 +81,10 @@ async def asked(port: int, method: str, path: str) -> tuple[asyncio.StreamReader
 
 
 async def test_reads_that_last_make_room_for_others_and_changes_do_not(port: int) -> None:
-    changes = [await asked(port, "POST", "/eve?wait_s") for _ in range(2)]
-    polls = await asyncio.gather(*(asked(port, "GET", "/eve?wait_s") for _ in range(6)))
+    changes = [await asked(port, "POST", "/eve?waits") for _ in range(2)]
+    polls = await asyncio.gather(*(asked(port, "GET", "/eve?waits") for _ in range(6)))
     assert [said for _, said in (*changes, *polls)] == [b""] * 8
-    other, _ = await asked(port, "GET", "/adam?wait_s")
+    other, _ = await asked(port, "GET", "/adam?waits")
     assert polls[0][0].at_eof()
     for method, path in (("POST", "/adam"), ("GET", "/adam"), ("GET", "/eve")):
         assert b" 200 " in (await asked(port, method, path))[1]

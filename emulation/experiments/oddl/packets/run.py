@@ -17,7 +17,7 @@ from patchlight.emulation.experiments.oddl.conditions import workload
 from patchlight.emulation.experiments.oddl.packets.crew import Crew, CrewTraining, NodeLoad, crew_of
 from patchlight.emulation.experiments.oddl.packets.isolation import LEAST_PAIRS, measure_isolation
 from patchlight.emulation.lab.emulated_lab import EmulatedLab
-from patchlight.emulation.results import provenance
+from patchlight.emulation.simulator.results import provenance
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.generate.builder import LabBuilder
 from patchlight.testbed.lab.model import Lab

@@ -15,14 +15,16 @@ import numpy.typing as npt
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import shortest_path
 
-from patchlight.controller.policies.engineering.abstract import degree_constrained
-from patchlight.emulation.simulator.network.collectives import Round, goes_round, ring_part
+from patchlight.controller.policies.engineering.traffic import degree_constrained
 from patchlight.emulation.simulator.network.contract import (
     NO_LINK,
     Network,
+    Round,
     Switching,
     checked_nodes,
+    goes_round,
     links,
+    ring_part,
 )
 from patchlight.emulation.simulator.network.sharing import Floats, Ints
 from patchlight.emulation.simulator.network.topologies.packet import LATENCY, RATE

@@ -11,7 +11,7 @@ from patchlight.controller.policies.contract import ClusterView, JobView, RingOf
 from patchlight.controller.policies.options.listing import MOST_OPTIONS, Listing, _some
 from patchlight.controller.policies.options.observation import Observer
 from patchlight.controller.policies.registry import load_policy
-from patchlight.controller.prediction.sharing import Load, Training
+from patchlight.controller.prediction.network import Load, Training
 from patchlight.testbed.labfile.reader import load_lab
 
 LAB = load_lab("ofc2022")

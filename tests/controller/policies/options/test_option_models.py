@@ -21,7 +21,7 @@ from patchlight.controller.policies.contract import (
 from patchlight.controller.policies.files import CardError
 from patchlight.controller.policies.registry import find, load_policy
 from patchlight.controller.policies.sets import members
-from patchlight.controller.prediction.sharing import Load, Training
+from patchlight.controller.prediction.network import Load, Training
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.generate.generate import tree
 from patchlight.testbed.labfile.reader import load_lab

@@ -9,18 +9,18 @@ from patchlight.controller.jobs.cluster_view import WiredLab
 from patchlight.controller.policies.cheapest import Prices
 from patchlight.controller.policies.contract import ClusterView, JobView, RingOfJob
 from patchlight.controller.policies.files import lab_range, missing_inputs, outside_range
+from patchlight.controller.policies.observation import GraphArrays
 from patchlight.controller.policies.options.listing import Listing
 from patchlight.controller.policies.options.observation import (
     ARRAYS,
     MOST_OPERATIONS,
-    JobGraphs,
     Observer,
     job_graph,
     typical_s,
 )
 from patchlight.controller.policies.sets import members
 from patchlight.controller.policies.topology import regroup
-from patchlight.controller.prediction.sharing import Load, Training
+from patchlight.controller.prediction.network import Load, Training
 from patchlight.testbed.generate.generate import (
     GPU_MODELS,
     RandomLabShape,
@@ -125,8 +125,7 @@ def test_large_graphs_are_pooled_and_never_refused() -> None:
     assert sorted(map(tuple, edges.tolist())) == [(n, n + 1) for n in range(MOST_OPERATIONS - 1)]
     alone, loops = job_graph(ComputationGraph("one", many[:1], ()))
     assert (alone.shape, loops.tolist()) == ((1, 6), [[0, 0]])
-    kept = JobGraphs()
-    assert kept.of(None)[0].sum() == 0
+    kept = GraphArrays(job_graph)
     assert kept.of(small)[0] is kept.of(small)[0]
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from patchlight.controller.policies.cheapest import HORIZON_S
 from patchlight.controller.policies.contract import (
     ClusterShape,
     ClusterView,
@@ -15,7 +16,7 @@ from patchlight.controller.policies.contract import (
     Running,
 )
 from patchlight.controller.policies.options.listing import MOST_OPTIONS, Listing
-from patchlight.controller.policies.options.outlook import HORIZON_S, Outlook, Prospect, Resizing
+from patchlight.controller.policies.options.outlook import Outlook, Prospect, Resizing
 from patchlight.controller.policies.registry import load_policy
 
 SHAPE = ClusterShape(

@@ -31,8 +31,8 @@ from patchlight.emulation.simulator.cluster import (
 )
 from patchlight.emulation.simulator.cluster.jobs import SyntheticJobs, load_of
 from patchlight.emulation.simulator.cluster.results import summary_of
-from patchlight.emulation.simulator.cluster.scheduling import QueueScheduler
 from patchlight.emulation.simulator.cluster.simulation import Simulation
+from patchlight.emulation.simulator.cluster.sweep import QueueScheduler
 from patchlight.emulation.simulator.traces import TraceJob
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab.rules import Allowance

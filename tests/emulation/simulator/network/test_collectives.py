@@ -14,7 +14,7 @@ from patchlight.emulation.simulator.network import (
     network_of,
     run_jobs,
 )
-from patchlight.emulation.simulator.network.collectives import Round, hierarchical, parameter_server
+from patchlight.emulation.simulator.network.contract import Round, hierarchical, parameter_server
 from patchlight.emulation.simulator.network.jobs import program_of, sessions_of
 from patchlight.testbed.errors import BadInput
 

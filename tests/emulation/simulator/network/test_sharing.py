@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from patchlight.controller.prediction.sharing import Demand, fair_rates
+from patchlight.controller.prediction.network import Demand, fair_rates
 from patchlight.emulation.simulator.network import PlacedJob, collective, completions, network_of
 from patchlight.emulation.simulator.network.contract import NO_LINK, Network
 from patchlight.emulation.simulator.network.engine import run

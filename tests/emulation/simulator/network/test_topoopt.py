@@ -10,8 +10,13 @@ import numpy as np
 import pytest
 
 from patchlight.emulation.simulator.network import PlacedJob, collective, network_of, run_jobs
-from patchlight.emulation.simulator.network.collectives import Round, goes_round, ring_part
-from patchlight.emulation.simulator.network.contract import NO_LINK, tcp
+from patchlight.emulation.simulator.network.contract import (
+    NO_LINK,
+    Round,
+    goes_round,
+    ring_part,
+    tcp,
+)
 from patchlight.emulation.simulator.network.sharing import Floats
 from patchlight.emulation.simulator.network.topologies.topoopt import MOST_MATCHED, TopoOpt
 

@@ -16,9 +16,12 @@ from patchlight.emulation.simulator.ramp import (
     pac_ml_scenario,
     run_episode,
 )
-from patchlight.emulation.simulator.ramp.episode_result import mean_and_interval
 from patchlight.emulation.simulator.ramp.ramp import PlacementRule
-from patchlight.emulation.simulator.ramp.scenario import FixedArrivals, PoissonArrivals
+from patchlight.emulation.simulator.ramp.scenario import (
+    FixedArrivals,
+    PoissonArrivals,
+    mean_and_interval,
+)
 from patchlight.emulation.simulator.ramp.workloads import Device, fixed
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.graphs import ComputationGraph, Operation, builtin_graph

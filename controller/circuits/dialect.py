@@ -1,0 +1,208 @@
+"""What a driver is given: where and as whom to log in, and the dialect that is spoken there."""
+
+from __future__ import annotations
+
+import base64
+import difflib
+import functools
+import json
+import os
+import re
+import string
+import tomllib
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, TypeVar, get_type_hints
+from urllib.parse import quote
+
+from patchlight.controller.circuits.contract import LoginRefused
+from patchlight.testbed.errors import BadInput
+from patchlight.testbed.lab.model import OpticalSwitch
+
+# Without tab and line feed, which a reply of several lines has.
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+@dataclass(frozen=True)
+class Timeouts:
+    """How long to wait for an answer and for a connection, and before a sign of life."""
+
+    answer_s: float = 10.0
+    connect_s: float = 5.0
+    keep_alive_s: float = 60.0
+
+
+DEFAULT_TIMEOUTS = Timeouts()
+
+
+@functools.lru_cache(maxsize=64)
+def _forms(user: str, password: str) -> tuple[str, ...]:
+    """How protocols write a password: as it is, quoted, in JSON, in a URL, as HTTP's login."""
+    if not password:
+        return ()
+    forms = {
+        password,
+        password.replace('"', '""'),
+        password.replace("\\", "\\\\").replace('"', '\\"'),
+        json.dumps(password)[1:-1],
+        quote(password, safe=""),
+        base64.b64encode(f"{user}:{password}".encode(errors="replace")).decode(),
+    }
+    return tuple(sorted(forms, key=len, reverse=True))
+
+
+@dataclass(frozen=True)
+class Session:
+    """Whom to log in where, and how long to wait."""
+
+    name: str
+    host: str
+    port: int
+    user: str
+    password: str = field(repr=False)
+    timeouts: Timeouts = DEFAULT_TIMEOUTS
+    legacy_ssh: bool = False
+
+    @classmethod
+    def of(
+        cls, switch: OpticalSwitch, password: str, timeouts: Timeouts = DEFAULT_TIMEOUTS
+    ) -> Session:
+        """The session with a switch of the lab; ``BadInput`` if its address is none."""
+        host, _, port = switch.address.rpartition(":")
+        if not host or not port.isdigit():
+            raise BadInput(f"{switch.name}: {switch.address!r} is no address: expected host:port")
+        legacy, host = switch.legacy_ssh, host.strip("[]")
+        return cls(switch.name, host, int(port), switch.user, password, timeouts, legacy)
+
+    def masked(self, text: str) -> str:
+        """The text as logs and errors may have it.
+
+        Without the password, in any form that a protocol gives it, and with control characters
+        spelled out: what a device says is not to steer a terminal or begin a line of a log.
+        """
+        for form in _forms(self.user, self.password):
+            text = text.replace(form, "****")
+        return _CONTROL.sub(lambda match: f"\\x{ord(match[0]):02x}", text)
+
+    def login_refused(self, words: str) -> LoginRefused:
+        """The device's refusal of the user or password, in its words."""
+        words = self.masked(words)
+        return LoginRefused(
+            f"logging in to {self.name} as {self.user!r} was refused: {words}",
+            words=words,
+            hint="check user and password_env of the switch in the lab file",
+        )
+
+
+DIRECTORY_VARIABLE = "PATCHLIGHT_DIALECTS"
+
+_TEMPLATE, _PATTERN = "template", "pattern"
+Template = Annotated[str, _TEMPLATE]
+"""A command to fill in: ``"DLT-PATCH::{ins}:{ctag}:;"``."""
+Pattern = Annotated[str, _PATTERN]
+"""A regular expression; a correction must name the groups that the built-in one names."""
+
+
+class Bare(str):
+    """Text made here, of numbers and of a dialect's own marks: it goes into a command as it is."""
+
+
+def filled(template: str, quoted: Callable[[str], str], **values: str | int) -> str:
+    """A template with these values: each text that is not ``Bare`` only as ``quoted`` gives it.
+
+    What a user or a device chose, a name say, must not end a command or begin another one.
+    Every command goes through here; ``quoted`` is what its protocol does about that.
+    """
+    return template.format(
+        **{
+            key: value if isinstance(value, (int, Bare)) else quoted(value)
+            for key, value in values.items()
+        }
+    )
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """The root of all tables. ``FIELDS``: what the templates of a table may name."""
+
+    FIELDS: ClassVar[frozenset[str]] = frozenset()
+
+
+@dataclass(frozen=True)
+class NumberedDialect(Dialect):
+    """A device that numbers inputs and outputs apart and is told lists of ``list_limit`` pairs.
+
+    At or below ``dark_dbm`` a port is dark.
+    """
+
+    list_limit: int = 512
+    dark_dbm: float = -50.0
+
+
+@dataclass(frozen=True)
+class AnyPolatisDialect(NumberedDialect):
+    """A Polatis: a model in which ``any_to_any`` is found has no inputs and outputs."""
+
+    vendor: str = "Polatis"
+    any_to_any: Pattern = r"\b\d+xCC\b"
+
+
+D = TypeVar("D", bound=Dialect)
+
+
+def corrected(driver: str, built_in: D) -> D:
+    """The built-in table with the user's corrections for that driver, if there are any.
+
+    Raises ``BadInput`` with every mistake of the file at once.
+    """
+    directory = os.environ.get(DIRECTORY_VARIABLE)
+    if not directory:
+        return built_in
+    path = Path(directory) / f"{driver}.toml"
+    if not path.exists():
+        return built_in
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise BadInput(f"reading the dialect {path}: {error}") from error
+    mistakes = [m for key, value in table.items() if (m := _mistake(key, value, built_in))]
+    if mistakes:
+        raise BadInput(f"the dialect {path} has mistakes:\n  " + "\n  ".join(mistakes))
+    return replace(built_in, **table)
+
+
+def _mistake(key: str, value: object, built_in: Dialect) -> str | None:
+    known = {f.name: getattr(built_in, f.name) for f in fields(built_in)}
+    if key not in known:
+        near = difflib.get_close_matches(key, known, n=1)
+        return f"{key}: no such entry" + (f"; did you mean {near[0]}?" if near else "")
+    wanted = type(known[key])
+    if type(value) is not wanted and not (wanted is float and type(value) is int):
+        return f"{key}: expected a {wanted.__name__}, got {value!r}"
+    if type(value) is int and wanted is int and value < 1:
+        return f"{key}: expected more than {value!r}"
+    if not isinstance(value, str):
+        return None
+    hints = get_type_hints(type(built_in), include_extras=True)
+    kinds: tuple[Any, ...] = getattr(hints[key], "__metadata__", ())
+    if _TEMPLATE in kinds:
+        try:
+            names = {name for _, name, _, _ in string.Formatter().parse(value) if name is not None}
+        except ValueError as error:
+            return f"{key}: {error}"
+        wrong = names - built_in.FIELDS
+        return f"{key}: no such field: {', '.join(sorted(wrong))}" if wrong else None
+    if _PATTERN in kinds:
+        try:
+            groups = re.compile(value).groupindex
+        except re.error as error:
+            return f"{key}: not a pattern: {error}"
+        missing = set(re.compile(known[key]).groupindex) - set(groups)
+        return f"{key}: lacks the groups {', '.join(sorted(missing))}" if missing else None
+    return None
+
+
+def shortened(text: str) -> str:
+    """A command as logs and errors may have it: long lists cut."""
+    return text if len(text) <= 200 else text[:197] + "..."

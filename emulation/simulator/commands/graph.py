@@ -1,0 +1,252 @@
+"""``patchlight graph``: computation graphs from files, built in, or measured with PyTorch."""
+
+from pathlib import Path
+
+import click
+
+from patchlight.console import rendering as out
+from patchlight.testbed import graphs
+from patchlight.testbed.errors import BadInput, PatchlightError, nearest
+from patchlight.testbed.graphs.files import graph_to_json
+from patchlight.testbed.units import format_size
+
+_TOTALS = ("forward_ms", "backward_ms", "activation_bytes", "parameter_bytes")
+_NAME_HELP = "A graph file (PipeDream's graph.txt or Patchlight's JSON), or a name: see list."
+
+
+@click.group()
+def graph() -> None:
+    """Show, measure and fetch computation graphs: what a training step computes and moves."""
+
+
+@graph.command("list")
+@out.listing_options
+def list_graphs(as_json: bool) -> None:
+    """List the graphs that have a name: built in, and PipeDream's profiles in the cache.
+
+    \b
+    With --json, a list of objects: name, origin (profiled | computed), device,
+    batch, operations, edges, forward_ms, backward_ms, activation_bytes,
+    parameter_bytes.
+    """
+    found = {name: _load(name) for name in _names()}
+    counted = out.numbers("operations", "forward", "backward", "weights", "batch")
+    table = out.Table(out.Column("name", whole=True), "from", *counted)
+    for name, loaded in found.items():
+        table.add_row(
+            name,
+            _origin(loaded),
+            str(len(loaded.operations)),
+            _ms(loaded.forward_ms),
+            _ms(loaded.backward_ms),
+            format_size(loaded.parameter_bytes),
+            str(loaded.batch or ""),
+        )
+    answer = [
+        {
+            "name": name,
+            **{key: getattr(loaded, key) for key in ("origin", "device", "batch")},
+            **{key: len(getattr(loaded, key)) for key in ("operations", "edges")},
+            **{key: getattr(loaded, key) for key in _TOTALS},
+        }
+        for name, loaded in found.items()
+    ]
+    out.print_answer(answer, table, as_json=as_json)
+
+
+@graph.command(epilog=_NAME_HELP)
+@click.argument("name", metavar="FILE|NAME")
+@out.listing_options
+@click.option("--backward", is_flag=True, help="Mirror it: show the training step's totals too.")
+@click.option(
+    "--draw",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Draw it instead: a picture to write, .svg, .png or .pdf.",
+)
+def show(name: str, as_json: bool, backward: bool, draw: Path | None) -> None:
+    """Print a graph's operations, who feeds whom, and the totals; or draw it."""
+    if draw is not None:
+        if as_json or backward:
+            raise click.UsageError("--draw draws instead: leave out --json and --backward")
+        from patchlight.emulation.simulator.graphs.drawing import draw_graph
+
+        out.save_picture(draw, lambda: draw_graph(_load(name)))
+        return
+    loaded = _load(name)
+    if as_json:
+        out.print_document(graph_to_json(loaded))
+        return
+    made = _origin(loaded) + (f" on {loaded.device}" if loaded.device != "unknown" else "")
+    batch = f", batch {loaded.batch}" if loaded.batch else ""
+    out.say(f"{loaded.name}: {made}{batch}")
+    if loaded.notes:
+        out.say(loaded.notes)
+    _operations(loaded).print()
+    out.say(
+        f"{_count(len(loaded.operations), 'operation')}, {_count(len(loaded.edges), 'edge')}; "
+        f"forward {_ms(loaded.forward_ms)}, backward {_ms(loaded.backward_ms)}; activations "
+        f"{format_size(loaded.activation_bytes)}, weights {format_size(loaded.parameter_bytes)}"
+    )
+    if backward:
+        step = graphs.mirror(loaded)
+        out.say(
+            f"A training step: {2 * step.half} operations, {len(step.edges)} edges, "
+            f"{_ms(step.sequential_ms)} on one device"
+        )
+
+
+@graph.command()
+@click.argument("what", type=click.Choice(["pipedream"]))
+@click.option(
+    "--from",
+    "source",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Copy from a folder with alexnet.txt, … or from a clone of the repository.",
+)
+@click.option(
+    "--url",
+    envvar="PATCHLIGHT_PIPEDREAM_URL",
+    show_envvar=True,
+    help="Download from this mirror of the repository's folder profiler/.",
+)
+def fetch(what: str, source: Path | None, url: str | None) -> None:
+    """Bring PipeDream's five profiles of PAC-ML's experiments into your cache.
+
+    They are downloaded from https://github.com/msr-fiddle/pipedream (MIT licence), or copied
+    with --from. Each is checked by its SHA-256; if one is missing or another file, nothing is
+    written. They are then found by name (list, show) and by patchlight experiment pac-ml.
+    """
+    from patchlight.emulation.simulator.graphs.profiles import download_profiles, fetch_profiles
+
+    for path in fetch_profiles(source) if source else download_profiles(url):
+        out.say(f"wrote {path}")
+
+
+def _names() -> list[str]:
+    from patchlight.emulation.simulator.graphs.profiles import SOURCES, profile_cache, profile_in
+
+    cache = profile_cache()
+    kept = [f"pipedream/{name}" for name in SOURCES if profile_in(cache, name)]
+    return [*graphs.BUILTIN_NAMES, *kept]
+
+
+def _load(name: str) -> graphs.ComputationGraph:
+    """The graph in a file of that name, or else of that name."""
+    from patchlight.emulation.simulator.graphs.profiles import profile_cache
+
+    path = Path(name)
+    if path.is_file():
+        return graphs.read_graph(path)
+    if name in graphs.BUILTIN_NAMES:
+        return graphs.builtin_graph(name)
+    if name in _names():
+        return graphs.read_graph(profile_cache() / f"{name.removeprefix('pipedream/')}.txt")
+    if path.is_dir():
+        raise BadInput(f"cannot show {name!r}: it is a folder, expected a graph file in it")
+    raise BadInput(
+        f"no graph {name!r}: there is no such file, and no graph has that name "
+        f"({nearest(name, _names(), 'the names are')})",
+        hint="PipeDream's profiles come by: patchlight graph fetch pipedream",
+    )
+
+
+def _operations(loaded: graphs.ComputationGraph) -> out.Table:
+    counted = out.numbers("forward", "backward", "output", "weights")
+    table = out.Table("operation", "kind", *counted, "fed by")
+    for operation, parents in zip(loaded.operations, loaded.parents, strict=True):
+        table.add_row(
+            operation.name,
+            operation.kind,
+            _ms(operation.forward_ms),
+            _ms(operation.backward_ms),
+            format_size(operation.activation_bytes),
+            format_size(operation.parameter_bytes),
+            ", ".join(loaded.operations[parent].name for parent in parents),
+        )
+    return table
+
+
+def _origin(loaded: graphs.ComputationGraph) -> str:
+    return "measured" if loaded.origin == "profiled" else "computed"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
+def _ms(value: float) -> str:
+    return f"{value:.3f} ms"
+
+
+@graph.command()
+@click.argument("model", metavar="MODEL")
+@click.option(
+    "--batch",
+    type=click.IntRange(min=1),
+    help="Samples in the mini-batch.  [default: the model's own]",
+)
+@click.option(
+    "--device",
+    type=click.Choice(["cpu", "cuda"]),
+    help="Where to measure.  [default: cuda where there is a GPU]",
+)
+@click.option(
+    "--repeat",
+    type=click.IntRange(min=1),
+    default=10,
+    help="Runs of each operation; the median counts.",
+)
+@click.option(
+    "--output",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="The graph file to write.  [default: standard output]",
+)
+def profile(
+    model: str, batch: int | None, device: str | None, repeat: int, output: Path | None
+) -> None:
+    """Measure a model with PyTorch, operation by operation, and write its graph (JSON).
+
+    MODEL is a built-in model (see list) or FILE.py:FUNCTION. The function returns the model, a
+    torch.nn.Module, and a mini-batch for it, a tensor or a tuple of tensors; if it takes a
+    parameter named batch, --batch sets it. The file is run as it is.
+
+    Needs PyTorch: pip install 'patchlight[learn]'.
+    """
+    try:
+        import torch
+    except ImportError as error:
+        raise PatchlightError(
+            f"measuring {model!r} needs PyTorch, which cannot be imported: {error}",
+            hint="install it with: pip install 'patchlight[learn]'",
+        ) from error
+    from patchlight.emulation.simulator.graphs.profile import profile as measure
+    from patchlight.testbed.graphs.torch_models import load_model
+
+    there = torch.cuda.is_available()
+    if device == "cuda" and not there:
+        raise BadInput(
+            "cannot measure on cuda: PyTorch sees no GPU here",
+            hint="take --device cpu, or install a PyTorch built for your GPU and driver",
+        )
+    if output is not None and not output.parent.is_dir():
+        raise BadInput(f"cannot write {output}: there is no folder {output.parent}")
+    device = device or ("cuda" if there else "cpu")
+    loaded = load_model(model, batch, device)
+    with out.progress_bar("operations", out.console(stderr=True)) as tell:
+        result = measure(
+            loaded.model,
+            loaded.inputs,
+            loaded.name,
+            device=device,
+            repeats=repeat,
+            batch=loaded.batch,
+            progress=lambda done, total, _: tell(done, total),
+        )
+    if output is None:
+        out.print_document(graph_to_json(result))
+        return
+    graphs.write_graph(result, output)
+    out.say(
+        f"wrote {output}: {len(result.operations)} operations, forward {_ms(result.forward_ms)}, "
+        f"backward {_ms(result.backward_ms)} on {result.device}, batch {result.batch}"
+    )
