@@ -13,8 +13,7 @@ import yaml
 
 from patchlight.deploy.host_keys import USER_FILE, is_named, known_name
 from patchlight.deploy.ssh import Connections, SshHost
-from patchlight.testbed.errors import BadInput, PatchlightError
-from patchlight.testbed.io.issues import FileError
+from patchlight.testbed.errors import BadInput, FileError, PatchlightError
 from patchlight.testbed.lab.model import Lab, Server
 from patchlight.testbed.labfile.edit import Change, text_of, values_of, with_changes
 from patchlight.testbed.labfile.reader import parse_lab
