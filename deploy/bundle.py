@@ -18,6 +18,7 @@ import tarfile
 import tempfile
 import threading
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, distribution, version
 from pathlib import Path
@@ -66,10 +67,7 @@ class BundleFile:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """The files for one kind of server and one role, by name; ``glibc`` is the least it needs.
-
-    They are wheels, and for servers like this machine bytecode to be unpacked over them.
-    """
+    """The files for one kind of server and one role, by name; ``glibc`` is the least it needs."""
 
     files: Mapping[str, BundleFile]
     glibc: tuple[int, int]
@@ -116,10 +114,7 @@ class FromHere(Supply):
 
 
 class FromFile(Supply):
-    """Parts out of a file that ``write_bundle`` wrote, unpacked into the empty ``folder``.
-
-    ``BadInput`` if it is none, or if it is damaged.
-    """
+    """Parts out of a file of ``write_bundle``, unpacked into ``folder``; else ``BadInput``."""
 
     def __init__(self, file: Path, folder: Path) -> None:
         self._file = file
@@ -208,8 +203,10 @@ def needed_by(role: Role) -> list[str]:
         return _AGENT_NEEDS.split()
     roots = [Requirement(text) for text in distribution("patchlight").requires or ()]
     names = [r.name for r in roots if r.marker is None or r.marker.evaluate({"extra": ""})]
-    # The OpenFlow engine that is used where it is there.
-    return [*names, *(name for name in ("ryu",) if _is_installed(name))]
+    with suppress(PackageNotFoundError):  # the OpenFlow engine that is used where it is there
+        distribution("ryu")
+        names.append("ryu")
+    return names
 
 
 def _made(target: Target, role: Role, say: Callable[[str], None]) -> Part:
@@ -230,14 +227,6 @@ def _made(target: Target, role: Role, say: Callable[[str], None]) -> Part:
         return part
     bytecode = bytecode_of(part.release, [ours, *wheels], cache)
     return replace(part, files={**part.files, bytecode.name: bundle_file(bytecode)})
-
-
-def _is_installed(name: str) -> bool:
-    try:
-        distribution(name)
-    except PackageNotFoundError:
-        return False
-    return True
 
 
 def _downloaded(target: Target, roots: list[str], pins: list[str], cache: Path) -> list[Path]:

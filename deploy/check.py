@@ -1,7 +1,7 @@
 """Whether the servers of a lab are ready for a deployment, and what is deployed on them."""
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 from typing import Any
@@ -36,10 +36,7 @@ def check_servers(
     passwords: Passwords | None = None,
     workers: Workers = "auto",
 ) -> list[Finding]:
-    """Look at all servers at once; ``progress`` hears how many of how many are done.
-
-    The findings are in the order of the servers. A server that fails stops no other.
-    """
+    """The findings on all servers in their order, looked at at once; one that fails stops none."""
     facts: dict[str, ServerFacts | PatchlightError] = {}
     with Connections(passwords) as connections, ThreadPoolExecutor(_AT_ONCE) as pool:
         asked = {pool.submit(_ask, connections, server): server.name for server in lab.servers}
@@ -60,10 +57,7 @@ def _ask(connections: Connections, server: Server) -> ServerFacts | PatchlightEr
 def judge(
     lab: Lab, facts: Mapping[str, ServerFacts | PatchlightError], workers: Workers = "auto"
 ) -> Iterator[Finding]:
-    """What follows from what the servers told, or from the errors that they gave instead.
-
-    ``workers`` says what an agent is to make of them: containers, processes, or what it can.
-    """
+    """What follows from what the servers answered, or from the errors that they gave instead."""
     answered = [
         (server, told)
         for server in lab.servers
@@ -76,29 +70,22 @@ def judge(
             check = _STAGES.get(type(told), "commands")
             yield Finding(server.name, check, False, told.message, told.hint or "")
             continue
-        yield from _way_in(server)
+        host, port = ssh_place(server)
+        jump = server.ssh.jump_host
+        through = f" through {jump.host}" if jump else ""
+        source = "of the lab file" if server.ssh.host_key else "in known_hosts"
+        yield Finding(server.name, "reachable", True, f"{host} port {port}{through}")
+        yield Finding(server.name, "host key", True, f"the one {source}")
         yield from sudo_and_python(server, told)
         yield from judge_machine(server, told, workers)
         yield from check_machine.mtus(server, told, usual_mtu)
         yield clock(server.name, told)
 
 
-def _way_in(server: Server) -> Iterator[Finding]:
-    host, port = ssh_place(server)
-    jump = server.ssh.jump_host
-    through = f" through {jump.host}" if jump else ""
-    source = "of the lab file" if server.ssh.host_key else "in known_hosts"
-    yield Finding(server.name, "reachable", True, f"{host} port {port}{through}")
-    yield Finding(server.name, "host key", True, f"the one {source}")
-
-
 def facts_over_ssh(
     client: paramiko.SSHClient, server: str, sudo_password: str | None = None
 ) -> ServerFacts:
-    """Ask a server over an open connection: as root, as an agent sees it, where sudo lets us.
-
-    ``PatchlightError`` if it does not answer.
-    """
+    """Ask a server what it has, as root where sudo lets us; ``PatchlightError`` if it is silent."""
     refusal = None
     try:
         try:
@@ -118,18 +105,14 @@ def facts_over_ssh(
             first = output.readline(_LONGEST_LINE)
         ended = time.time()
         rest = output.read(_MOST_BYTES)
-        facts = parse_facts(_lines(first, rest), began, ended)
+        text = rest.decode(errors="replace") if isinstance(rest, bytes) else rest
+        facts = parse_facts([first, *text.splitlines()], began, ended)
     except (OSError, EOFError, NoFacts, paramiko.SSHException) as error:
         raise PatchlightError(
             f"asking {server} what it has: {str(error) or type(error).__name__}",
             hint="Log in by hand, and see whether commands run there.",
         ) from error
     return replace(facts, sudo_refusal=refusal)
-
-
-def _lines(first: str, rest: bytes | str) -> Iterable[str]:
-    text = rest.decode(errors="replace") if isinstance(rest, bytes) else rest
-    return [first, *text.splitlines()]
 
 
 class WorkersRun(PatchlightError):
@@ -159,10 +142,7 @@ class Installed:
 
 
 class Servers:
-    """The servers of a lab that something is deployed to; safe for several threads.
-
-    ``who`` is named to others who deploy meanwhile.
-    """
+    """The servers that a lab is deployed to, for several threads; others who deploy see ``who``."""
 
     def __init__(self, agents: LabAgents, who: str) -> None:
         self._agents, self._who = agents, who
@@ -222,11 +202,7 @@ class Servers:
         return str(release["id"])
 
     def remove(self, server: Server, remote: Remote, *, end_workers: bool) -> bool:
-        """Leave nothing of the lab on the server; False if there was nothing.
-
-        The agent gives back what its workers have. ``WorkersRun`` if there are some, unless they
-        are to be ended.
-        """
+        """Leave nothing of the lab there, False if nothing was; ``WorkersRun`` unless they may."""
         found = remote.ask("look")
         if not found["here"]:
             return False

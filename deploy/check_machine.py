@@ -279,10 +279,7 @@ def mtus(server: Server, facts: ServerFacts, usual: int | None) -> Iterator[Find
 
 
 def judge_machine(server: Server, facts: ServerFacts, workers: Workers) -> Iterator[Finding]:
-    """What is there, and what of ``server`` in the lab file is not.
-
-    What the lab file does not claim is only told, and its lack is never wrong.
-    """
+    """What is there, and what of ``server`` is not; what no lab file claims is never wrong."""
     yield from machine(server, facts)
     yield from docker(server, facts, workers)
     yield from bubblewrap(server, facts, workers)
@@ -330,10 +327,7 @@ def machine(server: Server, facts: ServerFacts) -> Iterator[Finding]:
 
 
 def docker(server: Server, facts: ServerFacts, workers: Workers) -> Iterator[Finding]:
-    """The engine, and whether its containers can have the server's GPUs.
-
-    Nothing where workers are processes; where either will do, no engine is no failure.
-    """
+    """The engine, and whether its containers can have GPUs; nothing where workers are processes."""
     engine = facts.docker
     if workers == "process":
         return

@@ -16,10 +16,7 @@ _MOST_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class NicFacts:
-    """An interface of a server; no ``driver`` is a virtual one, whose rate says nothing.
-
-    ``pci`` is the address of its card, and ``port`` its port on it, from 1.
-    """
+    """An interface: without ``driver`` it is virtual; ``pci`` is its card, ``port`` is from 1."""
 
     driver: str | None
     mtu: int
@@ -30,11 +27,7 @@ class NicFacts:
 
 @dataclass(frozen=True, slots=True)
 class PciFacts:
-    """A network card or GPU on the PCI bus.
-
-    ``path`` are the bridges that it hangs on, the outermost first, and itself; ``numa`` is
-    ``None`` where the server does not say.
-    """
+    """A network card or GPU; ``path``: the bridges it hangs on, the outermost first, and itself."""
 
     vendor: int
     class_code: int
@@ -76,11 +69,7 @@ class GpuFacts:
 
 @dataclass(frozen=True, slots=True)
 class DockerFacts:
-    """What answers at the Docker engine's place, ``url``.
-
-    ``answers`` is ``None`` where it could not be tried; ``said`` is why it does not answer.
-    ``runtimes`` and ``devices`` are those that containers may have; empty where it does not say.
-    """
+    """What answers at the Docker engine's ``url``; ``answers`` is ``None`` if it was not tried."""
 
     url: str
     answers: bool | None
@@ -131,10 +120,7 @@ class NoFacts(ValueError):
 
 
 def parse_facts(lines: Iterable[str], began: float, ended: float) -> ServerFacts:
-    """The script's output; ``began`` and ``ended`` are our clock around its first line.
-
-    ``NoFacts`` where it is something else.
-    """
+    """The script's output; our clock around its first line. ``NoFacts`` for something else."""
     told: dict[str, list[str]] = {}
     for line in lines:
         key, _, rest = line.strip().partition(" ")
@@ -246,10 +232,7 @@ def facts_script() -> str:
 
 
 def facts_here(root: Path | None = None) -> ServerFacts:
-    """What this machine has; with ``root``, what a folder laid out as ``/`` says that it has.
-
-    ``PatchlightError`` if it cannot be told.
-    """
+    """What this machine has, or a folder ``root`` laid out as ``/``; else ``PatchlightError``."""
     now = time.time()
     try:
         done = subprocess.run(

@@ -28,11 +28,7 @@ class KnownHosts:
 
     @classmethod
     def read(cls, *files: Path) -> "KnownHosts":
-        """Of these files, by default the user's and the system's; one that is not there has none.
-
-        What cannot be understood in them, and certificate authorities, vouch for nothing.
-        ``HostKeyRefused`` where a file cannot be read.
-        """
+        """Of these files, by default the user's and the system's; may be ``HostKeyRefused``."""
         known = cls()
         for file in files or (USER_FILE.expanduser(), _SYSTEM_FILE):
             try:
@@ -49,6 +45,7 @@ class KnownHosts:
         return known
 
     def _add(self, line: str) -> None:
+        # What cannot be understood, and certificate authorities, vouch for nothing.
         is_revoked = line.startswith("@revoked")
         if line.startswith("#") or (line.startswith("@") and not is_revoked):
             return

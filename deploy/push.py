@@ -55,11 +55,7 @@ class AgentDoesNotAnswer(PatchlightError):
 
 
 class LabAgents:
-    """The agents of ``lab``, for who holds the controller's credentials.
-
-    Each is called where the lab file says that it answers: from here, or from its own server where
-    SSH goes through a jump host.
-    """
+    """The agents of ``lab``, called from here, or from their server where SSH has a jump host."""
 
     def __init__(self, lab: Lab, credentials: Credentials) -> None:
         self._lab, self._tls = lab.name, credentials.context(server=False)
@@ -112,10 +108,7 @@ def _connected(
 
 
 def listening_at(server: Server) -> str:
-    """Where the agent of a server is to listen: ``host:port``.
-
-    ``PatchlightError`` if the lab file does not say so.
-    """
+    """Where a server's agent is to listen, ``host:port``; ``PatchlightError`` if nobody says it."""
     if server.management is None or server.management.startswith("unix:"):
         raise PatchlightError(
             f"the lab file does not say where the agent of {server.name} answers",
@@ -132,10 +125,8 @@ class DidNotStart(PatchlightError):
 class PushOptions:
     """What is chosen for a push.
 
-    ``workers`` and ``image`` are those of ``patchlight agent run``; ``image_file`` is that image as
-    ``docker save`` writes it, for the servers' Docker engines. ``controller`` is the server
-    that the lab's controller is to run on (``None``: it stays where it is); ``who`` is named to
-    others who deploy meanwhile.
+    ``image_file`` is ``image`` as ``docker save`` writes it; ``controller`` the server that the
+    lab's controller is to run on (``None``: it stays where it is); others who deploy see ``who``.
     """
 
     who: str
@@ -147,11 +138,7 @@ class PushOptions:
 
 @dataclass(frozen=True, slots=True)
 class Pushed:
-    """What a push did on a server.
-
-    ``copied_bytes`` were sent; ``changed``: something is other than before; ``version`` is what
-    the agent answers.
-    """
+    """What a push did on a server: bytes sent, whether anything changed, what its agent answers."""
 
     release: str
     changed: bool
@@ -280,10 +267,7 @@ def controller_credentials(authority: Authority) -> Credentials:
 
 
 def wait_until_it_answers(agents: LabAgents, server: Server, remote: Remote) -> dict[str, Any]:
-    """The status of an agent that was just started.
-
-    ``DidNotStart`` with the last it wrote, if it ends again and again or never answers.
-    """
+    """The status of an agent that was just started; ``DidNotStart`` with the last it wrote."""
     ends = time.monotonic() + _PATIENCE_S
     while True:
         try:

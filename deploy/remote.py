@@ -281,10 +281,7 @@ def _carry(
 
 @functools.cache
 def _remote_helper() -> bytes:
-    """The remote helper as one zip file, in packages with nothing else in them.
-
-    Beside each module is its bytecode, for servers with the Python of this machine.
-    """
+    """The remote helper as a zip file, with bytecode for servers with the Python of here."""
     packed, here = io.BytesIO(), Path(__file__).resolve().parent
     modules = [*here.glob("remote_helper/*.py"), here.parent / "testbed/linux/docker_engine.py"]
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -300,7 +297,6 @@ def _remote_helper() -> bytes:
 
 
 R = TypeVar("R")
-_AT_ONCE = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,8 +317,7 @@ def on_all_servers(
 ) -> list[ServerResult[R]]:
     """Do ``work`` on all servers over SSH; the outcomes in the order of the servers.
 
-    ``progress`` hears how many of how many are done. Ctrl-C cuts all connections; what the far
-    ends were at stays as it is, to be continued.
+    Ctrl-C cuts all connections; what the servers were at stays as it is, to be continued.
     """
     open_now: set[paramiko.SSHClient] = set()
     over = False

@@ -57,11 +57,7 @@ def ssh_place(server: Server) -> tuple[str, int]:
 
 @dataclass(frozen=True, slots=True)
 class SshHost:
-    """A host to log in to: a server, or the host before it.
-
-    ``name`` is what messages call it; ``host_key`` is the fingerprint that the lab file has.
-    ``is_server`` is false of the host before a server.
-    """
+    """A host to log in to, a server or the one before it, with the key that the lab file has."""
 
     name: str
     host: str
@@ -92,10 +88,7 @@ class SshHost:
 
 
 def openssh_words(server: Server, known_hosts: Path) -> list[str]:
-    """How OpenSSH's client logs in to a server as the lab file says.
-
-    ``known_hosts`` has its host key, where the lab file vouches for that.
-    """
+    """How OpenSSH's client logs in to a server; ``known_hosts`` has the key in the lab file."""
     place, words = SshHost.of(server), ["ssh", "-t"]
     for option, value in (
         ("-o", place.host_key and f"UserKnownHostsFile={known_hosts}"),
@@ -108,10 +101,7 @@ def openssh_words(server: Server, known_hosts: Path) -> list[str]:
 
 
 class Connections:
-    """Connections to the servers of a lab. Those through one jump host share one to it.
-
-    A context manager: at its end the connections to jump hosts are closed.
-    """
+    """Connections to a lab's servers; those through one jump host share one, closed at the end."""
 
     def __init__(self, passwords: Passwords | None = None) -> None:
         self.passwords = passwords or Passwords()
@@ -142,10 +132,7 @@ class Connections:
             yield client
 
     def channel(self, server: Server) -> paramiko.Channel | None:
-        """A way to a server's SSH port through its jump host; ``None`` if it has none.
-
-        Raises as ``to`` does.
-        """
+        """A way to a server's SSH port through its jump host, if there is one; raises as ``to``."""
         place, before = SshHost.of(server), SshHost.before(server)
         if before is None:
             return None
@@ -167,10 +154,7 @@ class Connections:
         return self._known.of(place.host, place.port) if place.host_key is None else []
 
     def shown_key(self, place: SshHost, server: Server | None = None) -> paramiko.PKey:
-        """The host key that a host shows, whoever has vouched for it; nobody logs in there.
-
-        With ``server``, whose place it is, through that one's jump host. Raises as ``to`` does.
-        """
+        """The key that a host shows, through ``server``'s jump host; nobody logs in to it."""
         try:
             sock = (server and self.channel(server)) or socket.create_connection(
                 (place.host, place.port), _PATIENCE_S

@@ -20,11 +20,7 @@ from patchlight.testbed.labfile.reader import parse_lab
 
 
 def with_host_keys(text: str, servers: Mapping[str, str], jumps: Mapping[str, str]) -> str:
-    """The text of a good lab file with the fingerprints of host keys in it.
-
-    ``servers`` has them by server, ``jumps`` by the text of ``jump``. ``BadInput`` where the file
-    is written in a way that leaves no place for one (a range stands for several servers).
-    """
+    """A lab file's text with fingerprints by server and by ``jump``; ``BadInput`` without room."""
     root = yaml.compose(text, Loader=yaml.SafeLoader)
     changes: list[Change] = []
     for server in _items(values_of(root).get("servers")):
@@ -140,10 +136,7 @@ def looks_at_jump_hosts(lab: Lab) -> Looks:
 def shown_keys(
     looks: Looks, progress: Callable[[int, int], None]
 ) -> dict[str, Shown | PatchlightError]:
-    """The key that each host shows, or why there is none; all at once, in the order of ``looks``.
-
-    ``progress`` hears how many of how many are done.
-    """
+    """The key that each host shows, or why there is none; all at once, in ``looks``' order."""
 
     def look(name: str) -> Shown | PatchlightError:
         try:
@@ -202,10 +195,7 @@ def read_fingerprints(file: Path) -> dict[str, set[str]]:
 
 
 def vouch_in_lab_file(file: Path, shown: Iterable[Shown]) -> None:
-    """Write the keys' fingerprints into a lab file, and leave the rest of it as it is.
-
-    ``BadInput`` where it has no place for one, ``PatchlightError`` where it cannot be written.
-    """
+    """Write the keys' fingerprints into a lab file; ``BadInput`` where it has no place for one."""
     file = file.resolve()
     shown = list(shown)
     try:
@@ -221,10 +211,7 @@ def vouch_in_lab_file(file: Path, shown: Iterable[Shown]) -> None:
 
 
 def vouch_in_known_hosts(shown: Iterable[Shown], file: Path = USER_FILE) -> None:
-    """Write the keys into a ``known_hosts`` file, in place of other ones of the same hosts.
-
-    ``PatchlightError`` where it cannot be written.
-    """
+    """Write the keys into a ``known_hosts`` file, in place of other ones of the same hosts."""
     file = file.expanduser().resolve()
     try:
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -92,10 +92,7 @@ WantedBy=multi-user.target
 
     @property
     def script(self) -> str:
-        """The same without systemd: a shell that starts it again, after 1 to 30 s.
-
-        Its arguments are a folder for what it says of the process, and the log.
-        """
+        """The same without systemd: a shell that starts it again, after 1 to 30 s."""
         return f"""\
 #!/bin/sh
 # sh keep-{self.role}.sh FOLDER LOG keeps the {self.role} of lab {self.lab} running.

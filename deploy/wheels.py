@@ -44,10 +44,7 @@ _RECIPE = 3  # to be raised when wheels of the same files get other contents
 
 
 def needed(names: Iterable[str]) -> dict[str, Distribution]:
-    """The installed distributions of these names, and all that they require, by name.
-
-    ``PatchlightError`` for one that is not installed here.
-    """
+    """These installed distributions and all they require; ``PatchlightError`` if one is missing."""
     found: dict[str, Distribution] = {}
     waiting = list(names)
     while waiting:
@@ -105,7 +102,8 @@ def _pack(files: dict[str, Path | bytes], target: IO[bytes]) -> None:
             content = _content(source)
             _add(wheel, path, content)
             digest = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).decode()
-            record.append(f"{_quoted(path)},sha256={digest.rstrip('=')},{len(content)}\n")
+            quoted = f'"{path}"' if "," in path else path
+            record.append(f"{quoted},sha256={digest.rstrip('=')},{len(content)}\n")
         _add(wheel, f"{info}/RECORD", "".join([*record, f"{info}/RECORD,,\n"]).encode())
 
 
@@ -113,10 +111,6 @@ def _add(wheel: zipfile.ZipFile, path: str, content: bytes) -> None:
     entry = zipfile.ZipInfo(path, _EPOCH)
     entry.external_attr = 0o644 << 16
     wheel.writestr(entry, content, zipfile.ZIP_DEFLATED, compresslevel=1)
-
-
-def _quoted(path: str) -> str:
-    return f'"{path}"' if "," in path else path
 
 
 def _content(source: Path | bytes) -> bytes:
@@ -193,10 +187,7 @@ _UNCHECKED = (1).to_bytes(4, "little")
 
 
 def bytecode_of(release: str, wheels: Sequence[Path], cache: Path) -> Path:
-    """A zip of ``.pyc`` files for the packages in ``wheels``, to be unpacked over them.
-
-    It is taken from ``cache`` where that of the same ``release`` was made before.
-    """
+    """A zip of ``.pyc`` files to be unpacked over ``wheels``, from ``cache`` if made before."""
     path = cache / f"bytecode-{release}-{sys.implementation.cache_tag}.zip"
     if not path.exists():
         part = path.with_name(f".{path.name}.part")

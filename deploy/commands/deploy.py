@@ -35,7 +35,12 @@ def status(lab_name: str, chosen: tuple[str, ...], passwords: Passwords, as_json
     """
     lab, servers = options.lab_and_servers(lab_name, chosen)
     outcomes = options.on_servers(lab, servers, options.servers_of(lab).status, passwords)
-    rows = [{"server": o.server, **_told(o)} for o in outcomes]
+    rows = [
+        {"server": o.server, "ok": not o.result.problem, **asdict(o.result)}
+        if o.result
+        else {"server": o.server, "ok": False, "problem": o.error and o.error.message}
+        for o in outcomes
+    ]
     healthy = all(row["ok"] for row in rows)
     if as_json:
         out.print_json({"lab": lab.name, "ok": healthy, "servers": rows})
@@ -45,13 +50,6 @@ def status(lab_name: str, chosen: tuple[str, ...], passwords: Passwords, as_json
             out.say(hint)
     if not healthy:
         click.get_current_context().exit(1)
-
-
-def _told(outcome: ServerResult[Installed]) -> dict[str, object]:
-    if outcome.result is None:
-        assert outcome.error is not None
-        return {"ok": False, "problem": outcome.error.message}
-    return {"ok": not outcome.result.problem, **asdict(outcome.result)}
 
 
 def _table(outcomes: list[ServerResult[Installed]]) -> out.Table:
@@ -69,15 +67,8 @@ def _table(outcomes: list[ServerResult[Installed]]) -> out.Table:
         found = outcome.result
         if found is None:
             assert outcome.error is not None
-            cells: list[out.Cell] = [
-                "",
-                "",
-                "",
-                "",
-                out.Coloured(outcome.error.message, "bad"),
-                "",
-                "",
-            ]
+            failed = out.Coloured(outcome.error.message, "bad")
+            cells: list[out.Cell] = [*[""] * 4, failed, "", ""]
         else:
             again = f", started again {found.restarts} times" if found.restarts else ""
             words = (found.problem or "healthy") + again
@@ -112,13 +103,14 @@ def _acting(action: str, done: str, words: str) -> click.Command:
     def command(
         lab_name: str, chosen: tuple[str, ...], passwords: Passwords, as_json: bool
     ) -> None:
-        lab, servers = options.lab_and_servers(lab_name, chosen)
-        on = options.servers_of(lab)
-        outcomes = options.on_servers(
-            lab, servers, lambda s, remote: on.act(action, s, remote), passwords
-        )
-        options.report(
-            lab, outcomes, lambda r: {"done": r}, lambda r: f"{r} {done}", as_json=as_json
+        options.act_on_servers(
+            lab_name,
+            chosen,
+            passwords,
+            lambda on, server, remote: on.act(action, server, remote),
+            "done",
+            lambda roles: f"{roles} {done}",
+            as_json=as_json,
         )
 
     return command
@@ -153,12 +145,12 @@ def rollback(lab_name: str, chosen: tuple[str, ...], passwords: Passwords, as_js
     With --json: lab, ok, and servers, each with server, ok, and either
     release, or error and remedy.
     """
-    lab, servers = options.lab_and_servers(lab_name, chosen)
-    outcomes = options.on_servers(lab, servers, options.servers_of(lab).roll_back, passwords)
-    options.report(
-        lab,
-        outcomes,
-        lambda release: {"release": release},
+    options.act_on_servers(
+        lab_name,
+        chosen,
+        passwords,
+        lambda on, server, remote: on.roll_back(server, remote),
+        "release",
         lambda release: f"release {release} runs",
         as_json=as_json,
     )
@@ -180,15 +172,12 @@ def remove(
     With --json: lab, ok, and servers, each with server, ok, and either
     removed (false: nothing was there), or error and remedy.
     """
-    lab, servers = options.lab_and_servers(lab_name, chosen)
-    on = options.servers_of(lab)
-    outcomes = options.on_servers(
-        lab, servers, lambda s, r: on.remove(s, r, end_workers=end_workers), passwords
-    )
-    options.report(
-        lab,
-        outcomes,
-        lambda removed: {"removed": removed},
+    options.act_on_servers(
+        lab_name,
+        chosen,
+        passwords,
+        lambda on, server, remote: on.remove(server, remote, end_workers=end_workers),
+        "removed",
         lambda removed: "removed" if removed else "nothing was there",
         as_json=as_json,
     )
@@ -225,9 +214,7 @@ def logs(
         return True
 
     failed = [
-        each.error
-        for each in options.on_servers(lab, servers, read, passwords)
-        if each.error is not None
+        each.error for each in options.on_servers(lab, servers, read, passwords) if each.error
     ]
     for error in failed:
         out.say(f"patchlight: {error}", err=True)
@@ -240,18 +227,7 @@ def deploy() -> None:
     """Put Patchlight on the servers of a lab."""
 
 
-for command in (
-    trust,
-    check,
-    bundle,
-    certificates,
-    options.prometheus,
-    push,
-    status,
-    logs,
-    restart,
-    stop,
-    rollback,
-    remove,
-):
+for command in (trust, check, bundle, certificates, options.prometheus, push):
+    deploy.add_command(command)
+for command in (status, logs, restart, stop, rollback, remove):
     deploy.add_command(command)

@@ -40,10 +40,7 @@ _IMPORT_PATIENCE_S = 180.0
 
 @dataclass(frozen=True)
 class Check:
-    """One thing looked for. ``ok`` is ``None`` where it could not be tried.
-
-    ``needed_for`` says what does not work without it; ``install`` is the command to run.
-    """
+    """One thing looked for (``ok`` is ``None``: not tried), what needs it, how to install it."""
 
     name: str
     ok: bool | None

@@ -54,20 +54,14 @@ def ssh_options(command: Command) -> Command:
         return command(*arguments, passwords=Passwords(login, sudo), **options)
 
     made: Any = with_passwords
-    for option in reversed(_options()):
-        made = option(made)
+    for of_what, asked in (("sudo-", "of sudo"), ("", "to log in with")):
+        about = "Read it from a file of yours alone."
+        file = click.Path(path_type=Path)
+        made = click.option(f"--{of_what}password-file", type=file, help=about)(made)
+        about = f"Ask for the password {asked}."
+        made = click.option(f"--ask-{of_what}password", is_flag=True, help=about)(made)
     wrapped: Command = made
     return wrapped
-
-
-def _options() -> list[Callable[[Any], Any]]:
-    file = click.Path(path_type=Path)
-    return [
-        click.option("--ask-password", is_flag=True, help="Ask for the password to log in with."),
-        click.option("--password-file", type=file, help="Read it from a file of yours alone."),
-        click.option("--ask-sudo-password", is_flag=True, help="Ask for the password of sudo."),
-        click.option("--sudo-password-file", type=file, help="Read it from a file of yours alone."),
-    ]
 
 
 def _password(option: str, ask: bool, file: Path | None, default: str | None = None) -> str | None:
@@ -126,11 +120,16 @@ def server_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return click.argument("lab_name", metavar="LAB", shell_complete=complete_lab)(command)
 
 
-def lab_and_servers(lab_name: str, chosen: Sequence[str]) -> tuple[Lab, list[Server]]:
-    """The lab, and the servers of it that are meant."""
-    lab = running_lab(lab_name)
+def with_servers(lab: Lab) -> Lab:
+    """This lab; ``BadInput`` if it has no servers."""
     if not lab.servers:
         raise BadInput(f"lab {lab.name} has no servers: expected some in the lab file")
+    return lab
+
+
+def lab_and_servers(lab_name: str, chosen: Sequence[str]) -> tuple[Lab, list[Server]]:
+    """The lab, and the servers of it that are meant."""
+    lab = with_servers(running_lab(lab_name))
     names = [server.name for server in lab.servers]
     for name in chosen:
         if name not in names:
@@ -163,6 +162,22 @@ def servers_of(lab: Lab) -> Servers:
     return Servers(LabAgents(lab, controller_credentials(authority)), deployer())
 
 
+def act_on_servers(
+    lab_name: str,
+    chosen: Sequence[str],
+    passwords: Passwords,
+    work: Callable[[Servers, Server, Remote], R],
+    key: str,
+    in_words: Callable[[R], str],
+    *,
+    as_json: bool,
+) -> None:
+    """Do the same on the servers that are meant, and report it; ``key`` names a result in JSON."""
+    lab, servers = lab_and_servers(lab_name, chosen)
+    outcomes = on_servers(lab, servers, functools.partial(work, servers_of(lab)), passwords)
+    report(lab, outcomes, lambda result: {key: result}, in_words, as_json=as_json)
+
+
 def report(
     lab: Lab,
     outcomes: Sequence[ServerResult[R]],
@@ -192,8 +207,7 @@ def report(
             if outcome.result is not None:
                 table.add_row(out.Coloured("ok", "good"), outcome.server, in_words(outcome.result))
         table.print()
-        hints = dict.fromkeys(o.error.hint for o in failed if o.error and o.error.hint)
-        for hint in hints:
+        for hint in dict.fromkeys(o.error.hint for o in failed if o.error and o.error.hint):
             alike = [o.server for o in failed if o.error and o.error.hint == hint]
             out.say(f"{', '.join(alike)}: {hint}")
     if failed:
@@ -308,10 +322,7 @@ def scrape_config(lab: Lab, controller: str, certificates: Path, every_s: float)
 
 
 def write_monitoring(folder: Path, config: dict[str, Any]) -> list[Path]:
-    """Put configuration, rules and dashboards into a folder; the files.
-
-    ``PatchlightError`` if they cannot be written.
-    """
+    """Put configuration, rules and dashboards into a folder; ``PatchlightError`` if that fails."""
     try:
         (folder / "grafana").mkdir(parents=True, exist_ok=True)
         written = [folder / CONFIG_FILE]

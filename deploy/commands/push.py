@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from patchlight.deploy.ssh import Passwords
 
 _MEANINGS: dict[str, out.Meaning] = {"wrong": "bad", "unknown": "caution", "ok": "good"}
+_FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
 
 
 @click.command()
@@ -43,13 +44,13 @@ _MEANINGS: dict[str, out.Meaning] = {"wrong": "bad", "unknown": "caution", "ok":
 @click.option("--image", default=DEFAULT_IMAGE, help="The container image of workers.")
 @click.option(
     "--image-file",
-    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    type=_FILE,
     metavar="FILE",
     help="That image, as 'docker save' writes it, for the Docker engines of the servers.",
 )
 @click.option(
     "--bundle",
-    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    type=_FILE,
     metavar="FILE",
     help="Take everything from this file of 'deploy bundle', and nothing from a network.",
 )
@@ -184,9 +185,7 @@ def check(lab: str, workers: Workers, passwords: Passwords, as_json: bool) -> No
     """
     from patchlight.deploy.check import check_servers
 
-    meant = running_lab(lab)
-    if not meant.servers:
-        raise BadInput(f"lab {meant.name} has no servers: expected some in the lab file")
+    meant = options.with_servers(running_lab(lab))
     with out.progress_bar("servers", out.console(stderr=True)) as tell:
         findings = check_servers(meant, tell, passwords, workers)
     wrong = [finding for finding in findings if finding.ok is False]

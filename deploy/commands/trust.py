@@ -11,6 +11,7 @@ import click
 from patchlight.console import rendering as out
 from patchlight.console.commands import complete_lab
 from patchlight.console.connection import running_lab, running_lab_file
+from patchlight.deploy.commands.options import with_servers
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.labfile.reader import labs_dir, read_lab
 
@@ -63,9 +64,7 @@ def trust(lab: str, known_hosts: bool, fingerprints: Path | None, replace: tuple
             f"the lab file of {lab} comes with Patchlight, and is not changed",
             hint="Make a copy of it that is yours, or use --known-hosts.",
         )
-    meant = read_lab(file)
-    if not meant.servers:
-        raise BadInput(f"lab {meant.name} has no servers: expected some in the lab file")
+    meant = with_servers(read_lab(file))
     names = [*looks_at_jump_hosts(meant), *looks_at_servers(meant)]
     for name in replace:
         if name not in names:

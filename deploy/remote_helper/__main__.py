@@ -209,17 +209,13 @@ def main(lab: str, root: str = "/") -> None:
             except releases.RequestRefused as refused:
                 line.say({"error": str(refused), "hint": refused.hint})
             except OSError as error:
-                line.say({"error": str(error), "hint": _hint(error)})
+                first = "Make room on that disk of" if error.errno == 28 else "See to it on"
+                hint = f"{first} the server, and run the command again."
+                line.say({"error": str(error), "hint": hint})
     except BrokenPipeError:
         sys.exit("the connection was cut")
     finally:
         remote_helper._close()
-
-
-def _hint(error: OSError) -> str:
-    if error.errno == 28:
-        return "Make room on that disk of the server, and run the command again."
-    return "See to it on the server, and run the command again."
 
 
 if __name__ == "__main__":

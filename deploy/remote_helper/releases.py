@@ -80,10 +80,7 @@ class Line:
         self._outgoing.flush()
 
     def run(self, *command: str | Path) -> str:
-        """What a command writes; it is ended if the other side is gone meanwhile.
-
-        Raises ``RequestRefused`` with its last words where it fails.
-        """
+        """What a command writes; it ends with the other side. ``RequestRefused`` if it fails."""
         with subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
         ) as process:

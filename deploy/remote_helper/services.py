@@ -98,22 +98,12 @@ class Service:
         """The command that prints its last lines."""
         if self._by_systemd:
             follows = ["--follow"] if follow else []
-            return [
-                "journalctl",
-                "--no-pager",
-                "--output=cat",
-                f"--unit={self._unit}",
-                f"--lines={lines}",
-                *follows,
-            ]
+            command = ["journalctl", "--no-pager", "--output=cat", f"--unit={self._unit}"]
+            return [*command, f"--lines={lines}", *follows]
         if not self._log.exists():
             raise RequestRefused(f"there is no log of the {self._role} yet")
-        return [
-            "tail",
-            f"--lines={lines}",
-            *(["--follow=name", "--retry"] if follow else []),
-            str(self._log),
-        ]
+        follows = ["--follow=name", "--retry"] if follow else []
+        return ["tail", f"--lines={lines}", *follows, str(self._log)]
 
     def remove(self) -> None:
         """Stop it, and forget how it is run."""
@@ -139,14 +129,11 @@ class Service:
         return self._line.run("systemctl", *arguments)
 
 
-def _stat(pid: int) -> list[str]:
-    return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
-
-
 def _began(pid: int) -> str | None:
     """When a process began, in ticks since boot: a number that is given anew has another."""
     with contextlib.suppress(OSError):
-        fields = _stat(pid)
+        stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+        fields = stat.rpartition(")")[2].split()
         return None if fields[0] in "ZX" else fields[19]
     return None
 

@@ -22,8 +22,7 @@ SOURCE = (
 class PaperCase:
     """Completion times of the first job, and the reduction as the paper prints it (0…1).
 
-    ``utilization_ratio`` is how many times as busy the GPUs were, ``utilization_words`` what the
-    paper says where it gives no number.
+    GPUs were ``utilization_ratio`` times as busy, or what ``utilization_words`` quotes.
     """
 
     static_completion_s: float

@@ -49,8 +49,8 @@ def _model(name: str) -> _Model:
 def mixed_jobs(count: int, nodes: int, seed: int, models: Sequence[str]) -> list[QueueJob]:
     """Jobs of these models by turns; sizes, lengths and arrivals by chance, alike for each seed.
 
-    Sizes are powers of two up to a quarter of the nodes, iterations even from 200 to 2,000; they
-    come at random times, so that 70 % of the nodes would be held if no network slowed them down.
+    Sizes are powers of two up to a quarter of the nodes; on a network that slows nothing down, 70 %
+    of the nodes would be held.
     """
     rng = np.random.default_rng(seed)
     known = {name: _model(name) for name in models}
@@ -75,10 +75,7 @@ _DASHES = ("–", "-")
 
 
 class PartPrice(NamedTuple):
-    """One part's price in US dollars and its power in watts, and who says so.
-
-    Text that begins with a dash says why it is not known.
-    """
+    """A part's price in US dollars and power in watts, or a dash and why not, and the source."""
 
     usd: float | str
     watts: float | str
@@ -86,20 +83,14 @@ class PartPrice(NamedTuple):
 
 
 class Total(NamedTuple):
-    """The sum over parts whose figure is known, and why it is not of the others, by part.
-
-    ``known`` is ``None`` where that is none of them.
-    """
+    """The sum of the known figures (``None`` without any), and by part why others are unknown."""
 
     known: float | None
     unknown: Mapping[str, str]
 
 
 def read_prices(file: Path = BUILT_IN) -> dict[str, PartPrice]:
-    """The price list in a YAML file: for each part ``usd``, ``watts`` and ``source``.
-
-    ``BadInput`` if it cannot be read, or says something else.
-    """
+    """A YAML price list: for each part ``usd``, ``watts``, ``source``; ``BadInput`` for others."""
     try:
         given = yaml.safe_load(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:

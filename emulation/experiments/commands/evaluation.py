@@ -19,11 +19,7 @@ SCHEMA_VERSION = 1
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The result: a row for each law and policy, and ``result.json``'s content around them.
-
-    ``interrupted``: the rows are of those episodes that were finished at
-    Ctrl-C.
-    """
+    """A row for each law and policy, of all finished episodes, and how they were run."""
 
     rows: Sequence[dict[str, Any]]
     interrupted: bool
@@ -56,9 +52,8 @@ def of_partition(
 ) -> Evaluation:
     """Partition policies on PAC-ML's cluster: figures for each law and policy.
 
-    ``processes`` 0 is one for each core. ``tell`` hears of episodes done, of how many. ``other`` is
-    to be other than in the paper, see ``Variation.parse``. ``outside_training`` of a row says
-    what a learned policy never met. Ctrl-C keeps what is finished; where nothing is, it is raised.
+    ``processes`` 0 is one for each core; ``tell`` hears (done, in all); ``other`` as in
+    ``Variation.parse``. Ctrl-C keeps what is finished; where nothing is, it is raised.
     """
     # Not above: importing NumPy takes longer than --help should.
     from patchlight.emulation.experiments.pac_ml.episodes import card_of

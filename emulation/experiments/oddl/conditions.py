@@ -38,7 +38,7 @@ _EXPERTS, _LAYERS, _WIDTH, _TOKENS, _NUMBER_BYTES = 64, 6, 768, 1024, 2
 
 
 class Workload(NamedTuple):
-    """A model: seconds that a node computes, the part of them in which gradients come, and bytes.
+    """A model: seconds that a node computes, the part in which gradients come, and bytes.
 
     ``tokens_bytes`` is what a node gives to experts of others in one pass of one layer.
     """
@@ -92,10 +92,9 @@ class Surroundings(NamedTuple):
 
 @dataclass(frozen=True)
 class JobArrivals:
-    """Jobs of a ``trace``, or without one of a law with the Philly trace's published statistics.
+    """Jobs of a ``trace``, or of a law with the Philly trace's published statistics.
 
-    They come to the cluster that ``network`` names so fast that they would hold 90 % of it, and
-    are placed by the policy ``placement``. ``seed`` says which of them come first.
+    They would hold 90 % of the cluster that ``network`` names; ``seed`` says which come first.
     """
 
     network: str
@@ -163,11 +162,7 @@ _LATENCY = "500ns"
 
 
 class LightTimes(NamedTuple):
-    """What the experiment is free to say of ODDL and of messages; times in seconds.
-
-    ``tuning_s`` and ``control_s`` are those of ``Switching``; ``message_s`` is what each message
-    costs its receiver on every network.
-    """
+    """What is free to say of ODDL and messages, in seconds; ``message_s`` is the receiver's."""
 
     tuning_s: float = 100e-9
     control_s: float = CONTROL_DELAYS["distributed"].one_way_s
@@ -262,10 +257,7 @@ class Scene(NamedTuple):
 def mean_iteration_s(
     network: Network, job: PlacedJob, neighbours: Sequence[PlacedJob] = ()
 ) -> float:
-    """Seconds of an iteration of a job beside others; what comes before the first is left out.
-
-    ``PatchlightError`` if it never ends.
-    """
+    """Seconds of an iteration of a job beside others, without the first; or ``PatchlightError``."""
     sessions = [sessions_of(network, each) for each in (job, *neighbours)]
     near = _near(network, sessions)
     jobs = [each for each, counts in zip((job, *neighbours), near, strict=True) if counts]

@@ -42,8 +42,7 @@ class SpeedupStep(NamedTuple):
 def decomposed(scene: conditions.Scene, compared: str) -> list[SpeedupStep]:
     """The speedup step by step: the factors' product is the last one's.
 
-    It begins with a job alone on the first nodes, whose communication is all that takes time, on
-    paths that all packets are spread over. Other orders of the steps give other factors.
+    First is a job alone on the first nodes that only communicates, all packets spread over paths.
     """
     kind, taper = COMPARED[compared]
     now = conditions.Conditions()
@@ -112,9 +111,8 @@ _TIMED, _BEFORE = 4, 2
 class CommunicationCase(NamedTuple):
     """Communication that takes ``f`` times as long as on ODDL, where it takes ``oddl_s``.
 
-    ``speedup`` is with the model's computing time, ``communication`` without. ``paper`` is the
-    published speedup, and ``compute_for_paper_s`` the computing time with which it comes out:
-    ``None`` where there is none.
+    ``speedup`` is with the model's computing time; with ``compute_for_paper_s`` instead it would be
+    the published one, ``paper``.
     """
 
     compared: str
@@ -195,8 +193,7 @@ NODES = (16, 64, 256, 512, 1024)
 class FlowOptions:
     """Which models on how many nodes of a cluster of k³/4, k being ``radix``.
 
-    Jobs come as in ``trace``, or by a law. Everything is done for ``draws`` of them, beginning with
-    ``seed``, and averaged.
+    Jobs come as in ``trace``, or by a law; averaged over ``draws`` of them, from ``seed`` on.
     """
 
     models: tuple[str, ...] = conditions.MODELS
@@ -253,10 +250,7 @@ def arrivals_of(options: FlowOptions, seed: int) -> conditions.JobArrivals:
 
 
 def run_flows(options: FlowOptions, tell: Callable[[int, int], None]) -> dict[str, Any]:
-    """What ``result.json`` holds. ``tell`` hears of parts that are done, of how many.
-
-    ``BadInput`` for a model that there is not, a trace that cannot be read, and the like.
-    """
+    """What ``result.json`` holds; ``tell`` hears (done, in all). ``BadInput`` for bad options."""
     models = conditions.descriptions(options.models)
     origin = provenance(
         range(options.seed, options.seed + options.draws),

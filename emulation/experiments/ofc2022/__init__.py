@@ -2,6 +2,5 @@
 
 Two training jobs share six GPUs under two ToRs. *Static*: the GPUs stay where a rack has them,
 so that rings cross the slow link between the ToRs. *Optical*: the controller rewires the optical
-switch so that each job has a ToR to itself. ``scenario`` says what is run, ``run`` runs it,
-``analysis`` turns what was measured into figures, ``report`` sets them beside the paper's.
+switch so that each job has a ToR to itself.
 """

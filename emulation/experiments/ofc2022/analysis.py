@@ -1,8 +1,4 @@
-"""What a run of one case brought home, as values, and figures of it.
-
-Pure: no clock, no network, and no expectation of the result. Rates are the lab's, not the scaled
-ones.
-"""
+"""What a run of one case measured, and figures of it: pure, at the rates of the unscaled lab."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,10 +18,7 @@ Wiring = Literal["static", "optical", "live"]
 
 @dataclass(frozen=True, slots=True)
 class Iteration:
-    """One iteration of one worker, as it reported it.
-
-    ``finished_at`` is Unix time in seconds; ``sent_bytes`` counts payload bytes.
-    """
+    """One iteration as its worker reported it: ``finished_at`` is Unix time, bytes are payload."""
 
     rank: int
     index: int
@@ -77,10 +70,7 @@ class MeasuredChange:
 
 @dataclass(frozen=True, slots=True)
 class JobRun:
-    """A job that has ended, with every iteration that its workers reported.
-
-    ``given_compute_s`` is for each rank how long an iteration was to compute.
-    """
+    """A job that has ended: what its workers reported, and how long each rank was to compute."""
 
     status: JobStatus
     iterations: tuple[Iteration, ...]
@@ -89,10 +79,7 @@ class JobRun:
 
 @dataclass(frozen=True, slots=True)
 class CaseRun:
-    """One case under one wiring: the jobs (the one that is looked at first) and the counters.
-
-    All jobs have the same ``trainer``.
-    """
+    """One case under one wiring: the jobs, of one trainer, the one that is looked at first."""
 
     case: str
     wiring: Wiring
@@ -156,11 +143,7 @@ def training_window(job: JobRun) -> tuple[float, float]:
 
 
 def iteration_ends(job: JobRun) -> list[float]:
-    """When each iteration ended: when the last worker had its sum.
-
-    ``PatchlightError`` if an iteration of a worker is missing or was reported twice, or if a
-    worker was started again.
-    """
+    """When each iteration ended for the last worker; ``PatchlightError`` if reports are missing."""
     spec = job.status.spec
     if job.status.restarts:
         raise PatchlightError(
@@ -184,10 +167,7 @@ def iteration_ends(job: JobRun) -> list[float]:
 def _mean_over(
     samples: Iterable[tuple[float, float]], window: tuple[float, float], what: str
 ) -> float:
-    """Mean of values sampled once a second, each for the second before it.
-
-    The samples at the edges count for as much of their second as lies in the window.
-    """
+    """Mean of values sampled once a second; those at the edges count as far as they are inside."""
     start, end = window
     weighted = [
         (max(0.0, min(at, end) - max(at - SAMPLE_S, start)), value) for at, value in samples
@@ -229,10 +209,7 @@ def case_figures(run: CaseRun) -> CaseFigures:
 
 
 def busy_tenths(job: JobRun, rank: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Unix times a tenth of a second apart, and the share of each in which the rank computed.
-
-    From the worker's own reports of when its compute phases began and how long they took.
-    """
+    """Unix times a tenth of a second apart, and the share of each in which the rank computed."""
     start, end = training_window(job)
     # From the start: Unix times have too few digits to take differences of tenths.
     count = math.ceil((end - start) / TENTH_S)

@@ -219,10 +219,7 @@ def _plots(
 
 
 def rows_of(result: dict[str, Any]) -> list[Row]:
-    """The table: what the paper says, what was measured, and the difference.
-
-    An arrow leads from the static network to the rewired one, of a live run from before to after.
-    """
+    """The table: paper, measured, difference; an arrow leads from static to rewired."""
     compared = {each["name"]: each for each in result["comparisons"]}
     rows: list[Row] = []
     for case, found in result["cases"].items():

@@ -1,9 +1,8 @@
 """What OFC 2022's jobs train, on which GPUs, and the result of all runs (docs/results/ofc2022.md).
 
-The parameters were fitted to the four completion times that the paper reports: how long a GPU
-computes and how fast links are, never a result. The result also says whether the machine was quiet
-enough: all that is measured is real time, and where workers, switches and emulated GPUs wait for a
-processor, jobs that should run in step drift apart, and case (b) comes out lower.
+How long a GPU computes and how fast links are was fitted to the paper's four completion times. All
+that is measured is real time: on a busy machine jobs that should run in step drift apart, so the
+result says whether it was quiet enough.
 """
 
 import math
@@ -43,11 +42,9 @@ def jobs_of(
 ) -> tuple[JobSpec, ...]:
     """The jobs of case ``a`` or ``b``, first job first, each with its ring in order.
 
-    All jobs train over the same data with the same batch for each GPU, so a job of n workers
-    does ``iterations * 4 / n`` iterations (rounded). The second job computes
-    ``mismatch_percent`` longer than its GPUs say. With the trainer ``torch`` they train a real
-    model instead, on GPUs that compute for as long. ``BadInput`` if the lab does not have the
-    GPUs, or a ring would not cross ToRs in the lab's initial wiring.
+    All train over the same data with the same batch for each GPU: a job of n workers does
+    ``iterations * 4 / n`` iterations. The second computes ``mismatch_percent`` longer than its GPUs
+    say. ``BadInput`` if the lab lacks the GPUs, or a ring would not cross ToRs at first.
     """
     if not (math.isfinite(mismatch_percent) and mismatch_percent >= 0):
         raise BadInput(f"a mismatch of {mismatch_percent} %: expected 0 or more")
@@ -112,11 +109,9 @@ def _tors(lab: Lab) -> dict[str, str]:
 
 
 def _shares(lab: Lab, tor_of: Mapping[str, str], sizes: Sequence[int]) -> list[list[Host]]:
-    """Which GPUs each job gets, handed out without looking at the network.
+    """Which GPUs each job gets: the racks in turn, slow GPUs first, whatever the network is.
 
-    The racks are served in turn, slow GPUs first. Jobs of different sizes get one kind of GPU
-    as far as there are enough of it; jobs of one size get as many of each kind, so that they
-    compute for as long and run in step.
+    Jobs of different sizes get one kind of GPU as far as it goes; jobs of one size as many of each.
     """
     slowest_first = sorted(COMPUTE_S, key=lambda model: -COMPUTE_S[model])
     of_model = {
@@ -160,12 +155,10 @@ MOST_COMPUTE_STRETCH = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Disturbance:
-    """What others took from the experiment, as shares.
+    """What others took from the experiment, as shares; ``too_busy`` says what is over its limit.
 
-    ``busy_before`` is the part of processor time that was used in the second before it began;
-    ``steal`` the part that the host of a virtual machine gave to others meanwhile;
-    ``compute_stretch`` how much longer the compute phases of the job that was hit most took than
-    they were given. ``too_busy`` says what is over its limit: nothing, if it was quiet.
+    ``busy_before`` is of processor time in the second before; ``steal`` what a virtual machine's
+    host gave to others; ``compute_stretch`` how much longer than given compute phases took.
     """
 
     busy_before: float
@@ -204,11 +197,7 @@ SCHEMA_VERSION = 3
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What was run, where and when, and what disturbed it.
-
-    ``iterations`` are those of a job of four GPUs; ``mismatch_percent`` is how much longer the
-    second job computes than its GPUs say.
-    """
+    """What was run, where and when, and what disturbed it; ``iterations`` of a job of four GPUs."""
 
     lab: str
     scale: float
@@ -225,10 +214,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class PaperComparison:
-    """A measured figure beside the paper's; ``difference`` is the measured one less the paper's.
-
-    ``relative_difference`` is the same as a share of the paper's: too much counts like too little.
-    """
+    """A measured figure beside the paper's; the difference is measured less published."""
 
     name: str
     paper: float

@@ -1,7 +1,4 @@
-"""The whole experiment: a lab comes up, the cases run on it, it goes down, a report is written.
-
-The cases run through the controller's API: that part does not know whether the lab is emulated.
-"""
+"""The whole experiment: a lab comes up, cases run through the controller's API, it goes down."""
 
 from __future__ import annotations
 
@@ -137,8 +134,8 @@ def run_case(
 ) -> analysis.CaseRun:
     """One case under one wiring, from the lab's initial cross-connects to the last iteration.
 
-    ``live`` starts static and has the controller regroup when the first job is half way.
-    Raises ``PatchlightError`` if a job fails or does not get on.
+    ``live`` has the controller regroup when the first job is half way. ``PatchlightError`` if a
+    job fails or does not get on.
     """
     client.reconfigure(lab.initial_maps)
     specs = results.jobs_of(case, lab, iterations, mismatch_percent, trainer)
@@ -231,11 +228,9 @@ _LOOK_S = 1.0  # how long one looks at how busy the machine is before
 
 @dataclass(frozen=True, slots=True)
 class Ofc2022Options:
-    """What the user wants. ``lab`` is a file or a built-in lab's name.
+    """What the user wants. ``lab`` is a file or a built-in lab's name; ``name`` calls it otherwise.
 
-    ``name`` calls the emulated lab otherwise than its file does; ``replace`` removes a lab of
-    that name first; ``workers`` is ``docker``, ``process``, or ``auto``: containers if there is
-    an engine to run them. The second job of a case computes ``mismatch_percent`` longer. With the
+    ``workers`` is ``docker``, ``process``, or ``auto``: containers if an engine answers. With the
     trainer ``torch`` case (a) is also run with a real model.
     """
 
@@ -297,9 +292,7 @@ def run_experiment(
 ) -> ExperimentResult:
     """Run everything; ``tell`` hears of every iteration, ``say`` of every step between.
 
-    What ``beside`` makes of the controller's address is there while the cases run.
-
-    The lab is taken down however this ends.
+    What ``beside`` makes of the controller's address is there meanwhile. The lab goes in any case.
     """
     plan = plan_of(wishes.parts, wishes.trainer)
     model = load_lab(wishes.lab)

@@ -1,7 +1,4 @@
-"""The tasks that the experiment consists of, and its policies by name.
-
-A result depends on nothing but its task: each episode gets a fresh policy, fixed by its seed.
-"""
+"""The tasks of the experiment, and its policies by name; a result depends on its task alone."""
 
 import math
 import time
@@ -49,10 +46,7 @@ class PolicyFaults:
 
 
 def check_names(names: Iterable[str], ramp: RampShape = PAC_ML_SHAPE) -> list[str]:
-    """The names, each once; ``BadInput`` for what is not a partition policy, or lacks something.
-
-    Also for a learned one that was trained for another cluster than ``ramp``.
-    """
+    """The names, each once; ``BadInput`` for what cannot run on ``ramp``, or lacks something."""
     found = list(dict.fromkeys(names))
     for name in found:
         if name not in NAMES:
@@ -102,9 +96,8 @@ def make_policy(
 ) -> PartitionPolicy:
     """The policy of this name for one episode; ``look`` is for the roll-out.
 
-    One that is not built in is guarded: ``faults`` hears what it does wrong. Policies get
-    neither the episode's seed nor the scenario that draws it: with both, they had every job to
-    come.
+    One that is not built in is guarded; ``faults`` hears what it does wrong. Policies get neither
+    the episode's seed nor the scenario that draws it: with both, they had every job to come.
     """
     scenario, seed = scenario.for_policies(), policy_seed(seed)
     if name == ROLL_OUT:
@@ -152,11 +145,7 @@ class BoundTask(NamedTuple):
 
 
 class EpisodeOutcome(NamedTuple):
-    """An episode's result, the processor's time it took, and what the policy did wrong.
-
-    ``faults`` is how often it did, ``first_fault`` says how at first. ``latencies_s`` are how long
-    each decision took, measured.
-    """
+    """An episode's result, the processor's time it took, what the policy did wrong, latencies."""
 
     result: EpisodeResult
     cpu_s: float
@@ -171,10 +160,7 @@ Done = EpisodeOutcome | LookAhead | float
 
 @dataclass
 class TaskRunner:
-    """The models and the horizon that all episodes share; keeps what was computed for them.
-
-    ``variation`` is what else is other than in the paper.
-    """
+    """The models, horizon and variation that all episodes share; keeps what was computed."""
 
     graphs: Sequence[ComputationGraph]
     horizon_s: float
@@ -192,7 +178,7 @@ class TaskRunner:
         return self._scenarios[cell]
 
     def run(self, task: Task) -> Done:
-        """EpisodeTask one task."""
+        """Run one task."""
         scenario = self.scenario(task.cell)
         match task:
             case EpisodeTask(_, name, seed, look):

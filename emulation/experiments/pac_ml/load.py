@@ -51,10 +51,7 @@ class LoadOptions:
 
 
 def run_loads(options: LoadOptions, tell: Callable[[int, int], None]) -> dict[str, Any]:
-    """What ``result.json`` holds. ``tell`` hears (episodes done, in all).
-
-    Ctrl-C keeps the loads that are finished; where none is, it is raised.
-    """
+    """What ``result.json`` holds; ``tell`` hears (done, in all). Ctrl-C keeps what is finished."""
     if not options.intervals_s:
         raise BadInput("no load to run: name at least one interval between jobs")
     each = [options.at(interval_s) for interval_s in options.intervals_s]

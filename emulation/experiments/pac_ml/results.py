@@ -27,10 +27,10 @@ _MEANS = (*_TIMES, "throughput_bytes_per_s", "allocated", "busy", "mean_degree")
 
 @dataclass(frozen=True, slots=True)
 class PolicyFigures:
-    """A policy's figures in a cell, over all episodes; ``None`` where there is nothing to say.
+    """A policy's figures over all episodes of a cell; ``None`` where there is nothing to say.
 
-    ``ci95`` is half the width of a 95 % confidence interval. ``causes`` are shares of all
-    arrivals. ``decisions_per_s`` and the latencies are measured and differ from run to run.
+    ``ci95`` is half the width of a 95 % interval, ``causes`` are shares of all arrivals;
+    ``decisions_per_s`` and latencies are measured.
     """
 
     blocking_rate: float | None
@@ -130,10 +130,9 @@ class RollOutFigures:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A policy's blocking rate less another's, episode by episode with the same seeds.
+    """A policy's blocking rate less another's, over the seeds that both ran.
 
-    ``significant`` if the paired 95 % interval leaves zero out; ``worse_episodes`` is in how
-    many of them it blocked more. ``None`` where the two have no seed in common.
+    ``significant`` if the paired 95 % interval leaves zero out.
     """
 
     difference: float | None
@@ -157,10 +156,9 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Lowest:
-    """The policy that blocks least in a cell, beside the others.
+    """The policy that blocks least in a cell; ``below_all`` if significantly, of all others.
 
-    ``below_all`` if it is significantly below each other one. ``constant`` is the constant degree
-    that blocks least, ``less_constant`` what each policy blocks less that.
+    ``constant`` is the best constant degree, ``less_constant`` what each policy blocks less that.
     """
 
     policy: str
@@ -228,9 +226,8 @@ def _published() -> dict[str, Any]:
 class PacMlResult:
     """What was run, where and when, and the figures by placement rule and law.
 
-    ``law_instance`` is that of laws B, C and D; ``None`` for new ones in each episode. ``varied``
-    is what else is other than in the paper. If it was ``interrupted``, each policy has the figures
-    of those of its episodes that were finished.
+    ``law_instance`` is that of laws B, C and D, ``None`` for new ones in each episode; ``varied``
+    is what else is other than in the paper.
     """
 
     experiment: str = "pac-ml"
@@ -382,10 +379,7 @@ def write_report(result: dict[str, Any], output: Path) -> list[Path]:
 
 
 def rows_beside_published(result: dict[str, Any]) -> list[tuple[str, ...]]:
-    """For each law PAC-ML's published rate, the lowest one here, its policy, and the difference.
-
-    Figures of another placement rule than the published ones' do not compare.
-    """
+    """For each law the published rate, the lowest one here, its policy, and the difference."""
     rows: list[tuple[str, ...]] = []
     for law, cell in result["rules"].get(paper.RULE, {}).items() if result["comparable"] else ():
         if law not in paper.PAC_ML[_PAC_ML]:

@@ -33,10 +33,9 @@ _SERIAL = Engine("serial")
 
 @dataclass(frozen=True)
 class PacMlOptions:
-    """What the user asked for. ``seeds`` ``None`` is 10, or 3 if ``quick``.
+    """What the user asked for. ``seeds`` ``None`` is 10, or 3 if ``quick``; ``added`` come beside.
 
-    ``policies`` ``None`` is all built-in ones and the learned ones that are shipped; ``added``
-    come beside. A learned one runs only with the placement rule that it was trained for.
+    ``policies`` ``None`` is all built-in and shipped ones; a learned one runs with its rule only.
     """
 
     seeds: int | None = None
@@ -95,10 +94,7 @@ class PacMlOptions:
 
 @dataclass(frozen=True)
 class Profiles:
-    """The five models: where they come from, and whether they are the published ones.
-
-    ``files`` are none of the built-in ones.
-    """
+    """The five models, where they come from, whether they are published, and files of theirs."""
 
     graphs: tuple[ComputationGraph, ...]
     source: str
@@ -136,10 +132,7 @@ def find_profiles(folder: Path | None) -> Profiles:
 def run_experiment(
     options: PacMlOptions, say: Callable[[str], None], tell: Callable[[int, int], None]
 ) -> dict[str, Any]:
-    """Everything that ``result.json`` holds. ``tell`` hears (episodes done, episodes in all).
-
-    Ctrl-C keeps the episodes that are finished; where none is, it is raised.
-    """
+    """What ``result.json`` holds; ``tell`` hears (done, in all). Ctrl-C keeps what is finished."""
     profiles = find_profiles(options.profiles)
     say(f"models: {profiles.source}")
     if not profiles.published:
@@ -195,10 +188,7 @@ def run_experiment(
 
 @dataclass(frozen=True)
 class PolicyRuns:
-    """Figures of policies by cell; how many episodes they are of, and how many were wanted.
-
-    A policy has a place in a cell once one of its episodes there is finished.
-    """
+    """Figures of policies by cell, once an episode there is finished, and how many episodes."""
 
     cells: Mapping[episodes.TableCell, Mapping[str, results.PolicyFigures]]
     interrupted: bool

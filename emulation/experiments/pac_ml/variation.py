@@ -33,11 +33,9 @@ _MILLISECOND = 1e-3
 class Variation:
     """What is other than in the paper; as it comes, nothing is.
 
-    ``mix`` gives models their shares of the jobs by name, 0 to those that it does not name;
-    without it they come as in the paper. ``law_instance`` fixes laws B, C and D, which are
-    made for each episode without it (``requirements.SkewNormal``). With ``milliseconds`` the
-    profiles' times are what they say, and jobs come and go in a thousandth of the time.
-    ``remaining_error``: see ``Scenario``.
+    ``mix``: shares of the jobs by model. ``law_instance`` fixes laws B, C and D, which are else
+    made for each episode (``requirements.SkewNormal``). With ``milliseconds`` the profiles' times
+    are what they say, and jobs come in a thousandth of the time. ``remaining_error``: ``Scenario``.
     """
 
     ramp: RampShape = PAC_ML_SHAPE
@@ -59,10 +57,7 @@ class Variation:
         milliseconds: bool = False,
         remaining_error: float = 0.0,
     ) -> Variation:
-        """Of what users write, as ``4x4x2``, ``poisson:1000``, ``vgg16=3,gnmt=1``, ``30d:4h``.
-
-        ``BadInput`` saying what was expected.
-        """
+        """Of ``4x4x2``, ``poisson:1000``, ``vgg16=3,gnmt=1``, ``30d:4h``; else ``BadInput``."""
         second = _MILLISECOND if milliseconds else 1.0
         usual = FixedArrivals(FixedArrivals().interval_s * second)
         return cls(
@@ -76,9 +71,9 @@ class Variation:
 
     @classmethod
     def under(cls, condition: str, usual_error: float = 0.0) -> Variation:
-        """Of a condition that policies are trained under: when jobs come and, after spaces, how
-        far off told remaining times are (``usual_error`` if nothing is said) and of which models
-        jobs are, as ``fixed:150 error:0.3 gnmt=1``; ``BadInput`` saying what was expected.
+        """Of a condition that policies are trained under, as ``fixed:150 error:0.3 gnmt=1``.
+
+        Said are arrivals, then how far off remaining times are (else ``usual_error``), and the mix.
         """
         arrivals, _, rest = condition.strip().partition(" ")
         error, mix = usual_error, rest.strip()
@@ -207,11 +202,7 @@ def _mix(text: str) -> tuple[tuple[str, float], ...]:
 def outside_training(
     card: Card, variation: Variation, law: str, models: Sequence[str], published: bool
 ) -> list[str]:
-    """What is other here than where the model was trained, a line for each; none where it is alike.
-
-    ``models`` are the names of those that jobs train here, ``published`` says whether their
-    profiles are PipeDream's.
-    """
+    """What is other here than where the model was trained, a line for each; none if it is alike."""
     environment = _mapping(_mapping(card.training.get("config")).get("environment"))
     laws = environment.get("laws")
     if not isinstance(laws, list):

@@ -77,11 +77,9 @@ class Flood:
 def flood(
     hosts: Sequence[EmulatedHost], victims: Sequence[EmulatedHost], light: Path
 ) -> Iterator[Flood]:
-    """Inside the block, hosts send to each of the ``victims`` and to everybody.
+    """Inside the block hosts send to each of the ``victims`` and to everybody, on all channels.
 
-    It begins once each host has sent on each of its channels.
-    Each goes through the channels of its transceiver over and over, at the rate of its NIC. At the
-    end they are dark. ``light`` is the socket of the lab's light.
+    It begins once each host has sent on each of its channels; at the end they are dark.
     """
     sent, stop = Flood(), threading.Event()
     with ThreadPoolExecutor(len(hosts)) as pool:
@@ -178,8 +176,7 @@ def measure_isolation(
 ) -> dict[str, Any]:
     """The first job of a lab ``oddl4`` that is up trains, and the second floods.
 
-    First all are on one star, where the flood arrives at everybody; then so many pairs of
-    iterations in each of ``WAYS``. Iterations are in the job's seconds: those measured, divided by
+    First all on one star, then pairs of iterations in each of ``WAYS``; times are divided by
     ``slowdown``. ``PatchlightError`` if the wavelength switches cannot be changed.
     """
     hosts, light = emulated.hosts, emulated.run_dir / LIGHT_SOCKET
@@ -221,8 +218,7 @@ def measure_isolation(
 def change_in(times: Pairs) -> dict[str, Any]:
     """By which part of itself an iteration takes longer in the flood, pair by pair.
 
-    The median of ``LEAST_PAIRS`` or more, and the interval that holds it with 95 % at least,
-    whatever their distribution is: that of the sign test.
+    The median, and the interval that holds it with 95 %, by the sign test: for any distribution.
     """
     parts = sorted(after / before - 1 for before, after in zip(*times, strict=True))
     # As likely as not, a value is below the median: how few values are with 2.5 % or less?
@@ -245,10 +241,7 @@ def _two_networks(lab: Lab, maps: Mapping[str, Sequence[str]]) -> list[LightNetw
 
 
 def _rewire(lab: Lab, maps: Mapping[str, Sequence[str]]) -> float:
-    """Have the wavelength switches let through these channels and no others; in how many seconds.
-
-    As ``patchlight ocs apply --only --direct`` does it: checked, read back and verified.
-    """
+    """Let through these channels only, as ``ocs apply --only --direct``; in how many seconds."""
     began = time.monotonic()
     with (
         tempfile.TemporaryDirectory(prefix="patchlight-oddl-") as journal,

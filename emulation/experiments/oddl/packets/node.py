@@ -40,10 +40,7 @@ _RETRY_S = 0.05
 
 @dataclass(frozen=True)
 class LightTask:
-    """How a node sends: its transmitter, the channel that each node receives, and who else agrees.
-
-    ``control`` are the addresses of all nodes in the control network, ``key`` is in hexadecimal.
-    """
+    """How a node sends; ``channels`` are what nodes receive on, ``key`` is in hexadecimal."""
 
     socket: str
     transmitter: str
@@ -57,8 +54,7 @@ class LightTask:
 class NodeTask:
     """What a node is to do; without ``light`` it is on a packet switch.
 
-    ``neighbours`` are file numbers of sockets of the control network: to the node before it and
-    to the one after it.
+    ``neighbours`` are file numbers of sockets to the nodes before and after it.
     """
 
     number: int
@@ -84,10 +80,7 @@ class NodeTask:
 
 
 class Stretch(NamedTuple):
-    """So many iterations; ``turning``: the ring goes the other way round in every second one.
-
-    It does in the first, so that after an even number all stands as it did.
-    """
+    """So many iterations; ``turning``: the first, third, … go the other way round the ring."""
 
     iterations: int
     turning: bool
@@ -209,8 +202,7 @@ class _Node:
     async def _acknowledged(self, turned: bool) -> None:
         """Wait until neither neighbour needs this node's light any more.
 
-        The one after it has acknowledged all, and the one before it says that it has heard all of
-        this node's acknowledgements: what is sent into the dark is sent again only after long.
+        What is sent into the dark is sent again only after long: acknowledgements count, too.
         """
         await asyncio.to_thread(self._rings[turned].drain, _JOIN_S)
         before, after = self._control[::-1] if turned else self._control

@@ -76,8 +76,8 @@ _LEAST_RATE_BPS = 1e6
 class PacketOptions:
     """What is run. ``rounds`` times, each network in its turn does ``iterations``.
 
-    So for the first of ``tuning_times_s``, and one round for each of the others. Those are the
-    job's times: in the lab, tuning takes ``slowdown`` times as long.
+    So for the first of ``tuning_times_s``, one round for the others; in the lab, tuning takes
+    ``slowdown`` times as long.
     """
 
     model: str = "vgg19"
