@@ -30,13 +30,7 @@ from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.lab.model import Lab, Server
 from patchlight.testbed.lab.rules import SshAccess
 from patchlight.testbed.labfile.writer import write_lab
-from patchlight.testbed.linux.credentials import (
-    CA_FILE,
-    CERTIFICATE_FILE,
-    KEY_FILE,
-    Credentials,
-    agent_name,
-)
+from patchlight.testbed.linux import credentials as tls_files
 from patchlight.testbed.linux.processes import own_program
 from patchlight.testbed.linux.sockets import UNIX, is_beyond_this_machine, split_address
 from patchlight.testbed.wire.lab_api import system_socket
@@ -57,7 +51,7 @@ class AgentDoesNotAnswer(PatchlightError):
 class LabAgents:
     """The agents of ``lab``, called from here, or from their server where SSH has a jump host."""
 
-    def __init__(self, lab: Lab, credentials: Credentials) -> None:
+    def __init__(self, lab: Lab, credentials: tls_files.Credentials) -> None:
         self._lab, self._tls = lab.name, credentials.context(server=False)
 
     def status(self, server: Server, remote: Remote) -> dict[str, Any]:
@@ -72,7 +66,7 @@ class LabAgents:
         self, server: Server, remote: Remote, method: str, path: str, patience_s: float
     ) -> dict[str, Any]:
         host, port = split_address(listening_at(server))
-        name = agent_name(server.name, self._lab)
+        name = tls_files.agent_name(server.name, self._lab)
         try:
             with (
                 _connected(server, remote, host, port, patience_s) as plain,
@@ -235,7 +229,8 @@ class Push:
         if lab.controller_api and is_beyond_this_machine(lab.controller_api):
             here, file = own_program(), shlex.quote(lab_file)
             token = f"{over_ssh} token create --lab {lab.name} --role admin {getpass.getuser()}"
-            login = f"{here} login --ca {self._own.folder / CA_FILE} --token-file - --lab {file}"
+            ca = self._own.folder / tls_files.CA_FILE
+            login = f"{here} login --ca {ca} --token-file - --lab {file}"
             ways.append(f"log in from here: {token.replace(' -t', '', 1)} | {login}")
             ways.append(f"then ask it from here without SSH: {here} status --lab {file}")
         return ways
@@ -261,7 +256,7 @@ class Push:
         return write_lab(self._lab.with_changes(servers=servers))
 
 
-def controller_credentials(authority: Authority) -> Credentials:
+def controller_credentials(authority: Authority) -> tls_files.Credentials:
     """What shows the agents of a lab that its controller asks, or who deploys it."""
     return authority.for_controller(authority.folder.parent / "controller")
 
@@ -323,5 +318,5 @@ def _copy(files: Iterable[BundleFile], found: dict[str, Any], remote: Remote) ->
 
 
 def _credentials_in(folder: Path, name: str) -> dict[str, tuple[str, int]]:
-    modes = {CA_FILE: 0o644, CERTIFICATE_FILE: 0o644, KEY_FILE: 0o600}
+    modes = {tls_files.CA_FILE: 0o644, tls_files.CERTIFICATE_FILE: 0o644, tls_files.KEY_FILE: 0o600}
     return {f"{name}/{file}": ((folder / file).read_text(), mode) for file, mode in modes.items()}

@@ -111,8 +111,9 @@ BLOCKING: Mapping[str, Mapping[str, Published]] = {
 }
 """By our names of policies; constant 16 is what the authors call ``Para_max`` too."""
 
+BEST = "PAC-ML, best checkpoint"
 PAC_ML: Mapping[str, Mapping[str, Published]] = {
-    "PAC-ML, best checkpoint": _each(".2038 .2567 .1166 .0992", NOTEBOOK),
+    BEST: _each(".2038 .2567 .1166 .0992", NOTEBOOK),
     "PAC-ML, final epoch": _each(".2209 .2641 .1247 .1037", NOTEBOOK),
 }
 """The learned policy; the best checkpoint was picked on the evaluation's own episodes."""

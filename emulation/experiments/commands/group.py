@@ -10,20 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import click
+from rich import progress
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TaskID,
-    TextColumn,
-    TimeElapsedColumn,
-)
 
 from patchlight.console import rendering as out
 from patchlight.console.commands import lab_option, only_some_finished, require_root
 from patchlight.console.options import profiles_option, results_option
-from patchlight.emulation.experiments.commands.oddl import oddl
+from patchlight.emulation.experiments.commands.oddl import by_commas, oddl
 from patchlight.emulation.experiments.commands.pac_ml import architectures, pac_ml_load
 from patchlight.testbed.jobs import JobStatus
 
@@ -118,10 +111,15 @@ class _Bars:
 
     def __init__(self, terminal: Console) -> None:
         self._out = terminal
-        counted = (MofNCompleteColumn(), TextColumn("iterations"), TimeElapsedColumn())
-        described = TextColumn("{task.description}", markup=False)
-        self._progress = Progress(described, BarColumn(), *counted, console=terminal)
-        self._tasks: dict[str, TaskID] = {}
+        columns = (
+            progress.TextColumn("{task.description}", markup=False),
+            progress.BarColumn(),
+            progress.MofNCompleteColumn(),
+            progress.TextColumn("iterations"),
+            progress.TimeElapsedColumn(),
+        )
+        self._progress = progress.Progress(*columns, console=terminal)
+        self._tasks: dict[str, progress.TaskID] = {}
 
     def shown(self) -> AbstractContextManager[object]:
         return self._progress if self._out.is_terminal else nullcontext()
@@ -138,16 +136,7 @@ class _Bars:
             self._progress.update(self._tasks[job.id], completed=job.iterations_done)
 
 
-def _names(
-    context: click.Context, parameter: click.Parameter, value: str | None
-) -> tuple[str, ...] | None:
-    """Names joined by commas, without spaces and empty ones."""
-    if value is None:
-        return None
-    return tuple(part.strip() for part in value.split(",") if part.strip())
-
-
-_NAMES: dict[str, Any] = {"callback": _names, "metavar": "NAMES"}
+_NAMES: dict[str, Any] = {"callback": by_commas(str), "metavar": "NAMES"}
 _COUNT = click.IntRange(min=1)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,13 +34,14 @@ def _whole(
     return tuple(int(part) for part in parts)
 
 
-def _times_s(
-    context: click.Context, parameter: click.Parameter, value: str | None
-) -> tuple[float, ...] | None:
-    """Times joined by commas, in seconds."""
-    if value is None:
-        return None
-    return tuple(parse_time(part.strip()) for part in value.split(",") if part.strip())
+def by_commas(read: Callable[[str], Any]) -> Callable[..., Any]:
+    """What reads an option's values that are joined by commas, without spaces and empty ones."""
+
+    def split(context: click.Context, parameter: click.Parameter, value: str | None) -> Any:
+        parts = None if value is None else (part.strip() for part in value.split(","))
+        return parts and tuple(read(part) for part in parts if part)
+
+    return split
 
 
 @click.command(context_settings={"show_default": True})
@@ -101,7 +103,7 @@ def _times_s(
 @click.option(
     "--tuning-time",
     "tuning_times_s",
-    callback=_times_s,
+    callback=by_commas(parse_time),
     metavar="TIME,TIME…",
     help="Of a transceiver; several for packets only.  [default: 1ms,4ms,16ms,64ms; flows: 100ns]",
 )
@@ -131,7 +133,10 @@ def oddl(
     nodes beside a fat-tree, SiP-Ring and an ideal switch; quicker with the extra 'fast'. Writes
     plots and result.json (see docs/results/oddl.md).
     """
-    _refuse_the_others(context, _OF_PACKETS if flows else _OF_FLOWS, flows=flows)
+    for name in _OF_PACKETS if flows else _OF_FLOWS:
+        if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
+            form = "with packets: leave out --flows" if flows else "in flows: say --flows"
+            raise BadInput(f"--{name.replace('_', '-')} is for the experiment {form}")
     of_packets = {name: chosen.pop(name) for name in _OF_PACKETS}
     if not flows:
         run_with_packets(output, models, tuning_times_s, quick=quick, as_json=as_json, **of_packets)
@@ -167,14 +172,6 @@ def oddl(
     _print_scenarios(result)
     out.say(f"Jobs beside it: {result['arrivals']}; drawn {options.draws} ×, {options.placement}.")
     out.say_written(files, folder)
-
-
-def _refuse_the_others(context: click.Context, others: tuple[str, ...], *, flows: bool) -> None:
-    """``BadInput`` for options that the other form of the experiment has."""
-    for name in others:
-        if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
-            form = "with packets: leave out --flows" if flows else "in flows: say --flows"
-            raise BadInput(f"--{name.replace('_', '-')} is for the experiment {form}")
 
 
 def _number(heading: str, *, wide: bool = False) -> out.Column:
@@ -307,24 +304,21 @@ def _print_sweep(result: dict[str, Any]) -> None:
 
 
 def _print_stages(result: dict[str, Any], labels: dict[str, str]) -> None:
-    arms = {"ideal": "ideal", "kept": "kept", "turned": "turned"}
+    arms = ("ideal", "kept", "turned")
     tuning = format_time(result["sweep"][0]["tuning_time_s"])
     table = out.Table(
         out.Column("stage, ms"),
-        *(_number(heading) for arm in arms.values() for heading in (arm, "longest")),
+        *(_number(heading) for arm in arms for heading in (arm, "longest")),
         title=f"What an iteration is made of (medians; {tuning} to tune)",
     )
     for stage, words in labels.items():
         cells = []
         for arm in arms:
             found = result["stages"][arm].get(stage)
-            cells += ["", ""] if found is None else _milliseconds(found)
+            shown = ("median_s", "longest_s")
+            cells += [f"{1e3 * found[name]:.2f}" if found else "" for name in shown]
         table.add_row(words, *cells)
     table.print()
-
-
-def _milliseconds(found: dict[str, float]) -> list[str]:
-    return [f"{1e3 * found[name]:.2f}" for name in ("median_s", "longest_s")]
 
 
 def _print_isolation(found: dict[str, Any], labels: dict[str, str]) -> None:

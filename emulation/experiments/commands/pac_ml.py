@@ -12,8 +12,7 @@ from patchlight.console import rendering as out
 from patchlight.console.commands import only_some_finished
 from patchlight.console.options import profiles_option, results_option
 from patchlight.emulation.experiments import paper
-from patchlight.emulation.experiments.pac_ml.episodes import CONSTANTS
-from patchlight.emulation.experiments.pac_ml.results import policies_in, rows_beside_published
+from patchlight.emulation.experiments.pac_ml import CONSTANTS, policies_in
 from patchlight.testbed.errors import BadInput
 
 _NOTHING = "–"
@@ -38,6 +37,20 @@ def print_tables(result: dict[str, Any]) -> None:
         for row in rows:
             table.add_row(*row)
         table.print()
+
+
+def rows_beside_published(result: dict[str, Any]) -> list[tuple[str, ...]]:
+    """For each law the published rate, the lowest one here, its policy, and the difference."""
+    rows: list[tuple[str, ...]] = []
+    for law, cell in result["rules"].get(paper.RULE, {}).items() if result["comparable"] else ():
+        if law not in paper.PAC_ML[paper.BEST]:
+            continue
+        published = paper.PAC_ML[paper.BEST][law].blocking_rate
+        measured, policy = cell["lowest"]["blocking_rate"], cell["lowest"]["policy"]
+        points = f"{100 * (measured - published):+.2f} points".replace("-", "−")
+        rates = (f"{100 * each:.2f} %" for each in (published, measured))
+        rows.append((f"law {law}", *rates, policy, points))
+    return rows
 
 
 def _print_blocking(result: dict[str, Any], rule: str, laws: dict[str, Any], beside: bool) -> None:
@@ -93,8 +106,7 @@ def _blocked(cell: Mapping[str, Any], name: str) -> out.Cell:
 
 def _print_less_constant(rule: str, laws: dict[str, Any]) -> None:
     """Paired differences of all but constants, where there is one to compare with."""
-    constants = {f"constant-{degree}" for degree in CONSTANTS}
-    names = [name for name in policies_in(laws) if name not in constants]
+    names = [name for name in policies_in(laws) if name not in CONSTANTS]
     if not names or any(cell["lowest"]["constant"] is None for cell in laws.values()):
         return
     columns = []
@@ -338,19 +350,16 @@ def architectures(
 
 
 def _print(result: dict[str, Any]) -> None:
-    def number(heading: str, *, wide: bool = False) -> out.Column:
-        return out.Column(heading, wide=wide, whole=True, right=True)
-
     table = out.Table(
         "network",
-        number("iteration"),
-        number("JCT"),
-        number("p99", wide=True),
-        number("links"),
-        number("fullest", wide=True),
-        number("dark"),
-        number("kW"),
-        number("k$"),
+        _number("iteration"),
+        _number("JCT"),
+        _number("p99", wide=True),
+        _number("links"),
+        _number("fullest", wide=True),
+        _number("dark"),
+        _number("kW"),
+        _number("k$"),
         title=f"{result['jobs']} jobs on {result['nodes']} nodes (iteration: times ideal switch)",
     )
     for spec, row in result["networks"].items():

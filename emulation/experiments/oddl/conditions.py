@@ -14,14 +14,8 @@ from patchlight.emulation.simulator.cluster.jobs import SyntheticJobs, queue_job
 from patchlight.emulation.simulator.cluster.simulation import Simulation
 from patchlight.emulation.simulator.cluster.sweep import QueueScheduler, load_policies
 from patchlight.emulation.simulator.network import Network, PlacedJob, Round, collective, network_of
+from patchlight.emulation.simulator.network import jobs as network_jobs
 from patchlight.emulation.simulator.network.engine import run
-from patchlight.emulation.simulator.network.jobs import (
-    ONCE,
-    Sessions,
-    expert_exchange,
-    program_of,
-    sessions_of,
-)
 from patchlight.emulation.simulator.network.sharing import Ints
 from patchlight.emulation.simulator.traces import TraceJob, read_trace
 from patchlight.testbed.errors import BadInput, PatchlightError, nearest
@@ -54,7 +48,9 @@ class Workload(NamedTuple):
         if not self.tokens_bytes:
             return gradient
         # To the experts and back, in the forward pass and again in the backward pass.
-        experts = expert_exchange(members, min(_EXPERTS, members), 4 * _LAYERS * self.tokens_bytes)
+        experts = network_jobs.expert_exchange(
+            members, min(_EXPERTS, members), 4 * _LAYERS * self.tokens_bytes
+        )
         return [*experts, *gradient]
 
 
@@ -69,11 +65,6 @@ def workload(name: str) -> Workload:
     backward = graph.backward_ms / 1e3 / computes_s
     tokens = batch * _TOKENS * _WIDTH * _NUMBER_BYTES if name == MIXTURE else 0
     return Workload(computes_s, backward, float(graph.parameter_bytes), float(tokens))
-
-
-def descriptions(names: Sequence[str]) -> dict[str, dict[str, float]]:
-    """What was taken for each model, for the result."""
-    return {name: workload(name)._asdict() for name in names}
 
 
 # How many jobs of the Philly trace want so many GPUs; the 90 other ones are left out.
@@ -247,7 +238,7 @@ class Scene(NamedTuple):
             nodes,
             model.compute_s if conditions.computes else 0.0,
             model.rounds(len(nodes)),
-            ONCE,
+            network_jobs.ONCE,
             begins_s,
             overlap=model.backward if conditions.overlapped else 0.0,
             messages_s=self.light.message_s if conditions.latency else 0.0,
@@ -258,10 +249,10 @@ def mean_iteration_s(
     network: Network, job: PlacedJob, neighbours: Sequence[PlacedJob] = ()
 ) -> float:
     """Seconds of an iteration of a job beside others, without the first; or ``PatchlightError``."""
-    sessions = [sessions_of(network, each) for each in (job, *neighbours)]
+    sessions = [network_jobs.sessions_of(network, each) for each in (job, *neighbours)]
     near = _near(network, sessions)
     jobs = [each for each, counts in zip((job, *neighbours), near, strict=True) if counts]
-    program = program_of(
+    program = network_jobs.program_of(
         network, jobs, [s for s, counts in zip(sessions, near, strict=True) if counts]
     )
     least, unmeasured = (_BEFORE + _TIMED, _BEFORE) if len(jobs) > 1 else (2, 1)
@@ -271,7 +262,7 @@ def mean_iteration_s(
     return float(outcome.ends_s[0] - outcome.marks_s[0]) / float(outcome.done[0] - unmeasured)
 
 
-def _near(network: Network, sessions: Sequence[Sessions]) -> list[bool]:
+def _near(network: Network, sessions: Sequence[network_jobs.Sessions]) -> list[bool]:
     """Which jobs share links with the first, directly or through others."""
     uses = np.zeros((len(sessions), len(network.capacity_bps)), bool)
     for mine, one in zip(uses, sessions, strict=True):

@@ -251,7 +251,7 @@ def arrivals_of(options: FlowOptions, seed: int) -> conditions.JobArrivals:
 
 def run_flows(options: FlowOptions, tell: Callable[[int, int], None]) -> dict[str, Any]:
     """What ``result.json`` holds; ``tell`` hears (done, in all). ``BadInput`` for bad options."""
-    models = conditions.descriptions(options.models)
+    models = {name: conditions.workload(name)._asdict() for name in options.models}
     origin = provenance(
         range(options.seed, options.seed + options.draws),
         [] if options.trace is None else [options.trace],

@@ -106,10 +106,6 @@ def reductions_figure(
     return figure
 
 
-def _throughput(axis: Axes, run: analysis.CaseRun) -> None:
-    _draw(axis, run, [(p.host, p.at, p.rx_bps / 1e9) for p in run.ports])
-
-
 def _utilization(axis: Axes, run: analysis.CaseRun) -> None:
     """Each job's mean over its GPUs and a second, and under it each GPU in tenths of a second."""
     zero = analysis.training_window(run.jobs[0])[0]
@@ -131,15 +127,15 @@ def _utilization(axis: Axes, run: analysis.CaseRun) -> None:
     axis.set_ylim(top=105)
 
 
-def _draw(axis: Axes, run: analysis.CaseRun, samples: Sequence[tuple[str, float, float]]) -> None:
+def _throughput(axis: Axes, run: analysis.CaseRun) -> None:
     zero = analysis.training_window(run.jobs[0])[0]
     last = max(analysis.training_window(job)[1] for job in run.jobs) - zero + _AFTER_S
     for number, job in enumerate(run.jobs):
         for rank, host in enumerate(job.status.spec.hosts):
             points = [
-                (at - zero, value)
-                for name, at, value in samples
-                if name == host and 0 <= at - zero <= last
+                (each.at - zero, each.rx_bps / 1e9)
+                for each in run.ports
+                if each.host == host and 0 <= each.at - zero <= last
             ]
             axis.plot(
                 [at for at, _ in points],
@@ -234,8 +230,8 @@ def rows_of(result: dict[str, Any]) -> list[Row]:
             continue
         static, optical = found["static"], found["optical"]
         published = f"{100 * paper.reduction:.1f} %", f"{100 * found['reduction']:.1f} %"
-        points = _signed(100 * compared[f"cases.{case}.reduction"]["difference"], " points")
-        rows.append((name, "completion lower by", *published, points))
+        points = f"{100 * compared[f'cases.{case}.reduction']['difference']:+.1f} points"
+        rows.append((name, "completion lower by", *published, points.replace("-", "−")))
         used = f"{100 * static['gpu_utilization']:.0f} % → {100 * optical['gpu_utilization']:.0f} %"
         ratio = paper.utilization_words or f"× {paper.utilization_ratio:g}"
         measured = f"{used} (× {found['gpu_utilization_ratio']:.2f})"
@@ -276,10 +272,6 @@ def _rows_of_real(real: dict[str, Any], beside: dict[str, Any]) -> list[Row]:
         made_up = f"{100 * beside['reduction']:.1f} %"
         rows.append(("real", "… with made-up gradients", "", made_up, ""))
     return rows
-
-
-def _signed(difference: float, unit: str) -> str:
-    return f"{difference:+.1f}{unit}".replace("-", "−")
 
 
 def too_busy(result: dict[str, Any]) -> str:

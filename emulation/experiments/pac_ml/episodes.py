@@ -3,7 +3,7 @@
 import math
 import time
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, cast
 
@@ -13,6 +13,7 @@ from patchlight.controller.policies.files import OptionsCard
 from patchlight.controller.policies.guard import Fault, GuardedPartition
 from patchlight.controller.policies.learned import Card
 from patchlight.controller.policies.registry import find, policies
+from patchlight.emulation.experiments.pac_ml import CONSTANTS
 from patchlight.emulation.experiments.pac_ml.variation import Variation
 from patchlight.emulation.simulator.executors import policy_seed
 from patchlight.emulation.simulator.ramp.bounds import hindsight_bound, online_bound
@@ -24,12 +25,10 @@ from patchlight.emulation.simulator.ramp.workloads import Workloads
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.graphs import ComputationGraph
 
-CONSTANTS = (1, 2, 4, 6, 8, 16)
 ROLL_OUT = "roll-out"
-_CONSTANT: Mapping[str, int] = {f"constant-{degree}": degree for degree in CONSTANTS}
 _PLAIN = ("maximum", "minimum", "sufficient", "random")
 
-NAMES = (*_CONSTANT, *_PLAIN, ROLL_OUT)
+NAMES = (*CONSTANTS, *_PLAIN, ROLL_OUT)
 """Those that the experiment runs by itself, in addition to the learned ones that are shipped."""
 
 
@@ -102,8 +101,8 @@ def make_policy(
     scenario, seed = scenario.for_policies(), policy_seed(seed)
     if name == ROLL_OUT:
         return RollOut(scenario, seed, look)
-    if name in _CONSTANT:
-        return Constant(_CONSTANT[name])
+    if name in CONSTANTS:
+        return Constant(CONSTANTS[name])
     recipe = find(name, "partition")
     made = cast(PartitionPolicy, recipe.make(scenario=scenario, seed=seed))
     if recipe.origin == "built in":

@@ -14,7 +14,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from patchlight.emulation.experiments import paper
-from patchlight.emulation.experiments.pac_ml.episodes import CONSTANTS, ROLL_OUT, EpisodeOutcome
+from patchlight.emulation.experiments.pac_ml import CONSTANTS, policies_in
+from patchlight.emulation.experiments.pac_ml.episodes import ROLL_OUT, EpisodeOutcome
 from patchlight.emulation.simulator import results
 from patchlight.emulation.simulator.ramp import scenario
 from patchlight.emulation.simulator.ramp.rollout import LookAhead
@@ -175,8 +176,7 @@ class Lowest:
         name, *rest = ranked
         lowest = policies[name]
         beside = [Difference.of(lowest, policies[other]) for other in rest]
-        constants = {f"constant-{degree}" for degree in CONSTANTS}
-        constant = next((each for each in ranked if each in constants), None)
+        constant = next((each for each in ranked if each in CONSTANTS), None)
         return cls(
             name,
             lowest.blocking_rate,
@@ -253,28 +253,20 @@ class PacMlResult:
     published: Mapping[str, Any] = field(default_factory=_published)
 
 
-def policies_in(laws: Mapping[str, Any]) -> list[str]:
-    """The policies of a placement rule, by name: those that have figures under any law."""
-    return list(dict.fromkeys(name for cell in laws.values() for name in cell["policies"]))
-
-
 def _percentile(values: Sequence[float], percent: float) -> float | None:
     return float(np.percentile(values, percent)) if values else None
 
 
 def _interval(interval: scenario.Interval) -> tuple[float | None, float | None]:
     """JSON knows neither infinity nor not-a-number."""
-    return _finite(interval.mean), _finite(interval.half_width)
+    mean, half_width = (each if math.isfinite(each) else None for each in interval)
+    return mean, half_width
 
 
 def _mean(values: Iterable[float]) -> float | None:
     """The mean of the episodes that have one: where no job was completed, there is no JCT."""
     kept = [value for value in values if math.isfinite(value)]
     return math.fsum(kept) / len(kept) if kept else None
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
 
 
 _CONSTANT_SHADES = ("#c6dbef", "#9ecae1", "#6baed6", "#4292c6", "#2171b5", "#084594")
@@ -292,7 +284,6 @@ _BOUNDS = (
     ("hindsight_bound", "bound in hindsight", "-"),
     ("online_bound", "bound without foresight", ":"),
 )
-_PAC_ML = "PAC-ML, best checkpoint"
 
 
 def blocking_figure(result: dict[str, Any], rule: str) -> Figure:
@@ -336,7 +327,8 @@ def _bars(
         spread = [figures.get(error) or 0.0 for figures in found] if error else None
         # A policy's file without its folders: the plot needs the room.
         label, colour = name.rpartition("/")[2], _colour(name, number)
-        look: dict[str, Any] = {"color": colour, "hatch": _hatch(number)}
+        turn, kind = divmod(number, len(_HATCHES))
+        look: dict[str, Any] = {"color": colour, "hatch": _HATCHES[kind] * (turn + 1)}
         look |= {"edgecolor": "#ffffff", "linewidth": 0}
         axis.bar(at, heights, width, yerr=spread, label=label, error_kw={"linewidth": 0.8}, **look)
     axis.set_xticks(range(len(laws)), [f"law {law}" for law in laws])
@@ -351,22 +343,16 @@ def _reference_lines(axis: Axes, result: dict[str, Any], laws: dict[str, Any]) -
             bound, label = cell[key]["blocking_rate"], f"{first}{name} (no policy is below)"
             if bound is not None:
                 axis.hlines(bound, *span, "#000000", linestyle=style, linewidth=1, label=label)
-        if result["comparable"] and law in result["published"]["blocking_rate"][_PAC_ML]:
-            published = result["published"]["blocking_rate"][_PAC_ML][law]["blocking_rate"]
-            label = f"{first}{_PAC_ML} (published)"
+        if result["comparable"] and law in result["published"]["blocking_rate"][paper.BEST]:
+            published = result["published"]["blocking_rate"][paper.BEST][law]["blocking_rate"]
+            label = f"{first}{paper.BEST} (published)"
             axis.hlines(published, *span, "#d62728", linestyle="--", linewidth=1.2, label=label)
 
 
 def _colour(name: str, place: int) -> str:
-    constants = [f"constant-{degree}" for degree in (1, 2, 4, 6, 8, 16)]
-    if name in constants:
-        return _CONSTANT_SHADES[constants.index(name)]
+    if name in CONSTANTS:
+        return _CONSTANT_SHADES[list(CONSTANTS).index(name)]
     return _COLOURS[name] if name in _COLOURS else _OTHERS[place % len(_OTHERS)]
-
-
-def _hatch(place: int) -> str:
-    turn, kind = divmod(place, len(_HATCHES))
-    return _HATCHES[kind] * (turn + 1)
 
 
 def write_report(result: dict[str, Any], output: Path) -> list[Path]:
@@ -376,20 +362,6 @@ def write_report(result: dict[str, Any], output: Path) -> list[Path]:
         plots[f"blocking-{rule}"] = partial(blocking_figure, result, rule)
         plots[f"completion-{rule}"] = partial(completion_figure, result, rule)
     return results.write_report(result, output, plots)
-
-
-def rows_beside_published(result: dict[str, Any]) -> list[tuple[str, ...]]:
-    """For each law the published rate, the lowest one here, its policy, and the difference."""
-    rows: list[tuple[str, ...]] = []
-    for law, cell in result["rules"].get(paper.RULE, {}).items() if result["comparable"] else ():
-        if law not in paper.PAC_ML[_PAC_ML]:
-            continue
-        published = paper.PAC_ML[_PAC_ML][law].blocking_rate
-        measured, policy = cell["lowest"]["blocking_rate"], cell["lowest"]["policy"]
-        points = f"{100 * (measured - published):+.2f} points".replace("-", "−")
-        rates = (f"{100 * each:.2f} %" for each in (published, measured))
-        rows.append((f"law {law}", *rates, policy, points))
-    return rows
 
 
 def faults_of(result: dict[str, Any]) -> list[str]:

@@ -12,12 +12,7 @@ from patchlight.emulation.experiments import paper
 from patchlight.emulation.experiments.pac_ml import episodes, results
 from patchlight.emulation.experiments.pac_ml.variation import Variation
 from patchlight.emulation.simulator.executors import Engine, Interrupted, run_all
-from patchlight.emulation.simulator.graphs.profiles import (
-    SOURCES,
-    profile_cache,
-    profile_in,
-    read_profiles,
-)
+from patchlight.emulation.simulator.graphs import profiles as pipedream
 from patchlight.emulation.simulator.ramp.ramp import PlacementRule
 from patchlight.emulation.simulator.ramp.rollout import LookAhead
 from patchlight.emulation.simulator.ramp.scenario import PAC_ML_HORIZON_S
@@ -57,7 +52,10 @@ class PacMlOptions:
             raise BadInput(f"the first seed is {self.first_seed}: expected 0 or more")
         for name in self.laws:
             law(name)
-        _check("placement rule", self.rules, [rule.value for rule in PlacementRule])
+        known = [rule.value for rule in PlacementRule]
+        for rule in self.rules:
+            if rule not in known:
+                raise BadInput(f"no placement rule {rule!r}: {nearest(rule, known)}")
         named = episodes.check_names([*(self.policies or ()), *self.added], self.variation.ramp)
         for what, asked in (
             ("laws", self.laws),
@@ -117,15 +115,23 @@ def find_profiles(folder: Path | None) -> Profiles:
 
     ``BadInput`` if there are not all five in the folder, or in a cache that has some.
     """
-    cache = profile_cache()
-    if folder is None and cache.is_dir() and any(profile_in(cache, name) for name in SOURCES):
+    cache = pipedream.profile_cache()
+    if (
+        folder is None
+        and cache.is_dir()
+        and any(pipedream.profile_in(cache, name) for name in pipedream.SOURCES)
+    ):
         folder = cache
     if folder is None:
-        graphs = tuple(builtin_graph(name) for name in SOURCES)
+        graphs = tuple(builtin_graph(name) for name in pipedream.SOURCES)
         return Profiles(graphs, "built in, computed", published=False)
-    found, published = read_profiles(folder)
+    found, published = pipedream.read_profiles(folder)
     kind = "PipeDream's" if published else "the user's"
-    files = tuple(file for name in SOURCES if (file := profile_in(folder, name)) is not None)
+    files = tuple(
+        file
+        for name in pipedream.SOURCES
+        if (file := pipedream.profile_in(folder, name)) is not None
+    )
     return Profiles(tuple(found), f"{kind}, in {folder}", published, files)
 
 
@@ -305,9 +311,3 @@ def _policies(
         name: results.PolicyFigures.of(by_seed, paper.BLOCKING.get(name, {}).get(cell.law))
         for name, by_seed in finished.items()
     }
-
-
-def _check(what: str, asked: Sequence[str], known: Sequence[str]) -> None:
-    for name in asked:
-        if name not in known:
-            raise BadInput(f"no {what} {name!r}: {nearest(name, known)}")

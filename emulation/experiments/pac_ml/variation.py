@@ -10,16 +10,8 @@ from typing import Any
 from patchlight.controller.policies.learned import Card
 from patchlight.controller.policies.observation import written
 from patchlight.emulation.simulator.outages import Outages
+from patchlight.emulation.simulator.ramp import scenario as scenarios
 from patchlight.emulation.simulator.ramp.ramp import PAC_ML_SHAPE, RampShape
-from patchlight.emulation.simulator.ramp.scenario import (
-    MAX_ERROR,
-    PAC_ML_HORIZON_S,
-    Arrivals,
-    FixedArrivals,
-    PoissonArrivals,
-    Scenario,
-    pac_ml_scenario,
-)
 from patchlight.emulation.simulator.ramp.workloads import LAW_NAMES, Device, Workloads
 from patchlight.testbed.errors import BadInput, nearest
 from patchlight.testbed.graphs import ComputationGraph
@@ -39,10 +31,10 @@ class Variation:
     """
 
     ramp: RampShape = PAC_ML_SHAPE
-    arrivals: Arrivals = field(default_factory=FixedArrivals)
+    arrivals: scenarios.Arrivals = field(default_factory=scenarios.FixedArrivals)
     mix: tuple[tuple[str, float], ...] = ()
     failures: Outages | None = None
-    horizon_s: float = PAC_ML_HORIZON_S
+    horizon_s: float = scenarios.PAC_ML_HORIZON_S
     law_instance: int | None = None
     milliseconds: bool = False
     remaining_error: float = 0.0
@@ -59,10 +51,10 @@ class Variation:
     ) -> Variation:
         """Of ``4x4x2``, ``poisson:1000``, ``vgg16=3,gnmt=1``, ``30d:4h``; else ``BadInput``."""
         second = _MILLISECOND if milliseconds else 1.0
-        usual = FixedArrivals(FixedArrivals().interval_s * second)
+        usual = scenarios.FixedArrivals(scenarios.FixedArrivals().interval_s * second)
         return cls(
             PAC_ML_SHAPE if ramp is None else _shape(ramp),
-            usual if arrivals is None else _arrivals(arrivals, PAC_ML_HORIZON_S * second),
+            usual if arrivals is None else _arrivals(arrivals, scenarios.PAC_ML_HORIZON_S * second),
             () if mix is None else _mix(mix),
             (failures and Outages.parse(f"server:{failures.removeprefix('server:')}")) or None,
             milliseconds=milliseconds,
@@ -90,7 +82,7 @@ class Variation:
         if self.ramp != usual.ramp:
             found["ramp"] = f"{self.ramp.groups}x{self.ramp.racks}x{self.ramp.servers}"
         if self.arrivals != usual.arrivals:
-            kind = "fixed" if isinstance(self.arrivals, FixedArrivals) else "poisson"
+            kind = "fixed" if isinstance(self.arrivals, scenarios.FixedArrivals) else "poisson"
             found["arrivals"] = f"{kind}:{self.arrivals.mean_interval_s:g}"
         if self.mix:
             found["mix"] = ",".join(f"{name}={share:g}" for name, share in self.mix)
@@ -114,10 +106,12 @@ class Variation:
         device = Device(seconds_per_ms=_MILLISECOND) if self.milliseconds else None
         return Workloads(graphs, self.ramp, device=device)
 
-    def scenario(self, workloads: Workloads, law: str, rule: str) -> Scenario:
+    def scenario(self, workloads: Workloads, law: str, rule: str) -> scenarios.Scenario:
         """The experiment so varied."""
         second = _MILLISECOND if self.milliseconds else 1.0
-        plain = pac_ml_scenario(workloads, law, rule, self.horizon_s * second, self.law_instance)
+        plain = scenarios.pac_ml_scenario(
+            workloads, law, rule, self.horizon_s * second, self.law_instance
+        )
         shares = dict(self.mix)
         return replace(
             plain,
@@ -141,11 +135,11 @@ def _shape(text: str) -> RampShape:
     return shape
 
 
-def _arrivals(text: str, horizon_s: float) -> Arrivals:
+def _arrivals(text: str, horizon_s: float) -> scenarios.Arrivals:
     kind, _, written = text.strip().partition(":")
-    kinds: dict[str, Callable[[float], Arrivals]] = {
-        "fixed": FixedArrivals,
-        "poisson": PoissonArrivals,
+    kinds: dict[str, Callable[[float], scenarios.Arrivals]] = {
+        "fixed": scenarios.FixedArrivals,
+        "poisson": scenarios.PoissonArrivals,
     }
     if kind not in kinds:
         raise BadInput(
@@ -173,9 +167,9 @@ def _error(text: str) -> float:
         found = float(text)
     except ValueError:
         found = -1.0
-    if not 0 <= found <= MAX_ERROR:
+    if not 0 <= found <= scenarios.MAX_ERROR:
         raise BadInput(
-            f"'error:{text}' is not an error: expected 0 to {MAX_ERROR:g}, like error:0.3"
+            f"'error:{text}' is not an error: expected 0 to {scenarios.MAX_ERROR:g}, like error:0.3"
         )
     return found
 
@@ -244,7 +238,7 @@ def _other_conditions(environment: Mapping[str, Any], variation: Variation) -> l
     met = [each.mean_interval_s for each in kind]
     found = []
     if not met or not min(met) <= here.mean_interval_s <= max(met):
-        usual = f"trained on a job every {FixedArrivals().interval_s:g} s"
+        usual = f"trained on a job every {scenarios.FixedArrivals().interval_s:g} s"
         told = environment.get("conditions", ())
         found.append(f"trained on {', '.join(told)}" if len(trained) > 1 else usual)
     if variation.mix and not alike:

@@ -15,7 +15,11 @@ from matplotlib.patches import Rectangle
 from patchlight.controller.policies.degrees import Constant
 from patchlight.emulation.experiments import paper
 from patchlight.emulation.experiments.commands.group import experiment
-from patchlight.emulation.experiments.commands.pac_ml import print_less_maximum, print_tables
+from patchlight.emulation.experiments.commands.pac_ml import (
+    print_less_maximum,
+    print_tables,
+    rows_beside_published,
+)
 from patchlight.emulation.experiments.pac_ml import run
 from patchlight.emulation.experiments.pac_ml.episodes import (
     NAMES,
@@ -25,11 +29,7 @@ from patchlight.emulation.experiments.pac_ml.episodes import (
     check_names,
 )
 from patchlight.emulation.experiments.pac_ml.load import LoadOptions, run_loads, write_loads
-from patchlight.emulation.experiments.pac_ml.results import (
-    blocking_figure,
-    rows_beside_published,
-    write_report,
-)
+from patchlight.emulation.experiments.pac_ml.results import blocking_figure, write_report
 from patchlight.emulation.experiments.pac_ml.run import PacMlOptions, find_profiles, run_experiment
 from patchlight.emulation.simulator.executors import Engine
 from patchlight.emulation.simulator.graphs.profiles import SOURCES

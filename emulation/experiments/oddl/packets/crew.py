@@ -63,11 +63,9 @@ class Crew:
         ]
         every = [node for same in found for node in same]
         took_s = max(node["ended_s"] for node in every) - min(node["began_s"] for node in every)
-        return CrewTraining(took_s, [_together(same) for same in found])
-
-
-def _together(nodes: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
-    return {stage: [node["stages_s"][stage] for node in nodes] for stage in nodes[0]["stages_s"]}
+        stages = found[0][0]["stages_s"]
+        together = [{s: [node["stages_s"][s] for node in same] for s in stages} for same in found]
+        return CrewTraining(took_s, together)
 
 
 @contextmanager

@@ -15,7 +15,6 @@ from contextlib import contextmanager
 from math import comb
 from pathlib import Path
 from statistics import median
-from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 from patchlight.console.direct import direct_client
@@ -28,7 +27,7 @@ from patchlight.testbed.lab.model import Lab
 from patchlight.testbed.lab.spectrum import SpectrumMap
 from patchlight.testbed.lab.tuning import LIGHT_SOCKET, LightClient
 from patchlight.testbed.linux import namespaces
-from patchlight.testbed.paths.light_networks import LightNetwork, channels_of, light_networks
+from patchlight.testbed.paths.light_networks import channels_of, light_networks
 
 _ETHERTYPE = 0x88B6
 """The second of the two that IEEE 802 leaves for local experiments; probes have the first."""
@@ -48,12 +47,7 @@ class FrameArrivals:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for ear in self._ears.values():
             ear.close()
 
@@ -180,8 +174,9 @@ def measure_isolation(
     ``slowdown``. ``PatchlightError`` if the wavelength switches cannot be changed.
     """
     hosts, light = emulated.hosts, emulated.run_dir / LIGHT_SOCKET
-    jobs = {way: _two_networks(emulated.lab, maps) for way, maps in WAYS.items()}
-    own = jobs["channels"][0]  # Its channels are there in both ways.
+    # Its channels are there in both ways.
+    spectra = {name: SpectrumMap.parse(texts) for name, texts in WAYS["channels"].items()}
+    own, _ = light_networks(emulated.lab, spectra)
     trains = [emulated.host(name) for name in own.hosts]
     floods = [host for host in hosts if host.name not in own.hosts]
     found: dict[str, Any] = {}
@@ -231,13 +226,6 @@ def change_in(times: Pairs) -> dict[str, Any]:
         "quiet_iterations_s": list(times.quiet_s),
         "flooded_iterations_s": list(times.flooded_s),
     }
-
-
-def _two_networks(lab: Lab, maps: Mapping[str, Sequence[str]]) -> list[LightNetwork]:
-    spectra = {name: SpectrumMap.parse(texts) for name, texts in maps.items()}
-    found = light_networks(lab, spectra)
-    assert len(found) == 2
-    return found
 
 
 def _rewire(lab: Lab, maps: Mapping[str, Sequence[str]]) -> float:

@@ -13,8 +13,6 @@ import os
 import socket
 import sys
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -158,9 +156,13 @@ class _Node:
             await asyncio.to_thread(self._exchange, index, turned)
             ended("send")
         else:
-            async with self._path(turned) as path:
+            to = (self._task.number + (-1 if turned else 1)) % self._size
+            async with self._paths.path(to, _JOIN_S) as path:
                 ended("ask")
-                await self._tuned(path)
+                light = self._task.light
+                assert light is not None
+                channel = light.channels[path.channel]
+                await asyncio.to_thread(self._waiting_light.tune, light.transmitter, channel)
                 ended("tune")
                 await asyncio.to_thread(self._exchange, index, turned)
                 ended("send")
@@ -176,19 +178,6 @@ class _Node:
             "ended_s": times_s[-1],
             "stages_s": dict(zip(names, stages, strict=True)),
         }
-
-    @asynccontextmanager
-    async def _path(self, turned: bool) -> AsyncIterator[LitPath]:
-        assert self._paths is not None
-        to = (self._task.number + (-1 if turned else 1)) % self._size
-        async with self._paths.path(to, _JOIN_S) as path:
-            yield path
-
-    async def _tuned(self, path: LitPath) -> None:
-        light = self._task.light
-        assert light is not None
-        channel = light.channels[path.channel]
-        await asyncio.to_thread(self._waiting_light.tune, light.transmitter, channel)
 
     def _exchange(self, index: int, turned: bool) -> None:
         number = self._task.number

@@ -22,7 +22,7 @@ from patchlight.testbed.errors import BadInput
 from patchlight.testbed.generate.builder import LabBuilder
 from patchlight.testbed.lab.model import Lab
 from patchlight.testbed.labfile.reader import load_lab
-from patchlight.testbed.paths.light_networks import LightNetwork, light_networks
+from patchlight.testbed.paths.light_networks import light_networks
 from patchlight.testbed.units import format_rate, format_time
 
 _MODEL = "oddl4"
@@ -52,17 +52,6 @@ def switch_lab() -> Lab:
         rate = format_rate(host.nic.rate_bps)
         build.fibre(build.server(host.server.name, gpus=["Generic"], rate=rate), "ideal")
     return build.lab()
-
-
-def network_of_all(lab: Lab) -> LightNetwork:
-    """The one network of light that all hosts are in, as the lab file has the switches."""
-    (network,) = light_networks(lab, {})
-    return network
-
-
-def rate_bps(lab: Lab) -> float:
-    """Of the slowest NIC, before any scale."""
-    return min(float(host.nic.rate_bps or "inf") for host in lab.hosts)
 
 
 TUNING_TIMES_S = (1e-3, 4e-3, 16e-3, 64e-3)
@@ -115,7 +104,8 @@ class PacketOptions:
     @property
     def emulated_bps(self) -> float:
         """The rate of a NIC in the emulated lab."""
-        return rate_bps(switch_lab()) / self.scale / self.slowdown
+        slowest_bps = min(float(host.nic.rate_bps or "inf") for host in switch_lab().hosts)
+        return slowest_bps / self.scale / self.slowdown
 
     @property
     def pairs(self) -> int:
@@ -155,7 +145,7 @@ def run_packets(options: PacketOptions, say: Callable[[str], None]) -> dict[str,
             lab = light_lab(in_lab_s)
             with (
                 EmulatedLab.from_lab(lab, scale, replace=options.replace) as lit,
-                crew_of(lit, load, network_of_all(lit.lab)) as oddl,
+                crew_of(lit, load, light_networks(lit.lab, {})[0]) as oddl,
             ):
                 oddl.train(2, turning=True)  # Those of both rings do; it leaves them tuned.
                 rounds = [
