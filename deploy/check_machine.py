@@ -37,10 +37,7 @@ _FOR_GPUS = ("nvidia_uvm",)
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One check of one server. ``ok`` is ``None`` where it cannot be told.
-
-    ``found`` says what is there, ``remedy`` what to do where that is wrong.
-    """
+    """One check of one server; ``ok`` is ``None`` where it cannot be told, ``remedy`` mends it."""
 
     server: str
     check: str

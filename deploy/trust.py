@@ -89,9 +89,8 @@ _FINGERPRINT = re.compile(r"SHA256:[A-Za-z0-9+/]{43}")
 class Shown:
     """The host key that a host shows, and whether that is known: it is, none is, or another.
 
-    ``name`` is a server's, or the address of a host that connections go through, which stands in
-    the lab file as ``jump``. ``before`` are the fingerprints that are known where it shows another,
-    ``in_lab_file`` says where they are known.
+    ``name`` is a server's, or the address of a jump host. ``before`` are the fingerprints that are
+    known where it shows another; ``in_lab_file`` says where they are known.
     """
 
     name: str
@@ -172,8 +171,7 @@ def _look(
 def read_fingerprints(file: Path) -> dict[str, set[str]]:
     """The fingerprints that somebody wrote down, by server; ``BadInput`` with the first mistake.
 
-    Each line has a server's name and, anywhere behind it, a fingerprint, so that what
-    ``ssh-keygen -l`` prints can stand there. A server may have several.
+    A line has a server and, anywhere behind it, a fingerprint, so that ``ssh-keygen -l`` fits.
     """
     found: dict[str, set[str]] = {}
     try:

@@ -188,10 +188,7 @@ class Releases:
         part.replace(part.with_suffix(""))
 
     def install(self, release: str, packages: dict[str, str], installer: str, note: Any) -> bool:
-        """Make the environment ``release``; False if it is here.
-
-        ``packages`` are the wheels in it and bytecode for them, by name, each with its SHA-256.
-        """
+        """Make the environment ``release`` of packages with their SHA-256; False if it is here."""
         folder = self._places.releases / release
         if (folder / _RECORD).exists():
             return False

@@ -170,10 +170,7 @@ class ArchitectureOptions:
 def run_experiment(
     options: ArchitectureOptions, tell: Callable[[int, int], None]
 ) -> dict[str, Any]:
-    """What ``result.json`` holds. ``tell`` hears of networks that are done, of how many.
-
-    ``BadInput`` for networks of different sizes: the same jobs would not be the same load.
-    """
+    """What ``result.json`` holds; ``tell`` hears (done, in all). ``BadInput`` for unlike sizes."""
     networks = [network_of(spec) for spec in options.networks]
     if len({network.nodes for network in networks}) > 1:
         sizes = ", ".join(f"{network.spec}: {network.nodes}" for network in networks)

@@ -50,11 +50,7 @@ def of_partition(
     remaining_error: float = 0.0,
     **other: str | None,
 ) -> Evaluation:
-    """Partition policies on PAC-ML's cluster: figures for each law and policy.
-
-    ``processes`` 0 is one for each core; ``tell`` hears (done, in all); ``other`` as in
-    ``Variation.parse``. Ctrl-C keeps what is finished; where nothing is, it is raised.
-    """
+    """Figures of partition policies on PAC-ML's cluster; ``other`` as in ``Variation.parse``."""
     # Not above: importing NumPy takes longer than --help should.
     from patchlight.emulation.experiments.pac_ml.episodes import card_of
     from patchlight.emulation.experiments.pac_ml.run import PacMlOptions, run_policies

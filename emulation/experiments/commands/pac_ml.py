@@ -59,7 +59,11 @@ def _print_blocking(result: dict[str, Any], rule: str, laws: dict[str, Any], bes
     count = len(result["seeds"])
     other = "".join(f", {what} {text}" for what, text in result["varied"].items())
     title = f"Blocking rate (%), {rule}, {count} seeds, {drawn}{other}, mean ± 95 %"
-    names, faults = policies_in(laws), {name: _faults(laws, name) for name in policies_in(laws)}
+    names = policies_in(laws)
+    faults = dict.fromkeys(names, 0)
+    for cell in laws.values():
+        for name, figures in cell["policies"].items():
+            faults[name] += figures["faults"]["count"]
     columns = []
     for law in laws:
         columns.append(_number(f"law {law}"))
@@ -196,11 +200,6 @@ def _short(name: str) -> str:
     return name.rpartition("/")[2]
 
 
-def _faults(laws: dict[str, Any], name: str) -> int:
-    there = [cell["policies"][name] for cell in laws.values() if name in cell["policies"]]
-    return sum(figures["faults"]["count"] for figures in there)
-
-
 def _percent(mean: float | None, half_width: float | None, signed: bool = False) -> str:
     """``21.63 ±0.41``; without the interval where one seed gives none."""
     if mean is None:
@@ -267,18 +266,12 @@ def pac_ml_load(
 def _table(result: dict[str, Any]) -> out.Table:
     kind = "in the mean" if result["poisson"] else "apart"
     title = f"Blocking rate (%), law {result['law']}, {result['rule']}, jobs SECONDS {kind}"
-    columns = [
-        out.Column(f"{each['interval_s']:g}", whole=True, right=True) for each in result["loads"]
-    ]
+    columns = [_number(f"{each['interval_s']:g}") for each in result["loads"]]
     table = out.Table("policy", *columns, title=title)
     for name in result["policies"]:
-        cells = []
-        for each in result["loads"]:
-            figures = each["policies"][name]
-            spread = figures["ci95"]
-            shown = f"{100 * figures['blocking_rate']:.2f}"
-            cells.append(shown if spread is None else f"{shown} ±{100 * spread:.2f}")
-        table.add_row(name.rpartition("/")[2], *cells)
+        rates = [each["policies"][name] for each in result["loads"]]
+        cells = [_percent(each["blocking_rate"], each["ci95"]) for each in rates]
+        table.add_row(_short(name), *cells)
     return table
 
 

@@ -290,10 +290,7 @@ def run_experiment(
     say: Callable[[str], None],
     beside: Callable[[str], AbstractContextManager[object]] = nullcontext,
 ) -> ExperimentResult:
-    """Run everything; ``tell`` hears of every iteration, ``say`` of every step between.
-
-    What ``beside`` makes of the controller's address is there meanwhile. The lab goes in any case.
-    """
+    """Run all cases; ``beside`` gets the API's address. The lab is taken down however this ends."""
     plan = plan_of(wishes.parts, wishes.trainer)
     model = load_lab(wishes.lab)
     for run in plan:

@@ -135,66 +135,12 @@ def find_profiles(folder: Path | None) -> Profiles:
     return Profiles(tuple(found), f"{kind}, in {folder}", published, files)
 
 
-def run_experiment(
-    options: PacMlOptions, say: Callable[[str], None], tell: Callable[[int, int], None]
-) -> dict[str, Any]:
-    """What ``result.json`` holds; ``tell`` hears (done, in all). Ctrl-C keeps what is finished."""
-    profiles = find_profiles(options.profiles)
-    say(f"models: {profiles.source}")
-    if not profiles.published:
-        say("these are not the profiles that the paper used: its figures are then no comparison")
-    options.variation.check_models(profiles.graphs)
-    started, clock = datetime.datetime.now(datetime.UTC), time.monotonic()
-    origin = provenance(options.all_seeds, _files(options, profiles))
-    runner = episodes.TaskRunner(profiles.graphs, options.horizon_s, options.variation)
-    looks = _tune(runner, options, say)
-    runs = _runs(options, looks)
-    bounds = _bounds(options)
-    say(f"{len(runs)} episodes of {int(options.horizon_s / 1000) + 1} arrivals")
-    done = _run([*runs, *bounds], runner, options, tell)
-    figures: dict[str, dict[str, results.CellFigures]] = {}
-    for cell in options.cells:
-        if not (policies := _policies(runs, cell, done.outcomes)):
-            continue
-        look = looks.get(cell)
-        figures.setdefault(cell.rule, {})[cell.law] = results.CellFigures(
-            policies,
-            _bound([b for b in bounds if b.foresight and b.cell == cell], done.outcomes),
-            # The same for all placement rules.
-            _bound(
-                [b for b in bounds if not b.foresight and b.cell.law == cell.law], done.outcomes
-            ),
-            None if look is None else results.RollOutFigures.of(look),
-            results.Lowest.of(policies),
-            results.less_maximum(policies),
-        )
-    result = results.PacMlResult(
-        started_at=started.isoformat(timespec="seconds"),
-        duration_s=time.monotonic() - clock,
-        machine=origin["machine"],
-        provenance=origin,
-        processes=options.engine.count,
-        engine=options.engine.name,
-        quick=options.quick,
-        profiles=profiles.words,
-        seeds=list(options.all_seeds),
-        horizon_s=options.horizon_s,
-        law_instance=options.variation.law_instance,
-        interrupted=done.interrupted,
-        episodes_finished=done.episodes,
-        episodes_wanted=len(runs),
-        varied=options.variation.written,
-        comparable=profiles.published
-        and options.horizon_s == PAC_ML_HORIZON_S
-        and not options.variation.written,
-        rules=figures,
-    )
-    return asdict(result)
-
-
 @dataclass(frozen=True)
 class PolicyRuns:
-    """Figures of policies by cell, once an episode there is finished, and how many episodes."""
+    """Figures of policies by cell, once an episode there is finished, and how many episodes.
+
+    ``looks`` are how the roll-out looks ahead, ``outcomes`` those of all tasks, bounds included.
+    """
 
     cells: Mapping[episodes.TableCell, Mapping[str, results.PolicyFigures]]
     interrupted: bool
@@ -202,19 +148,77 @@ class PolicyRuns:
     episodes_wanted: int
     profiles: Profiles
     provenance: Mapping[str, Any]
+    looks: Mapping[episodes.TableCell, LookAhead]
+    outcomes: Mapping[episodes.Task, Any]
 
 
-def run_policies(options: PacMlOptions, tell: Callable[[int, int], None]) -> PolicyRuns:
-    """Only the figures of policies: no bound. ``tell`` and Ctrl-C are as in ``run_experiment``."""
+def run_policies(
+    options: PacMlOptions,
+    tell: Callable[[int, int], None],
+    say: Callable[[str], None] = lambda words: None,
+    bounds: Sequence[episodes.BoundTask] = (),
+) -> PolicyRuns:
+    """Run all policies; ``tell`` hears (done, in all). Ctrl-C keeps what is finished."""
     profiles = find_profiles(options.profiles)
+    say(f"models: {profiles.source}")
+    if not profiles.published:
+        say("these are not the profiles that the paper used: its figures are then no comparison")
     options.variation.check_models(profiles.graphs)
     origin = provenance(options.all_seeds, _files(options, profiles))
     runner = episodes.TaskRunner(profiles.graphs, options.horizon_s, options.variation)
-    looks = _tune(runner, options, lambda words: None)
+    looks = _tune(runner, options, say)
     runs = _runs(options, looks)
-    done = _run(runs, runner, options, tell)
+    say(f"{len(runs)} episodes of {int(options.horizon_s / 1000) + 1} arrivals")
+    done = _run([*runs, *bounds], runner, options, tell)
     cells = {cell: _policies(runs, cell, done.outcomes) for cell in options.cells}
-    return PolicyRuns(cells, done.interrupted, done.episodes, len(runs), profiles, origin)
+    counts = done.interrupted, done.episodes, len(runs)
+    return PolicyRuns(cells, *counts, profiles, origin, looks, done.outcomes)
+
+
+def run_experiment(
+    options: PacMlOptions, say: Callable[[str], None], tell: Callable[[int, int], None]
+) -> dict[str, Any]:
+    """What ``result.json`` holds: also bounds. ``tell`` and Ctrl-C are as in ``run_policies``."""
+    started, clock = datetime.datetime.now(datetime.UTC), time.monotonic()
+    bounds = _bounds(options)
+    runs = run_policies(options, tell, say, bounds)
+    figures: dict[str, dict[str, results.CellFigures]] = {}
+    for cell, policies in runs.cells.items():
+        if not policies:
+            continue
+        look = runs.looks.get(cell)
+        hindsight = [b for b in bounds if b.foresight and b.cell == cell]
+        # The same for all placement rules.
+        online = [b for b in bounds if not b.foresight and b.cell.law == cell.law]
+        figures.setdefault(cell.rule, {})[cell.law] = results.CellFigures(
+            policies,
+            _bound(hindsight, runs.outcomes),
+            _bound(online, runs.outcomes),
+            None if look is None else results.RollOutFigures.of(look),
+            results.Lowest.of(policies),
+            results.less_maximum(policies),
+        )
+    usual = options.horizon_s == PAC_ML_HORIZON_S and not options.variation.written
+    result = results.PacMlResult(
+        started_at=started.isoformat(timespec="seconds"),
+        duration_s=time.monotonic() - clock,
+        machine=runs.provenance["machine"],
+        provenance=runs.provenance,
+        processes=options.engine.count,
+        engine=options.engine.name,
+        quick=options.quick,
+        profiles=runs.profiles.words,
+        seeds=list(options.all_seeds),
+        horizon_s=options.horizon_s,
+        law_instance=options.variation.law_instance,
+        interrupted=runs.interrupted,
+        episodes_finished=runs.episodes_finished,
+        episodes_wanted=runs.episodes_wanted,
+        varied=options.variation.written,
+        comparable=runs.profiles.published and usual,
+        rules=figures,
+    )
+    return asdict(result)
 
 
 class _Done(NamedTuple):

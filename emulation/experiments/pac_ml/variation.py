@@ -63,10 +63,7 @@ class Variation:
 
     @classmethod
     def under(cls, condition: str, usual_error: float = 0.0) -> Variation:
-        """Of a condition that policies are trained under, as ``fixed:150 error:0.3 gnmt=1``.
-
-        Said are arrivals, then how far off remaining times are (else ``usual_error``), and the mix.
-        """
+        """Of a condition that policies are trained under, as ``fixed:150 error:0.3 gnmt=1``."""
         arrivals, _, rest = condition.strip().partition(" ")
         error, mix = usual_error, rest.strip()
         if mix.startswith("error:"):

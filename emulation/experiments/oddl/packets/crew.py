@@ -72,10 +72,7 @@ class Crew:
 def crew_of(
     emulated: EmulatedLab, load: NodeLoad, network: LightNetwork | None = None
 ) -> Iterator[Crew]:
-    """A job's nodes inside the block: all hosts, or those of a network of light.
-
-    In a network each node has a channel on which others send to it, and they ask for paths.
-    """
+    """A job's nodes inside the block: all hosts, or those of a ``network``, which ask for paths."""
     hosts = emulated.hosts
     if network is not None:
         hosts = tuple(emulated.host(name) for name in network.hosts)
