@@ -121,12 +121,10 @@ class WorkersRun(PatchlightError):
 
 @dataclass(frozen=True, slots=True)
 class Installed:
-    """What is on a server.
+    """What is on a server: ``None`` is no release, or no controller that is to run there.
 
-    ``release`` and ``previous`` are ``None`` where there is none; ``version`` is what the agent
-    answers, ``since`` when it was started (Unix time), ``restarts`` how often it was started
-    again by itself. ``controller`` says whether one runs (``None``: none is to), ``problem`` why it
-    is not healthy.
+    ``version`` is what the agent answers, ``since`` when it was started (Unix time), ``restarts``
+    how often it was started again by itself, ``problem`` why it is not healthy.
     """
 
     release: str | None

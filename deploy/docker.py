@@ -17,9 +17,8 @@ class NoEngine(PatchlightError):
 def engine_with_image(say: Callable[[str], None], *, torch: bool = False) -> Iterator[None]:
     """Inside the block a Docker engine answers at ``DOCKER_HOST`` and has the worker image.
 
-    With ``torch`` also the one with PyTorch.
-    The engine that answers already, else a private one that is stopped at the end. ``say`` hears
-    what is done. Raises ``NoEngine`` where a script of this folder fails; it has said why.
+    The one that answers already, else a private one that is stopped at the end; ``torch`` is for
+    PyTorch's image, too. ``NoEngine`` where a script of this folder fails; it has said why.
     """
     before = os.environ.get("DOCKER_HOST")
     url = _run("docker-engine.sh", "status", stderr=subprocess.DEVNULL).stdout.strip()

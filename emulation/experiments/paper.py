@@ -20,10 +20,7 @@ SOURCE = (
 
 @dataclass(frozen=True, slots=True)
 class PaperCase:
-    """Completion times of the first job, and the reduction as the paper prints it (0…1).
-
-    GPUs were ``utilization_ratio`` times as busy, or what ``utilization_words`` quotes.
-    """
+    """Completion times of the first job, the reduction (0…1), and how much busier GPUs were."""
 
     static_completion_s: float
     optical_completion_s: float

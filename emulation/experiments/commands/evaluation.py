@@ -11,7 +11,8 @@ import click
 from patchlight.console import rendering as out
 from patchlight.console.commands import lab_option, only_some_finished
 from patchlight.console.connection import offline_lab
-from patchlight.console.options import complete_policy, profiles_option, results_option
+from patchlight.console.options import complete_policy, results_option
+from patchlight.emulation.experiments.commands.pac_ml import episode_options
 from patchlight.testbed.errors import BadInput
 
 SCHEMA_VERSION = 1
@@ -168,35 +169,11 @@ _FILE, _COUNT = click.Path(path_type=Path), click.IntRange(1, 1_000_000)
     "values:0.25/0.5/1; may be given again.  [default: A]",
 )
 @click.option(
-    "--law-instance",
-    type=click.IntRange(min=0),
-    metavar="N",
-    help="The same law in all episodes, made with seed N.  [default: a new one in each]",
-)
-@click.option(
     "--rule", default="ramp-block", help="How operations are placed: ramp-block or ramp-first-fit."
 )
 @click.option("--seeds", type=_COUNT, default=5, help="Episodes of each kind.")
-@click.option(
-    "--first-seed", type=click.IntRange(min=0), default=0, help="Their seeds count from this one."
-)
-@profiles_option
+@episode_options
 @click.option("--ramp", metavar="GxRxS", help="Groups × racks × servers.  [default: 4x4x2]")
-@click.option(
-    "--arrivals",
-    metavar="HOW:SECONDS",
-    help="When jobs come, like poisson:800.  [default: fixed:1000]",
-)
-@click.option(
-    "--mix",
-    metavar="MODEL=SHARE,…",
-    help="Which models, like vgg16=3,gnmt=1.  [default: all alike]",
-)
-@click.option(
-    "--milliseconds",
-    is_flag=True,
-    help="The profiles' times are milliseconds, not seconds as in the paper's simulator.",
-)
 @click.option(
     "--remaining-error",
     type=click.FloatRange(0, 3),
@@ -218,7 +195,6 @@ _FILE, _COUNT = click.Path(path_type=Path), click.IntRange(1, 1_000_000)
 @lab_option(
     "With --trace: the cluster is a lab's.  [default: 16x16x8; ofc2022 for topology]", "lab"
 )
-@click.option("--processes", type=_COUNT, help="At a time.  [default: the cores]")
 @click.option("--strict", is_flag=True, help="A policy that fails is an error (exit code 1).")
 @results_option("results/evaluate-<time>, or simulate-<time>")
 @out.listing_options

@@ -15,9 +15,13 @@ from rich.console import Console
 
 from patchlight.console import rendering as out
 from patchlight.console.commands import lab_option, only_some_finished, require_root
-from patchlight.console.options import profiles_option, results_option
+from patchlight.console.options import results_option
 from patchlight.emulation.experiments.commands.oddl import by_commas, oddl
-from patchlight.emulation.experiments.commands.pac_ml import architectures, pac_ml_load
+from patchlight.emulation.experiments.commands.pac_ml import (
+    architectures,
+    episode_options,
+    pac_ml_load,
+)
 from patchlight.testbed.jobs import JobStatus
 
 
@@ -137,48 +141,20 @@ class _Bars:
 
 
 _NAMES: dict[str, Any] = {"callback": by_commas(str), "metavar": "NAMES"}
-_COUNT = click.IntRange(min=1)
 
 
 @experiment.command("pac-ml")
-@click.option("--seeds", type=_COUNT, help="Episodes of each kind.  [default: 10; quick: 3]")
 @click.option(
-    "--first-seed",
-    type=click.IntRange(min=0),
-    default=0,
-    help="Seeds count from this one: with another, on unseen episodes.",
+    "--seeds", type=click.IntRange(min=1), help="Episodes of each kind.  [default: 10; quick: 3]"
 )
 @click.option("--quick", is_flag=True, help="Fewer seeds, and a roll-out that looks ahead less.")
-@profiles_option
+@episode_options
 @click.option(
     "--laws",
     **_NAMES,
     default="A,B,C,D",
     help="Laws of jobs' requirements: A to D, or like uniform:0.2:0.6, skewed:-2, "
     "values:0.25/0.5/1.",
-)
-@click.option(
-    "--arrivals",
-    metavar="HOW:SECONDS",
-    help="When jobs come, like poisson:800.  [default: fixed:1000; with --milliseconds fixed:1]",
-)
-@click.option(
-    "--mix",
-    metavar="MODEL=SHARE,…",
-    help="Which models, like vgg16=3,gnmt=1.  [default: all alike]",
-)
-@click.option(
-    "--milliseconds",
-    is_flag=True,
-    help="The profiles' times are milliseconds, not seconds as in the paper's simulator: all takes "
-    "a thousandth of the time, and communication then matters.",
-)
-@click.option(
-    "--law-instance",
-    type=click.IntRange(min=0),
-    metavar="N",
-    help="The same laws B, C and D in all episodes, those made with seed N.  [default: new ones "
-    "in each, as the paper's simulator makes them]",
 )
 @click.option(
     "--rules",
@@ -194,11 +170,6 @@ _COUNT = click.IntRange(min=1)
     metavar="POLICY",
     help="One more, beside the others: FILE.py:CLASS, FILE.onnx, or a name with parameters "
     "(docs/policies.md); may be given again.",
-)
-@click.option(
-    "--processes",
-    type=_COUNT,
-    help="At a time; results are the same for any number.  [default: one for each core]",
 )
 @click.option(
     "--engine",

@@ -10,7 +10,7 @@ import click
 
 from patchlight.console import rendering as out
 from patchlight.console.commands import only_some_finished
-from patchlight.console.options import profiles_option, results_option
+from patchlight.console.options import Command, profiles_option, results_option
 from patchlight.emulation.experiments import paper
 from patchlight.emulation.experiments.pac_ml import CONSTANTS, policies_in
 from patchlight.testbed.errors import BadInput
@@ -18,12 +18,54 @@ from patchlight.testbed.errors import BadInput
 _NOTHING = "–"
 
 
-def print_tables(result: dict[str, Any]) -> None:
-    """For each placement rule the blocking rates, what policies block less the best constant
-    degree, and completion times with throughput.
+def episode_options(command: Command) -> Command:
+    """Give a command what PAC-ML's episodes may be other than in the paper, and how they run."""
+    whole = click.IntRange(min=0)
+    options = (
+        click.option(
+            "--first-seed",
+            type=whole,
+            default=0,
+            help="Seeds count from this one: with another, on unseen episodes.",
+        ),
+        profiles_option,
+        click.option(
+            "--law-instance",
+            type=whole,
+            metavar="N",
+            help="The same laws B, C and D in all episodes, those made with seed N.  [default: new "
+            "ones in each, as the paper's simulator makes them]",
+        ),
+        click.option(
+            "--arrivals",
+            metavar="HOW:SECONDS",
+            help="When jobs come, like poisson:800.  [default: fixed:1000; with --milliseconds "
+            "fixed:1]",
+        ),
+        click.option(
+            "--mix",
+            metavar="MODEL=SHARE,…",
+            help="Which models, like vgg16=3,gnmt=1.  [default: all alike]",
+        ),
+        click.option(
+            "--milliseconds",
+            is_flag=True,
+            help="The profiles' times are milliseconds, not seconds as in the paper's simulator: "
+            "all takes a thousandth of the time, and communication then matters.",
+        ),
+        click.option(
+            "--processes",
+            type=click.IntRange(1, 1_000_000),
+            help="At a time; results are the same for any number.  [default: one for each core]",
+        ),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
 
-    Last, where the figures compare, the lowest rates beside the published ones.
-    """
+
+def print_tables(result: dict[str, Any]) -> None:
+    """For each placement rule its tables; last the lowest rates beside the published ones."""
     for rule, laws in result["rules"].items():
         # Figures of another placement rule do not compare.
         beside = result["comparable"] and rule == paper.RULE

@@ -32,10 +32,7 @@ _EXPERTS, _LAYERS, _WIDTH, _TOKENS, _NUMBER_BYTES = 64, 6, 768, 1024, 2
 
 
 class Workload(NamedTuple):
-    """A model: seconds that a node computes, the part in which gradients come, and bytes.
-
-    ``tokens_bytes`` is what a node gives to experts of others in one pass of one layer.
-    """
+    """A model: seconds that a node computes, the part in which gradients come, and bytes."""
 
     compute_s: float
     backward: float
@@ -83,10 +80,7 @@ class Surroundings(NamedTuple):
 
 @dataclass(frozen=True)
 class JobArrivals:
-    """Jobs of a ``trace``, or of a law with the Philly trace's published statistics.
-
-    They would hold 90 % of the cluster that ``network`` names; ``seed`` says which come first.
-    """
+    """Jobs of a ``trace`` or a law that would hold 90 % of ``network``; ``seed`` picks them."""
 
     network: str
     trace: Path | None = None

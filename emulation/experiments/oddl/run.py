@@ -40,10 +40,7 @@ class SpeedupStep(NamedTuple):
 
 
 def decomposed(scene: conditions.Scene, compared: str) -> list[SpeedupStep]:
-    """The speedup step by step: the factors' product is the last one's.
-
-    First is a job alone on the first nodes that only communicates, all packets spread over paths.
-    """
+    """The speedup step by step, from a job alone that only communicates on all paths at once."""
     kind, taper = COMPARED[compared]
     now = conditions.Conditions()
     steps = [("bandwidth", now)]

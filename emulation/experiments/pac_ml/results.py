@@ -131,10 +131,7 @@ class RollOutFigures:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A policy's blocking rate less another's, over the seeds that both ran.
-
-    ``significant`` if the paired 95 % interval leaves zero out.
-    """
+    """A policy's blocking rate less another's, paired by seed; ``significant`` at 95 %."""
 
     difference: float | None
     ci95: float | None

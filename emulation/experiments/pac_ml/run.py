@@ -111,10 +111,7 @@ class Profiles:
 
 
 def find_profiles(folder: Path | None) -> Profiles:
-    """PipeDream's profiles from a folder or the user's cache, else the built-in computed ones.
-
-    ``BadInput`` if there are not all five in the folder, or in a cache that has some.
-    """
+    """PipeDream's profiles of a folder or the cache, else computed ones; all or ``BadInput``."""
     cache = pipedream.profile_cache()
     if (
         folder is None
@@ -137,10 +134,7 @@ def find_profiles(folder: Path | None) -> Profiles:
 
 @dataclass(frozen=True)
 class PolicyRuns:
-    """Figures of policies by cell, once an episode there is finished, and how many episodes.
-
-    ``looks`` are how the roll-out looks ahead, ``outcomes`` those of all tasks, bounds included.
-    """
+    """Figures of policies by cell, once an episode there is done, and outcomes of all tasks."""
 
     cells: Mapping[episodes.TableCell, Mapping[str, results.PolicyFigures]]
     interrupted: bool

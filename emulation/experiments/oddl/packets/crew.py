@@ -29,10 +29,7 @@ _LEAST_LEASE_S = 2.0
 
 @dataclass(frozen=True)
 class CrewTraining:
-    """Iterations after each other: from the first node's start to the last one's end, in seconds.
-
-    Of each iteration there is how long each stage took on each node, in seconds.
-    """
+    """Seconds from the first node's start to the last one's end, and by iteration of each stage."""
 
     took_s: float
     iterations: Sequence[Mapping[str, Sequence[float]]]

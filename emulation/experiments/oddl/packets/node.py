@@ -50,10 +50,7 @@ class LightTask:
 
 @dataclass(frozen=True)
 class NodeTask:
-    """What a node is to do; without ``light`` it is on a packet switch.
-
-    ``neighbours`` are file numbers of sockets to the nodes before and after it.
-    """
+    """What a node is to do; ``neighbours`` are file numbers of sockets to both of them."""
 
     number: int
     namespace: str
