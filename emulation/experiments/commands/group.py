@@ -17,11 +17,7 @@ from patchlight.console import rendering as out
 from patchlight.console.commands import lab_option, only_some_finished, require_root
 from patchlight.console.options import results_option
 from patchlight.emulation.experiments.commands.oddl import by_commas, oddl
-from patchlight.emulation.experiments.commands.pac_ml import (
-    architectures,
-    episode_options,
-    pac_ml_load,
-)
+from patchlight.emulation.experiments.commands.pac_ml import episode_options, number, pac_ml_load
 from patchlight.testbed.jobs import JobStatus
 
 
@@ -233,7 +229,6 @@ def pac_ml(
         only_some_finished(finished, wanted, "episodes")
 
 
-experiment.add_command(architectures)
 experiment.add_command(oddl)
 experiment.add_command(pac_ml_load)
 
@@ -259,3 +254,105 @@ def print_ofc2022(result: dict[str, Any]) -> None:
     table.print()
     if busy := too_busy(result):
         out.say(busy, meaning="caution")
+
+
+_QUICK_JOBS, _JOBS = 20, 100
+
+
+@experiment.command()
+@click.option(
+    "--network",
+    "networks",
+    multiple=True,
+    metavar="SPEC",
+    help="A network to compare, like fat-tree:k=8,taper=2; give it again for each; all of one "
+    "size.  [default: twelve of 128 nodes]",
+)
+@click.option("--jobs", type=click.IntRange(min=1), help="How many.  [default: 100; quick: 20]")
+@click.option("--quick", is_flag=True, help="Fewer jobs.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, help="Of sizes and arrivals.")
+@click.option("--placement", default="first-fit", metavar="NAME", help="A placement policy.")
+@click.option(
+    "--prices",
+    type=click.Path(path_type=Path),
+    help="A price list (YAML).  [default: the built-in one, which has what is public]",
+)
+@results_option("results/architectures-<time>")
+@out.listing_options
+def architectures(
+    networks: tuple[str, ...],
+    jobs: int | None,
+    quick: bool,
+    prices: Path | None,
+    output: Path | None,
+    as_json: bool,
+    **chosen: Any,
+) -> None:
+    """Compare network architectures under one mix of training jobs.
+
+    VGG19, ResNet-50, BERT-Large, GPT-2 and a mixture of experts, on an ideal switch and eleven
+    other networks, flows and phases simulated. Prints a table and writes a plot and result.json
+    (see docs/network-simulator.md). Needs no root.
+    """
+    # Not above: importing NumPy takes longer than --help should.
+    from patchlight.emulation.experiments.architectures import run
+    from patchlight.emulation.simulator.results import results_folder
+
+    given: dict[str, Any] = {"networks": networks} if networks else {}
+    if prices is not None:
+        given["prices"] = prices
+    count = jobs or (_QUICK_JOBS if quick else _JOBS)
+    options = run.ArchitectureOptions(jobs=count, **given, **chosen)
+    folder = results_folder(output, "architectures")
+    with out.progress_bar("networks", out.console(stderr=as_json)) as tell:
+        result = run.run_experiment(options, tell)
+    files = run.write_report(result, folder)
+    if as_json:
+        out.print_json(result)
+        return
+    _print_architectures(result)
+    for what, key in (("power", "power_unknown"), ("cost", "cost_unknown")):
+        unknown = {
+            part: why for row in result["networks"].values() for part, why in row[key].items()
+        }
+        if unknown:
+            said = "; ".join(f"{part} {why}" for part, why in unknown.items())
+            out.say(
+                f"Not in {what}, for want of a public figure: {said}. Give yours with --prices."
+            )
+    out.say_written(files, folder)
+
+
+def _print_architectures(result: dict[str, Any]) -> None:
+    table = out.Table(
+        "network",
+        number("iteration"),
+        number("JCT"),
+        number("p99", wide=True),
+        number("links"),
+        number("fullest", wide=True),
+        number("dark"),
+        number("kW"),
+        number("k$"),
+        title=f"{result['jobs']} jobs on {result['nodes']} nodes (iteration: times ideal switch)",
+    )
+    for spec, row in result["networks"].items():
+        table.add_row(
+            spec,
+            f"{row['iteration_to_ideal']:.2f} ×",
+            f"{row['jct_mean_s']:.0f} s",
+            f"{row['jct_p99_s']:.0f} s",
+            f"{100 * row['link_use_mean']:.1f} %",
+            f"{100 * row['link_use_max']:.1f} %",
+            f"{row['dark_s']:.3g} s",
+            _sum(row, "power", "power_w", ".2f"),
+            _sum(row, "cost", "cost_usd", ".0f"),
+        )
+    table.print()
+
+
+def _sum(row: dict[str, Any], what: str, key: str, digits: str) -> str:
+    """Thousands, at least so many where parts have no figure; a dash where none has."""
+    if row[key] is None:
+        return "–"
+    return f"{'≥ ' if row[f'{what}_unknown'] else ''}{row[key] / 1e3:{digits}}"

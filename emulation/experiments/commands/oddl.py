@@ -13,6 +13,7 @@ import click
 from patchlight.console import rendering as out
 from patchlight.console.commands import require_root
 from patchlight.console.options import results_option
+from patchlight.emulation.experiments.commands.pac_ml import number
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.units import format_rate, format_time, parse_time
 
@@ -174,10 +175,6 @@ def oddl(
     out.say_written(files, folder)
 
 
-def _number(heading: str, *, wide: bool = False) -> out.Column:
-    return out.Column(heading, wide=wide, whole=True, right=True)
-
-
 def _times(value: float | None) -> str:
     return "" if value is None else f"{value:.2f} ×"
 
@@ -185,13 +182,13 @@ def _times(value: float | None) -> str:
 def _print_speedups(result: dict[str, Any]) -> None:
     table = out.Table(
         "model",
-        _number("nodes"),
-        _number("fat-tree"),
-        _number("paper"),
-        _number("2:1"),
-        _number("SiP-Ring"),
-        _number("paper"),
-        _number("ideal"),
+        number("nodes"),
+        number("fat-tree"),
+        number("paper"),
+        number("2:1"),
+        number("SiP-Ring"),
+        number("paper"),
+        number("ideal"),
         title=f"How many times as fast ODDL trains, in a cluster of {result['cluster_nodes']}",
     )
     for model, by_nodes in result["speedups"].items():
@@ -216,10 +213,10 @@ def _print_scenarios(result: dict[str, Any]) -> None:
     table = out.Table(
         out.Column("over"),
         out.Column("communication"),
-        _number("f"),
-        _number("speedup"),
-        _number("paper"),
-        _number("if C is"),
+        number("f"),
+        number("speedup"),
+        number("paper"),
+        number("if C is"),
         title=f"{model}, {result['cluster_nodes']} nodes; speedup if C is {compute_ms:.0f} ms",
     )
     names = {"fat_tree": "fat-tree", "sip_ring": "SiP-Ring"}
@@ -291,10 +288,10 @@ def run_with_packets(
 
 def _print_sweep(result: dict[str, Any]) -> None:
     table = out.Table(
-        _number("tuning time"),
-        _number("ring kept"),
-        _number("ring turned in each iteration"),
-        _number("tuning alone"),
+        number("tuning time"),
+        number("ring kept"),
+        number("ring turned in each iteration"),
+        number("tuning alone"),
         title=f"{result['model']}, {result['nodes']} nodes: training time over an ideal switch's",
     )
     for row in result["sweep"]:
@@ -308,7 +305,7 @@ def _print_stages(result: dict[str, Any], labels: dict[str, str]) -> None:
     tuning = format_time(result["sweep"][0]["tuning_time_s"])
     table = out.Table(
         out.Column("stage, ms"),
-        *(_number(heading) for arm in arms for heading in (arm, "longest")),
+        *(number(heading) for arm in arms for heading in (arm, "longest")),
         title=f"What an iteration is made of (medians; {tuning} to tune)",
     )
     for stage, words in labels.items():
@@ -324,10 +321,10 @@ def _print_stages(result: dict[str, Any], labels: dict[str, str]) -> None:
 def _print_isolation(found: dict[str, Any], labels: dict[str, str]) -> None:
     table = out.Table(
         out.Column("light", whole=True),
-        _number("flooded frames"),
-        _number("at the neighbour"),
-        _number("its iteration"),
-        _number("95 %"),
+        number("flooded frames"),
+        number("at the neighbour"),
+        number("its iteration"),
+        number("95 %"),
         title="A job that floods on all channels, and its neighbour",
     )
     for way, words in labels.items():

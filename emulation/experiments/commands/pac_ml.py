@@ -1,4 +1,4 @@
-"""The tables of ``patchlight experiment pac-ml``, ``pac-ml-load`` and ``architectures``."""
+"""The options and tables of PAC-ML's episodes, and ``patchlight experiment pac-ml-load``."""
 
 from __future__ import annotations
 
@@ -108,9 +108,9 @@ def _print_blocking(result: dict[str, Any], rule: str, laws: dict[str, Any], bes
             faults[name] += figures["faults"]["count"]
     columns = []
     for law in laws:
-        columns.append(_number(f"law {law}"))
-        columns += [_number("publ.", wide=True)] * beside
-    counted = [_number("faults")] if any(faults.values()) else []
+        columns.append(number(f"law {law}"))
+        columns += [number("publ.", wide=True)] * beside
+    counted = [number("faults")] if any(faults.values()) else []
     table = out.Table("policy", *columns, *counted, title=title)
 
     def row(name: str, cells: list[out.Cell], faulty: str = "") -> None:
@@ -157,8 +157,8 @@ def _print_less_constant(rule: str, laws: dict[str, Any]) -> None:
         return
     columns = []
     for law, cell in laws.items():
-        columns.append(_number(f"{law}: less {cell['lowest']['constant'].rpartition('-')[2]}"))
-        columns.append(_number("above in", wide=True))
+        columns.append(number(f"{law}: less {cell['lowest']['constant'].rpartition('-')[2]}"))
+        columns.append(number("above in", wide=True))
     title = f"Blocking rate less the best constant degree's (points), {rule}"
     table = out.Table("policy", *columns, title=title)
     for name in names:
@@ -186,7 +186,7 @@ def print_less_maximum(rule: str, laws: dict[str, Any], beside: bool) -> None:
     if not all(cell["less_maximum"] for cell in laws.values()):
         return
     title = f"Blocks less than maximum parallelisation (% of that), {rule}"
-    table = out.Table("policy", *(_number(f"law {law}") for law in laws), title=title)
+    table = out.Table("policy", *(number(f"law {law}") for law in laws), title=title)
 
     def shown(share: float | None) -> str:
         return _NOTHING if share is None else f"{100 * share:.1f}".replace("-", "−")
@@ -211,9 +211,9 @@ def print_less_maximum(rule: str, laws: dict[str, Any], beside: bool) -> None:
 
 
 def _print_work(rule: str, laws: dict[str, Any], beside: bool) -> None:
-    columns = [c for law in laws for c in (_number(f"{law}: JCT"), _number("MB/s"))]
+    columns = [c for law in laws for c in (number(f"{law}: JCT"), number("MB/s"))]
     title = f"Mean completion time (s), demand throughput (MB/s), {rule}"
-    table = out.Table("policy", *columns, _number("decisions/s", wide=True), title=title)
+    table = out.Table("policy", *columns, number("decisions/s", wide=True), title=title)
     for name in policies_in(laws):
         there = [cell["policies"].get(name, {}) for cell in laws.values()]
         cells = [
@@ -233,7 +233,8 @@ def _print_work(rule: str, laws: dict[str, Any], beside: bool) -> None:
     table.print()
 
 
-def _number(heading: str, *, wide: bool = False) -> out.Column:
+def number(heading: str, *, wide: bool = False) -> out.Column:
+    """A column of numbers."""
     return out.Column(heading, wide=wide, whole=True, right=True)
 
 
@@ -308,112 +309,10 @@ def pac_ml_load(
 def _table(result: dict[str, Any]) -> out.Table:
     kind = "in the mean" if result["poisson"] else "apart"
     title = f"Blocking rate (%), law {result['law']}, {result['rule']}, jobs SECONDS {kind}"
-    columns = [_number(f"{each['interval_s']:g}") for each in result["loads"]]
+    columns = [number(f"{each['interval_s']:g}") for each in result["loads"]]
     table = out.Table("policy", *columns, title=title)
     for name in result["policies"]:
         rates = [each["policies"][name] for each in result["loads"]]
         cells = [_percent(each["blocking_rate"], each["ci95"]) for each in rates]
         table.add_row(_short(name), *cells)
     return table
-
-
-_QUICK_JOBS, _JOBS = 20, 100
-
-
-@click.command(context_settings={"show_default": True})
-@click.option(
-    "--network",
-    "networks",
-    multiple=True,
-    metavar="SPEC",
-    help="A network to compare, like fat-tree:k=8,taper=2; give it again for each; all of one "
-    "size.  [default: twelve of 128 nodes]",
-)
-@click.option("--jobs", type=click.IntRange(min=1), help="How many.  [default: 100; quick: 20]")
-@click.option("--quick", is_flag=True, help="Fewer jobs.")
-@click.option("--seed", type=click.IntRange(min=0), default=0, help="Of sizes and arrivals.")
-@click.option("--placement", default="first-fit", metavar="NAME", help="A placement policy.")
-@click.option(
-    "--prices",
-    type=click.Path(path_type=Path),
-    help="A price list (YAML).  [default: the built-in one, which has what is public]",
-)
-@results_option("results/architectures-<time>")
-@out.listing_options
-def architectures(
-    networks: tuple[str, ...],
-    jobs: int | None,
-    quick: bool,
-    prices: Path | None,
-    output: Path | None,
-    as_json: bool,
-    **chosen: Any,
-) -> None:
-    """Compare network architectures under one mix of training jobs.
-
-    VGG19, ResNet-50, BERT-Large, GPT-2 and a mixture of experts, on an ideal switch and eleven
-    other networks, flows and phases simulated. Prints a table and writes a plot and result.json
-    (see docs/network-simulator.md). Needs no root.
-    """
-    # Not above: importing NumPy takes longer than --help should.
-    from patchlight.emulation.experiments.architectures import run
-    from patchlight.emulation.simulator.results import results_folder
-
-    given: dict[str, Any] = {"networks": networks} if networks else {}
-    if prices is not None:
-        given["prices"] = prices
-    count = jobs or (_QUICK_JOBS if quick else _JOBS)
-    options = run.ArchitectureOptions(jobs=count, **given, **chosen)
-    folder = results_folder(output, "architectures")
-    with out.progress_bar("networks", out.console(stderr=as_json)) as tell:
-        result = run.run_experiment(options, tell)
-    files = run.write_report(result, folder)
-    if as_json:
-        out.print_json(result)
-        return
-    _print(result)
-    for what, key in (("power", "power_unknown"), ("cost", "cost_unknown")):
-        unknown = {
-            part: why for row in result["networks"].values() for part, why in row[key].items()
-        }
-        if unknown:
-            said = "; ".join(f"{part} {why}" for part, why in unknown.items())
-            out.say(
-                f"Not in {what}, for want of a public figure: {said}. Give yours with --prices."
-            )
-    out.say_written(files, folder)
-
-
-def _print(result: dict[str, Any]) -> None:
-    table = out.Table(
-        "network",
-        _number("iteration"),
-        _number("JCT"),
-        _number("p99", wide=True),
-        _number("links"),
-        _number("fullest", wide=True),
-        _number("dark"),
-        _number("kW"),
-        _number("k$"),
-        title=f"{result['jobs']} jobs on {result['nodes']} nodes (iteration: times ideal switch)",
-    )
-    for spec, row in result["networks"].items():
-        table.add_row(
-            spec,
-            f"{row['iteration_to_ideal']:.2f} ×",
-            f"{row['jct_mean_s']:.0f} s",
-            f"{row['jct_p99_s']:.0f} s",
-            f"{100 * row['link_use_mean']:.1f} %",
-            f"{100 * row['link_use_max']:.1f} %",
-            f"{row['dark_s']:.3g} s",
-            _sum(row, "power", "power_w", ".2f"),
-            _sum(row, "cost", "cost_usd", ".0f"),
-        )
-    table.print()
-
-
-def _sum(row: dict[str, Any], what: str, key: str, digits: str) -> str:
-    """Thousands, at least so many where parts have no figure; a dash where none has."""
-    if row[key] is None:
-        return "–"
-    return f"{'≥ ' if row[f'{what}_unknown'] else ''}{row[key] / 1e3:{digits}}"
