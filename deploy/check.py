@@ -36,7 +36,7 @@ def check_servers(
     passwords: Passwords | None = None,
     workers: Workers = "auto",
 ) -> list[Finding]:
-    """The findings on all servers in their order, looked at at once; one that fails stops none."""
+    """The findings on all servers, in their order; one server that fails stops no other."""
     facts: dict[str, ServerFacts | PatchlightError] = {}
     with Connections(passwords) as connections, ThreadPoolExecutor(_AT_ONCE) as pool:
         asked = {pool.submit(_ask, connections, server): server.name for server in lab.servers}
@@ -200,7 +200,7 @@ class Servers:
         return str(release["id"])
 
     def remove(self, server: Server, remote: Remote, *, end_workers: bool) -> bool:
-        """Leave nothing of the lab there, False if nothing was; ``WorkersRun`` unless they may."""
+        """Leave nothing of the lab there; False if nothing was. ``WorkersRun`` where some do."""
         found = remote.ask("look")
         if not found["here"]:
             return False

@@ -102,7 +102,7 @@ def _connected(
 
 
 def listening_at(server: Server) -> str:
-    """Where a server's agent is to listen, ``host:port``; ``PatchlightError`` if nobody says it."""
+    """Where a server's agent is to listen, ``host:port``; ``PatchlightError`` if it is not said."""
     if server.management is None or server.management.startswith("unix:"):
         raise PatchlightError(
             f"the lab file does not say where the agent of {server.name} answers",

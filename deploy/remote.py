@@ -281,7 +281,7 @@ def _carry(
 
 @functools.cache
 def _remote_helper() -> bytes:
-    """The remote helper as a zip file, with bytecode for servers with the Python of here."""
+    """The remote helper as a zip file, with bytecode for servers that have our Python."""
     packed, here = io.BytesIO(), Path(__file__).resolve().parent
     modules = [*here.glob("remote_helper/*.py"), here.parent / "testbed/linux/docker_engine.py"]
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:

@@ -40,7 +40,7 @@ class SpeedupStep(NamedTuple):
 
 
 def decomposed(scene: conditions.Scene, compared: str) -> list[SpeedupStep]:
-    """The speedup step by step, from a job alone that only communicates on all paths at once."""
+    """The speedup step by step, beginning with a job that is alone and only communicates."""
     kind, taper = COMPARED[compared]
     now = conditions.Conditions()
     steps = [("bandwidth", now)]
@@ -53,6 +53,7 @@ def decomposed(scene: conditions.Scene, compared: str) -> list[SpeedupStep]:
     steps.append(("neighbours", now := now._replace(beside=True)))
     steps.append(("compute", now := now._replace(computes=True)))
     steps.append(("overlap", now._replace(overlapped=True)))
+    # The factors' product is the last speedup; other orders of the steps give other factors.
     found: list[SpeedupStep] = []
     for step, there in steps:
         other_s, oddl_s = (scene.iteration_s(each, there) for each in (kind, "oddl"))

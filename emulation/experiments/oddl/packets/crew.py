@@ -29,7 +29,7 @@ _LEAST_LEASE_S = 2.0
 
 @dataclass(frozen=True)
 class CrewTraining:
-    """Seconds from the first node's start to the last one's end, and by iteration of each stage."""
+    """Seconds from the first node's start to the last one's end; by iteration those by stage."""
 
     took_s: float
     iterations: Sequence[Mapping[str, Sequence[float]]]
