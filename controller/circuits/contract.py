@@ -112,6 +112,11 @@ class Standing:
     reported: str = ""
 
 
+PortStates = Mapping[DirectedPort, PortState]
+Powers = Mapping[DirectedPort, float | None]
+"""Optical power in dBm; ``None`` where it is dark."""
+
+
 class AlarmLog:
     """The last 1000 alarms of a device, oldest first."""
 
@@ -246,10 +251,10 @@ class SwitchDriver(Protocol[C, M_co]):
     async def disconnect(self, pairs: Iterable[C]) -> Outcome[C]:
         """Break these entries; one that is not there counts as done."""
 
-    async def port_states(self) -> Mapping[DirectedPort, PortState]:
+    async def port_states(self) -> PortStates:
         """The state of every port, both sides."""
 
-    async def power(self, ports: Iterable[DirectedPort]) -> Mapping[DirectedPort, float | None]:
+    async def power(self, ports: Iterable[DirectedPort]) -> Powers:
         """Optical power in dBm at these ports; ``None`` where it is dark.
 
         A port without a power monitor is missing from the answer.

@@ -11,15 +11,7 @@ from dataclasses import dataclass
 from itertools import starmap
 from typing import ClassVar, TypeVar, cast
 
-from patchlight.controller.circuits.contract import (
-    SIDES,
-    Alarm,
-    Condition,
-    DeviceRefused,
-    DirectedPort,
-    Identity,
-    Side,
-)
+from patchlight.controller.circuits import contract
 from patchlight.controller.circuits.dialect import (
     AnyPolatisDialect,
     Bare,
@@ -172,7 +164,7 @@ class ScpiClient(DeviceSession[str, PolatisScpiDialect]):
         confirmed = f"{command}{self._dialect.confirm}"
         await self._command(confirmed, self._dialect.confirmed, changes=True)
 
-    async def hear(self) -> tuple[Alarm, ...]:
+    async def hear(self) -> tuple[contract.Alarm, ...]:
         """What it reported; it is asked for its errors to hear the newest."""
         await self._told("", self._reported, lambda: self._dialect.errors, changes=False)
         return self.alarms
@@ -295,12 +287,12 @@ class PolatisScpi(PolatisDriver):
     client: ScpiClient
     _dialect: PolatisScpiDialect
 
-    async def identify(self) -> Identity:
+    async def identify(self) -> contract.Identity:
         """From ``*IDN?``."""
         answer = await self._ask(self._dialect.identity, self._dialect.identity_answer)
         vendor = answer["vendor"].strip().strip('"') or self._dialect.vendor
         rest = (answer[part].strip().strip('"') for part in ("model", "serial", "software"))
-        return Identity(vendor, *rest)
+        return contract.Identity(vendor, *rest)
 
     async def _table(self) -> Mapping[CrossConnect, Row]:
         if self._known is None:
@@ -342,27 +334,31 @@ class PolatisScpi(PolatisDriver):
         size = await self._ask(self._dialect.size, self._dialect.size_answer)
         return int(size["ins"]), int(size["outs"])
 
-    async def _monitored_sides(self, numbering: Numbering) -> list[Side]:
-        return [side for side in SIDES if await self._has_monitor(numbering.to_number(side, 1))]
+    async def _monitored_sides(self, numbering: Numbering) -> list[contract.Side]:
+        return [
+            side for side in contract.SIDES if await self._has_monitor(numbering.to_number(side, 1))
+        ]
 
-    async def _states(self) -> dict[DirectedPort, str]:
+    async def _states(self) -> dict[contract.DirectedPort, str]:
         dialect = self._dialect
         return await self._per_port(
             self._all_ports(), dialect.port_states, dialect.states_answer, "states"
         )
 
-    async def _powers(self, ports: Sequence[DirectedPort]) -> dict[DirectedPort, str]:
+    async def _powers(
+        self, ports: Sequence[contract.DirectedPort]
+    ) -> dict[contract.DirectedPort, str]:
         dialect, monitored = self._dialect, await self._with_monitors(ports)
         return await self._per_port(monitored, dialect.power, dialect.power_answer, "powers")
 
-    def _condition(self, state: str) -> Condition:
+    def _condition(self, state: str) -> contract.Condition:
         return condition(state, self._dialect.port_enabled, self._dialect.port_disabled)
 
     async def _has_monitor(self, number: int) -> bool:
         command = filled(self._dialect.power, quoted, ports=number)
         try:
             await self.client.ask(command, self._dialect.power_answer)
-        except DeviceRefused:
+        except contract.DeviceRefused:
             return False
         return True
 
@@ -372,10 +368,10 @@ class PolatisScpi(PolatisDriver):
         return match
 
     async def _per_port(
-        self, ports: Sequence[DirectedPort], template: str, answer: str, group: str
-    ) -> dict[DirectedPort, str]:
+        self, ports: Sequence[contract.DirectedPort], template: str, answer: str, group: str
+    ) -> dict[contract.DirectedPort, str]:
         """One value for each port, asked for in lists as long as the device takes."""
-        per_port: dict[DirectedPort, str] = {}
+        per_port: dict[contract.DirectedPort, str] = {}
         to_numbers, limit = (
             (self._known or await self._numbering()).to_numbers,
             self._dialect.ask_limit,

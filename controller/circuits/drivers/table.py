@@ -23,17 +23,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar
 
-from patchlight.controller.circuits.contract import (
-    SIDES,
-    Alarm,
-    DeviceRefused,
-    DeviceUnreachable,
-    DirectedPort,
-    LoginRefused,
-    Outcome,
-    Refusal,
-    Side,
-)
+from patchlight.controller.circuits import contract
 from patchlight.controller.circuits.dialect import (
     DEFAULT_TIMEOUTS,
     Dialect,
@@ -89,11 +79,11 @@ class JustRead(Generic[T]):
         self._table = None
 
 
-def outcome(asked: tuple[C, ...], refused: dict[C, str], elapsed_s: float) -> Outcome[C]:
+def outcome(asked: tuple[C, ...], refused: dict[C, str], elapsed_s: float) -> contract.Outcome[C]:
     """What came of ``asked``, given the words for those that were refused."""
-    return Outcome(
+    return contract.Outcome(
         done=tuple(c for c in asked if c not in refused),
-        refused=tuple(Refusal(c, refused[c]) for c in asked if c in refused),
+        refused=tuple(contract.Refusal(c, refused[c]) for c in asked if c in refused),
         elapsed_s=elapsed_s,
     )
 
@@ -118,7 +108,7 @@ class Client(Protocol):
     async def close(self) -> None:
         """Log out and let go."""
 
-    async def hear(self) -> tuple[Alarm, ...]:
+    async def hear(self) -> tuple[contract.Alarm, ...]:
         """What the device reported, oldest first."""
 
 
@@ -167,7 +157,7 @@ class TableDriver(ABC, Generic[C, M, R]):
         """Those that are not in the table and need what an entry of it has, with words."""
 
     @abstractmethod
-    def _count(self, side: Side) -> int:
+    def _count(self, side: contract.Side) -> int:
         """How many ports there are on that side."""
 
     # --- what a device adds -----------------------------------------------------------------
@@ -229,7 +219,7 @@ class TableDriver(ABC, Generic[C, M, R]):
             self._last_map = table, port_map
         return self._last_map[1]
 
-    async def connect(self, pairs: Iterable[C]) -> Outcome[C]:
+    async def connect(self, pairs: Iterable[C]) -> contract.Outcome[C]:
         """In lists as long as the device takes; what a list did not bring about, singly."""
         loop = asyncio.get_running_loop()
         began, asked = loop.time(), self._checked(pairs)
@@ -252,7 +242,7 @@ class TableDriver(ABC, Generic[C, M, R]):
             await self._settle(new, ours, words, refused)
         return outcome(asked, refused, loop.time() - began)
 
-    async def disconnect(self, pairs: Iterable[C]) -> Outcome[C]:
+    async def disconnect(self, pairs: Iterable[C]) -> contract.Outcome[C]:
         """In lists as long as the device takes; what a list did not bring about, singly.
 
         A two-way circuit breaks whole or not at all.
@@ -290,32 +280,36 @@ class TableDriver(ABC, Generic[C, M, R]):
                         refused[c.reverse] = refused[c]
         return outcome(asked, refused, loop.time() - began)
 
-    async def power(self, ports: Iterable[DirectedPort]) -> Mapping[DirectedPort, float | None]:
+    async def power(self, ports: Iterable[contract.DirectedPort]) -> contract.Powers:
         """Nothing, where a driver does not say otherwise: it has no power monitors."""
         self._checked_ports(ports)
         return {}
 
-    def _checked_ports(self, ports: Iterable[DirectedPort]) -> list[DirectedPort]:
+    def _checked_ports(self, ports: Iterable[contract.DirectedPort]) -> list[contract.DirectedPort]:
         """Each once, in order; ``BadInput`` for one outside the device."""
-        unique, last_of = sorted(set(ports)), {side: self._count(side) for side in SIDES}
+        unique, last_of = sorted(set(ports)), {side: self._count(side) for side in contract.SIDES}
         for port in unique:
             last = last_of[port.side]
             if type(port.number) is not int or not 1 <= port.number <= last:
                 raise BadInput(f"{self.name} has ports 1–{last}, not {port}")
         return unique
 
-    def _all_ports(self) -> list[DirectedPort]:
-        return [DirectedPort(side, n) for side in SIDES for n in range(1, self._count(side) + 1)]
+    def _all_ports(self) -> list[contract.DirectedPort]:
+        return [
+            contract.DirectedPort(side, n)
+            for side in contract.SIDES
+            for n in range(1, self._count(side) + 1)
+        ]
 
-    def _nonsense(self, command: str, answer: str) -> DeviceRefused:
-        return DeviceRefused(
+    def _nonsense(self, command: str, answer: str) -> contract.DeviceRefused:
+        return contract.DeviceRefused(
             f"{self.name} answered {command} with what cannot be: {answer}",
             words=answer,
             hint=f"if its firmware says it differently, correct the dialect {self._switch.driver}",
         )
 
-    def _will_not(self, words: str) -> DeviceRefused:
-        return DeviceRefused(f"{self.name}: {words}", words=words)
+    def _will_not(self, words: str) -> contract.DeviceRefused:
+        return contract.DeviceRefused(f"{self.name}: {words}", words=words)
 
     @contextlib.asynccontextmanager
     async def _change(self) -> AsyncIterator[None]:
@@ -325,7 +319,11 @@ class TableDriver(ABC, Generic[C, M, R]):
             self._told = False
             try:
                 yield
-            except (DeviceUnreachable, DeviceRefused, LoginRefused) as error:
+            except (
+                contract.DeviceUnreachable,
+                contract.DeviceRefused,
+                contract.LoginRefused,
+            ) as error:
                 if not self._told:
                     raise
                 raise OutcomeUnknown(
@@ -338,7 +336,7 @@ class TableDriver(ABC, Generic[C, M, R]):
         """The device is told something in the block: some of it may be done where it refuses."""
         try:
             yield
-        except DeviceRefused:
+        except contract.DeviceRefused:
             self._told = True
             raise
         self._told = True
@@ -348,14 +346,16 @@ class TableDriver(ABC, Generic[C, M, R]):
         """What is refused in the block goes into ``refused``, unless its code means ``done``."""
         try:
             yield
-        except DeviceRefused as refusal:
+        except contract.DeviceRefused as refusal:
             if not done or refusal.code != done:
                 refused.append(f"{begin}{refusal.words}")
 
     def _raise_if(self, refused: Sequence[str]) -> None:
         """``DeviceRefused`` with the words of all that were refused, if any were."""
         if refused:
-            raise DeviceRefused(f"{self.name} refused {refused[0]}", words="; ".join(refused))
+            raise contract.DeviceRefused(
+                f"{self.name} refused {refused[0]}", words="; ".join(refused)
+            )
 
     async def _send(
         self,
@@ -370,7 +370,7 @@ class TableDriver(ABC, Generic[C, M, R]):
             self._just_read.forget()
             try:
                 await send(chunk)
-            except DeviceRefused as refusal:
+            except contract.DeviceRefused as refusal:
                 words.update(dict.fromkeys(chunk, refusal.words))
             finally:
                 self._just_read.forget()
@@ -453,7 +453,7 @@ class SessionTable(TableDriver[C, M, R]):
         """Log out; circuits stay."""
         await self.client.close()
 
-    async def alarms(self) -> tuple[Alarm, ...]:
+    async def alarms(self) -> tuple[contract.Alarm, ...]:
         """What the device reported, and what it lists where it can be asked."""
         return await self.client.hear()
 

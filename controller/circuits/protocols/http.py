@@ -23,13 +23,7 @@ from urllib.parse import quote
 
 import httpx
 
-from patchlight.controller.circuits.contract import (
-    Alarm,
-    AlarmLog,
-    DeviceRefused,
-    DeviceUnreachable,
-    LoginRefused,
-)
+from patchlight.controller.circuits import contract
 from patchlight.controller.circuits.dialect import Dialect, Pattern, Session, shortened
 from patchlight.controller.circuits.protocols.connection import BUFFER_LIMIT
 from patchlight.testbed.errors import BadInput, OutcomeUnknown
@@ -41,7 +35,7 @@ PINS_VARIABLE = "PATCHLIGHT_TLS_PINS"
 RULES = ("first-use", "pinned", "ca", "off")
 
 
-class DeviceNotTrusted(DeviceUnreachable):
+class DeviceNotTrusted(contract.DeviceUnreachable):
     """What answers may be another device: it was told nothing, not even who asks."""
 
 
@@ -185,7 +179,7 @@ class HttpClient:
         self._scheme = "https" if dialect.tls else "http"
         self._trust = Trust(self._address, dialect.verify, old_tls=dialect.old_tls)
         self._lock = asyncio.Lock()
-        self.alarms = AlarmLog()
+        self.alarms = contract.AlarmLog()
         self._client: httpx.AsyncClient | None = None
         self._kept: httpx.AsyncClient | None = None
 
@@ -199,7 +193,7 @@ class HttpClient:
             if client is not None:
                 await client.aclose()
 
-    async def hear(self) -> tuple[Alarm, ...]:
+    async def hear(self) -> tuple[contract.Alarm, ...]:
         """What the driver found reported."""
         return self.alarms.all
 
@@ -239,7 +233,7 @@ class HttpClient:
         """
         try:
             body = (await self.get(path)).body
-        except DeviceRefused as refusal:
+        except contract.DeviceRefused as refusal:
             if missing is None or refusal.code != "404":
                 raise
             body = missing
@@ -255,10 +249,10 @@ class HttpClient:
         shown = shortened(f"{method} {path} {body}".rstrip())
         return await self._exchange(method, path, body, headers or {}, shown, changes=True)
 
-    def nonsense(self, command: str, answer: str) -> DeviceRefused:
+    def nonsense(self, command: str, answer: str) -> contract.DeviceRefused:
         """The refusal to believe an answer."""
         words = self._mask(answer)[:_WORDS_KEPT]
-        return DeviceRefused(
+        return contract.DeviceRefused(
             f"{self._session.name} answered {command} with what cannot be: {words}",
             words=words,
             hint="if its firmware says it differently, correct the driver's dialect",
@@ -295,7 +289,9 @@ class HttpClient:
                             hint="read the device's map before anything else",
                         ) from error
                     if retried or isinstance(error, (TimeoutError, httpx.TimeoutException)):
-                        raise DeviceUnreachable(f"{name}: no reply to {shown}: {reason}") from error
+                        raise contract.DeviceUnreachable(
+                            f"{name}: no reply to {shown}: {reason}"
+                        ) from error
                     retried = True
                 else:
                     log.debug("%s > %d %s", name, reply.status, reply.reason)
@@ -360,7 +356,7 @@ class HttpClient:
             return
         name, words = self._session.name, self._words(reply)
         if reply.status == 401:
-            raise LoginRefused(
+            raise contract.LoginRefused(
                 f"{name} did not let {self._session.user} in: {words}",
                 words=words,
                 hint="check 'user' and 'password_env' of the circuit switch in the lab file",
@@ -375,7 +371,7 @@ class HttpClient:
             hint = f"the user {self._session.user} may only look on that device"
         elif 300 <= reply.status < 400:
             hint = "it points elsewhere, where no password is sent: check its address"
-        raise DeviceRefused(
+        raise contract.DeviceRefused(
             f"{name} refused {shown}: {words}", code=str(reply.status), words=words, hint=hint
         )
 
@@ -388,7 +384,7 @@ class HttpClient:
         text = " ".join((text or reply.reason or reply.location).split())
         return self._mask(f"{reply.status}: {text}"[:_WORDS_KEPT])
 
-    def _unreachable(self, error: Exception) -> DeviceUnreachable:
+    def _unreachable(self, error: Exception) -> contract.DeviceUnreachable:
         name, refused = self._session.name, self._trust.refused
         if refused:
             return DeviceNotTrusted(
@@ -397,7 +393,7 @@ class HttpClient:
                 f"({PINS_VARIABLE}); if not, find out who answers there",
             )
         reason = str(error) or f"no answer in {self._session.timeouts.connect_s:g} s"
-        return DeviceUnreachable(
+        return contract.DeviceUnreachable(
             f"connecting to {name} at {self._address}: {self._mask(reason)}",
             hint=f"check that the device is on and speaks {self._scheme.upper()} there, and its "
             "address in the lab file",

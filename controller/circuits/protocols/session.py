@@ -14,14 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import ClassVar, Generic, Protocol, TypeVar
 
-from patchlight.controller.circuits.contract import (
-    Alarm,
-    AlarmLog,
-    DeviceRefused,
-    DeviceUnreachable,
-    LoginRefused,
-    Severity,
-)
+from patchlight.controller.circuits import contract
 from patchlight.controller.circuits.dialect import Dialect, Session, shortened
 from patchlight.controller.circuits.protocols.connection import (
     ConnectionLost,
@@ -73,7 +66,7 @@ class KeptSession(ABC, Generic[C, D]):
         self._last_used = 0.0
         self._logged_in_at = self._quiet_until = 0.0
         self._asking = 0
-        self._alarms = AlarmLog()
+        self._alarms = contract.AlarmLog()
 
     # --- what a protocol adds ---------------------------------------------------------------
 
@@ -93,20 +86,20 @@ class KeptSession(ABC, Generic[C, D]):
     async def _say_something(self) -> None:
         """What keeps an idle session alive."""
 
-    def _wants_login(self, refusal: DeviceRefused) -> bool:
+    def _wants_login(self, refusal: contract.DeviceRefused) -> bool:
         """Whether that was refused for want of a login."""
         return False
 
     @property
-    def alarms(self) -> tuple[Alarm, ...]:
+    def alarms(self) -> tuple[contract.Alarm, ...]:
         """What the device said unasked, oldest first (the last 1000)."""
         return self._alarms.all
 
-    async def hear(self) -> tuple[Alarm, ...]:
+    async def hear(self) -> tuple[contract.Alarm, ...]:
         """The same, the newest included where the device has to be asked for it."""
         return self.alarms
 
-    def _alarm(self, severity: Severity, subject: str, words: str) -> None:
+    def _alarm(self, severity: contract.Severity, subject: str, words: str) -> None:
         words, subject = (self._mask(text)[:_ALARM_WORDS_KEPT] for text in (words, subject))
         self._alarms.note(severity, subject, words)
         level = logging.DEBUG if severity == "notice" else logging.INFO
@@ -164,11 +157,11 @@ class KeptSession(ABC, Generic[C, D]):
                             hint="read the device's map before anything else",
                         ) from error
                     if retried or isinstance(error, TimeoutError):
-                        raise DeviceUnreachable(
+                        raise contract.DeviceUnreachable(
                             f"{self._session.name}: no reply to {shown()}: {reason}"
                         ) from error
                     retried = True
-                except DeviceRefused as refusal:
+                except contract.DeviceRefused as refusal:
                     level = logging.INFO if changes else logging.DEBUG
                     self.log.log(level, "%s > %s", self._session.name, shortened(refusal.words))
                     if logged_in_again or not self._wants_login(refusal):
@@ -203,7 +196,7 @@ class KeptSession(ABC, Generic[C, D]):
         )
         pause_s = self._quiet_until - asyncio.get_running_loop().time()
         if pause_s > 0:
-            raise DeviceUnreachable(
+            raise contract.DeviceUnreachable(
                 f"{self._session.name} at {host}:{port} was disconnected: it sent too much that "
                 f"answers nothing; the next try is in {pause_s:.0f} s",
                 hint="look at the device: what does it report all the time?",
@@ -212,7 +205,7 @@ class KeptSession(ABC, Generic[C, D]):
             async with asyncio.timeout(wait_s):
                 self._connection = await self._connect()
         except (OSError, TimeoutError) as error:
-            raise DeviceUnreachable(
+            raise contract.DeviceUnreachable(
                 f"connecting to {self._session.name} at {host}:{port}: "
                 f"{str(error) or f'no answer in {wait_s:g} s'}",
                 hint="check that the device is on, and its address in the lab file",
@@ -222,7 +215,7 @@ class KeptSession(ABC, Generic[C, D]):
         except (ConnectionLost, TimeoutError, FramingError) as error:
             reason = self._reason(error, self._session.timeouts.answer_s)
             await self._disconnect()
-            raise DeviceUnreachable(
+            raise contract.DeviceUnreachable(
                 f"logging in to {self._session.name} at {host}:{port}: {reason}",
                 hint=f"is it a {self.protocol} port?",
             ) from error
@@ -256,7 +249,7 @@ class KeptSession(ABC, Generic[C, D]):
             try:
                 await self._say_something()
             except PatchlightError as error:
-                if isinstance(error, LoginRefused):
+                if isinstance(error, contract.LoginRefused):
                     # Some units lock an account out after a few wrong passwords.
                     self._last_used += _PAUSE_AFTER_LOGIN_REFUSED_S
                 self.log.warning("%s: keep-alive: %s", self._session.name, error.message)
@@ -268,9 +261,9 @@ class KeptSession(ABC, Generic[C, D]):
         """Log what goes to the device, as logs may have it."""
         self.log.debug("%s < %s", self._session.name, shortened(shown))
 
-    def _refused(self, shown: str, words: str, code: str = "") -> DeviceRefused:
+    def _refused(self, shown: str, words: str, code: str = "") -> contract.DeviceRefused:
         message = f"{self._session.name} refused {shown}: {words}"
-        return DeviceRefused(message, code=code, words=words)
+        return contract.DeviceRefused(message, code=code, words=words)
 
     def _reason(self, error: Exception, timeout_s: float) -> str:
         if isinstance(error, TimeoutError):
