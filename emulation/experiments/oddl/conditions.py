@@ -24,9 +24,8 @@ from patchlight.emulation.simulator.network.jobs import (
 )
 from patchlight.emulation.simulator.network.sharing import Ints
 from patchlight.emulation.simulator.traces import TraceJob, read_trace
-from patchlight.testbed.errors import BadInput, PatchlightError
+from patchlight.testbed.errors import BadInput, PatchlightError, nearest
 from patchlight.testbed.graphs import builtin_graph
-from patchlight.testbed.io.issues import nearest
 from patchlight.testbed.paths.scheduling import CONTROL_DELAYS
 
 MIXTURE = "mixture-of-experts"
