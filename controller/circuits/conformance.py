@@ -10,13 +10,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from patchlight.controller.circuits import contract
-from patchlight.controller.circuits.conformance_ground import (
-    INITIAL,
-    Driver,
-    ground_of,
-    large_enough,
-    ports_of,
-)
+from patchlight.controller.circuits.conformance_ground import INITIAL, Driver, ground_of
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab.portmap import CrossConnect, PortMap
 from patchlight.testbed.lab.spectrum import ChannelConnect, SpectrumMap
@@ -65,8 +59,9 @@ async def says_who_it_is(driver: Driver) -> None:
     identity = await driver.identify()
     _require(bool(identity.vendor), "identify() names no vendor")
     _require(bool(identity.model), "identify() names no model")
-    missing = large_enough(driver)
-    _require(not missing, f"it has {ports_of(driver)} ports: the checks need {missing}")
+    ground = ground_of(driver)
+    has = (ground.inputs, ground.outputs)
+    _require(not ground.missing, f"it has {has} ports: the checks need {ground.missing}")
     _require(
         isinstance(driver.capabilities, contract.Capabilities), "capabilities are no Capabilities"
     )
@@ -239,7 +234,8 @@ async def other_channels_keep_their_power(driver: contract.WavelengthDriver) -> 
 async def knows_its_ports(driver: Driver) -> None:
     """``port_states`` has both sides of every port, and those without trouble are ready."""
     states = await driver.port_states()
-    inputs, outputs = ports_of(driver)
+    ground = ground_of(driver)
+    inputs, outputs = ground.inputs, ground.outputs
     _expect("port states", len(states), inputs + outputs)
     for port in (contract.DirectedPort("in", inputs), contract.DirectedPort("out", outputs)):
         _expect(f"the state of {port}", states[port].condition, "ready")
@@ -247,7 +243,8 @@ async def knows_its_ports(driver: Driver) -> None:
 
 async def power_where_there_are_monitors(driver: Driver) -> None:
     """``power`` answers for the ports of the sides that have monitors, in believable dBm."""
-    counts = zip(contract.SIDES, ports_of(driver), strict=True)
+    ground = ground_of(driver)
+    counts = zip(contract.SIDES, (ground.inputs, ground.outputs), strict=True)
     ports = [
         contract.DirectedPort(side, n)
         for side, count in counts

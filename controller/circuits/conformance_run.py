@@ -10,12 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from patchlight.controller.circuits import conformance
-from patchlight.controller.circuits.conformance_ground import (
-    Driver,
-    ground_of,
-    large_enough,
-    ports_of,
-)
+from patchlight.controller.circuits.conformance_ground import Driver, ground_of
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.lab.portmap import PortMap
 from patchlight.testbed.lab.spectrum import SpectrumMap
@@ -109,18 +104,18 @@ async def run_checks(
     """
     async with _opened(new_driver) as driver:
         before = await driver.read_map()
-        inputs, outputs = ports_of(driver)
-        missing, initial = large_enough(driver), ground_of(driver).initial
+        ground = ground_of(driver)
         of_kind = conformance.checks_of(driver)
-    if before and before not in (expected, initial) and not any_map:
+    if before and before not in (expected, ground.initial) and not any_map:
         raise BadInput(
             f"the device carries circuits: {', '.join(before.texts)}",
             hint="the checks rewire it; where that harms nobody, name exactly these circuits with "
             "--initial, or say --any-map: they are put back in the end",
         )
-    if missing or any(c.inp > inputs or c.out > outputs for c in before):
+    inputs, outputs = ground.inputs, ground.outputs
+    if ground.missing or any(c.inp > inputs or c.out > outputs for c in before):
         has = f"{inputs} ports" if inputs == outputs else f"{inputs} inputs and {outputs} outputs"
-        raise BadInput(f"the device has {has}: the checks need {missing or 'those in use'}")
+        raise BadInput(f"the device has {has}: the checks need {ground.missing or 'those in use'}")
     try:
         checks = {check.__name__: (check, check.__doc__) for check in of_kind}
         if raise_alarm is not None:

@@ -7,23 +7,75 @@ import re
 from abc import abstractmethod
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar
 
 from patchlight.controller.circuits import contract
 from patchlight.controller.circuits.dialect import (
     DEFAULT_TIMEOUTS,
-    AnyPolatisDialect,
     Dialect,
     NumberedDialect,
+    PolatisDialect,
+    Session,
     Timeouts,
+    corrected,
 )
-from patchlight.controller.circuits.drivers.table import UP, R, Row, SessionTable, TableDriver
+from patchlight.controller.circuits.drivers.table import R, Row, TableDriver
 from patchlight.testbed.errors import BadInput, PatchlightError
-from patchlight.testbed.lab.model import CircuitSwitch
+from patchlight.testbed.lab.model import CircuitSwitch, OpticalSwitch
 from patchlight.testbed.lab.ocs_drivers import check_shape
 from patchlight.testbed.lab.portmap import CrossConnect, JoinsPorts, PortMap
 from patchlight.testbed.lab.spectrum import ChannelConnect, Grid, SpectrumMap
 from patchlight.testbed.lab.wavelengths import WavelengthSwitch
+
+C = TypeVar("C", bound=JoinsPorts)
+M = TypeVar("M")
+
+
+class Client(Protocol):
+    """What a driver talks to its device with."""
+
+    def __init__(self, session: Session, dialect: Any) -> None: ...
+
+    async def open(self) -> None:
+        """Reach the device and log in."""
+
+    async def close(self) -> None:
+        """Log out and let go."""
+
+    async def hear(self) -> tuple[contract.Alarm, ...]:
+        """What the device reported, oldest first."""
+
+
+class SessionTable(TableDriver[C, M, R]):
+    """A driver over a session: it says which ``client_class`` it talks with."""
+
+    client: Client
+    built_in: ClassVar[Dialect]
+    client_class: ClassVar[type[Client]]
+    _dialect: Dialect
+
+    def __init__(
+        self,
+        switch: OpticalSwitch,
+        password: str,
+        dialect: Dialect | None = None,
+        timeouts: Timeouts = DEFAULT_TIMEOUTS,
+    ) -> None:
+        super().__init__(switch)
+        self._dialect = dialect or corrected(switch.driver, self.built_in)
+        self.client = self.client_class(Session.of(switch, password, timeouts), self._dialect)
+
+    async def open(self) -> None:
+        """Reach the device and log in."""
+        await self.client.open()
+
+    async def close(self) -> None:
+        """Log out; circuits stay."""
+        await self.client.close()
+
+    async def alarms(self) -> tuple[contract.Alarm, ...]:
+        """What the device reported, and what it lists where it can be asked."""
+        return await self.client.hear()
 
 
 class CircuitTableDriver(TableDriver[CrossConnect, PortMap, R]):
@@ -188,7 +240,7 @@ class NumberedDriver(SessionDriver[Row]):
 class PolatisDriver(NumberedDriver):
     """What drivers of Polatis switches share, whatever they speak. See ``CircuitDriver``."""
 
-    _dialect: AnyPolatisDialect
+    _dialect: PolatisDialect
 
     @abstractmethod
     async def identify(self) -> contract.Identity:
@@ -311,62 +363,3 @@ class WavelengthSessionDriver(
         except BadInput as error:
             raise BadInput(f"{switch.name}: {error.message}") from error
         super().__init__(switch, password, dialect, timeouts)
-
-
-C = TypeVar("C", bound=JoinsPorts)
-M = TypeVar("M")
-
-
-class _Rehearsed(TableDriver[C, M, Row]):
-    """A switch that exists only in memory."""
-
-    capabilities = contract.Capabilities()
-    _list_limit = 1 << 16
-    _entries: Mapping[C, Row]
-
-    async def open(self) -> None:
-        """Nothing to reach."""
-
-    async def close(self) -> None:
-        """Nothing to let go; the map stays in memory."""
-
-    async def identify(self) -> contract.Identity:
-        """It says that it is a rehearsal."""
-        return contract.Identity("Patchlight", "dry-run", "", "", self.name)
-
-    async def port_states(self) -> contract.PortStates:
-        """Every port is ready."""
-        return dict.fromkeys(self._all_ports(), contract.PortState("ready", "dry run"))
-
-    async def alarms(self) -> tuple[contract.Alarm, ...]:
-        """There are none."""
-        return ()
-
-    async def _table(self) -> Mapping[C, Row]:
-        return self._entries
-
-    async def _make(self, pairs: Sequence[C]) -> None:
-        self._entries = {**self._entries, **dict.fromkeys(pairs, UP)}
-
-    async def _break(self, pairs: Sequence[C], table: Mapping[C, Row]) -> None:
-        gone = frozenset(pairs)
-        self._entries = {c: row for c, row in self._entries.items() if c not in gone}
-
-
-class DryRun(_Rehearsed[CrossConnect, PortMap], CircuitTableDriver[Row]):
-    """An OCS that exists only in memory; begins with the lab file's cross-connects."""
-
-    def __init__(self, switch: CircuitSwitch, password: str = "") -> None:
-        super().__init__(switch)
-        self._entries = dict.fromkeys(switch.initial, UP)
-
-    def _in_use(self, port: contract.DirectedPort, by: CrossConnect) -> str:
-        return f"{port} is in use: {by}"
-
-
-class DryRunWavelengths(_Rehearsed[ChannelConnect, SpectrumMap], WavelengthTableDriver[Row]):
-    """A WSS that exists only in memory; begins with the lab file's channels."""
-
-    def __init__(self, switch: WavelengthSwitch, password: str = "") -> None:
-        super().__init__(switch)
-        self._entries = dict.fromkeys(switch.initial, UP)

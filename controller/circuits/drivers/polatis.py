@@ -13,9 +13,9 @@ from typing import ClassVar, TypeVar, cast
 
 from patchlight.controller.circuits import contract
 from patchlight.controller.circuits.dialect import (
-    AnyPolatisDialect,
     Bare,
     Pattern,
+    PolatisDialect,
     Session,
     Template,
     filled,
@@ -23,12 +23,7 @@ from patchlight.controller.circuits.dialect import (
 )
 from patchlight.controller.circuits.drivers.base import Numbering, PolatisDriver, condition
 from patchlight.controller.circuits.drivers.table import TABLES_KEPT, UP, Row
-from patchlight.controller.circuits.protocols.connection import (
-    BUFFER_LIMIT,
-    FramingError,
-    LineFramer,
-    Take,
-)
+from patchlight.controller.circuits.protocols import tcp
 from patchlight.controller.circuits.protocols.session import DeviceSession
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab.portmap import CrossConnect
@@ -47,7 +42,7 @@ A = TypeVar("A")
 
 
 @dataclass(frozen=True)
-class PolatisScpiDialect(AnyPolatisDialect):
+class PolatisScpiDialect(PolatisDialect):
     """What a session with a Polatis switch takes.
 
     ``confirm`` is put behind a command that changes something, and the device answers it
@@ -178,13 +173,13 @@ class ScpiClient(DeviceSession[str, PolatisScpiDialect]):
                 raise self._refused(shown(), _words(errors), errors[0][0])
             self._note(errors)
             if len(answers) != 1 or re.fullmatch(answer, answers[0]) is None:
-                raise FramingError(f"it answered {self._mask(shortened('; '.join(answers)))!r}")
+                raise tcp.FramingError(f"it answered {self._mask(shortened('; '.join(answers)))!r}")
             return answers[0]
 
         return await self._told(command, understood, shown, changes=changes)
 
-    def _framer(self) -> LineFramer:
-        return LineFramer(protocol=self.protocol)
+    def _framer(self) -> tcp.LineFramer:
+        return tcp.LineFramer(protocol=self.protocol)
 
     async def _log_in(self) -> None:
         session, command, understood = self._session, "", self._reported
@@ -224,7 +219,9 @@ class ScpiClient(DeviceSession[str, PolatisScpiDialect]):
         """A command, and the question for errors that ends its answer."""
         return f"{command}{self._dialect.then if command else ''}{self._dialect.errors}"
 
-    def _taking(self, command: str, understood: Callable[[list[str], Errors], A]) -> Take[str, A]:
+    def _taking(
+        self, command: str, understood: Callable[[list[str], Errors], A]
+    ) -> tcp.Take[str, A]:
         """Gathers the answers up to the error queue's, and what that holds."""
         answers: list[str] = []
         size, sent = 0, (command, self._dialect.errors)
@@ -233,8 +230,8 @@ class ScpiClient(DeviceSession[str, PolatisScpiDialect]):
             nonlocal size
             for line in lines:
                 size += len(line)
-                if size > BUFFER_LIMIT:
-                    raise FramingError(f"the answer is longer than {BUFFER_LIMIT} bytes")
+                if size > tcp.BUFFER_LIMIT:
+                    raise tcp.FramingError(f"the answer is longer than {tcp.BUFFER_LIMIT} bytes")
                 if line in sent:
                     continue  # an echo
                 for unit in units(line):

@@ -12,13 +12,7 @@ from typing import ClassVar
 from xml.sax.saxutils import escape
 
 from patchlight.controller.circuits.contract import SIDES, Condition, DirectedPort, Identity, Side
-from patchlight.controller.circuits.dialect import (
-    AnyPolatisDialect,
-    Bare,
-    Pattern,
-    Template,
-    filled,
-)
+from patchlight.controller.circuits.dialect import Bare, Pattern, PolatisDialect, Template, filled
 from patchlight.controller.circuits.drivers.base import Numbering, PolatisDriver, condition
 from patchlight.controller.circuits.drivers.table import UP, Row
 from patchlight.controller.circuits.protocols.netconf import NetconfClient
@@ -28,7 +22,7 @@ _FEW = 16  # up to so many ports are asked for one by one, more all together
 
 
 @dataclass(frozen=True)
-class PolatisNetconfDialect(AnyPolatisDialect):
+class PolatisNetconfDialect(PolatisDialect):
     """What a Polatis takes, as XML to fill in.
 
     ``connect`` and ``disconnect`` hold ``{pairs}``: ``pair`` or ``unpair`` for

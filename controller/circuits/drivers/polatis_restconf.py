@@ -9,13 +9,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from patchlight.controller.circuits import contract
-from patchlight.controller.circuits.dialect import (
-    AnyPolatisDialect,
-    Bare,
-    Pattern,
-    Template,
-    filled,
-)
+from patchlight.controller.circuits.dialect import Bare, Pattern, PolatisDialect, Template, filled
 from patchlight.controller.circuits.drivers import rest
 from patchlight.controller.circuits.drivers.base import Numbering, PolatisDriver, condition
 from patchlight.controller.circuits.drivers.table import UP, Row
@@ -24,7 +18,7 @@ from patchlight.testbed.lab.portmap import CrossConnect
 
 
 @dataclass(frozen=True)
-class PolatisRestconfDialect(HttpDialect, AnyPolatisDialect):
+class PolatisRestconfDialect(HttpDialect, PolatisDialect):
     """What a Polatis takes.
 
     ``{ingress}`` and ``{egress}`` are the device's port numbers, ``{pairs}`` is a list of

@@ -21,16 +21,9 @@ from collections.abc import (
 )
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar
+from typing import Generic, Literal, TypeVar
 
 from patchlight.controller.circuits import contract
-from patchlight.controller.circuits.dialect import (
-    DEFAULT_TIMEOUTS,
-    Dialect,
-    Session,
-    Timeouts,
-    corrected,
-)
 from patchlight.testbed.errors import BadInput, OutcomeUnknown
 from patchlight.testbed.lab.model import OpticalSwitch
 from patchlight.testbed.lab.portmap import JoinsPorts
@@ -95,21 +88,6 @@ TABLES_KEPT = 2
 _FIRST_POLL_S, _POLL_GROWTH, _LAST_POLL_S = 0.001, 1.6, 1.0
 
 RowState = Literal["up", "coming", "failed", "entered"]
-
-
-class Client(Protocol):
-    """What a driver talks to its device with."""
-
-    def __init__(self, session: Session, dialect: Any) -> None: ...
-
-    async def open(self) -> None:
-        """Reach the device and log in."""
-
-    async def close(self) -> None:
-        """Log out and let go."""
-
-    async def hear(self) -> tuple[contract.Alarm, ...]:
-        """What the device reported, oldest first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +191,7 @@ class TableDriver(ABC, Generic[C, M, R]):
         table = await self._just_read.read(self._table)
         if self._last_map is None or self._last_map[0] is not table:
             try:
-                port_map = self._map_of(c for c, row in table.items() if row.state != "entered")
+                port_map = self._map_of([c for c, row in table.items() if row.state != "entered"])
             except BadInput as error:
                 raise self._nonsense("the question for its map", error.message) from error
             self._last_map = table, port_map
@@ -424,38 +402,6 @@ class TableDriver(ABC, Generic[C, M, R]):
                 failed = [c for c in waiting if c in refused and c in mine and c in table]
                 await self._send(partial(self._break, table=table), failed)
             waiting = coming + missing + entered
-
-
-class SessionTable(TableDriver[C, M, R]):
-    """A driver over a session: it says which ``client_class`` it talks with."""
-
-    client: Client
-    built_in: ClassVar[Dialect]
-    client_class: ClassVar[type[Client]]
-    _dialect: Dialect
-
-    def __init__(
-        self,
-        switch: OpticalSwitch,
-        password: str,
-        dialect: Dialect | None = None,
-        timeouts: Timeouts = DEFAULT_TIMEOUTS,
-    ) -> None:
-        super().__init__(switch)
-        self._dialect = dialect or corrected(switch.driver, self.built_in)
-        self.client = self.client_class(Session.of(switch, password, timeouts), self._dialect)
-
-    async def open(self) -> None:
-        """Reach the device and log in."""
-        await self.client.open()
-
-    async def close(self) -> None:
-        """Log out; circuits stay."""
-        await self.client.close()
-
-    async def alarms(self) -> tuple[contract.Alarm, ...]:
-        """What the device reported, and what it lists where it can be asked."""
-        return await self.client.hear()
 
 
 def _once(pairs: Iterable[C], table: Mapping[C, Row]) -> list[C]:

@@ -11,10 +11,10 @@ from typing import ClassVar, Generic, TypeVar
 
 from patchlight.controller.circuits import contract
 from patchlight.controller.circuits.dialect import (
-    AnyPolatisDialect,
     Bare,
     NumberedDialect,
     Pattern,
+    PolatisDialect,
     Template,
     shortened,
 )
@@ -51,7 +51,7 @@ class ListDialect(SessionDialect, NumberedDialect):
 
 
 @dataclass(frozen=True)
-class PolatisDialect(ListDialect, AnyPolatisDialect):
+class PolatisTl1Dialect(ListDialect, PolatisDialect):
     """What a Polatis switch takes; its shutters are what switches a port off."""
 
     vendor: str = "Polatis"
@@ -104,7 +104,7 @@ class GlimmerglassDialect(ListDialect):
     dark_dbm: float = -45.0
 
 
-POLATIS = PolatisDialect()
+POLATIS = PolatisTl1Dialect()
 
 
 GLIMMERGLASS = GlimmerglassDialect()
@@ -235,11 +235,11 @@ class GlimmerglassTl1(Tl1ListDriver[GlimmerglassDialect]):
 _FEW = 16  # up to so many ports are listed, more are asked for as the range of them all
 
 
-class PolatisTl1(Tl1ListDriver[PolatisDialect], base.PolatisDriver):
+class PolatisTl1(Tl1ListDriver[PolatisTl1Dialect], base.PolatisDriver):
     """A Polatis OCS. See ``CircuitDriver`` for what the methods do."""
 
     built_in = POLATIS
-    _dialect: PolatisDialect
+    _dialect: PolatisTl1Dialect
 
     async def identify(self) -> contract.Identity:
         """From ``RTRV-NETYPE``, the serial number from ``RTRV-INV``."""

@@ -25,7 +25,7 @@ import httpx
 
 from patchlight.controller.circuits import contract
 from patchlight.controller.circuits.dialect import Dialect, Pattern, Session, shortened
-from patchlight.controller.circuits.protocols.connection import BUFFER_LIMIT
+from patchlight.controller.circuits.protocols.tcp import BUFFER_LIMIT
 from patchlight.testbed.errors import BadInput, OutcomeUnknown
 from patchlight.testbed.linux.files import append_line, user_folder
 

@@ -16,13 +16,7 @@ from typing import ClassVar, Generic, Protocol, TypeVar
 
 from patchlight.controller.circuits import contract
 from patchlight.controller.circuits.dialect import Dialect, Session, shortened
-from patchlight.controller.circuits.protocols.connection import (
-    ConnectionLost,
-    DeviceConnection,
-    Framer,
-    FramingError,
-    Take,
-)
+from patchlight.controller.circuits.protocols import tcp
 from patchlight.testbed.errors import OutcomeUnknown, PatchlightError
 
 _ALARM_WORDS_KEPT = 500  # characters of each, so that a flood of long ones stays bounded
@@ -122,7 +116,7 @@ class KeptSession(ABC, Generic[C, D]):
             self._keep_alive_task = None
         async with self._lock:
             if self._connection is not None:
-                with contextlib.suppress(PatchlightError, ConnectionLost, TimeoutError):
+                with contextlib.suppress(PatchlightError, tcp.ConnectionLost, TimeoutError):
                     await self._log_out()
             await self._disconnect()
 
@@ -147,7 +141,7 @@ class KeptSession(ABC, Generic[C, D]):
                 self._last_used = asyncio.get_running_loop().time()
                 try:
                     return await exchange(connection, timeout_s)
-                except (ConnectionLost, TimeoutError, FramingError) as error:
+                except (tcp.ConnectionLost, TimeoutError, tcp.FramingError) as error:
                     reason = self._reason(error, timeout_s)
                     await self._disconnect()
                     if changes:
@@ -212,7 +206,7 @@ class KeptSession(ABC, Generic[C, D]):
             ) from error
         try:
             await self._log_in()
-        except (ConnectionLost, TimeoutError, FramingError) as error:
+        except (tcp.ConnectionLost, TimeoutError, tcp.FramingError) as error:
             reason = self._reason(error, self._session.timeouts.answer_s)
             await self._disconnect()
             raise contract.DeviceUnreachable(
@@ -227,7 +221,7 @@ class KeptSession(ABC, Generic[C, D]):
 
     def _connected(self) -> C:
         if self._connection is None:
-            raise ConnectionLost
+            raise tcp.ConnectionLost
         return self._connection
 
     async def _disconnect(self) -> None:
@@ -272,7 +266,7 @@ class KeptSession(ABC, Generic[C, D]):
         return self._mask(str(error) or trouble or "the connection was lost")
 
 
-class DeviceSession(KeptSession[DeviceConnection[M], D], Generic[M, D]):
+class DeviceSession(KeptSession[tcp.DeviceConnection[M], D], Generic[M, D]):
     """A session over a connection of messages: TCP, if ``_connect`` is not replaced.
 
     ``_unasked`` takes a message that answers nothing; it is ``False`` if that may be an answer.
@@ -281,7 +275,7 @@ class DeviceSession(KeptSession[DeviceConnection[M], D], Generic[M, D]):
     _unasked: Callable[[M], bool] | None = None
 
     @abstractmethod
-    def _framer(self) -> Framer[M]:
+    def _framer(self) -> tcp.Framer[M]:
         """A new parser for a new connection."""
 
     @property
@@ -292,7 +286,7 @@ class DeviceSession(KeptSession[DeviceConnection[M], D], Generic[M, D]):
     async def _in_step(
         self,
         text: str,
-        taking: Callable[[], Take[M, R]],
+        taking: Callable[[], tcp.Take[M, R]],
         shown: Callable[[], str],
         timeout_s: float | None = None,
         *,
@@ -303,13 +297,13 @@ class DeviceSession(KeptSession[DeviceConnection[M], D], Generic[M, D]):
         ``taking`` begins to understand an answer.
         """
 
-        def exchange(connection: DeviceConnection[M], timeout_s: float) -> Awaitable[R]:
+        def exchange(connection: tcp.DeviceConnection[M], timeout_s: float) -> Awaitable[R]:
             if self.log.isEnabledFor(logging.DEBUG):
                 self._sends(shown())
             return connection.exchange(text, taking(), timeout_s)
 
         return await self._run(exchange, shown, timeout_s, changes=changes)
 
-    async def _connect(self) -> DeviceConnection[M]:
+    async def _connect(self) -> tcp.DeviceConnection[M]:
         host, port = self._session.host, self._session.port
-        return await DeviceConnection.open(host, port, self._framer(), self._unasked)
+        return await tcp.DeviceConnection.open(host, port, self._framer(), self._unasked)

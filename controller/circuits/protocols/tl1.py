@@ -22,12 +22,7 @@ from patchlight.controller.circuits.dialect import (
     filled,
     shortened,
 )
-from patchlight.controller.circuits.protocols import tl1_messages
-from patchlight.controller.circuits.protocols.connection import (
-    BUFFER_LIMIT,
-    DeviceConnection,
-    FramingError,
-)
+from patchlight.controller.circuits.protocols import tcp, tl1_messages
 from patchlight.controller.circuits.protocols.session import DeviceSession
 
 _LIST_EVERY_S = 2.0  # the list of alarms is read no more often, however often it is asked for
@@ -154,7 +149,7 @@ class Tl1Client(DeviceSession[tl1_messages.Message, SessionDialect]):
 
     async def _exchange(
         self,
-        connection: DeviceConnection[tl1_messages.Message],
+        connection: tcp.DeviceConnection[tl1_messages.Message],
         timeout: float,
         template: str,
         values: Mapping[str, str],
@@ -171,14 +166,14 @@ class Tl1Client(DeviceSession[tl1_messages.Message, SessionDialect]):
             raise self._refused(self._shown(template, values), words, body.bare.partition(" ")[0])
         lines = tuple(chain.from_iterable(part.body.quoted for part in parts))
         if max(map(len, lines), default=0) > _LINE_LIMIT:
-            raise FramingError(f"a line of its reply is longer than {_LINE_LIMIT} characters")
+            raise tcp.FramingError(f"a line of its reply is longer than {_LINE_LIMIT} characters")
         return Tl1Reply(
             code, lines, self._mask("; ".join(r for part in parts if (r := _remarks(part.body))))
         )
 
     async def _collect(
         self,
-        connection: DeviceConnection[tl1_messages.Message],
+        connection: tcp.DeviceConnection[tl1_messages.Message],
         timeout: float,
         template: str,
         values: Mapping[str, str],
@@ -207,8 +202,10 @@ class Tl1Client(DeviceSession[tl1_messages.Message, SessionDialect]):
                     if message.ctag == ctag:
                         parts.append(message)
                         size += len(message.body.text)
-                        if size > BUFFER_LIMIT:
-                            raise FramingError(f"the reply is longer than {BUFFER_LIMIT} bytes")
+                        if size > tcp.BUFFER_LIMIT:
+                            raise tcp.FramingError(
+                                f"the reply is longer than {tcp.BUFFER_LIMIT} bytes"
+                            )
                         if message.more:
                             continue
                         if message.code == "DENY" or not paged:
@@ -235,7 +232,7 @@ class Tl1Client(DeviceSession[tl1_messages.Message, SessionDialect]):
 
     def _send(
         self,
-        connection: DeviceConnection[tl1_messages.Message],
+        connection: tcp.DeviceConnection[tl1_messages.Message],
         template: str,
         values: Mapping[str, str],
     ) -> str:

@@ -13,7 +13,7 @@ from typing import Literal
 
 from patchlight.controller.circuits.drivers.base import Numbering
 from patchlight.controller.circuits.drivers.polatis import channels, units
-from patchlight.controller.circuits.protocols.connection import FramingError, LineFramer
+from patchlight.controller.circuits.protocols.tcp import FramingError, LineFramer
 from patchlight.emulation.optical.device import EmulatedOcs
 from patchlight.emulation.optical.matrices import Phase, Reason, RequestRefused, SwitchedCircuit
 from patchlight.emulation.optical.protocols.server import ProtocolServer
