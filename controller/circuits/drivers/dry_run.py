@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from patchlight.controller.circuits import contract
@@ -24,7 +24,8 @@ class _Rehearsed(TableDriver[C, M, Row]):
 
     def __init__(self, switch: OpticalSwitch, password: str = "") -> None:
         super().__init__(switch)
-        self._entries: Mapping[C, Row] = dict[Any, Row].fromkeys(switch.initial, UP)
+        initial: Iterable[Any] = switch.initial
+        self._entries: Mapping[C, Row] = dict.fromkeys(initial, UP)
 
     async def open(self) -> None:
         """Nothing to reach."""
