@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar, runtime_checkable
 
-from patchlight.testbed.errors import BadInput, PatchlightError
+from patchlight.testbed.errors import BadInput, OutcomeUnknown, PatchlightError
 from patchlight.testbed.lab.portmap import CrossConnect, JoinsPorts, PortMap
 from patchlight.testbed.lab.spectrum import Channel, ChannelConnect, Grid, SpectrumMap
 
@@ -189,6 +189,11 @@ class Outcome(Generic[C]):
 
 class DeviceUnreachable(PatchlightError):
     """The device does not answer; as far as this call goes, nothing was changed on it."""
+
+
+def outcome_unknown(words: str) -> OutcomeUnknown:
+    """What is raised where a change was told to a device, and no answer says what came of it."""
+    return OutcomeUnknown(words, hint="read the device's map before anything else")
 
 
 class DeviceRefused(PatchlightError):

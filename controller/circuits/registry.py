@@ -74,7 +74,6 @@ def _plug_ins(group: str, rows: Mapping[str, ocs_drivers.OcsDriver]) -> PlugIns:
 _DRIVERS = _plug_ins(ocs_drivers.DRIVER_GROUP, ocs_drivers.OCS_DRIVERS)
 _WSS_DRIVERS = _plug_ins(ocs_drivers.WSS_DRIVER_GROUP, ocs_drivers.WSS_DRIVERS)
 driver_names = _DRIVERS.names
-wss_driver_names = _WSS_DRIVERS.names
 
 
 @overload

@@ -153,9 +153,8 @@ class OpenFlowConnection:
                 f"{self._name}: {error.message}", hint=error.hint
             ) from error
         except OutcomeUnknown as error:
-            raise OutcomeUnknown(
-                f"{self._name} was told to change, then: {error.message}",
-                hint="read the device's map before anything else",
+            raise contract.outcome_unknown(
+                f"{self._name} was told to change, then: {error.message}"
             ) from error
 
     async def _request(self, operation: str, **fields: Any) -> Any:

@@ -338,9 +338,8 @@ class PolatisScpi(PolatisDriver):
 
     async def _states(self) -> dict[contract.DirectedPort, str]:
         dialect = self._dialect
-        return await self._per_port(
-            self._all_ports(), dialect.port_states, dialect.states_answer, "states"
-        )
+        asked, template = self._all_ports(), dialect.port_states
+        return await self._per_port(asked, template, dialect.states_answer, "states")
 
     async def _powers(
         self, ports: Sequence[contract.DirectedPort]
@@ -369,13 +368,10 @@ class PolatisScpi(PolatisDriver):
     ) -> dict[contract.DirectedPort, str]:
         """One value for each port, asked for in lists as long as the device takes."""
         per_port: dict[contract.DirectedPort, str] = {}
-        to_numbers, limit = (
-            (self._known or await self._numbering()).to_numbers,
-            self._dialect.ask_limit,
-        )
+        numbering, limit = self._known or await self._numbering(), self._dialect.ask_limit
         for start in range(0, len(ports), limit):
             chunk = ports[start : start + limit]
-            numbers = ",".join(map(str, to_numbers(chunk)))
+            numbers = ",".join(map(str, numbering.to_numbers(chunk)))
             match = await self._ask(filled(template, quoted, ports=Bare(numbers)), answer)
             values = [value.strip() for value in match[group].split(",")]
             if len(values) != len(chunk):

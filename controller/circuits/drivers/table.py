@@ -24,7 +24,7 @@ from functools import partial
 from typing import Generic, Literal, TypeVar
 
 from patchlight.controller.circuits import contract
-from patchlight.testbed.errors import BadInput, OutcomeUnknown
+from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab.model import OpticalSwitch
 from patchlight.testbed.lab.portmap import JoinsPorts
 
@@ -304,9 +304,8 @@ class TableDriver(ABC, Generic[C, M, R]):
             ) as error:
                 if not self._told:
                     raise
-                raise OutcomeUnknown(
-                    f"{self.name} was told to change, then: {error.message}",
-                    hint="read the device's map before anything else",
+                raise contract.outcome_unknown(
+                    f"{self.name} was told to change, then: {error.message}"
                 ) from error
 
     @contextlib.contextmanager

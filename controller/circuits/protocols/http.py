@@ -26,7 +26,7 @@ import httpx
 from patchlight.controller.circuits import contract
 from patchlight.controller.circuits.dialect import Dialect, Pattern, Session, shortened
 from patchlight.controller.circuits.protocols.tcp import BUFFER_LIMIT
-from patchlight.testbed.errors import BadInput, OutcomeUnknown
+from patchlight.testbed.errors import BadInput
 from patchlight.testbed.linux.files import append_line, user_folder
 
 log = logging.getLogger("patchlight.ocs.http")
@@ -217,14 +217,14 @@ class HttpClient:
     async def get(self, path: str) -> HttpReply:
         """Read. ``DeviceRefused`` also if it is neither JSON nor no content."""
         shown = f"GET {path}"
-        reply = await self._exchange("GET", path, "", {}, shown, changes=False)
+        reply = await self._exchange("GET", path, shown)
         if reply.body is None and reply.text.strip() != "null":
             raise self.nonsense(shown, reply.text or "nothing")
         return reply
 
     async def get_text(self, path: str) -> str:
         """Read what is no JSON."""
-        return (await self._exchange("GET", path, "", {}, f"GET {path}", changes=False)).text
+        return (await self._exchange("GET", path, f"GET {path}")).text
 
     async def read(self, path: str, reader: Callable[[Any], T], *, missing: Any = None) -> T:
         """What ``reader`` makes of an answer's JSON; its ``ValueError`` is a ``DeviceRefused``.
@@ -247,7 +247,7 @@ class HttpClient:
     ) -> HttpReply:
         """Change something; see the module for what a failure becomes."""
         shown = shortened(f"{method} {path} {body}".rstrip())
-        return await self._exchange(method, path, body, headers or {}, shown, changes=True)
+        return await self._exchange(method, path, shown, body, headers, changes=True)
 
     def nonsense(self, command: str, answer: str) -> contract.DeviceRefused:
         """The refusal to believe an answer."""
@@ -262,11 +262,11 @@ class HttpClient:
         self,
         method: str,
         path: str,
-        body: str,
-        headers: Mapping[str, str],
         shown: str,
+        body: str = "",
+        headers: Mapping[str, str] | None = None,
         *,
-        changes: bool,
+        changes: bool = False,
     ) -> HttpReply:
         name, retried = self._session.name, False
         async with self._lock:
@@ -283,10 +283,9 @@ class HttpClient:
                 except _TRANSPORT as error:
                     reason = self._reason(error)
                     if changes:
-                        raise OutcomeUnknown(
+                        raise contract.outcome_unknown(
                             f"{name}: {shown} was sent, then {reason}: whether it was done is "
-                            "unknown",
-                            hint="read the device's map before anything else",
+                            "unknown"
                         ) from error
                     if retried or isinstance(error, (TimeoutError, httpx.TimeoutException)):
                         raise contract.DeviceUnreachable(
@@ -304,11 +303,11 @@ class HttpClient:
         method: str,
         path: str,
         body: str,
-        headers: Mapping[str, str],
+        headers: Mapping[str, str] | None,
     ) -> HttpReply:
         # The timeouts of the client are between bytes; one byte a second must end as well.
         longest_s = self._session.timeouts.answer_s + 2 * self._session.timeouts.connect_s
-        sent = dict(headers)
+        sent = dict(headers or {})
         if body:
             sent["Content-Type"] = self._dialect.media_type
         async with (
@@ -362,9 +361,8 @@ class HttpClient:
                 hint="check 'user' and 'password_env' of the circuit switch in the lab file",
             )
         if changes and reply.status in _GATEWAY:
-            raise OutcomeUnknown(
-                f"{name}: {shown} was sent, then {words}: whether it was done is unknown",
-                hint="read the device's map before anything else",
+            raise contract.outcome_unknown(
+                f"{name}: {shown} was sent, then {words}: whether it was done is unknown"
             )
         hint = None
         if reply.status == 403:

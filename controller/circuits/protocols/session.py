@@ -17,7 +17,7 @@ from typing import ClassVar, Generic, Protocol, TypeVar
 from patchlight.controller.circuits import contract
 from patchlight.controller.circuits.dialect import Dialect, Session, shortened
 from patchlight.controller.circuits.protocols import tcp
-from patchlight.testbed.errors import OutcomeUnknown, PatchlightError
+from patchlight.testbed.errors import PatchlightError
 
 _ALARM_WORDS_KEPT = 500  # characters of each, so that a flood of long ones stays bounded
 _PAUSE_AFTER_LOGIN_REFUSED_S = 300.0  # before an idle session tries again
@@ -145,10 +145,9 @@ class KeptSession(ABC, Generic[C, D]):
                     reason = self._reason(error, timeout_s)
                     await self._disconnect()
                     if changes:
-                        raise OutcomeUnknown(
+                        raise contract.outcome_unknown(
                             f"{self._session.name}: {shown()} was sent, then {reason}: whether it "
-                            "was done is unknown",
-                            hint="read the device's map before anything else",
+                            "was done is unknown"
                         ) from error
                     if retried or isinstance(error, TimeoutError):
                         raise contract.DeviceUnreachable(
@@ -183,11 +182,8 @@ class KeptSession(ABC, Generic[C, D]):
         if self._connection is not None and not self._connection.trouble:
             return self._connection
         await self._disconnect()
-        host, port, wait_s = (
-            self._session.host,
-            self._session.port,
-            self._session.timeouts.connect_s,
-        )
+        host, port = self._session.host, self._session.port
+        wait_s = self._session.timeouts.connect_s
         pause_s = self._quiet_until - asyncio.get_running_loop().time()
         if pause_s > 0:
             raise contract.DeviceUnreachable(
