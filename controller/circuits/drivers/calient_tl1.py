@@ -7,7 +7,7 @@ whole. Run against the emulated device only so far.
 
 import functools
 import re
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import ClassVar
@@ -213,7 +213,7 @@ class CalientTl1(SessionDriver[CalientRow]):
 
     async def _left(
         self, pairs: Sequence[CrossConnect], words: Mapping[CrossConnect, str]
-    ) -> Container[CrossConnect]:
+    ) -> Mapping[CrossConnect, object]:
         """Only a list may be denied for one bad entry, and done in part."""
         single = len(pairs) == 1 or self._list_limit == 1
         return words if single else await super()._left(pairs, words)

@@ -131,12 +131,10 @@ class OpenFlowConnection:
                         f"{self._name}: {refused.message}", words=refused.message, hint=refused.hint
                     ) from refused
                 if last or refused.kind == "DeadlinePassed":
-                    raise contract.DeviceUnreachable(
-                        f"{self._name}: {refused.message}"
-                    ) from refused
+                    raise self._unreachable(refused) from refused
             except (SpeakerFailed, OutcomeUnknown) as error:
                 if last:
-                    raise contract.DeviceUnreachable(f"{self._name}: {error.message}") from error
+                    raise self._unreachable(error) from error
             await self._until_connected()
         raise AssertionError("the last turn returns or raises")
 
@@ -149,13 +147,15 @@ class OpenFlowConnection:
         try:
             await self._request(operation, **fields)
         except SpeakerFailed as error:
-            raise contract.DeviceUnreachable(
-                f"{self._name}: {error.message}", hint=error.hint
-            ) from error
+            unreachable = f"{self._name}: {error.message}"
+            raise contract.DeviceUnreachable(unreachable, hint=error.hint) from error
         except OutcomeUnknown as error:
             raise contract.outcome_unknown(
                 f"{self._name} was told to change, then: {error.message}"
             ) from error
+
+    def _unreachable(self, error: PatchlightError) -> contract.DeviceUnreachable:
+        return contract.DeviceUnreachable(f"{self._name}: {error.message}")
 
     async def _request(self, operation: str, **fields: Any) -> Any:
         if self.speaker is None:

@@ -1,9 +1,8 @@
 """What drivers have in common whose device holds a table of entries, ports joined or channels led.
 
-A device makes an entry in one step, or in two: it is entered, then activated. It may
-break what stands in the way of a new one without a word. So the table is read before each
-write, and what would need a busy port is refused here; it is read again after, and what it
-then shows is the outcome.
+A device makes an entry in one step, or in two: it is entered, then activated. It may break what
+stands in the way of a new one without a word. So the table is read before each write, and what
+would need a busy port is refused here; it is read again after, and then shows the outcome.
 """
 
 import asyncio
@@ -13,7 +12,6 @@ from collections.abc import (
     AsyncIterator,
     Awaitable,
     Callable,
-    Container,
     Iterable,
     Iterator,
     Mapping,
@@ -94,9 +92,8 @@ RowState = Literal["up", "coming", "failed", "entered"]
 class Row:
     """How a cross-connect stands in the device's table; ``words`` are the device's.
 
-    ``entered``: it is in the table, and carries nothing until it is activated. ``conn`` is
-    what the device calls the circuit. The directions of a ``two_way`` circuit come and go
-    together.
+    ``entered``: it is in the table, and carries nothing until it is activated. ``conn`` is what the
+    device calls the circuit. The directions of a ``two_way`` circuit come and go together.
     """
 
     state: RowState = "up"
@@ -153,10 +150,7 @@ class TableDriver(ABC, Generic[C, M, R]):
         """Tell the device to break the circuits of these; raises ``DeviceRefused``."""
 
     async def _activate(self, pairs: Sequence[C], table: Mapping[C, R]) -> None:
-        """Tell the device to finish what is only entered; raises ``DeviceRefused``.
-
-        A device whose second step is a command of its own is told that one instead.
-        """
+        """Tell the device to finish what is only entered, by the same command as before."""
         await self._make(pairs)
 
     async def _beside(self, pairs: Sequence[C]) -> Mapping[C, R]:
@@ -167,7 +161,7 @@ class TableDriver(ABC, Generic[C, M, R]):
         """The table as far as it concerns ``pairs``, or more of it."""
         return await self._table()
 
-    async def _left(self, pairs: Sequence[C], words: Mapping[C, str]) -> Container[C]:
+    async def _left(self, pairs: Sequence[C], words: Mapping[C, str]) -> Mapping[C, object]:
         """What the table still holds of ``pairs``; ``words`` for those it refused to break."""
         return await self._just_read.read(self._table)
 
@@ -245,7 +239,7 @@ class TableDriver(ABC, Generic[C, M, R]):
                     going.append(c)
             send = partial(self._break, table=table)
             words = await self._send(send, going)
-            left = await self._left(going, words) if going else ()
+            left = await self._left(going, words) if going else {}
             again = [c for c in going if c in left]
             if again and len(going) > 1 and self._list_limit > 1:
                 words = await self._send(send, again, most=1)
@@ -291,8 +285,7 @@ class TableDriver(ABC, Generic[C, M, R]):
 
     @contextlib.asynccontextmanager
     async def _change(self) -> AsyncIterator[None]:
-        """One change at a time. Once something was told, not reaching the device any more is an
-        unknown outcome."""
+        """One change at a time; what fails once something was told is an unknown outcome."""
         async with self._one_change:
             self._told = False
             try:

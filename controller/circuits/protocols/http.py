@@ -277,7 +277,7 @@ class HttpClient:
                     if client is None:
                         keep = self._dialect.keep_connection
                         client = self._client = self._client or self._new_client(keep=keep)
-                    reply = await self._once(client, method, path, body, headers)
+                    reply = await self._once(client, method, path, body, dict(headers or {}))
                 except _NOTHING_SENT as error:
                     raise self._unreachable(error) from error
                 except _TRANSPORT as error:
@@ -298,25 +298,19 @@ class HttpClient:
                     return reply
 
     async def _once(
-        self,
-        client: httpx.AsyncClient,
-        method: str,
-        path: str,
-        body: str,
-        headers: Mapping[str, str] | None,
+        self, client: httpx.AsyncClient, method: str, path: str, body: str, headers: dict[str, str]
     ) -> HttpReply:
         # The timeouts of the client are between bytes; one byte a second must end as well.
         longest_s = self._session.timeouts.answer_s + 2 * self._session.timeouts.connect_s
-        sent = dict(headers or {})
         if body:
-            sent["Content-Type"] = self._dialect.media_type
+            headers["Content-Type"] = self._dialect.media_type
         async with (
             asyncio.timeout(longest_s),
             client.stream(
                 method,
                 f"{self._scheme}://{self._address}{self._dialect.base}{path}",
                 content=body.encode() if body else None,
-                headers=sent,
+                headers=headers,
             ) as response,
         ):
             if response.headers.get("Content-Encoding", "identity") != "identity":
@@ -332,9 +326,8 @@ class HttpClient:
             content = json.loads(text)
         etag, location = (response.headers.get(name, "") for name in ("ETag", "Location"))
         etag = etag if etag.isascii() and etag.isprintable() else ""
-        return HttpReply(
-            response.status_code, response.reason_phrase, text, content, etag, location
-        )
+        status, reason = response.status_code, response.reason_phrase
+        return HttpReply(status, reason, text, content, etag, location)
 
     def _new_client(self, *, keep: bool) -> httpx.AsyncClient:
         headers = {"Accept": self._dialect.media_type, "Accept-Encoding": "identity"}
