@@ -34,9 +34,8 @@ C = TypeVar("C", bound=JoinsPorts)
 class JustRead(Generic[T]):
     """A device's table, for as long as it is as good as one that is asked for now.
 
-    That is 10 ms from when the question was sent, what a question takes on its way to a device
-    in another building, and until something is told to the device. It spares reading a map
-    again that was read for the same change a moment ago; nothing is kept for longer.
+    That is 10 ms from when the question was sent, what it takes on its way to a device in another
+    building, and until something is told to the device. It spares reading a map twice in a change.
     """
 
     def __init__(self) -> None:
