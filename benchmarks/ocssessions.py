@@ -17,11 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import figure
-from patchlight.controller.circuits.protocols.connection import (
-    BUFFER_LIMIT,
-    DeviceConnection,
-    LineFramer,
-)
+from patchlight.controller.circuits.protocols.tcp import BUFFER_LIMIT, DeviceConnection, LineFramer
 from patchlight.controller.circuits.protocols.tl1_messages import Tl1Framer
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.lab.ocs_drivers import OCS_DRIVERS

@@ -12,7 +12,7 @@ from typing import Any
 
 from benchmarks import figure
 from patchlight.controller.circuits.contract import Capabilities, DirectedPort
-from patchlight.controller.circuits.drivers.base import DryRun
+from patchlight.controller.circuits.drivers.dry_run import DryRun
 from patchlight.controller.jobs.running_job import RunningJob
 from patchlight.controller.metrics.exposition import ControllerMetrics
 from patchlight.controller.parts import Controller, ControllerSettings

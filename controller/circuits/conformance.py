@@ -9,22 +9,8 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from patchlight.controller.circuits.conformance_ground import (
-    INITIAL,
-    Driver,
-    ground_of,
-    large_enough,
-    ports_of,
-)
-from patchlight.controller.circuits.contract import (
-    SIDES,
-    Capabilities,
-    CircuitDriver,
-    DirectedPort,
-    Outcome,
-    TellsChannelPowers,
-    WavelengthDriver,
-)
+from patchlight.controller.circuits import contract
+from patchlight.controller.circuits.conformance_ground import INITIAL, Driver, ground_of
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab.portmap import CrossConnect, PortMap
 from patchlight.testbed.lab.spectrum import ChannelConnect, SpectrumMap
@@ -60,7 +46,7 @@ async def _expect_map(driver: Driver, *added: object) -> None:
     _expect("the map", await driver.read_map(), ground.map_of([*ground.initial, *added]))
 
 
-async def _complete(outcome: Awaitable[Outcome[Any]]) -> Outcome[Any]:
+async def _complete(outcome: Awaitable[contract.Outcome[Any]]) -> contract.Outcome[Any]:
     result = await outcome
     _expect("refused", result.refused, ())
     return result
@@ -68,14 +54,17 @@ async def _complete(outcome: Awaitable[Outcome[Any]]) -> Outcome[Any]:
 
 async def says_who_it_is(driver: Driver) -> None:
     """It has all of its contract, and tells vendor, model, ports and capabilities."""
-    whole = isinstance(driver, CircuitDriver | WavelengthDriver)
+    whole = isinstance(driver, contract.CircuitDriver | contract.WavelengthDriver)
     _require(whole, "it lacks methods of CircuitDriver, or of WavelengthDriver")
     identity = await driver.identify()
     _require(bool(identity.vendor), "identify() names no vendor")
     _require(bool(identity.model), "identify() names no model")
-    missing = large_enough(driver)
-    _require(not missing, f"it has {ports_of(driver)} ports: the checks need {missing}")
-    _require(isinstance(driver.capabilities, Capabilities), "capabilities are no Capabilities")
+    ground = ground_of(driver)
+    has = (ground.inputs, ground.outputs)
+    _require(not ground.missing, f"it has {has} ports: the checks need {ground.missing}")
+    _require(
+        isinstance(driver.capabilities, contract.Capabilities), "capabilities are no Capabilities"
+    )
 
 
 async def reads_the_map(driver: Driver) -> None:
@@ -116,7 +105,7 @@ async def disconnects_all(driver: Any) -> None:
     _expect("the map", await driver.read_map(), ground.map_of([]))
 
 
-async def one_direction_goes_alone(driver: CircuitDriver) -> None:
+async def one_direction_goes_alone(driver: contract.CircuitDriver) -> None:
     """Of two directions between the same ports the other one stays."""
     await _complete(driver.disconnect([CrossConnect(1, 7)]))
     _expect("the map", await driver.read_map(), PortMap.of([(7, 1), (2, 8)]))
@@ -200,7 +189,7 @@ async def overlapping_calls_keep_in_order(driver: Any) -> None:
     await _expect_map(driver, *entries)
 
 
-async def another_attenuation_takes_a_break(driver: WavelengthDriver) -> None:
+async def another_attenuation_takes_a_break(driver: contract.WavelengthDriver) -> None:
     """The same channel of another attenuation is refused, and made once the first is broken."""
     ground = ground_of(driver)
     weaker = ground.last._replace(attenuation_db=ground.last.attenuation_db + 2)
@@ -212,7 +201,7 @@ async def another_attenuation_takes_a_break(driver: WavelengthDriver) -> None:
     _expect("the map", await driver.read_map(), ground.initial.apply(change))
 
 
-async def channels_side_by_side_are_apart(driver: WavelengthDriver) -> None:
+async def channels_side_by_side_are_apart(driver: contract.WavelengthDriver) -> None:
     """Of three neighbours that go the same way the one between is broken alone, and made again."""
     ground = ground_of(driver)
     first = ground.many[0]
@@ -225,12 +214,12 @@ async def channels_side_by_side_are_apart(driver: WavelengthDriver) -> None:
     await _expect_map(driver, *three)
 
 
-async def other_channels_keep_their_power(driver: WavelengthDriver) -> None:
+async def other_channels_keep_their_power(driver: contract.WavelengthDriver) -> None:
     """Where the device measures channels, a change of one leaves all others as strong as before."""
-    if not isinstance(driver, TellsChannelPowers):
+    if not isinstance(driver, contract.TellsChannelPowers):
         return
     ground = ground_of(driver)
-    ports = {DirectedPort("out", way.out) for way in ground.initial}
+    ports = {contract.DirectedPort("out", way.out) for way in ground.initial}
     before = await driver.channel_powers(ports)
     await _complete(driver.connect(ground.single[:1]))
     await _complete(driver.disconnect(ground.single[:1]))
@@ -245,16 +234,22 @@ async def other_channels_keep_their_power(driver: WavelengthDriver) -> None:
 async def knows_its_ports(driver: Driver) -> None:
     """``port_states`` has both sides of every port, and those without trouble are ready."""
     states = await driver.port_states()
-    inputs, outputs = ports_of(driver)
+    ground = ground_of(driver)
+    inputs, outputs = ground.inputs, ground.outputs
     _expect("port states", len(states), inputs + outputs)
-    for port in (DirectedPort("in", inputs), DirectedPort("out", outputs)):
+    for port in (contract.DirectedPort("in", inputs), contract.DirectedPort("out", outputs)):
         _expect(f"the state of {port}", states[port].condition, "ready")
 
 
 async def power_where_there_are_monitors(driver: Driver) -> None:
     """``power`` answers for the ports of the sides that have monitors, in believable dBm."""
-    counts = zip(SIDES, ports_of(driver), strict=True)
-    ports = [DirectedPort(side, n) for side, count in counts for n in range(1, min(count, 12) + 1)]
+    ground = ground_of(driver)
+    counts = zip(contract.SIDES, (ground.inputs, ground.outputs), strict=True)
+    ports = [
+        contract.DirectedPort(side, n)
+        for side, count in counts
+        for n in range(1, min(count, 12) + 1)
+    ]
     monitored = {"in": driver.capabilities.power_in, "out": driver.capabilities.power_out}
     for asked in (ports, ports[:1], ports[-2:]):
         powers = await driver.power(asked)
@@ -263,7 +258,7 @@ async def power_where_there_are_monitors(driver: Driver) -> None:
             _require(dbm is None or -90 < dbm < 40, f"power at {port} is {dbm} dBm")
 
 
-async def light_comes_out_where_it_is_led(driver: CircuitDriver) -> None:
+async def light_comes_out_where_it_is_led(driver: contract.CircuitDriver) -> None:
     """Where light arrives, a new circuit lets it out, with no more power than came in.
 
     On devices that measure both, and only where anything arrives at the first 12 inputs, or at the
@@ -272,13 +267,13 @@ async def light_comes_out_where_it_is_led(driver: CircuitDriver) -> None:
     if not (driver.capabilities.power_in and driver.capabilities.power_out):
         return
     half = min(12, driver.ports // 2)
-    inputs = [DirectedPort("in", n) for n in range(1, half + 1)]
+    inputs = [contract.DirectedPort("in", n) for n in range(1, half + 1)]
     lit = [port.number for port, dbm in (await driver.power(inputs)).items() if dbm is not None]
     await _complete(driver.disconnect(INITIAL))
     made = [CrossConnect(inp, inp + half) for inp in lit]
     await _complete(driver.connect(made))
     for c in made:
-        there, here = DirectedPort("in", c.inp), DirectedPort("out", c.out)
+        there, here = contract.DirectedPort("in", c.inp), contract.DirectedPort("out", c.out)
         powers = await driver.power([there, here])
         arriving, leaving = powers.get(there), powers.get(here)
         if arriving is None:
@@ -336,7 +331,7 @@ WAVELENGTH_CHECKS: Sequence[Check] = (
 
 def checks_of(driver: Driver) -> Sequence[Check]:
     """Those for its kind."""
-    return WAVELENGTH_CHECKS if isinstance(driver, WavelengthDriver) else CHECKS
+    return WAVELENGTH_CHECKS if isinstance(driver, contract.WavelengthDriver) else CHECKS
 
 
 RaiseAlarm = Callable[[], Awaitable[None]]

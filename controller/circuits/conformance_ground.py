@@ -23,12 +23,16 @@ Driver = CircuitDriver | WavelengthDriver
 class Ground:
     """Entries of one kind of switch.
 
-    ``initial``: the map that each check begins with. ``many``: up to 16 that can be made beside
-    it, and all together. ``single``: two such. ``busy``: two that need what an entry of ``initial``
-    has. ``beside``: one that needs what the first of these needs beside that. ``wrong``: lists that
-    are ``BadInput``, alone or with the last ``single``; the first of them for a port outside.
+    ``missing``: what the checks miss in this one; empty if nothing. ``initial``: the map that each
+    check begins with. ``many``: up to 16 that can be made beside it, and all together. ``single``:
+    two such. ``busy``: two that need what an entry of ``initial`` has. ``beside``: one that needs
+    what the first of these needs beside that. ``wrong``: lists that are ``BadInput``, alone or with
+    the last ``single``; the first of them for a port outside.
     """
 
+    inputs: int
+    outputs: int
+    missing: str
     initial: Any
     many: Sequence[Any]
     single: Sequence[Any]
@@ -51,27 +55,13 @@ def ground_of(driver: Driver) -> Ground:
     return _circuits(driver.ports)
 
 
-def ports_of(driver: Driver) -> tuple[int, int]:
-    """How many inputs and outputs it has."""
-    if isinstance(driver, WavelengthDriver):
-        return driver.inputs, driver.outputs
-    return driver.ports, driver.ports
-
-
-def large_enough(driver: Driver) -> str:
-    """What the checks miss in it; empty if nothing."""
-    inputs, outputs = ports_of(driver)
-    if isinstance(driver, WavelengthDriver):
-        if max(inputs, outputs) >= BRANCHES:
-            return ""
-        return f"{BRANCHES} inputs or outputs"
-    return "" if driver.ports >= PORTS else f"{PORTS} ports"
-
-
 def _circuits(ports: int) -> Ground:
     no_ports = [(3, ports + 1), (0, 3), (-1, 4), (3, -4), (True, 4)]
     free = [*range(3, 7), *range(9, ports + 1)]
     return Ground(
+        inputs=ports,
+        outputs=ports,
+        missing="" if ports >= PORTS else f"{PORTS} ports",
         initial=INITIAL,
         many=[CrossConnect(n, n) for n in free[:16]],
         single=[CrossConnect(3, 4), CrossConnect(5, 6)],
@@ -105,6 +95,9 @@ def _spectrum(inputs: int, outputs: int, grid: Grid) -> Ground:
     elsewhere = way(2, 0)
     other_channel = Channel(apart // 2, slots) if grid.spacing_ghz else None
     return Ground(
+        inputs=inputs,
+        outputs=outputs,
+        missing="" if max(inputs, outputs) >= BRANCHES else f"{BRANCHES} inputs or outputs",
         initial=SpectrumMap.of([first, second, way(2, 2, 2.5)]),
         many=[way(n, n, 1.5 * (n % 3)) for n in range(3, 19)],
         single=[way(19, 19), way(20, 20, 0.5)],

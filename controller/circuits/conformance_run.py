@@ -9,19 +9,8 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from dataclasses import dataclass
 from typing import Any
 
-from patchlight.controller.circuits.conformance import (
-    Check,
-    CheckFailed,
-    RaiseAlarm,
-    alarms_arrive,
-    checks_of,
-)
-from patchlight.controller.circuits.conformance_ground import (
-    Driver,
-    ground_of,
-    large_enough,
-    ports_of,
-)
+from patchlight.controller.circuits import conformance
+from patchlight.controller.circuits.conformance_ground import Driver, ground_of
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.lab.portmap import PortMap
 from patchlight.testbed.lab.spectrum import SpectrumMap
@@ -61,7 +50,7 @@ def _kept_secret(password: str) -> Iterator[None]:
         for handler, least in levels:
             handler.setLevel(least)
         if any(password in text for text in heard.texts):
-            raise CheckFailed("the password is in the log or in an error") from None
+            raise conformance.CheckFailed("the password is in the log or in an error") from None
 
 
 NewDriver = Callable[[], Driver]
@@ -78,7 +67,7 @@ class CheckResult:
 
 
 async def run_check(
-    check: Check, new_driver: NewDriver, *, password: str = "", is_initial: bool = False
+    check: conformance.Check, new_driver: NewDriver, *, password: str = "", is_initial: bool = False
 ) -> None:
     """Bring the device to the map of its ground, run one check with a fresh driver, bring it back.
 
@@ -102,7 +91,7 @@ async def run_checks(
     any_map: bool = False,
     longest_s: float = 120.0,
     password: str = "",
-    raise_alarm: RaiseAlarm | None = None,
+    raise_alarm: conformance.RaiseAlarm | None = None,
 ) -> AsyncGenerator[CheckResult, None]:
     """Run all checks one after the other, and put the device's map back in the end.
 
@@ -115,23 +104,23 @@ async def run_checks(
     """
     async with _opened(new_driver) as driver:
         before = await driver.read_map()
-        inputs, outputs = ports_of(driver)
-        missing, initial = large_enough(driver), ground_of(driver).initial
-        of_kind = checks_of(driver)
-    if before and before not in (expected, initial) and not any_map:
+        ground = ground_of(driver)
+        of_kind = conformance.checks_of(driver)
+    if before and before not in (expected, ground.initial) and not any_map:
         raise BadInput(
             f"the device carries circuits: {', '.join(before.texts)}",
             hint="the checks rewire it; where that harms nobody, name exactly these circuits with "
             "--initial, or say --any-map: they are put back in the end",
         )
-    if missing or any(c.inp > inputs or c.out > outputs for c in before):
+    inputs, outputs = ground.inputs, ground.outputs
+    if ground.missing or any(c.inp > inputs or c.out > outputs for c in before):
         has = f"{inputs} ports" if inputs == outputs else f"{inputs} inputs and {outputs} outputs"
-        raise BadInput(f"the device has {has}: the checks need {missing or 'those in use'}")
+        raise BadInput(f"the device has {has}: the checks need {ground.missing or 'those in use'}")
     try:
         checks = {check.__name__: (check, check.__doc__) for check in of_kind}
         if raise_alarm is not None:
-            arrive = functools.partial(alarms_arrive, raise_alarm=raise_alarm)
-            checks[alarms_arrive.__name__] = (arrive, alarms_arrive.__doc__)
+            arrive = functools.partial(conformance.alarms_arrive, raise_alarm=raise_alarm)
+            checks[conformance.alarms_arrive.__name__] = (arrive, conformance.alarms_arrive.__doc__)
         failure = "none has run"
         for name, (check, about) in checks.items():
             run = run_check(check, new_driver, password=password, is_initial=not failure)
@@ -159,7 +148,7 @@ async def _failure(check: Awaitable[None], longest_s: float) -> str:
     try:
         async with asyncio.timeout(longest_s):
             await check
-    except CheckFailed as error:
+    except conformance.CheckFailed as error:
         return str(error)
     except TimeoutError:
         return f"not done within {longest_s:g} s"

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar, runtime_checkable
 
-from patchlight.testbed.errors import BadInput, PatchlightError
+from patchlight.testbed.errors import BadInput, OutcomeUnknown, PatchlightError
 from patchlight.testbed.lab.portmap import CrossConnect, JoinsPorts, PortMap
 from patchlight.testbed.lab.spectrum import Channel, ChannelConnect, Grid, SpectrumMap
 
@@ -112,6 +112,11 @@ class Standing:
     reported: str = ""
 
 
+PortStates = Mapping[DirectedPort, PortState]
+Powers = Mapping[DirectedPort, float | None]
+"""Optical power in dBm; ``None`` where it is dark."""
+
+
 class AlarmLog:
     """The last 1000 alarms of a device, oldest first."""
 
@@ -186,6 +191,11 @@ class DeviceUnreachable(PatchlightError):
     """The device does not answer; as far as this call goes, nothing was changed on it."""
 
 
+def outcome_unknown(words: str) -> OutcomeUnknown:
+    """What is raised where a change was told to a device, and no answer says what came of it."""
+    return OutcomeUnknown(words, hint="read the device's map before anything else")
+
+
 class DeviceRefused(PatchlightError):
     """The device answered, and said no. ``code`` and ``words`` are its own."""
 
@@ -246,10 +256,10 @@ class SwitchDriver(Protocol[C, M_co]):
     async def disconnect(self, pairs: Iterable[C]) -> Outcome[C]:
         """Break these entries; one that is not there counts as done."""
 
-    async def port_states(self) -> Mapping[DirectedPort, PortState]:
+    async def port_states(self) -> PortStates:
         """The state of every port, both sides."""
 
-    async def power(self, ports: Iterable[DirectedPort]) -> Mapping[DirectedPort, float | None]:
+    async def power(self, ports: Iterable[DirectedPort]) -> Powers:
         """Optical power in dBm at these ports; ``None`` where it is dark.
 
         A port without a power monitor is missing from the answer.

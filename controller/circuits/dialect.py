@@ -141,7 +141,7 @@ class NumberedDialect(Dialect):
 
 
 @dataclass(frozen=True)
-class AnyPolatisDialect(NumberedDialect):
+class PolatisDialect(NumberedDialect):
     """A Polatis: a model in which ``any_to_any`` is found has no inputs and outputs."""
 
     vendor: str = "Polatis"

@@ -22,14 +22,8 @@ from typing import cast, overload
 
 from patchlight.controller.circuits.contract import CircuitDriver, WavelengthDriver
 from patchlight.testbed.errors import BadInput, PatchlightError
+from patchlight.testbed.lab import ocs_drivers
 from patchlight.testbed.lab.model import CircuitSwitch, OpticalSwitch
-from patchlight.testbed.lab.ocs_drivers import (
-    DRIVER_GROUP,
-    OCS_DRIVERS,
-    WSS_DRIVER_GROUP,
-    WSS_DRIVERS,
-    OcsDriver,
-)
 from patchlight.testbed.lab.wavelengths import WavelengthSwitch
 from patchlight.testbed.linux.files import user_folder
 
@@ -72,15 +66,14 @@ class PlugIns:
         return {point.name: point for point in entry_points(group=self.group)}
 
 
-def _plug_ins(group: str, rows: Mapping[str, OcsDriver]) -> PlugIns:
+def _plug_ins(group: str, rows: Mapping[str, ocs_drivers.OcsDriver]) -> PlugIns:
     places = {d.name: f"patchlight.controller.circuits.drivers.{d.driver}" for d in rows.values()}
     return PlugIns(group, places)
 
 
-_DRIVERS = _plug_ins(DRIVER_GROUP, OCS_DRIVERS)
-_WSS_DRIVERS = _plug_ins(WSS_DRIVER_GROUP, WSS_DRIVERS)
+_DRIVERS = _plug_ins(ocs_drivers.DRIVER_GROUP, ocs_drivers.OCS_DRIVERS)
+_WSS_DRIVERS = _plug_ins(ocs_drivers.WSS_DRIVER_GROUP, ocs_drivers.WSS_DRIVERS)
 driver_names = _DRIVERS.names
-wss_driver_names = _WSS_DRIVERS.names
 
 
 @overload

@@ -51,14 +51,18 @@ def arriving_dbm(lab: Lab, switch: CircuitSwitch) -> dict[int, float]:
     return arriving
 
 
-class Crossbar:
-    """Carries light between ports. Calls come one at a time."""
+class Carrier:
+    """What either kind does. Calls come one at a time."""
 
     async def open(self) -> None:
         """Begin, with every port dark."""
 
     async def close(self) -> None:
         """Let go; what is lit stays lit."""
+
+
+class Crossbar(Carrier):
+    """Carries light between ports."""
 
     async def change(self, change: LightChange) -> None:
         """Make inputs dark, then light paths; done when it returns."""
@@ -154,14 +158,8 @@ Arriving = Mapping[int, Mapping[Channel, float]]
 """Power in dBm of each channel that arrives at an input, by its number."""
 
 
-class ChannelCrossbar:
-    """Carries channels between ports. Calls come one at a time."""
-
-    async def open(self) -> None:
-        """Begin, with every port dark."""
-
-    async def close(self) -> None:
-        """Let go; what is lit stays lit."""
+class ChannelCrossbar(Carrier):
+    """Carries channels between ports."""
 
     async def change(self, lit: SpectrumMap) -> None:
         """From now on let through this and nothing else; done when it returns.

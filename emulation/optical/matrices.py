@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 
+from patchlight.controller.circuits.contract import Side
 from patchlight.testbed.lab.portmap import CrossConnect
 from patchlight.testbed.lab.spectrum import ChannelConnect, SpectrumMap
 
@@ -112,13 +113,9 @@ class SwitchMatrix:
         circuit = self._by_input.get(cross_connect.inp)
         return circuit if circuit and cross_connect in circuit.directions else None
 
-    def at_input(self, port: int) -> SwitchedCircuit | None:
-        """The circuit that holds ``in:port``."""
-        return self._by_input.get(port)
-
-    def at_output(self, port: int) -> SwitchedCircuit | None:
-        """The circuit that holds ``out:port``."""
-        return self._by_output.get(port)
+    def at(self, side: Side, port: int) -> SwitchedCircuit | None:
+        """The circuit that holds this side of a port."""
+        return (self._by_input if side == "in" else self._by_output).get(port)
 
     def lights(self, output: int) -> int | None:
         """The input whose light leaves at ``output`` now, or ``None``."""

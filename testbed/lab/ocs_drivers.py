@@ -120,7 +120,7 @@ _ROWS = (
     OcsDriver(
         "dry-run",
         "none: remembers, for rehearsals",
-        driver="base:DryRun",
+        driver="dry_run:DryRun",
         has_users=False,
         tested_with="itself",
         hardware="–",
@@ -150,7 +150,7 @@ _WSS_ROWS = (
     OcsDriver(
         "dry-run",
         "none: remembers, for rehearsals",
-        driver="base:DryRunWavelengths",
+        driver="dry_run:DryRunWavelengths",
         has_users=False,
         tested_with="itself",
         hardware="–",

@@ -13,7 +13,7 @@ from typing import Any
 from patchlight.controller.changes.parts import CircuitParts, FlowHook
 from patchlight.controller.changes.transaction import Transactions
 from patchlight.controller.circuits.contract import DeviceUnreachable
-from patchlight.controller.circuits.drivers.base import DryRun
+from patchlight.controller.circuits.drivers.dry_run import DryRun
 from patchlight.controller.hosts.agent_client import (
     AgentCallError,
     AgentClient,

@@ -13,7 +13,7 @@ from patchlight.controller.changes.record import Reconfiguration
 from patchlight.controller.changes.service import CircuitService
 from patchlight.controller.changes.transaction import Transactions
 from patchlight.controller.circuits.contract import Capabilities, DirectedPort, Outcome
-from patchlight.controller.circuits.drivers.base import DryRunWavelengths
+from patchlight.controller.circuits.drivers.dry_run import DryRunWavelengths
 from patchlight.controller.circuits.drivers.table import UP, Row
 from patchlight.controller.storage.store import Store
 from patchlight.testbed.lab.model import Endpoint, Lab

@@ -7,33 +7,75 @@ import re
 from abc import abstractmethod
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar
 
-from patchlight.controller.circuits.contract import (
-    Alarm,
-    Capabilities,
-    Condition,
-    DirectedPort,
-    Identity,
-    PortState,
-    Side,
-    checked,
-    checked_channels,
-)
+from patchlight.controller.circuits import contract
 from patchlight.controller.circuits.dialect import (
     DEFAULT_TIMEOUTS,
-    AnyPolatisDialect,
     Dialect,
     NumberedDialect,
+    PolatisDialect,
+    Session,
     Timeouts,
+    corrected,
 )
-from patchlight.controller.circuits.drivers.table import UP, R, Row, SessionTable, TableDriver
+from patchlight.controller.circuits.drivers.table import R, Row, TableDriver
 from patchlight.testbed.errors import BadInput, PatchlightError
-from patchlight.testbed.lab.model import CircuitSwitch
+from patchlight.testbed.lab.model import CircuitSwitch, OpticalSwitch
 from patchlight.testbed.lab.ocs_drivers import check_shape
 from patchlight.testbed.lab.portmap import CrossConnect, JoinsPorts, PortMap
 from patchlight.testbed.lab.spectrum import ChannelConnect, Grid, SpectrumMap
 from patchlight.testbed.lab.wavelengths import WavelengthSwitch
+
+C = TypeVar("C", bound=JoinsPorts)
+M = TypeVar("M")
+
+
+class Client(Protocol):
+    """What a driver talks to its device with."""
+
+    def __init__(self, session: Session, dialect: Any) -> None: ...
+
+    async def open(self) -> None:
+        """Reach the device and log in."""
+
+    async def close(self) -> None:
+        """Log out and let go."""
+
+    async def hear(self) -> tuple[contract.Alarm, ...]:
+        """What the device reported, oldest first."""
+
+
+class SessionTable(TableDriver[C, M, R]):
+    """A driver over a session: it says which ``client_class`` it talks with."""
+
+    client: Client
+    built_in: ClassVar[Dialect]
+    client_class: ClassVar[type[Client]]
+    _dialect: Dialect
+
+    def __init__(
+        self,
+        switch: OpticalSwitch,
+        password: str,
+        dialect: Dialect | None = None,
+        timeouts: Timeouts = DEFAULT_TIMEOUTS,
+    ) -> None:
+        super().__init__(switch)
+        self._dialect = dialect or corrected(switch.driver, self.built_in)
+        self.client = self.client_class(Session.of(switch, password, timeouts), self._dialect)
+
+    async def open(self) -> None:
+        """Reach the device and log in."""
+        await self.client.open()
+
+    async def close(self) -> None:
+        """Log out; circuits stay."""
+        await self.client.close()
+
+    async def alarms(self) -> tuple[contract.Alarm, ...]:
+        """What the device reported, and what it lists where it can be asked."""
+        return await self.client.hear()
 
 
 class CircuitTableDriver(TableDriver[CrossConnect, PortMap, R]):
@@ -47,15 +89,15 @@ class CircuitTableDriver(TableDriver[CrossConnect, PortMap, R]):
         return self._switch.ports
 
     def _checked(self, pairs: Iterable[CrossConnect]) -> tuple[CrossConnect, ...]:
-        return checked(pairs, self.ports)
+        return contract.checked(pairs, self.ports)
 
     def _map_of(self, entries: Iterable[CrossConnect]) -> PortMap:
         return PortMap.of(entries)
 
-    def _count(self, side: Side) -> int:
+    def _count(self, side: contract.Side) -> int:
         return self.ports
 
-    def _in_use(self, port: DirectedPort, by: CrossConnect) -> str:
+    def _in_use(self, port: contract.DirectedPort, by: CrossConnect) -> str:
         return f"{port} is in use on the device: {by}"
 
     def _busy(
@@ -68,9 +110,9 @@ class CircuitTableDriver(TableDriver[CrossConnect, PortMap, R]):
             if c in table:
                 continue
             if other := at_input.get(c.inp):
-                words[c] = self._in_use(DirectedPort("in", c.inp), other)
+                words[c] = self._in_use(contract.DirectedPort("in", c.inp), other)
             elif other := at_output.get(c.out):
-                words[c] = self._in_use(DirectedPort("out", c.out), other)
+                words[c] = self._in_use(contract.DirectedPort("out", c.out), other)
         return words
 
 
@@ -88,13 +130,13 @@ def power_dbm(text: str, dark_dbm: float = -math.inf) -> float | None:
 
 
 def powers_dbm(
-    texts: Iterable[tuple[DirectedPort, str]], dark_dbm: float
-) -> dict[DirectedPort, float | None]:
+    texts: Iterable[tuple[contract.DirectedPort, str]], dark_dbm: float
+) -> dict[contract.DirectedPort, float | None]:
     """The same of many ports."""
     return {port: power_dbm(text, dark_dbm) for port, text in texts}
 
 
-def condition(answer: str, ready: str, locked: str) -> Condition:
+def condition(answer: str, ready: str, locked: str) -> contract.Condition:
     """What a port's state means, given the patterns for two of the meanings."""
     if re.fullmatch(ready, answer):
         return "ready"
@@ -118,22 +160,22 @@ class Numbering:
     def __str__(self) -> str:
         return f"{self.ins}x{self.outs}"
 
-    def to_number(self, side: Side, port: int) -> int:
+    def to_number(self, side: contract.Side, port: int) -> int:
         """Canonical ``out:3`` → ``out_base`` + 3. ``BadInput`` outside the switch."""
         if not 1 <= port <= (self.ins if side == "in" else self.outs):
             raise BadInput(f"{side}:{port} is outside a switch of {self}")
         return port + (self.in_base if side == "in" else self.out_base)
 
-    def to_numbers(self, ports: Iterable[DirectedPort]) -> list[int]:
+    def to_numbers(self, ports: Iterable[contract.DirectedPort]) -> list[int]:
         """The same of many ports."""
         return [self.to_number(*port) for port in ports]
 
-    def to_port(self, number: int) -> DirectedPort | None:
+    def to_port(self, number: int) -> contract.DirectedPort | None:
         """``out_base`` + 3 → ``out:3``; ``None`` if the switch has no such port."""
         if 1 <= number - self.in_base <= self.ins:
-            return DirectedPort("in", number - self.in_base)
+            return contract.DirectedPort("in", number - self.in_base)
         if 1 <= number - self.out_base <= self.outs:
-            return DirectedPort("out", number - self.out_base)
+            return contract.DirectedPort("out", number - self.out_base)
         return None
 
     def to_directed(self, inp: int, out: int) -> CrossConnect | None:
@@ -161,7 +203,7 @@ class NumberedDriver(SessionDriver[Row]):
 
     _dialect: NumberedDialect
     _known: Numbering | None = None
-    _capabilities = Capabilities()
+    _capabilities = contract.Capabilities()
 
     @abstractmethod
     async def _learn(self) -> Numbering:
@@ -172,7 +214,7 @@ class NumberedDriver(SessionDriver[Row]):
         return self._dialect.list_limit
 
     @property
-    def capabilities(self) -> Capabilities:
+    def capabilities(self) -> contract.Capabilities:
         """Which power monitors it has; known after ``open``."""
         return self._capabilities
 
@@ -198,10 +240,10 @@ class NumberedDriver(SessionDriver[Row]):
 class PolatisDriver(NumberedDriver):
     """What drivers of Polatis switches share, whatever they speak. See ``CircuitDriver``."""
 
-    _dialect: AnyPolatisDialect
+    _dialect: PolatisDialect
 
     @abstractmethod
-    async def identify(self) -> Identity:
+    async def identify(self) -> contract.Identity:
         """Vendor, model, serial number and software of the device."""
 
     @abstractmethod
@@ -209,28 +251,32 @@ class PolatisDriver(NumberedDriver):
         """How many inputs and outputs."""
 
     @abstractmethod
-    async def _monitored_sides(self, numbering: Numbering) -> Collection[Side]:
+    async def _monitored_sides(self, numbering: Numbering) -> Collection[contract.Side]:
         """The sides that have power monitors."""
 
     @abstractmethod
-    async def _states(self) -> Mapping[DirectedPort, str]:
+    async def _states(self) -> Mapping[contract.DirectedPort, str]:
         """The state of every port, as the device tells it."""
 
     @abstractmethod
-    async def _powers(self, ports: Sequence[DirectedPort]) -> Mapping[DirectedPort, str]:
+    async def _powers(
+        self, ports: Sequence[contract.DirectedPort]
+    ) -> Mapping[contract.DirectedPort, str]:
         """The power at these ports, or at more, as the device tells it."""
 
     @abstractmethod
-    def _condition(self, state: str) -> Condition:
+    def _condition(self, state: str) -> contract.Condition:
         """What the device's word for a port's state means."""
 
-    async def port_states(self) -> Mapping[DirectedPort, PortState]:
+    async def port_states(self) -> contract.PortStates:
         """Of each port that the lab knows: enabled, disabled, failed."""
         states, last = await self._states(), self.ports
-        known = {state: PortState(self._condition(state), state) for state in {*states.values()}}
+        known = {
+            state: contract.PortState(self._condition(state), state) for state in {*states.values()}
+        }
         return {port: known[state] for port, state in states.items() if port.number <= last}
 
-    async def power(self, ports: Iterable[DirectedPort]) -> Mapping[DirectedPort, float | None]:
+    async def power(self, ports: Iterable[contract.DirectedPort]) -> contract.Powers:
         """At the ports that have monitors."""
         asked = self._checked_ports(ports)
         if not asked:
@@ -238,7 +284,9 @@ class PolatisDriver(NumberedDriver):
         powers, dark_dbm = await self._powers(asked), self._dialect.dark_dbm
         return powers_dbm(((port, powers[port]) for port in asked if port in powers), dark_dbm)
 
-    async def _with_monitors(self, ports: Iterable[DirectedPort]) -> list[DirectedPort]:
+    async def _with_monitors(
+        self, ports: Iterable[contract.DirectedPort]
+    ) -> list[contract.DirectedPort]:
         await self._numbering()
         power = self._capabilities
         monitored = {"in": power.power_in, "out": power.power_out}
@@ -254,7 +302,7 @@ class PolatisDriver(NumberedDriver):
         numbering = Numbering.polatis(*await self._size(model))
         numbering.check_holds(self.name, self.ports)
         sides = await self._monitored_sides(numbering)
-        self._capabilities = Capabilities(power_in="in" in sides, power_out="out" in sides)
+        self._capabilities = contract.Capabilities(power_in="in" in sides, power_out="out" in sides)
         return numbering
 
 
@@ -279,12 +327,12 @@ class WavelengthTableDriver(TableDriver[ChannelConnect, SpectrumMap, R]):
         return self._switch.grid
 
     def _checked(self, pairs: Iterable[ChannelConnect]) -> tuple[ChannelConnect, ...]:
-        return checked_channels(pairs, self.inputs, self.outputs, self.grid)
+        return contract.checked_channels(pairs, self.inputs, self.outputs, self.grid)
 
     def _map_of(self, entries: Iterable[ChannelConnect]) -> SpectrumMap:
         return SpectrumMap.of(entries)
 
-    def _count(self, side: Side) -> int:
+    def _count(self, side: contract.Side) -> int:
         return self.inputs if side == "in" else self.outputs
 
     def _busy(
@@ -315,62 +363,3 @@ class WavelengthSessionDriver(
         except BadInput as error:
             raise BadInput(f"{switch.name}: {error.message}") from error
         super().__init__(switch, password, dialect, timeouts)
-
-
-C = TypeVar("C", bound=JoinsPorts)
-M = TypeVar("M")
-
-
-class _Rehearsed(TableDriver[C, M, Row]):
-    """A switch that exists only in memory."""
-
-    capabilities = Capabilities()
-    _list_limit = 1 << 16
-    _entries: Mapping[C, Row]
-
-    async def open(self) -> None:
-        """Nothing to reach."""
-
-    async def close(self) -> None:
-        """Nothing to let go; the map stays in memory."""
-
-    async def identify(self) -> Identity:
-        """It says that it is a rehearsal."""
-        return Identity("Patchlight", "dry-run", "", "", self.name)
-
-    async def port_states(self) -> Mapping[DirectedPort, PortState]:
-        """Every port is ready."""
-        return dict.fromkeys(self._all_ports(), PortState("ready", "dry run"))
-
-    async def alarms(self) -> tuple[Alarm, ...]:
-        """There are none."""
-        return ()
-
-    async def _table(self) -> Mapping[C, Row]:
-        return self._entries
-
-    async def _make(self, pairs: Sequence[C]) -> None:
-        self._entries = {**self._entries, **dict.fromkeys(pairs, UP)}
-
-    async def _break(self, pairs: Sequence[C], table: Mapping[C, Row]) -> None:
-        gone = frozenset(pairs)
-        self._entries = {c: row for c, row in self._entries.items() if c not in gone}
-
-
-class DryRun(_Rehearsed[CrossConnect, PortMap], CircuitTableDriver[Row]):
-    """An OCS that exists only in memory; begins with the lab file's cross-connects."""
-
-    def __init__(self, switch: CircuitSwitch, password: str = "") -> None:
-        super().__init__(switch)
-        self._entries = dict.fromkeys(switch.initial, UP)
-
-    def _in_use(self, port: DirectedPort, by: CrossConnect) -> str:
-        return f"{port} is in use: {by}"
-
-
-class DryRunWavelengths(_Rehearsed[ChannelConnect, SpectrumMap], WavelengthTableDriver[Row]):
-    """A WSS that exists only in memory; begins with the lab file's channels."""
-
-    def __init__(self, switch: WavelengthSwitch, password: str = "") -> None:
-        super().__init__(switch)
-        self._entries = dict.fromkeys(switch.initial, UP)

@@ -11,37 +11,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from patchlight.controller.circuits.contract import (
-    Alarm,
-    Capabilities,
-    DirectedPort,
-    Identity,
-    PortState,
-    Severity,
-    Standing,
-)
+from patchlight.controller.circuits import contract
 from patchlight.controller.circuits.dialect import Pattern, Template, filled
+from patchlight.controller.circuits.drivers import calient, rest
 from patchlight.controller.circuits.drivers.base import power_dbm
-from patchlight.controller.circuits.drivers.calient import (
-    CalientDialect,
-    CalientRow,
-    circuits_of,
-    to_aid,
-    to_port,
-)
-from patchlight.controller.circuits.drivers.rest import (
-    RestDriver,
-    json_object,
-    json_rows,
-    json_short,
-    json_text,
-)
 from patchlight.controller.circuits.protocols.http import HttpDialect, in_json, in_url
 from patchlight.testbed.lab.portmap import CrossConnect
 
 
 @dataclass(frozen=True)
-class CalientRestDialect(CalientDialect, HttpDialect):
+class CalientRestDialect(calient.CalientDialect, HttpDialect):
     """What a Calient takes.
 
     ``{src}`` and ``{dst}`` are ports like ``1.1.1``, ``{conn}`` is a connection's id,
@@ -103,84 +82,89 @@ class Half:
     out_power: str
 
 
-class CalientRest(RestDriver[CalientRow]):
+class CalientRest(rest.RestDriver[calient.CalientRow]):
     """A Calient OCS. See ``CircuitDriver`` for what the methods do."""
 
     built_in = CALIENT
     _dialect: CalientRestDialect
     # Lists are made here: only making knows them, and breaking wants a series.
     _list_limit = 1 << 16
-    capabilities = Capabilities(power_in=True, power_out=True)
+    capabilities = contract.Capabilities(power_in=True, power_out=True)
 
     async def open(self) -> None:
         """Ask who it is, which takes the user and password."""
         await self.identify()
 
-    async def identify(self) -> Identity:
+    async def identify(self) -> contract.Identity:
         """From the node's configuration and software; empty where it does not say."""
         dialect = self._dialect
-        hardware = await self.client.read(dialect.hardware, json_object, missing={})
-        software = await self.client.read(dialect.software, json_object, missing={})
-        return Identity(
+        hardware = await self.client.read(dialect.hardware, rest.json_object, missing={})
+        software = await self.client.read(dialect.software, rest.json_object, missing={})
+        return contract.Identity(
             dialect.vendor,
-            json_text(hardware, dialect.model_key),
-            json_text(hardware, dialect.serial_key),
-            json_text(software, dialect.version_key),
+            rest.json_text(hardware, dialect.model_key),
+            rest.json_text(hardware, dialect.serial_key),
+            rest.json_text(software, dialect.version_key),
         )
 
-    async def alarms(self) -> tuple[Alarm, ...]:
+    async def alarms(self) -> tuple[contract.Alarm, ...]:
         """The alarms that circuits had when they were asked for, each as it appeared."""
         dialect, now = self._dialect, []
         for half in await self._halves():
             if re.fullmatch(dialect.no_alarm, half.alarm):
                 continue
             words = f"{self._id(half.cross_connect)}: {half.alarm}"
-            now.append(Standing(self._severity(half), str(half.cross_connect), words))
+            now.append(contract.Standing(self._severity(half), str(half.cross_connect), words))
         self.client.alarms.stands(now)
         return self.client.alarms.all
 
-    async def port_states(self) -> Mapping[DirectedPort, PortState]:
+    async def port_states(self) -> contract.PortStates:
         """Ports that are listed are taken as ready, others as absent."""
         listed = await self._port_rows()
-        states = {True: PortState("ready", "listed"), False: PortState("absent", "not listed")}
+        states = {
+            True: contract.PortState("ready", "listed"),
+            False: contract.PortState("absent", "not listed"),
+        }
         return {port: states[port.number in listed] for port in self._all_ports()}
 
-    async def power(self, ports: Iterable[DirectedPort]) -> Mapping[DirectedPort, float | None]:
+    async def power(self, ports: Iterable[contract.DirectedPort]) -> contract.Powers:
         """Of circuits as they tell it; of a free input the port's, of a free output none."""
         asked = self._checked_ports(ports)
         if not asked:
             return {}
-        powers: dict[DirectedPort, str] = {}
+        powers: dict[contract.DirectedPort, str] = {}
         if any(port.side == "in" for port in asked):
             key = self._dialect.port_power_key
             rows = await self._port_rows()
-            powers = {DirectedPort("in", n): json_text(row, key) for n, row in rows.items()}
+            powers = {
+                contract.DirectedPort("in", n): rest.json_text(row, key) for n, row in rows.items()
+            }
         for half in await self._halves():
-            powers[DirectedPort("in", half.cross_connect.inp)] = half.in_power
-            powers[DirectedPort("out", half.cross_connect.out)] = half.out_power
+            powers[contract.DirectedPort("in", half.cross_connect.inp)] = half.in_power
+            powers[contract.DirectedPort("out", half.cross_connect.out)] = half.out_power
         return {port: power_dbm(powers.get(port, ""), self._dialect.dark_dbm) for port in asked}
 
-    async def _table(self) -> Mapping[CrossConnect, CalientRow]:
+    async def _table(self) -> Mapping[CrossConnect, calient.CalientRow]:
         table = {}
         for row, halves in await self._circuits():
             two_way = len(halves) == 2
             conn = self._id(halves[0].cross_connect, two_way=two_way)
             for half in halves:
-                table[half.cross_connect] = CalientRow.of(
+                table[half.cross_connect] = calient.CalientRow.of(
                     self._dialect,
                     halves[0].cross_connect,
                     conn,
                     state=half.state,
                     two_way=two_way,
-                    group=json_text(row, self._dialect.group_key),
-                    name=json_text(row, self._dialect.name_key),
+                    group=rest.json_text(row, self._dialect.group_key),
+                    name=rest.json_text(row, self._dialect.name_key),
                 )
         return table
 
     async def _make(self, pairs: Sequence[CrossConnect]) -> None:
         """A unit may light a circuit as it is added, or want that said."""
         dialect, refused = self._dialect, list[str]()
-        new = (CalientRow.of(dialect, c, self._id(c)) for c in pairs)
+        new = (calient.CalientRow.of(dialect, c, self._id(c)) for c in pairs)
         bodies = [filled(dialect.body, in_json, **circuit.values()) for circuit in new]
         many = dialect.bulk and len(bodies) > 1
         size = dialect.bulk_limit if many else 1
@@ -194,17 +178,17 @@ class CalientRest(RestDriver[CalientRow]):
         self._raise_if(refused)
 
     async def _activate(
-        self, pairs: Sequence[CrossConnect], table: Mapping[CrossConnect, CalientRow]
+        self, pairs: Sequence[CrossConnect], table: Mapping[CrossConnect, calient.CalientRow]
     ) -> None:
-        for circuit in circuits_of(pairs, table):
+        for circuit in calient.circuits_of(pairs, table):
             await self._tell("POST", filled(self._dialect.activate, in_url, **circuit.values()))
 
     async def _break(
-        self, pairs: Sequence[CrossConnect], table: Mapping[CrossConnect, CalientRow]
+        self, pairs: Sequence[CrossConnect], table: Mapping[CrossConnect, calient.CalientRow]
     ) -> None:
         refused: list[str] = []
         async with self.client.series(len(pairs)):
-            for circuit in circuits_of(pairs, table):
+            for circuit in calient.circuits_of(pairs, table):
                 values = circuit.values()
                 with self._noting(refused, begin=f"{circuit.conn}: "):
                     if self._dialect.deactivate and circuit.state != "entered":
@@ -217,7 +201,7 @@ class CalientRest(RestDriver[CalientRow]):
         """Each circuit's row, and its one or two directions."""
         return await self.client.read(
             self._dialect.circuits,
-            lambda body: [(row, self._halves_of(row)) for row in json_rows(body)],
+            lambda body: [(row, self._halves_of(row)) for row in rest.json_rows(body)],
         )
 
     async def _halves(self) -> list[Half]:
@@ -227,39 +211,45 @@ class CalientRest(RestDriver[CalientRow]):
         dialect = self._dialect
         first = self._half(row.get(dialect.first_half_key))
         if first is None:
-            raise ValueError(f"no circuit can be made of {json_short(row)}")
+            raise ValueError(f"no circuit can be made of {rest.json_short(row)}")
         second = self._half(row.get(dialect.second_half_key))
         return [first, second] if second and second != first else [first]
 
     def _half(self, row: object) -> Half | None:
         """``None`` where there is none; ``ValueError`` where its ports cannot be read."""
         dialect = self._dialect
-        if not isinstance(row, dict) or not (conn := json_text(row, dialect.half_conn_key)):
+        if not isinstance(row, dict) or not (conn := rest.json_text(row, dialect.half_conn_key)):
             return None
         match = re.fullmatch(dialect.half_conn, conn)
-        src, dst = (to_port(match["src"]), to_port(match["dst"])) if match else (None, None)
+        src, dst = (
+            (calient.to_port(match["src"]), calient.to_port(match["dst"]))
+            if match
+            else (None, None)
+        )
         if src is None or dst is None:
             raise ValueError(f"no ports can be made of {conn!r}")
         return Half(
             CrossConnect(src, dst),
-            ",".join(json_text(row, key) for key in dialect.state_keys.split(",")),
-            json_text(row, dialect.alarm_key),
-            json_text(row, dialect.in_power_key),
-            json_text(row, dialect.out_power_key),
+            ",".join(rest.json_text(row, key) for key in dialect.state_keys.split(",")),
+            rest.json_text(row, dialect.alarm_key),
+            rest.json_text(row, dialect.in_power_key),
+            rest.json_text(row, dialect.out_power_key),
         )
 
     async def _port_rows(self) -> dict[int, Mapping[str, Any]]:
         key = self._dialect.port_key
-        rows = await self.client.read(self._dialect.ports, json_rows)
-        numbers = ((to_port(json_text(row, key).partition("/")[0]), row) for row in rows)
+        rows = await self.client.read(self._dialect.ports, rest.json_rows)
+        numbers = (
+            (calient.to_port(rest.json_text(row, key).partition("/")[0]), row) for row in rows
+        )
         return {number: row for number, row in numbers if number is not None}
 
-    def _severity(self, half: Half) -> Severity:
+    def _severity(self, half: Half) -> contract.Severity:
         if re.fullmatch(self._dialect.critical, half.alarm):
             return "critical"
         return "major" if re.fullmatch(self._dialect.major, half.alarm) else "minor"
 
     def _id(self, c: CrossConnect, *, two_way: bool = False) -> str:
         template = self._dialect.two_way_id if two_way else self._dialect.one_way_id
-        aids = {"src": to_aid(c.inp), "dst": to_aid(c.out)}
+        aids = {"src": calient.to_aid(c.inp), "dst": calient.to_aid(c.out)}
         return filled(template, str, **aids, conn="", group="", connname="")

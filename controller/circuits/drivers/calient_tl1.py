@@ -7,20 +7,12 @@ whole. Run against the emulated device only so far.
 
 import functools
 import re
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import ClassVar
 
-from patchlight.controller.circuits.contract import (
-    SIDES,
-    Capabilities,
-    Condition,
-    DeviceRefused,
-    DirectedPort,
-    Identity,
-    PortState,
-)
+from patchlight.controller.circuits import contract
 from patchlight.controller.circuits.dialect import Bare, Pattern, Template, shortened
 from patchlight.controller.circuits.drivers.base import SessionDriver, power_dbm
 from patchlight.controller.circuits.drivers.calient import (
@@ -106,17 +98,19 @@ class CalientTl1(SessionDriver[CalientRow]):
     client_class = Tl1Client
     client: Tl1Client
     _dialect: CalientTl1Dialect
-    capabilities = Capabilities(power_in=True, power_out=True)
+    capabilities = contract.Capabilities(power_in=True, power_out=True)
 
-    async def identify(self) -> Identity:
+    async def identify(self) -> contract.Identity:
         """From ``RTRV-NE``."""
         dialect = self._dialect
         for line in (await self.client.command(dialect.identity)).lines:
             if found := re.match(dialect.identity_line, line):
-                return Identity(dialect.vendor, *found.group("model", "serial", "software", "name"))
-        return Identity(dialect.vendor, "", "", "")
+                return contract.Identity(
+                    dialect.vendor, *found.group("model", "serial", "software", "name")
+                )
+        return contract.Identity(dialect.vendor, "", "", "")
 
-    async def port_states(self) -> Mapping[DirectedPort, PortState]:
+    async def port_states(self) -> contract.PortStates:
         """From ``RTRV-PORT``."""
         reply = await self.client.command(self._dialect.ports, paged=True)
         pattern, states = re.compile(self._dialect.port_line), {}
@@ -124,13 +118,15 @@ class CalientTl1(SessionDriver[CalientRow]):
             number = to_port(match["port"]) if (match := pattern.match(line)) else None
             if match is None or number is None or number > self.ports:
                 continue
-            for side in SIDES:
+            for side in contract.SIDES:
                 state = ",".join(match[f"{side}_{what}"] for what in ("AS", "OS", "OC"))
                 words = state_words(state)
-                states[DirectedPort(side, number)] = PortState(self._condition(state), words)
+                states[contract.DirectedPort(side, number)] = contract.PortState(
+                    self._condition(state), words
+                )
         return states
 
-    async def power(self, ports: Iterable[DirectedPort]) -> Mapping[DirectedPort, float | None]:
+    async def power(self, ports: Iterable[contract.DirectedPort]) -> contract.Powers:
         """From ``RTRV-PORT-SUM``, port by port for a few, else the whole table."""
         asked = self._checked_ports(ports)
         numbers = dict.fromkeys(port.number for port in asked)
@@ -181,7 +177,7 @@ class CalientTl1(SessionDriver[CalientRow]):
             if circuit.state != "entered":
                 await self._tell(self._dialect.deactivate, circuit)
             await self._tell(self._dialect.delete, circuit)
-        except DeviceRefused as refusal:
+        except contract.DeviceRefused as refusal:
             # Some firmware forgets a circuit as soon as it is deactivated.
             if self._says_no_such(refusal) and not (
                 (await self._about(circuit.directions)).keys() & set(circuit.directions)
@@ -217,12 +213,12 @@ class CalientTl1(SessionDriver[CalientRow]):
 
     async def _left(
         self, pairs: Sequence[CrossConnect], words: Mapping[CrossConnect, str]
-    ) -> Container[CrossConnect]:
+    ) -> Mapping[CrossConnect, object]:
         """Only a list may be denied for one bad entry, and done in part."""
         single = len(pairs) == 1 or self._list_limit == 1
         return words if single else await super()._left(pairs, words)
 
-    def _in_use(self, port: DirectedPort, by: CrossConnect) -> str:
+    def _in_use(self, port: contract.DirectedPort, by: CrossConnect) -> str:
         return f"{to_aid(port.number)} is in use: {conn_id(by)}"
 
     @property
@@ -242,7 +238,7 @@ class CalientTl1(SessionDriver[CalientRow]):
                 reply = await self.client.command(
                     self._dialect.retrieve_one, {**values, "conn": Bare(conn)}
                 )
-            except DeviceRefused as refusal:
+            except contract.DeviceRefused as refusal:
                 if not self._says_no_such(refusal):
                     return None
                 continue
@@ -326,7 +322,7 @@ class CalientTl1(SessionDriver[CalientRow]):
         listed = self._dialect.bulk_separator.join(conns)
         await self.client.command(template, {"conns": Bare(listed)}, changes=True)
 
-    def _condition(self, state: str) -> Condition:
+    def _condition(self, state: str) -> contract.Condition:
         if re.fullmatch(self._dialect.port_failed, state):
             return "failed"
         if re.fullmatch(self._dialect.port_absent, state):
@@ -339,7 +335,7 @@ class CalientTl1(SessionDriver[CalientRow]):
         # Of two steps the first one stays done if the second is refused.
         self._told = True
 
-    def _says_no_such(self, refusal: DeviceRefused) -> bool:
+    def _says_no_such(self, refusal: contract.DeviceRefused) -> bool:
         return re.search(self._dialect.no_such_circuit, refusal.words, re.IGNORECASE) is not None
 
 
@@ -349,5 +345,5 @@ def conn_id(c: CrossConnect) -> str:
 
 
 @functools.lru_cache(maxsize=4096)
-def _sides(number: int) -> tuple[DirectedPort, ...]:
-    return tuple(DirectedPort(side, number) for side in SIDES)
+def _sides(number: int) -> tuple[contract.DirectedPort, ...]:
+    return tuple(contract.DirectedPort(side, number) for side in contract.SIDES)

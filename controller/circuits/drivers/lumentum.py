@@ -17,13 +17,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 from xml.sax.saxutils import escape
 
-from patchlight.controller.circuits.contract import (
-    Capabilities,
-    DirectedPort,
-    Identity,
-    PortState,
-    Side,
-)
+from patchlight.controller.circuits import contract
 from patchlight.controller.circuits.dialect import Bare, Dialect, Pattern, Template, filled
 from patchlight.controller.circuits.drivers.base import WavelengthSessionDriver, power_dbm
 from patchlight.controller.circuits.drivers.table import Row
@@ -103,7 +97,7 @@ class LumentumRoadm(WavelengthSessionDriver[ConnectionRow]):
     client_class = NetconfClient
     client: NetconfClient
     _dialect: LumentumDialect
-    capabilities = Capabilities(power_in=True, power_out=True)
+    capabilities = contract.Capabilities(power_in=True, power_out=True)
 
     @property
     def _list_limit(self) -> int:
@@ -114,29 +108,29 @@ class LumentumRoadm(WavelengthSessionDriver[ConnectionRow]):
         # A connection is in the list at once; that its light passes is not told.
         return self._switch.switching_time_s
 
-    async def identify(self) -> Identity:
+    async def identify(self) -> contract.Identity:
         """From ``system-state`` and the list of chassis."""
         system = await self.client.get(self._dialect.identity)
         chassis = await self.client.get(self._dialect.chassis)
         model, software = (_text(system, f".//{{*}}{leaf}") for leaf in ("machine", "os-version"))
         serial = _text(chassis, ".//{*}serial-no")
-        return Identity(self._dialect.vendor, model or "ROADM", serial, software)
+        return contract.Identity(self._dialect.vendor, model or "ROADM", serial, software)
 
-    async def port_states(self) -> Mapping[DirectedPort, PortState]:
+    async def port_states(self) -> contract.PortStates:
         """Out of service is locked; what the device does not list is absent."""
         listed = await self._ports()
         states = {}
         for port in self._all_ports():
             entry = listed.get(self._fibre(port))
             if entry is None:
-                states[port] = PortState("absent", "not listed")
+                states[port] = contract.PortState("absent", "not listed")
                 continue
             words = _text(entry, "{*}config/{*}maintenance-state")
             ready = re.fullmatch(self._dialect.in_service, words)
-            states[port] = PortState("ready" if ready else "locked", words)
+            states[port] = contract.PortState("ready" if ready else "locked", words)
         return states
 
-    async def power(self, ports: Iterable[DirectedPort]) -> Mapping[DirectedPort, float | None]:
+    async def power(self, ports: Iterable[contract.DirectedPort]) -> contract.Powers:
         """All light at each port."""
         asked, powers = self._checked_ports(ports), {}
         listed = await self._ports() if asked else {}
@@ -148,10 +142,10 @@ class LumentumRoadm(WavelengthSessionDriver[ConnectionRow]):
         return powers
 
     async def channel_powers(
-        self, ports: Iterable[DirectedPort]
-    ) -> Mapping[DirectedPort, Mapping[Channel, float | None]]:
+        self, ports: Iterable[contract.DirectedPort]
+    ) -> Mapping[contract.DirectedPort, Mapping[Channel, float | None]]:
         """The power of each connection's channel where it enters and leaves."""
-        powers: dict[DirectedPort, dict[Channel, float | None]]
+        powers: dict[contract.DirectedPort, dict[Channel, float | None]]
         powers = {port: {} for port in self._checked_ports(ports)}
         for way, row in (await self._table()).items() if powers else ():
             for port, text in zip(_ends(way), (row.entering, row.leaving), strict=True):
@@ -263,7 +257,7 @@ class LumentumRoadm(WavelengthSessionDriver[ConnectionRow]):
         """How many of its ports are the line, on the side that has add or drop ports."""
         return int(self.inputs > 1 and self.outputs > 1)
 
-    def _fibre(self, port: DirectedPort) -> int:
+    def _fibre(self, port: contract.DirectedPort) -> int:
         """A port of the lab as the device numbers it."""
         dialect, more = self._dialect, self._count(port.side) > 1
         line = dialect.line_in if port.side == "in" else dialect.line_out
@@ -271,7 +265,7 @@ class LumentumRoadm(WavelengthSessionDriver[ConnectionRow]):
         above = port.number - self._beside_line
         return base + above if more and above else line
 
-    def _number(self, side: Side, fibre: int) -> int | None:
+    def _number(self, side: contract.Side, fibre: int) -> int | None:
         """The other way round; ``None`` if the lab's switch has no such fibre."""
         dialect, more = self._dialect, self._count(side) > 1
         if fibre == (dialect.line_in if side == "in" else dialect.line_out):
@@ -280,8 +274,8 @@ class LumentumRoadm(WavelengthSessionDriver[ConnectionRow]):
         return above + self._beside_line if more and above > 0 else None
 
 
-def _ends(way: ChannelConnect) -> tuple[DirectedPort, DirectedPort]:
-    return DirectedPort("in", way.inp), DirectedPort("out", way.out)
+def _ends(way: ChannelConnect) -> tuple[contract.DirectedPort, contract.DirectedPort]:
+    return contract.DirectedPort("in", way.inp), contract.DirectedPort("out", way.out)
 
 
 def _match(pattern: str, text: str) -> re.Match[str]:

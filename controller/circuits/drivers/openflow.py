@@ -19,18 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from patchlight.controller.circuits.contract import (
-    Alarm,
-    AlarmLog,
-    Capabilities,
-    Condition,
-    DeviceRefused,
-    DeviceUnreachable,
-    DirectedPort,
-    Identity,
-    PortState,
-    Standing,
-)
+from patchlight.controller.circuits import contract
 from patchlight.controller.circuits.dialect import Dialect, corrected
 from patchlight.controller.circuits.drivers.base import CircuitTableDriver
 from patchlight.controller.circuits.drivers.table import Row
@@ -113,7 +102,7 @@ class OpenFlowConnection:
             await speaker.start()
         except SpeakerFailed as error:
             await self._end()
-            raise DeviceUnreachable(
+            raise contract.DeviceUnreachable(
                 f"listening for {self._name} at {self._address}: {error.message}", hint=error.hint
             ) from error
         except BaseException:
@@ -138,14 +127,14 @@ class OpenFlowConnection:
                 return await self._request(operation)
             except SpeakerRefused as refused:
                 if refused.kind not in _NO_ANSWER:
-                    raise DeviceRefused(
+                    raise contract.DeviceRefused(
                         f"{self._name}: {refused.message}", words=refused.message, hint=refused.hint
                     ) from refused
                 if last or refused.kind == "DeadlinePassed":
-                    raise DeviceUnreachable(f"{self._name}: {refused.message}") from refused
+                    raise self._unreachable(refused) from refused
             except (SpeakerFailed, OutcomeUnknown) as error:
                 if last:
-                    raise DeviceUnreachable(f"{self._name}: {error.message}") from error
+                    raise self._unreachable(error) from error
             await self._until_connected()
         raise AssertionError("the last turn returns or raises")
 
@@ -158,16 +147,19 @@ class OpenFlowConnection:
         try:
             await self._request(operation, **fields)
         except SpeakerFailed as error:
-            raise DeviceUnreachable(f"{self._name}: {error.message}", hint=error.hint) from error
+            unreachable = f"{self._name}: {error.message}"
+            raise contract.DeviceUnreachable(unreachable, hint=error.hint) from error
         except OutcomeUnknown as error:
-            raise OutcomeUnknown(
-                f"{self._name} was told to change, then: {error.message}",
-                hint="read the device's map before anything else",
+            raise contract.outcome_unknown(
+                f"{self._name} was told to change, then: {error.message}"
             ) from error
+
+    def _unreachable(self, error: PatchlightError) -> contract.DeviceUnreachable:
+        return contract.DeviceUnreachable(f"{self._name}: {error.message}")
 
     async def _request(self, operation: str, **fields: Any) -> Any:
         if self.speaker is None:
-            raise DeviceUnreachable(f"{self._name}: the driver is not open, or was closed")
+            raise contract.DeviceUnreachable(f"{self._name}: the driver is not open, or was closed")
         return await self.speaker.request(
             operation, datapath_id=self._datapath_id, deadline_s=self._dialect.timeout_s, **fields
         )
@@ -183,9 +175,9 @@ class OpenFlowConnection:
                 if any(int(s["datapath_id"]) == self._datapath_id for s in switches):
                     return
             if self._closing:
-                raise DeviceUnreachable(f"{self._name}: the driver is being closed")
+                raise contract.DeviceUnreachable(f"{self._name}: the driver is being closed")
             if loop.time() > deadline:
-                raise DeviceUnreachable(
+                raise contract.DeviceUnreachable(
                     f"{self._name} did not connect to {self._address} within "
                     f"{self._dialect.connect_timeout_s:g} s{self._who_did()}: is that its OpenFlow "
                     f"controller, and {self._datapath_id:#x} its datapath id?",
@@ -259,7 +251,7 @@ class OpenFlowSwitch(CircuitTableDriver[FlowRow]):
     """
 
     client: OpenFlowConnection
-    capabilities = Capabilities()
+    capabilities = contract.Capabilities()
 
     def __init__(
         self, switch: CircuitSwitch, password: str = "", dialect: OpenFlowDialect | None = None
@@ -273,7 +265,7 @@ class OpenFlowSwitch(CircuitTableDriver[FlowRow]):
         super().__init__(switch)
         self.client = OpenFlowConnection(switch, self._dialect, self._heard)
         self._foreign: tuple[FlowEntry, ...] = ()
-        self._alarms = AlarmLog()
+        self._alarms = contract.AlarmLog()
         self._look_again_at = 0.0
 
     async def open(self) -> None:
@@ -284,10 +276,10 @@ class OpenFlowSwitch(CircuitTableDriver[FlowRow]):
         """Stop listening; circuits stay."""
         await self.client.close()
 
-    async def identify(self) -> Identity:
+    async def identify(self) -> contract.Identity:
         """From the switch's description."""
         description = await self.client.ask("describe")
-        return Identity(
+        return contract.Identity(
             description["vendor"] or self._dialect.vendor,
             description["hardware"] or f"datapath {self._switch.datapath_id:#x}",
             description["serial"],
@@ -295,25 +287,25 @@ class OpenFlowSwitch(CircuitTableDriver[FlowRow]):
             description["name"],
         )
 
-    async def port_states(self) -> Mapping[DirectedPort, PortState]:
+    async def port_states(self) -> contract.PortStates:
         """From the description of the ports: switched off, blocked, or not there at all."""
         described = {int(port["port"]): port for port in await self.client.ask("ports")}
         base = {"in": self._dialect.in_base, "out": self._dialect.out_base}
         ports = self._all_ports()
         return {port: _state(described.get(base[port.side] + port.number)) for port in ports}
 
-    async def alarms(self) -> tuple[Alarm, ...]:
+    async def alarms(self) -> tuple[contract.Alarm, ...]:
         """What happened to ports and the connection; flow entries of others and bad ports."""
         if time.monotonic() >= self._look_again_at:
             self._look_again_at = time.monotonic() + _LOOK_EVERY_S
             # What a change works with is left as it is: this answer may be older than its own.
             _, foreign = await self._flows()
             now = [
-                Standing("minor", "flow", f"a flow entry of another application: {entry}")
+                contract.Standing("minor", "flow", f"a flow entry of another application: {entry}")
                 for entry in foreign
             ]
             now += [
-                Standing("minor", str(port), f"{state.condition}: {state.words}")
+                contract.Standing("minor", str(port), f"{state.condition}: {state.words}")
                 for port, state in (await self.port_states()).items()
                 if state.condition in ("locked", "failed")
             ]
@@ -419,13 +411,13 @@ class OpenFlowSwitch(CircuitTableDriver[FlowRow]):
             self._alarms.note("major", "switch", str(event.get("error", "the connection ended")))
 
 
-def _state(port: Mapping[str, Any] | None) -> PortState:
+def _state(port: Mapping[str, Any] | None) -> contract.PortState:
     if port is None:
-        return PortState("absent", "the switch has no such port")
-    condition: Condition = "ready"
+        return contract.PortState("absent", "the switch has no such port")
+    condition: contract.Condition = "ready"
     words = "live" if port["up"] else "link down"
     if not port["enabled"]:
         condition, words = "locked", "port down (administratively)"
     elif port["blocked"]:
         condition, words = "failed", "blocked"
-    return PortState(condition, f"{port['name']}: {words}" if port["name"] else words)
+    return contract.PortState(condition, f"{port['name']}: {words}" if port["name"] else words)

@@ -11,19 +11,11 @@ from dataclasses import dataclass
 from itertools import starmap
 from typing import ClassVar, TypeVar, cast
 
-from patchlight.controller.circuits.contract import (
-    SIDES,
-    Alarm,
-    Condition,
-    DeviceRefused,
-    DirectedPort,
-    Identity,
-    Side,
-)
+from patchlight.controller.circuits import contract
 from patchlight.controller.circuits.dialect import (
-    AnyPolatisDialect,
     Bare,
     Pattern,
+    PolatisDialect,
     Session,
     Template,
     filled,
@@ -31,12 +23,7 @@ from patchlight.controller.circuits.dialect import (
 )
 from patchlight.controller.circuits.drivers.base import Numbering, PolatisDriver, condition
 from patchlight.controller.circuits.drivers.table import TABLES_KEPT, UP, Row
-from patchlight.controller.circuits.protocols.connection import (
-    BUFFER_LIMIT,
-    FramingError,
-    LineFramer,
-    Take,
-)
+from patchlight.controller.circuits.protocols import tcp
 from patchlight.controller.circuits.protocols.session import DeviceSession
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab.portmap import CrossConnect
@@ -55,7 +42,7 @@ A = TypeVar("A")
 
 
 @dataclass(frozen=True)
-class PolatisScpiDialect(AnyPolatisDialect):
+class PolatisScpiDialect(PolatisDialect):
     """What a session with a Polatis switch takes.
 
     ``confirm`` is put behind a command that changes something, and the device answers it
@@ -172,7 +159,7 @@ class ScpiClient(DeviceSession[str, PolatisScpiDialect]):
         confirmed = f"{command}{self._dialect.confirm}"
         await self._command(confirmed, self._dialect.confirmed, changes=True)
 
-    async def hear(self) -> tuple[Alarm, ...]:
+    async def hear(self) -> tuple[contract.Alarm, ...]:
         """What it reported; it is asked for its errors to hear the newest."""
         await self._told("", self._reported, lambda: self._dialect.errors, changes=False)
         return self.alarms
@@ -186,13 +173,13 @@ class ScpiClient(DeviceSession[str, PolatisScpiDialect]):
                 raise self._refused(shown(), _words(errors), errors[0][0])
             self._note(errors)
             if len(answers) != 1 or re.fullmatch(answer, answers[0]) is None:
-                raise FramingError(f"it answered {self._mask(shortened('; '.join(answers)))!r}")
+                raise tcp.FramingError(f"it answered {self._mask(shortened('; '.join(answers)))!r}")
             return answers[0]
 
         return await self._told(command, understood, shown, changes=changes)
 
-    def _framer(self) -> LineFramer:
-        return LineFramer(protocol=self.protocol)
+    def _framer(self) -> tcp.LineFramer:
+        return tcp.LineFramer(protocol=self.protocol)
 
     async def _log_in(self) -> None:
         session, command, understood = self._session, "", self._reported
@@ -232,7 +219,9 @@ class ScpiClient(DeviceSession[str, PolatisScpiDialect]):
         """A command, and the question for errors that ends its answer."""
         return f"{command}{self._dialect.then if command else ''}{self._dialect.errors}"
 
-    def _taking(self, command: str, understood: Callable[[list[str], Errors], A]) -> Take[str, A]:
+    def _taking(
+        self, command: str, understood: Callable[[list[str], Errors], A]
+    ) -> tcp.Take[str, A]:
         """Gathers the answers up to the error queue's, and what that holds."""
         answers: list[str] = []
         size, sent = 0, (command, self._dialect.errors)
@@ -241,8 +230,8 @@ class ScpiClient(DeviceSession[str, PolatisScpiDialect]):
             nonlocal size
             for line in lines:
                 size += len(line)
-                if size > BUFFER_LIMIT:
-                    raise FramingError(f"the answer is longer than {BUFFER_LIMIT} bytes")
+                if size > tcp.BUFFER_LIMIT:
+                    raise tcp.FramingError(f"the answer is longer than {tcp.BUFFER_LIMIT} bytes")
                 if line in sent:
                     continue  # an echo
                 for unit in units(line):
@@ -295,12 +284,12 @@ class PolatisScpi(PolatisDriver):
     client: ScpiClient
     _dialect: PolatisScpiDialect
 
-    async def identify(self) -> Identity:
+    async def identify(self) -> contract.Identity:
         """From ``*IDN?``."""
         answer = await self._ask(self._dialect.identity, self._dialect.identity_answer)
         vendor = answer["vendor"].strip().strip('"') or self._dialect.vendor
         rest = (answer[part].strip().strip('"') for part in ("model", "serial", "software"))
-        return Identity(vendor, *rest)
+        return contract.Identity(vendor, *rest)
 
     async def _table(self) -> Mapping[CrossConnect, Row]:
         if self._known is None:
@@ -342,27 +331,30 @@ class PolatisScpi(PolatisDriver):
         size = await self._ask(self._dialect.size, self._dialect.size_answer)
         return int(size["ins"]), int(size["outs"])
 
-    async def _monitored_sides(self, numbering: Numbering) -> list[Side]:
-        return [side for side in SIDES if await self._has_monitor(numbering.to_number(side, 1))]
+    async def _monitored_sides(self, numbering: Numbering) -> list[contract.Side]:
+        return [
+            side for side in contract.SIDES if await self._has_monitor(numbering.to_number(side, 1))
+        ]
 
-    async def _states(self) -> dict[DirectedPort, str]:
+    async def _states(self) -> dict[contract.DirectedPort, str]:
         dialect = self._dialect
-        return await self._per_port(
-            self._all_ports(), dialect.port_states, dialect.states_answer, "states"
-        )
+        asked, template = self._all_ports(), dialect.port_states
+        return await self._per_port(asked, template, dialect.states_answer, "states")
 
-    async def _powers(self, ports: Sequence[DirectedPort]) -> dict[DirectedPort, str]:
+    async def _powers(
+        self, ports: Sequence[contract.DirectedPort]
+    ) -> dict[contract.DirectedPort, str]:
         dialect, monitored = self._dialect, await self._with_monitors(ports)
         return await self._per_port(monitored, dialect.power, dialect.power_answer, "powers")
 
-    def _condition(self, state: str) -> Condition:
+    def _condition(self, state: str) -> contract.Condition:
         return condition(state, self._dialect.port_enabled, self._dialect.port_disabled)
 
     async def _has_monitor(self, number: int) -> bool:
         command = filled(self._dialect.power, quoted, ports=number)
         try:
             await self.client.ask(command, self._dialect.power_answer)
-        except DeviceRefused:
+        except contract.DeviceRefused:
             return False
         return True
 
@@ -372,17 +364,14 @@ class PolatisScpi(PolatisDriver):
         return match
 
     async def _per_port(
-        self, ports: Sequence[DirectedPort], template: str, answer: str, group: str
-    ) -> dict[DirectedPort, str]:
+        self, ports: Sequence[contract.DirectedPort], template: str, answer: str, group: str
+    ) -> dict[contract.DirectedPort, str]:
         """One value for each port, asked for in lists as long as the device takes."""
-        per_port: dict[DirectedPort, str] = {}
-        to_numbers, limit = (
-            (self._known or await self._numbering()).to_numbers,
-            self._dialect.ask_limit,
-        )
+        per_port: dict[contract.DirectedPort, str] = {}
+        numbering, limit = self._known or await self._numbering(), self._dialect.ask_limit
         for start in range(0, len(ports), limit):
             chunk = ports[start : start + limit]
-            numbers = ",".join(map(str, to_numbers(chunk)))
+            numbers = ",".join(map(str, numbering.to_numbers(chunk)))
             match = await self._ask(filled(template, quoted, ports=Bare(numbers)), answer)
             values = [value.strip() for value in match[group].split(",")]
             if len(values) != len(chunk):

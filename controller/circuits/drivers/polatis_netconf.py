@@ -12,23 +12,19 @@ from typing import ClassVar
 from xml.sax.saxutils import escape
 
 from patchlight.controller.circuits.contract import SIDES, Condition, DirectedPort, Identity, Side
-from patchlight.controller.circuits.dialect import (
-    AnyPolatisDialect,
-    Bare,
-    Pattern,
-    Template,
-    filled,
-)
+from patchlight.controller.circuits.dialect import Bare, Pattern, PolatisDialect, Template, filled
 from patchlight.controller.circuits.drivers.base import Numbering, PolatisDriver, condition
 from patchlight.controller.circuits.drivers.table import UP, Row
 from patchlight.controller.circuits.protocols.netconf import NetconfClient
 from patchlight.testbed.lab.portmap import CrossConnect
 
+_NAMESPACE = "http://www.polatis.com/yang/optical-switch"
+_XMLNS = f'xmlns="{_NAMESPACE}"'
 _FEW = 16  # up to so many ports are asked for one by one, more all together
 
 
 @dataclass(frozen=True)
-class PolatisNetconfDialect(AnyPolatisDialect):
+class PolatisNetconfDialect(PolatisDialect):
     """What a Polatis takes, as XML to fill in.
 
     ``connect`` and ``disconnect`` hold ``{pairs}``: ``pair`` or ``unpair`` for
@@ -38,26 +34,15 @@ class PolatisNetconfDialect(AnyPolatisDialect):
 
     FIELDS: ClassVar[frozenset[str]] = frozenset({"pairs", "ports", "port", "inp", "out"})
 
-    namespace: str = "http://www.polatis.com/yang/optical-switch"
-    identity: Template = '<product-information xmlns="http://www.polatis.com/yang/optical-switch"/>'
-    read_map: Template = '<cross-connects xmlns="http://www.polatis.com/yang/optical-switch"/>'
+    namespace: str = _NAMESPACE
+    identity: Template = f"<product-information {_XMLNS}/>"
+    read_map: Template = f"<cross-connects {_XMLNS}/>"
     pair: Template = "<pair><ingress>{inp}</ingress><egress>{out}</egress></pair>"
     unpair: Template = '<pair nc:operation="delete"><ingress>{inp}</ingress></pair>'
-    connect: Template = (
-        '<cross-connects xmlns="http://www.polatis.com/yang/optical-switch">{pairs}'
-        "</cross-connects>"
-    )
-    disconnect: Template = (
-        '<cross-connects xmlns="http://www.polatis.com/yang/optical-switch">{pairs}'
-        "</cross-connects>"
-    )
-    port_states: Template = (
-        '<port-config xmlns="http://www.polatis.com/yang/optical-switch"><port><port-id/><status/>'
-        "</port></port-config>"
-    )
-    power: Template = (
-        '<opm-power xmlns="http://www.polatis.com/yang/optical-switch">{ports}</opm-power>'
-    )
+    connect: Template = f"<cross-connects {_XMLNS}>{{pairs}}</cross-connects>"
+    disconnect: Template = connect
+    port_states: Template = f"<port-config {_XMLNS}><port><port-id/><status/></port></port-config>"
+    power: Template = f"<opm-power {_XMLNS}>{{ports}}</opm-power>"
     port: Template = "<port><port-id>{port}</port-id><power/></port>"
     size: Pattern = r"\b(?P<ins>\d{1,9})x(?P<outs>\d{1,9})\b"
     port_ready: Pattern = r"ENABLED|UNSUPPORTED"

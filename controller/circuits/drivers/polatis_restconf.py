@@ -8,38 +8,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from patchlight.controller.circuits.contract import (
-    Alarm,
-    Condition,
-    DeviceRefused,
-    DirectedPort,
-    Identity,
-    Severity,
-    Side,
-    Standing,
-)
-from patchlight.controller.circuits.dialect import (
-    AnyPolatisDialect,
-    Bare,
-    Pattern,
-    Template,
-    filled,
-)
+from patchlight.controller.circuits import contract
+from patchlight.controller.circuits.dialect import Bare, Pattern, PolatisDialect, Template, filled
+from patchlight.controller.circuits.drivers import rest
 from patchlight.controller.circuits.drivers.base import Numbering, PolatisDriver, condition
-from patchlight.controller.circuits.drivers.rest import (
-    json_number,
-    json_object,
-    json_rows,
-    json_short,
-    json_text,
-)
 from patchlight.controller.circuits.drivers.table import UP, Row
 from patchlight.controller.circuits.protocols.http import HttpClient, HttpDialect, in_json, in_url
 from patchlight.testbed.lab.portmap import CrossConnect
 
 
 @dataclass(frozen=True)
-class PolatisRestconfDialect(HttpDialect, AnyPolatisDialect):
+class PolatisRestconfDialect(HttpDialect, PolatisDialect):
     """What a Polatis takes.
 
     ``{ingress}`` and ``{egress}`` are the device's port numbers, ``{pairs}`` is a list of
@@ -92,29 +71,29 @@ class PolatisRestconf(PolatisDriver):
     _last: Mapping[CrossConnect, Row]
     _etag = ""
 
-    async def identify(self) -> Identity:
+    async def identify(self) -> contract.Identity:
         """From ``product-information``."""
         dialect = self._dialect
-        product = await self.client.read(dialect.identity, json_object)
+        product = await self.client.read(dialect.identity, rest.json_object)
         keys = (dialect.model_key, dialect.serial_key, dialect.version_key)
-        return Identity(
-            json_text(product, dialect.vendor_key) or dialect.vendor,
-            *(json_text(product, key) for key in keys),
+        return contract.Identity(
+            rest.json_text(product, dialect.vendor_key) or dialect.vendor,
+            *(rest.json_text(product, key) for key in keys),
         )
 
-    async def alarms(self) -> tuple[Alarm, ...]:
+    async def alarms(self) -> tuple[contract.Alarm, ...]:
         """The device's list of alarms, each as it appeared there."""
-        rows = await self.client.read(self._dialect.system_alarms, json_rows, missing=[])
-        now = dict.fromkeys(json_short(row) for row in rows)
+        rows = await self.client.read(self._dialect.system_alarms, rest.json_rows, missing=[])
+        now = dict.fromkeys(rest.json_short(row) for row in rows)
         alarms = self.client.alarms
-        alarms.stands(Standing(self._severity(words), self.name, words) for words in now)
+        alarms.stands(contract.Standing(self._severity(words), self.name, words) for words in now)
         return alarms.all
 
     async def _table(self) -> Mapping[CrossConnect, Row]:
         numbering, path = await self._numbering(), self._dialect.circuits
         reply = await self.client.get(path)
         try:
-            pairs = [self._cross_connect(row, numbering) for row in json_rows(reply.body)]
+            pairs = [self._cross_connect(row, numbering) for row in rest.json_rows(reply.body)]
         except ValueError as error:
             raise self.client.nonsense(path, str(error)) from error
         self._last, self._etag = dict.fromkeys(pairs, UP), reply.etag
@@ -140,7 +119,7 @@ class PolatisRestconf(PolatisDriver):
             for ingress, _ in numbers:
                 try:
                     await self._tell("DELETE", filled(dialect.delete, in_url, ingress=ingress))
-                except DeviceRefused as refusal:
+                except contract.DeviceRefused as refusal:
                     if refusal.code != "404":
                         refused.append(refusal.words)
                     if refusal.code == "412":
@@ -160,44 +139,48 @@ class PolatisRestconf(PolatisDriver):
             raise self.client.nonsense(self._dialect.identity, f"no size in {model!r}")
         return int(size["ins"]), int(size["outs"])
 
-    async def _monitored_sides(self, numbering: Numbering) -> set[Side]:
+    async def _monitored_sides(self, numbering: Numbering) -> set[contract.Side]:
         return {port.side for port in await self._listed(self._dialect.power, numbering)}
 
-    async def _states(self) -> dict[DirectedPort, str]:
+    async def _states(self) -> dict[contract.DirectedPort, str]:
         return await self._per_port(self._dialect.ports, self._dialect.status_key)
 
-    async def _powers(self, ports: Sequence[DirectedPort]) -> dict[DirectedPort, str]:
+    async def _powers(
+        self, ports: Sequence[contract.DirectedPort]
+    ) -> dict[contract.DirectedPort, str]:
         return await self._per_port(self._dialect.power, self._dialect.power_key)
 
-    async def _per_port(self, path: str, key: str) -> dict[DirectedPort, str]:
+    async def _per_port(self, path: str, key: str) -> dict[contract.DirectedPort, str]:
         rows = await self._listed(path, await self._numbering())
-        return {port: json_text(row, key) for port, row in rows.items()}
+        return {port: rest.json_text(row, key) for port, row in rows.items()}
 
     async def _listed(
         self, path: str, numbering: Numbering
-    ) -> dict[DirectedPort, Mapping[str, Any]]:
+    ) -> dict[contract.DirectedPort, Mapping[str, Any]]:
         """The rows of a list by their port; none where the device has no such list."""
         key = self._dialect.port_key
 
-        def listed(body: object) -> dict[DirectedPort, Mapping[str, Any]]:
-            ports = ((numbering.to_port(json_number(row, key)), row) for row in json_rows(body))
+        def listed(body: object) -> dict[contract.DirectedPort, Mapping[str, Any]]:
+            ports = (
+                (numbering.to_port(rest.json_number(row, key)), row) for row in rest.json_rows(body)
+            )
             return {port: row for port, row in ports if port is not None}
 
         return await self.client.read(path, listed, missing=[])
 
     def _cross_connect(self, row: Mapping[str, Any], numbering: Numbering) -> CrossConnect:
         keys = (self._dialect.ingress_key, self._dialect.egress_key)
-        cross_connect = numbering.to_directed(*(json_number(row, key) for key in keys))
+        cross_connect = numbering.to_directed(*(rest.json_number(row, key) for key in keys))
         if cross_connect is None:
-            raise ValueError(json_short(row))
+            raise ValueError(rest.json_short(row))
         return cross_connect
 
-    def _condition(self, state: str) -> Condition:
+    def _condition(self, state: str) -> contract.Condition:
         if re.fullmatch(self._dialect.absent, state):
             return "absent"
         return condition(state, re.escape(self._dialect.enabled), re.escape(self._dialect.disabled))
 
-    def _severity(self, words: str) -> Severity:
+    def _severity(self, words: str) -> contract.Severity:
         if re.search(self._dialect.critical, words):
             return "critical"
         return "major" if re.search(self._dialect.major, words) else "minor"

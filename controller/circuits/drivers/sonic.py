@@ -13,19 +13,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from patchlight.controller.circuits.contract import (
-    Alarm,
-    Capabilities,
-    DeviceRefused,
-    DeviceUnreachable,
-    DirectedPort,
-    Identity,
-    PortState,
-    Standing,
-)
+from patchlight.controller.circuits import contract
 from patchlight.controller.circuits.dialect import Bare, Pattern, Template, filled
+from patchlight.controller.circuits.drivers import rest
 from patchlight.controller.circuits.drivers.base import Numbering
-from patchlight.controller.circuits.drivers.rest import RestDriver, json_rows, json_short, json_text
 from patchlight.controller.circuits.drivers.table import Row, RowState
 from patchlight.controller.circuits.protocols.http import HttpDialect, in_json, in_url
 from patchlight.testbed.lab.portmap import CrossConnect
@@ -91,12 +82,12 @@ class SonicRow(Row):
     configured: bool = True
 
 
-class SonicOcs(RestDriver[SonicRow]):
+class SonicOcs(rest.RestDriver[SonicRow]):
     """An OCS that runs SONiC. See ``CircuitDriver`` for what the methods do."""
 
     built_in = SONIC
     _dialect: SonicOcsDialect
-    capabilities = Capabilities()
+    capabilities = contract.Capabilities()
     _losses: Mapping[CrossConnect, float] | None = None
 
     @property
@@ -109,14 +100,16 @@ class SonicOcs(RestDriver[SonicRow]):
         both_sides = sum(count == 2 for count in counted.values())
         Numbering.polatis(both_sides, both_sides).check_holds(self.name, self.ports)
 
-    async def identify(self) -> Identity:
+    async def identify(self) -> contract.Identity:
         """From the device's metadata: what hardware, and the name that it was given."""
         dialect = self._dialect
         (metadata,) = await self._rows(dialect.identity) or [{}]
-        model = json_text(metadata, dialect.model_key) or "OCS"
-        return Identity(dialect.vendor, model, "", "", json_text(metadata, dialect.name_key))
+        model = rest.json_text(metadata, dialect.model_key) or "OCS"
+        return contract.Identity(
+            dialect.vendor, model, "", "", rest.json_text(metadata, dialect.name_key)
+        )
 
-    async def port_states(self) -> Mapping[DirectedPort, PortState]:
+    async def port_states(self) -> contract.PortStates:
         """Overridden in the configuration is locked; failed is what the device says itself."""
         dialect = self._dialect
         overrides = await self._per_port(dialect.ports, dialect.override_key)
@@ -124,21 +117,23 @@ class SonicOcs(RestDriver[SonicRow]):
         states = {}
         for port in self._all_ports():
             if port not in overrides and port not in now:
-                states[port] = PortState("absent", "not listed")
+                states[port] = contract.PortState("absent", "not listed")
             elif not re.fullmatch(dialect.normal, override := overrides.get(port, "")):
-                states[port] = PortState("locked", override)
+                states[port] = contract.PortState("locked", override)
             else:
                 words = now.get(port, "")
                 failed = re.fullmatch(dialect.failed, words)
-                states[port] = PortState("failed" if failed else "ready", words)
+                states[port] = contract.PortState("failed" if failed else "ready", words)
         return states
 
-    async def alarms(self) -> tuple[Alarm, ...]:
+    async def alarms(self) -> tuple[contract.Alarm, ...]:
         """The ports that have failed, each as it appeared."""
         states = (await self.port_states()).items()
         failed = [(port, state.words) for port, state in states if state.condition == "failed"]
         alarms = self.client.alarms
-        alarms.stands(Standing("major", str(port), f"{port}: {words}") for port, words in failed)
+        alarms.stands(
+            contract.Standing("major", str(port), f"{port}: {words}") for port, words in failed
+        )
         return alarms.all
 
     async def factory_losses_db(
@@ -152,7 +147,7 @@ class SonicOcs(RestDriver[SonicRow]):
         if self._losses is None:
             try:
                 self._losses = await self._read_losses()
-            except (DeviceUnreachable, DeviceRefused) as error:
+            except (contract.DeviceUnreachable, contract.DeviceRefused) as error:
                 log.warning("%s: its factory losses are not known: %s", self.name, error.message)
                 self._losses = {}
         return {c: self._losses[c] for c in cross_connects if c in self._losses}
@@ -163,7 +158,7 @@ class SonicOcs(RestDriver[SonicRow]):
             try:
                 c, loss_db = self._circuit(row), float(row[self._dialect.loss_key])
             except (KeyError, TypeError, ValueError) as error:
-                words = f"no loss can be made of {json_short(row)}"
+                words = f"no loss can be made of {rest.json_short(row)}"
                 raise self.client.nonsense(self._dialect.losses, words) from error
             losses[c] = max(loss_db, losses.get(c, loss_db))
         return losses
@@ -174,7 +169,7 @@ class SonicOcs(RestDriver[SonicRow]):
         table = dict.fromkeys(configured, SonicRow("coming", "no state is told of it"))
         for row in await self._rows(dialect.states):
             c = self._circuit(row)
-            words = ",".join(json_text(row, key) for key in dialect.state_keys.split(","))
+            words = ",".join(rest.json_text(row, key) for key in dialect.state_keys.split(","))
             table[c] = SonicRow(self._state(words), words, configured=c in table)
         return table
 
@@ -212,15 +207,17 @@ class SonicOcs(RestDriver[SonicRow]):
                     await self._tell("DELETE", filled(self._dialect.delete, in_url, id=self._id(c)))
         self._raise_if(refused)
 
-    async def _per_port(self, path: str, key: str = "") -> dict[DirectedPort, str]:
+    async def _per_port(self, path: str, key: str = "") -> dict[contract.DirectedPort, str]:
         """What each port's row in a list says at ``key``."""
         found = {}
         for row in await self._rows(path):
-            match = re.fullmatch(self._dialect.port, json_text(row, self._dialect.port_key))
+            match = re.fullmatch(self._dialect.port, rest.json_text(row, self._dialect.port_key))
             if match is None:
-                raise self.client.nonsense(path, f"no port can be made of {json_short(row)}")
-            port = DirectedPort("in" if match["side"] == "A" else "out", int(match["number"]))
-            found[port] = json_text(row, key)
+                raise self.client.nonsense(path, f"no port can be made of {rest.json_short(row)}")
+            port = contract.DirectedPort(
+                "in" if match["side"] == "A" else "out", int(match["number"])
+            )
+            found[port] = rest.json_text(row, key)
         return found
 
     async def _rows(self, path: str) -> list[Mapping[str, Any]]:
@@ -228,9 +225,9 @@ class SonicOcs(RestDriver[SonicRow]):
         return await self.client.read(path, _innermost, missing=[])
 
     def _circuit(self, row: Mapping[str, Any]) -> CrossConnect:
-        match = re.fullmatch(self._dialect.circuit, json_text(row, self._dialect.id_key))
+        match = re.fullmatch(self._dialect.circuit, rest.json_text(row, self._dialect.id_key))
         if match is None:
-            words = f"no cross-connect can be made of {json_short(row)}"
+            words = f"no cross-connect can be made of {rest.json_short(row)}"
             raise self.client.nonsense(self._dialect.circuits, words)
         return CrossConnect(int(match["inp"]), int(match["out"]))
 
@@ -247,4 +244,4 @@ def _innermost(body: object) -> list[Mapping[str, Any]]:
         body = inner
     if isinstance(body, dict):
         return [body] if body else []
-    return json_rows(body)
+    return rest.json_rows(body)

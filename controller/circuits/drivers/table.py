@@ -1,9 +1,8 @@
 """What drivers have in common whose device holds a table of entries, ports joined or channels led.
 
-A device makes an entry in one step, or in two: it is entered, then activated. It may
-break what stands in the way of a new one without a word. So the table is read before each
-write, and what would need a busy port is refused here; it is read again after, and what it
-then shows is the outcome.
+A device makes an entry in one step, or in two: it is entered, then activated. It may break what
+stands in the way of a new one without a word. So the table is read before each write, and what
+would need a busy port is refused here; it is read again after, and then shows the outcome.
 """
 
 import asyncio
@@ -13,7 +12,6 @@ from collections.abc import (
     AsyncIterator,
     Awaitable,
     Callable,
-    Container,
     Iterable,
     Iterator,
     Mapping,
@@ -21,27 +19,10 @@ from collections.abc import (
 )
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar
+from typing import Generic, Literal, TypeVar
 
-from patchlight.controller.circuits.contract import (
-    SIDES,
-    Alarm,
-    DeviceRefused,
-    DeviceUnreachable,
-    DirectedPort,
-    LoginRefused,
-    Outcome,
-    Refusal,
-    Side,
-)
-from patchlight.controller.circuits.dialect import (
-    DEFAULT_TIMEOUTS,
-    Dialect,
-    Session,
-    Timeouts,
-    corrected,
-)
-from patchlight.testbed.errors import BadInput, OutcomeUnknown
+from patchlight.controller.circuits import contract
+from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab.model import OpticalSwitch
 from patchlight.testbed.lab.portmap import JoinsPorts
 
@@ -53,9 +34,8 @@ C = TypeVar("C", bound=JoinsPorts)
 class JustRead(Generic[T]):
     """A device's table, for as long as it is as good as one that is asked for now.
 
-    That is 10 ms from when the question was sent, what a question takes on its way to a device
-    in another building, and until something is told to the device. It spares reading a map
-    again that was read for the same change a moment ago; nothing is kept for longer.
+    That is 10 ms from when the question was sent, what it takes on its way to a device in another
+    building, and until something is told to the device. It spares reading a map twice in a change.
     """
 
     def __init__(self) -> None:
@@ -89,11 +69,11 @@ class JustRead(Generic[T]):
         self._table = None
 
 
-def outcome(asked: tuple[C, ...], refused: dict[C, str], elapsed_s: float) -> Outcome[C]:
+def outcome(asked: tuple[C, ...], refused: dict[C, str], elapsed_s: float) -> contract.Outcome[C]:
     """What came of ``asked``, given the words for those that were refused."""
-    return Outcome(
+    return contract.Outcome(
         done=tuple(c for c in asked if c not in refused),
-        refused=tuple(Refusal(c, refused[c]) for c in asked if c in refused),
+        refused=tuple(contract.Refusal(c, refused[c]) for c in asked if c in refused),
         elapsed_s=elapsed_s,
     )
 
@@ -107,28 +87,12 @@ _FIRST_POLL_S, _POLL_GROWTH, _LAST_POLL_S = 0.001, 1.6, 1.0
 RowState = Literal["up", "coming", "failed", "entered"]
 
 
-class Client(Protocol):
-    """What a driver talks to its device with."""
-
-    def __init__(self, session: Session, dialect: Any) -> None: ...
-
-    async def open(self) -> None:
-        """Reach the device and log in."""
-
-    async def close(self) -> None:
-        """Log out and let go."""
-
-    async def hear(self) -> tuple[Alarm, ...]:
-        """What the device reported, oldest first."""
-
-
 @dataclass(frozen=True, slots=True)
 class Row:
     """How a cross-connect stands in the device's table; ``words`` are the device's.
 
-    ``entered``: it is in the table, and carries nothing until it is activated. ``conn`` is
-    what the device calls the circuit. The directions of a ``two_way`` circuit come and go
-    together.
+    ``entered``: it is in the table, and carries nothing until it is activated. ``conn`` is what the
+    device calls the circuit. The directions of a ``two_way`` circuit come and go together.
     """
 
     state: RowState = "up"
@@ -167,7 +131,7 @@ class TableDriver(ABC, Generic[C, M, R]):
         """Those that are not in the table and need what an entry of it has, with words."""
 
     @abstractmethod
-    def _count(self, side: Side) -> int:
+    def _count(self, side: contract.Side) -> int:
         """How many ports there are on that side."""
 
     # --- what a device adds -----------------------------------------------------------------
@@ -185,10 +149,7 @@ class TableDriver(ABC, Generic[C, M, R]):
         """Tell the device to break the circuits of these; raises ``DeviceRefused``."""
 
     async def _activate(self, pairs: Sequence[C], table: Mapping[C, R]) -> None:
-        """Tell the device to finish what is only entered; raises ``DeviceRefused``.
-
-        A device whose second step is a command of its own is told that one instead.
-        """
+        """Tell the device to finish what is only entered, by the same command as before."""
         await self._make(pairs)
 
     async def _beside(self, pairs: Sequence[C]) -> Mapping[C, R]:
@@ -199,7 +160,7 @@ class TableDriver(ABC, Generic[C, M, R]):
         """The table as far as it concerns ``pairs``, or more of it."""
         return await self._table()
 
-    async def _left(self, pairs: Sequence[C], words: Mapping[C, str]) -> Container[C]:
+    async def _left(self, pairs: Sequence[C], words: Mapping[C, str]) -> Mapping[C, object]:
         """What the table still holds of ``pairs``; ``words`` for those it refused to break."""
         return await self._just_read.read(self._table)
 
@@ -223,13 +184,13 @@ class TableDriver(ABC, Generic[C, M, R]):
         table = await self._just_read.read(self._table)
         if self._last_map is None or self._last_map[0] is not table:
             try:
-                port_map = self._map_of(c for c, row in table.items() if row.state != "entered")
+                port_map = self._map_of([c for c, row in table.items() if row.state != "entered"])
             except BadInput as error:
                 raise self._nonsense("the question for its map", error.message) from error
             self._last_map = table, port_map
         return self._last_map[1]
 
-    async def connect(self, pairs: Iterable[C]) -> Outcome[C]:
+    async def connect(self, pairs: Iterable[C]) -> contract.Outcome[C]:
         """In lists as long as the device takes; what a list did not bring about, singly."""
         loop = asyncio.get_running_loop()
         began, asked = loop.time(), self._checked(pairs)
@@ -252,7 +213,7 @@ class TableDriver(ABC, Generic[C, M, R]):
             await self._settle(new, ours, words, refused)
         return outcome(asked, refused, loop.time() - began)
 
-    async def disconnect(self, pairs: Iterable[C]) -> Outcome[C]:
+    async def disconnect(self, pairs: Iterable[C]) -> contract.Outcome[C]:
         """In lists as long as the device takes; what a list did not bring about, singly.
 
         A two-way circuit breaks whole or not at all.
@@ -277,7 +238,7 @@ class TableDriver(ABC, Generic[C, M, R]):
                     going.append(c)
             send = partial(self._break, table=table)
             words = await self._send(send, going)
-            left = await self._left(going, words) if going else ()
+            left = await self._left(going, words) if going else {}
             again = [c for c in going if c in left]
             if again and len(going) > 1 and self._list_limit > 1:
                 words = await self._send(send, again, most=1)
@@ -290,47 +251,53 @@ class TableDriver(ABC, Generic[C, M, R]):
                         refused[c.reverse] = refused[c]
         return outcome(asked, refused, loop.time() - began)
 
-    async def power(self, ports: Iterable[DirectedPort]) -> Mapping[DirectedPort, float | None]:
+    async def power(self, ports: Iterable[contract.DirectedPort]) -> contract.Powers:
         """Nothing, where a driver does not say otherwise: it has no power monitors."""
         self._checked_ports(ports)
         return {}
 
-    def _checked_ports(self, ports: Iterable[DirectedPort]) -> list[DirectedPort]:
+    def _checked_ports(self, ports: Iterable[contract.DirectedPort]) -> list[contract.DirectedPort]:
         """Each once, in order; ``BadInput`` for one outside the device."""
-        unique, last_of = sorted(set(ports)), {side: self._count(side) for side in SIDES}
+        unique, last_of = sorted(set(ports)), {side: self._count(side) for side in contract.SIDES}
         for port in unique:
             last = last_of[port.side]
             if type(port.number) is not int or not 1 <= port.number <= last:
                 raise BadInput(f"{self.name} has ports 1–{last}, not {port}")
         return unique
 
-    def _all_ports(self) -> list[DirectedPort]:
-        return [DirectedPort(side, n) for side in SIDES for n in range(1, self._count(side) + 1)]
+    def _all_ports(self) -> list[contract.DirectedPort]:
+        return [
+            contract.DirectedPort(side, n)
+            for side in contract.SIDES
+            for n in range(1, self._count(side) + 1)
+        ]
 
-    def _nonsense(self, command: str, answer: str) -> DeviceRefused:
-        return DeviceRefused(
+    def _nonsense(self, command: str, answer: str) -> contract.DeviceRefused:
+        return contract.DeviceRefused(
             f"{self.name} answered {command} with what cannot be: {answer}",
             words=answer,
             hint=f"if its firmware says it differently, correct the dialect {self._switch.driver}",
         )
 
-    def _will_not(self, words: str) -> DeviceRefused:
-        return DeviceRefused(f"{self.name}: {words}", words=words)
+    def _will_not(self, words: str) -> contract.DeviceRefused:
+        return contract.DeviceRefused(f"{self.name}: {words}", words=words)
 
     @contextlib.asynccontextmanager
     async def _change(self) -> AsyncIterator[None]:
-        """One change at a time. Once something was told, not reaching the device any more is an
-        unknown outcome."""
+        """One change at a time; what fails once something was told is an unknown outcome."""
         async with self._one_change:
             self._told = False
             try:
                 yield
-            except (DeviceUnreachable, DeviceRefused, LoginRefused) as error:
+            except (
+                contract.DeviceUnreachable,
+                contract.DeviceRefused,
+                contract.LoginRefused,
+            ) as error:
                 if not self._told:
                     raise
-                raise OutcomeUnknown(
-                    f"{self.name} was told to change, then: {error.message}",
-                    hint="read the device's map before anything else",
+                raise contract.outcome_unknown(
+                    f"{self.name} was told to change, then: {error.message}"
                 ) from error
 
     @contextlib.contextmanager
@@ -338,7 +305,7 @@ class TableDriver(ABC, Generic[C, M, R]):
         """The device is told something in the block: some of it may be done where it refuses."""
         try:
             yield
-        except DeviceRefused:
+        except contract.DeviceRefused:
             self._told = True
             raise
         self._told = True
@@ -348,14 +315,16 @@ class TableDriver(ABC, Generic[C, M, R]):
         """What is refused in the block goes into ``refused``, unless its code means ``done``."""
         try:
             yield
-        except DeviceRefused as refusal:
+        except contract.DeviceRefused as refusal:
             if not done or refusal.code != done:
                 refused.append(f"{begin}{refusal.words}")
 
     def _raise_if(self, refused: Sequence[str]) -> None:
         """``DeviceRefused`` with the words of all that were refused, if any were."""
         if refused:
-            raise DeviceRefused(f"{self.name} refused {refused[0]}", words="; ".join(refused))
+            raise contract.DeviceRefused(
+                f"{self.name} refused {refused[0]}", words="; ".join(refused)
+            )
 
     async def _send(
         self,
@@ -370,7 +339,7 @@ class TableDriver(ABC, Generic[C, M, R]):
             self._just_read.forget()
             try:
                 await send(chunk)
-            except DeviceRefused as refusal:
+            except contract.DeviceRefused as refusal:
                 words.update(dict.fromkeys(chunk, refusal.words))
             finally:
                 self._just_read.forget()
@@ -424,38 +393,6 @@ class TableDriver(ABC, Generic[C, M, R]):
                 failed = [c for c in waiting if c in refused and c in mine and c in table]
                 await self._send(partial(self._break, table=table), failed)
             waiting = coming + missing + entered
-
-
-class SessionTable(TableDriver[C, M, R]):
-    """A driver over a session: it says which ``client_class`` it talks with."""
-
-    client: Client
-    built_in: ClassVar[Dialect]
-    client_class: ClassVar[type[Client]]
-    _dialect: Dialect
-
-    def __init__(
-        self,
-        switch: OpticalSwitch,
-        password: str,
-        dialect: Dialect | None = None,
-        timeouts: Timeouts = DEFAULT_TIMEOUTS,
-    ) -> None:
-        super().__init__(switch)
-        self._dialect = dialect or corrected(switch.driver, self.built_in)
-        self.client = self.client_class(Session.of(switch, password, timeouts), self._dialect)
-
-    async def open(self) -> None:
-        """Reach the device and log in."""
-        await self.client.open()
-
-    async def close(self) -> None:
-        """Log out; circuits stay."""
-        await self.client.close()
-
-    async def alarms(self) -> tuple[Alarm, ...]:
-        """What the device reported, and what it lists where it can be asked."""
-        return await self.client.hear()
 
 
 def _once(pairs: Iterable[C], table: Mapping[C, Row]) -> list[C]:

@@ -10,13 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from patchlight.controller.circuits.contract import (
-    Capabilities,
-    Condition,
-    DirectedPort,
-    Identity,
-    PortState,
-)
+from patchlight.controller.circuits import contract
 from patchlight.controller.circuits.dialect import Pattern, Template, filled
 from patchlight.controller.circuits.drivers.base import SessionDriver
 from patchlight.controller.circuits.drivers.table import Row
@@ -76,26 +70,30 @@ class TelescentSsh(SessionDriver[Row]):
     client_class = ShellClient
     client: ShellClient
     _dialect: TelescentDialect
-    capabilities = Capabilities()
+    capabilities = contract.Capabilities()
 
     async def open(self) -> None:
         """Log in, and see that it has as many ports as the lab file says."""
         await super().open()
         await self._cells()
 
-    async def identify(self) -> Identity:
+    async def identify(self) -> contract.Identity:
         """Vendor and model from the dialect: no command is known that tells more."""
         await self._cells()
-        return Identity(self._dialect.vendor, self._dialect.model, "", "")
+        return contract.Identity(self._dialect.vendor, self._dialect.model, "", "")
 
-    async def port_states(self) -> Mapping[DirectedPort, PortState]:
+    async def port_states(self) -> contract.PortStates:
         """From ``switchstate``, which tells of outputs; an input is ready where that is."""
         cells = await self._cells()
         states = {}
         for number in range(1, self.ports + 1):
             status = cells[number].status
-            states[DirectedPort("out", number)] = PortState(self._condition(status), status)
-            states[DirectedPort("in", number)] = PortState("ready", "not told by the device")
+            states[contract.DirectedPort("out", number)] = contract.PortState(
+                self._condition(status), status
+            )
+            states[contract.DirectedPort("in", number)] = contract.PortState(
+                "ready", "not told by the device"
+            )
         return states
 
     async def _table(self) -> Mapping[CrossConnect, Row]:
@@ -149,7 +147,7 @@ class TelescentSsh(SessionDriver[Row]):
             )
         return outputs
 
-    def _condition(self, status: str) -> Condition:
+    def _condition(self, status: str) -> contract.Condition:
         dialect = self._dialect
         if re.fullmatch(f"(?:{dialect.joined})|(?:{dialect.free})", status):
             return "ready"

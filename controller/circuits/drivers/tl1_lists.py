@@ -9,31 +9,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Generic, TypeVar
 
-from patchlight.controller.circuits.contract import (
-    SIDES,
-    Capabilities,
-    Condition,
-    DeviceRefused,
-    DirectedPort,
-    Identity,
-    PortState,
-    Side,
-)
+from patchlight.controller.circuits import contract
 from patchlight.controller.circuits.dialect import (
-    AnyPolatisDialect,
     Bare,
     NumberedDialect,
     Pattern,
+    PolatisDialect,
     Template,
     shortened,
 )
-from patchlight.controller.circuits.drivers.base import (
-    NumberedDriver,
-    Numbering,
-    PolatisDriver,
-    condition,
-    power_dbm,
-)
+from patchlight.controller.circuits.drivers import base
 from patchlight.controller.circuits.drivers.table import UP, Row
 from patchlight.controller.circuits.protocols.tl1 import SessionDialect, Tl1Client, Tl1Reply
 from patchlight.testbed.lab.portmap import CrossConnect
@@ -66,7 +51,7 @@ class ListDialect(SessionDialect, NumberedDialect):
 
 
 @dataclass(frozen=True)
-class PolatisDialect(ListDialect, AnyPolatisDialect):
+class PolatisTl1Dialect(ListDialect, PolatisDialect):
     """What a Polatis switch takes; its shutters are what switches a port off."""
 
     vendor: str = "Polatis"
@@ -119,7 +104,7 @@ class GlimmerglassDialect(ListDialect):
     dark_dbm: float = -45.0
 
 
-POLATIS = PolatisDialect()
+POLATIS = PolatisTl1Dialect()
 
 
 GLIMMERGLASS = GlimmerglassDialect()
@@ -128,7 +113,7 @@ GLIMMERGLASS = GlimmerglassDialect()
 D = TypeVar("D", bound=ListDialect)
 
 
-class Tl1ListDriver(NumberedDriver, Generic[D]):
+class Tl1ListDriver(base.NumberedDriver, Generic[D]):
     """See ``CircuitDriver`` for what the methods do."""
 
     client_class = Tl1Client
@@ -200,39 +185,39 @@ class GlimmerglassTl1(Tl1ListDriver[GlimmerglassDialect]):
     """A Glimmerglass OCS. See ``CircuitDriver`` for what the methods do."""
 
     built_in = GLIMMERGLASS
-    _capabilities = Capabilities(power_in=True, power_out=True)
+    _capabilities = contract.Capabilities(power_in=True, power_out=True)
 
-    async def identify(self) -> Identity:
+    async def identify(self) -> contract.Identity:
         """From ``rtrv-system-info``, which has a line for each item."""
         reply = await self.client.command(self._dialect.identity, paged=True)
         items = {"model": "", "serial": "", "software": ""}
         for line in matching(self._dialect.identity_item, reply):
             items.update((item, value) for item, value in line.groupdict().items() if value)
-        return Identity(self._dialect.vendor, **items)
+        return contract.Identity(self._dialect.vendor, **items)
 
-    async def port_states(self) -> Mapping[DirectedPort, PortState]:
+    async def port_states(self) -> contract.PortStates:
         """From ``rtrv-cfg-fiber``: the port's health."""
         numbering = await self._numbering()
         reply = await self.client.command(self._dialect.ports, paged=True)
-        states: dict[DirectedPort, PortState] = {}
+        states: dict[contract.DirectedPort, contract.PortState] = {}
         for line in matching(self._dialect.port_line, reply):
             port = numbering.to_port(int(line["port"]))
             if port is not None and port.number <= self.ports:
                 well = re.fullmatch(self._dialect.port_ready, line["state"])
-                states[port] = PortState("ready" if well else "failed", line["state"])
+                states[port] = contract.PortState("ready" if well else "failed", line["state"])
         return states
 
-    async def power(self, ports: Iterable[DirectedPort]) -> Mapping[DirectedPort, float | None]:
+    async def power(self, ports: Iterable[contract.DirectedPort]) -> contract.Powers:
         """From ``rtrv-crs-fiber``, which tells the power at both ends of each circuit."""
         asked = self._checked_ports(ports)
         if not asked:
             return {}
         numbering = await self._numbering()
-        powers: dict[DirectedPort, float | None] = {}
+        powers: dict[contract.DirectedPort, float | None] = {}
         for line in await self._circuit_lines():
             for number, power in ((line["in"], line["inpwr"]), (line["out"], line["outpwr"])):
                 if port := numbering.to_port(int(number)):
-                    powers[port] = power_dbm(power, self._dialect.dark_dbm)
+                    powers[port] = base.power_dbm(power, self._dialect.dark_dbm)
         # An output that no line tells of is joined to nothing: no light leaves there.
         return {port: powers.get(port) for port in asked}
 
@@ -243,58 +228,62 @@ class GlimmerglassTl1(Tl1ListDriver[GlimmerglassDialect]):
             return Row("up", words)
         return Row("failed" if re.fullmatch(self._dialect.failed, state) else "coming", words)
 
-    async def _learn(self) -> Numbering:
-        return Numbering(*await self._size(), self._dialect.in_base, self._dialect.out_base)
+    async def _learn(self) -> base.Numbering:
+        return base.Numbering(*await self._size(), self._dialect.in_base, self._dialect.out_base)
 
 
 _FEW = 16  # up to so many ports are listed, more are asked for as the range of them all
 
 
-class PolatisTl1(Tl1ListDriver[PolatisDialect], PolatisDriver):
+class PolatisTl1(Tl1ListDriver[PolatisTl1Dialect], base.PolatisDriver):
     """A Polatis OCS. See ``CircuitDriver`` for what the methods do."""
 
     built_in = POLATIS
-    _dialect: PolatisDialect
+    _dialect: PolatisTl1Dialect
 
-    async def identify(self) -> Identity:
+    async def identify(self) -> contract.Identity:
         """From ``RTRV-NETYPE``, the serial number from ``RTRV-INV``."""
         kind = await self.client.command(self._dialect.identity)
         inventory = await self.client.command(self._dialect.serial)
         line = first(self._dialect.identity_line, kind)
         serial = first(self._dialect.serial_line, inventory)
-        return Identity(
+        return contract.Identity(
             line["vendor"].strip() if line else self._dialect.vendor,
             line["model"].strip() if line else "",
             serial["serial"] if serial else "",
             line["software"].strip() if line else "",
         )
 
-    async def _monitored_sides(self, numbering: Numbering) -> list[Side]:
-        return [side for side in SIDES if await self._has_monitor(numbering.to_number(side, 1))]
+    async def _monitored_sides(self, numbering: base.Numbering) -> list[contract.Side]:
+        return [
+            side for side in contract.SIDES if await self._has_monitor(numbering.to_number(side, 1))
+        ]
 
-    async def _states(self) -> dict[DirectedPort, str]:
+    async def _states(self) -> dict[contract.DirectedPort, str]:
         dialect = self._dialect
         return await self._per_port(self._all_ports(), dialect.ports, dialect.port_line, "state")
 
-    async def _powers(self, ports: Sequence[DirectedPort]) -> dict[DirectedPort, str]:
+    async def _powers(
+        self, ports: Sequence[contract.DirectedPort]
+    ) -> dict[contract.DirectedPort, str]:
         dialect, monitored = self._dialect, await self._with_monitors(ports)
         return await self._per_port(monitored, dialect.power, dialect.power_line, "power")
 
-    def _condition(self, state: str) -> Condition:
-        return condition(state, self._dialect.port_ready, self._dialect.port_closed)
+    def _condition(self, state: str) -> contract.Condition:
+        return base.condition(state, self._dialect.port_ready, self._dialect.port_closed)
 
     async def _has_monitor(self, number: int) -> bool:
         try:
             reply = await self.client.command(
                 self._dialect.power, {"ports": self._joined([number])}
             )
-        except DeviceRefused:
+        except contract.DeviceRefused:
             return False
         return first(self._dialect.power_line, reply) is not None
 
     async def _per_port(
-        self, ports: Sequence[DirectedPort], template: str, pattern: str, group: str
-    ) -> dict[DirectedPort, str]:
+        self, ports: Sequence[contract.DirectedPort], template: str, pattern: str, group: str
+    ) -> dict[contract.DirectedPort, str]:
         """One value for each port that the device tells of."""
         if not ports:
             return {}

@@ -17,13 +17,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from patchlight.controller.circuits.contract import (
-    Capabilities,
-    DeviceRefused,
-    DirectedPort,
-    Identity,
-    PortState,
-)
+from patchlight.controller.circuits import contract
 from patchlight.controller.circuits.dialect import Pattern
 from patchlight.controller.circuits.drivers.base import WavelengthSessionDriver
 from patchlight.controller.circuits.drivers.rest import json_number, json_object, json_text
@@ -211,7 +205,7 @@ class WaveShaper(WavelengthSessionDriver[Row]):
     client_class = HttpClient
     client: HttpClient
     _dialect: WaveShaperDialect
-    capabilities = Capabilities()
+    capabilities = contract.Capabilities()
     _list_limit = 1 << 16
 
     @property
@@ -228,16 +222,16 @@ class WaveShaper(WavelengthSessionDriver[Row]):
                 hint="correct 'inputs' and 'outputs' of the wavelength switch in the lab file",
             )
 
-    async def identify(self) -> Identity:
+    async def identify(self) -> contract.Identity:
         """From ``devinfo``."""
         about, dialect = await self._about_device(), self._dialect
         keys = (dialect.model_key, dialect.serial_key, dialect.software_key)
         model, serial, software = (json_text(about, key) for key in keys)
-        return Identity(dialect.vendor, model, serial, software)
+        return contract.Identity(dialect.vendor, model, serial, software)
 
-    async def port_states(self) -> Mapping[DirectedPort, PortState]:
+    async def port_states(self) -> contract.PortStates:
         """All ready, as far as the device tells: nothing."""
-        return dict.fromkeys(self._all_ports(), PortState("ready", "no states are told"))
+        return dict.fromkeys(self._all_ports(), contract.PortState("ready", "no states are told"))
 
     async def _table(self) -> Mapping[ChannelConnect, Row]:
         channels = self._channels(await self._profile())
@@ -274,7 +268,7 @@ class WaveShaper(WavelengthSessionDriver[Row]):
         result = reply.body if isinstance(reply.body, dict) else {}
         if (code := result.get(self._dialect.result_key, 0)) != 0:
             words = json_text(result, self._dialect.words_key) or f"result {code}"
-            raise DeviceRefused(f"{self.name} refused the profile: {words}", words=words)
+            raise contract.DeviceRefused(f"{self.name} refused the profile: {words}", words=words)
 
     async def _about_device(self) -> Mapping[str, Any]:
         return await self.client.read(self._dialect.about, json_object)
@@ -290,7 +284,7 @@ class WaveShaper(WavelengthSessionDriver[Row]):
         try:
             return _channels(profile, self.grid)
         except ValueError as error:
-            raise DeviceRefused(
+            raise contract.DeviceRefused(
                 f"{self.name} has a profile that is not made of channels: {error}",
                 words=str(error),
                 hint="load one of channels only, or one that blocks all, by hand",

@@ -23,16 +23,10 @@ from urllib.parse import quote
 
 import httpx
 
-from patchlight.controller.circuits.contract import (
-    Alarm,
-    AlarmLog,
-    DeviceRefused,
-    DeviceUnreachable,
-    LoginRefused,
-)
+from patchlight.controller.circuits import contract
 from patchlight.controller.circuits.dialect import Dialect, Pattern, Session, shortened
-from patchlight.controller.circuits.protocols.connection import BUFFER_LIMIT
-from patchlight.testbed.errors import BadInput, OutcomeUnknown
+from patchlight.controller.circuits.protocols.tcp import BUFFER_LIMIT
+from patchlight.testbed.errors import BadInput
 from patchlight.testbed.linux.files import append_line, user_folder
 
 log = logging.getLogger("patchlight.ocs.http")
@@ -41,7 +35,7 @@ PINS_VARIABLE = "PATCHLIGHT_TLS_PINS"
 RULES = ("first-use", "pinned", "ca", "off")
 
 
-class DeviceNotTrusted(DeviceUnreachable):
+class DeviceNotTrusted(contract.DeviceUnreachable):
     """What answers may be another device: it was told nothing, not even who asks."""
 
 
@@ -185,7 +179,7 @@ class HttpClient:
         self._scheme = "https" if dialect.tls else "http"
         self._trust = Trust(self._address, dialect.verify, old_tls=dialect.old_tls)
         self._lock = asyncio.Lock()
-        self.alarms = AlarmLog()
+        self.alarms = contract.AlarmLog()
         self._client: httpx.AsyncClient | None = None
         self._kept: httpx.AsyncClient | None = None
 
@@ -199,7 +193,7 @@ class HttpClient:
             if client is not None:
                 await client.aclose()
 
-    async def hear(self) -> tuple[Alarm, ...]:
+    async def hear(self) -> tuple[contract.Alarm, ...]:
         """What the driver found reported."""
         return self.alarms.all
 
@@ -223,14 +217,14 @@ class HttpClient:
     async def get(self, path: str) -> HttpReply:
         """Read. ``DeviceRefused`` also if it is neither JSON nor no content."""
         shown = f"GET {path}"
-        reply = await self._exchange("GET", path, "", {}, shown, changes=False)
+        reply = await self._exchange("GET", path, shown)
         if reply.body is None and reply.text.strip() != "null":
             raise self.nonsense(shown, reply.text or "nothing")
         return reply
 
     async def get_text(self, path: str) -> str:
         """Read what is no JSON."""
-        return (await self._exchange("GET", path, "", {}, f"GET {path}", changes=False)).text
+        return (await self._exchange("GET", path, f"GET {path}")).text
 
     async def read(self, path: str, reader: Callable[[Any], T], *, missing: Any = None) -> T:
         """What ``reader`` makes of an answer's JSON; its ``ValueError`` is a ``DeviceRefused``.
@@ -239,7 +233,7 @@ class HttpClient:
         """
         try:
             body = (await self.get(path)).body
-        except DeviceRefused as refusal:
+        except contract.DeviceRefused as refusal:
             if missing is None or refusal.code != "404":
                 raise
             body = missing
@@ -253,12 +247,12 @@ class HttpClient:
     ) -> HttpReply:
         """Change something; see the module for what a failure becomes."""
         shown = shortened(f"{method} {path} {body}".rstrip())
-        return await self._exchange(method, path, body, headers or {}, shown, changes=True)
+        return await self._exchange(method, path, shown, body, headers, changes=True)
 
-    def nonsense(self, command: str, answer: str) -> DeviceRefused:
+    def nonsense(self, command: str, answer: str) -> contract.DeviceRefused:
         """The refusal to believe an answer."""
         words = self._mask(answer)[:_WORDS_KEPT]
-        return DeviceRefused(
+        return contract.DeviceRefused(
             f"{self._session.name} answered {command} with what cannot be: {words}",
             words=words,
             hint="if its firmware says it differently, correct the driver's dialect",
@@ -268,11 +262,11 @@ class HttpClient:
         self,
         method: str,
         path: str,
-        body: str,
-        headers: Mapping[str, str],
         shown: str,
+        body: str = "",
+        headers: Mapping[str, str] | None = None,
         *,
-        changes: bool,
+        changes: bool = False,
     ) -> HttpReply:
         name, retried = self._session.name, False
         async with self._lock:
@@ -283,19 +277,20 @@ class HttpClient:
                     if client is None:
                         keep = self._dialect.keep_connection
                         client = self._client = self._client or self._new_client(keep=keep)
-                    reply = await self._once(client, method, path, body, headers)
+                    reply = await self._once(client, method, path, body, dict(headers or {}))
                 except _NOTHING_SENT as error:
                     raise self._unreachable(error) from error
                 except _TRANSPORT as error:
                     reason = self._reason(error)
                     if changes:
-                        raise OutcomeUnknown(
+                        raise contract.outcome_unknown(
                             f"{name}: {shown} was sent, then {reason}: whether it was done is "
-                            "unknown",
-                            hint="read the device's map before anything else",
+                            "unknown"
                         ) from error
                     if retried or isinstance(error, (TimeoutError, httpx.TimeoutException)):
-                        raise DeviceUnreachable(f"{name}: no reply to {shown}: {reason}") from error
+                        raise contract.DeviceUnreachable(
+                            f"{name}: no reply to {shown}: {reason}"
+                        ) from error
                     retried = True
                 else:
                     log.debug("%s > %d %s", name, reply.status, reply.reason)
@@ -303,25 +298,19 @@ class HttpClient:
                     return reply
 
     async def _once(
-        self,
-        client: httpx.AsyncClient,
-        method: str,
-        path: str,
-        body: str,
-        headers: Mapping[str, str],
+        self, client: httpx.AsyncClient, method: str, path: str, body: str, headers: dict[str, str]
     ) -> HttpReply:
         # The timeouts of the client are between bytes; one byte a second must end as well.
         longest_s = self._session.timeouts.answer_s + 2 * self._session.timeouts.connect_s
-        sent = dict(headers)
         if body:
-            sent["Content-Type"] = self._dialect.media_type
+            headers["Content-Type"] = self._dialect.media_type
         async with (
             asyncio.timeout(longest_s),
             client.stream(
                 method,
                 f"{self._scheme}://{self._address}{self._dialect.base}{path}",
                 content=body.encode() if body else None,
-                headers=sent,
+                headers=headers,
             ) as response,
         ):
             if response.headers.get("Content-Encoding", "identity") != "identity":
@@ -337,9 +326,8 @@ class HttpClient:
             content = json.loads(text)
         etag, location = (response.headers.get(name, "") for name in ("ETag", "Location"))
         etag = etag if etag.isascii() and etag.isprintable() else ""
-        return HttpReply(
-            response.status_code, response.reason_phrase, text, content, etag, location
-        )
+        status, reason = response.status_code, response.reason_phrase
+        return HttpReply(status, reason, text, content, etag, location)
 
     def _new_client(self, *, keep: bool) -> httpx.AsyncClient:
         headers = {"Accept": self._dialect.media_type, "Accept-Encoding": "identity"}
@@ -360,22 +348,21 @@ class HttpClient:
             return
         name, words = self._session.name, self._words(reply)
         if reply.status == 401:
-            raise LoginRefused(
+            raise contract.LoginRefused(
                 f"{name} did not let {self._session.user} in: {words}",
                 words=words,
                 hint="check 'user' and 'password_env' of the circuit switch in the lab file",
             )
         if changes and reply.status in _GATEWAY:
-            raise OutcomeUnknown(
-                f"{name}: {shown} was sent, then {words}: whether it was done is unknown",
-                hint="read the device's map before anything else",
+            raise contract.outcome_unknown(
+                f"{name}: {shown} was sent, then {words}: whether it was done is unknown"
             )
         hint = None
         if reply.status == 403:
             hint = f"the user {self._session.user} may only look on that device"
         elif 300 <= reply.status < 400:
             hint = "it points elsewhere, where no password is sent: check its address"
-        raise DeviceRefused(
+        raise contract.DeviceRefused(
             f"{name} refused {shown}: {words}", code=str(reply.status), words=words, hint=hint
         )
 
@@ -388,7 +375,7 @@ class HttpClient:
         text = " ".join((text or reply.reason or reply.location).split())
         return self._mask(f"{reply.status}: {text}"[:_WORDS_KEPT])
 
-    def _unreachable(self, error: Exception) -> DeviceUnreachable:
+    def _unreachable(self, error: Exception) -> contract.DeviceUnreachable:
         name, refused = self._session.name, self._trust.refused
         if refused:
             return DeviceNotTrusted(
@@ -397,7 +384,7 @@ class HttpClient:
                 f"({PINS_VARIABLE}); if not, find out who answers there",
             )
         reason = str(error) or f"no answer in {self._session.timeouts.connect_s:g} s"
-        return DeviceUnreachable(
+        return contract.DeviceUnreachable(
             f"connecting to {name} at {self._address}: {self._mask(reason)}",
             hint=f"check that the device is on and speaks {self._scheme.upper()} there, and its "
             "address in the lab file",

@@ -19,11 +19,7 @@ import paramiko
 
 from patchlight.controller.circuits.contract import Alarm, Severity
 from patchlight.controller.circuits.dialect import Dialect, Session, shortened
-from patchlight.controller.circuits.protocols.connection import (
-    ConnectionLost,
-    FramingError,
-    Hearing,
-)
+from patchlight.controller.circuits.protocols import tcp
 from patchlight.controller.circuits.protocols.session import KeptSession
 from patchlight.controller.circuits.protocols.ssh import check_host_key, finished
 from patchlight.testbed.errors import PatchlightError
@@ -111,10 +107,10 @@ class NetconfConnection:
             if isinstance(error, TimeoutError):
                 raise
             self._trouble = self._trouble or str(error).split("\n")[0][:200]
-            raise ConnectionLost from error
+            raise tcp.ConnectionLost from error
         except (SyntaxError, ValueError, AttributeError) as error:
             # What is no XML ends in the first; a reply that lacks something in the others.
-            raise FramingError(f"its answer cannot be read: {error}") from error
+            raise tcp.FramingError(f"its answer cannot be read: {error}") from error
         finally:
             self._manager._session.hearing.end()
 
@@ -150,7 +146,7 @@ class NetconfConnection:
                 if (await asyncio.wait({task}, timeout=_LOOK_S))[0]:
                     return task.result()
                 if not alive:
-                    raise ConnectionLost
+                    raise tcp.ConnectionLost
         finally:
             task.cancel()
 
@@ -165,7 +161,7 @@ class _PromptSession(SSHSession):  # type: ignore[misc]  # ncclient has no types
         self._legacy = legacy
         self._connection: Any = None
         super().__init__(handler)
-        self.flooded, self.hearing = False, Hearing()
+        self.flooded, self.hearing = False, tcp.Hearing()
         self.hearing.begin()  # for the hellos
 
     @property
@@ -181,7 +177,7 @@ class _PromptSession(SSHSession):  # type: ignore[misc]  # ncclient has no types
         data = super()._transport_read()
         try:
             self.hearing.take(len(data))
-        except FramingError as error:
+        except tcp.FramingError as error:
             self.flooded = True
             raise SessionError(str(error)) from error
         return data
@@ -347,7 +343,7 @@ def _parsed(text: str) -> ET.Element:
     try:
         return ET.fromstring(text.encode())
     except ET.ParseError as error:
-        raise FramingError(f"its answer is no XML: {error}") from error
+        raise tcp.FramingError(f"its answer is no XML: {error}") from error
 
 
 def _local(tag: str) -> str:

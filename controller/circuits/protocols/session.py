@@ -14,23 +14,10 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import ClassVar, Generic, Protocol, TypeVar
 
-from patchlight.controller.circuits.contract import (
-    Alarm,
-    AlarmLog,
-    DeviceRefused,
-    DeviceUnreachable,
-    LoginRefused,
-    Severity,
-)
+from patchlight.controller.circuits import contract
 from patchlight.controller.circuits.dialect import Dialect, Session, shortened
-from patchlight.controller.circuits.protocols.connection import (
-    ConnectionLost,
-    DeviceConnection,
-    Framer,
-    FramingError,
-    Take,
-)
-from patchlight.testbed.errors import OutcomeUnknown, PatchlightError
+from patchlight.controller.circuits.protocols import tcp
+from patchlight.testbed.errors import PatchlightError
 
 _ALARM_WORDS_KEPT = 500  # characters of each, so that a flood of long ones stays bounded
 _PAUSE_AFTER_LOGIN_REFUSED_S = 300.0  # before an idle session tries again
@@ -73,7 +60,7 @@ class KeptSession(ABC, Generic[C, D]):
         self._last_used = 0.0
         self._logged_in_at = self._quiet_until = 0.0
         self._asking = 0
-        self._alarms = AlarmLog()
+        self._alarms = contract.AlarmLog()
 
     # --- what a protocol adds ---------------------------------------------------------------
 
@@ -93,20 +80,20 @@ class KeptSession(ABC, Generic[C, D]):
     async def _say_something(self) -> None:
         """What keeps an idle session alive."""
 
-    def _wants_login(self, refusal: DeviceRefused) -> bool:
+    def _wants_login(self, refusal: contract.DeviceRefused) -> bool:
         """Whether that was refused for want of a login."""
         return False
 
     @property
-    def alarms(self) -> tuple[Alarm, ...]:
+    def alarms(self) -> tuple[contract.Alarm, ...]:
         """What the device said unasked, oldest first (the last 1000)."""
         return self._alarms.all
 
-    async def hear(self) -> tuple[Alarm, ...]:
+    async def hear(self) -> tuple[contract.Alarm, ...]:
         """The same, the newest included where the device has to be asked for it."""
         return self.alarms
 
-    def _alarm(self, severity: Severity, subject: str, words: str) -> None:
+    def _alarm(self, severity: contract.Severity, subject: str, words: str) -> None:
         words, subject = (self._mask(text)[:_ALARM_WORDS_KEPT] for text in (words, subject))
         self._alarms.note(severity, subject, words)
         level = logging.DEBUG if severity == "notice" else logging.INFO
@@ -129,7 +116,7 @@ class KeptSession(ABC, Generic[C, D]):
             self._keep_alive_task = None
         async with self._lock:
             if self._connection is not None:
-                with contextlib.suppress(PatchlightError, ConnectionLost, TimeoutError):
+                with contextlib.suppress(PatchlightError, tcp.ConnectionLost, TimeoutError):
                     await self._log_out()
             await self._disconnect()
 
@@ -154,21 +141,20 @@ class KeptSession(ABC, Generic[C, D]):
                 self._last_used = asyncio.get_running_loop().time()
                 try:
                     return await exchange(connection, timeout_s)
-                except (ConnectionLost, TimeoutError, FramingError) as error:
+                except (tcp.ConnectionLost, TimeoutError, tcp.FramingError) as error:
                     reason = self._reason(error, timeout_s)
                     await self._disconnect()
                     if changes:
-                        raise OutcomeUnknown(
+                        raise contract.outcome_unknown(
                             f"{self._session.name}: {shown()} was sent, then {reason}: whether it "
-                            "was done is unknown",
-                            hint="read the device's map before anything else",
+                            "was done is unknown"
                         ) from error
                     if retried or isinstance(error, TimeoutError):
-                        raise DeviceUnreachable(
+                        raise contract.DeviceUnreachable(
                             f"{self._session.name}: no reply to {shown()}: {reason}"
                         ) from error
                     retried = True
-                except DeviceRefused as refusal:
+                except contract.DeviceRefused as refusal:
                     level = logging.INFO if changes else logging.DEBUG
                     self.log.log(level, "%s > %s", self._session.name, shortened(refusal.words))
                     if logged_in_again or not self._wants_login(refusal):
@@ -196,14 +182,11 @@ class KeptSession(ABC, Generic[C, D]):
         if self._connection is not None and not self._connection.trouble:
             return self._connection
         await self._disconnect()
-        host, port, wait_s = (
-            self._session.host,
-            self._session.port,
-            self._session.timeouts.connect_s,
-        )
+        host, port = self._session.host, self._session.port
+        wait_s = self._session.timeouts.connect_s
         pause_s = self._quiet_until - asyncio.get_running_loop().time()
         if pause_s > 0:
-            raise DeviceUnreachable(
+            raise contract.DeviceUnreachable(
                 f"{self._session.name} at {host}:{port} was disconnected: it sent too much that "
                 f"answers nothing; the next try is in {pause_s:.0f} s",
                 hint="look at the device: what does it report all the time?",
@@ -212,17 +195,17 @@ class KeptSession(ABC, Generic[C, D]):
             async with asyncio.timeout(wait_s):
                 self._connection = await self._connect()
         except (OSError, TimeoutError) as error:
-            raise DeviceUnreachable(
+            raise contract.DeviceUnreachable(
                 f"connecting to {self._session.name} at {host}:{port}: "
                 f"{str(error) or f'no answer in {wait_s:g} s'}",
                 hint="check that the device is on, and its address in the lab file",
             ) from error
         try:
             await self._log_in()
-        except (ConnectionLost, TimeoutError, FramingError) as error:
+        except (tcp.ConnectionLost, TimeoutError, tcp.FramingError) as error:
             reason = self._reason(error, self._session.timeouts.answer_s)
             await self._disconnect()
-            raise DeviceUnreachable(
+            raise contract.DeviceUnreachable(
                 f"logging in to {self._session.name} at {host}:{port}: {reason}",
                 hint=f"is it a {self.protocol} port?",
             ) from error
@@ -234,7 +217,7 @@ class KeptSession(ABC, Generic[C, D]):
 
     def _connected(self) -> C:
         if self._connection is None:
-            raise ConnectionLost
+            raise tcp.ConnectionLost
         return self._connection
 
     async def _disconnect(self) -> None:
@@ -256,7 +239,7 @@ class KeptSession(ABC, Generic[C, D]):
             try:
                 await self._say_something()
             except PatchlightError as error:
-                if isinstance(error, LoginRefused):
+                if isinstance(error, contract.LoginRefused):
                     # Some units lock an account out after a few wrong passwords.
                     self._last_used += _PAUSE_AFTER_LOGIN_REFUSED_S
                 self.log.warning("%s: keep-alive: %s", self._session.name, error.message)
@@ -268,9 +251,9 @@ class KeptSession(ABC, Generic[C, D]):
         """Log what goes to the device, as logs may have it."""
         self.log.debug("%s < %s", self._session.name, shortened(shown))
 
-    def _refused(self, shown: str, words: str, code: str = "") -> DeviceRefused:
+    def _refused(self, shown: str, words: str, code: str = "") -> contract.DeviceRefused:
         message = f"{self._session.name} refused {shown}: {words}"
-        return DeviceRefused(message, code=code, words=words)
+        return contract.DeviceRefused(message, code=code, words=words)
 
     def _reason(self, error: Exception, timeout_s: float) -> str:
         if isinstance(error, TimeoutError):
@@ -279,7 +262,7 @@ class KeptSession(ABC, Generic[C, D]):
         return self._mask(str(error) or trouble or "the connection was lost")
 
 
-class DeviceSession(KeptSession[DeviceConnection[M], D], Generic[M, D]):
+class DeviceSession(KeptSession[tcp.DeviceConnection[M], D], Generic[M, D]):
     """A session over a connection of messages: TCP, if ``_connect`` is not replaced.
 
     ``_unasked`` takes a message that answers nothing; it is ``False`` if that may be an answer.
@@ -288,7 +271,7 @@ class DeviceSession(KeptSession[DeviceConnection[M], D], Generic[M, D]):
     _unasked: Callable[[M], bool] | None = None
 
     @abstractmethod
-    def _framer(self) -> Framer[M]:
+    def _framer(self) -> tcp.Framer[M]:
         """A new parser for a new connection."""
 
     @property
@@ -299,7 +282,7 @@ class DeviceSession(KeptSession[DeviceConnection[M], D], Generic[M, D]):
     async def _in_step(
         self,
         text: str,
-        taking: Callable[[], Take[M, R]],
+        taking: Callable[[], tcp.Take[M, R]],
         shown: Callable[[], str],
         timeout_s: float | None = None,
         *,
@@ -310,13 +293,13 @@ class DeviceSession(KeptSession[DeviceConnection[M], D], Generic[M, D]):
         ``taking`` begins to understand an answer.
         """
 
-        def exchange(connection: DeviceConnection[M], timeout_s: float) -> Awaitable[R]:
+        def exchange(connection: tcp.DeviceConnection[M], timeout_s: float) -> Awaitable[R]:
             if self.log.isEnabledFor(logging.DEBUG):
                 self._sends(shown())
             return connection.exchange(text, taking(), timeout_s)
 
         return await self._run(exchange, shown, timeout_s, changes=changes)
 
-    async def _connect(self) -> DeviceConnection[M]:
+    async def _connect(self) -> tcp.DeviceConnection[M]:
         host, port = self._session.host, self._session.port
-        return await DeviceConnection.open(host, port, self._framer(), self._unasked)
+        return await tcp.DeviceConnection.open(host, port, self._framer(), self._unasked)

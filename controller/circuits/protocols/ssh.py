@@ -33,11 +33,7 @@ from paramiko.hostkeys import InvalidHostKey
 
 from patchlight.controller.circuits.contract import Alarm, LoginRefused, Severity
 from patchlight.controller.circuits.dialect import Dialect, Pattern, Session, Template, shortened
-from patchlight.controller.circuits.protocols.connection import (
-    BUFFER_LIMIT,
-    DeviceConnection,
-    FramingError,
-)
+from patchlight.controller.circuits.protocols import tcp
 from patchlight.controller.circuits.protocols.session import DeviceSession
 from patchlight.testbed.legacy_ssh import allow_legacy, explained
 from patchlight.testbed.linux.files import append_line, user_folder
@@ -231,7 +227,7 @@ class ShellDialect(Dialect):
 class ShellFramer:
     """Bytes in, the text before each prompt out. ``FramingError`` past ``limit`` bytes."""
 
-    def __init__(self, prompt: str, limit: int = BUFFER_LIMIT) -> None:
+    def __init__(self, prompt: str, limit: int = tcp.BUFFER_LIMIT) -> None:
         self._first = re.compile(rf"(?:^|\n)({prompt})$")
         self._next: re.Pattern[str] | None = None
         self._text, self._limit = "", limit
@@ -256,7 +252,7 @@ class ShellFramer:
         if self._next is not None and self._next.search(self._text, at):
             *whole, self._text = self._next.split(self._text)
         if len(self._text) > self._limit:
-            raise FramingError(f"{len(self._text)} bytes came without the end of a reply")
+            raise tcp.FramingError(f"{len(self._text)} bytes came without the end of a reply")
         return whole
 
     def take_telnet_replies(self) -> bytes:
@@ -303,9 +299,9 @@ class ShellClient(DeviceSession[str, ShellDialect]):
         self._without_alarms(message)
         return True
 
-    async def _connect(self) -> DeviceConnection[str]:
+    async def _connect(self) -> tcp.DeviceConnection[str]:
         shell = await open_shell(self._session)
-        connection = await DeviceConnection.over(shell, self._framer(), self._unasked, b"\n")
+        connection = await tcp.DeviceConnection.over(shell, self._framer(), self._unasked, b"\n")
         # The login's own text and the first prompt come before any command.
         connection.listen()
         return connection
@@ -326,7 +322,7 @@ class ShellClient(DeviceSession[str, ShellDialect]):
         lines = self._without_alarms(texts[0])
         if not lines or lines[0].strip() != command:
             echoed = self._mask(shortened(lines[0])) if lines else ""
-            raise FramingError(f"it echoed {echoed!r} for {shortened(command)!r}")
+            raise tcp.FramingError(f"it echoed {echoed!r} for {shortened(command)!r}")
         errors = [self._mask(line.strip()) for line in lines[1:] if self._error.search(line)]
         if errors:
             raise self._refused(shortened(command), shortened("; ".join(errors)))

@@ -22,23 +22,8 @@ from patchlight.controller.circuits.dialect import (
     filled,
     shortened,
 )
-from patchlight.controller.circuits.protocols.connection import (
-    BUFFER_LIMIT,
-    DeviceConnection,
-    FramingError,
-)
+from patchlight.controller.circuits.protocols import tcp, tl1_messages
 from patchlight.controller.circuits.protocols.session import DeviceSession
-from patchlight.controller.circuits.protocols.tl1_messages import (
-    NOTIFICATIONS,
-    SEVERITIES,
-    Acknowledgement,
-    Autonomous,
-    Body,
-    Message,
-    Tl1Framer,
-    Tl1Response,
-    quote,
-)
 
 _LIST_EVERY_S = 2.0  # the list of alarms is read no more often, however often it is asked for
 _UNKNOWN_COMMAND = ("ICNV", "IICM", "IIAC", "PIUI")
@@ -78,7 +63,7 @@ class SessionDialect(Dialect):
     )
 
 
-class Tl1Client(DeviceSession[Message, SessionDialect]):
+class Tl1Client(DeviceSession[tl1_messages.Message, SessionDialect]):
     """One login on one network element. All methods belong to one event loop."""
 
     protocol = "TL1"
@@ -129,16 +114,16 @@ class Tl1Client(DeviceSession[Message, SessionDialect]):
         match = re.match(self._dialect.alarm_line, line)
         if match is None:
             return Standing("notice", "", self._mask(line))
-        severity = NOTIFICATIONS.get(match["severity"] or "", "notice")
+        severity = tl1_messages.NOTIFICATIONS.get(match["severity"] or "", "notice")
         return Standing(
             severity, self._mask(match["subject"]), self._mask(line), match["condition"]
         )
 
-    def _framer(self) -> Tl1Framer:
-        return Tl1Framer()
+    def _framer(self) -> tl1_messages.Tl1Framer:
+        return tl1_messages.Tl1Framer()
 
-    def _unasked(self, message: Message) -> bool:
-        if isinstance(message, Autonomous):
+    def _unasked(self, message: tl1_messages.Message) -> bool:
+        if isinstance(message, tl1_messages.Autonomous):
             self._note(message)
             return True
         return False
@@ -164,7 +149,7 @@ class Tl1Client(DeviceSession[Message, SessionDialect]):
 
     async def _exchange(
         self,
-        connection: DeviceConnection[Message],
+        connection: tcp.DeviceConnection[tl1_messages.Message],
         timeout: float,
         template: str,
         values: Mapping[str, str],
@@ -181,30 +166,30 @@ class Tl1Client(DeviceSession[Message, SessionDialect]):
             raise self._refused(self._shown(template, values), words, body.bare.partition(" ")[0])
         lines = tuple(chain.from_iterable(part.body.quoted for part in parts))
         if max(map(len, lines), default=0) > _LINE_LIMIT:
-            raise FramingError(f"a line of its reply is longer than {_LINE_LIMIT} characters")
+            raise tcp.FramingError(f"a line of its reply is longer than {_LINE_LIMIT} characters")
         return Tl1Reply(
             code, lines, self._mask("; ".join(r for part in parts if (r := _remarks(part.body))))
         )
 
     async def _collect(
         self,
-        connection: DeviceConnection[Message],
+        connection: tcp.DeviceConnection[tl1_messages.Message],
         timeout: float,
         template: str,
         values: Mapping[str, str],
         *,
         paged: bool,
-    ) -> list[Tl1Response]:
+    ) -> list[tl1_messages.Tl1Response]:
         """Send, then gather the parts of the reply: the last one tells how it ended."""
         ctag = last_ctag = self._send(connection, template, values)
-        parts: list[Tl1Response] = []
-        untagged: list[Tl1Response] = []
+        parts: list[tl1_messages.Tl1Response] = []
+        untagged: list[tl1_messages.Tl1Response] = []
         waited = size = 0
         now = asyncio.get_running_loop().time
         async with asyncio.timeout_at(now() + timeout) as deadline:
             while True:
                 for message in await connection.receive():
-                    if isinstance(message, Acknowledgement):
+                    if isinstance(message, tl1_messages.Acknowledgement):
                         if message.code in ("NA", "NG") and message.ctag == ctag:
                             shown = self._shown(template, values)
                             raise self._refused(shown, "not accepted", message.code)
@@ -212,13 +197,15 @@ class Tl1Client(DeviceSession[Message, SessionDialect]):
                             waited += 1
                             deadline.reschedule(now() + timeout)
                         continue
-                    if isinstance(message, Autonomous):
+                    if isinstance(message, tl1_messages.Autonomous):
                         continue
                     if message.ctag == ctag:
                         parts.append(message)
                         size += len(message.body.text)
-                        if size > BUFFER_LIMIT:
-                            raise FramingError(f"the reply is longer than {BUFFER_LIMIT} bytes")
+                        if size > tcp.BUFFER_LIMIT:
+                            raise tcp.FramingError(
+                                f"the reply is longer than {tcp.BUFFER_LIMIT} bytes"
+                            )
                         if message.more:
                             continue
                         if message.code == "DENY" or not paged:
@@ -244,7 +231,10 @@ class Tl1Client(DeviceSession[Message, SessionDialect]):
                         self.log.debug("%s: stray reply to %s", self._session.name, message.ctag)
 
     def _send(
-        self, connection: DeviceConnection[Message], template: str, values: Mapping[str, str]
+        self,
+        connection: tcp.DeviceConnection[tl1_messages.Message],
+        template: str,
+        values: Mapping[str, str],
     ) -> str:
         self._ctag = self._ctag % 999_999 + 1
         ctag = str(self._ctag)
@@ -253,10 +243,10 @@ class Tl1Client(DeviceSession[Message, SessionDialect]):
         connection.send(self._filled(template, {**values, "ctag": Bare(ctag)}))
         return ctag
 
-    def _note(self, message: Autonomous) -> None:
+    def _note(self, message: tl1_messages.Autonomous) -> None:
         subject, _, _ = (message.body.quoted or ("",))[0].partition(":")
         words = f"{message.verb}: {message.body.words}"
-        self._alarm(SEVERITIES[message.alarm_code], subject, words)
+        self._alarm(tl1_messages.SEVERITIES[message.alarm_code], subject, words)
 
     def _shown(self, template: str, values: Mapping[str, str]) -> str:
         """The command as logs and errors may have it: no password; long lists cut."""
@@ -264,12 +254,12 @@ class Tl1Client(DeviceSession[Message, SessionDialect]):
         return shortened(self._filled(template, shown))
 
     def _filled(self, template: str, values: Mapping[str, str]) -> str:
-        return filled(template, quote, **{"user": self._session.user, **values})
+        return filled(template, tl1_messages.quote, **{"user": self._session.user, **values})
 
     @staticmethod
     def _says(pattern: str, words: str) -> bool:
         return re.search(pattern, words, re.IGNORECASE) is not None
 
 
-def _remarks(body: Body) -> str:
+def _remarks(body: tl1_messages.Body) -> str:
     return "; ".join(part for part in (body.bare, *body.comments) if part)

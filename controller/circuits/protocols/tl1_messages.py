@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from patchlight.controller.circuits.contract import Severity
-from patchlight.controller.circuits.protocols.connection import BUFFER_LIMIT, TelnetFramer
+from patchlight.controller.circuits.protocols.tcp import BUFFER_LIMIT, TelnetFramer
 from patchlight.testbed.errors import BadInput
 
 _BODY_TOKEN = re.compile(r'"((?:[^"\\]|\\.)*)"|/\*(.*?)\*/', re.DOTALL)

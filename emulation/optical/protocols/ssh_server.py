@@ -205,9 +205,10 @@ class NetconfError(Exception):
 
 
 class NetconfServer(SshServer):
-    """Serves NETCONF over SSH. A vendor's server adds its operations to ``_operations``.
+    """Serves NETCONF over SSH. A vendor's server adds to ``_operations`` and ``_containers``.
 
-    They go by local name, get the element and return XML. ``module`` is the capability of the
+    Operations go by local name, get the element and return XML; ``get`` reads the containers, which
+    go by their tags. ``module`` is the capability of the
     device's own YANG module, ``changing`` names the operations that change something. The codes of
     ``refusals`` are error tags.
     """
@@ -218,7 +219,8 @@ class NetconfServer(SshServer):
 
     def __init__(self, device: EmulatedSwitch) -> None:
         super().__init__(device)
-        self._operations: dict[str, Callable[[ET.Element], Awaitable[str]]] = {}
+        self._operations: dict[str, Callable[[ET.Element], Awaitable[str]]] = {"get": self._get}
+        self._containers: dict[str, Callable[[], Awaitable[ET.Element]]] = {}
         self._sessions: set[_Session] = set()
         self._ids = itertools.count(1)
 
@@ -243,6 +245,9 @@ class NetconfServer(SshServer):
                     return
         finally:
             self._sessions.discard(session)
+
+    async def _get(self, request: ET.Element) -> str:
+        return await self._data(request, self._containers)
 
     async def _data(
         self, request: ET.Element, containers: Mapping[str, Callable[[], Awaitable[ET.Element]]]

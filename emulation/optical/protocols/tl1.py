@@ -9,7 +9,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from patchlight.controller.circuits.protocols.connection import TelnetFilter
+from patchlight.controller.circuits.protocols.tcp import TelnetFilter
 from patchlight.emulation.optical.emulated_switch import EmulatedSwitch
 from patchlight.emulation.optical.matrices import Reason, RequestRefused
 from patchlight.emulation.optical.protocols.server import ProtocolServer

@@ -77,7 +77,7 @@ class CalientTl1Server(Tl1Server):
         matrix, lines = self._device.matrix, []
         for port in self._asked_ports(command):
             sides = []
-            for side, circuit in (("IN", matrix.at_input(port)), ("OUT", matrix.at_output(port))):
+            for side, circuit in (("IN", matrix.at("in", port)), ("OUT", matrix.at("out", port))):
                 if port in matrix.failed:
                     state = ("IS", "OOS", "FAIL")
                 elif port in matrix.locked:
@@ -93,7 +93,7 @@ class CalientTl1Server(Tl1Server):
         ports, matrix = self._asked_ports(command), self._device.matrix
         readings, lines = await self._device.power(ports), []
         for port in ports:
-            circuits = dict.fromkeys((matrix.at_input(port), matrix.at_output(port)))
+            circuits = dict.fromkeys((matrix.at("in", port), matrix.at("out", port)))
             states = [(_names(self._device, c)[0], _in_use(c)) for c in circuits if c]
             first, second, *_ = (*states, ("NONE", "NONE"), ("NONE", "NONE"))
             arriving, leaving = (_dbm(dbm, "NONE") for dbm in readings[port])
@@ -282,7 +282,7 @@ class CalientRestServer(HttpServer):
         power = await self._device.power(numbers)
         rows = []
         for port in numbers:
-            circuit = matrix.at_input(port) or matrix.at_output(port)
+            circuit = matrix.at("in", port) or matrix.at("out", port)
             conn = _circuit_id(circuit) if circuit else ""
             name = self._device.name_of(circuit, conn) if circuit else ""
             row = {"port": to_aid(port), "conn": conn, "connid": name}

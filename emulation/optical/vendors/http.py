@@ -278,7 +278,7 @@ class SonicOcsServer(_RestconfServer):
     def _port_states(self) -> Iterable[dict[str, str]]:
         matrix = self._device.matrix
         for number, side in self._each_port():
-            circuit = matrix.at_input(number) if side == "in" else matrix.at_output(number)
+            circuit = matrix.at(side, number)
             status = "blocked" if circuit is None else _STATUS.get(circuit.phase, "failed")
             status = "failed" if number in matrix.failed else status
             yield {

@@ -48,25 +48,21 @@ class PolatisNetconfServer(NetconfServer):
         super().__init__(device)
         self._switch = PolatisSwitch(device)
         self._operations |= {
-            "get": self._get,
             "get-config": self._get_config,
             "edit-config": self._edit,
             "port-set-state": self._set_state,
+        }
+        self._containers = {
+            _tag("product-information"): self._product,
+            _tag("port-config"): self._ports,
+            _tag("opm-power"): self._power,
+            _tag("cross-connects"): self._cross_connects,
         }
 
     def report(self, text: str) -> None:
         """Send it as a ``system-error`` to clients that have subscribed."""
         event = _element(NAMESPACE, "system-error", {"message": text})
         self._notify(ET.tostring(event, encoding="unicode"))
-
-    async def _get(self, request: ET.Element) -> str:
-        containers = {
-            _tag("product-information"): self._product,
-            _tag("port-config"): self._ports,
-            _tag("opm-power"): self._power,
-            _tag("cross-connects"): self._cross_connects,
-        }
-        return await self._data(request, containers)
 
     async def _get_config(self, request: ET.Element) -> str:
         if request.find(f"{{{BASE}}}source/{_RUNNING}") is None:
@@ -215,10 +211,15 @@ class LumentumServer(NetconfServer):
         super().__init__(device)
         self._held: dict[ChannelConnect, Connection] = {}
         self._operations |= {
-            "get": self._get,
             "edit-config": self._edit,
             "delete-connection": self._delete,
             "remove-all-connections": self._delete_all,
+        }
+        self._containers = {
+            f"{{{CONNECTION}}}connections": self._connections,
+            f"{{{_PORT}}}physical-ports": self._ports,
+            f"{{{_SYSTEM}}}system-state": self._system,
+            f"{{{_EQUIPMENT}}}chassis-list": self._chassis,
         }
 
     def report(self, text: str) -> None:
@@ -227,15 +228,6 @@ class LumentumServer(NetconfServer):
             f'<alarm xmlns="http://www.lumentum.com/lumentum-alarms"><text>{escape(text)}</text>'
             "</alarm>"
         )
-
-    async def _get(self, request: ET.Element) -> str:
-        containers = {
-            f"{{{CONNECTION}}}connections": self._connections,
-            f"{{{_PORT}}}physical-ports": self._ports,
-            f"{{{_SYSTEM}}}system-state": self._system,
-            f"{{{_EQUIPMENT}}}chassis-list": self._chassis,
-        }
-        return await self._data(request, containers)
 
     async def _system(self) -> ET.Element:
         platform = {"machine": "ROADM-20", "os-version": "0.1"}

@@ -155,12 +155,12 @@ class OpenFlowServer(ProtocolServer):
         return b""
 
     def _add(self, message: wire.OpenFlowMessage, flow: wire.Flow, same: wire.Selection) -> None:
-        there = self._device.matrix.at_input(flow.inp)
+        there = self._device.matrix.at("in", flow.inp)
         if there is not None and same.takes(self._flow(there)):
             if self._flow(there) == flow:
                 return
             # An entry with the same match and priority takes the other's place.
-            busy = self._device.matrix.at_output(flow.out)
+            busy = self._device.matrix.at("out", flow.out)
             if busy is not None and busy is not there:
                 raise RequestRefused(Reason.BUSY, port=flow.out, circuit=busy)
             self._device.remove(there)

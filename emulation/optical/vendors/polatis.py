@@ -11,9 +11,10 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Literal
 
+from patchlight.controller.circuits.contract import Side
 from patchlight.controller.circuits.drivers.base import Numbering
 from patchlight.controller.circuits.drivers.polatis import channels, units
-from patchlight.controller.circuits.protocols.connection import FramingError, LineFramer
+from patchlight.controller.circuits.protocols.tcp import FramingError, LineFramer
 from patchlight.emulation.optical.device import EmulatedOcs
 from patchlight.emulation.optical.matrices import Phase, Reason, RequestRefused, SwitchedCircuit
 from patchlight.emulation.optical.protocols.server import ProtocolServer
@@ -68,7 +69,7 @@ class PolatisSwitch:
                 raise RequestRefused(Reason.FAILED if state == "F" else Reason.LOCKED, port=number)
         new = [c for c in cross_connects if matrix.find(c) is None]
         for c in new:
-            self.device.remove_all((matrix.at_input(c.inp), matrix.at_output(c.out)))
+            self.device.remove_all((matrix.at("in", c.inp), matrix.at("out", c.out)))
         made = await self.device.light(new)
         failed = [circuit for circuit in made if circuit.phase is Phase.FAILED]
         self.device.remove_all(failed)
@@ -169,8 +170,8 @@ class PolatisSwitch:
         return cross_connects
 
     def _at(self, number: int) -> SwitchedCircuit | None:
-        matrix, port = self.device.matrix, self._known(number)
-        return matrix.at_input(port) if number <= self.numbering.ins else matrix.at_output(port)
+        side: Side = "in" if number <= self.numbering.ins else "out"
+        return self.device.matrix.at(side, self._known(number))
 
 
 _MESSAGE_LIMIT = 65536

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 
 from patchlight.controller.circuits.contract import SIDES, DirectedPort
 from patchlight.emulation.optical.device import EmulatedOcs
-from patchlight.emulation.optical.matrices import Phase, Reason, RequestRefused, SwitchedCircuit
+from patchlight.emulation.optical.matrices import Phase, Reason, RequestRefused
 from patchlight.emulation.optical.protocols.ssh_server import SshServer
 from patchlight.testbed.lab.portmap import CrossConnect
 
@@ -134,7 +134,7 @@ class TelescentSshServer(SshServer):
                 # A port unlocked on one side only cannot be let go.
                 if any(self._is_locked(DirectedPort(side, port.number)) for side in SIDES):
                     return [f"ERROR: port {port.number - 1} is locked"]
-                if circuit := self._circuit(port):
+                if circuit := self._device.matrix.at(*port):
                     self._device.remove(circuit)
             await self._device.settle()
         return []
@@ -148,7 +148,7 @@ class TelescentSshServer(SshServer):
             if self._is_locked(port):
                 raise RequestRefused(Reason.ACTIVE, port=port.number)
         new = self._device.matrix.find(c) is None
-        there = {circuit for port in ends if (circuit := self._circuit(port))}
+        there = {circuit for port in ends if (circuit := self._device.matrix.at(*port))}
         if new and there and not force:
             raise RequestRefused(Reason.BUSY, port=c.inp)
         self._unlocked -= set(ends)
@@ -165,19 +165,14 @@ class TelescentSshServer(SshServer):
             if not 1 <= port.number <= self._device.switch.ports:
                 raise RequestRefused(Reason.NO_PORT, port=port.number)
 
-    def _circuit(self, port: DirectedPort) -> SwitchedCircuit | None:
-        matrix = self._device.matrix
-        there = matrix.at_input if port.side == "in" else matrix.at_output
-        return there(port.number)
-
     def _is_locked(self, port: DirectedPort) -> bool:
-        return self._circuit(port) is not None and port not in self._unlocked
+        return self._device.matrix.at(*port) is not None and port not in self._unlocked
 
     def _cell(self, out: int) -> str:
         matrix = self._device.matrix
         if out > self._device.switch.ports:
             return f"N{out - 1}"
-        circuit = matrix.at_output(out)
+        circuit = matrix.at("out", out)
         if circuit is not None:
             inp = next(c.inp for c in circuit.directions if c.out == out)
             return f"{'AL' if self._is_locked(DirectedPort('out', out)) else 'A'}{inp - 1}"

@@ -158,7 +158,7 @@ class GlimmerglassTl1Server(Tl1Server):
             port = self._numbering.to_port(number)
             assert port is not None
             inp, out = (port.number, 0) if port.side == "in" else (0, port.number)
-            circuit = matrix.at_input(inp) if inp else matrix.at_output(out)
+            circuit = matrix.at(*port)
             if circuit is not None:
                 held = next(c for c in circuit.directions if c.inp == inp or c.out == out)
                 inp, out = held.inp, held.out
@@ -198,7 +198,7 @@ class GlimmerglassTl1Server(Tl1Server):
             circuits = [matrix.find(c) for c in self._pairs(command.aid)]
         else:
             inputs = [self._numbering.to_port(number) for number in self._asked(command.aid)]
-            circuits = [matrix.at_input(port.number) for port in inputs if port is not None]
+            circuits = [matrix.at("in", port.number) for port in inputs if port is not None]
         if None in circuits:
             raise RequestRefused(Reason.NOT_FOUND)
         self._device.remove_all(circuits)

@@ -3,7 +3,7 @@
 import asyncio
 from pathlib import Path
 
-from patchlight.controller.circuits.drivers.base import DryRun
+from patchlight.controller.circuits.drivers.dry_run import DryRun
 from patchlight.controller.storage.store import Store
 from patchlight.testbed.lab.portmap import PortMap
 from patchlight.testbed.labfile.reader import parse_lab

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from patchlight.controller.circuits.contract import DirectedPort
-from patchlight.controller.circuits.drivers.table import SessionTable
-from patchlight.controller.circuits.protocols.connection import BUFFER_LIMIT
+from patchlight.controller.circuits.drivers.base import SessionTable
 from patchlight.controller.circuits.protocols.session import DeviceSession
+from patchlight.controller.circuits.protocols.tcp import BUFFER_LIMIT
 from patchlight.emulation.optical.crossbar import NoCrossbar
 from patchlight.emulation.optical.device import EmulatedOcs
 from patchlight.emulation.optical.protocols.server import server_class

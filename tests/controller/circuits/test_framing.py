@@ -12,12 +12,7 @@ from hypothesis import strategies as st
 
 from patchlight.controller.circuits.dialect import Session
 from patchlight.controller.circuits.drivers.polatis import POLATIS, ScpiClient, channels, units
-from patchlight.controller.circuits.protocols.connection import (
-    BUFFER_LIMIT,
-    Framer,
-    FramingError,
-    LineFramer,
-)
+from patchlight.controller.circuits.protocols import tcp
 from patchlight.controller.circuits.protocols.ssh import ShellDialect, ShellFramer
 from patchlight.controller.circuits.protocols.tl1_messages import (
     Acknowledgement,
@@ -93,17 +88,19 @@ def tl1_messages(*chunks: bytes) -> list[Message]:
 
 
 def scpi_lines(*chunks: bytes) -> list[str]:
-    framer = LineFramer()
+    framer = tcp.LineFramer()
     return [line for chunk in chunks for line in framer.feed(chunk)]
 
 
-def stays_bounded(framer_of: Callable[[int], Framer[Any]], limit: int, pieces: list[bytes]) -> None:
+def stays_bounded(
+    framer_of: Callable[[int], tcp.Framer[Any]], limit: int, pieces: list[bytes]
+) -> None:
     """Whatever comes, it raises nothing but our error."""
     framer = framer_of(limit)
     for piece in pieces:
         try:
             framer.feed(piece)
-        except FramingError:
+        except tcp.FramingError:
             framer = framer_of(limit)
         assert framer.buffered <= limit
 
@@ -153,7 +150,7 @@ def test_noise_over_tl1_stays_bounded(pieces: list[bytes]) -> None:
 @given(st.lists(st.one_of(st.binary(max_size=80), st.sampled_from(LINES)), max_size=60))
 @settings(max_examples=300, deadline=None)
 def test_noise_over_scpi_stays_bounded(pieces: list[bytes]) -> None:
-    stays_bounded(LineFramer, 100, pieces)
+    stays_bounded(tcp.LineFramer, 100, pieces)
 
 
 @given(st.lists(st.binary(max_size=400), max_size=40))
@@ -170,13 +167,13 @@ def test_an_endless_message_ends_in_our_error_at_once(piece: bytes) -> None:
     framer, began = Tl1Framer(), time.monotonic()
     framer.feed(piece)
     chunk, fed = piece[-1:] * 65536, 0
-    while fed + len(chunk) + len(piece) <= BUFFER_LIMIT:
+    while fed + len(chunk) + len(piece) <= tcp.BUFFER_LIMIT:
         framer.feed(chunk)
         fed += len(chunk)
-        assert framer.buffered <= BUFFER_LIMIT
-    with pytest.raises(FramingError, match="without the end of a message"):
+        assert framer.buffered <= tcp.BUFFER_LIMIT
+    with pytest.raises(tcp.FramingError, match="without the end of a message"):
         framer.feed(chunk * 2)
-    assert framer.buffered <= BUFFER_LIMIT
+    assert framer.buffered <= tcp.BUFFER_LIMIT
     assert time.monotonic() - began < 5
 
 
@@ -195,14 +192,16 @@ def test_a_large_table_is_framed_by_blocks() -> None:
 
 
 @pytest.mark.parametrize(
-    ("framer", "unit"), [(LineFramer(), "line"), (ShellFramer(PROMPT), "reply")]
+    ("framer", "unit"), [(tcp.LineFramer(), "line"), (ShellFramer(PROMPT), "reply")]
 )
-def test_an_endless_line_or_reply_ends_in_our_error_at_once(framer: Framer[str], unit: str) -> None:
+def test_an_endless_line_or_reply_ends_in_our_error_at_once(
+    framer: tcp.Framer[str], unit: str
+) -> None:
     began = time.monotonic()
-    for _ in range(BUFFER_LIMIT // 65536):
+    for _ in range(tcp.BUFFER_LIMIT // 65536):
         assert framer.feed(b"x" * 65536) == []
-        assert framer.buffered <= BUFFER_LIMIT
-    with pytest.raises(FramingError, match=f"without the end of a {unit}"):
+        assert framer.buffered <= tcp.BUFFER_LIMIT
+    with pytest.raises(tcp.FramingError, match=f"without the end of a {unit}"):
         framer.feed(b"x")
     assert unit == "reply" or framer.buffered == 0
     assert time.monotonic() - began < 5

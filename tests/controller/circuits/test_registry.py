@@ -9,8 +9,9 @@ import pytest
 from patchlight.controller.circuits.contract import CircuitDriver, DirectedPort, WavelengthDriver
 from patchlight.controller.circuits.dialect import DIRECTORY_VARIABLE, Dialect, corrected
 from patchlight.controller.circuits.drivers import polatis
-from patchlight.controller.circuits.drivers.base import DryRun, SessionDriver
+from patchlight.controller.circuits.drivers.base import SessionDriver
 from patchlight.controller.circuits.drivers.calient_tl1 import CALIENT, CalientTl1
+from patchlight.controller.circuits.drivers.dry_run import DryRun
 from patchlight.controller.circuits.drivers.lumentum import LUMENTUM
 from patchlight.controller.circuits.drivers.waveshaper import WAVESHAPER
 from patchlight.controller.circuits.registry import driver_names, open_driver, password_of
