@@ -38,7 +38,8 @@ from patchlight.emulation.simulator.cluster.jobs import elastic, opened
 from patchlight.emulation.simulator.cluster.sweep import AS_ASKED
 from patchlight.emulation.simulator.executors import Engine, run_all
 from patchlight.emulation.simulator.ramp.scenario import Interval, mean_and_interval
-from patchlight.emulation.simulator.traces import LAWS, TraceJob, is_drawn, read_trace
+from patchlight.emulation.simulator.traces.files import LAWS, is_drawn, read_trace
+from patchlight.emulation.simulator.traces.model import TraceJob
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.generate.generate import random_lab
 from patchlight.testbed.graphs import builtin_graph

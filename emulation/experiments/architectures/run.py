@@ -16,7 +16,8 @@ from patchlight.emulation.simulator.cluster import NetworkCluster, QueueJob, Tra
 from patchlight.emulation.simulator.cluster.networkcluster import Usage
 from patchlight.emulation.simulator.cluster.results import summary_of
 from patchlight.emulation.simulator.cluster.sweep import load_policies
-from patchlight.emulation.simulator.network import Network, network_of
+from patchlight.emulation.simulator.network.contract import Network
+from patchlight.emulation.simulator.network.specs import network_of
 from patchlight.emulation.simulator.results import provenance
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.graphs import builtin_graph

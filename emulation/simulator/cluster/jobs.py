@@ -10,7 +10,7 @@ import numpy as np
 
 from patchlight.controller.policies.contract import Frozen, JobView
 from patchlight.controller.prediction.network import Load, Training, ring_bits, training_load
-from patchlight.emulation.simulator.traces import TraceJob
+from patchlight.emulation.simulator.traces.model import TraceJob
 from patchlight.testbed.errors import BadInput
 
 

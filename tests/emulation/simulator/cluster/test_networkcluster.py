@@ -12,7 +12,7 @@ from patchlight.controller.policies.contract import JobView
 from patchlight.emulation.simulator.cluster import NetworkCluster, QueueJob, Training, simulate
 from patchlight.emulation.simulator.cluster.networkcluster import Usage
 from patchlight.emulation.simulator.cluster.sweep import load_policies
-from patchlight.emulation.simulator.network import Failure, Slowness, Trouble, network_of
+from patchlight.emulation.simulator.network.specs import Failure, Slowness, Trouble, network_of
 from patchlight.testbed.errors import BadInput
 
 # Loops are compiled once, where nothing is on the disk yet.

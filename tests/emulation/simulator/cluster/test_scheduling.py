@@ -33,7 +33,7 @@ from patchlight.emulation.simulator.cluster.jobs import SyntheticJobs, load_of
 from patchlight.emulation.simulator.cluster.results import summary_of
 from patchlight.emulation.simulator.cluster.simulation import Simulation
 from patchlight.emulation.simulator.cluster.sweep import QueueScheduler
-from patchlight.emulation.simulator.traces import TraceJob
+from patchlight.emulation.simulator.traces.model import TraceJob
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab.rules import Allowance
 
