@@ -23,7 +23,8 @@ LAB_DEMO_ARGS ?=
 # The variable silences a notice about a successor of mkdocs.
 MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
-.PHONY: demo lab-demo test core os-ken bytecode coverage bench house audit release lint docs clean
+.PHONY: demo lab-demo test core os-ken bytecode coverage bench house audit release lint style types pages \
+    server-bases docs clean
 
 demo:
 	@deploy/bootstrap.sh
@@ -41,10 +42,8 @@ ONE_THREAD := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
 test: PYTEST_ARGS ?= --numprocesses=4
 test: $(if $(PYTEST_ARGS),,os-ken)
 	@deploy/bootstrap.sh --test
-	@$(MAKE) --no-print-directory --jobs=2 lint bytecode
+	@$(MAKE) --no-print-directory --jobs=2 style types pages bytecode server-bases
 	@$(ROOT_RUN) $(BIN)/python -m benchmarks.house
-	@for docker in "" --docker; do $(ROOT_RUN) deploy/server-base.sh $$docker >/dev/null || \
-	    echo "make test: the tests of rehearsal servers try again" >&2; done
 	$(ROOT_RUN) $(ONE_THREAD) deploy/with-docker-engine.sh $(BIN)/python -m pytest -p no:cacheprovider \
 	    $(PYTEST_ARGS)
 
@@ -73,10 +72,22 @@ coverage:
 
 lint:
 	@deploy/bootstrap.sh --test
+	@$(MAKE) --no-print-directory --jobs=2 style types pages
+
+style:
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+
+types:
 	$(BIN)/mypy
+
+pages:
 	$(MKDOCS)
+
+# What rehearsal servers share; their tests try again where it cannot be made.
+server-bases:
+	@for docker in "" --docker; do $(ROOT_RUN) deploy/server-base.sh $$docker >/dev/null || \
+	    echo "make test: the tests of rehearsal servers try again" >&2; done
 
 house:
 	$(BIN)/python -m benchmarks.house

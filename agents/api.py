@@ -19,8 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from patchlight.agents.errors import AgentError, Conflict
 from patchlight.agents.service import VERSION, AgentService
-from patchlight.testbed.errors import PatchlightError
-from patchlight.testbed.io.issues import joined, mistake_in_words
+from patchlight.testbed.errors import PatchlightError, joined, mistake_in_words
 from patchlight.testbed.linux import credentials, sockets
 from patchlight.testbed.wire import agent_status, worker_api
 

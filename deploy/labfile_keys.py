@@ -5,8 +5,7 @@ from dataclasses import replace
 
 import yaml
 
-from patchlight.testbed.errors import BadInput
-from patchlight.testbed.io.issues import FileError
+from patchlight.testbed.errors import BadInput, FileError
 from patchlight.testbed.lab.model import Server
 from patchlight.testbed.labfile.edit import Change, text_of, values_of, with_changes
 from patchlight.testbed.labfile.reader import parse_lab

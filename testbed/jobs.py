@@ -10,8 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 import pydantic
 from pydantic import AfterValidator, ConfigDict, FailFast, Field
 
-from patchlight.testbed.errors import BadInput
-from patchlight.testbed.io.issues import joined, mistake_in_words, nearest, short
+from patchlight.testbed.errors import BadInput, joined, mistake_in_words, nearest, short
 
 RESERVED_VARIABLES = frozenset(
     [

@@ -26,7 +26,7 @@ from pydantic.dataclasses import dataclass as checked_dataclass
 from patchlight.agents.errors import AgentError, Conflict, log
 from patchlight.agents.gpus import PhysicalGpu
 from patchlight.agents.workers.contract import ExitInfo
-from patchlight.testbed.io.issues import mistakes_in_words
+from patchlight.testbed.errors import mistakes_in_words
 from patchlight.testbed.linux import files
 from patchlight.testbed.units import format_size
 from patchlight.testbed.wire.worker_api import LogPart, Report, WorkerState

@@ -22,8 +22,7 @@ import yaml
 
 from patchlight.agents.errors import BadRequest, Forbidden, LaunchError
 from patchlight.agents.gpus import PhysicalGpu
-from patchlight.testbed.errors import BadInput
-from patchlight.testbed.io.issues import short
+from patchlight.testbed.errors import BadInput, short
 from patchlight.testbed.jobs import CommandTask
 from patchlight.testbed.lab.model import Server
 from patchlight.testbed.lab.rules import DYNAMIC, WRITABLE, WorkerPolicy

@@ -21,7 +21,7 @@ from patchlight.controller.changes.record import Refused
 from patchlight.controller.policies.topology import CannotRegroup
 from patchlight.controller.storage.database import JournalError
 from patchlight.testbed import errors
-from patchlight.testbed.io.issues import joined, mistake_in_words
+from patchlight.testbed.errors import joined, mistake_in_words
 from patchlight.testbed.wire.rest.requests import as_json
 
 Json = dict[str, Any]

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import httpx
 from pydantic import BaseModel, ValidationError
 
-from patchlight.testbed.errors import BadInput, PatchlightError
-from patchlight.testbed.io.issues import mistakes_in_words
+from patchlight.testbed.errors import BadInput, PatchlightError, mistakes_in_words
 from patchlight.testbed.linux import credentials
 from patchlight.testbed.linux.sockets import split_address
 from patchlight.testbed.wire import agent_status, worker_api

@@ -7,9 +7,14 @@ from pydantic import ValidationError
 
 from patchlight.controller.jobs.cluster_view import graph_of
 from patchlight.controller.policies.registry import is_built_in
-from patchlight.testbed.errors import BadInput, PatchlightError, in_words
+from patchlight.testbed.errors import (
+    BadInput,
+    PatchlightError,
+    in_words,
+    mistakes_in_words,
+    nearest,
+)
 from patchlight.testbed.graphs import builtin_graph
-from patchlight.testbed.io.issues import mistakes_in_words, nearest
 from patchlight.testbed.jobs import CommandTask, JobSpec, checked_specs
 from patchlight.testbed.lab.model import Host, Lab
 from patchlight.testbed.lab.rules import PolicyChoice

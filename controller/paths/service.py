@@ -13,8 +13,7 @@ from typing import Any, Literal, cast
 
 from patchlight.controller.changes.record import Refused
 from patchlight.controller.storage.store import Store
-from patchlight.testbed.errors import BadInput
-from patchlight.testbed.io.issues import nearest
+from patchlight.testbed.errors import BadInput, nearest
 from patchlight.testbed.lab.model import Lab
 from patchlight.testbed.lab.portmap import AnyMap
 from patchlight.testbed.paths.light_networks import LightNetwork, light_networks

@@ -19,8 +19,7 @@ from types import ModuleType
 from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
 
 from patchlight.controller.policies.contract import KINDS, METHODS, Policy, PolicyKind, kind_of
-from patchlight.testbed.errors import BadInput, PatchlightError
-from patchlight.testbed.io.issues import nearest
+from patchlight.testbed.errors import BadInput, PatchlightError, nearest
 from patchlight.testbed.lab.model import Lab
 
 _ARGUMENTS = {

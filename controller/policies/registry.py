@@ -19,8 +19,7 @@ from typing import Any, cast, get_args
 
 from patchlight.controller.policies import files
 from patchlight.controller.policies.contract import KINDS, Policy, PolicyKind, kind_of
-from patchlight.testbed.errors import BadInput, PatchlightError
-from patchlight.testbed.io.issues import nearest
+from patchlight.testbed.errors import BadInput, PatchlightError, nearest
 
 GROUP = "patchlight.policies"
 """Entry points of this group are policies; each is called ``KIND.NAME``."""

@@ -27,8 +27,7 @@ from patchlight.emulation.lab.hosts import EmulatedHost, write_hosts_file
 from patchlight.emulation.lab.options import LabKeywords, LabOptions, has_agents, runtime_lab
 from patchlight.emulation.lab.services import LabServices, boot_again
 from patchlight.emulation.servers.rehearsal import Rehearsal, prepare_rehearsal, service_name
-from patchlight.testbed.errors import BadInput, PatchlightError
-from patchlight.testbed.io.issues import nearest
+from patchlight.testbed.errors import BadInput, PatchlightError, nearest
 from patchlight.testbed.jobfile.reader import JobGiven
 from patchlight.testbed.jobs import JobState
 from patchlight.testbed.lab.model import Lab

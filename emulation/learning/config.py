@@ -13,11 +13,10 @@ from patchlight.emulation.experiments.pac_ml.variation import Variation
 from patchlight.emulation.simulator.ramp.ramp import PlacementRule
 from patchlight.emulation.simulator.ramp.scenario import MAX_ERROR, FixedArrivals
 from patchlight.emulation.simulator.ramp.workloads import LAW_NAMES, law
-from patchlight.testbed.errors import BadInput
+from patchlight.testbed.errors import BadInput, FileError
 from patchlight.testbed.io.fields import FieldType, ListOf, Text, Whole, choice, matching
 from patchlight.testbed.io.forms import MapOf, Number, Record, setting
-from patchlight.testbed.io.issues import FileError, FileIssues
-from patchlight.testbed.io.reader import parse, read_text
+from patchlight.testbed.io.reader import FileIssues, read_text
 
 CONFIGS = Path(__file__).resolve().parent / "configs"
 ALGORITHMS = {"afterstates": "afterstates", "policy-iteration": "policy_iteration"}
@@ -332,7 +331,7 @@ def read_config(path: Path) -> Config:
 def parse_config(text: str, name: str = "config") -> Config:
     """The configuration in this YAML text; ``name`` is what mistakes call the file."""
     issues = FileIssues(name, ConfigError)
-    config = parse(text, _CONFIG, issues)
+    config = _CONFIG.parse(text, issues)
     issues.raise_if_any()
     assert isinstance(config, Config)
     return config

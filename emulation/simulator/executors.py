@@ -21,8 +21,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from patchlight.testbed.errors import BadInput, PatchlightError
-from patchlight.testbed.io.issues import nearest
+from patchlight.testbed.errors import BadInput, PatchlightError, nearest
 
 T = TypeVar("T")
 R = TypeVar("R")

@@ -12,8 +12,7 @@ from typing import Literal, NamedTuple, get_args
 import numpy as np
 
 from patchlight.controller.policies.contract import ClusterShape
-from patchlight.testbed.errors import BadInput
-from patchlight.testbed.io.issues import nearest
+from patchlight.testbed.errors import BadInput, nearest
 from patchlight.testbed.units import parse_time
 
 What = Literal["server", "gpu"]

@@ -18,8 +18,7 @@ from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 
 from patchlight.console.rendering import say
-from patchlight.testbed.errors import BadInput, PatchlightError
-from patchlight.testbed.io.issues import FileError, nearest
+from patchlight.testbed.errors import BadInput, FileError, PatchlightError, nearest
 from patchlight.testbed.linux.processes import own_program
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])

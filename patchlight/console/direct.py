@@ -29,8 +29,13 @@ from patchlight.controller.circuits import registry
 from patchlight.controller.circuits.contract import AnyDriver, Drivers
 from patchlight.controller.circuits.registry import open_driver, password_of
 from patchlight.controller.storage.store import Store, open_store
-from patchlight.testbed.errors import BadInput, OutcomeUnknown, PatchlightError
-from patchlight.testbed.io.issues import joined, mistake_in_words
+from patchlight.testbed.errors import (
+    BadInput,
+    OutcomeUnknown,
+    PatchlightError,
+    joined,
+    mistake_in_words,
+)
 from patchlight.testbed.lab.model import Endpoint, Lab, OpticalSwitch
 from patchlight.testbed.lab.portmap import AnyMap
 from patchlight.testbed.wire.lab_api import api_address

@@ -14,8 +14,7 @@ from ipaddress import IPv4Address, IPv4Network
 from itertools import count
 from typing import TypedDict, Unpack
 
-from patchlight.testbed.errors import BadInput
-from patchlight.testbed.io.issues import nearest
+from patchlight.testbed.errors import BadInput, nearest
 from patchlight.testbed.lab.model import (
     CircuitSwitch,
     Endpoint,

@@ -3,10 +3,9 @@
 from collections.abc import Callable
 from typing import TypeVar
 
-from patchlight.testbed.errors import BadInput
+from patchlight.testbed.errors import BadInput, nearest
 from patchlight.testbed.graphs.layers import A100, GpuModel, Layers, Tensor
 from patchlight.testbed.graphs.model import ComputationGraph
-from patchlight.testbed.io.issues import nearest
 
 _IMAGE = (3, 224, 224)
 CLASSES = 1000

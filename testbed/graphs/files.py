@@ -33,9 +33,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from patchlight.testbed.errors import BadInput
+from patchlight.testbed.errors import BadInput, nearest
 from patchlight.testbed.graphs import model
-from patchlight.testbed.io.issues import FileIssues, nearest, stands_twice
+from patchlight.testbed.io.reader import FileIssues, stands_twice
 
 
 def read_graph(path: str | Path) -> model.ComputationGraph:

@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
-from patchlight.testbed.errors import BadInput
-from patchlight.testbed.io.issues import FileError
+from patchlight.testbed.errors import BadInput, FileError
 
 if TYPE_CHECKING:
     import numpy as np

@@ -17,10 +17,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import fx, nn
 
-from patchlight.testbed.errors import BadInput
+from patchlight.testbed.errors import BadInput, nearest
 from patchlight.testbed.graphs.builtin import BUILTIN_NAMES, build
 from patchlight.testbed.graphs.layers import GpuModel, Layers, Looked, Tensor
-from patchlight.testbed.io.issues import nearest
 
 
 class Add(nn.Module):

@@ -8,8 +8,8 @@ from typing import Any
 
 import yaml
 
-from patchlight.testbed.errors import BadInput
-from patchlight.testbed.io.issues import FileIssues, Located, nearest, short, stands_twice
+from patchlight.testbed.errors import BadInput, nearest, short
+from patchlight.testbed.io.reader import FileIssues, Located, compose, stands_twice
 from patchlight.testbed.units import WRITTEN, Units, pattern
 
 # These decide what a scalar is: versions of YAML read ``on``, ``010`` or ``12:30`` differently.
@@ -108,6 +108,12 @@ class FieldType(ABC):
         except BadInput as error:
             issues.at(locate(node), error.message)
             return None
+
+    def parse(self, text: str, issues: FileIssues) -> Any:
+        """The value in a YAML text, or ``None``; what is wrong is noted for the caller to raise."""
+        root = compose(text, issues, self.what, self.expected())
+        located = None if root is None else self.read(root, issues)
+        return None if located is None else located.value
 
     @abstractmethod
     def _read(self, node: yaml.Node, issues: FileIssues) -> Located[Any] | None: ...

@@ -11,7 +11,7 @@ import yaml
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.io import fields
 from patchlight.testbed.io.fields import FieldType, Group, Key, ListOf, Text, Whole, locate, plain
-from patchlight.testbed.io.issues import FileIssues, Located, stands_twice
+from patchlight.testbed.io.reader import FileIssues, Located, stands_twice
 
 
 @dataclass(frozen=True)

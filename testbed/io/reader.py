@@ -1,4 +1,4 @@
-"""From a file's bytes to YAML nodes with positions: what no file may be is found here.
+"""A file's text, its YAML nodes with positions, and all mistakes in it by line and column.
 
 Files that never end, nest deeply or explode by aliases are refused at a limit. Nodes are only
 composed; what a plain scalar means is decided by the field types.
@@ -7,13 +7,83 @@ composed; what a plain scalar means is decided by the field types.
 import os
 import stat
 import sys
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Generic, TypeVar
 
 import yaml
 
-from patchlight.testbed.io.fields import FieldType
-from patchlight.testbed.io.issues import FileError, FileIssue, FileIssues
+from patchlight.testbed.errors import FileError, FileIssue, short
+
+T = TypeVar("T", covariant=True)
+
+MOST_ISSUES = 1_000
+"""A file with more mistakes than this is not read on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Located(Generic[T]):
+    """A value read from a file, and where it stands there (line and column count from 1).
+
+    ``whole`` is false for a list some of whose items could not be read.
+    """
+
+    value: T
+    line: int
+    column: int
+    whole: bool = True
+
+
+class FileIssues:
+    """Collects what is wrong in one file while it is read.
+
+    ``error_class`` is what ``raise_if_any`` raises.
+    """
+
+    def __init__(self, file: str, error_class: type[FileError] = FileError) -> None:
+        self.file = file
+        self._error_class = error_class
+        self._issues: dict[FileIssue, None] = {}
+        self._settled: set[tuple[int, int]] = set()
+
+    def __bool__(self) -> bool:
+        return bool(self._issues)
+
+    def add(self, line: int, column: int, message: str) -> None:
+        """Note an issue at this line and column; raise all of them if they become too many."""
+        if (line, column) in self._settled:
+            return
+        if len(self._issues) < MOST_ISSUES:
+            self._issues[FileIssue(self.file, line, column, message)] = None
+            return
+        last = max(issue.line for issue in self._issues)
+        message = f"more than {MOST_ISSUES:,} mistakes: the rest of the file was not read"
+        raise self._error_class([*self._issues, FileIssue(self.file, last + 1, 1, message)])
+
+    def at(self, position: Located[object], message: str) -> None:
+        """Note an issue where this value stands."""
+        self.add(position.line, position.column, message)
+
+    def only(self, position: Located[object], message: str) -> None:
+        """Note an issue, and none that comes later of the same place: it would follow from it."""
+        self.at(position, message)
+        self._settled.add((position.line, position.column))
+
+    @property
+    def found(self) -> tuple[FileIssue, ...]:
+        """What was noted, in the order of the file."""
+        return tuple(sorted(self._issues, key=lambda issue: (issue.line, issue.column)))
+
+    def raise_if_any(self) -> None:
+        """Raise all that was noted as one error; do nothing if the file is good."""
+        if self._issues:
+            raise self._error_class(self._issues)
+
+
+def stands_twice(key: str, line: int) -> str:
+    """The message for a key that is already on ``line``."""
+    return f"key {short(key)!r} stands twice, first on line {line}: expected it once"
+
 
 _DEEPEST = 32  # A lab file has 7 levels.
 _TOO_DEEP = f"nested more than {_DEEPEST} levels deep"
@@ -82,18 +152,10 @@ def _decoded(content: bytes, name: str, error_class: type[FileError]) -> str:
         raise error_class([FileIssue(name, line, column, message)]) from None
 
 
-def parse(text: str, type: FieldType, issues: FileIssues) -> Any:
-    """The value of ``type`` in a YAML text; ``None`` where it cannot be made out.
-
-    Everything wrong is noted in ``issues``, which the caller raises when it has looked itself.
-    """
-    root = compose(text, issues, type)
-    located = None if root is None else type.read(root, issues)
-    return None if located is None else located.value
-
-
-def compose(text: str, issues: FileIssues, type: FieldType) -> yaml.Node | None:
-    """The root node of a YAML text that is to hold a value of ``type``."""
+def compose(
+    text: str, issues: FileIssues, what: str, expected: str | None = None
+) -> yaml.Node | None:
+    """The root node of a YAML text that is to hold ``what``; an empty one lacks ``expected``."""
     strange = yaml.reader.Reader.NON_PRINTABLE.search(text)
     if strange:
         before, shown = text[: strange.start()], f"U+{ord(strange.group()):04X}"
@@ -103,12 +165,12 @@ def compose(text: str, issues: FileIssues, type: FieldType) -> yaml.Node | None:
     try:
         problem = _too_much(text)
         if problem:
-            issues.add(1, 1, f"{problem}: expected {type.what}")
+            issues.add(1, 1, f"{problem}: expected {what}")
             return None
         root: yaml.Node | None = yaml.compose(text, Loader=_Loader)
     except yaml.MarkedYAMLError as error:
         if _TOO_DEEP_FOR_LIBYAML in (error.problem or ""):
-            issues.add(1, 1, f"{_TOO_DEEP}: expected {type.what}")
+            issues.add(1, 1, f"{_TOO_DEEP}: expected {what}")
             return None
         mark = error.problem_mark or error.context_mark
         line, column = (mark.line + 1, mark.column + 1) if mark else (1, 1)
@@ -119,7 +181,7 @@ def compose(text: str, issues: FileIssues, type: FieldType) -> yaml.Node | None:
         issues.add(1, 1, f"not YAML: {error}")
         return None
     if root is None:
-        issues.add(1, 1, f"the file is empty: expected {type.expected()}")
+        issues.add(1, 1, f"the file is empty: expected {expected or what}")
     return root
 
 

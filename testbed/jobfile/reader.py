@@ -10,10 +10,9 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from patchlight.testbed.errors import BadInput
+from patchlight.testbed.errors import BadInput, FileError
 from patchlight.testbed.io.fields import Fields, plain
-from patchlight.testbed.io.issues import FileError, FileIssues, Located
-from patchlight.testbed.io.reader import parse, read_standard_input, read_text
+from patchlight.testbed.io.reader import FileIssues, Located, read_standard_input, read_text
 from patchlight.testbed.jobfile.schema import FILE, JOB, LONGEST_NAME, OF_FILES
 from patchlight.testbed.jobs import MOST_JOBS, JobSpec, Mount, checked_specs, contradictions
 
@@ -77,7 +76,7 @@ def parse_jobs(
     Graph files are looked for in ``folder``, by default where we are.
     """
     issues = FileIssues(name, JobFileError)
-    fields: Fields | None = parse(text, FILE, issues)
+    fields: Fields | None = FILE.parse(text, issues)
     jobs = None if fields is None else _Reader(issues, folder or Path.cwd()).jobs(fields, given)
     issues.raise_if_any()
     assert jobs is not None

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any, get_args
 
 from patchlight.testbed import jobs, units
-from patchlight.testbed.errors import BadInput
+from patchlight.testbed.errors import BadInput, short
 from patchlight.testbed.io.fields import (
     Group,
     Key,
@@ -18,7 +18,6 @@ from patchlight.testbed.io.fields import (
     required,
 )
 from patchlight.testbed.io.forms import Either, MapOf, Number, Spelled, YesNo, table
-from patchlight.testbed.io.issues import short
 from patchlight.testbed.labfile.values import MODEL, VARIABLE_NAME
 
 LONGEST_NAME = 41

@@ -8,9 +8,9 @@ from dataclasses import replace
 from ipaddress import IPv4Address, IPv4Network
 from typing import Any
 
-from patchlight.testbed.errors import BadInput
+from patchlight.testbed.errors import BadInput, nearest
 from patchlight.testbed.io.fields import Fields, plain
-from patchlight.testbed.io.issues import FileIssues, Located, nearest
+from patchlight.testbed.io.reader import FileIssues, Located
 from patchlight.testbed.lab.model import Endpoint, default_mac
 from patchlight.testbed.lab.ocs_drivers import OCS_DRIVERS, WSS_DRIVERS, OcsDriver, check_shape
 from patchlight.testbed.lab.portmap import CrossConnect, parse_cross_connects

@@ -6,7 +6,7 @@ from typing import Any
 
 import yaml
 
-from patchlight.testbed.errors import BadInput
+from patchlight.testbed.errors import BadInput, nearest, short
 from patchlight.testbed.io.fields import (
     Fields,
     Group,
@@ -19,7 +19,7 @@ from patchlight.testbed.io.fields import (
     required,
 )
 from patchlight.testbed.io.forms import MapOf, Number, YesNo
-from patchlight.testbed.io.issues import FileIssues, Located, nearest, short
+from patchlight.testbed.io.reader import FileIssues, Located
 from patchlight.testbed.lab import spectrum, wavelengths
 from patchlight.testbed.lab.portmap import parse_cross_connects
 from patchlight.testbed.labfile import values as v

@@ -11,9 +11,9 @@ from math import prod
 
 import yaml
 
-from patchlight.testbed.errors import BadInput
+from patchlight.testbed.errors import BadInput, short
 from patchlight.testbed.io.fields import locate
-from patchlight.testbed.io.issues import FileIssues, short
+from patchlight.testbed.io.reader import FileIssues
 
 # Keys whose text may stand for several; what is free text (a GPU's model) is not among them.
 RANGED = {"name", "management", "address", "gpu", "interface", "uuid", "datapath_id"}
@@ -197,14 +197,12 @@ class _Spread:
     def _fibre(self, node: yaml.Node) -> yaml.Node:
         """A fibre in a line, ``server1.nic0 - tor1.1``, as the mapping that it stands for."""
         if isinstance(node, yaml.ScalarNode) and _text(node):
-            key = yaml.ScalarNode(node.tag, "ends", node.start_mark, node.end_mark)
             ends = self._two_ends(node)
-            pairs = [] if ends is node else [(key, ends)]
-            return (
-                yaml.MappingNode("tag:yaml.org,2002:map", pairs, node.start_mark, node.end_mark)
-                if pairs
-                else node
-            )
+            if ends is node:
+                return node
+            start, end = node.start_mark, node.end_mark
+            key = yaml.ScalarNode(node.tag, "ends", start, end)
+            return yaml.MappingNode("tag:yaml.org,2002:map", [(key, ends)], start, end)
         if isinstance(node, yaml.MappingNode):
             pairs = [
                 (key, self._two_ends(value) if _text(key) == "ends" else value)

@@ -4,10 +4,9 @@ from collections.abc import Callable
 from importlib.metadata import entry_points
 from pathlib import Path
 
-from patchlight.testbed.errors import BadInput
+from patchlight.testbed.errors import BadInput, FileError, FileIssue, nearest
 from patchlight.testbed.io.fields import Fields, plain
-from patchlight.testbed.io.issues import FileError, FileIssue, FileIssues, Located, nearest
-from patchlight.testbed.io.reader import compose, read_text
+from patchlight.testbed.io.reader import FileIssues, Located, compose, read_text
 from patchlight.testbed.lab.model import Endpoint, Lab
 from patchlight.testbed.lab.ocs_drivers import OCS_DRIVERS
 from patchlight.testbed.lab.optical_links import Light, Meeting
@@ -70,7 +69,7 @@ def policy_mistakes(
 
 def _checked_fields(text: str, name: str) -> Fields:
     issues = FileIssues(name, LabFileError)
-    root = compose(text, issues, LAB)
+    root = compose(text, issues, LAB.what, LAB.expected())
     located = None if root is None else LAB.read(write_out(root, issues, COMMON), issues)
     if located is not None:
         check_lab(located.value, issues)

@@ -6,10 +6,9 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from patchlight.testbed import units
-from patchlight.testbed.errors import BadInput
+from patchlight.testbed.errors import BadInput, short
 from patchlight.testbed.io.fields import Group, Key, ListOf, Text, Whole, choice, quantity, required
 from patchlight.testbed.io.forms import Number, YesNo
-from patchlight.testbed.io.issues import short
 from patchlight.testbed.lab.rules import (
     BOUNDS,
     KINDS,

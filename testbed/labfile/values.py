@@ -9,9 +9,8 @@ from ipaddress import AddressValueError, IPv4Address, IPv4Interface, IPv4Network
 from typing import get_args
 
 from patchlight.testbed import units
-from patchlight.testbed.errors import BadInput
+from patchlight.testbed.errors import BadInput, short
 from patchlight.testbed.io.fields import Text, Whole, choice, matching, quantity
-from patchlight.testbed.io.issues import short
 from patchlight.testbed.lab.model import Endpoint, NicMode, RdmaUse, Route
 from patchlight.testbed.lab.ocs_drivers import (
     DRIVER_GROUP,

@@ -19,8 +19,7 @@ from patchlight.testbed.io.fields import (
     is_bare_text,
 )
 from patchlight.testbed.io.forms import sections
-from patchlight.testbed.io.issues import FileIssues
-from patchlight.testbed.io.reader import parse
+from patchlight.testbed.io.reader import FileIssues
 from patchlight.testbed.lab.model import Lab
 from patchlight.testbed.labfile.ranges import ITEMS, RANGE_PATTERN, RANGED
 from patchlight.testbed.labfile.reader import load_lab
@@ -108,7 +107,7 @@ def _left_out(key: Key) -> str:
     """The default, if it is a value and no description of it, else an example."""
     if key.default is not None:
         issues = FileIssues(key.name)
-        parse(key.default, key.type, issues)
+        key.type.parse(key.default, issues)
         if not issues:
             return key.default
     return key.sample

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, Discriminator, FailFast, Field, IPvAnyAddress, Tag, model_validator
 
 from patchlight.testbed import jobs
-from patchlight.testbed.io.issues import short
+from patchlight.testbed.errors import short
 
 LARGEST_TASK_GRADIENT_BYTES = 2_000_000_000
 """A worker holds some four times its gradient in memory."""

@@ -13,8 +13,7 @@ import pytest
 
 from patchlight.cli import main as command_line
 from patchlight.console.commands import Command, LabOption, kept, require_root
-from patchlight.testbed.errors import OutcomeUnknown, PatchlightError
-from patchlight.testbed.io.issues import FileIssue
+from patchlight.testbed.errors import FileIssue, OutcomeUnknown, PatchlightError
 from patchlight.testbed.labfile.reader import LabFileError
 from tests.support.programs import ROOT, patchlight, python
 from tests.support.waiting import PATIENCE_S

@@ -9,8 +9,7 @@ import pytest
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic_core.core_schema import ErrorType
 
-from patchlight.testbed.errors import BadInput
-from patchlight.testbed.io.issues import mistake_in_words, mistakes_in_words
+from patchlight.testbed.errors import BadInput, mistake_in_words, mistakes_in_words
 from patchlight.testbed.jobs import checked_specs
 
 

@@ -27,9 +27,8 @@ from patchlight.emulation.simulator.network.sharing import Ints
 from patchlight.emulation.simulator.network.specs import network_of
 from patchlight.emulation.simulator.traces.files import read_trace
 from patchlight.emulation.simulator.traces.model import TraceJob
-from patchlight.testbed.errors import BadInput, PatchlightError
+from patchlight.testbed.errors import BadInput, PatchlightError, nearest
 from patchlight.testbed.graphs import builtin_graph
-from patchlight.testbed.io.issues import nearest
 from patchlight.testbed.paths.scheduling import CONTROL_DELAYS
 
 MIXTURE = "mixture-of-experts"

@@ -45,9 +45,8 @@ from patchlight.emulation.simulator.ramp.rollout import LookAhead
 from patchlight.emulation.simulator.ramp.scenario import PAC_ML_HORIZON_S
 from patchlight.emulation.simulator.ramp.workloads import LAW_NAMES, law
 from patchlight.emulation.simulator.results import policy_files, provenance
-from patchlight.testbed.errors import BadInput
+from patchlight.testbed.errors import BadInput, nearest
 from patchlight.testbed.graphs import ComputationGraph, builtin_graph
-from patchlight.testbed.io.issues import nearest
 
 SEEDS, QUICK_SEEDS = 10, 3
 FUTURES, QUICK_FUTURES, AHEAD = 32, 4, 40

@@ -21,9 +21,8 @@ from patchlight.emulation.simulator.ramp.scenario import (
     pac_ml_scenario,
 )
 from patchlight.emulation.simulator.ramp.workloads import LAW_NAMES, Device, Workloads
-from patchlight.testbed.errors import BadInput
+from patchlight.testbed.errors import BadInput, nearest
 from patchlight.testbed.graphs import ComputationGraph
-from patchlight.testbed.io.issues import nearest
 
 MAX_SERVERS = 65_536
 MAX_ARRIVALS = 1_000_000

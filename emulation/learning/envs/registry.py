@@ -18,8 +18,7 @@ from gymnasium.vector import SyncVectorEnv, VectorEnv
 from numpy.typing import NDArray
 
 from patchlight.controller.policies.files import run_file
-from patchlight.testbed.errors import BadInput
-from patchlight.testbed.io.issues import nearest
+from patchlight.testbed.errors import BadInput, nearest
 
 Environment = gymnasium.Env[Any, Any]
 Heuristic = Callable[[Any, Any], int]

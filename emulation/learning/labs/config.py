@@ -10,8 +10,7 @@ from patchlight.emulation.simulator.traces.files import LAWS
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.io.fields import FieldType, ListOf, Text, Whole, choice
 from patchlight.testbed.io.forms import Number, Record, setting
-from patchlight.testbed.io.issues import FileIssues
-from patchlight.testbed.io.reader import parse
+from patchlight.testbed.io.reader import FileIssues
 
 DRAWN = "drawn"
 LEARNED = ("partition",)
@@ -139,7 +138,7 @@ def is_for_labs(text: str) -> bool:
 def parse_lab_config(text: str, name: str = "config") -> LabConfig:
     """The configuration in this YAML text; ``ConfigError`` with every mistake in it."""
     issues = FileIssues(name, ConfigError)
-    config = parse(text, _CONFIG, issues)
+    config = _CONFIG.parse(text, issues)
     issues.raise_if_any()
     assert isinstance(config, LabConfig)
     return config

@@ -21,8 +21,7 @@ from patchlight.controller.circuits.registry import PlugIns
 from patchlight.emulation.json_lines import answer_lines
 from patchlight.emulation.optical.emulated_switch import EmulatedSwitch
 from patchlight.emulation.optical.matrices import Reason, RequestRefused
-from patchlight.testbed.errors import BadInput
-from patchlight.testbed.io.issues import nearest
+from patchlight.testbed.errors import BadInput, nearest
 from patchlight.testbed.lab.ocs_drivers import OCS_DRIVERS, WSS_DRIVERS
 from patchlight.testbed.lab.wavelengths import OcsFault
 from patchlight.testbed.linux.sockets import bind_unix, free_ports, listen, split_address

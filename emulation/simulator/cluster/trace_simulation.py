@@ -29,8 +29,7 @@ from patchlight.emulation.simulator.executors import Engine, Interrupted
 from patchlight.emulation.simulator.network.specs import Failure, Slowness, Trouble, network_of
 from patchlight.emulation.simulator.results import policy_files, provenance
 from patchlight.emulation.simulator.traces.files import drawn_trace, is_drawn, load_trace
-from patchlight.testbed.errors import BadInput
-from patchlight.testbed.io.issues import nearest
+from patchlight.testbed.errors import BadInput, nearest
 from patchlight.testbed.jobfile.reader import read_jobs
 from patchlight.testbed.labfile.reader import find_lab, load_lab
 

@@ -6,9 +6,8 @@ import click
 
 from patchlight.console import rendering as out
 from patchlight.testbed import graphs
-from patchlight.testbed.errors import BadInput, PatchlightError
+from patchlight.testbed.errors import BadInput, PatchlightError, nearest
 from patchlight.testbed.graphs.files import graph_to_json
-from patchlight.testbed.io.issues import nearest
 from patchlight.testbed.units import format_size
 
 _TOTALS = ("forward_ms", "backward_ms", "activation_bytes", "parameter_bytes")

@@ -14,8 +14,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from patchlight.testbed.errors import BadInput, PatchlightError
-from patchlight.testbed.io.issues import nearest
+from patchlight.testbed.errors import BadInput, PatchlightError, nearest
 
 NODE_TYPES = (
     *("INVALID_NODE", "METADATA_NODE", "MEM_LOAD_NODE", "MEM_STORE_NODE", "COMP_NODE"),

@@ -9,8 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from patchlight.emulation.simulator.network.sharing import Floats, Ints
-from patchlight.testbed.errors import BadInput
-from patchlight.testbed.io.issues import nearest
+from patchlight.testbed.errors import BadInput, nearest
 
 
 class Round(NamedTuple):

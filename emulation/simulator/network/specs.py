@@ -26,8 +26,7 @@ from patchlight.emulation.simulator.network.topologies.packet import (
     rail_only,
 )
 from patchlight.emulation.simulator.network.topologies.topoopt import topoopt
-from patchlight.testbed.errors import BadInput
-from patchlight.testbed.io.issues import nearest
+from patchlight.testbed.errors import BadInput, nearest
 from patchlight.testbed.units import parse_rate, parse_time
 
 DRAWS = 1024

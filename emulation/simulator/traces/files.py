@@ -14,8 +14,7 @@ import numpy as np
 from patchlight.emulation.simulator.traces import tables
 from patchlight.emulation.simulator.traces.model import Gathering, Trace, TraceJob
 from patchlight.emulation.simulator.traces.tables import read_log
-from patchlight.testbed.errors import BadInput
-from patchlight.testbed.io.issues import nearest
+from patchlight.testbed.errors import BadInput, nearest
 
 _DAY_S = 86400.0
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import NamedTuple
 
-from patchlight.testbed.io.issues import FileError, FileIssue
+from patchlight.testbed.errors import FileError, FileIssue
 
 SHOWN = 20
 """So many mistakes are named; a trace may have a million."""

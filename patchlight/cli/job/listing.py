@@ -10,8 +10,7 @@ import click
 
 from patchlight.console import rendering as out
 from patchlight.console.connection import complete_job, with_client
-from patchlight.testbed.errors import BadInput
-from patchlight.testbed.io.issues import nearest
+from patchlight.testbed.errors import BadInput, nearest
 from patchlight.testbed.jobs import JobState
 from patchlight.testbed.units import format_size, format_time
 

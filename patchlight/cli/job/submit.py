@@ -15,10 +15,9 @@ import click
 from patchlight.console import connection
 from patchlight.console import rendering as out
 from patchlight.console.options import complete_policy
-from patchlight.testbed.errors import BadInput
+from patchlight.testbed.errors import BadInput, nearest
 from patchlight.testbed.io.fields import FieldType, ListOf
 from patchlight.testbed.io.forms import MapOf, mapping_of, value_of
-from patchlight.testbed.io.issues import nearest
 from patchlight.testbed.jobfile.reader import JobBatch, JobFileError, Overrides, jobs_of, read_jobs
 from patchlight.testbed.jobfile.schema import ARRAY, KEYS, SWEEP, json_schema
 

@@ -12,13 +12,12 @@ import click
 from patchlight.cli.lab import emulated
 from patchlight.console import options as opts
 from patchlight.console import rendering as out
-from patchlight.console.commands import lab_option, require_root
+from patchlight.console.commands import complete_lab, lab_option, require_root
 from patchlight.console.connection import complete_host, offline_lab, which_lab
 from patchlight.emulation.fabric.lab_state import recorded_labs
 from patchlight.emulation.lab.emulated_lab import EmulatedLab, down_lab
 from patchlight.emulation.lab.teardown import lab_status, only_processes
-from patchlight.testbed.errors import BadInput
-from patchlight.testbed.io.issues import nearest
+from patchlight.testbed.errors import BadInput, nearest
 from patchlight.testbed.labfile.reader import find_lab, read_lab
 from patchlight.testbed.linux.processes import own_program
 from patchlight.testbed.linux.rate_limits import Impairment
@@ -32,7 +31,7 @@ def emulate() -> None:
 
 
 @emulate.command()
-@click.argument("lab", shell_complete=opts.complete_lab)
+@click.argument("lab", shell_complete=complete_lab)
 @click.option(
     "--scale",
     type=opts.ANY,

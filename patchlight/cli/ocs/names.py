@@ -9,9 +9,15 @@ import yaml
 
 from patchlight.console.connection import completer
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.io.fields import Text, describe, locate
-from patchlight.testbed.io.issues import FileIssues, Located, stands_twice
-from patchlight.testbed.io.reader import compose, read_standard_input, read_text
+from patchlight.testbed.io.fields import describe, locate
+from patchlight.testbed.io.reader import (
+    FileIssues,
+    Located,
+    compose,
+    read_standard_input,
+    read_text,
+    stands_twice,
+)
 from patchlight.testbed.lab.model import Endpoint, Lab, OpticalSwitch
 from patchlight.testbed.lab.optical_links import Entry
 from patchlight.testbed.lab.portmap import AnyMap
@@ -236,7 +242,7 @@ def _take(ocs: str, ways: AnyMap, taken: dict[tuple[str, str, int], list[Entry]]
 
 
 def _yaml_rows(text: str, issues: FileIssues) -> Iterator[_Row]:
-    root = compose(text, issues, Text(_EXPECTED, str))
+    root = compose(text, issues, _EXPECTED)
     if isinstance(root, yaml.SequenceNode):
         yield from _rows_of("", locate(root), root, issues)
     elif isinstance(root, yaml.MappingNode):

@@ -5,10 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from patchlight.testbed.errors import BadInput
+from patchlight.testbed.errors import BadInput, FileError
 from patchlight.testbed.graphs.files import JsonText
-from patchlight.testbed.io.issues import MOST_ISSUES, FileError, FileIssues
-from patchlight.testbed.io.reader import read_text
+from patchlight.testbed.io.reader import MOST_ISSUES, FileIssues, read_text
 from patchlight.testbed.labfile.reader import LabFileError, parse_lab, read_lab
 
 START = "name: x\nnetwork: 10.0.0.0/8\n"

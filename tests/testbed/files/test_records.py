@@ -8,12 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from patchlight.testbed.errors import BadInput
+from patchlight.testbed.errors import BadInput, FileError
 from patchlight.testbed.graphs.files import positions
 from patchlight.testbed.io.fields import ListOf, Text, Whole, choice, matching
 from patchlight.testbed.io.forms import MapOf, Number, Record, setting
-from patchlight.testbed.io.issues import FileError, FileIssues
-from patchlight.testbed.io.reader import parse
+from patchlight.testbed.io.reader import FileIssues
 
 
 class MenuError(FileError):
@@ -51,7 +50,7 @@ MENU = Record(Menu, "a menu")
 
 def read(text: str) -> Menu:
     issues = FileIssues("menu.yaml", MenuError)
-    menu = parse(text, MENU, issues)
+    menu = MENU.parse(text, issues)
     issues.raise_if_any()
     assert isinstance(menu, Menu)
     return menu
@@ -108,7 +107,7 @@ def test_a_group_may_be_used_again_by_an_alias() -> None:
     assert read("name: pie\ndays: &d [mon, tue]\nprices: {mon: 1}").days == ("mon", "tue")
     issues = FileIssues("x")
     twice = ListOf(ListOf(Text("a word", str), "words"), "lists")
-    assert len(parse("[&a [x, y], *a]", twice, issues)) == 2
+    assert len(twice.parse("[&a [x, y], *a]", issues)) == 2
     assert not issues
 
 

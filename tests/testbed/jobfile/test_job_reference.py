@@ -3,8 +3,7 @@
 import pytest
 
 from patchlight.testbed.io.fields import Key
-from patchlight.testbed.io.issues import FileIssues
-from patchlight.testbed.io.reader import parse
+from patchlight.testbed.io.reader import FileIssues
 from patchlight.testbed.jobfile.schema import JOB, MOUNT, OF_FILES, SWEEP, job_file_reference
 
 
@@ -15,6 +14,6 @@ from patchlight.testbed.jobfile.schema import JOB, MOUNT, OF_FILES, SWEEP, job_f
 )
 def test_every_key_is_in_the_reference_with_an_example_that_can_be_read(key: Key) -> None:
     issues = FileIssues(key.name)
-    assert parse(key.sample, key.type, issues) is not None
+    assert key.type.parse(key.sample, issues) is not None
     issues.raise_if_any()
     assert f"| `{key.name}` | {key.about} |" in job_file_reference()

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from patchlight.testbed.generate.generate import two_tors
 from patchlight.testbed.io.fields import Group, Key
 from patchlight.testbed.io.forms import group_of
-from patchlight.testbed.io.issues import FileIssues
-from patchlight.testbed.io.reader import parse
+from patchlight.testbed.io.reader import FileIssues
 from patchlight.testbed.labfile.reader import builtin_labs, load_lab, parse_lab
 from patchlight.testbed.labfile.schema import LAB
 from patchlight.testbed.labfile.values import KNOWN_DRIVERS
@@ -32,7 +31,7 @@ KEYS = dict(keys_of("", LAB))
 def test_every_key_has_an_example_that_can_be_read(path: str) -> None:
     key = KEYS[path]
     issues = FileIssues(path)
-    assert parse(key.sample, key.type, issues) is not None
+    assert key.type.parse(key.sample, issues) is not None
     issues.raise_if_any()
 
 

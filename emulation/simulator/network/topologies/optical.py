@@ -15,8 +15,7 @@ from patchlight.emulation.simulator.network.contract import (
 )
 from patchlight.emulation.simulator.network.sharing import Ints
 from patchlight.emulation.simulator.network.topologies.packet import LATENCY, RATE, Ideal
-from patchlight.testbed.errors import BadInput
-from patchlight.testbed.io.issues import nearest
+from patchlight.testbed.errors import BadInput, nearest
 from patchlight.testbed.paths.schedulers import SCHEDULERS
 
 
