@@ -36,6 +36,7 @@ from patchlight.testbed.errors import PatchlightError
 Tell = Callable[[int, int], None]
 """Hears how many jobs have ended, of how many."""
 
+# A job that nothing but broken GPUs keeps waiting for so long will not get them any more.
 _HOPELESS_S = 365 * 86400.0
 _TELL_EVERY = 500
 
@@ -118,14 +119,6 @@ class QueueScheduler:
             self.decide()
 
 
-def _check_fit(policies: Policies, cluster: Cluster) -> None:
-    for slot in fields(policies):
-        policy = getattr(policies, slot.name)
-        policy = getattr(policy, "policy", policy)  # of the guard of one that users wrote
-        if hasattr(policy, "check_fits"):
-            policy.check_fits(cluster.shape, cluster.lab)
-
-
 def simulate(
     cluster: Cluster,
     jobs: Sequence[QueueJob],
@@ -137,7 +130,11 @@ def simulate(
 
     ``BadInput`` for a learned policy that cannot decide in such a cluster.
     """
-    _check_fit(policies, cluster)
+    for slot in fields(policies):
+        policy = getattr(policies, slot.name)
+        policy = getattr(policy, "policy", policy)  # of the guard of one that users wrote
+        if hasattr(policy, "check_fits"):
+            policy.check_fits(cluster.shape, cluster.lab)
     simulation = Simulation(cluster, jobs, settings or Settings())
     scheduler = QueueScheduler(simulation, policies)
     told, count = 0, len(jobs)

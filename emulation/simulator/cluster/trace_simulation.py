@@ -26,7 +26,7 @@ from patchlight.emulation.simulator.cluster.sweep import (
     run_sweep,
 )
 from patchlight.emulation.simulator.executors import Engine, Interrupted
-from patchlight.emulation.simulator.network.specs import Failure, Slowness, Trouble, network_of
+from patchlight.emulation.simulator.network.specs import Trouble, network_of
 from patchlight.emulation.simulator.results import policy_files, provenance
 from patchlight.emulation.simulator.traces.files import drawn_trace, is_drawn, load_trace
 from patchlight.testbed.errors import BadInput, nearest
@@ -229,10 +229,8 @@ def _cluster(options: SimulationOptions) -> Cluster:
                 hint="a lab as a network is --network lab:NAME; a tree has taper=2",
             )
         network = network_of(options.network)
-        slow = [Slowness.parse(text) for text in options.slow]
-        fail = [Failure.parse(text) for text in options.fail]
-        trouble = Trouble(slow, fail, options.settings.seed).checked(network)
-        return NetworkCluster(network, trouble=trouble)
+        trouble = Trouble.parse(options.slow, options.fail, options.settings.seed)
+        return NetworkCluster(network, trouble=trouble.checked(network))
     if options.slow or options.fail:
         raise BadInput(
             "--slow and --fail are for the nodes and links of a --network",

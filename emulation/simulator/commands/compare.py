@@ -168,7 +168,7 @@ def simulate_chakra(context: click.Context, given: dict[str, Any]) -> None:
     """
     from patchlight.emulation.simulator.network.chakra import result_of_chakra
     from patchlight.emulation.simulator.network.chakra_file import files_of_ranks
-    from patchlight.emulation.simulator.network.specs import Failure, Slowness, Trouble, network_of
+    from patchlight.emulation.simulator.network.specs import Trouble, network_of
     from patchlight.emulation.simulator.results import results_folder, write_report
 
     options = {each.name: each.opts[0] for each in context.command.params}
@@ -191,11 +191,7 @@ def simulate_chakra(context: click.Context, given: dict[str, Any]) -> None:
         name, begins_s = (prefix, parse_time(begins)) if at else (str(text), 0.0)
         traces.append((name, files_of_ranks(Path(name)), begins_s))
     folder = results_folder(given["output"], "chakra")
-    trouble = Trouble(
-        [Slowness.parse(text) for text in given["slow"]],
-        [Failure.parse(text) for text in given["fail"]],
-        given["seed"],
-    )
+    trouble = Trouble.parse(given["slow"], given["fail"], given["seed"])
     result = result_of_chakra(network_of(given["network"]), traces, trouble, given["skip_bad"])
     result |= {"slow": list(given["slow"]), "fail": list(given["fail"])}
     write_report(result, folder)

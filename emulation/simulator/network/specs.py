@@ -11,7 +11,7 @@ import numpy as np
 
 from patchlight.emulation.simulator.network.contract import ETHERNET_BYTES, NO_LINK, Network, tcp
 from patchlight.emulation.simulator.network.sharing import Floats, Ints
-from patchlight.emulation.simulator.network.topologies.direct import astra, lab, torus
+from patchlight.emulation.simulator.network.topologies.direct import astra, lab, topoopt, torus
 from patchlight.emulation.simulator.network.topologies.optical import (
     oddl,
     ramp,
@@ -25,7 +25,6 @@ from patchlight.emulation.simulator.network.topologies.packet import (
     leaf_spine,
     rail_only,
 )
-from patchlight.emulation.simulator.network.topologies.topoopt import topoopt
 from patchlight.testbed.errors import BadInput, nearest
 from patchlight.testbed.units import parse_rate, parse_time
 
@@ -134,6 +133,12 @@ class Trouble:
     slow: Sequence[Slowness] = ()
     failures: Sequence[Failure] = ()
     seed: int = 0
+
+    @classmethod
+    def parse(cls, slow: Iterable[str], failures: Iterable[str], seed: int) -> "Trouble":
+        """Each of them from text, like ``"5:1.5"`` and ``"link:12@90s+5min"``."""
+        slowness = [Slowness.parse(text) for text in slow]
+        return cls(slowness, [Failure.parse(text) for text in failures], seed)
 
     def __post_init__(self) -> None:
         for slow in self.slow:

@@ -20,7 +20,7 @@ from patchlight.emulation.simulator.network.contract import (
 from patchlight.emulation.simulator.network.jobs import PlacedJob, run_jobs
 from patchlight.emulation.simulator.network.sharing import Floats
 from patchlight.emulation.simulator.network.specs import network_of
-from patchlight.emulation.simulator.network.topologies.topoopt import MOST_MATCHED, TopoOpt
+from patchlight.emulation.simulator.network.topologies.direct import MOST_MATCHED, TopoOpt
 
 # Loops are compiled once, where nothing is on the disk yet.
 pytestmark = pytest.mark.xdist_group("networks")
