@@ -15,13 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from patchlight.controller.policies.contract import (
-    ElasticityPolicy,
-    OrderPolicy,
-    PartitionPolicy,
-    PlacementPolicy,
-    TopologyPolicy,
-)
+from patchlight.controller.policies import contract
 from patchlight.controller.policies.order import Fifo
 from patchlight.controller.policies.registry import load_policy
 from patchlight.controller.prediction.network import slowest_nic_bps
@@ -63,11 +57,11 @@ class Episode:
 
     def play(
         self,
-        placement: PlacementPolicy,
-        topology: TopologyPolicy | None = None,
-        order: OrderPolicy | None = None,
-        elasticity: ElasticityPolicy | None = None,
-        partition: PartitionPolicy | None = None,
+        placement: contract.PlacementPolicy,
+        topology: contract.TopologyPolicy | None = None,
+        order: contract.OrderPolicy | None = None,
+        elasticity: contract.ElasticityPolicy | None = None,
+        partition: contract.PartitionPolicy | None = None,
     ) -> QueueResult:
         """Run all jobs to their end; first in, first out if no order is given."""
         policies = Policies(order or Fifo(), placement, topology, elasticity, partition)

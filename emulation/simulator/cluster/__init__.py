@@ -1,10 +1,4 @@
-"""A cluster with a queue: jobs wait for GPUs, run as fast as the network lets them, and end.
-
-``jobs`` says what a job is, ``cluster`` and ``labcluster`` where it runs; how fast, the flow model
-of ``patchlight.controller.prediction`` says. ``simulation`` is the cluster in time, ``site`` shows
-it to the queue and to policies, ``scheduling`` plays it to its end, and ``results`` says what came
-of it.
-"""
+"""A cluster with a queue: jobs wait for GPUs, run as fast as the network lets them, and end."""
 
 from patchlight.controller.prediction.network import Training
 from patchlight.emulation.simulator.cluster.cluster import LabCluster, TwoLevel

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from patchlight.emulation.simulator.cluster import sweep
 from patchlight.emulation.simulator.cluster.cluster import (
     Cluster,
     LabCluster,
@@ -16,15 +17,6 @@ from patchlight.emulation.simulator.cluster.jobs import QueueJob, queue_jobs
 from patchlight.emulation.simulator.cluster.networkcluster import NetworkCluster
 from patchlight.emulation.simulator.cluster.report import result_of, write_report
 from patchlight.emulation.simulator.cluster.state import Settings
-from patchlight.emulation.simulator.cluster.sweep import (
-    AS_ASKED,
-    Combination,
-    CombinationResult,
-    Sweep,
-    check_policies,
-    combinations,
-    run_sweep,
-)
 from patchlight.emulation.simulator.executors import Engine, Interrupted
 from patchlight.emulation.simulator.network.specs import Trouble, network_of
 from patchlight.emulation.simulator.results import policy_files, provenance
@@ -73,20 +65,20 @@ class SimulationOptions:
     placement: tuple[str, ...] = ("first-fit",)
     topology: tuple[str, ...] = ("keep",)
     elasticity: tuple[str, ...] = ("rigid",)
-    partition: tuple[str, ...] = (AS_ASKED,)
+    partition: tuple[str, ...] = (sweep.AS_ASKED,)
     settings: Settings = field(default_factory=Settings)
     engine: Engine = field(default_factory=Engine)
     compares: bool = True
 
     @property
-    def combinations(self) -> list[Combination]:
+    def combinations(self) -> list[sweep.Combination]:
         """The policies of each run."""
         settings = self.settings
         moves = settings.defragment_s is not None
         kinds = self.order, self.placement, self.topology
         defragment = (False, True) if moves and self.compares else (moves,)
         more = self.elasticity, self.partition
-        return combinations(*kinds, settings.seed, defragment, *more)
+        return sweep.combinations(*kinds, settings.seed, defragment, *more)
 
 
 @dataclass(frozen=True)
@@ -96,7 +88,7 @@ class TraceSimulation:
     ``interrupted``: these are only the runs that were finished when somebody pressed Ctrl-C.
     """
 
-    outcomes: list[CombinationResult]
+    outcomes: list[sweep.CombinationResult]
     result: Mapping[str, Any]
     notes: tuple[str, ...]
     files: list[Path]
@@ -113,7 +105,7 @@ def simulate_trace(
     finished; where none is, it is raised.
     """
     cluster, settings, engine = _cluster(options), options.settings, options.engine
-    check_policies(
+    sweep.check_policies(
         options.order, options.placement, options.topology, options.elasticity, options.partition
     )
     if options.topology != ("keep",) and not cluster.circuits:
@@ -137,7 +129,7 @@ def simulate_trace(
     origin = provenance([settings.seed], _files(options))
     interrupted = False
     try:
-        outcomes = run_sweep(Sweep(cluster, jobs, settings), runs, engine, tell)
+        outcomes = sweep.run_sweep(sweep.Sweep(cluster, jobs, settings), runs, engine, tell)
     except Interrupted as stop:
         outcomes = [stop.results[number] for number in sorted(stop.results)]
         interrupted = True
@@ -186,7 +178,7 @@ def _jobs(
         specs = file.specs[: options.jobs]
         alone = "in a lab they would start together: here each starts by itself"
         notes = (alone,) if file.together and len(specs) > 1 else ()
-        partitioned = AS_ASKED not in options.partition
+        partitioned = sweep.AS_ASKED not in options.partition
         return jobs_of_specs(cluster.lab, specs, options.user, partitioned=partitioned), notes
     if options.trace_format is None and is_drawn(options.trace):
         count, gpus = options.jobs or DRAWN_JOBS, len(cluster.shape.gpus)
@@ -217,7 +209,7 @@ def _files(options: SimulationOptions) -> list[Path]:
         *policy_files(options.placement, "placement"),
         *policy_files([name for name in options.topology if name != "keep"], "topology"),
         *policy_files([name for name in options.elasticity if name != "rigid"], "elasticity"),
-        *policy_files([name for name in options.partition if name != AS_ASKED], "partition"),
+        *policy_files([name for name in options.partition if name != sweep.AS_ASKED], "partition"),
     ]
 
 
