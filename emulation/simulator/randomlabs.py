@@ -27,8 +27,7 @@ from patchlight.emulation.simulator.cluster import (
     Settings,
     simulate,
 )
-from patchlight.emulation.simulator.cluster.cluster import jobs_of_specs
-from patchlight.emulation.simulator.cluster.jobs import elastic, opened
+from patchlight.emulation.simulator.cluster.jobs import elastic, jobs_of_specs, opened
 from patchlight.emulation.simulator.cluster.sweep import AS_ASKED
 from patchlight.emulation.simulator.executors import Engine, run_all
 from patchlight.emulation.simulator.ramp.scenario import Interval, mean_and_interval

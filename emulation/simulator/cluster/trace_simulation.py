@@ -7,13 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from patchlight.emulation.simulator.cluster import sweep
-from patchlight.emulation.simulator.cluster.cluster import (
-    Cluster,
-    LabCluster,
-    TwoLevel,
-    jobs_of_specs,
-)
-from patchlight.emulation.simulator.cluster.jobs import QueueJob, queue_jobs
+from patchlight.emulation.simulator.cluster.cluster import Cluster, LabCluster, TwoLevel
+from patchlight.emulation.simulator.cluster.jobs import QueueJob, jobs_of_specs, queue_jobs
 from patchlight.emulation.simulator.cluster.networkcluster import NetworkCluster
 from patchlight.emulation.simulator.cluster.report import result_of, write_report
 from patchlight.emulation.simulator.cluster.state import Settings

@@ -161,12 +161,13 @@ def simulation_options(command: Callable[..., Any]) -> Callable[..., Any]:
             raise BadInput("there are no jobs to simulate: give a --trace FILE, or --chakra PREFIX")
         del given["chakra"]
         # Not above: importing NumPy takes longer than --help should.
-        from patchlight.emulation.simulator.cluster import Outages, Settings
+        from patchlight.emulation.simulator.cluster import Settings
         from patchlight.emulation.simulator.cluster.trace_simulation import (
             JOB_FILES,
             SimulationOptions,
         )
         from patchlight.emulation.simulator.executors import Engine
+        from patchlight.emulation.simulator.outages import Outages
         from patchlight.testbed.labfile.reader import load_lab
 
         compares = given["defragment_s"] is not None
