@@ -23,7 +23,7 @@ from patchlight.client.client import ControllerClient
 from patchlight.controller.policies.order import Fifo
 from patchlight.controller.policies.placement import Consolidated
 from patchlight.emulation.simulator.cluster import LabCluster, Policies, Settings, simulate
-from patchlight.emulation.simulator.cluster.cluster import jobs_of_specs
+from patchlight.emulation.simulator.cluster.jobs import jobs_of_specs
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.jobs import JobSpec
 from patchlight.testbed.lab.model import Lab

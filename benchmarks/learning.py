@@ -20,7 +20,9 @@ from patchlight.controller.policies.files import shipped_models, weighs_options
 from patchlight.controller.policies.learned import load_learned
 from patchlight.controller.policies.registry import load_policy
 from patchlight.emulation.simulator import randomlabs
-from patchlight.emulation.simulator.ramp import Episode, Workloads, pac_ml_scenario
+from patchlight.emulation.simulator.ramp.lossnetwork import Episode
+from patchlight.emulation.simulator.ramp.scenario import pac_ml_scenario
+from patchlight.emulation.simulator.ramp.workloads import Workloads
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.generate.generate import RandomLabShape, lab_of
 

@@ -16,15 +16,10 @@ import numpy as np
 from benchmarks import figure
 from patchlight.emulation.simulator.cluster import NetworkCluster, queue_jobs, simulate
 from patchlight.emulation.simulator.cluster.sweep import load_policies
-from patchlight.emulation.simulator.network import (
-    PlacedJob,
-    collective,
-    completions,
-    network_of,
-    run_jobs,
-)
-from patchlight.emulation.simulator.network.contract import Round
-from patchlight.emulation.simulator.traces import load_trace
+from patchlight.emulation.simulator.network.contract import Round, collective
+from patchlight.emulation.simulator.network.jobs import PlacedJob, completions, run_jobs
+from patchlight.emulation.simulator.network.specs import network_of
+from patchlight.emulation.simulator.traces.files import load_trace
 from tests.support.data import data_set
 from tests.support.random_flows import (
     network_with_equal_latencies,

@@ -23,7 +23,7 @@ _RUN = """
 import json, resource, sys, time
 from patchlight.emulation.simulator.cluster import Settings, TwoLevel, queue_jobs
 from patchlight.emulation.simulator.cluster.sweep import Combination, Sweep
-from patchlight.emulation.simulator.traces import read_trace
+from patchlight.emulation.simulator.traces.files import read_trace
 trace, cluster, oversubscription, communication, speed, preempt, order, placement = sys.argv[1:]
 began = time.process_time()
 jobs = queue_jobs(read_trace(trace, skip_bad=True), float(communication), float(speed))

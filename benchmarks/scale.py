@@ -22,7 +22,7 @@ def tell(**figures):
 """
 # A ladder: each operation feeds the next and the one after it.
 _GRAPH = """
-from patchlight.emulation.simulator.ramp import Workloads
+from patchlight.emulation.simulator.ramp.workloads import Workloads
 from patchlight.testbed.graphs import ComputationGraph, Operation
 count = int(sys.argv[1])
 operations = tuple(
@@ -38,7 +38,9 @@ tell(made_s=made_s, cpu_s=time.process_time() - began)
 _RAMP = """
 from patchlight.controller.policies.degrees import Constant
 from patchlight.emulation.experiments.pac_ml.variation import Variation
-from patchlight.emulation.simulator.ramp import RampShape, Workloads, run_episode
+from patchlight.emulation.simulator.ramp.lossnetwork import run_episode
+from patchlight.emulation.simulator.ramp.ramp import RampShape
+from patchlight.emulation.simulator.ramp.workloads import Workloads
 from patchlight.emulation.simulator.ramp.scenario import FixedArrivals
 from patchlight.testbed.graphs import builtin_graph
 shape, jobs = RampShape(*map(int, sys.argv[1].split("x"))), int(sys.argv[2])

@@ -13,13 +13,10 @@ from typing import Any
 
 from benchmarks import figure
 from patchlight.controller.policies.degrees import Constant
-from patchlight.emulation.simulator.ramp import (
-    PlacementRule,
-    Scenario,
-    Workloads,
-    pac_ml_scenario,
-    run_episode,
-)
+from patchlight.emulation.simulator.ramp.lossnetwork import run_episode
+from patchlight.emulation.simulator.ramp.ramp import PlacementRule
+from patchlight.emulation.simulator.ramp.scenario import Scenario, pac_ml_scenario
+from patchlight.emulation.simulator.ramp.workloads import Workloads
 from patchlight.testbed.graphs import ComputationGraph, builtin_graph, read_graph
 from tests.support.data import data_set
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     )
     from patchlight.emulation.lab.emulated_lab import EmulatedLab
     from patchlight.emulation.simulator.cluster import Policies, TwoLevel, queue_jobs, simulate
-    from patchlight.emulation.simulator.traces import read_trace
+    from patchlight.emulation.simulator.traces.files import read_trace
     from patchlight.testbed.errors import BadInput, OutcomeUnknown, PatchlightError
     from patchlight.testbed.generate.builder import LabBuilder
     from patchlight.testbed.graphs import ComputationGraph, builtin_graph, read_graph
@@ -37,7 +37,7 @@ _NAMES_IN = {
     ),
     "emulation.lab.emulated_lab": "EmulatedLab",
     "emulation.simulator.cluster": "Policies TwoLevel queue_jobs simulate",
-    "emulation.simulator.traces": "read_trace",
+    "emulation.simulator.traces.files": "read_trace",
     "testbed.generate.builder": "LabBuilder",
     "testbed.errors": "BadInput OutcomeUnknown PatchlightError",
     "testbed.graphs": "ComputationGraph builtin_graph read_graph",

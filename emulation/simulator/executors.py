@@ -158,8 +158,6 @@ def run_all(
 
     try:
         if engine.name == "ray" and tasks:
-            from patchlight.emulation.simulator.executors import run_on_ray
-
             run_on_ray(tasks, worker, engine, found)
         elif engine.count == 1 or len(tasks) <= 1:
             for number, task in enumerate(tasks):

@@ -15,13 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from patchlight.controller.policies.contract import (
-    ElasticityPolicy,
-    OrderPolicy,
-    PartitionPolicy,
-    PlacementPolicy,
-    TopologyPolicy,
-)
+from patchlight.controller.policies import contract
 from patchlight.controller.policies.order import Fifo
 from patchlight.controller.policies.registry import load_policy
 from patchlight.controller.prediction.network import slowest_nic_bps
@@ -33,12 +27,12 @@ from patchlight.emulation.simulator.cluster import (
     Settings,
     simulate,
 )
-from patchlight.emulation.simulator.cluster.cluster import jobs_of_specs
-from patchlight.emulation.simulator.cluster.jobs import elastic, opened
+from patchlight.emulation.simulator.cluster.jobs import elastic, jobs_of_specs, opened
 from patchlight.emulation.simulator.cluster.sweep import AS_ASKED
 from patchlight.emulation.simulator.executors import Engine, run_all
 from patchlight.emulation.simulator.ramp.scenario import Interval, mean_and_interval
-from patchlight.emulation.simulator.traces import LAWS, TraceJob, is_drawn, read_trace
+from patchlight.emulation.simulator.traces.files import LAWS, is_drawn, read_trace
+from patchlight.emulation.simulator.traces.model import TraceJob
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.generate.generate import random_lab
 from patchlight.testbed.graphs import builtin_graph
@@ -62,11 +56,11 @@ class Episode:
 
     def play(
         self,
-        placement: PlacementPolicy,
-        topology: TopologyPolicy | None = None,
-        order: OrderPolicy | None = None,
-        elasticity: ElasticityPolicy | None = None,
-        partition: PartitionPolicy | None = None,
+        placement: contract.PlacementPolicy,
+        topology: contract.TopologyPolicy | None = None,
+        order: contract.OrderPolicy | None = None,
+        elasticity: contract.ElasticityPolicy | None = None,
+        partition: contract.PartitionPolicy | None = None,
     ) -> QueueResult:
         """Run all jobs to their end; first in, first out if no order is given."""
         policies = Policies(order or Fifo(), placement, topology, elasticity, partition)

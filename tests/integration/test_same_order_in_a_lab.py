@@ -16,14 +16,9 @@ from patchlight import EmulatedLab
 from patchlight.client.client import ControllerClient
 from patchlight.controller.jobs.policy_set import named
 from patchlight.controller.policies.registry import load_policy
-from patchlight.emulation.simulator.cluster import (
-    LabCluster,
-    Policies,
-    QueueScheduler,
-    Settings,
-    Simulation,
-)
-from patchlight.emulation.simulator.cluster.cluster import jobs_of_specs
+from patchlight.emulation.simulator.cluster import LabCluster, Policies, Settings, Simulation
+from patchlight.emulation.simulator.cluster.jobs import jobs_of_specs
+from patchlight.emulation.simulator.cluster.sweep import QueueScheduler
 from patchlight.testbed.jobs import JobSpec
 from patchlight.testbed.lab.model import Lab
 from patchlight.testbed.lab.rules import PolicyChoice

@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from patchlight.emulation.simulator.network import Flows, Network, network_of
-from patchlight.emulation.simulator.network.contract import NO_LINK
+from patchlight.emulation.simulator.network.contract import NO_LINK, Network
+from patchlight.emulation.simulator.network.jobs import Flows
+from patchlight.emulation.simulator.network.specs import network_of
 
 PYTHON = "/usr/bin/python3"
 _PROGRAM = Path(__file__).with_name("simgrid_flows.py")

@@ -11,12 +11,14 @@ import yaml
 from matplotlib.figure import Figure
 
 from patchlight.controller.policies.contract import JobView
+from patchlight.controller.prediction.network import Training
 from patchlight.emulation.simulator import results
-from patchlight.emulation.simulator.cluster import NetworkCluster, QueueJob, Training, simulate
+from patchlight.emulation.simulator.cluster import NetworkCluster, QueueJob, simulate
 from patchlight.emulation.simulator.cluster.networkcluster import Usage
 from patchlight.emulation.simulator.cluster.results import summary_of
 from patchlight.emulation.simulator.cluster.sweep import load_policies
-from patchlight.emulation.simulator.network import Network, network_of
+from patchlight.emulation.simulator.network.contract import Network
+from patchlight.emulation.simulator.network.specs import network_of
 from patchlight.emulation.simulator.results import provenance
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.graphs import builtin_graph

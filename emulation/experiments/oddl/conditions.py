@@ -13,11 +13,14 @@ from patchlight.emulation.simulator.cluster import NetworkCluster, QueueJob, Set
 from patchlight.emulation.simulator.cluster.jobs import SyntheticJobs, queue_jobs
 from patchlight.emulation.simulator.cluster.simulation import Simulation
 from patchlight.emulation.simulator.cluster.sweep import QueueScheduler, load_policies
-from patchlight.emulation.simulator.network import Network, PlacedJob, Round, collective, network_of
 from patchlight.emulation.simulator.network import jobs as network_jobs
+from patchlight.emulation.simulator.network.contract import Network, Round, collective
 from patchlight.emulation.simulator.network.engine import run
+from patchlight.emulation.simulator.network.jobs import PlacedJob
 from patchlight.emulation.simulator.network.sharing import Ints
-from patchlight.emulation.simulator.traces import TraceJob, read_trace
+from patchlight.emulation.simulator.network.specs import network_of
+from patchlight.emulation.simulator.traces.files import read_trace
+from patchlight.emulation.simulator.traces.model import TraceJob
 from patchlight.testbed.errors import BadInput, PatchlightError, nearest
 from patchlight.testbed.graphs import builtin_graph
 from patchlight.testbed.paths.scheduling import CONTROL_DELAYS

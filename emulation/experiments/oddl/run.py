@@ -10,11 +10,11 @@ import numpy as np
 from patchlight.emulation.experiments.oddl import conditions
 from patchlight.emulation.experiments.paper import SPEEDUPS
 from patchlight.emulation.simulator.executors import Engine, run_all
-from patchlight.emulation.simulator.network import PlacedJob, Round, collective, network_of
-from patchlight.emulation.simulator.network.contract import Network
+from patchlight.emulation.simulator.network.contract import Network, Round, collective
 from patchlight.emulation.simulator.network.engine import run
-from patchlight.emulation.simulator.network.jobs import ONCE, program_of, sessions_of
+from patchlight.emulation.simulator.network.jobs import ONCE, PlacedJob, program_of, sessions_of
 from patchlight.emulation.simulator.network.sharing import Ints
+from patchlight.emulation.simulator.network.specs import network_of
 from patchlight.emulation.simulator.results import provenance
 from patchlight.testbed.errors import BadInput
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from patchlight.emulation.learning.config import NAME, ConfigError
-from patchlight.emulation.simulator.traces import LAWS
+from patchlight.emulation.simulator.traces.files import LAWS
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.io.fields import FieldType, ListOf, Text, Whole, choice
 from patchlight.testbed.io.forms import Number, Record, setting

@@ -29,7 +29,7 @@ from patchlight.emulation.learning.labs.network import OptionNetwork, policy_of
 from patchlight.emulation.simulator.cluster import QueueResult
 from patchlight.emulation.simulator.executors import Engine, run_all
 from patchlight.emulation.simulator.randomlabs import Episode, draw_jobs, trace_of, traced_jobs
-from patchlight.emulation.simulator.traces import TraceJob
+from patchlight.emulation.simulator.traces.model import TraceJob
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.generate.generate import random_lab
 

@@ -1,4 +1,4 @@
-"""Clusters for the simulator: racks of servers of GPUs, and labs whose OCSs rewire them."""
+"""Clusters: racks of servers of GPUs, and labs whose OCSs rewire them; how rings share links."""
 
 from __future__ import annotations
 
@@ -10,15 +10,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple, Protocol
 
-from patchlight.controller.jobs.cluster_view import alone_s, training_of, view_of
-from patchlight.controller.jobs.specs import check_specs
 from patchlight.controller.policies.contract import ClusterShape, Frozen, GpuSite
 from patchlight.controller.policies.sets import members
-from patchlight.controller.prediction.network import Demand, LabNetwork, slowest_nic_bps
-from patchlight.emulation.simulator.cluster.jobs import QueueJob
-from patchlight.emulation.simulator.cluster.pacing import RingNetwork
+from patchlight.controller.prediction.network import Demand, LabNetwork, Load, fair_rates
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.jobs import JobSpec, JobState, JobStatus
 from patchlight.testbed.lab.model import Host, Lab
 from patchlight.testbed.lab.portmap import PortMap
 from patchlight.testbed.lab.wiring import trace_links
@@ -92,6 +87,74 @@ class Cluster(Protocol):
 
     def pacing(self) -> Pacing:
         """What says how fast jobs go on it, none of them begun."""
+
+
+class RingShare(Protocol):
+    """A running job: its number, what it has to do, its links, and its seconds for a unit."""
+
+    index: int
+    load: Load
+    demand: Demand
+    unit_s: float
+
+
+class RingNetwork:
+    """The pace of running jobs whose rings share links, max-min fair."""
+
+    def __init__(self, network: Cluster) -> None:
+        self._network = network
+        self._sharing: dict[int, RingShare] = {}
+        self._rings_on: dict[Hashable, int] = {}
+
+    def route(self, job: RingShare, demand: Demand | None) -> bool:
+        """Put a job's ring on these links; whether it shares them, or those that it had.
+
+        A job that shares links stands still until ``new_paces``, one without a circuit (``None``)
+        until its next route.
+        """
+        shared = self.remove(job)
+        job.demand = demand or {}
+        if not demand or not job.load.ring_bits:
+            dark = demand is None
+            job.unit_s = math.inf if dark else job.load.unit_s(self._network.edge_bps)
+            return shared
+        self._sharing[job.index] = job
+        shares, rings_on = False, self._rings_on
+        for link in demand:
+            before = rings_on.get(link, 0)
+            rings_on[link] = before + 1
+            shares = shares or before > 0
+        if shares or shared:
+            job.unit_s = math.inf
+            return True
+        # What ``fair_rates`` says of a ring that has all its links to itself.
+        capacity_bps, rate_bps = self._network.capacity_bps, self._network.edge_bps
+        for link, edges in demand.items():
+            rate_bps = min(rate_bps, capacity_bps[link] / edges)
+        job.unit_s = job.load.unit_s(rate_bps)
+        return False
+
+    def remove(self, job: RingShare) -> bool:
+        """Take a job's ring off its links; whether it shared any."""
+        if self._sharing.pop(job.index, None) is None:
+            return False
+        shared, rings_on = False, self._rings_on
+        for link in job.demand:
+            left = rings_on[link] - 1
+            if left:
+                rings_on[link], shared = left, True
+            else:
+                del rings_on[link]
+        return shared
+
+    def new_paces(self) -> Iterator[tuple[RingShare, float]]:
+        """Share the links; the jobs whose pace changes, each with its seconds for a unit."""
+        jobs, network = list(self._sharing.values()), self._network
+        rates = fair_rates([job.demand for job in jobs], network.capacity_bps, network.edge_bps)
+        for job, rate_bps in zip(jobs, rates, strict=True):
+            unit_s = job.load.unit_s(rate_bps)
+            if unit_s != job.unit_s:
+                yield job, unit_s
 
 
 @dataclass(frozen=True)
@@ -197,7 +260,7 @@ class TwoLevel:
         """Itself: nothing in it changes."""
         return self
 
-    def pacing(self) -> RingNetwork[Any]:
+    def pacing(self) -> RingNetwork:
         """Rings that communicate all the time."""
         return RingNetwork(self)
 
@@ -239,7 +302,7 @@ class LabCluster:
         found._first = self._first
         return found
 
-    def pacing(self) -> RingNetwork[Any]:
+    def pacing(self) -> RingNetwork:
         """Rings that communicate all the time, over the links as they are lit."""
         return RingNetwork(self)
 
@@ -312,55 +375,3 @@ class LabCluster:
                 if (paths[0] and paths[0].hops) != (paths[1] and paths[1].hops):
                     moved |= 1 << number
         return Rewiring(dark_s, changed, moved, self._network.relit)
-
-
-def jobs_of_specs(
-    lab: Lab,
-    specs: Sequence[JobSpec],
-    user: str = "",
-    arrived_s: float = 0.0,
-    partitioned: bool = False,
-) -> list[QueueJob]:
-    """Jobs that a user submits to a lab at one moment, each of which starts by itself.
-
-    Where they are ``partitioned``, a policy says how many workers those get that leave it open.
-
-    ``BadInput`` for one that the lab would not take, and for one that a simulation knows too
-    little of: on hosts of its own choice, or without gradient or computing time.
-    """
-    counted = not partitioned
-    checked = [each for spec in specs for each in check_specs(lab, [spec], counted=counted)]
-    return [
-        _queue_job(
-            lab, JobStatus(spec.name, spec, JobState.QUEUED, submitted_at=arrived_s, by=user)
-        )
-        for spec in checked
-    ]
-
-
-def _queue_job(lab: Lab, status: JobStatus) -> QueueJob:
-    spec, training = status.spec, training_of(status)
-    if spec.hosts:
-        raise BadInput(
-            f"job {spec.name} names its hosts: in a simulation the placement policy chooses them",
-            hint=f"'workers: {spec.size}' in place of 'hosts'",
-        )
-    lasts_s = alone_s(status, slowest_nic_bps(lab))
-    if training is None or math.isnan(lasts_s):
-        raise BadInput(
-            f"job {spec.name}: nobody knows how long it takes",
-            hint="say 'iterations', 'gradient' and 'compute', also of a command",
-        )
-    view = view_of(status)
-    if not view.workers and not view.degrees:
-        able = sum(host.gpu is not None and spec.runs_on(host.gpu.model) for host in lab.hosts)
-        view = view._replace(degrees=tuple(range(1, able + 1)))
-    return QueueJob(
-        view,
-        lasts_s,
-        training=training,
-        degrees=view.degrees,
-        priority=spec.priority,
-        after=spec.after,
-        preemptible=spec.preemptible,
-    )

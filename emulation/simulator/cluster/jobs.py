@@ -1,17 +1,27 @@
-"""Jobs of the queue: what each asks for, computes and moves; of a trace, or drawn by chance."""
+"""Jobs of the queue: what each asks for, computes and moves; of a trace, of users, or drawn."""
 
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
 
+from patchlight.controller.jobs.cluster_view import alone_s, training_of, view_of
+from patchlight.controller.jobs.specs import check_specs
 from patchlight.controller.policies.contract import Frozen, JobView
-from patchlight.controller.prediction.network import Load, Training, ring_bits, training_load
-from patchlight.emulation.simulator.traces import TraceJob
+from patchlight.controller.prediction.network import (
+    Load,
+    Training,
+    ring_bits,
+    slowest_nic_bps,
+    training_load,
+)
+from patchlight.emulation.simulator.traces.model import TraceJob
 from patchlight.testbed.errors import BadInput
+from patchlight.testbed.jobs import JobSpec, JobState, JobStatus
+from patchlight.testbed.lab.model import Lab
 
 
 class QueueJob(NamedTuple):
@@ -162,6 +172,58 @@ def _half_and_twice(gpus: int) -> tuple[int, ...]:
     # What a job of one GPU would communicate with several, nobody knows.
     halved = (gpus // 2,) if gpus % 2 == 0 else ()
     return (*halved, gpus, 2 * gpus) if gpus > 1 else ()
+
+
+def jobs_of_specs(
+    lab: Lab,
+    specs: Sequence[JobSpec],
+    user: str = "",
+    arrived_s: float = 0.0,
+    partitioned: bool = False,
+) -> list[QueueJob]:
+    """Jobs that a user submits to a lab at one moment, each of which starts by itself.
+
+    Where they are ``partitioned``, a policy says how many workers those get that leave it open.
+
+    ``BadInput`` for one that the lab would not take, and for one that a simulation knows too
+    little of: on hosts of its own choice, or without gradient or computing time.
+    """
+    counted = not partitioned
+    checked = [each for spec in specs for each in check_specs(lab, [spec], counted=counted)]
+    return [
+        _specified(
+            lab, JobStatus(spec.name, spec, JobState.QUEUED, submitted_at=arrived_s, by=user)
+        )
+        for spec in checked
+    ]
+
+
+def _specified(lab: Lab, status: JobStatus) -> QueueJob:
+    spec, training = status.spec, training_of(status)
+    if spec.hosts:
+        raise BadInput(
+            f"job {spec.name} names its hosts: in a simulation the placement policy chooses them",
+            hint=f"'workers: {spec.size}' in place of 'hosts'",
+        )
+    lasts_s = alone_s(status, slowest_nic_bps(lab))
+    if training is None or math.isnan(lasts_s):
+        raise BadInput(
+            f"job {spec.name}: nobody knows how long it takes",
+            hint="say 'iterations', 'gradient' and 'compute', also of a command",
+        )
+    view = view_of(status)
+    if not view.workers and not view.degrees:
+        able = sum(host.gpu is not None and spec.runs_on(host.gpu.model) for host in lab.hosts)
+        view = view._replace(degrees=tuple(range(1, able + 1)))
+    return QueueJob(
+        view,
+        lasts_s,
+        training=training,
+        degrees=view.degrees,
+        priority=spec.priority,
+        after=spec.after,
+        preemptible=spec.preemptible,
+    )
 
 
 # More large jobs than in the Philly trace, where 93 % want one GPU: places matter more here.

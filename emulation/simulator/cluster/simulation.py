@@ -83,7 +83,10 @@ class Simulation:
         if next_s == math.inf:
             return False
         if next_s > self.now_s:
-            self._go_to(next_s)
+            passed_s, waiting = next_s - self.now_s, len(self.waiting)
+            self.accounts.span(passed_s, next_s, waiting, self.occupancy, self.held_up)
+            self._view = None
+            self.now_s = next_s
         limit_s = self.now_s + EPSILON_S
         events = self._events
         events.wake_up(limit_s)
@@ -125,12 +128,6 @@ class Simulation:
     def _next_s(self) -> float:
         # Nothing that breaks matters to a cluster that nobody uses or waits for.
         return self._events.next_s(bool(self.running or (self.waiting and self.occupancy.broken)))
-
-    def _go_to(self, now_s: float) -> None:
-        passed_s, waiting = now_s - self.now_s, len(self.waiting)
-        self.accounts.span(passed_s, now_s, waiting, self.occupancy, self.held_up)
-        self._view = None
-        self.now_s = now_s
 
     # -- what happens by itself
 
@@ -336,9 +333,6 @@ class Simulation:
 
     # -- what others see
 
-    def _usage(self, accounts: UserAccounts) -> Mapping[str, float]:
-        return Frozen(accounts.shares(self.now_s))
-
     def fate(self, name: str) -> JobFate:
         """What has become of a job; one that the trace does not have will never be done."""
         job = self._by_name.get(name)
@@ -354,6 +348,7 @@ class Simulation:
         """The cluster as it is now."""
         if self._view is None:
             cluster, occupancy, arrived = self.cluster, self.occupancy, self._events.arrived
+            accounts = self.user_accounts
             rewired, recent = cluster.lab is not None, slice(max(0, arrived - _RECENT), arrived)
             if len(self.waiting) < _RECENT:
                 late = sorted(each for each in self.waiting if each >= recent.start)
@@ -371,7 +366,7 @@ class Simulation:
                 cluster.lab,
                 cluster.circuits if rewired else _NOTHING,
                 cluster.ports_of(occupancy.allocated) if rewired else _NOTHING,
-                usage=_NOTHING if self.user_accounts is None else self._usage(self.user_accounts),
+                usage=_NOTHING if accounts is None else Frozen(accounts.shares(self.now_s)),
                 rings=tuple([job.shown for job in self.running.values()]) if rewired else (),
                 queue=waiting,
             )

@@ -9,20 +9,7 @@ from dataclasses import dataclass
 
 from patchlight.controller.jobs.discipline.contract import JobFate, UserAccounts
 from patchlight.controller.jobs.discipline.queue import is_stable, iteration_times, room_for
-from patchlight.controller.policies.contract import (
-    ClusterView,
-    ElasticityPolicy,
-    ElasticJob,
-    Frozen,
-    JobView,
-    OrderPolicy,
-    PartitionPolicy,
-    PlacementPolicy,
-    QueuedJob,
-    RingOfJob,
-    Running,
-    TopologyPolicy,
-)
+from patchlight.controller.policies import contract
 from patchlight.controller.policies.options.outlook import Networks
 from patchlight.controller.prediction.network import Load
 from patchlight.emulation.simulator.cluster.simulated_job import Cause, SimulatedJob
@@ -50,11 +37,11 @@ class Policies:
     ``partition`` is asked about jobs that leave their degree open; without it there can be none.
     """
 
-    order: OrderPolicy
-    placement: PlacementPolicy
-    topology: TopologyPolicy | None = None
-    elasticity: ElasticityPolicy | None = None
-    partition: PartitionPolicy | None = None
+    order: contract.OrderPolicy
+    placement: contract.PlacementPolicy
+    topology: contract.TopologyPolicy | None = None
+    elasticity: contract.ElasticityPolicy | None = None
+    partition: contract.PartitionPolicy | None = None
 
 
 class SimulatedSite:
@@ -94,7 +81,7 @@ class SimulatedSite:
         progress = job.progress(simulation.now_s, self._known)
         return self._priority(simulation.view(), job.spec.view, progress)
 
-    def ends(self) -> Sequence[Running]:
+    def ends(self) -> Sequence[contract.Running]:
         """The ends of running jobs at their present pace, the next first."""
         return self._simulation.view().running
 
@@ -133,7 +120,7 @@ class SimulatedSite:
         self.latencies_s.append(time.perf_counter() - began)
         return _NO_PLACE if ring is None else ring
 
-    def _degree(self, view: ClusterView, job: JobView) -> int | None:
+    def _degree(self, view: contract.ClusterView, job: contract.JobView) -> int | None:
         """What the partition policy says of a job that leaves its degree open."""
         accounts = self.accounts
         most = math.inf if accounts is None else accounts.room(job.user)
@@ -187,12 +174,12 @@ class SimulatedSite:
 
     def _view_with(
         self, job: SimulatedJob, ring: Ring, without: Sequence[SimulatedJob]
-    ) -> ClusterView:
+    ) -> contract.ClusterView:
         """The cluster with a waiting job's ring beside those that run, but ``without`` these."""
         simulation = self._simulation
         view, load = simulation.view(), simulation.load_on(job, ring)
         units = job.remaining if self._known else math.inf
-        placed = RingOfJob(job.name, tuple(ring), load._replace(units=units), waits=True)
+        placed = contract.RingOfJob(job.name, tuple(ring), load._replace(units=units), waits=True)
         running = [each for each in self.running.values() if each not in without]
         if without:
             gone = [each.running for each in without]
@@ -226,20 +213,20 @@ class SimulatedSite:
         """Whether the elasticity policy is asked at events only."""
         return is_stable(self._elasticity)
 
-    def elastic(self, most: int | None = None) -> list[tuple[SimulatedJob, ElasticJob]]:
+    def elastic(self, most: int | None = None) -> list[tuple[SimulatedJob, contract.ElasticJob]]:
         """The first running jobs that may have other numbers of GPUs, with those they can have."""
         simulation = self._simulation
         view, now_s = simulation.view(), simulation.now_s
-        found: list[tuple[SimulatedJob, ElasticJob]] = []
+        found: list[tuple[SimulatedJob, contract.ElasticJob]] = []
         for job in self.running.values():
             if len(found) == most:
                 break
             if len(job.spec.degrees) < 2 or job.resume_s > now_s:
                 continue
-            shown = ElasticJob(
+            shown = contract.ElasticJob(
                 job.name,
                 len(job.ring),
-                Frozen(self._times(job, view)),
+                contract.Frozen(self._times(job, view)),
                 job.left(now_s) if self._known else math.inf,
                 self._restart_s,
                 job.began_s,
@@ -248,7 +235,7 @@ class SimulatedSite:
             found.append((job, shown))
         return found
 
-    def _times(self, job: SimulatedJob, view: ClusterView) -> Mapping[int, float]:
+    def _times(self, job: SimulatedJob, view: contract.ClusterView) -> Mapping[int, float]:
         """Seconds of a unit by each degree that the job can have now."""
         simulation, now = self._simulation, len(job.ring)
         models = job.spec.view.gpu_models
@@ -278,17 +265,19 @@ class SimulatedSite:
             job.loads[degree] = known
         return known
 
-    def _ring_of(self, job: SimulatedJob, degree: int, view: ClusterView) -> Ring | None:
+    def _ring_of(self, job: SimulatedJob, degree: int, view: contract.ClusterView) -> Ring | None:
         room = room_for(view, job.name, job.gpus, grows=degree > len(job.ring))
         return self._place(room, job.spec.view._replace(workers=degree), degree)
 
-    def queued(self, job: SimulatedJob) -> QueuedJob:
+    def queued(self, job: SimulatedJob) -> contract.QueuedJob:
         """A job that waits."""
         lasts_s = self.would_end_s(job) - self.now_s if self._known else math.inf
         view = job.spec.view
-        return QueuedJob(job.name, job.workers, view.gpu_models, lasts_s, job.user)
+        return contract.QueuedJob(job.name, job.workers, view.gpu_models, lasts_s, job.user)
 
-    def ask(self, jobs: Sequence[ElasticJob], queue: Sequence[QueuedJob]) -> Mapping[str, int]:
+    def ask(
+        self, jobs: Sequence[contract.ElasticJob], queue: Sequence[contract.QueuedJob]
+    ) -> Mapping[str, int]:
         """What the elasticity policy answers."""
         assert self._elasticity is not None  # Whoever has none does not ask.
         return self._elasticity.resize(self._simulation.view(), jobs, queue)
@@ -300,7 +289,7 @@ class SimulatedSite:
             self._simulation.resize(job, ring)
             self.released = self._simulation.released
 
-    def preview(self, job: JobView, degree: int) -> int | None:
+    def preview(self, job: contract.JobView, degree: int) -> int | None:
         """Where the placement policy would put a job of so many GPUs, as a set."""
         if self.occupancy.free < degree:
             return None
@@ -308,13 +297,13 @@ class SimulatedSite:
         return None if ring is None else self.gpus_of(ring)
 
 
-def sized(job: JobView, workers: int) -> JobView:
+def sized(job: contract.JobView, workers: int) -> contract.JobView:
     """A job as one of so many workers, where it leaves their number open."""
     if job.workers:
         return job
     splits = job.training is not None and job.training.split
     expected_s = {workers: job.sequential_s / workers} if splits else {}
-    return job._replace(workers=workers, expected_s=Frozen(expected_s))
+    return job._replace(workers=workers, expected_s=contract.Frozen(expected_s))
 
 
 def _measured(running: Sequence[SimulatedJob]) -> Mapping[int, tuple[float, float]]:
@@ -324,4 +313,4 @@ def _measured(running: Sequence[SimulatedJob]) -> Mapping[int, tuple[float, floa
         if len(job.ring) > 1 and job.unit_s < math.inf:
             rate_bps = job.load.ring_bits / job.unit_s
             found |= dict.fromkeys(job.ring, (rate_bps, rate_bps))
-    return Frozen(found)
+    return contract.Frozen(found)

@@ -65,9 +65,6 @@ class Settings(Discipline):
         return {k: None if v == math.inf else v for k, v in found.items()}
 
 
-# A job that nothing but broken GPUs keeps waiting for so long will not get them any more.
-
-
 class Occupancy:
     """Held and broken GPUs. A GPU can be broken several times over, by itself and its server."""
 

@@ -12,16 +12,9 @@ from typing import Any, NamedTuple
 
 from patchlight.controller.jobs.discipline.contract import OrderTraits, UserAccounts
 from patchlight.controller.jobs.discipline.queue import JobQueue, resize_jobs
+from patchlight.controller.policies import guard
 from patchlight.controller.policies.cheapest import defragment
 from patchlight.controller.policies.contract import Frozen, PolicyKind
-from patchlight.controller.policies.guard import (
-    Fault,
-    GuardedElasticity,
-    GuardedOrder,
-    GuardedPartition,
-    GuardedPlacement,
-    GuardedTopology,
-)
 from patchlight.controller.policies.registry import DEFAULTS, find, load_policy
 from patchlight.emulation.simulator.cluster.cluster import Cluster
 from patchlight.emulation.simulator.cluster.jobs import QueueJob, left_open
@@ -36,6 +29,7 @@ from patchlight.testbed.errors import PatchlightError
 Tell = Callable[[int, int], None]
 """Hears how many jobs have ended, of how many."""
 
+# A job that nothing but broken GPUs keeps waiting for so long will not get them any more.
 _HOPELESS_S = 365 * 86400.0
 _TELL_EVERY = 500
 
@@ -118,14 +112,6 @@ class QueueScheduler:
             self.decide()
 
 
-def _check_fit(policies: Policies, cluster: Cluster) -> None:
-    for slot in fields(policies):
-        policy = getattr(policies, slot.name)
-        policy = getattr(policy, "policy", policy)  # of the guard of one that users wrote
-        if hasattr(policy, "check_fits"):
-            policy.check_fits(cluster.shape, cluster.lab)
-
-
 def simulate(
     cluster: Cluster,
     jobs: Sequence[QueueJob],
@@ -137,7 +123,11 @@ def simulate(
 
     ``BadInput`` for a learned policy that cannot decide in such a cluster.
     """
-    _check_fit(policies, cluster)
+    for slot in fields(policies):
+        policy = getattr(policies, slot.name)
+        policy = getattr(policy, "policy", policy)  # of the guard of one that users wrote
+        if hasattr(policy, "check_fits"):
+            policy.check_fits(cluster.shape, cluster.lab)
     simulation = Simulation(cluster, jobs, settings or Settings())
     scheduler = QueueScheduler(simulation, policies)
     told, count = 0, len(jobs)
@@ -179,7 +169,7 @@ class Faults:
     count: int = 0
     first: list[str] = field(default_factory=list)
 
-    def __call__(self, fault: Fault) -> None:
+    def __call__(self, fault: guard.Fault) -> None:
         """One more."""
         self.count += 1
         if len(self.first) < _SHOWN:
@@ -187,11 +177,11 @@ class Faults:
 
 
 _GUARDS: dict[PolicyKind, Any] = {
-    "order": GuardedOrder,
-    "placement": GuardedPlacement,
-    "topology": GuardedTopology,
-    "elasticity": GuardedElasticity,
-    "partition": GuardedPartition,
+    "order": guard.GuardedOrder,
+    "placement": guard.GuardedPlacement,
+    "topology": guard.GuardedTopology,
+    "elasticity": guard.GuardedElasticity,
+    "partition": guard.GuardedPartition,
 }
 AS_ASKED = "as-asked"
 """Instead of a partition policy: jobs get as many GPUs as they want."""
@@ -202,7 +192,7 @@ def load_policies(
     placement: str,
     topology: str,
     seed: int,
-    faults: Callable[[Fault], None],
+    faults: Callable[[guard.Fault], None],
     elasticity: str = "rigid",
     partition: str = AS_ASKED,
 ) -> Policies:
@@ -235,7 +225,7 @@ def check_policies(
                 load_policy(name, kind, seed=0)
 
 
-def _load(kind: PolicyKind, name: str, seed: int, faults: Callable[[Fault], None]) -> Any:
+def _load(kind: PolicyKind, name: str, seed: int, faults: Callable[[guard.Fault], None]) -> Any:
     recipe = find(name, kind)
     policy = recipe.make(seed=seed)
     if recipe.origin == "built in":

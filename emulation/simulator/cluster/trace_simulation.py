@@ -6,29 +6,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from patchlight.emulation.simulator.cluster.cluster import (
-    Cluster,
-    LabCluster,
-    TwoLevel,
-    jobs_of_specs,
-)
-from patchlight.emulation.simulator.cluster.jobs import QueueJob, queue_jobs
+from patchlight.emulation.simulator.cluster import sweep
+from patchlight.emulation.simulator.cluster.cluster import Cluster, LabCluster, TwoLevel
+from patchlight.emulation.simulator.cluster.jobs import QueueJob, jobs_of_specs, queue_jobs
 from patchlight.emulation.simulator.cluster.networkcluster import NetworkCluster
 from patchlight.emulation.simulator.cluster.report import result_of, write_report
 from patchlight.emulation.simulator.cluster.state import Settings
-from patchlight.emulation.simulator.cluster.sweep import (
-    AS_ASKED,
-    Combination,
-    CombinationResult,
-    Sweep,
-    check_policies,
-    combinations,
-    run_sweep,
-)
 from patchlight.emulation.simulator.executors import Engine, Interrupted
-from patchlight.emulation.simulator.network import Failure, Slowness, Trouble, network_of
+from patchlight.emulation.simulator.network.specs import Trouble, network_of
 from patchlight.emulation.simulator.results import policy_files, provenance
-from patchlight.emulation.simulator.traces import drawn_trace, is_drawn, load_trace
+from patchlight.emulation.simulator.traces.files import drawn_trace, is_drawn, load_trace
 from patchlight.testbed.errors import BadInput, nearest
 from patchlight.testbed.jobfile.reader import read_jobs
 from patchlight.testbed.labfile.reader import find_lab, load_lab
@@ -73,20 +60,20 @@ class SimulationOptions:
     placement: tuple[str, ...] = ("first-fit",)
     topology: tuple[str, ...] = ("keep",)
     elasticity: tuple[str, ...] = ("rigid",)
-    partition: tuple[str, ...] = (AS_ASKED,)
+    partition: tuple[str, ...] = (sweep.AS_ASKED,)
     settings: Settings = field(default_factory=Settings)
     engine: Engine = field(default_factory=Engine)
     compares: bool = True
 
     @property
-    def combinations(self) -> list[Combination]:
+    def combinations(self) -> list[sweep.Combination]:
         """The policies of each run."""
         settings = self.settings
         moves = settings.defragment_s is not None
         kinds = self.order, self.placement, self.topology
         defragment = (False, True) if moves and self.compares else (moves,)
         more = self.elasticity, self.partition
-        return combinations(*kinds, settings.seed, defragment, *more)
+        return sweep.combinations(*kinds, settings.seed, defragment, *more)
 
 
 @dataclass(frozen=True)
@@ -96,7 +83,7 @@ class TraceSimulation:
     ``interrupted``: these are only the runs that were finished when somebody pressed Ctrl-C.
     """
 
-    outcomes: list[CombinationResult]
+    outcomes: list[sweep.CombinationResult]
     result: Mapping[str, Any]
     notes: tuple[str, ...]
     files: list[Path]
@@ -113,7 +100,7 @@ def simulate_trace(
     finished; where none is, it is raised.
     """
     cluster, settings, engine = _cluster(options), options.settings, options.engine
-    check_policies(
+    sweep.check_policies(
         options.order, options.placement, options.topology, options.elasticity, options.partition
     )
     if options.topology != ("keep",) and not cluster.circuits:
@@ -137,7 +124,7 @@ def simulate_trace(
     origin = provenance([settings.seed], _files(options))
     interrupted = False
     try:
-        outcomes = run_sweep(Sweep(cluster, jobs, settings), runs, engine, tell)
+        outcomes = sweep.run_sweep(sweep.Sweep(cluster, jobs, settings), runs, engine, tell)
     except Interrupted as stop:
         outcomes = [stop.results[number] for number in sorted(stop.results)]
         interrupted = True
@@ -186,7 +173,7 @@ def _jobs(
         specs = file.specs[: options.jobs]
         alone = "in a lab they would start together: here each starts by itself"
         notes = (alone,) if file.together and len(specs) > 1 else ()
-        partitioned = AS_ASKED not in options.partition
+        partitioned = sweep.AS_ASKED not in options.partition
         return jobs_of_specs(cluster.lab, specs, options.user, partitioned=partitioned), notes
     if options.trace_format is None and is_drawn(options.trace):
         count, gpus = options.jobs or DRAWN_JOBS, len(cluster.shape.gpus)
@@ -217,7 +204,7 @@ def _files(options: SimulationOptions) -> list[Path]:
         *policy_files(options.placement, "placement"),
         *policy_files([name for name in options.topology if name != "keep"], "topology"),
         *policy_files([name for name in options.elasticity if name != "rigid"], "elasticity"),
-        *policy_files([name for name in options.partition if name != AS_ASKED], "partition"),
+        *policy_files([name for name in options.partition if name != sweep.AS_ASKED], "partition"),
     ]
 
 
@@ -229,10 +216,8 @@ def _cluster(options: SimulationOptions) -> Cluster:
                 hint="a lab as a network is --network lab:NAME; a tree has taper=2",
             )
         network = network_of(options.network)
-        slow = [Slowness.parse(text) for text in options.slow]
-        fail = [Failure.parse(text) for text in options.fail]
-        trouble = Trouble(slow, fail, options.settings.seed).checked(network)
-        return NetworkCluster(network, trouble=trouble)
+        trouble = Trouble.parse(options.slow, options.fail, options.settings.seed)
+        return NetworkCluster(network, trouble=trouble.checked(network))
     if options.slow or options.fail:
         raise BadInput(
             "--slow and --fail are for the nodes and links of a --network",

@@ -79,7 +79,7 @@ def compare(
     from patchlight.emulation.simulator.randomlabs import Drawn, PlayedPolicies, built_in, by_size
     from patchlight.emulation.simulator.randomlabs import compare as run_comparison
     from patchlight.emulation.simulator.results import provenance, results_folder, write_report
-    from patchlight.emulation.simulator.traces import is_drawn
+    from patchlight.emulation.simulator.traces.files import is_drawn
 
     if not 0 < load <= 10:
         raise BadInput(f"--load {load:g}: expected more than 0, and 10 at most")
@@ -166,9 +166,9 @@ def simulate_chakra(context: click.Context, given: dict[str, Any]) -> None:
 
     ``BadInput`` without a network, and for options that are about the jobs of a queue.
     """
-    from patchlight.emulation.simulator.network import Failure, Slowness, Trouble, network_of
     from patchlight.emulation.simulator.network.chakra import result_of_chakra
     from patchlight.emulation.simulator.network.chakra_file import files_of_ranks
+    from patchlight.emulation.simulator.network.specs import Trouble, network_of
     from patchlight.emulation.simulator.results import results_folder, write_report
 
     options = {each.name: each.opts[0] for each in context.command.params}
@@ -191,11 +191,7 @@ def simulate_chakra(context: click.Context, given: dict[str, Any]) -> None:
         name, begins_s = (prefix, parse_time(begins)) if at else (str(text), 0.0)
         traces.append((name, files_of_ranks(Path(name)), begins_s))
     folder = results_folder(given["output"], "chakra")
-    trouble = Trouble(
-        [Slowness.parse(text) for text in given["slow"]],
-        [Failure.parse(text) for text in given["fail"]],
-        given["seed"],
-    )
+    trouble = Trouble.parse(given["slow"], given["fail"], given["seed"])
     result = result_of_chakra(network_of(given["network"]), traces, trouble, given["skip_bad"])
     result |= {"slow": list(given["slow"]), "fail": list(given["fail"])}
     write_report(result, folder)

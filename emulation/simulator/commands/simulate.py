@@ -9,16 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from patchlight.console import options as opts
 from patchlight.console import rendering as out
 from patchlight.console.commands import lab_option, only_some_finished
 from patchlight.console.connection import offline_lab, user_name
-from patchlight.console.options import (
-    QUEUE_OPTIONS,
-    complete_policy,
-    left_to_the_lab,
-    results_option,
-    taken_discipline,
-)
 from patchlight.emulation.simulator.commands.compare import simulate_chakra
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.lab.rules import Discipline
@@ -43,7 +37,7 @@ _COUNT = click.IntRange(min=1)
 _POLICY_NAMES: dict[str, Any] = {
     "callback": _names,
     "metavar": "NAMES",
-    "shell_complete": complete_policy,
+    "shell_complete": opts.complete_policy,
 }
 STRICT = "A policy that fails is an error (exit code 1), after the results are written."
 _OPTIONS = (
@@ -108,7 +102,7 @@ _OPTIONS = (
     click.option("--partition", default="as-asked", **_POLICY_NAMES),
     click.option("--restart", default=60.0, help="Seconds that a job needs to begin again."),
     click.option("--checkpoint", default=3600.0, help="Seconds of running between checkpoints."),
-    *QUEUE_OPTIONS,
+    *opts.QUEUE_OPTIONS,
     click.option(
         "--defragment",
         "defragment_s",
@@ -167,18 +161,19 @@ def simulation_options(command: Callable[..., Any]) -> Callable[..., Any]:
             raise BadInput("there are no jobs to simulate: give a --trace FILE, or --chakra PREFIX")
         del given["chakra"]
         # Not above: importing NumPy takes longer than --help should.
-        from patchlight.emulation.simulator.cluster import Outages, Settings
+        from patchlight.emulation.simulator.cluster import Settings
         from patchlight.emulation.simulator.cluster.trace_simulation import (
             JOB_FILES,
             SimulationOptions,
         )
         from patchlight.emulation.simulator.executors import Engine
+        from patchlight.emulation.simulator.outages import Outages
         from patchlight.testbed.labfile.reader import load_lab
 
         compares = given["defragment_s"] is not None
         failures, given["lab"] = given.pop("failures"), given["lab"] and offline_lab(given["lab"])
         lab = given["lab"] and load_lab(given["lab"])
-        policies, of_lab = left_to_the_lab(lab.policies) if lab else ({}, {})
+        policies, of_lab = opts.left_to_the_lab(lab.policies) if lab else ({}, {})
         if given["trace"].suffix not in JOB_FILES:  # Traces say how many GPUs their jobs want.
             policies.pop("partition", None)
         given |= policies
@@ -189,7 +184,7 @@ def simulation_options(command: Callable[..., Any]) -> Callable[..., Any]:
             known=not given.pop("blind"),
             outages=None if failures is None else Outages.parse(failures),
             seed=given.pop("seed"),
-            **taken_discipline(given, lab.queue if lab else Discipline()),
+            **opts.taken_discipline(given, lab.queue if lab else Discipline()),
         )
         settings = Settings(**{**said, **of_lab})
         engine = Engine(given.pop("engine"), given.pop("processes") or 0, given.pop("address"))
@@ -206,7 +201,7 @@ def simulation_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 @click.command(context_settings={"show_default": True})
 @simulation_options
-@results_option("results/simulate-<time>")
+@opts.results_option("results/simulate-<time>")
 @click.option("--strict", is_flag=True, help=STRICT)
 @out.listing_options
 def simulate(options: SimulationOptions, output: Path | None, strict: bool, as_json: bool) -> None:

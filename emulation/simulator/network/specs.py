@@ -11,21 +11,7 @@ import numpy as np
 
 from patchlight.emulation.simulator.network.contract import ETHERNET_BYTES, NO_LINK, Network, tcp
 from patchlight.emulation.simulator.network.sharing import Floats, Ints
-from patchlight.emulation.simulator.network.topologies.direct import astra, lab, torus
-from patchlight.emulation.simulator.network.topologies.optical import (
-    oddl,
-    ramp,
-    rotornet,
-    sip_ocs,
-    sip_ring,
-)
-from patchlight.emulation.simulator.network.topologies.packet import (
-    fat_tree,
-    ideal,
-    leaf_spine,
-    rail_only,
-)
-from patchlight.emulation.simulator.network.topologies.topoopt import topoopt
+from patchlight.emulation.simulator.network.topologies import direct, optical, packet
 from patchlight.testbed.errors import BadInput, nearest
 from patchlight.testbed.units import parse_rate, parse_time
 
@@ -134,6 +120,12 @@ class Trouble:
     slow: Sequence[Slowness] = ()
     failures: Sequence[Failure] = ()
     seed: int = 0
+
+    @classmethod
+    def parse(cls, slow: Iterable[str], failures: Iterable[str], seed: int) -> "Trouble":
+        """Each of them from text, like ``"5:1.5"`` and ``"link:12@90s+5min"``."""
+        slowness = [Slowness.parse(text) for text in slow]
+        return cls(slowness, [Failure.parse(text) for text in failures], seed)
 
     def __post_init__(self) -> None:
         for slow in self.slow:
@@ -274,17 +266,17 @@ def _joined(spans: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
 
 
 NETWORKS: Mapping[str, Callable[..., Network]] = {
-    "ideal": ideal,
-    "fat-tree": fat_tree,
-    "leaf-spine": leaf_spine,
-    "rail-only": rail_only,
-    "torus": torus,
-    "topoopt": topoopt,
-    "sip-ring": sip_ring,
-    "sip-ocs": sip_ocs,
-    "ramp": ramp,
-    "oddl": oddl,
-    "rotornet": rotornet,
+    "ideal": packet.ideal,
+    "fat-tree": packet.fat_tree,
+    "leaf-spine": packet.leaf_spine,
+    "rail-only": packet.rail_only,
+    "torus": direct.torus,
+    "topoopt": direct.topoopt,
+    "sip-ring": optical.sip_ring,
+    "sip-ocs": optical.sip_ocs,
+    "ramp": optical.ramp,
+    "oddl": optical.oddl,
+    "rotornet": optical.rotornet,
 }
 """What makes each kind of network; the parameters of a spec are those of the function."""
 
@@ -308,7 +300,7 @@ def network_of(spec: str) -> Network:
         name, parts = "lab", spec.split(",")
     mtu, make = 0, NETWORKS.get(name)
     if name in ("lab", "astra") and parts:
-        made = lab if name == "lab" else astra
+        made = direct.lab if name == "lab" else direct.astra
         make, parts, mtu = partial(made, file=parts[0]), parts[1:], _MTU * (name == "lab")
     if make is None:
         known = [*NETWORKS, "two-tor-ocs", "lab", "astra"]

@@ -186,7 +186,7 @@ def online_bound(scenario: Scenario, seed: int, exact: int = EXACT) -> float:
     usual, before = _models_to_come(scenario, [job.graph for job in jobs])
     chances = _chances(scenario, seed)
     decisions = _decisions(_jobs(scenario), exact)
-    g, price = _solution(decisions, _listed(chances), tuple(usual.tolist()))
+    g, price = _solution(decisions, tuple(map(tuple, chances.tolist())), tuple(usual.tolist()))
     accepted, begin, expected = 0.0, 0, usual
     while begin < len(jobs):
         changed = np.abs(before[begin:] - expected).sum(axis=1) > _CHANGED
@@ -257,10 +257,6 @@ def _jobs(scenario: Scenario) -> _Jobs:
 
     rows = zip(times.tolist(), held.tolist(), strict=True)
     return _Jobs(-(-size // each), tuple(tuple(map(option, *row)) for row in rows))
-
-
-def _listed(table: _Floats) -> _Table:
-    return tuple(map(tuple, table.tolist()))
 
 
 class _Decisions:

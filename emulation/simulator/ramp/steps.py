@@ -151,9 +151,6 @@ class _Step:
         ends = {end for number in numbers for end in edges[number]}
         cells = {server for end in ends for server in self.servers[end]}
         size = sum(float(sizes[n]) * splits[edges[n][0]] * splits[edges[n][1]] for n in numbers)
-        return self._all_reduce_s(size, cells)
-
-    def _all_reduce_s(self, size: float, cells: set[int]) -> float:
         if len(cells) == 1:
             return 0.0
         groups, racks, places = (

@@ -13,7 +13,7 @@ from patchlight.controller.policies.options.policies import LearnedPlacement
 from patchlight.controller.policies.order import Fifo
 from patchlight.controller.policies.registry import load_policy
 from patchlight.emulation.simulator.cluster import LabCluster, Policies, QueueJob, simulate
-from patchlight.emulation.simulator.cluster.cluster import jobs_of_specs
+from patchlight.emulation.simulator.cluster.jobs import jobs_of_specs
 from patchlight.testbed.lab.rules import PolicyChoice
 from tests.support.job_cluster import LAB, at_work, job, submit_running
 from tests.support.option_models import cheapest_model, write_option_model

@@ -21,12 +21,12 @@ from patchlight.emulation.simulator.cluster import (
     LabCluster,
     Policies,
     QueueJob,
-    QueueScheduler,
     Settings,
     Simulation,
 )
-from patchlight.emulation.simulator.cluster.cluster import jobs_of_specs
+from patchlight.emulation.simulator.cluster.jobs import jobs_of_specs
 from patchlight.emulation.simulator.cluster.simulated_job import SimulatedJob, State
+from patchlight.emulation.simulator.cluster.sweep import QueueScheduler
 from patchlight.testbed.jobs import JobSpec, JobState
 from patchlight.testbed.lab.rules import Allowance, Discipline, PolicyChoice
 from patchlight.testbed.wire.worker_api import WorkerState

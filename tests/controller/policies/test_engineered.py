@@ -13,12 +13,11 @@ from patchlight.controller.policies.order import Fifo
 from patchlight.controller.policies.placement import FirstFit
 from patchlight.controller.policies.registry import load_policy
 from patchlight.controller.policies.topology import Keep
-from patchlight.controller.prediction.network import Load
+from patchlight.controller.prediction.network import Load, Training
 from patchlight.emulation.simulator.cluster import (
     LabCluster,
     Policies,
     QueueJob,
-    Training,
     TwoLevel,
     simulate,
 )

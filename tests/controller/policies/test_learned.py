@@ -14,13 +14,9 @@ from patchlight.controller.policies.files import CardError, shipped_models, weig
 from patchlight.controller.policies.learned import Card, load_learned
 from patchlight.controller.policies.observation import SCHEMA, VERSION
 from patchlight.controller.policies.registry import load_policy
-from patchlight.emulation.simulator.ramp import (
-    Episode,
-    JobOutcome,
-    Workloads,
-    pac_ml_scenario,
-    run_episode,
-)
+from patchlight.emulation.simulator.ramp.lossnetwork import Episode, JobOutcome, run_episode
+from patchlight.emulation.simulator.ramp.scenario import pac_ml_scenario
+from patchlight.emulation.simulator.ramp.workloads import Workloads
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.graphs import builtin_graph
 
@@ -192,7 +188,7 @@ def test_only_onnx_files_are_looked_at(tmp_path: Path) -> None:
 
 
 def test_a_model_asked_in_another_lab_says_so(tmp_path: Path) -> None:
-    from patchlight.emulation.simulator.ramp import RampShape
+    from patchlight.emulation.simulator.ramp.ramp import RampShape
 
     small = Workloads([builtin_graph("alexnet")], RampShape(2, 2, 2))
     episode = Episode(pac_ml_scenario(small, "A"), 0)

@@ -19,7 +19,7 @@ from patchlight.emulation.experiments.architectures.run import (
     run_experiment,
     totals,
 )
-from patchlight.emulation.simulator.network import network_of
+from patchlight.emulation.simulator.network.specs import network_of
 from patchlight.testbed.errors import BadInput
 
 # Loops are compiled once, where nothing is on the disk yet.

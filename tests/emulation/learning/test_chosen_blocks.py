@@ -13,8 +13,9 @@ from patchlight.emulation.learning.learner import network_of, play, player_of
 from patchlight.emulation.learning.network import OptionScorer
 from patchlight.emulation.learning.training import TrainingRun, scenarios_of
 from patchlight.emulation.learning.vector_episodes import VectorEpisodes
-from patchlight.emulation.simulator.ramp import Workloads, pac_ml_scenario
 from patchlight.emulation.simulator.ramp.lossnetwork import run_episode
+from patchlight.emulation.simulator.ramp.scenario import pac_ml_scenario
+from patchlight.emulation.simulator.ramp.workloads import Workloads
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.graphs import builtin_graph
 

@@ -20,8 +20,8 @@ from patchlight.emulation.learning.export import of_runs
 from patchlight.emulation.learning.learner import play
 from patchlight.emulation.learning.network import MeanScorer, NearestScorer
 from patchlight.emulation.learning.training import TrainingRun, scenarios_of
-from patchlight.emulation.simulator.ramp import Workloads
 from patchlight.emulation.simulator.ramp.lossnetwork import run_episode
+from patchlight.emulation.simulator.ramp.workloads import Workloads
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.graphs import builtin_graph
 

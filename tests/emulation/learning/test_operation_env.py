@@ -15,8 +15,8 @@ from patchlight.emulation.learning.envs.operations import (
 )
 from patchlight.emulation.learning.envs.registry import Heuristic, find_environment
 from patchlight.emulation.learning.envs.testing import check_environment
-from patchlight.emulation.simulator.ramp import Workloads
 from patchlight.emulation.simulator.ramp.ramp import place_one_by_one
+from patchlight.emulation.simulator.ramp.workloads import Workloads
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.graphs import ComputationGraph, Operation, builtin_graph
 

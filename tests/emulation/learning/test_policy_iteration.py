@@ -23,7 +23,7 @@ from patchlight.emulation.learning.policy_iteration import (
 )
 from patchlight.emulation.learning.training import TrainingRun, scenarios_of
 from patchlight.emulation.learning.vector_episodes import VectorEpisodes
-from patchlight.emulation.simulator.ramp import run_episode
+from patchlight.emulation.simulator.ramp.lossnetwork import run_episode
 from patchlight.testbed.errors import BadInput
 from tests.support.tiny_models import GRAPHS
 

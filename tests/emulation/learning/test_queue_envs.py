@@ -13,8 +13,9 @@ import patchlight.emulation.learning  # noqa: E402, F401 - registers the environ
 from patchlight.controller.policies.contract import JobView  # noqa: E402
 from patchlight.emulation.learning.envs.queued import QueuedEnv, ScheduleEnv  # noqa: E402
 from patchlight.emulation.learning.envs.topology import PlacementEnv  # noqa: E402
-from patchlight.emulation.simulator.cluster import Outages, QueueJob, Settings, TwoLevel  # noqa: E402
+from patchlight.emulation.simulator.cluster import QueueJob, Settings, TwoLevel  # noqa: E402
 from patchlight.emulation.simulator.cluster.jobs import SyntheticJobs  # noqa: E402
+from patchlight.emulation.simulator.outages import Outages  # noqa: E402
 
 NAMES = ("patchlight/Placement-v0", "patchlight/Schedule-v0")
 KINDS = (PlacementEnv, ScheduleEnv)

@@ -15,8 +15,8 @@ from patchlight.emulation.learning.envs.ramp_partition import (  # noqa: E402
     RampPartitionEnv,
     RampPartitionVectorEnv,
 )
-from patchlight.emulation.simulator.ramp import Workloads, pac_ml_scenario  # noqa: E402
-from patchlight.emulation.simulator.ramp.scenario import Scenario  # noqa: E402
+from patchlight.emulation.simulator.ramp.scenario import Scenario, pac_ml_scenario  # noqa: E402
+from patchlight.emulation.simulator.ramp.workloads import Workloads  # noqa: E402
 from patchlight.testbed.errors import BadInput  # noqa: E402
 from patchlight.testbed.graphs import builtin_graph  # noqa: E402
 

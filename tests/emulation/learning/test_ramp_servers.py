@@ -7,14 +7,9 @@ pytest.importorskip("gymnasium", reason="Gymnasium is not installed: extra 'lear
 
 from patchlight.controller.policies.degrees import Sufficient
 from patchlight.emulation.learning.envs.ramp_servers import RampServersEnv, first_fit, least_harm
-from patchlight.emulation.simulator.ramp import (
-    Episode,
-    JobOutcome,
-    Scenario,
-    Workloads,
-    pac_ml_scenario,
-    run_episode,
-)
+from patchlight.emulation.simulator.ramp.lossnetwork import Episode, JobOutcome, run_episode
+from patchlight.emulation.simulator.ramp.scenario import Scenario, pac_ml_scenario
+from patchlight.emulation.simulator.ramp.workloads import Workloads
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.graphs import builtin_graph
 

@@ -41,8 +41,8 @@ from patchlight.emulation.learning.network import ClusterValue, OptionScorer, lo
 from patchlight.emulation.learning.policy_iteration import PolicyIterationLearner  # noqa: E402
 from patchlight.emulation.learning.study import Study  # noqa: E402
 from patchlight.emulation.learning.training import TrainingRun, scenarios_of  # noqa: E402
-from patchlight.emulation.simulator.ramp import Workloads, run_episode  # noqa: E402
-from patchlight.emulation.simulator.ramp.workloads import law  # noqa: E402
+from patchlight.emulation.simulator.ramp.lossnetwork import run_episode  # noqa: E402
+from patchlight.emulation.simulator.ramp.workloads import Workloads, law  # noqa: E402
 from patchlight.testbed.errors import BadInput, PatchlightError  # noqa: E402
 from tests.support.tiny_models import GRAPHS  # noqa: E402
 

@@ -7,14 +7,10 @@ from patchlight.controller.policies.observation import RampObserver
 from patchlight.emulation.learning.afterstates import ControlVariate
 from patchlight.emulation.learning.vector_episodes import Finished, VectorEpisodes
 from patchlight.emulation.simulator.outages import Outages
-from patchlight.emulation.simulator.ramp import (
-    Episode,
-    JobOutcome,
-    RampShape,
-    Workloads,
-    pac_ml_scenario,
-)
-from patchlight.emulation.simulator.ramp.scenario import PoissonArrivals, Scenario
+from patchlight.emulation.simulator.ramp.lossnetwork import Episode, JobOutcome
+from patchlight.emulation.simulator.ramp.ramp import RampShape
+from patchlight.emulation.simulator.ramp.scenario import PoissonArrivals, Scenario, pac_ml_scenario
+from patchlight.emulation.simulator.ramp.workloads import Workloads
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.graphs import builtin_graph
 

@@ -20,7 +20,7 @@ from patchlight.emulation.simulator.randomlabs import (
     played_jct_s,
     traced_jobs,
 )
-from patchlight.emulation.simulator.traces import TraceJob
+from patchlight.emulation.simulator.traces.model import TraceJob
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.generate.generate import RandomLabShape, lab_of
 

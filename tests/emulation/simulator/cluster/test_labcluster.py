@@ -10,6 +10,7 @@ from patchlight.controller.policies.contract import ClusterView, JobView
 from patchlight.controller.policies.order import Fifo
 from patchlight.controller.policies.placement import FirstFit, RegroupPlacement
 from patchlight.controller.policies.topology import Keep, Regroup
+from patchlight.controller.prediction.network import Training
 from patchlight.emulation.experiments.ofc2022.results import jobs_of
 from patchlight.emulation.simulator.cluster import (
     LabCluster,
@@ -17,7 +18,6 @@ from patchlight.emulation.simulator.cluster import (
     QueueJob,
     QueueResult,
     Settings,
-    Training,
     simulate,
 )
 from patchlight.emulation.simulator.cluster.jobs import SyntheticJobs

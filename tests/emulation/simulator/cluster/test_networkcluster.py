@@ -9,10 +9,11 @@ from click.testing import CliRunner
 
 from patchlight.cli.main import cli
 from patchlight.controller.policies.contract import JobView
-from patchlight.emulation.simulator.cluster import NetworkCluster, QueueJob, Training, simulate
+from patchlight.controller.prediction.network import Training
+from patchlight.emulation.simulator.cluster import NetworkCluster, QueueJob, simulate
 from patchlight.emulation.simulator.cluster.networkcluster import Usage
 from patchlight.emulation.simulator.cluster.sweep import load_policies
-from patchlight.emulation.simulator.network import Failure, Slowness, Trouble, network_of
+from patchlight.emulation.simulator.network.specs import Failure, Slowness, Trouble, network_of
 from patchlight.testbed.errors import BadInput
 
 # Loops are compiled once, where nothing is on the disk yet.

@@ -25,7 +25,6 @@ from patchlight.controller.policies.placement import (
     RandomPlacement,
 )
 from patchlight.emulation.simulator.cluster import (
-    Outages,
     Policies,
     QueueJob,
     QueueResult,
@@ -33,6 +32,7 @@ from patchlight.emulation.simulator.cluster import (
     TwoLevel,
     simulate,
 )
+from patchlight.emulation.simulator.outages import Outages
 from patchlight.testbed.errors import BadInput
 
 ORDERS: dict[str, OrderPolicy] = {

@@ -17,23 +17,22 @@ from patchlight.controller.policies.order import (
     Srpt,
 )
 from patchlight.controller.policies.placement import Consolidated, FirstFit, RandomPlacement
+from patchlight.controller.prediction.network import Training
 from patchlight.emulation.simulator.cluster import (
-    JobRecord,
-    Outages,
     Policies,
     QueueJob,
     QueueResult,
     Settings,
-    Training,
     TwoLevel,
     queue_jobs,
     simulate,
 )
 from patchlight.emulation.simulator.cluster.jobs import SyntheticJobs, load_of
-from patchlight.emulation.simulator.cluster.results import summary_of
+from patchlight.emulation.simulator.cluster.results import JobRecord, summary_of
 from patchlight.emulation.simulator.cluster.simulation import Simulation
 from patchlight.emulation.simulator.cluster.sweep import QueueScheduler
-from patchlight.emulation.simulator.traces import TraceJob
+from patchlight.emulation.simulator.outages import Outages
+from patchlight.emulation.simulator.traces.model import TraceJob
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab.rules import Allowance
 

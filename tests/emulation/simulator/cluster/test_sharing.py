@@ -3,7 +3,8 @@
 import pytest
 
 from patchlight.controller.policies.contract import JobView
-from patchlight.emulation.simulator.cluster import QueueJob, Training, TwoLevel
+from patchlight.controller.prediction.network import Training
+from patchlight.emulation.simulator.cluster import QueueJob, TwoLevel
 from patchlight.emulation.simulator.cluster.jobs import load_of
 from patchlight.testbed.errors import BadInput
 

@@ -21,7 +21,7 @@ from patchlight.emulation.simulator.cluster.results import JobRecord
 from patchlight.emulation.simulator.cluster.sweep import Combination, Sweep, combinations, run_sweep
 from patchlight.emulation.simulator.commands.simulate import simulate
 from patchlight.emulation.simulator.executors import Engine
-from patchlight.emulation.simulator.traces import read_trace
+from patchlight.emulation.simulator.traces.files import read_trace
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.labfile.reader import builtin_lab
 from tests.support.waiting import PATIENCE_S

@@ -11,7 +11,6 @@ import pytest
 from click.testing import CliRunner, Result
 
 from patchlight.cli.main import cli
-from patchlight.emulation.simulator.network import Failure, Slowness, Trouble, network_of
 from patchlight.emulation.simulator.network.chakra import (
     COLLECTIVE_TYPES,
     PlacedTrace,
@@ -19,6 +18,7 @@ from patchlight.emulation.simulator.network.chakra import (
     run_chakra,
 )
 from patchlight.emulation.simulator.network.chakra_file import NODE_TYPES
+from patchlight.emulation.simulator.network.specs import Failure, Slowness, Trouble, network_of
 from patchlight.testbed.errors import BadInput
 
 # Loops are compiled once, where nothing is on the disk yet.

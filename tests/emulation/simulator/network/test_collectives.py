@@ -5,17 +5,22 @@ import math
 import numpy as np
 import pytest
 
-from patchlight.emulation.simulator.network import (
+from patchlight.emulation.simulator.network.contract import (
     COLLECTIVES,
+    Round,
+    collective,
+    hierarchical,
+    parameter_server,
+)
+from patchlight.emulation.simulator.network.jobs import (
     Flows,
     PlacedJob,
-    collective,
     completions,
-    network_of,
+    program_of,
     run_jobs,
+    sessions_of,
 )
-from patchlight.emulation.simulator.network.contract import Round, hierarchical, parameter_server
-from patchlight.emulation.simulator.network.jobs import program_of, sessions_of
+from patchlight.emulation.simulator.network.specs import network_of
 from patchlight.testbed.errors import BadInput
 
 # Loops are compiled once, where nothing is on the disk yet.

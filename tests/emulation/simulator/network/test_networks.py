@@ -6,8 +6,8 @@ import re
 import numpy as np
 import pytest
 
-from patchlight.emulation.simulator.network import NETWORKS, network_of
 from patchlight.emulation.simulator.network.contract import BARE, NO_LINK
+from patchlight.emulation.simulator.network.specs import NETWORKS, network_of
 from patchlight.testbed.errors import BadInput
 
 SPECS = [*NETWORKS, "two-tor-ocs", "fat-tree:k=16,taper=2", "torus:dims=3x5", "rotornet:relayed=2"]

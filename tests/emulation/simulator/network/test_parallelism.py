@@ -3,14 +3,9 @@
 import numpy as np
 import pytest
 
-from patchlight.emulation.simulator.network import (
-    PlacedJob,
-    Round,
-    Split,
-    expert_exchange,
-    network_of,
-    run_jobs,
-)
+from patchlight.emulation.simulator.network.contract import Round
+from patchlight.emulation.simulator.network.jobs import PlacedJob, Split, expert_exchange, run_jobs
+from patchlight.emulation.simulator.network.specs import network_of
 from patchlight.testbed.errors import BadInput
 
 # Loops are compiled once, where nothing is on the disk yet.

@@ -7,10 +7,16 @@ import numpy as np
 import pytest
 
 from patchlight.controller.prediction.network import Demand, fair_rates
-from patchlight.emulation.simulator.network import PlacedJob, collective, completions, network_of
-from patchlight.emulation.simulator.network.contract import NO_LINK, Network
+from patchlight.emulation.simulator.network.contract import NO_LINK, Network, collective
 from patchlight.emulation.simulator.network.engine import run
-from patchlight.emulation.simulator.network.jobs import Flows, program_of, sessions_of
+from patchlight.emulation.simulator.network.jobs import (
+    Flows,
+    PlacedJob,
+    completions,
+    program_of,
+    sessions_of,
+)
+from patchlight.emulation.simulator.network.specs import network_of
 from patchlight.testbed.errors import BadInput
 from tests.support.random_flows import (
     network_with_equal_latencies,

@@ -9,16 +9,18 @@ import networkx
 import numpy as np
 import pytest
 
-from patchlight.emulation.simulator.network import PlacedJob, collective, network_of, run_jobs
 from patchlight.emulation.simulator.network.contract import (
     NO_LINK,
     Round,
+    collective,
     goes_round,
     ring_part,
     tcp,
 )
+from patchlight.emulation.simulator.network.jobs import PlacedJob, run_jobs
 from patchlight.emulation.simulator.network.sharing import Floats
-from patchlight.emulation.simulator.network.topologies.topoopt import MOST_MATCHED, TopoOpt
+from patchlight.emulation.simulator.network.specs import network_of
+from patchlight.emulation.simulator.network.topologies.direct import MOST_MATCHED, TopoOpt
 
 # Loops are compiled once, where nothing is on the disk yet.
 pytestmark = pytest.mark.xdist_group("networks")

@@ -5,15 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from patchlight.emulation.simulator.network import (
-    Failure,
-    PlacedJob,
-    Slowness,
-    Trouble,
-    collective,
-    network_of,
-    run_jobs,
-)
+from patchlight.emulation.simulator.network.contract import collective
+from patchlight.emulation.simulator.network.jobs import PlacedJob, run_jobs
+from patchlight.emulation.simulator.network.specs import Failure, Slowness, Trouble, network_of
 from patchlight.testbed.errors import BadInput, PatchlightError
 
 # Loops are compiled once, where nothing is on the disk yet.

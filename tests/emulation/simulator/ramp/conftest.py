@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from patchlight.emulation.simulator.ramp import Workloads
+from patchlight.emulation.simulator.ramp.workloads import Workloads
 from patchlight.testbed.graphs import builtin_graph, read_graph
 
 FIVE = ("alexnet", "resnet18", "squeezenet1_0", "vgg16", "gnmt")

@@ -7,18 +7,11 @@ from dataclasses import replace
 import pytest
 
 from patchlight.controller.policies.degrees import Constant, RandomDegree
-from patchlight.emulation.simulator.ramp import (
-    Episode,
-    JobOutcome,
-    Scenario,
-    Workloads,
-    pac_ml_scenario,
-    run_episode,
-)
 from patchlight.emulation.simulator.ramp.bounds import hindsight_bound, shortest_s
+from patchlight.emulation.simulator.ramp.lossnetwork import Episode, JobOutcome, run_episode
 from patchlight.emulation.simulator.ramp.ramp import PlacementRule, RampShape
-from patchlight.emulation.simulator.ramp.scenario import PoissonArrivals
-from patchlight.emulation.simulator.ramp.workloads import fixed
+from patchlight.emulation.simulator.ramp.scenario import PoissonArrivals, Scenario, pac_ml_scenario
+from patchlight.emulation.simulator.ramp.workloads import Workloads, fixed
 from patchlight.testbed.graphs import ComputationGraph, Operation
 
 

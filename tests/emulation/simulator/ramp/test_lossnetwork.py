@@ -8,21 +8,16 @@ import pytest
 from patchlight.controller.policies.contract import ClusterView, JobView, PartitionPolicy
 from patchlight.controller.policies.degrees import Constant, Maximum, Minimum, RandomDegree
 from patchlight.emulation.simulator.outages import Outages
-from patchlight.emulation.simulator.ramp import (
-    Episode,
-    JobOutcome,
-    Scenario,
-    Workloads,
-    pac_ml_scenario,
-    run_episode,
-)
+from patchlight.emulation.simulator.ramp.lossnetwork import Episode, JobOutcome, run_episode
 from patchlight.emulation.simulator.ramp.ramp import PlacementRule
 from patchlight.emulation.simulator.ramp.scenario import (
     FixedArrivals,
     PoissonArrivals,
+    Scenario,
     mean_and_interval,
+    pac_ml_scenario,
 )
-from patchlight.emulation.simulator.ramp.workloads import Device, fixed
+from patchlight.emulation.simulator.ramp.workloads import Device, Workloads, fixed
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.graphs import ComputationGraph, Operation, builtin_graph
 

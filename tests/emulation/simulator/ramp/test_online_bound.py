@@ -8,11 +8,16 @@ from functools import cache
 import pytest
 
 from patchlight.controller.policies.degrees import Constant, RandomDegree
-from patchlight.emulation.simulator.ramp import Scenario, Workloads, pac_ml_scenario, run_episode
 from patchlight.emulation.simulator.ramp.bounds import online_bound
+from patchlight.emulation.simulator.ramp.lossnetwork import run_episode
 from patchlight.emulation.simulator.ramp.ramp import PlacementRule, RampShape
-from patchlight.emulation.simulator.ramp.scenario import FixedArrivals, PoissonArrivals
-from patchlight.emulation.simulator.ramp.workloads import fixed
+from patchlight.emulation.simulator.ramp.scenario import (
+    FixedArrivals,
+    PoissonArrivals,
+    Scenario,
+    pac_ml_scenario,
+)
+from patchlight.emulation.simulator.ramp.workloads import Workloads, fixed
 from patchlight.testbed.graphs import ComputationGraph, Operation
 
 BETAS = (0.6, 1.0)

@@ -10,13 +10,10 @@ from patchlight.controller.policies.degrees import (
     RandomDegree,
     Sufficient,
 )
-from patchlight.emulation.simulator.ramp import (
-    Workloads,
-    blocking_rates,
-    pac_ml_scenario,
-    run_episode,
-)
+from patchlight.emulation.simulator.ramp.lossnetwork import run_episode
 from patchlight.emulation.simulator.ramp.ramp import PlacementRule
+from patchlight.emulation.simulator.ramp.scenario import blocking_rates, pac_ml_scenario
+from patchlight.emulation.simulator.ramp.workloads import Workloads
 
 # The rates that were measured by running the peer, one seed (0, which makes instance 0 of the
 # laws), or that its authors published.

@@ -3,8 +3,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from patchlight.emulation.simulator.ramp import PAC_ML_SHAPE, PlacementRule, Ramp, RampShape
-from patchlight.emulation.simulator.ramp.ramp import block_shapes, place, scan
+from patchlight.emulation.simulator.ramp.ramp import (
+    PAC_ML_SHAPE,
+    PlacementRule,
+    Ramp,
+    RampShape,
+    block_shapes,
+    place,
+    scan,
+)
 from patchlight.testbed.errors import BadInput
 
 RAMP = Ramp(PAC_ML_SHAPE)

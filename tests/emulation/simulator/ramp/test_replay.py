@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from patchlight.emulation.simulator.ramp import Episode, JobOutcome, Scenario, Workloads
+from patchlight.emulation.simulator.ramp.lossnetwork import Episode, JobOutcome
 from patchlight.emulation.simulator.ramp.ramp import PlacementRule
-from patchlight.emulation.simulator.ramp.scenario import Job
-from patchlight.emulation.simulator.ramp.workloads import law
+from patchlight.emulation.simulator.ramp.scenario import Job, Scenario
+from patchlight.emulation.simulator.ramp.workloads import Workloads, law
 
 RECORDINGS = sorted((Path(__file__).parent / "ddls").glob("*.csv"))
 # What ddls itself said of the whole episode.

@@ -6,14 +6,10 @@ import pytest
 
 from patchlight.controller.policies.contract import PartitionPolicy, no_choice
 from patchlight.controller.policies.degrees import Constant
-from patchlight.emulation.simulator.ramp import (
+from patchlight.emulation.simulator.ramp.lossnetwork import (
     Episode,
     JobOutcome,
     Question,
-    Scenario,
-    Workloads,
-    blocking_rates,
-    pac_ml_scenario,
     run_episode,
 )
 from patchlight.emulation.simulator.ramp.rollout import (
@@ -24,6 +20,8 @@ from patchlight.emulation.simulator.ramp.rollout import (
     constant_rules,
     tuned,
 )
+from patchlight.emulation.simulator.ramp.scenario import Scenario, blocking_rates, pac_ml_scenario
+from patchlight.emulation.simulator.ramp.workloads import Workloads
 from patchlight.testbed.errors import BadInput
 
 FEW = LookAhead(futures=6, arrivals=30)

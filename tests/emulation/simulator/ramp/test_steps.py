@@ -3,15 +3,17 @@ from pathlib import Path
 
 import pytest
 
-from patchlight.emulation.simulator.ramp import PAC_ML_SHAPE, Ramp, Workloads
 from patchlight.emulation.simulator.ramp.ramp import (
+    PAC_ML_SHAPE,
     PlacementRule,
+    Ramp,
     RampShape,
     place,
     place_one_by_one,
     sub_blocks,
 )
 from patchlight.emulation.simulator.ramp.steps import RampTiming, step_time
+from patchlight.emulation.simulator.ramp.workloads import Workloads
 from patchlight.testbed.graphs import ComputationGraph, Operation, mirror, partition, read_graph
 
 RAMP, TIMING = Ramp(PAC_ML_SHAPE), RampTiming()

@@ -12,14 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from patchlight.emulation.simulator.traces import (
-    LAWS,
-    TraceFileError,
-    TraceJob,
-    is_drawn,
-    load_trace,
-    read_trace,
-)
+from patchlight.emulation.simulator.traces.files import LAWS, is_drawn, load_trace, read_trace
+from patchlight.emulation.simulator.traces.model import TraceFileError, TraceJob
 from patchlight.testbed.errors import BadInput
 
 PHILLY = """\
