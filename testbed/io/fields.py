@@ -18,7 +18,8 @@ _YES_NO = re.compile(r"true|True|TRUE|false|False|FALSE")
 WHOLE = re.compile(r"[+-]?[0-9]+|0x[0-9a-fA-F]+|0o[0-7]+")
 NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 PLAIN_TAGS = frozenset({"", "!", *(f"tag:yaml.org,2002:{kind}" for kind in ("str", "seq", "map"))})
-_NO_BARE_TEXT = re.compile("|".join(p.pattern for p in (_NOTHING, _YES_NO, WHOLE, NUMBER)))
+_ANY_NUMBER = re.compile(f"{WHOLE.pattern}|{NUMBER.pattern}")
+_NO_BARE_TEXT = re.compile("|".join(p.pattern for p in (_NOTHING, _YES_NO, _ANY_NUMBER)))
 
 
 def locate(node: yaml.Node, value: Any = None) -> Located[Any]:
@@ -152,11 +153,12 @@ class Text(FieldType):
     suffix: str = ""
 
     def _read(self, node: yaml.Node, issues: FileIssues) -> Located[Any]:
+        if isinstance(node, yaml.ScalarNode) and node.tag in PLAIN_TAGS:
+            is_text = bool(node.style) or is_bare_text(node.value)
+            if is_text or (self.numbers and _ANY_NUMBER.fullmatch(node.value)):
+                return locate(node, self.take(node.value))
         shown = describe(node)
-        is_number = shown.startswith("the number ")
-        if shown.startswith("the text ") or (is_number and self.numbers):
-            return locate(node, self.take(str(node.value)))
-        is_bare = is_number or shown in ("true", "false")
+        is_bare = shown.startswith("the number ") or shown in ("true", "false")
         hint = ": put it in quotes" if is_bare and not self.units else ""
         raise BadInput(f"expected {self.expected()}, found {shown}{hint}")
 
@@ -202,39 +204,6 @@ def quantity(parse: Callable[[str], object], known: Units, what: str, example: s
     """A number with one of the ``known`` units."""
     json, names = {"pattern": pattern(known)}, tuple(known)
     return Text(f"{what} with its unit", parse, json, False, example, names, *WRITTEN[names[0]])
-
-
-@dataclass(frozen=True)
-class Whole(FieldType):
-    """A whole number in bounds, decimal or ``0x…``; with ``grouped`` also ``14_000_000``."""
-
-    what: str
-    lowest: int
-    highest: int
-    grouped: bool = False
-    hexadecimal: bool = False
-
-    def _read(self, node: yaml.Node, issues: FileIssues) -> Located[Any]:
-        text = str(node.value)
-        if self.grouped and re.fullmatch(r"[+-]?[0-9]{1,3}(?:_[0-9]{3})+", text):
-            text = text.replace("_", "")
-        if is_plain(node) and WHOLE.fullmatch(text):
-            # Python refuses to read numbers of thousands of digits; none is in range anyway.
-            value = int(text, 0 if text[:2] in ("0x", "0o") else 10) if len(text) < 40 else -1
-            # YAML 1.1 reads 010 as eight and YAML 1.2 as ten: neither is meant for sure.
-            if not re.match(r"[+-]?0[0-9]", text) and self.lowest <= value <= self.highest:
-                return locate(node, value)
-        bounds = f"a whole number from {self.lowest} to {self.highest}"
-        raise BadInput(f"expected {self.what}, {bounds}, found {describe(node)}")
-
-    def schema(self) -> dict[str, Any]:
-        return {"type": "integer", "minimum": self.lowest, "maximum": self.highest}
-
-    def written(self, value: Any) -> Any:
-        return Hexadecimal(value) if self.hexadecimal else value
-
-    def sample(self) -> str:
-        return str(self.lowest)
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ from typing import Any
 
 from patchlight.testbed import units
 from patchlight.testbed.errors import BadInput, short
-from patchlight.testbed.io.fields import Group, Key, ListOf, Text, Whole, choice, quantity, required
-from patchlight.testbed.io.forms import Number, YesNo
+from patchlight.testbed.io.fields import Group, Key, ListOf, Text, choice, quantity, required
+from patchlight.testbed.io.forms import Number, Whole, YesNo
 from patchlight.testbed.lab.rules import (
     BOUNDS,
     KINDS,

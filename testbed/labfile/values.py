@@ -10,7 +10,8 @@ from typing import get_args
 
 from patchlight.testbed import units
 from patchlight.testbed.errors import BadInput, short
-from patchlight.testbed.io.fields import Text, Whole, choice, matching, quantity
+from patchlight.testbed.io.fields import Text, choice, matching, quantity
+from patchlight.testbed.io.forms import Whole
 from patchlight.testbed.lab.model import Endpoint, NicMode, RdmaUse, Route
 from patchlight.testbed.lab.ocs_drivers import (
     DRIVER_GROUP,
