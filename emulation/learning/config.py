@@ -14,8 +14,8 @@ from patchlight.emulation.simulator.ramp.ramp import PlacementRule
 from patchlight.emulation.simulator.ramp.scenario import MAX_ERROR, FixedArrivals
 from patchlight.emulation.simulator.ramp.workloads import LAW_NAMES, law
 from patchlight.testbed.errors import BadInput, FileError
-from patchlight.testbed.io.fields import FieldType, ListOf, Text, choice, matching
-from patchlight.testbed.io.forms import MapOf, Number, Record, Whole, setting
+from patchlight.testbed.io.fields import FieldType, ListOf, Text, Whole, choice, matching
+from patchlight.testbed.io.forms import MapOf, Number, Record, setting
 from patchlight.testbed.io.reader import FileIssues, read_text
 
 CONFIGS = Path(__file__).resolve().parent / "configs"

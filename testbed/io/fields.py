@@ -3,7 +3,7 @@
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
+from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import Any
 
 import yaml
@@ -189,6 +189,17 @@ def matching(regex: str, what: str, expected: str, example: str, longest: int = 
     return Text(what, take, {"pattern": f"^{regex}$", "maxLength": longest}, example=example)
 
 
+def printable(longest: int, refusal: str, needs: str = r"\S") -> Callable[[str], str]:
+    """What takes printable texts with a match of ``needs``, and refuses others by ``refusal``."""
+
+    def take(text: str) -> str:
+        if re.search(needs, text) and text.isprintable() and len(text) <= longest:
+            return text
+        raise BadInput(f"{short(text)!r} {refusal}")
+
+    return take
+
+
 def choice(what: str, *choices: str) -> Text:
     """One of some words."""
 
@@ -204,6 +215,39 @@ def quantity(parse: Callable[[str], object], known: Units, what: str, example: s
     """A number with one of the ``known`` units."""
     json, names = {"pattern": pattern(known)}, tuple(known)
     return Text(f"{what} with its unit", parse, json, False, example, names, *WRITTEN[names[0]])
+
+
+@dataclass(frozen=True)
+class Whole(FieldType):
+    """A whole number in bounds, decimal or ``0x…``; with ``grouped`` also ``14_000_000``."""
+
+    what: str
+    lowest: int
+    highest: int
+    grouped: bool = False
+    hexadecimal: bool = False
+
+    def _read(self, node: yaml.Node, issues: FileIssues) -> Located[Any]:
+        text = str(node.value)
+        if self.grouped and re.fullmatch(r"[+-]?[0-9]{1,3}(?:_[0-9]{3})+", text):
+            text = text.replace("_", "")
+        if is_plain(node) and WHOLE.fullmatch(text):
+            # Python refuses to read numbers of thousands of digits; none is in range anyway.
+            value = int(text, 0 if text[:2] in ("0x", "0o") else 10) if len(text) < 40 else -1
+            # YAML 1.1 reads 010 as eight and YAML 1.2 as ten: neither is meant for sure.
+            if not re.match(r"[+-]?0[0-9]", text) and self.lowest <= value <= self.highest:
+                return locate(node, value)
+        bounds = f"a whole number from {self.lowest} to {self.highest}"
+        raise BadInput(f"expected {self.what}, {bounds}, found {describe(node)}")
+
+    def schema(self) -> dict[str, Any]:
+        return {"type": "integer", "minimum": self.lowest, "maximum": self.highest}
+
+    def written(self, value: Any) -> Any:
+        return Hexadecimal(value) if self.hexadecimal else value
+
+    def sample(self) -> str:
+        return str(self.lowest)
 
 
 @dataclass(frozen=True)
@@ -294,18 +338,17 @@ class Group(FieldType):
     ) -> None:
         self.what, self._make, self._said, self._block = what, make or model, said, block
         self._usual: dict[str, Any] = {}  # the defaults of the model's fields
-        for each in fields(model) if model is not None and is_dataclass(model) else ():
+        for each in fields(model) if model else ():
             if each.default is not MISSING:
                 self._usual[each.name] = each.default
             elif each.default_factory is not MISSING:
                 self._usual[each.name] = each.default_factory()
-        self.keys = tuple(
-            key if key.required or key.default is not None else self._with_default(key)
-            for key in keys
-        )
+        self.keys = tuple(map(self._with_default, keys))
 
     def _with_default(self, key: Key) -> Key:
-        """The key with the default of its field as text, where it is one value."""
+        """The key with the default of its field as text, where it has none and that is a value."""
+        if key.required or key.default is not None:
+            return key
         value = self._usual.get(key.field)
         written = None if value is None else key.type.written(value)
         text = str(written).lower() if isinstance(written, bool) else str(written)

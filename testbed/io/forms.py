@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,7 +10,7 @@ import yaml
 
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.io import fields
-from patchlight.testbed.io.fields import FieldType, Group, Key, ListOf, Text, locate, plain
+from patchlight.testbed.io.fields import FieldType, Group, Key, ListOf, Text, Whole, locate, plain
 from patchlight.testbed.io.reader import FileIssues, Located, stands_twice
 
 
@@ -57,39 +56,6 @@ class Number(FieldType):
 
     def sample(self) -> str:
         return f"{1.5 if self.highest is None else self.highest:g}"
-
-
-@dataclass(frozen=True)
-class Whole(FieldType):
-    """A whole number in bounds, decimal or ``0x…``; with ``grouped`` also ``14_000_000``."""
-
-    what: str
-    lowest: int
-    highest: int
-    grouped: bool = False
-    hexadecimal: bool = False
-
-    def _read(self, node: yaml.Node, issues: FileIssues) -> Located[Any]:
-        text = str(node.value)
-        if self.grouped and re.fullmatch(r"[+-]?[0-9]{1,3}(?:_[0-9]{3})+", text):
-            text = text.replace("_", "")
-        if fields.is_plain(node) and fields.WHOLE.fullmatch(text):
-            # Python refuses to read numbers of thousands of digits; none is in range anyway.
-            value = int(text, 0 if text[:2] in ("0x", "0o") else 10) if len(text) < 40 else -1
-            # YAML 1.1 reads 010 as eight and YAML 1.2 as ten: neither is meant for sure.
-            if not re.match(r"[+-]?0[0-9]", text) and self.lowest <= value <= self.highest:
-                return locate(node, value)
-        bounds = f"a whole number from {self.lowest} to {self.highest}"
-        raise BadInput(f"expected {self.what}, {bounds}, found {fields.describe(node)}")
-
-    def schema(self) -> dict[str, Any]:
-        return {"type": "integer", "minimum": self.lowest, "maximum": self.highest}
-
-    def written(self, value: Any) -> Any:
-        return fields.Hexadecimal(value) if self.hexadecimal else value
-
-    def sample(self) -> str:
-        return str(self.lowest)
 
 
 @dataclass(frozen=True)

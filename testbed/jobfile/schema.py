@@ -11,12 +11,13 @@ from patchlight.testbed.io.fields import (
     Key,
     ListOf,
     Text,
+    Whole,
     choice,
     matching,
     quantity,
     required,
 )
-from patchlight.testbed.io.forms import Either, MapOf, Number, Spelled, Whole, YesNo, table
+from patchlight.testbed.io.forms import Either, MapOf, Number, Spelled, YesNo, table
 from patchlight.testbed.labfile.values import MODEL, VARIABLE_NAME
 
 LONGEST_NAME = 41

@@ -7,8 +7,18 @@ from typing import Any
 import yaml
 
 from patchlight.testbed.errors import BadInput, nearest, short
-from patchlight.testbed.io.fields import Fields, Group, Key, ListOf, OneLine, Text, choice, required
-from patchlight.testbed.io.forms import MapOf, Number, Whole, YesNo
+from patchlight.testbed.io.fields import (
+    Fields,
+    Group,
+    Key,
+    ListOf,
+    OneLine,
+    Text,
+    Whole,
+    choice,
+    required,
+)
+from patchlight.testbed.io.forms import MapOf, Number, YesNo
 from patchlight.testbed.io.reader import FileIssues, Located
 from patchlight.testbed.lab import spectrum, wavelengths
 from patchlight.testbed.lab.portmap import parse_cross_connects

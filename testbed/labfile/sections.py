@@ -1,14 +1,23 @@
 """The keys of a lab file about its use: access, the queue, policies, and what workers may have."""
 
 import re
-from collections.abc import Callable
 from dataclasses import asdict, replace
 from typing import Any
 
 from patchlight.testbed import units
 from patchlight.testbed.errors import BadInput, short
-from patchlight.testbed.io.fields import Group, Key, ListOf, Text, choice, quantity, required
-from patchlight.testbed.io.forms import Number, Whole, YesNo
+from patchlight.testbed.io.fields import (
+    Group,
+    Key,
+    ListOf,
+    Text,
+    Whole,
+    choice,
+    printable,
+    quantity,
+    required,
+)
+from patchlight.testbed.io.forms import Number, YesNo
 from patchlight.testbed.lab.rules import (
     BOUNDS,
     KINDS,
@@ -130,15 +139,6 @@ QUEUE = Group(
 )
 
 
-def _printable(longest: int, refusal: str) -> Callable[[str], str]:
-    def take(text: str) -> str:
-        if text.strip() and text.isprintable() and len(text) <= longest:
-            return text
-        raise BadInput(f"{short(text)!r} is no {refusal}")
-
-    return take
-
-
 def _time(field: str, example: str) -> Text:
     def take(text: str) -> float:
         said: dict[str, Any] = {field: units.parse_time(text)}
@@ -148,7 +148,7 @@ def _time(field: str, example: str) -> Text:
     return quantity(take, units.TIME, "a time", example)
 
 
-_POLICY = _printable(1000, "policy: expected a name, FILE.py:CLASS or FILE.onnx")
+_POLICY = printable(1000, "is no policy: expected a name, FILE.py:CLASS or FILE.onnx")
 POLICY = Text("a policy", _POLICY, {"minLength": 1, "maxLength": 1000}, example="regroup")
 POLICIES = Group(
     "who decides in the lab",
@@ -211,7 +211,7 @@ def _memory(text: str) -> int:
 
 
 _FOLDER = Text("a folder", _folder, {"pattern": "^/"}, example="/srv/data")
-_IMAGES = _printable(255, "pattern of images: expected one like 'pytorch/*'")
+_IMAGES = printable(255, "is no pattern of images: expected one like 'pytorch/*'")
 _PATTERN = Text("a pattern of images", _IMAGES, {"minLength": 1}, example="pytorch/*")
 WORKERS = Group(
     "what jobs' workers may have",

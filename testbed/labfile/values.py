@@ -10,8 +10,7 @@ from typing import get_args
 
 from patchlight.testbed import units
 from patchlight.testbed.errors import BadInput, short
-from patchlight.testbed.io.fields import Text, choice, matching, quantity
-from patchlight.testbed.io.forms import Whole
+from patchlight.testbed.io.fields import Text, Whole, choice, matching, printable, quantity
 from patchlight.testbed.lab.model import Endpoint, NicMode, RdmaUse, Route
 from patchlight.testbed.lab.ocs_drivers import (
     DRIVER_GROUP,
@@ -94,15 +93,6 @@ def _interface_address(text: str) -> IPv4Interface:
         return IPv4Interface((_address(address), int(prefix)))
     raise BadInput(
         f"{short(text)!r} is not an address with its network: expected one like '10.0.0.51/24'"
-    )
-
-
-def _model(text: str) -> str:
-    if re.search("[A-Za-z0-9]", text) and text.isprintable() and len(text) <= 64:
-        return text
-    raise BadInput(
-        f"{short(text)!r} is not a GPU model: expected 1 to 64 printable characters, among them a "
-        "letter or digit, like 'Tesla M40'"
     )
 
 
@@ -206,7 +196,15 @@ WSS_DRIVER = replace(
     example="waveshaper-http",
 )
 MODEL = Text(
-    "a GPU model", _model, {"maxLength": 64, "pattern": "[A-Za-z0-9]"}, example="Tesla M40"
+    "a GPU model",
+    printable(
+        64,
+        "is not a GPU model: expected 1 to 64 printable characters, among them a letter or digit, "
+        "like 'Tesla M40'",
+        "[A-Za-z0-9]",
+    ),
+    {"maxLength": 64, "pattern": "[A-Za-z0-9]"},
+    example="Tesla M40",
 )
 UUID = matching("[A-Za-z0-9-]+", "a GPU's UUID", "what nvidia-smi -L prints", "GPU-6f2a1b3c")
 _A_ROUTE = "10.2.0.0/16 via 192.168.10.1"

@@ -8,8 +8,8 @@ from typing import Any
 from patchlight.emulation.learning.config import NAME, ConfigError
 from patchlight.emulation.simulator.traces import LAWS
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.io.fields import FieldType, ListOf, Text, choice
-from patchlight.testbed.io.forms import Number, Record, Whole, setting
+from patchlight.testbed.io.fields import FieldType, ListOf, Text, Whole, choice
+from patchlight.testbed.io.forms import Number, Record, setting
 from patchlight.testbed.io.reader import FileIssues
 
 DRAWN = "drawn"

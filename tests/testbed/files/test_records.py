@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from patchlight.testbed.errors import BadInput, FileError
 from patchlight.testbed.graphs.files import positions
-from patchlight.testbed.io.fields import ListOf, Text, choice, matching
-from patchlight.testbed.io.forms import MapOf, Number, Record, Whole, setting
+from patchlight.testbed.io.fields import ListOf, Text, Whole, choice, matching
+from patchlight.testbed.io.forms import MapOf, Number, Record, setting
 from patchlight.testbed.io.reader import FileIssues
 
 
