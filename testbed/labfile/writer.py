@@ -21,8 +21,7 @@ from patchlight.testbed.io.fields import (
 from patchlight.testbed.io.forms import sections
 from patchlight.testbed.io.reader import FileIssues
 from patchlight.testbed.lab.model import Lab
-from patchlight.testbed.labfile.ranges import ITEMS, RANGE_PATTERN, RANGED
-from patchlight.testbed.labfile.reader import load_lab
+from patchlight.testbed.labfile.reader import ITEMS, RANGE_PATTERN, RANGED, load_lab
 from patchlight.testbed.labfile.schema import COMMON, LAB
 
 _Base: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
