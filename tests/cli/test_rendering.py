@@ -58,7 +58,13 @@ def test_wide_shows_every_column_and_names_are_never_cut() -> None:
 
 
 @pytest.mark.parametrize(
-    "command", ["lab show ofc2022", "policy list", "graph list", "graph show alexnet"]
+    "command",
+    [
+        "lab show ofc2022",
+        "policy list",
+        pytest.param("graph list", marks=pytest.mark.wings),
+        pytest.param("graph show alexnet", marks=pytest.mark.wings),
+    ],
 )
 def test_tables_fit_80_columns(command: str) -> None:
     output = CliRunner().invoke(cli, command.split(), env={"COLUMNS": "80"}).output
