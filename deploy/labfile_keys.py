@@ -7,8 +7,8 @@ import yaml
 
 from patchlight.testbed.errors import BadInput, FileError
 from patchlight.testbed.lab.model import Server
-from patchlight.testbed.labfile.edit import Change, text_of, values_of, with_changes
-from patchlight.testbed.labfile.reader import parse_lab
+from patchlight.testbed.labfile.reader import parse_lab, text_of
+from patchlight.testbed.labfile.writer import Change, values_of, with_changes
 
 
 def with_host_keys(text: str, servers: Mapping[str, str], jumps: Mapping[str, str]) -> str:

@@ -50,15 +50,17 @@ def _write_out(root: yaml.Node, issues: FileIssues) -> yaml.Node:
     """The file with every range and default written out; notes what is wrong with ranges."""
     if not isinstance(root, yaml.MappingNode):
         return root
-    defaults = {_text(key): value for key, value in root.value}.get("defaults")
+    defaults = {text_of(key): value for key, value in root.value}.get("defaults")
     groups = defaults.value if isinstance(defaults, yaml.MappingNode) else []
     known = {
-        _text(key): [pair for pair in value.value if _text(pair[0]) in COMMON.get(_text(key), ())]
+        text_of(key): [
+            pair for pair in value.value if text_of(pair[0]) in COMMON.get(text_of(key), ())
+        ]
         for key, value in groups
         if isinstance(value, yaml.MappingNode)
     }
     spread = _Spread(issues, known)
-    pairs = [(key, spread.items(_text(key), value)) for key, value in root.value]
+    pairs = [(key, spread.items(text_of(key), value)) for key, value in root.value]
     return yaml.MappingNode(root.tag, pairs, root.start_mark, root.end_mark)
 
 
@@ -90,19 +92,19 @@ class _Spread:
     ) -> Iterator[yaml.Node]:
         if self._left < 0:
             return
-        there = {_text(key) for key, _ in item.value}
+        there = {text_of(key) for key, _ in item.value}
         defaults = self._defaults.get(kind, [])
-        pairs = [*item.value, *(pair for pair in defaults if _text(pair[0]) not in there)]
+        pairs = [*item.value, *(pair for pair in defaults if text_of(pair[0]) not in there)]
         if kind == "server":
             pairs = self._with_ssh_defaults(pairs)
-        spread = {_text(key): self._spread(_text(key), value) for key, value in pairs}
+        spread = {text_of(key): self._spread(text_of(key), value) for key, value in pairs}
         leading = spread.get("ends" if kind == "fibre" else "name", [])
         count = max(1, len(leading))
         for key, value in pairs:
-            values = spread[_text(key)]
+            values = spread[text_of(key)]
             if len(values) not in (1, count, count * copies):
                 self._wrong_count(value, len(values), count, copies)
-                spread[_text(key)] = [value]
+                spread[text_of(key)] = [value]
         self._left -= count
         if self._left < 0:
             self._issues.only(
@@ -110,8 +112,8 @@ class _Spread:
             )
             return
         for number in range(count):
-            own = [(key, _nth(spread[_text(key)], number, copy * count)) for key, _ in pairs]
-            whole = [(key, self.items(_text(key), value, number, count)) for key, value in own]
+            own = [(key, _nth(spread[text_of(key)], number, copy * count)) for key, _ in pairs]
+            whole = [(key, self.items(text_of(key), value, number, count)) for key, value in own]
             yield yaml.MappingNode(item.tag, whole, item.start_mark, item.end_mark)
             if self._left < 0:
                 return
@@ -121,7 +123,7 @@ class _Spread:
         defaults = self._defaults.get("ssh", [])
         if not defaults:
             return pairs
-        own = next((value for key, value in pairs if _text(key) == "ssh"), None)
+        own = next((value for key, value in pairs if text_of(key) == "ssh"), None)
         if own is None:
             first = defaults[0][0]
             key = yaml.ScalarNode(first.tag, "ssh", first.start_mark, first.end_mark)
@@ -130,10 +132,10 @@ class _Spread:
             return [*pairs, (key, whole)]
         if not isinstance(own, yaml.MappingNode):
             return pairs
-        there = {_text(key) for key, _ in own.value}
+        there = {text_of(key) for key, _ in own.value}
         if "jump" in there:
             there.add("jump_host_key")  # that of the default is another host's
-        missing = [pair for pair in defaults if _text(pair[0]) not in there]
+        missing = [pair for pair in defaults if text_of(pair[0]) not in there]
         full = yaml.MappingNode(own.tag, [*own.value, *missing], own.start_mark, own.end_mark)
         return [(key, full if value is own else value) for key, value in pairs]
 
@@ -152,7 +154,7 @@ class _Spread:
         return self._texts(node) if key in RANGED else [node]
 
     def _texts(self, node: yaml.Node) -> list[yaml.Node]:
-        text = _text(node)
+        text = text_of(node)
         if "[" not in text or not _RANGE.search(text):
             return [node]
         try:
@@ -172,7 +174,7 @@ class _Spread:
         sides = [self._texts(end) for end in node.value]
         if len({len(side) for side in sides}) > 1:
             texts = " and ".join(
-                f"{len(side)} in {short(_text(end))!r}"
+                f"{len(side)} in {short(text_of(end))!r}"
                 for end, side in zip(node.value, sides, strict=True)
             )
             message = f"{texts}: expected as many ports on both sides of a fibre"
@@ -181,7 +183,7 @@ class _Spread:
         return [_list(node, list(ends)) for ends in zip(*sides, strict=True)] or [node]
 
     def _circuits(self, node: yaml.Node) -> list[yaml.Node]:
-        match = _CIRCUITS.fullmatch(_text(node))
+        match = _CIRCUITS.fullmatch(text_of(node))
         if match is None or "[" not in match[0]:
             return [node]
         try:
@@ -197,7 +199,7 @@ class _Spread:
 
     def _fibre(self, node: yaml.Node) -> yaml.Node:
         """A fibre in a line, ``server1.nic0 - tor1.1``, as the mapping that it stands for."""
-        if isinstance(node, yaml.ScalarNode) and _text(node):
+        if isinstance(node, yaml.ScalarNode) and text_of(node):
             ends = self._two_ends(node)
             if ends is node:
                 return node
@@ -206,19 +208,19 @@ class _Spread:
             return yaml.MappingNode("tag:yaml.org,2002:map", [(key, ends)], start, end)
         if isinstance(node, yaml.MappingNode):
             pairs = [
-                (key, self._two_ends(value) if _text(key) == "ends" else value)
+                (key, self._two_ends(value) if text_of(key) == "ends" else value)
                 for key, value in node.value
             ]
             return yaml.MappingNode(node.tag, pairs, node.start_mark, node.end_mark)
         return node
 
     def _two_ends(self, node: yaml.Node) -> yaml.Node:
-        if not isinstance(node, yaml.ScalarNode) or not _text(node):
+        if not isinstance(node, yaml.ScalarNode) or not text_of(node):
             return node
-        match = _FIBRE.fullmatch(_text(node))
+        match = _FIBRE.fullmatch(text_of(node))
         if match is None:
             message = (
-                f"{short(_text(node))!r} is not a fibre: expected two ports with ' - ' between"
+                f"{short(text_of(node))!r} is not a fibre: expected two ports with ' - ' between"
             )
             self._issues.only(locate(node), f"{message}, like 'server[1-4].nic0 - tor1.[1-4]'")
             return node
@@ -232,7 +234,7 @@ class _Spread:
         expected = " or ".join(map(str, wanted))
         self._issues.only(
             locate(node),
-            f"{short(_text(node))!r} stands for {found} values: expected {expected}, as many as "
+            f"{short(text_of(node))!r} stands for {found} values: expected {expected}, as many as "
             f"there are names",
         )
 
@@ -275,7 +277,8 @@ def _bounds(piece: str, text: str) -> list[tuple[int, int, int]]:
     return parts
 
 
-def _text(node: yaml.Node) -> str:
+def text_of(node: yaml.Node | None) -> str:
+    """The text of a scalar, or ``""``."""
     return str(node.value) if isinstance(node, yaml.ScalarNode) else ""
 
 
