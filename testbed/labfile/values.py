@@ -52,14 +52,19 @@ def _address(text: str) -> IPv4Address:
         raise BadInput(message) from error
 
 
-def _network(text: str) -> IPv4Network:
+def _with_prefix(text: str, what: str, example: str) -> tuple[IPv4Address, int]:
     address, slash, prefix = text.partition("/")
     if slash and re.fullmatch("[0-9]{1,2}", prefix) and int(prefix) <= 32:
-        network = IPv4Network((_address(address), int(prefix)), strict=False)
-        if str(network.network_address) != address:
-            raise BadInput(f"{text!r} is a host's address, not a network: expected '{network}'")
-        return network
-    raise BadInput(f"{short(text)!r} is not a network: expected one like '192.168.10.0/24'")
+        return _address(address), int(prefix)
+    raise BadInput(f"{short(text)!r} is not {what}: expected one like {example!r}")
+
+
+def _network(text: str) -> IPv4Network:
+    address, prefix = _with_prefix(text, "a network", "192.168.10.0/24")
+    network = IPv4Network((address, prefix), strict=False)
+    if network.network_address != address:
+        raise BadInput(f"{text!r} is a host's address, not a network: expected '{network}'")
+    return network
 
 
 def _mac(text: str) -> str:
@@ -88,12 +93,7 @@ def _route(text: str) -> Route:
 
 
 def _interface_address(text: str) -> IPv4Interface:
-    address, slash, prefix = text.partition("/")
-    if slash and re.fullmatch("[0-9]{1,2}", prefix) and int(prefix) <= 32:
-        return IPv4Interface((_address(address), int(prefix)))
-    raise BadInput(
-        f"{short(text)!r} is not an address with its network: expected one like '10.0.0.51/24'"
-    )
+    return IPv4Interface(_with_prefix(text, "an address with its network", "10.0.0.51/24"))
 
 
 def _host_port(text: str) -> str:
