@@ -67,22 +67,16 @@ def _network(text: str) -> IPv4Network:
     return network
 
 
-def _mac(text: str) -> str:
-    if not re.fullmatch(_MAC, text):
-        message = f"{short(text)!r} is not a MAC address: expected one like '02:4c:c0:a8:0a:0b'"
-        raise BadInput(message)
-    if int(text[:2], 16) & 1 or set(text) <= set("0:"):
-        raise BadInput(f"{text!r} is not the MAC address of one NIC: expected a unicast one")
-    return text.lower()
-
-
 def _mac_source(text: str) -> str:
     if text in ("hardware", "lab"):
         return text
-    try:
-        return _mac(text)
-    except BadInput as error:
-        raise BadInput(f"{error.message}, 'hardware' or 'lab'") from error
+    if not re.fullmatch(_MAC, text):
+        wrong = f"{short(text)!r} is not a MAC address: expected one like '02:4c:c0:a8:0a:0b'"
+    elif int(text[:2], 16) & 1 or set(text) <= set("0:"):
+        wrong = f"{text!r} is not the MAC address of one NIC: expected a unicast one"
+    else:
+        return text.lower()
+    raise BadInput(f"{wrong}, 'hardware' or 'lab'")
 
 
 def _route(text: str) -> Route:
