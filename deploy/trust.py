@@ -15,8 +15,8 @@ from patchlight.deploy.host_keys import USER_FILE, is_named, known_name
 from patchlight.deploy.ssh import Connections, SshHost
 from patchlight.testbed.errors import BadInput, FileError, PatchlightError
 from patchlight.testbed.lab.model import Lab, Server
-from patchlight.testbed.labfile.edit import Change, text_of, values_of, with_changes
-from patchlight.testbed.labfile.reader import parse_lab
+from patchlight.testbed.labfile.reader import parse_lab, text_of
+from patchlight.testbed.labfile.writer import Change, values_of, with_changes
 
 
 def with_host_keys(text: str, servers: Mapping[str, str], jumps: Mapping[str, str]) -> str:

@@ -35,7 +35,7 @@ def _either_case(letter: str) -> str:
     return f"[{letter.lower()}{letter.upper()}]" if letter.isascii() else letter
 
 
-def _parse(text: object, units: Units, what: str, example: str) -> float:
+def _parse(text: object, units: Units, what: str, example: str, *, signed: bool = False) -> float:
     match = _NUMBER.fullmatch(text) if isinstance(text, str) else None
     by_folded = {unit.lower(): factor for unit, factor in units.items()}
     if match:
@@ -44,6 +44,8 @@ def _parse(text: object, units: Units, what: str, example: str) -> float:
         # differ by case alone.
         factor = units.get(unit, by_folded.get(unit.lower()))
         if factor is not None and math.isfinite(value := float(number) * factor):
+            if value < 0 and not signed:
+                raise BadInput(f"{text!r} is not a {what}: expected 0 or more")
             return value
     raise BadInput(
         f"{text!r} is not a {what}: expected a number with one of {', '.join(units)}, "
@@ -53,7 +55,7 @@ def _parse(text: object, units: Units, what: str, example: str) -> float:
 
 def parse_rate(text: object) -> int:
     """``"25Gbps"`` → 25_000_000_000 bits per second; must be positive."""
-    rate_bps = round(_parse(text, RATE, "rate", "25Gbps"))
+    rate_bps = round(_parse(text, RATE, "rate", "25Gbps", signed=True))
     if rate_bps <= 0:
         raise BadInput(f"{text!r} is not a rate: expected more than 0 bps")
     return rate_bps
@@ -61,36 +63,30 @@ def parse_rate(text: object) -> int:
 
 def parse_time(text: object) -> float:
     """``"25ms"`` → 0.025 seconds, ``"30d"`` → 2_592_000; not negative."""
-    return _not_negative(text, _parse(text, TIME, "time", "25ms"), "time")
+    return _parse(text, TIME, "time", "25ms")
 
 
 def parse_size(text: object) -> int:
     """``"528MiB"`` → 553_648_128 bytes; not negative."""
-    return round(_not_negative(text, _parse(text, SIZE, "size", "528MiB"), "size"))
+    return round(_parse(text, SIZE, "size", "528MiB"))
 
 
 def parse_loss(text: object) -> float:
     """``"1.5dB"`` → 1.5 decibels; not negative."""
-    return _not_negative(text, _parse(text, LOSS, "loss", "1.5dB"), "loss")
+    return _parse(text, LOSS, "loss", "1.5dB")
 
 
 def parse_power(text: object) -> float:
     """``"-3dBm"`` → −3.0 decibels relative to one milliwatt."""
-    return _parse(text, POWER, "power", "-3dBm")
+    return _parse(text, POWER, "power", "-3dBm", signed=True)
 
 
 def parse_share(text: object) -> float:
     """``"0.1%"`` → 0.001; from 0 to 100%."""
-    share = _not_negative(text, _parse(text, SHARE, "share", "0.1%"), "share")
+    share = _parse(text, SHARE, "share", "0.1%")
     if share > 1:
         raise BadInput(f"{text!r} is not a share: expected at most 100%")
     return share
-
-
-def _not_negative(text: object, value: float, what: str) -> float:
-    if value < 0:
-        raise BadInput(f"{text!r} is not a {what}: expected 0 or more")
-    return value
 
 
 def format_rate(rate_bps: float | None) -> str:

@@ -3,7 +3,7 @@
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
+from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import Any
 
 import yaml
@@ -18,7 +18,8 @@ _YES_NO = re.compile(r"true|True|TRUE|false|False|FALSE")
 WHOLE = re.compile(r"[+-]?[0-9]+|0x[0-9a-fA-F]+|0o[0-7]+")
 NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 PLAIN_TAGS = frozenset({"", "!", *(f"tag:yaml.org,2002:{kind}" for kind in ("str", "seq", "map"))})
-_NO_BARE_TEXT = re.compile("|".join(p.pattern for p in (_NOTHING, _YES_NO, WHOLE, NUMBER)))
+_ANY_NUMBER = re.compile(f"{WHOLE.pattern}|{NUMBER.pattern}")
+_NO_BARE_TEXT = re.compile("|".join(p.pattern for p in (_NOTHING, _YES_NO, _ANY_NUMBER)))
 
 
 def locate(node: yaml.Node, value: Any = None) -> Located[Any]:
@@ -152,11 +153,12 @@ class Text(FieldType):
     suffix: str = ""
 
     def _read(self, node: yaml.Node, issues: FileIssues) -> Located[Any]:
+        if isinstance(node, yaml.ScalarNode) and node.tag in PLAIN_TAGS:
+            is_text = bool(node.style) or is_bare_text(node.value)
+            if is_text or (self.numbers and _ANY_NUMBER.fullmatch(node.value)):
+                return locate(node, self.take(node.value))
         shown = describe(node)
-        is_number = shown.startswith("the number ")
-        if shown.startswith("the text ") or (is_number and self.numbers):
-            return locate(node, self.take(str(node.value)))
-        is_bare = is_number or shown in ("true", "false")
+        is_bare = shown.startswith("the number ") or shown in ("true", "false")
         hint = ": put it in quotes" if is_bare and not self.units else ""
         raise BadInput(f"expected {self.expected()}, found {shown}{hint}")
 
@@ -185,6 +187,17 @@ def matching(regex: str, what: str, expected: str, example: str, longest: int = 
         raise BadInput(f"{short(text)!r} is not {what}: expected {expected}, like {example!r}")
 
     return Text(what, take, {"pattern": f"^{regex}$", "maxLength": longest}, example=example)
+
+
+def printable(longest: int, refusal: str, needs: str = r"\S") -> Callable[[str], str]:
+    """What takes printable texts with a match of ``needs``, and refuses others by ``refusal``."""
+
+    def take(text: str) -> str:
+        if re.search(needs, text) and text.isprintable() and len(text) <= longest:
+            return text
+        raise BadInput(f"{short(text)!r} {refusal}")
+
+    return take
 
 
 def choice(what: str, *choices: str) -> Text:
@@ -325,18 +338,17 @@ class Group(FieldType):
     ) -> None:
         self.what, self._make, self._said, self._block = what, make or model, said, block
         self._usual: dict[str, Any] = {}  # the defaults of the model's fields
-        for each in fields(model) if model is not None and is_dataclass(model) else ():
+        for each in fields(model) if model else ():
             if each.default is not MISSING:
                 self._usual[each.name] = each.default
             elif each.default_factory is not MISSING:
                 self._usual[each.name] = each.default_factory()
-        self.keys = tuple(
-            key if key.required or key.default is not None else self._with_default(key)
-            for key in keys
-        )
+        self.keys = tuple(map(self._with_default, keys))
 
     def _with_default(self, key: Key) -> Key:
-        """The key with the default of its field as text, where it is one value."""
+        """The key with the default of its field as text, where it has none and that is a value."""
+        if key.required or key.default is not None:
+            return key
         value = self._usual.get(key.field)
         written = None if value is None else key.type.written(value)
         text = str(written).lower() if isinstance(written, bool) else str(written)

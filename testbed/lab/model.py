@@ -10,8 +10,8 @@ from ipaddress import IPv4Address, IPv4Interface, IPv4Network
 from typing import Literal, NamedTuple, TypeVar
 
 from patchlight.testbed.errors import BadInput
+from patchlight.testbed.lab import rules
 from patchlight.testbed.lab.portmap import PortMap
-from patchlight.testbed.lab.rules import Access, Discipline, PolicyChoice, SshAccess, WorkerPolicy
 from patchlight.testbed.lab.wavelengths import Emulation, PassivePart, Transceiver, WavelengthSwitch
 
 NicMode = Literal["auto", "physical", "sriov", "macvlan", "veth"]
@@ -99,7 +99,7 @@ class Server:
     management: str | None = None
     gpus: tuple[Gpu, ...] = ()
     nics: tuple[Nic, ...] = ()
-    ssh: SshAccess = field(default_factory=SshAccess)
+    ssh: rules.SshAccess = field(default_factory=rules.SshAccess)
     emulated_gpus: bool = False
 
 
@@ -219,10 +219,10 @@ class Lab:
     controller_api: str = ""
     controller_openflow: str = "127.0.0.1:6653"
     controller_openflow_tls: bool = False
-    access: Access = field(default_factory=Access)
-    queue: Discipline = field(default_factory=Discipline)
-    policies: PolicyChoice = field(default_factory=PolicyChoice)
-    workers: WorkerPolicy = field(default_factory=WorkerPolicy)
+    access: rules.Access = field(default_factory=rules.Access)
+    queue: rules.Discipline = rules.USUAL_QUEUE
+    policies: rules.PolicyChoice = rules.NOTHING_SAID
+    workers: rules.WorkerPolicy = field(default_factory=rules.WorkerPolicy)
     wavelength_switches: tuple[WavelengthSwitch, ...] = ()
     passive_parts: tuple[PassivePart, ...] = ()
     paths: str = "none"

@@ -172,6 +172,7 @@ def _check_bounds(settings: Allowance | Discipline) -> None:
             )
 
 
+USUAL_QUEUE = Discipline()
 PolicyKind = Literal["partition", "placement", "order", "topology", "elasticity"]
 KINDS: tuple[PolicyKind, ...] = get_args(PolicyKind)
 

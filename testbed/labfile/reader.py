@@ -1,19 +1,304 @@
-"""Lab files: YAML in; a ``Lab``, or every mistake in it with line and column, out."""
+"""Lab files: YAML in; a ``Lab``, or every mistake in it with line and column, out.
 
-from collections.abc import Callable
-from importlib.metadata import entry_points
+Ranges, fibres in a line and defaults are written out in YAML nodes before they are read: every copy
+keeps the position of its source, and the schema needs no ranges.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from itertools import product
+from math import prod
 from pathlib import Path
 
-from patchlight.testbed.errors import BadInput, FileError, FileIssue, nearest
-from patchlight.testbed.io.fields import Fields, plain
+import yaml
+
+from patchlight.testbed.errors import BadInput, FileError, nearest, short
+from patchlight.testbed.io.fields import Fields, locate, plain
 from patchlight.testbed.io.reader import FileIssues, Located, compose, read_text
 from patchlight.testbed.lab.model import Endpoint, Lab
-from patchlight.testbed.lab.ocs_drivers import OCS_DRIVERS
 from patchlight.testbed.lab.optical_links import Light, Meeting
-from patchlight.testbed.lab.rules import KINDS, NOTHING_SAID, PolicyKind, full_path
-from patchlight.testbed.labfile.check import SWITCHES, check_lab
-from patchlight.testbed.labfile.ranges import write_out
+from patchlight.testbed.lab.rules import NOTHING_SAID
+from patchlight.testbed.labfile.check import check_lab
 from patchlight.testbed.labfile.schema import COMMON, LAB
+
+# Keys whose text may stand for several; what is free text (a GPU's model) is not among them.
+RANGED = {"name", "management", "address", "gpu", "interface", "uuid", "datapath_id"}
+RANGED |= {"password_env", "ends"}
+# The lists whose items may be several, and the name that their defaults have.
+ITEMS: Mapping[str, str] = {
+    "servers": "server",
+    "gpus": "gpu",
+    "nics": "nic",
+    "packet_switches": "packet_switch",
+    "circuit_switches": "circuit_switch",
+    "wavelength_switches": "wavelength_switch",
+    "passive_parts": "passive_part",
+    "fibres": "fibre",
+}
+RANGE_PATTERN = r"\[[0-9][0-9,-]*\]"
+_RANGE = re.compile(f"({RANGE_PATTERN})")
+_PART = re.compile("([0-9]{1,9})(?:-([0-9]{1,9}))?")
+_FIBRE = re.compile(r"(\S.*?)\s+-\s+(\S.*?)\s*")
+_SIDE = rf"([0-9]+|{RANGE_PATTERN})"
+_CIRCUITS = re.compile(rf"\s*{_SIDE}\s*([->])\s*{_SIDE}\s*")
+_MOST, _MOST_VALUES = 100_000, 400_000
+
+_Pair = tuple[yaml.Node, yaml.Node]
+
+
+def _write_out(root: yaml.Node, issues: FileIssues) -> yaml.Node:
+    """The file with every range and default written out; notes what is wrong with ranges."""
+    if not isinstance(root, yaml.MappingNode):
+        return root
+    defaults = {text_of(key): value for key, value in root.value}.get("defaults")
+    groups = defaults.value if isinstance(defaults, yaml.MappingNode) else []
+    known = {
+        text_of(key): [
+            pair for pair in value.value if text_of(pair[0]) in COMMON.get(text_of(key), ())
+        ]
+        for key, value in groups
+        if isinstance(value, yaml.MappingNode)
+    }
+    spread = _Spread(issues, known)
+    pairs = [(key, spread.items(text_of(key), value)) for key, value in root.value]
+    return yaml.MappingNode(root.tag, pairs, root.start_mark, root.end_mark)
+
+
+class _Spread:
+    """Writes out one file, at most ``_MOST`` items in all."""
+
+    def __init__(self, issues: FileIssues, defaults: Mapping[str, list[_Pair]]) -> None:
+        self._issues, self._defaults = issues, defaults
+        self._left = _MOST
+        self._values_left = _MOST_VALUES
+        # What belongs to each of many owners is spread once, not once for each.
+        self._known: dict[int, tuple[yaml.Node, list[yaml.Node]]] = {}
+
+    def items(self, key: str, node: yaml.Node, copy: int = 0, copies: int = 1) -> yaml.Node:
+        """A list with its ranges written out, of owner ``copy`` of ``copies``; else the node."""
+        if key not in ITEMS or not isinstance(node, yaml.SequenceNode):
+            return node
+        made: list[yaml.Node] = []
+        for item in node.value:
+            mapping = self._fibre(item) if key == "fibres" else item
+            if isinstance(mapping, yaml.MappingNode):
+                made += self._copies(ITEMS[key], mapping, copy, copies)
+            else:
+                made.append(mapping)
+        return _list(node, made)
+
+    def _copies(
+        self, kind: str, item: yaml.MappingNode, copy: int, copies: int
+    ) -> Iterator[yaml.Node]:
+        if self._left < 0:
+            return
+        there = {text_of(key) for key, _ in item.value}
+        defaults = self._defaults.get(kind, [])
+        pairs = [*item.value, *(pair for pair in defaults if text_of(pair[0]) not in there)]
+        if kind == "server":
+            pairs = self._with_ssh_defaults(pairs)
+        spread = {text_of(key): self._spread(text_of(key), value) for key, value in pairs}
+        leading = spread.get("ends" if kind == "fibre" else "name", [])
+        count = max(1, len(leading))
+        for key, value in pairs:
+            values = spread[text_of(key)]
+            if len(values) not in (1, count, count * copies):
+                self._wrong_count(value, len(values), count, copies)
+                spread[text_of(key)] = [value]
+        self._left -= count
+        if self._left < 0:
+            self._issues.only(
+                locate(item), f"ranges stand for more than {_MOST:,} things: expected fewer"
+            )
+            return
+        for number in range(count):
+            own = [(key, _nth(spread[text_of(key)], number, copy * count)) for key, _ in pairs]
+            whole = [(key, self.items(text_of(key), value, number, count)) for key, value in own]
+            yield yaml.MappingNode(item.tag, whole, item.start_mark, item.end_mark)
+            if self._left < 0:
+                return
+
+    def _with_ssh_defaults(self, pairs: list[_Pair]) -> list[_Pair]:
+        """A server's keys, those of its ``ssh`` filled up with the defaults of every ``ssh``."""
+        defaults = self._defaults.get("ssh", [])
+        if not defaults:
+            return pairs
+        own = next((value for key, value in pairs if text_of(key) == "ssh"), None)
+        if own is None:
+            first = defaults[0][0]
+            key = yaml.ScalarNode(first.tag, "ssh", first.start_mark, first.end_mark)
+            tag = "tag:yaml.org,2002:map"
+            whole = yaml.MappingNode(tag, defaults, first.start_mark, first.end_mark)
+            return [*pairs, (key, whole)]
+        if not isinstance(own, yaml.MappingNode):
+            return pairs
+        there = {text_of(key) for key, _ in own.value}
+        if "jump" in there:
+            there.add("jump_host_key")  # that of the default is another host's
+        missing = [pair for pair in defaults if text_of(pair[0]) not in there]
+        full = yaml.MappingNode(own.tag, [*own.value, *missing], own.start_mark, own.end_mark)
+        return [(key, full if value is own else value) for key, value in pairs]
+
+    def _spread(self, key: str, node: yaml.Node) -> list[yaml.Node]:
+        """What one value stands for: itself, or each value of its range."""
+        if id(node) not in self._known:
+            # The node is kept too: its id is its own as long as it is there.
+            self._known[id(node)] = (node, self._spread_once(key, node))
+        return self._known[id(node)][1]
+
+    def _spread_once(self, key: str, node: yaml.Node) -> list[yaml.Node]:
+        if key == "ends" and isinstance(node, yaml.SequenceNode):
+            return self._ends(node)
+        if key == "cross_connects" and isinstance(node, yaml.SequenceNode):
+            return [_list(node, [one for item in node.value for one in self._circuits(item)])]
+        return self._texts(node) if key in RANGED else [node]
+
+    def _texts(self, node: yaml.Node) -> list[yaml.Node]:
+        text = text_of(node)
+        if "[" not in text or not _RANGE.search(text):
+            return [node]
+        try:
+            return [_scalar(node, each) for each in self._values(text)]
+        except BadInput as error:
+            self._issues.only(locate(node), error.message)
+            return [node]
+
+    def _values(self, text: str) -> list[str]:
+        values = spread_text(text) if self._values_left >= 0 else []
+        self._values_left -= len(values)
+        if self._values_left < 0:
+            raise BadInput(f"ranges stand for more than {_MOST_VALUES:,} values: expected fewer")
+        return values
+
+    def _ends(self, node: yaml.SequenceNode) -> list[yaml.Node]:
+        sides = [self._texts(end) for end in node.value]
+        if len({len(side) for side in sides}) > 1:
+            texts = " and ".join(
+                f"{len(side)} in {short(text_of(end))!r}"
+                for end, side in zip(node.value, sides, strict=True)
+            )
+            message = f"{texts}: expected as many ports on both sides of a fibre"
+            self._issues.only(locate(node.value[0]), message)
+            return [node]
+        return [_list(node, list(ends)) for ends in zip(*sides, strict=True)] or [node]
+
+    def _circuits(self, node: yaml.Node) -> list[yaml.Node]:
+        match = _CIRCUITS.fullmatch(text_of(node))
+        if match is None or "[" not in match[0]:
+            return [node]
+        try:
+            inputs, outputs = self._values(match[1]), self._values(match[3])
+            if len(inputs) != len(outputs):
+                counts = f"{len(inputs)} and {len(outputs)} ports in {short(match[0])!r}"
+                raise BadInput(f"{counts}: expected as many on both sides")
+        except BadInput as error:
+            self._issues.only(locate(node), error.message)
+            return [node]
+        sides = zip(inputs, outputs, strict=True)
+        return [_scalar(node, f"{inp}{match[2]}{out}") for inp, out in sides]
+
+    def _fibre(self, node: yaml.Node) -> yaml.Node:
+        """A fibre in a line, ``server1.nic0 - tor1.1``, as the mapping that it stands for."""
+        if isinstance(node, yaml.ScalarNode) and text_of(node):
+            ends = self._two_ends(node)
+            if ends is node:
+                return node
+            start, end = node.start_mark, node.end_mark
+            key = yaml.ScalarNode(node.tag, "ends", start, end)
+            return yaml.MappingNode("tag:yaml.org,2002:map", [(key, ends)], start, end)
+        if isinstance(node, yaml.MappingNode):
+            pairs = [
+                (key, self._two_ends(value) if text_of(key) == "ends" else value)
+                for key, value in node.value
+            ]
+            return yaml.MappingNode(node.tag, pairs, node.start_mark, node.end_mark)
+        return node
+
+    def _two_ends(self, node: yaml.Node) -> yaml.Node:
+        if not isinstance(node, yaml.ScalarNode) or not text_of(node):
+            return node
+        match = _FIBRE.fullmatch(text_of(node))
+        if match is None:
+            message = (
+                f"{short(text_of(node))!r} is not a fibre: expected two ports with ' - ' between"
+            )
+            self._issues.only(locate(node), f"{message}, like 'server[1-4].nic0 - tor1.[1-4]'")
+            return node
+        quoted = 1 if node.style else 0
+        ends = [_scalar(node, match[side], quoted + match.start(side)) for side in (1, 2)]
+        tag = "tag:yaml.org,2002:seq"
+        return yaml.SequenceNode(tag, ends, node.start_mark, node.end_mark)
+
+    def _wrong_count(self, node: yaml.Node, found: int, count: int, copies: int) -> None:
+        wanted = [1, *sorted({count, count * copies} - {1})]
+        expected = " or ".join(map(str, wanted))
+        self._issues.only(
+            locate(node),
+            f"{short(text_of(node))!r} stands for {found} values: expected {expected}, as many as "
+            f"there are names",
+        )
+
+
+def spread_text(text: str) -> list[str]:
+    """Every text that one with ranges stands for; ``BadInput`` for a range that is none.
+
+    ``a[1-3,7]`` are ``a1``, ``a2``, ``a3``, ``a7``; ``a[01-10]`` keeps the zeros. Of several ranges
+    the last one runs fastest.
+    """
+    pieces = _RANGE.split(text)
+    bounds = [_bounds(piece, text) for piece in pieces[1::2]]
+    if prod(sum(last - first + 1 for first, last, _ in parts) for parts in bounds) > _MOST:
+        raise BadInput(f"{short(text)!r} stands for more than {_MOST:,} values: expected fewer")
+    choices = [
+        [f"{number:0{width}}" for first, last, width in parts for number in range(first, last + 1)]
+        for parts in bounds
+    ]
+    # Literal text stands at the even places.
+    literal, closing = pieces[0:-1:2], pieces[-1]
+    return [
+        "".join(f"{before}{number}" for before, number in zip(literal, numbers, strict=True))
+        + closing
+        for numbers in product(*choices)
+    ]
+
+
+def _bounds(piece: str, text: str) -> list[tuple[int, int, int]]:
+    """First, last and width of each part of ``[1-3,7]``."""
+    parts = []
+    for part in piece[1:-1].split(","):
+        match = _PART.fullmatch(part)
+        first, last = (match[1], match[2] or match[1]) if match else ("1", "0")
+        if int(last) < int(first):
+            raise BadInput(
+                f"{short(piece)!r} in {short(text)!r} is not a range: expected rising numbers, "
+                "like '[1-4]' or '[1-3,7]'"
+            )
+        parts.append((int(first), int(last), len(first) if first.startswith("0") else 0))
+    return parts
+
+
+def text_of(node: yaml.Node | None) -> str:
+    """The text of a scalar, or ``""``."""
+    return str(node.value) if isinstance(node, yaml.ScalarNode) else ""
+
+
+def _nth(values: list[yaml.Node], number: int, before: int) -> yaml.Node:
+    """Of one for all, one for each, or one for each of each owner: the one for this thing."""
+    if len(values) > before + number and before:
+        number += before
+    return values[number] if len(values) > 1 else values[0]
+
+
+def _list(node: yaml.SequenceNode, items: list[yaml.Node]) -> yaml.SequenceNode:
+    return yaml.SequenceNode(node.tag, items, node.start_mark, node.end_mark)
+
+
+def _scalar(node: yaml.Node, text: str, ahead: int = 0) -> yaml.ScalarNode:
+    """A plain text at the place of a node, or so many columns further."""
+    mark = node.start_mark
+    if ahead:
+        mark = yaml.Mark(mark.name, mark.index, mark.line, mark.column + ahead, None, 0)
+    return yaml.ScalarNode(node.tag, text, mark, node.end_mark)
 
 
 class LabFileError(FileError):
@@ -34,7 +319,7 @@ def read_lab(path: str | Path) -> Lab:
 
 def parse_lab(text: str, name: str = "lab") -> Lab:
     """The lab in this YAML text; ``name`` is what messages call the file."""
-    fields, issues = _checked_fields(text, name), FileIssues(name, LabFileError)
+    fields, issues = checked_fields(text, name), FileIssues(name, LabFileError)
     lab: Lab = plain(fields)
     if lab.coloured:
         _check_meetings(lab, fields, issues)
@@ -42,83 +327,17 @@ def parse_lab(text: str, name: str = "lab") -> Lab:
     return lab
 
 
-def oversights(path: str | Path) -> tuple[FileIssue, ...]:
-    """What the lab in this file seems to lack, though it is good; ``LabFileError`` if it is not."""
-    issues = FileIssues(str(path), LabFileError)
-    fields = _checked_fields(read_text(path, LabFileError), str(path))
-    _note_oversights(fields, issues)
-    _note_weak_signals(plain(fields), fields, issues)
-    return issues.found
-
-
-def policy_mistakes(
-    path: str | Path, check: Callable[[str, PolicyKind], object]
-) -> tuple[FileIssue, ...]:
-    """What ``check`` says (``BadInput``) of the policies that a good lab file names, by place."""
-    issues = FileIssues(str(path), LabFileError)
-    fields = _checked_fields(read_text(path, LabFileError), str(path))
-    named: Fields = fields.value_of("policies", Fields())
-    for kind in KINDS:
-        if kind in named:
-            try:
-                check(full_path(named[kind].value, Path(path).parent), kind)
-            except BadInput as error:
-                issues.at(named[kind], error.message)
-    return issues.found
-
-
-def _checked_fields(text: str, name: str) -> Fields:
+def checked_fields(text: str, name: str) -> Fields:
+    """The keys of a good lab file, with their positions."""
     issues = FileIssues(name, LabFileError)
     root = compose(text, issues, LAB.what, LAB.expected())
-    located = None if root is None else LAB.read(write_out(root, issues, COMMON), issues)
+    located = None if root is None else LAB.read(_write_out(root, issues), issues)
     if located is not None:
         check_lab(located.value, issues)
     issues.raise_if_any()
     assert located is not None
     fields: Fields = located.value
     return fields
-
-
-def _note_oversights(lab: Fields, issues: FileIssues) -> None:
-    """Note what a good lab file seems to lack."""
-    servers, *kinds = (lab.listed(key) for key in ("servers", *SWITCHES))
-    switches = [switch for kind in kinds for switch in kind]
-    if not (servers or switches):
-        issues.at(lab["name"], "the lab has nothing but a name: expected servers or switches")
-    user = lab["workers"].value.get("user") if "workers" in lab else None
-    if user is not None and user.value == "root":
-        message = "workers run as root: whoever may submit jobs can read all files of the servers"
-        issues.at(user, f"{message}; expected dynamic, or a user by name")
-    plugged: set[Endpoint] = {
-        end.value for fibre in lab.listed("fibres") for end in fibre["ends"].value
-    }
-    for server in servers:
-        _note_server(server, plugged, issues)
-    joined = {end.device for end in plugged}
-    # A switch alone is a lab for whoever tries a driver.
-    if servers or len(switches) > 1:
-        for name in (switch["name"] for switch in switches):
-            if name.value not in joined:
-                message = f"nothing joins {name.value}: expected a fibre to it in 'fibres'"
-                issues.at(name, message)
-    emulated = {driver.name for driver in OCS_DRIVERS.values() if driver.device}
-    emulated |= {point.name for point in entry_points(group="patchlight.emulated_ocs")}
-    for switch in lab.listed("circuit_switches"):
-        driver = switch["driver"]
-        if driver.value not in emulated:
-            message = f"no emulated device speaks {driver.value}: the lab cannot be emulated"
-            issues.at(driver, f"{message}; expected one of {', '.join(sorted(emulated))}")
-
-
-def _note_server(server: Fields, plugged: set[Endpoint], issues: FileIssues) -> None:
-    name: Located[str] = server["name"]
-    if "management" not in server:
-        message = f"server {name.value} has no management address, at which its agent answers"
-        issues.at(name, f"{message}: expected 'management: {name.value}:8471'")
-    for nic in (nic["name"] for nic in server.listed("nics")):
-        if Endpoint(name.value, nic.value) not in plugged:
-            message = f"NIC {name.value}.{nic.value} has no fibre: expected one in 'fibres'"
-            issues.at(nic, message)
 
 
 def _check_meetings(lab: Lab, fields: Fields, issues: FileIssues) -> None:
@@ -129,18 +348,10 @@ def _check_meetings(lab: Lab, fields: Fields, issues: FileIssues) -> None:
     for at, meetings in by_fibre.items():
         others = f" (pairs that meet there: {len(meetings)})" if len(meetings) > 1 else ""
         message = f"{meetings[0]}{others}: expected other channels, or other ways for them"
-        issues.at(_fibre(lab, fields, at), message)
+        issues.at(fibre_at(lab, fields, at), message)
 
 
-def _note_weak_signals(lab: Lab, fields: Fields, issues: FileIssues) -> None:
-    """Note receivers at which too little optical power arrives at the start."""
-    weak = Light(lab, lab.initial_maps).weak if lab.coloured else ()
-    for path, power_dbm in weak:
-        message = f"{power_dbm:.1f} dBm of {path.source} arrive at {path.sink}"
-        issues.at(_fibre(lab, fields, path.sink), f"{message}: expected its sensitivity or more")
-
-
-def _fibre(lab: Lab, fields: Fields, end: Endpoint) -> Located[object]:
+def fibre_at(lab: Lab, fields: Fields, end: Endpoint) -> Located[object]:
     """Where the fibre at that end stands in the file."""
     fibre = lab.fibre_ends[end][1]
     located: Located[object] = fields["fibres"].value[lab.fibres.index(fibre)]

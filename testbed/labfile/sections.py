@@ -1,51 +1,49 @@
 """The keys of a lab file about its use: access, the queue, policies, and what workers may have."""
 
 import re
-from collections.abc import Callable
 from dataclasses import asdict, replace
 from typing import Any
 
 from patchlight.testbed import units
 from patchlight.testbed.errors import BadInput, short
-from patchlight.testbed.io.fields import Group, Key, ListOf, Text, Whole, choice, quantity, required
-from patchlight.testbed.io.forms import Number, YesNo
-from patchlight.testbed.lab.rules import (
-    BOUNDS,
-    KINDS,
-    ROLES,
-    WRITABLE,
-    Access,
-    Allowance,
-    Discipline,
-    PolicyChoice,
-    Role,
-    WorkerPolicy,
+from patchlight.testbed.io.fields import (
+    Group,
+    Key,
+    ListOf,
+    Text,
+    Whole,
+    choice,
+    printable,
+    quantity,
+    required,
 )
+from patchlight.testbed.io.forms import Number, YesNo
+from patchlight.testbed.lab import rules
 from patchlight.testbed.labfile.values import USER_NAME
 
-_ROLE_NAME = choice("a role", str(Role.NOBODY), *ROLES)
-_ROLE = replace(_ROLE_NAME, take=lambda text: Role.named(str(_ROLE_NAME.take(text))))
+_ROLE_NAME = choice("a role", str(rules.Role.NOBODY), *rules.ROLES)
+_ROLE = replace(_ROLE_NAME, take=lambda text: rules.Role.named(str(_ROLE_NAME.take(text))))
 ACCESS = Group(
     "who may do what",
     Key("group", USER_NAME, "the group of users who work with the lab"),
     Key("members", _ROLE, "what they may do"),
     Key("others", _ROLE, "what the machine's other users may do"),
-    model=Access,
+    model=rules.Access,
 )
 
 
 def _whole(name: str, what: str) -> Whole:
-    bounds = BOUNDS[name]
+    bounds = rules.BOUNDS[name]
     return Whole(what, int(bounds.least), int(bounds.most))
 
 
 def _number(name: str, what: str) -> Number:
-    bounds = BOUNDS[name]
+    bounds = rules.BOUNDS[name]
     return Number(what, above=bounds.least, highest=bounds.most)
 
 
 def _time_of(name: str, example: str) -> Text:
-    least, most, _ = BOUNDS[name]
+    least, most, _ = rules.BOUNDS[name]
 
     def take(text: str) -> float:
         time_s = units.parse_time(text)
@@ -94,7 +92,7 @@ QUEUE = Group(
     Key("quota_window", _time_of("quota_window_s", "7d"), "how long GPU-hours are for", "7d"),
     Key(
         "each_user",
-        Group("what each user may have", *_ALLOWED, model=Allowance),
+        Group("what each user may have", *_ALLOWED, model=rules.Allowance),
         "what each user may have",
         example="{gpus: 4, jobs: 100}",
     ),
@@ -105,7 +103,7 @@ QUEUE = Group(
                 "a user",
                 required("name", USER_NAME, "the login", "alice"),
                 *_ALLOWED,
-                make=lambda name, **allowed: (name, Allowance(**allowed)),
+                make=lambda name, **allowed: (name, rules.Allowance(**allowed)),
                 said=lambda user: {"name": user[0], **asdict(user[1])},
             ),
             "users",
@@ -125,36 +123,27 @@ QUEUE = Group(
         "how long a job that has ended, and whatever else happened, is remembered",
         default="no limit",
     ),
-    model=Discipline,
+    model=rules.Discipline,
     block=True,
 )
-
-
-def _printable(longest: int, refusal: str) -> Callable[[str], str]:
-    def take(text: str) -> str:
-        if text.strip() and text.isprintable() and len(text) <= longest:
-            return text
-        raise BadInput(f"{short(text)!r} is no {refusal}")
-
-    return take
 
 
 def _time(field: str, example: str) -> Text:
     def take(text: str) -> float:
         said: dict[str, Any] = {field: units.parse_time(text)}
-        PolicyChoice(**said)  # refuses what is out of bounds
+        rules.PolicyChoice(**said)  # refuses what is out of bounds
         return float(said[field])
 
     return quantity(take, units.TIME, "a time", example)
 
 
-_POLICY = _printable(1000, "policy: expected a name, FILE.py:CLASS or FILE.onnx")
+_POLICY = printable(1000, "is no policy: expected a name, FILE.py:CLASS or FILE.onnx")
 POLICY = Text("a policy", _POLICY, {"minLength": 1, "maxLength": 1000}, example="regroup")
 POLICIES = Group(
     "who decides in the lab",
     *(
         Key(kind, POLICY, f"the {kind} policy: a name, FILE.py:CLASS or FILE.onnx")
-        for kind in KINDS
+        for kind in rules.KINDS
     ),
     Key(
         "deadline",
@@ -180,7 +169,7 @@ POLICIES = Group(
         "what all jobs together have to gain at least",
         default="10s",
     ),
-    model=PolicyChoice,
+    model=rules.PolicyChoice,
     block=True,
 )
 
@@ -189,11 +178,11 @@ _USER = r"^[A-Za-z_][A-Za-z0-9_.-]{0,31}$"
 
 
 def _folder(text: str) -> str:
-    path = text.removesuffix(WRITABLE)
+    path = text.removesuffix(rules.WRITABLE)
     parts = path.split("/")
     if path.startswith("/") and path.strip("/") and path.isprintable() and ".." not in parts:
         return text
-    example = f"'/srv/data', or '/srv/data{WRITABLE}' to write to"
+    example = f"'/srv/data', or '/srv/data{rules.WRITABLE}' to write to"
     raise BadInput(f"{short(text)!r} is no folder of the servers: expected one like {example}")
 
 
@@ -211,7 +200,7 @@ def _memory(text: str) -> int:
 
 
 _FOLDER = Text("a folder", _folder, {"pattern": "^/"}, example="/srv/data")
-_IMAGES = _printable(255, "pattern of images: expected one like 'pytorch/*'")
+_IMAGES = printable(255, "is no pattern of images: expected one like 'pytorch/*'")
 _PATTERN = Text("a pattern of images", _IMAGES, {"minLength": 1}, example="pytorch/*")
 WORKERS = Group(
     "what jobs' workers may have",
@@ -225,8 +214,8 @@ WORKERS = Group(
     Key(
         "mounts",
         ListOf(_FOLDER, "folders"),
-        f"the folders of the servers that workers may see; with {WRITABLE}, also write to, as "
-        "checkpoints need it",
+        f"the folders of the servers that workers may see; with {rules.WRITABLE}, also write to, "
+        "as checkpoints need it",
         default="none",
         example='[/srv/data, "/srv/checkpoints:rw"]',
     ),
@@ -249,6 +238,6 @@ WORKERS = Group(
         "whom workers run as: a user of the servers, or dynamic, one for each person who submits "
         "jobs",
     ),
-    model=WorkerPolicy,
+    model=rules.WorkerPolicy,
     block=True,
 )

@@ -10,7 +10,7 @@ from typing import get_args
 
 from patchlight.testbed import units
 from patchlight.testbed.errors import BadInput, short
-from patchlight.testbed.io.fields import Text, Whole, choice, matching, quantity
+from patchlight.testbed.io.fields import Text, Whole, choice, matching, printable, quantity
 from patchlight.testbed.lab.model import Endpoint, NicMode, RdmaUse, Route
 from patchlight.testbed.lab.ocs_drivers import (
     DRIVER_GROUP,
@@ -52,32 +52,31 @@ def _address(text: str) -> IPv4Address:
         raise BadInput(message) from error
 
 
-def _network(text: str) -> IPv4Network:
+def _with_prefix(text: str, what: str, example: str) -> tuple[IPv4Address, int]:
     address, slash, prefix = text.partition("/")
     if slash and re.fullmatch("[0-9]{1,2}", prefix) and int(prefix) <= 32:
-        network = IPv4Network((_address(address), int(prefix)), strict=False)
-        if str(network.network_address) != address:
-            raise BadInput(f"{text!r} is a host's address, not a network: expected '{network}'")
-        return network
-    raise BadInput(f"{short(text)!r} is not a network: expected one like '192.168.10.0/24'")
+        return _address(address), int(prefix)
+    raise BadInput(f"{short(text)!r} is not {what}: expected one like {example!r}")
 
 
-def _mac(text: str) -> str:
-    if not re.fullmatch(_MAC, text):
-        message = f"{short(text)!r} is not a MAC address: expected one like '02:4c:c0:a8:0a:0b'"
-        raise BadInput(message)
-    if int(text[:2], 16) & 1 or set(text) <= set("0:"):
-        raise BadInput(f"{text!r} is not the MAC address of one NIC: expected a unicast one")
-    return text.lower()
+def _network(text: str) -> IPv4Network:
+    address, prefix = _with_prefix(text, "a network", "192.168.10.0/24")
+    network = IPv4Network((address, prefix), strict=False)
+    if network.network_address != address:
+        raise BadInput(f"{text!r} is a host's address, not a network: expected '{network}'")
+    return network
 
 
 def _mac_source(text: str) -> str:
     if text in ("hardware", "lab"):
         return text
-    try:
-        return _mac(text)
-    except BadInput as error:
-        raise BadInput(f"{error.message}, 'hardware' or 'lab'") from error
+    if not re.fullmatch(_MAC, text):
+        wrong = f"{short(text)!r} is not a MAC address: expected one like '02:4c:c0:a8:0a:0b'"
+    elif int(text[:2], 16) & 1 or set(text) <= set("0:"):
+        wrong = f"{text!r} is not the MAC address of one NIC: expected a unicast one"
+    else:
+        return text.lower()
+    raise BadInput(f"{wrong}, 'hardware' or 'lab'")
 
 
 def _route(text: str) -> Route:
@@ -88,21 +87,7 @@ def _route(text: str) -> Route:
 
 
 def _interface_address(text: str) -> IPv4Interface:
-    address, slash, prefix = text.partition("/")
-    if slash and re.fullmatch("[0-9]{1,2}", prefix) and int(prefix) <= 32:
-        return IPv4Interface((_address(address), int(prefix)))
-    raise BadInput(
-        f"{short(text)!r} is not an address with its network: expected one like '10.0.0.51/24'"
-    )
-
-
-def _model(text: str) -> str:
-    if re.search("[A-Za-z0-9]", text) and text.isprintable() and len(text) <= 64:
-        return text
-    raise BadInput(
-        f"{short(text)!r} is not a GPU model: expected 1 to 64 printable characters, among them a "
-        "letter or digit, like 'Tesla M40'"
-    )
+    return IPv4Interface(_with_prefix(text, "an address with its network", "10.0.0.51/24"))
 
 
 def _host_port(text: str) -> str:
@@ -205,7 +190,15 @@ WSS_DRIVER = replace(
     example="waveshaper-http",
 )
 MODEL = Text(
-    "a GPU model", _model, {"maxLength": 64, "pattern": "[A-Za-z0-9]"}, example="Tesla M40"
+    "a GPU model",
+    printable(
+        64,
+        "is not a GPU model: expected 1 to 64 printable characters, among them a letter or digit, "
+        "like 'Tesla M40'",
+        "[A-Za-z0-9]",
+    ),
+    {"maxLength": 64, "pattern": "[A-Za-z0-9]"},
+    example="Tesla M40",
 )
 UUID = matching("[A-Za-z0-9-]+", "a GPU's UUID", "what nvidia-smi -L prints", "GPU-6f2a1b3c")
 _A_ROUTE = "10.2.0.0/16 via 192.168.10.1"

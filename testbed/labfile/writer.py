@@ -1,28 +1,20 @@
-"""What is made of the lab file's keys: JSON Schema, files with comments, and the reference.
+"""Lab files written: whole, with comments, or with fibres changed; their JSON Schema and reference.
 
 ``python -m patchlight.testbed.labfile.writer`` prints the reference as Markdown.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from textwrap import wrap
 from typing import Any
 
 import yaml
 
-from patchlight.testbed.io.fields import (
-    Group,
-    Hexadecimal,
-    Key,
-    Listed,
-    ListOf,
-    OneLine,
-    is_bare_text,
-)
+from patchlight.testbed.io import fields
 from patchlight.testbed.io.forms import sections
 from patchlight.testbed.io.reader import FileIssues
-from patchlight.testbed.lab.model import Lab
-from patchlight.testbed.labfile.ranges import ITEMS, RANGE_PATTERN, RANGED
-from patchlight.testbed.labfile.reader import load_lab
+from patchlight.testbed.lab.model import Endpoint, Fibre, Lab
+from patchlight.testbed.labfile import reader
 from patchlight.testbed.labfile.schema import COMMON, LAB
 
 _Base: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
@@ -38,13 +30,13 @@ class _Dumper(_Base):  # type: ignore[misc]
 
 def _text(dumper: Any, text: str) -> Any:
     # PyYAML quotes what YAML 1.1 would misread; the reader knows some more numbers than that.
-    return dumper.represent_scalar(_STR, text, style=None if is_bare_text(text) else '"')
+    return dumper.represent_scalar(_STR, text, style=None if fields.is_bare_text(text) else '"')
 
 
 _Dumper.add_representer(str, _text)
-_Dumper.add_representer(OneLine, lambda d, v: d.represent_mapping(_MAP, v, flow_style=True))
-_Dumper.add_representer(Listed, lambda d, v: d.represent_sequence(_SEQ, v, flow_style=True))
-_Dumper.add_representer(Hexadecimal, lambda d, v: d.represent_scalar(_INT, hex(v)))
+_Dumper.add_representer(fields.OneLine, lambda d, v: d.represent_mapping(_MAP, v, flow_style=True))
+_Dumper.add_representer(fields.Listed, lambda d, v: d.represent_sequence(_SEQ, v, flow_style=True))
+_Dumper.add_representer(fields.Hexadecimal, lambda d, v: d.represent_scalar(_INT, hex(v)))
 
 
 def write_lab(lab: Lab) -> str:
@@ -78,7 +70,7 @@ def write_commented_lab(lab: Lab) -> str:
     return "".join(f"{line}\n" for line in (*_FILE_HEAD, *_group(LAB, LAB.written(lab))))
 
 
-def _group(group: Group, values: Mapping[str, Any]) -> Iterator[str]:
+def _group(group: fields.Group, values: Mapping[str, Any]) -> Iterator[str]:
     """The lines of one group, not indented."""
     for key in group.keys:
         comment = f"{key.description[0].upper()}{key.description[1:]}."
@@ -86,14 +78,14 @@ def _group(group: Group, values: Mapping[str, Any]) -> Iterator[str]:
         value = values.get(key.name)
         if value is None:
             yield f"# {key.name}: {_left_out(key)}"
-        elif isinstance(key.type, ListOf) and isinstance(key.type.item, Group):
+        elif isinstance(key.type, fields.ListOf) and isinstance(key.type.item, fields.Group):
             yield f"{key.name}:"
             yield from _items(key.type.item, value)
         else:
             yield from to_yaml({key.name: value}).splitlines()
 
 
-def _items(group: Group, items: list[Mapping[str, Any]]) -> Iterator[str]:
+def _items(group: fields.Group, items: list[Mapping[str, Any]]) -> Iterator[str]:
     starts = True
     for line in _group(group, items[0]):
         indent = "    " if not starts else "  " if line.startswith("#") else "  - "
@@ -103,7 +95,7 @@ def _items(group: Group, items: list[Mapping[str, Any]]) -> Iterator[str]:
         yield from (f"  {line}" for line in to_yaml([item]).splitlines())
 
 
-def _left_out(key: Key) -> str:
+def _left_out(key: fields.Key) -> str:
     """The default, if it is a value and no description of it, else an example."""
     if key.default is not None:
         issues = FileIssues(key.name)
@@ -120,7 +112,7 @@ def json_schema() -> dict[str, Any]:
     address outside the network) only ``read_lab`` finds.
     """
     lab = LAB.schema()
-    for name in ITEMS:
+    for name in reader.ITEMS:
         if name in lab["properties"]:
             _with_short_forms(name, lab["properties"][name])
     return {
@@ -133,8 +125,8 @@ def json_schema() -> dict[str, Any]:
 def _with_short_forms(name: str, items: dict[str, Any]) -> None:
     """Let the schema of a list take ranges, fibres in a line, and what defaults may stand for."""
     group = items["items"]
-    several = {"type": "string", "pattern": RANGE_PATTERN}
-    common = COMMON.get(ITEMS[name], ())
+    several = {"type": "string", "pattern": reader.RANGE_PATTERN}
+    common = COMMON.get(reader.ITEMS[name], ())
     group["required"] = [key for key in group["required"] if key not in common]
     for key, value in group["properties"].items():
         about = value.pop("description", None)
@@ -142,10 +134,10 @@ def _with_short_forms(name: str, items: dict[str, Any]) -> None:
             value["items"] = {"anyOf": [value["items"], several]}
         elif key == "ends":
             value = {"anyOf": [value, {"type": "string"}]}
-        elif key in RANGED:
+        elif key in reader.RANGED:
             value = {"anyOf": [value, several]}
         group["properties"][key] = value | {"description": about}
-        if key in ITEMS:
+        if key in reader.ITEMS:
             _with_short_forms(key, value)
     if name == "fibres":
         items["items"] = {"anyOf": [group, {"type": "string"}]}
@@ -207,9 +199,131 @@ Ranges are taken in `name`, `management`, `address`, `uuid`, `datapath_id`, `gpu
 
 def lab_file_reference() -> str:
     """Each group of keys as a table, and a whole file, as Markdown."""
-    example = write_commented_lab(load_lab("ofc2022"))
+    example = write_commented_lab(reader.load_lab("ofc2022"))
     whole = f"## A whole file\n\n```yaml\n{example}```\n"
     return "\n".join([_HEAD, *sections(LAB), whole, _SHORT])
+
+
+Change = tuple[int, int, str]
+"""From where to where in the text, and what stands there then."""
+
+
+def with_changes(text: str, changes: Iterable[Change]) -> str:
+    """The text with these changes."""
+    for start, end, new in sorted(set(changes), reverse=True):
+        text = text[:start] + new + text[end:]
+    return text
+
+
+@dataclass(frozen=True, slots=True)
+class Rewired:
+    """The new text; without ``keeps_comments`` the whole file was written again."""
+
+    text: str
+    keeps_comments: bool
+
+
+def rewired(text: str, fibres: Sequence[tuple[str, str]]) -> Rewired:
+    """The lab file ``text`` with fibres between these pairs of ends, and no others.
+
+    A fibre of the file follows its end that is not at a circuit switch, and keeps its other keys.
+    ``LabFileError`` for a text with mistakes.
+    """
+    lab = reader.parse_lab(text)
+    wanted = _with_fibres(lab, fibres)
+    try:
+        edited = _edited(text, lab, wanted)
+        if edited is not None and _pairs(reader.parse_lab(edited)) == _pairs(wanted):
+            return Rewired(edited, keeps_comments=True)
+    except reader.LabFileError:
+        pass
+    return Rewired(write_lab(wanted), keeps_comments=False)
+
+
+def _pairs(lab: Lab) -> set[frozenset[Endpoint]]:
+    return {frozenset((fibre.a, fibre.b)) for fibre in lab.fibres}
+
+
+def _with_fibres(lab: Lab, fibres: Sequence[tuple[str, str]]) -> Lab:
+    pairs = [(Endpoint.parse(a), Endpoint.parse(b)) for a, b in fibres]
+    old = {frozenset((fibre.a, fibre.b)): fibre for fibre in lab.fibres}
+    switches = {switch.name for switch in lab.circuit_switches}
+
+    def made(a: Endpoint, b: Endpoint) -> Fibre:
+        known = old.get(frozenset((a, b)))
+        if known is not None:
+            return known
+        device = next((end for end in (a, b) if end.device not in switches), a)
+        there = lab.fibre_ends.get(device)
+        like = there[1] if there is not None else Fibre(a, b)
+        return Fibre(
+            a, b, like.rate_bps, like.loss_db, like.delay_s, like.jitter_s, like.packet_loss
+        )
+
+    return lab.with_changes(fibres=tuple(made(a, b) for a, b in pairs))
+
+
+def _edited(text: str, lab: Lab, wanted: Lab) -> str | None:
+    """The text with its fibres changed in place; ``None`` where one line is not one fibre."""
+    root = yaml.compose(text, Loader=yaml.SafeLoader)
+    listed = values_of(root).get("fibres")
+    if not isinstance(listed, yaml.SequenceNode) or len(listed.value) != len(lab.fibres):
+        return None
+    ends_of = wanted.fibre_ends
+    switches = {switch.name for switch in lab.circuit_switches}
+    left = _pairs(wanted)
+    edits: list[Change] = []
+    gone: list[yaml.Node] = []
+    for item, fibre in zip(listed.value, lab.fibres, strict=True):
+        ends = values_of(item).get("ends")
+        if not isinstance(ends, yaml.SequenceNode) or len(ends.value) != 2:
+            return None
+        if [node.value for node in ends.value] != [str(fibre.a), str(fibre.b)]:
+            return None
+        if frozenset((fibre.a, fibre.b)) in left:
+            left.discard(frozenset((fibre.a, fibre.b)))
+            continue
+        both = (fibre.a, fibre.b)
+        kept = [at for at, end in enumerate(both) if end.device not in switches]
+        moved = next((at for at in kept if both[at] in ends_of), None)
+        other = None if moved is None else ends_of[both[moved]][0]
+        if moved is None or other is None or frozenset((both[moved], other)) not in left:
+            gone.append(item)
+            continue
+        left.discard(frozenset((both[moved], other)))
+        node = ends.value[1 - moved]
+        quote = node.style or ""
+        edits.append((node.start_mark.index, node.end_mark.index, f"{quote}{other}{quote}"))
+    lines = _line_starts(text)
+    for item in gone:
+        first, last = item.start_mark.line, item.end_mark.line
+        if first != last or listed.flow_style:
+            return None
+        edits.append((lines[first], lines[first + 1], ""))
+    if left:
+        if listed.flow_style or not listed.value:
+            return None
+        after = lines[listed.value[-1].end_mark.line + 1]
+        indent = text[lines[listed.start_mark.line] : listed.start_mark.index]
+        new = [fibre for fibre in wanted.fibres if frozenset((fibre.a, fibre.b)) in left]
+        written = "".join(f"{indent}- {{ends: [{f.a}, {f.b}]}}\n" for f in new)
+        edits.append((after, after, written if text[after - 1 : after] == "\n" else f"\n{written}"))
+    return with_changes(text, edits)
+
+
+def _line_starts(text: str) -> list[int]:
+    """Where each line begins, and where the text ends."""
+    starts = [0]
+    for line in text.splitlines(keepends=True):
+        starts.append(starts[-1] + len(line))
+    return [*starts, len(text)]
+
+
+def values_of(node: yaml.Node | None) -> dict[str, yaml.Node]:
+    """The values of a mapping by their keys."""
+    if not isinstance(node, yaml.MappingNode):
+        return {}
+    return {reader.text_of(key): value for key, value in node.value}
 
 
 if __name__ == "__main__":

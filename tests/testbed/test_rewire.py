@@ -3,8 +3,8 @@
 import pytest
 
 from patchlight.testbed.lab.model import Lab
-from patchlight.testbed.labfile.edit import rewired
 from patchlight.testbed.labfile.reader import LabFileError, builtin_lab, parse_lab
+from patchlight.testbed.labfile.writer import rewired
 
 TEXT = builtin_lab("ofc2022").read_text()
 LAB = parse_lab(TEXT)

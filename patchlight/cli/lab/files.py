@@ -13,7 +13,7 @@ from patchlight.console.rendering import cannot_write, json_option, print_docume
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.generate import generate as shapes
 from patchlight.testbed.lab.model import Lab
-from patchlight.testbed.labfile import reader
+from patchlight.testbed.labfile import oversights, reader
 from patchlight.testbed.labfile.schema import FABRICS
 from patchlight.testbed.labfile.values import KNOWN_DRIVERS
 from patchlight.testbed.labfile.writer import json_schema, write_commented_lab, write_lab
@@ -62,11 +62,11 @@ def _check(file: str, *, strict: bool) -> dict[str, Any]:
         path = Path(file)
     lab_read, mistaken = None, strict
     try:
-        lab_read, issues = reader.read_lab(path), reader.oversights(path)
+        lab_read, issues = reader.read_lab(path), oversights.oversights(path)
         if lab_read.policies.said:
             from patchlight.controller.policies.registry import check_policy
 
-            if wrong := reader.policy_mistakes(path, check_policy):
+            if wrong := oversights.policy_mistakes(path, check_policy):
                 mistaken, issues = True, wrong
     except reader.LabFileError as error:
         mistaken, issues = True, error.issues

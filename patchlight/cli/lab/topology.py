@@ -361,7 +361,7 @@ def _print_found(status: Search, wiring: Wiring) -> None:
 
 
 def _write_corrected(output: Path, text: str, fibres: Sequence[tuple[str, str]]) -> None:
-    from patchlight.testbed.labfile.edit import rewired
+    from patchlight.testbed.labfile.writer import rewired
 
     new = rewired(text, [(a, b) for a, b in fibres])
     try:

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 from patchlight.controller.discovery.discovery import FoundWiring, expected_ends, found_wiring
 from patchlight.controller.discovery.search import LIGHT, Findings, Heard, OcsPort
 from patchlight.testbed.lab.model import Endpoint
-from patchlight.testbed.labfile.edit import rewired
 from patchlight.testbed.labfile.reader import builtin_lab, load_lab, parse_lab
+from patchlight.testbed.labfile.writer import rewired
 
 LAB = load_lab("ofc2022")
 ENDS = {str(end) for end in LAB.fibre_ends if end.device != "ocs1"}

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from patchlight.testbed.labfile.reader import builtin_lab, oversights
+from patchlight.testbed.labfile.oversights import oversights
+from patchlight.testbed.labfile.reader import builtin_lab
 from tests.support.lab_files import SMALL_LAB, unmarked
 
 # (what stands in the good file, what stands there instead, the warning)

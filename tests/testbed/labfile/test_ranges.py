@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab.model import Lab
-from patchlight.testbed.labfile.ranges import spread_text
-from patchlight.testbed.labfile.reader import LabFileError, parse_lab
+from patchlight.testbed.labfile.reader import LabFileError, parse_lab, spread_text
 from patchlight.testbed.labfile.writer import json_schema, lab_file_reference, write_lab
 from tests.support.lab_files import unmarked
 from tests.support.schemas import Draft202012Validator

@@ -1,0 +1,90 @@
+"""What good lab files seem to lack, and what their policies lack."""
+
+from collections.abc import Callable
+from importlib.metadata import entry_points
+from pathlib import Path
+
+from patchlight.testbed.errors import BadInput, FileIssue
+from patchlight.testbed.io.fields import Fields, plain
+from patchlight.testbed.io.reader import FileIssues, Located, read_text
+from patchlight.testbed.lab.model import Endpoint, Lab
+from patchlight.testbed.lab.ocs_drivers import OCS_DRIVERS
+from patchlight.testbed.lab.optical_links import Light
+from patchlight.testbed.lab.rules import KINDS, PolicyKind, full_path
+from patchlight.testbed.labfile.check import SWITCHES
+from patchlight.testbed.labfile.reader import LabFileError, checked_fields, fibre_at
+
+
+def oversights(path: str | Path) -> tuple[FileIssue, ...]:
+    """What the lab in this file seems to lack, though it is good; ``LabFileError`` if it is not."""
+    issues = FileIssues(str(path), LabFileError)
+    fields = checked_fields(read_text(path, LabFileError), str(path))
+    _note_oversights(fields, issues)
+    _note_weak_signals(plain(fields), fields, issues)
+    return issues.found
+
+
+def policy_mistakes(
+    path: str | Path, check: Callable[[str, PolicyKind], object]
+) -> tuple[FileIssue, ...]:
+    """What ``check`` says (``BadInput``) of the policies that a good lab file names, by place."""
+    issues = FileIssues(str(path), LabFileError)
+    fields = checked_fields(read_text(path, LabFileError), str(path))
+    named: Fields = fields.value_of("policies", Fields())
+    for kind in KINDS:
+        if kind in named:
+            try:
+                check(full_path(named[kind].value, Path(path).parent), kind)
+            except BadInput as error:
+                issues.at(named[kind], error.message)
+    return issues.found
+
+
+def _note_oversights(lab: Fields, issues: FileIssues) -> None:
+    """Note what a good lab file seems to lack."""
+    servers, *kinds = (lab.listed(key) for key in ("servers", *SWITCHES))
+    switches = [switch for kind in kinds for switch in kind]
+    if not (servers or switches):
+        issues.at(lab["name"], "the lab has nothing but a name: expected servers or switches")
+    user = lab["workers"].value.get("user") if "workers" in lab else None
+    if user is not None and user.value == "root":
+        message = "workers run as root: whoever may submit jobs can read all files of the servers"
+        issues.at(user, f"{message}; expected dynamic, or a user by name")
+    plugged: set[Endpoint] = {
+        end.value for fibre in lab.listed("fibres") for end in fibre["ends"].value
+    }
+    for server in servers:
+        _note_server(server, plugged, issues)
+    joined = {end.device for end in plugged}
+    # A switch alone is a lab for whoever tries a driver.
+    if servers or len(switches) > 1:
+        for name in (switch["name"] for switch in switches):
+            if name.value not in joined:
+                message = f"nothing joins {name.value}: expected a fibre to it in 'fibres'"
+                issues.at(name, message)
+    emulated = {driver.name for driver in OCS_DRIVERS.values() if driver.device}
+    emulated |= {point.name for point in entry_points(group="patchlight.emulated_ocs")}
+    for switch in lab.listed("circuit_switches"):
+        driver = switch["driver"]
+        if driver.value not in emulated:
+            message = f"no emulated device speaks {driver.value}: the lab cannot be emulated"
+            issues.at(driver, f"{message}; expected one of {', '.join(sorted(emulated))}")
+
+
+def _note_server(server: Fields, plugged: set[Endpoint], issues: FileIssues) -> None:
+    name: Located[str] = server["name"]
+    if "management" not in server:
+        message = f"server {name.value} has no management address, at which its agent answers"
+        issues.at(name, f"{message}: expected 'management: {name.value}:8471'")
+    for nic in (nic["name"] for nic in server.listed("nics")):
+        if Endpoint(name.value, nic.value) not in plugged:
+            message = f"NIC {name.value}.{nic.value} has no fibre: expected one in 'fibres'"
+            issues.at(nic, message)
+
+
+def _note_weak_signals(lab: Lab, fields: Fields, issues: FileIssues) -> None:
+    """Note receivers at which too little optical power arrives at the start."""
+    weak = Light(lab, lab.initial_maps).weak if lab.coloured else ()
+    for path, power_dbm in weak:
+        message = f"{power_dbm:.1f} dBm of {path.source} arrive at {path.sink}"
+        issues.at(fibre_at(lab, fields, path.sink), f"{message}: expected its sensitivity or more")
