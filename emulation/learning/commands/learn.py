@@ -99,7 +99,7 @@ def train(
         with_start,
     )
     from patchlight.emulation.learning.export import export as write_model
-    from patchlight.emulation.learning.labs.config import is_for_labs
+    from patchlight.emulation.learning.labs.network import is_for_labs
     from patchlight.emulation.learning.network import OptionScorer
     from patchlight.emulation.learning.training import TrainingRun
     from patchlight.emulation.simulator.executors import Engine
@@ -162,8 +162,7 @@ def _train_for_labs(
     """Train a policy that weighs options in any lab."""
     import dataclasses
 
-    from patchlight.emulation.learning.labs.config import parse_lab_config
-    from patchlight.emulation.learning.labs.network import export_lab_model
+    from patchlight.emulation.learning.labs.network import export_lab_model, parse_lab_config
     from patchlight.emulation.learning.labs.run import LabRun
 
     wanted = dataclasses.replace(parse_lab_config(text, str(file)), **changed)
@@ -193,10 +192,7 @@ def _train_for_labs(
 @click.option("--steps", type=click.IntRange(min=1), help="Of each, over the configurations'.")
 @profiles_option
 @click.option(
-    "--output",
-    type=click.Path(path_type=Path, file_okay=False),
-    default=Path("results/learning/study"),
-    help="Folder of the study.",
+    "--output", type=_FOLDER, default=Path("results/learning/study"), help="Folder of the study."
 )
 @listing_options
 def study(
@@ -290,7 +286,7 @@ def export(runs: tuple[Path, ...], output: Path, name: str | None, notes: str) -
 
     from patchlight.emulation.learning.export import export as write_model
     from patchlight.emulation.learning.export import of_runs
-    from patchlight.emulation.learning.labs.config import is_for_labs
+    from patchlight.emulation.learning.labs.network import export_lab_model, is_for_labs
     from patchlight.emulation.learning.run_folder import CONFIG
 
     torch.set_num_threads(1)  # With several threads a fit gives other weights than training did.
@@ -299,7 +295,6 @@ def export(runs: tuple[Path, ...], output: Path, name: str | None, notes: str) -
     if described.is_file() and is_for_labs(described.read_text()):
         if others:
             raise BadInput("several runs make one policy of a RAMP: those for labs are of one run")
-        from patchlight.emulation.learning.labs.network import export_lab_model
         from patchlight.emulation.learning.labs.run import load_lab_run
 
         path = export_lab_model(*load_lab_run(run), output, name, notes)

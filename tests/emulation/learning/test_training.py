@@ -35,7 +35,7 @@ from patchlight.emulation.learning.config import (  # noqa: E402
     with_start,
 )
 from patchlight.emulation.learning.export import export, rounded  # noqa: E402
-from patchlight.emulation.learning.labs.config import is_for_labs, parse_lab_config  # noqa: E402
+from patchlight.emulation.learning.labs.network import is_for_labs, parse_lab_config  # noqa: E402
 from patchlight.emulation.learning.learner import play  # noqa: E402
 from patchlight.emulation.learning.network import ClusterValue, OptionScorer, load_run, scorer_of  # noqa: E402
 from patchlight.emulation.learning.policy_iteration import PolicyIterationLearner  # noqa: E402
