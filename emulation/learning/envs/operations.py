@@ -9,7 +9,7 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from patchlight.emulation.learning.envs.queued import Observation, unit
+from patchlight.emulation.learning.envs.queued import MaskedEnv, Observation, unit
 from patchlight.emulation.learning.envs.ramp_partition import scenarios
 from patchlight.emulation.learning.envs.registry import Heuristic, first_allowed
 from patchlight.emulation.simulator.ramp.ramp import PlacementRule, place_one_by_one
@@ -80,12 +80,10 @@ def chosen_plan(
     return found[int(rng.integers(len(found)))]
 
 
-class OperationsEnv(gymnasium.Env[Observation, np.int64]):
+class OperationsEnv(MaskedEnv):
     """What both share: a training step's time over that on one server counts."""
 
-    metadata = {"render_modes": []}  # noqa: RUF012 - Gymnasium's own name
     figure: ClassVar[str] = "step_over_sequential"
-    _mask: NDArray[np.int8]
     _graph: PartitionedGraph | None = None
 
     def __init__(self, workloads: Workloads | None) -> None:
@@ -158,11 +156,6 @@ class OperationsEnv(gymnasium.Env[Observation, np.int64]):
             "at": self._at.copy(),
             "action_mask": self._mask.copy(),
         }
-
-    def action_masks(self) -> NDArray[np.bool_]:
-        """Which actions are allowed now."""
-        allowed: NDArray[np.bool_] = self._mask > 0
-        return allowed
 
 
 class OperationPlacementEnv(OperationsEnv):
