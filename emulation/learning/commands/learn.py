@@ -16,8 +16,11 @@ if TYPE_CHECKING:
 _FOLDER = click.Path(path_type=Path, file_okay=False)
 
 
-def needed() -> None:
-    """``PatchlightError`` where the packages of the extra ``learn`` are not installed."""
+def _load_torch() -> None:
+    """Load PyTorch for one core; ``PatchlightError`` without the packages of the extra ``learn``.
+
+    Small networks lose more to several threads than they gain, and a fit gives other weights then.
+    """
     from importlib.util import find_spec
 
     missing = [name for name in ("torch", "onnx", "gymnasium") if not find_spec(name)]
@@ -26,6 +29,9 @@ def needed() -> None:
             f"learning needs Python packages that are not installed: {', '.join(missing)}",
             hint="install what learning needs: pip install 'patchlight[learn]'",
         )
+    import torch
+
+    torch.set_num_threads(1)
 
 
 @click.command()
@@ -85,10 +91,8 @@ def train(
     you like: --resume goes on. The folder then holds NAME.onnx and its card, for 'policy evaluate'
     and for labs, and progress.csv; with the package tensorboard installed also its files.
     """
-    needed()
+    _load_torch()
     import dataclasses
-
-    import torch
 
     from patchlight.emulation.experiments.pac_ml.run import find_profiles
     from patchlight.emulation.learning.config import (
@@ -99,14 +103,12 @@ def train(
         with_start,
     )
     from patchlight.emulation.learning.export import export as write_model
-    from patchlight.emulation.learning.labs.config import is_for_labs
+    from patchlight.emulation.learning.labs.network import is_for_labs
     from patchlight.emulation.learning.network import OptionScorer
     from patchlight.emulation.learning.training import TrainingRun
     from patchlight.emulation.simulator.executors import Engine
     from patchlight.testbed.io.reader import read_text
 
-    # One core: small networks lose more to several threads than they gain.
-    torch.set_num_threads(1)
     if processes is not None and engine == "serial":
         raise BadInput("--processes is for --engine processes or ray: else this process plays")
     played_by = Engine(engine, processes or 0, address)
@@ -162,8 +164,7 @@ def _train_for_labs(
     """Train a policy that weighs options in any lab."""
     import dataclasses
 
-    from patchlight.emulation.learning.labs.config import parse_lab_config
-    from patchlight.emulation.learning.labs.network import export_lab_model
+    from patchlight.emulation.learning.labs.network import export_lab_model, parse_lab_config
     from patchlight.emulation.learning.labs.run import LabRun
 
     wanted = dataclasses.replace(parse_lab_config(text, str(file)), **changed)
@@ -193,10 +194,7 @@ def _train_for_labs(
 @click.option("--steps", type=click.IntRange(min=1), help="Of each, over the configurations'.")
 @profiles_option
 @click.option(
-    "--output",
-    type=click.Path(path_type=Path, file_okay=False),
-    default=Path("results/learning/study"),
-    help="Folder of the study.",
+    "--output", type=_FOLDER, default=Path("results/learning/study"), help="Folder of the study."
 )
 @listing_options
 def study(
@@ -217,16 +215,13 @@ def study(
     their scores decides, which is the model in the configuration's folder. Run again with the same
     folder it goes on where it was; study.json and all models are there in the end.
     """
-    needed()
+    _load_torch()
     import dataclasses
-
-    import torch
 
     from patchlight.emulation.experiments.pac_ml.run import find_profiles
     from patchlight.emulation.learning.config import find_config, read_config
     from patchlight.emulation.learning.study import Study
 
-    torch.set_num_threads(1)
     wanted = [read_config(find_config(config)) for config in configs]
     if steps is not None:
         wanted = [dataclasses.replace(config, steps=steps) for config in wanted]
@@ -285,21 +280,17 @@ def export(runs: tuple[Path, ...], output: Path, name: str | None, notes: str) -
     RUN is the folder of a run, also of one that was interrupted: its last checkpoint counts.
     Several runs that differ in their seeds make one policy: the mean of their scores decides.
     """
-    needed()
-    import torch
-
+    _load_torch()
     from patchlight.emulation.learning.export import export as write_model
     from patchlight.emulation.learning.export import of_runs
-    from patchlight.emulation.learning.labs.config import is_for_labs
+    from patchlight.emulation.learning.labs.network import export_lab_model, is_for_labs
     from patchlight.emulation.learning.run_folder import CONFIG
 
-    torch.set_num_threads(1)  # With several threads a fit gives other weights than training did.
     run, *others = runs
     described = run / CONFIG
     if described.is_file() and is_for_labs(described.read_text()):
         if others:
             raise BadInput("several runs make one policy of a RAMP: those for labs are of one run")
-        from patchlight.emulation.learning.labs.network import export_lab_model
         from patchlight.emulation.learning.labs.run import load_lab_run
 
         path = export_lab_model(*load_lab_run(run), output, name, notes)

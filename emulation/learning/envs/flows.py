@@ -10,7 +10,7 @@ import numpy.typing as npt
 from gymnasium import spaces
 
 from patchlight.emulation.learning.envs.light_jobs import LightJobs, LightRun
-from patchlight.emulation.learning.envs.queued import Observation, unit
+from patchlight.emulation.learning.envs.queued import MaskedEnv, Observation, unit
 from patchlight.emulation.learning.envs.registry import Heuristic, first_allowed
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.paths.scheduling import FlowRequest, PathNetwork
@@ -19,7 +19,7 @@ FLOW_FEATURES = 5
 """Time to send it, its job's bytes that are ready and not sent, time it waits, tuned, round."""
 
 
-class FlowsEnv(gymnasium.Env[Observation, np.int64]):
+class FlowsEnv(MaskedEnv):
     """An episode is jobs on one network of light, from the first computation to the last flow.
 
     The reward of a step is −∫ jobs that communicate dt until the next decision, in units of the
@@ -28,7 +28,6 @@ class FlowsEnv(gymnasium.Env[Observation, np.int64]):
     first one that is, and ``info`` says ``illegal``.
     """
 
-    metadata = {"render_modes": []}  # noqa: RUF012 - Gymnasium's own name
     figure: ClassVar[str] = "collective_mean_s"
 
     def __init__(
@@ -55,7 +54,7 @@ class FlowsEnv(gymnasium.Env[Observation, np.int64]):
                 **extra,
             }
         )
-        self._mask: npt.NDArray[np.int8] = np.zeros(actions, np.int8)
+        self._mask = np.zeros(actions, np.int8)
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -80,10 +79,6 @@ class FlowsEnv(gymnasium.Env[Observation, np.int64]):
         if over:
             info["collective_mean_s"] = sum(run.collectives_s) / len(run.collectives_s)
         return self._observe(), -busy_s / self.unit_s, over, False, info
-
-    def action_masks(self) -> npt.NDArray[np.bool_]:
-        """Which actions are allowed now."""
-        return self._mask.astype(bool)
 
     # -- what the kinds of environment differ in
 

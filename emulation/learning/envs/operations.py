@@ -1,5 +1,6 @@
 """The operations of a model on a RAMP: on which server is the next part, which is next in line?"""
 
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -8,7 +9,7 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from patchlight.emulation.learning.envs.queued import Observation, unit
+from patchlight.emulation.learning.envs.queued import MaskedEnv, Observation, unit
 from patchlight.emulation.learning.envs.ramp_partition import scenarios
 from patchlight.emulation.learning.envs.registry import Heuristic, first_allowed
 from patchlight.emulation.simulator.ramp.ramp import PlacementRule, place_one_by_one
@@ -79,17 +80,82 @@ def chosen_plan(
     return found[int(rng.integers(len(found)))]
 
 
-class OperationsEnv(gymnasium.Env[Observation, np.int64]):
+class OperationsEnv(MaskedEnv):
     """What both share: a training step's time over that on one server counts."""
 
-    metadata = {"render_modes": []}  # noqa: RUF012 - Gymnasium's own name
     figure: ClassVar[str] = "step_over_sequential"
-    _mask: NDArray[np.int8]
+    _graph: PartitionedGraph | None = None
 
-    def action_masks(self) -> NDArray[np.bool_]:
-        """Which actions are allowed now."""
-        allowed: NDArray[np.bool_] = self._mask > 0
-        return allowed
+    def __init__(self, workloads: Workloads | None) -> None:
+        rule = PlacementRule.RAMP_FIRST_FIT
+        self.workloads = workloads or scenarios(LAW_NAMES[:1], rule, 1e6)[0].workloads
+
+    @property
+    def graph(self) -> PartitionedGraph:
+        """The model of the episode; ``ResetNeeded`` before the first one."""
+        if self._graph is None:
+            raise gymnasium.error.ResetNeeded("call reset() before the first step()")
+        return self._graph
+
+    @abstractmethod
+    def step_s(self) -> float:
+        """How long a training step takes at the end of an episode."""
+
+    @abstractmethod
+    def _begin(self, graph: PartitionedGraph) -> None:
+        """A new episode with this model."""
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Observation, dict[str, Any]]:
+        """Another model on other servers; ``options`` may have ``model`` and ``degree``."""
+        super().reset(seed=seed)
+        self._graph = graph = chosen_plan(self._plans, self.np_random, options or {})
+        self._begin(graph)
+        return self._observe(), {"model": graph.training.forward.name, "degree": graph.degree}
+
+    def _make_spaces(
+        self, plans: list[PartitionedGraph], rows: tuple[int, int], servers: int, actions: int
+    ) -> dict[str, spaces.Space[Any]]:
+        """``rows`` are the most operations and edges of these models."""
+        self._plans, self._rows, self._servers = plans, rows, servers
+        self.action_space = spaces.Discrete(actions)
+        return {
+            "operations": unit(rows[0], OPERATION_FEATURES),
+            "edges": spaces.Box(0, rows[0] - 1, (rows[1], 2), np.int64),
+            "counts": spaces.Box(0, max(rows), (2,), np.int64),
+            "at": unit(rows[0], servers),
+            "action_mask": spaces.MultiBinary(actions),
+        }
+
+    def _pad(self, operations: int, edges: Sequence[tuple[int, int]]) -> None:
+        """The arrays of an episode, as large as for the largest model."""
+        rows, most_edges = self._rows
+        self._operations = np.zeros((rows, OPERATION_FEATURES), np.float32)
+        self._at = np.zeros((rows, self._servers), np.float32)
+        self._edges = np.zeros((most_edges, 2), np.int64)
+        self._edges[: len(edges)] = np.array(edges).reshape(-1, 2)
+        self._counts = np.array([operations, len(edges)])
+
+    def _ended(
+        self, over: bool, illegal: bool, graph: PartitionedGraph
+    ) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
+        """What a step returns; the last one has the time of the training step."""
+        info: dict[str, Any] = {"illegal": True} if illegal else {}
+        reward = 0.0
+        if over:
+            info["step_over_sequential"] = self.step_s() / (1e-3 * graph.training.sequential_ms)
+            reward = -info["step_over_sequential"]
+        return self._observe(), reward, over, False, info
+
+    def _observe(self) -> Observation:
+        return {
+            "operations": self._operations.copy(),
+            "edges": self._edges.copy(),
+            "counts": self._counts.copy(),
+            "at": self._at.copy(),
+            "action_mask": self._mask.copy(),
+        }
 
 
 class OperationPlacementEnv(OperationsEnv):
@@ -109,6 +175,7 @@ class OperationPlacementEnv(OperationsEnv):
     """
 
     per_action: ClassVar[tuple[str, ...]] = ("servers",)
+    _plan_known = False
     heuristics: ClassVar[Mapping[str, Heuristic]] = {
         "ramp-first-fit": ramp_first_fit,
         "least-loaded": least_loaded,
@@ -121,99 +188,62 @@ class OperationPlacementEnv(OperationsEnv):
         degrees: Sequence[int] = (2, 4, 8),
         most_busy: float = 0.5,
     ) -> None:
-        rule = PlacementRule.RAMP_FIRST_FIT
-        self.workloads = workloads or scenarios(LAW_NAMES[:1], rule, 1e6)[0].workloads
+        super().__init__(workloads)
         size = self.workloads.ramp.shape.size
         if not 0 <= most_busy <= 1:
             raise BadInput(f"{most_busy} of the servers are busy: expected 0 to 1")
-        self._plans = plans_of(self.workloads, degrees)
-        self._most_busy, self._size = most_busy, size
-        graphs = [plan.training.forward for plan in self._plans]
-        operations = max(len(graph.operations) for graph in graphs)
-        edges = max(len(graph.edges) for graph in graphs)
-        self._rows = operations, edges
-        self.action_space = spaces.Discrete(size)
-        self.observation_space = spaces.Dict(
-            {
-                "operations": unit(operations, OPERATION_FEATURES),
-                "edges": spaces.Box(0, operations - 1, (edges, 2), np.int64),
-                "counts": spaces.Box(0, max(operations, edges), (2,), np.int64),
-                "at": unit(operations, size),
-                "servers": unit(size, SERVER_FEATURES),
-                "action_mask": spaces.MultiBinary(size),
-            }
-        )
-        self.servers: list[list[int]] | None = None
-
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Observation, dict[str, Any]]:
-        """Another model on another RAMP; ``options`` may have ``model`` and ``degree``."""
-        super().reset(seed=seed)
-        self.graph = graph = chosen_plan(self._plans, self.np_random, options or {})
-        most = int(min(self._most_busy * self._size, self._size - graph.max_split))
-        count = int(self.np_random.integers(most + 1))
-        busy = self.np_random.permutation(self._size)[:count].tolist()
-        self.occupied = sum(1 << server for server in busy)
-        self.servers = [[] for _ in graph.training.forward.operations]
-        self._turn, self._plan_known = 0, False
-        self._begin(busy)
-        self._show()
-        return self._observe(), {"model": graph.training.forward.name, "degree": graph.degree}
+        self._most_busy = most_busy
+        plans = plans_of(self.workloads, degrees)
+        graphs = [plan.training.forward for plan in plans]
+        rows = max(len(each.operations) for each in graphs), max(len(each.edges) for each in graphs)
+        seen = self._make_spaces(plans, rows, size, size)
+        self.observation_space = spaces.Dict({**seen, "servers": unit(size, SERVER_FEATURES)})
+        self.servers: list[list[int]] = []
 
     def step(self, action: np.int64) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
         """Place a part; the last one says how long a training step takes."""
-        placed, number = self._placed(), int(action)
-        graph, order = self.graph, self.graph.training.forward.order
+        graph, number = self.graph, int(action)
+        order = graph.training.forward.order
         if self._turn == len(order):
             raise gymnasium.error.ResetNeeded("the episode is over: call reset()")
         illegal = not self._mask[number]
         server = int(self._mask.argmax()) if illegal else number
         operation = order[self._turn]
-        placed[operation].append(server)
+        self.servers[operation].append(server)
         self._at[operation, server] = 1.0
         twins = graph.part_ms[[operation, graph.training.half + operation]]
         self._server[server, 1] += twins.sum() / graph.training.sequential_ms
-        info: dict[str, Any] = {"illegal": illegal} if illegal else {}
-        reward, self._turn = 0.0, self._turn + (len(placed[operation]) == graph.splits[operation])
-        over = self._turn == len(order)
-        if over:
-            share = self.step_s() / (1e-3 * graph.training.sequential_ms)
-            info["step_over_sequential"] = share
-            reward = -share
-        self._show()
-        return self._observe(), reward, over, False, info
+        self._turn += len(self.servers[operation]) == graph.splits[operation]
+        self._show(graph)
+        return self._ended(self._turn == len(order), illegal, graph)
 
     def step_s(self) -> float:
         """How long a training step takes once all is placed."""
-        homes = [tuple(each) for each in self._placed()] * 2
+        homes = [tuple(each) for each in self.servers] * 2
         return step_time(self.graph, self.workloads.ramp, self.workloads.timing, homes)
 
     def planned(self) -> int | None:
         """The server of the next part in PAC-ML's placer; ``None`` if it finds no place."""
+        graph = self.graph
         if not self._plan_known:
             memory_bytes = self.workloads.device.memory_bytes
-            self._plan = place_one_by_one(
-                self.workloads.ramp, self.graph, self.occupied, memory_bytes
-            )
+            self._plan = place_one_by_one(self.workloads.ramp, graph, self.occupied, memory_bytes)
             self._plan_known = True
-        operation = self.graph.training.forward.order[self._turn]
-        return None if self._plan is None else self._plan[operation][len(self._placed()[operation])]
+        operation = graph.training.forward.order[self._turn]
+        return None if self._plan is None else self._plan[operation][len(self.servers[operation])]
 
-    def _placed(self) -> list[list[int]]:
-        if self.servers is None:
-            raise gymnasium.error.ResetNeeded("call reset() before the first step()")
-        return self.servers
-
-    def _begin(self, busy: list[int]) -> None:
-        """What stays as it is for an episode, and what is filled in."""
-        graph, (rows, edges) = self.graph, self._rows
+    def _begin(self, graph: PartitionedGraph) -> None:
         training, forward = graph.training, graph.training.forward
-        count, half = len(forward.operations), training.half
-        self._at = np.zeros((rows, self._size), np.float32)
-        self._server = np.zeros((self._size, SERVER_FEATURES), np.float32)
+        size, count, half = self._servers, len(forward.operations), training.half
+        most = int(min(self._most_busy * size, size - graph.max_split))
+        number = int(self.np_random.integers(most + 1))
+        busy = self.np_random.permutation(size)[:number].tolist()
+        self.occupied = sum(1 << server for server in busy)
+        self.servers = [[] for _ in forward.operations]
+        self._turn, self._plan_known = 0, False
+        self._pad(count, forward.edges)
+        self._server = np.zeros((size, SERVER_FEATURES), np.float32)
         self._server[busy, 0] = 1.0
-        self._operations = np.zeros((rows, OPERATION_FEATURES), np.float32)
         activations = max(1, forward.activation_bytes)
         parameters = max(1, forward.parameter_bytes)
         self._operations[:count, 0] = (
@@ -222,16 +252,14 @@ class OperationPlacementEnv(OperationsEnv):
         self._operations[:count, 1:4] = [
             (each.activation_bytes / activations, each.parameter_bytes / parameters, parts)
             for each, parts in zip(
-                forward.operations, np.array(graph.splits[:half]) / self._size, strict=True
+                forward.operations, np.array(graph.splits[:half]) / size, strict=True
             )
         ]
-        self._edges = np.zeros((edges, 2), np.int64)
-        self._edges[: len(forward.edges)] = np.array(forward.edges).reshape(-1, 2)
-        self._counts = np.array([count, len(forward.edges)])
+        self._show(graph)
 
-    def _show(self) -> None:
+    def _show(self, graph: PartitionedGraph) -> None:
         """The next part: what is allowed, and where its parents are."""
-        placed, forward = self._placed(), self.graph.training.forward
+        forward = graph.training.forward
         self._operations[:, 4] = 0.0
         self._server[:, 2:] = 0.0
         if self._turn == len(forward.order):
@@ -241,18 +269,11 @@ class OperationPlacementEnv(OperationsEnv):
         self._operations[operation, 4] = 1.0
         if parents := forward.parents[operation]:
             self._server[:, 2] = self._at[list(parents)].mean(axis=0)
-        self._server[placed[operation], 3] = 1.0
+        self._server[self.servers[operation], 3] = 1.0
         self._mask = ((self._server[:, 0] + self._server[:, 3]) == 0).astype(np.int8)
 
     def _observe(self) -> Observation:
-        return {
-            "operations": self._operations.copy(),
-            "edges": self._edges.copy(),
-            "counts": self._counts.copy(),
-            "at": self._at.copy(),
-            "servers": np.minimum(self._server, 1.0),
-            "action_mask": self._mask.copy(),
-        }
+        return {**super()._observe(), "servers": np.minimum(self._server, 1.0)}
 
 
 def shortest(env: "OperationOrderEnv", seen: Observation) -> int:
@@ -291,54 +312,24 @@ class OperationOrderEnv(OperationsEnv):
     def __init__(
         self, workloads: Workloads | None = None, degrees: Sequence[int] = (1, 2, 4)
     ) -> None:
-        rule = PlacementRule.RAMP_FIRST_FIT
-        self.workloads = workloads or scenarios(LAW_NAMES[:1], rule, 1e6)[0].workloads
-        self._plans = [p for p in plans_of(self.workloads, degrees) if not _is_chain(p.training)]
-        most = max((plan.max_split for plan in self._plans), default=0)
+        super().__init__(workloads)
+        plans = [p for p in plans_of(self.workloads, degrees) if not _is_chain(p.training)]
+        most = max((plan.max_split for plan in plans), default=0)
         if not 0 < 2 * most <= self.workloads.ramp.shape.size:
             raise BadInput(
                 "no order to choose: expected a model that is not a chain, and degrees that "
                 "leave twice as many servers",
                 hint="give workloads of a model with branches, and lower degrees",
             )
-        operations = max(2 * plan.training.half for plan in self._plans)
-        edges = max(len(plan.training.edges) for plan in self._plans)
-        self._rows, self._servers = (operations, edges), 2 * most
-        self.action_space = spaces.Discrete(operations)
-        self.observation_space = spaces.Dict(
-            {
-                "operations": unit(operations, OPERATION_FEATURES),
-                "edges": spaces.Box(0, operations - 1, (edges, 2), np.int64),
-                "counts": spaces.Box(0, max(operations, edges), (2,), np.int64),
-                "at": unit(operations, self._servers),
-                "action_mask": spaces.MultiBinary(operations),
-            }
-        )
-        self.graph: PartitionedGraph | None = None
-
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Observation, dict[str, Any]]:
-        """Another model on other servers; ``options`` may have ``model`` and ``degree``."""
-        super().reset(seed=seed)
-        self.graph = graph = chosen_plan(self._plans, self.np_random, options or {})
-        size, half = 2 * graph.max_split, graph.training.half
-        drawn = [tuple(self.np_random.permutation(size)[:n].tolist()) for n in graph.splits[:half]]
-        self.servers, self.listed = drawn * 2, list[int]()
-        self._missing = [0] * (2 * half)
-        self._after: list[list[int]] = [[] for _ in range(2 * half)]
-        for source, target in graph.training.edges:
-            self._missing[target] += 1
-            self._after[source].append(target)
-        self._describe(graph)
-        self._mask = np.zeros(self._rows[0], np.int8)
-        self._mask[: 2 * half] = [not missing for missing in self._missing]
-        return self._observe(), {"model": graph.training.forward.name, "degree": graph.degree}
+        operations = max(2 * plan.training.half for plan in plans)
+        rows = operations, max(len(plan.training.edges) for plan in plans)
+        seen = self._make_spaces(plans, rows, 2 * most, operations)
+        self.observation_space = spaces.Dict(seen)
 
     def step(self, action: np.int64) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
         """Put an operation into the list; the last one says how long a training step takes."""
         graph, chosen = self.graph, int(action)
-        if graph is None or len(self.listed) == 2 * graph.training.half:
+        if len(self.listed) == 2 * graph.training.half:
             raise gymnasium.error.ResetNeeded("call reset() before the first step()")
         illegal = not self._mask[chosen]
         operation = int(self._mask.argmax()) if illegal else chosen
@@ -349,18 +340,14 @@ class OperationOrderEnv(OperationsEnv):
             self._missing[target] -= 1
             if not self._missing[target]:
                 self._mask[target] = 1
-        info: dict[str, Any] = {"illegal": illegal} if illegal else {}
-        reward, over = 0.0, len(self.listed) == 2 * graph.training.half
+        over = len(self.listed) == 2 * graph.training.half
         if over:
             self._mask[0] = 1  # Nothing is left; a mask allows something all the same.
-            share = self.step_s() / (1e-3 * graph.training.sequential_ms)
-            info["step_over_sequential"] = share
-            reward = -share
-        return self._observe(), reward, over, False, info
+        return self._ended(over, illegal, graph)
 
     def step_s(self) -> float:
         """How long a training step takes once all operations are in the list."""
-        if self.graph is None or len(self.listed) < 2 * self.graph.training.half:
+        if self._graph is None or len(self.listed) < 2 * self.graph.training.half:
             raise BadInput("not all operations are in the list yet: expected the end of an episode")
         turns = [0.0] * len(self.listed)
         for turn, operation in enumerate(self.listed):
@@ -368,31 +355,29 @@ class OperationOrderEnv(OperationsEnv):
         ramp, timing = self.workloads.ramp, self.workloads.timing
         return step_time(self.graph, ramp, timing, self.servers, turns=turns)
 
-    def _describe(self, graph: PartitionedGraph) -> None:
-        """What stays as it is for an episode."""
-        (rows, edges), training = self._rows, graph.training
-        count, times = 2 * training.half, training.compute_ms
-        self._operations = np.zeros((rows, OPERATION_FEATURES), np.float32)
-        self._operations[:count, 0] = times / training.sequential_ms
+    def _begin(self, graph: PartitionedGraph) -> None:
+        training, size, half = graph.training, 2 * graph.max_split, graph.training.half
+        drawn = [tuple(self.np_random.permutation(size)[:n].tolist()) for n in graph.splits[:half]]
+        self.servers, self.listed = drawn * 2, list[int]()
+        count = 2 * half
+        self._missing = [0] * count
+        self._after: list[list[int]] = [[] for _ in range(count)]
+        for source, target in training.edges:
+            self._missing[target] += 1
+            self._after[source].append(target)
+        self._pad(count, training.edges)
+        self._operations[:count, 0] = training.compute_ms / training.sequential_ms
         to_end = _to_end_ms(training, self._after, graph.part_ms)
         self._operations[:count, 1] = to_end / max(to_end)
         self._operations[:count, 2] = np.array(graph.splits) / self._servers
-        self._at = np.zeros((rows, self._servers), np.float32)
         for operation, homes in enumerate(self.servers):
             self._at[operation, list(homes)] = 1 / len(homes)
-        self._edges = np.zeros((edges, 2), np.int64)
-        self._edges[: len(training.edges)] = training.edges
-        self._counts = np.array([count, len(training.edges)])
+        self._mask = np.zeros(self._rows[0], np.int8)
+        self._mask[:count] = [not missing for missing in self._missing]
 
     def _observe(self) -> Observation:
         self._operations[:, 4] = self._mask
-        return {
-            "operations": self._operations.copy(),
-            "edges": self._edges.copy(),
-            "counts": self._counts.copy(),
-            "at": self._at.copy(),
-            "action_mask": self._mask.copy(),
-        }
+        return super()._observe()
 
 
 def _is_chain(training: TrainingGraph) -> bool:

@@ -31,7 +31,18 @@ SHORT_MEAN_S = 2663.0
 training for labs. Philly's own mean is five times as much: a few jobs are most of the work."""
 
 
-class QueuedEnv(gymnasium.Env[Observation, np.int64]):
+class MaskedEnv(gymnasium.Env[Observation, np.int64]):
+    """An environment in which a mask says what is allowed now."""
+
+    metadata = {"render_modes": []}  # noqa: RUF012 - so Gymnasium's environments declare it
+    _mask: npt.NDArray[np.int8]
+
+    def action_masks(self) -> npt.NDArray[np.bool_]:
+        """Which actions are allowed now."""
+        return self._mask.astype(bool)
+
+
+class QueuedEnv(MaskedEnv):
     """An episode is a cluster and so many jobs, from the first arrival to the last end.
 
     The reward of a step is −∫ jobs in the system dt until the next decision, in units of the
@@ -42,7 +53,6 @@ class QueuedEnv(gymnasium.Env[Observation, np.int64]):
     action is taken instead.
     """
 
-    metadata = {"render_modes": []}  # noqa: RUF012 - so Gymnasium's environments declare it
     figure: ClassVar[str] = "jct_mean_s"
 
     def __init__(
@@ -63,7 +73,7 @@ class QueuedEnv(gymnasium.Env[Observation, np.int64]):
         mask = spaces.MultiBinary(actions)
         self.observation_space = spaces.Dict({**seen, "action_mask": mask, **extra})
         self.simulation: Simulation | None = None
-        self._mask: npt.NDArray[np.int8] = np.zeros(actions, np.int8)
+        self._mask = np.zeros(actions, np.int8)
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -101,10 +111,6 @@ class QueuedEnv(gymnasium.Env[Observation, np.int64]):
             times_s = [job.ended_s - job.spec.view.arrived_s for job in done]
             info["jct_mean_s"] = sum(times_s) / max(1, len(times_s))
         return self._observe(), -jobs_s / self._mean_s, over, False, info
-
-    def action_masks(self) -> npt.NDArray[np.bool_]:
-        """Which actions are allowed now."""
-        return self._mask.astype(bool)
 
     # -- what the kinds of environment differ in
 

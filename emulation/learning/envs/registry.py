@@ -24,8 +24,6 @@ Environment = gymnasium.Env[Any, Any]
 Heuristic = Callable[[Any, Any], int]
 """The action of a rule, for an environment and what was observed in it last."""
 
-_HERE = "patchlight.emulation.learning.envs"
-
 
 @dataclass(frozen=True)
 class Registered:
@@ -38,68 +36,41 @@ class Registered:
     vector_entry_point: str | None = None
 
 
+def _registered(
+    name: str, decision: str, simulator: str, module: str, has_vector: bool = False
+) -> Registered:
+    """The classes of an environment are named for it."""
+    kind = f"patchlight.emulation.learning.envs.{module}:{name}"
+    vector = f"{kind}VectorEnv" if has_vector else None
+    return Registered(f"patchlight/{name}-v0", decision, simulator, f"{kind}Env", vector)
+
+
 ENVIRONMENTS: tuple[Registered, ...] = (
-    Registered(
-        "patchlight/RampPartition-v0",
+    _registered(
+        "RampPartition",
         "into how many parts a job is split",
         "RAMP loss network",
-        f"{_HERE}.ramp_partition:RampPartitionEnv",
-        f"{_HERE}.ramp_partition:RampPartitionVectorEnv",
+        "ramp_partition",
+        has_vector=True,
     ),
-    Registered(
-        "patchlight/RampServers-v0",
-        "on which block of servers a job runs",
-        "RAMP loss network",
-        f"{_HERE}.ramp_servers:RampServersEnv",
+    _registered(
+        "RampServers", "on which block of servers a job runs", "RAMP loss network", "ramp_servers"
     ),
-    Registered(
-        "patchlight/Placement-v0",
-        "on which server the next job begins",
-        "queue",
-        f"{_HERE}.topology:PlacementEnv",
-    ),
-    Registered(
-        "patchlight/Schedule-v0",
-        "which waiting job is next",
-        "queue",
-        f"{_HERE}.queued:ScheduleEnv",
-    ),
-    Registered(
-        "patchlight/Topology-v0",
-        "which circuits the next job gets",
-        "queue, on a lab",
-        f"{_HERE}.topology:TopologyEnv",
-    ),
-    Registered(
-        "patchlight/Elasticity-v0",
-        "which running job gets more or fewer GPUs",
-        "queue",
-        f"{_HERE}.ramp_servers:ElasticityEnv",
-    ),
-    Registered(
-        "patchlight/OperationPlacement-v0",
+    _registered("Placement", "on which server the next job begins", "queue", "topology"),
+    _registered("Schedule", "which waiting job is next", "queue", "queued"),
+    _registered("Topology", "which circuits the next job gets", "queue, on a lab", "topology"),
+    _registered("Elasticity", "which running job gets more or fewer GPUs", "queue", "ramp_servers"),
+    _registered(
+        "OperationPlacement",
         "on which server the next part of a split model is",
         "a training step on a RAMP",
-        f"{_HERE}.operations:OperationPlacementEnv",
+        "operations",
     ),
-    Registered(
-        "patchlight/OperationOrder-v0",
-        "which ready operation is next",
-        "a training step on a RAMP",
-        f"{_HERE}.operations:OperationOrderEnv",
+    _registered(
+        "OperationOrder", "which ready operation is next", "a training step on a RAMP", "operations"
     ),
-    Registered(
-        "patchlight/FlowSchedule-v0",
-        "which flow gets the next path",
-        "paths of light",
-        f"{_HERE}.flows:FlowScheduleEnv",
-    ),
-    Registered(
-        "patchlight/FlowChannel-v0",
-        "over which channel the next flow goes",
-        "paths of light",
-        f"{_HERE}.flows:FlowChannelEnv",
-    ),
+    _registered("FlowSchedule", "which flow gets the next path", "paths of light", "flows"),
+    _registered("FlowChannel", "over which channel the next flow goes", "paths of light", "flows"),
 )
 
 

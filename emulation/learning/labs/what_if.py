@@ -24,8 +24,7 @@ from patchlight.controller.policies.options.policies import (
     WeighsPartitions,
     rule_cost,
 )
-from patchlight.emulation.learning.labs.config import DRAWN, LabConfig
-from patchlight.emulation.learning.labs.network import OptionNetwork, policy_of
+from patchlight.emulation.learning.labs.network import DRAWN, LabConfig, OptionNetwork, policy_of
 from patchlight.emulation.simulator.cluster import QueueResult
 from patchlight.emulation.simulator.executors import Engine, run_all
 from patchlight.emulation.simulator.randomlabs import Episode, draw_jobs, trace_of, traced_jobs

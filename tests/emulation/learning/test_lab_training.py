@@ -12,17 +12,18 @@ from patchlight.cli.main import cli
 from patchlight.controller.policies.options.policies import WeighsPartitions
 from patchlight.controller.policies.registry import load_policy
 from patchlight.emulation.learning.config import CONFIGS, ConfigError
-from patchlight.emulation.learning.labs.config import (
+from patchlight.emulation.learning.labs.network import (
     Fitting,
     GraphNetwork,
     HeldOut,
     LabConfig,
     Labs,
+    OptionNetwork,
     Trials,
     is_for_labs,
     parse_lab_config,
+    policy_of,
 )
-from patchlight.emulation.learning.labs.network import OptionNetwork, policy_of
 from patchlight.emulation.learning.labs.run import LabRun, fit, load_lab_run
 from patchlight.emulation.learning.labs.what_if import (
     Looking,

@@ -9,21 +9,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from click.testing import CliRunner
 
-for _package in ("torch", "gymnasium", "onnx"):
-    pytest.importorskip(_package, reason=f"{_package} is not installed: extra 'learn'")
-
-import torch  # noqa: E402
-from click.testing import CliRunner  # noqa: E402
-
-from patchlight.controller.policies.files import MODELS  # noqa: E402
-from patchlight.controller.policies.learned import load_learned, read_card  # noqa: E402
-from patchlight.controller.policies.observation import INTERVAL, ObservationLayout  # noqa: E402
-from patchlight.emulation.experiments.pac_ml.episodes import PolicyFaults, make_policy  # noqa: E402
-from patchlight.emulation.learning.afterstates import AfterstateLearner, Teacher  # noqa: E402
-from patchlight.emulation.learning.commands.learn import export as export_command  # noqa: E402
-from patchlight.emulation.learning.commands.learn import train as train_command  # noqa: E402
-from patchlight.emulation.learning.config import (  # noqa: E402
+from patchlight.controller.policies.files import MODELS
+from patchlight.controller.policies.learned import load_learned, read_card
+from patchlight.controller.policies.observation import INTERVAL, ObservationLayout
+from patchlight.emulation.experiments.pac_ml.episodes import PolicyFaults, make_policy
+from patchlight.emulation.learning.afterstates import AfterstateLearner, Teacher
+from patchlight.emulation.learning.commands.learn import export as export_command
+from patchlight.emulation.learning.commands.learn import train as train_command
+from patchlight.emulation.learning.config import (
     CONFIGS,
     Config,
     ConfigError,
@@ -34,17 +30,21 @@ from patchlight.emulation.learning.config import (  # noqa: E402
     with_conditions,
     with_start,
 )
-from patchlight.emulation.learning.export import export, rounded  # noqa: E402
-from patchlight.emulation.learning.labs.config import is_for_labs, parse_lab_config  # noqa: E402
-from patchlight.emulation.learning.learner import play  # noqa: E402
-from patchlight.emulation.learning.network import ClusterValue, OptionScorer, load_run, scorer_of  # noqa: E402
-from patchlight.emulation.learning.policy_iteration import PolicyIterationLearner  # noqa: E402
-from patchlight.emulation.learning.study import Study  # noqa: E402
-from patchlight.emulation.learning.training import TrainingRun, scenarios_of  # noqa: E402
-from patchlight.emulation.simulator.ramp.lossnetwork import run_episode  # noqa: E402
-from patchlight.emulation.simulator.ramp.workloads import Workloads, law  # noqa: E402
-from patchlight.testbed.errors import BadInput, PatchlightError  # noqa: E402
-from tests.support.tiny_models import GRAPHS  # noqa: E402
+from patchlight.emulation.learning.export import export, rounded
+from patchlight.emulation.learning.labs.network import is_for_labs, parse_lab_config
+from patchlight.emulation.learning.learner import play
+from patchlight.emulation.learning.network import ClusterValue, OptionScorer, load_run, scorer_of
+from patchlight.emulation.learning.policy_iteration import PolicyIterationLearner
+from patchlight.emulation.learning.study import Study
+from patchlight.emulation.learning.training import TrainingRun, scenarios_of
+from patchlight.emulation.simulator.ramp.lossnetwork import run_episode
+from patchlight.emulation.simulator.ramp.workloads import Workloads, law
+from patchlight.testbed.errors import BadInput, PatchlightError
+from tests.support.tiny_models import GRAPHS
+
+for _package in ("torch", "gymnasium", "onnx"):
+    pytest.importorskip(_package, reason=f"{_package} is not installed: extra 'learn'")
+
 
 # What PyTorch imports at a first optimizer, and the compiled loops, are had once.
 pytestmark = pytest.mark.xdist_group("training")
