@@ -268,18 +268,6 @@ class PartitionedGraph:
         return max(self.splits)
 
     @property
-    def part_count(self) -> int:
-        """Parts of all operations together."""
-        return sum(self.splits)
-
-    @property
-    def edge_count(self) -> int:
-        """Edges between parts, synchronisation included."""
-        half, splits = self.training.half, self.splits
-        between = sum(splits[source] * splits[target] for source, target in self.training.edges)
-        return between + sum(n * (n - 1) for n in splits[half:])
-
-    @property
     def forward_splits(self) -> tuple[int, ...]:
         """The distinct numbers of parts, ascending: each needs a block of servers."""
         return tuple(sorted(set(self.splits)))

@@ -7,9 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from patchlight.controller.policies.engineering.traffic import Matrix, Topology, degree_constrained
 from patchlight.emulation.simulator.network.topologies import schedules
-from patchlight.emulation.simulator.network.topologies.schedules import birkhoff, sinkhorn, stuffed
+from patchlight.emulation.simulator.network.topologies.schedules import birkhoff, stuffed
 from patchlight.testbed.errors import BadInput
 
 
@@ -59,22 +58,6 @@ def test_a_permutation_is_one_slot_whatever_the_delay() -> None:
     assert len(birkhoff(1 - np.eye(5), most_slots=2).slots) == 2
 
 
-@given(st.integers(1, 6), st.integers(0, 2**32 - 1))
-def test_sinkhorn_scales_rows_and_columns_to_one(ports: int, seed: int) -> None:
-    matrix = demand_of(ports, seed) + np.eye(ports)
-    found = sinkhorn(matrix)
-    assert found.sum(axis=0) == pytest.approx(1, abs=1e-6)
-    assert found.sum(axis=1) == pytest.approx(1, abs=1e-6)
-    assert not found[matrix == 0].any()
-
-
-def test_what_no_permutation_can_carry_cannot_be_scaled() -> None:
-    with pytest.raises(BadInput, match="no permutation avoids its zeros"):
-        sinkhorn([[1.0, 1.0], [0.0, 0.0]])
-    # Off every permutation: in the limit it is nothing.
-    assert sinkhorn([[1.0, 5.0], [0.0, 1.0]]).tolist() == [[1.0, 0.0], [0.0, 1.0]]
-
-
 @given(st.integers(1, 7), st.integers(0, 2**32 - 1))
 def test_stuffing_adds_as_little_as_makes_all_sums_equal(ports: int, seed: int) -> None:
     matrix = demand_of(ports, seed, 0.4)
@@ -106,57 +89,3 @@ def test_no_permutation_without_light_back_to_its_sender_weighs_more(ports: int,
 
 def test_nobody_sends_alone() -> None:
     assert schedules.assignment([[1.0]]).tolist() == []
-
-
-@given(st.integers(2, 12), st.floats(0.1, 1e9))
-def test_an_all_reduce_moves_the_least_bytes_that_one_can(workers: int, gradient: float) -> None:
-    # Patarasuk and Yuan's bound: 2(n−1)/n of the gradient out of each worker.
-    least = pytest.approx(2 * (workers - 1) / workers * gradient)
-    rings = schedules.ring(workers, gradient)
-    assert rings.sum(axis=1) == least
-    assert np.count_nonzero(rings) == workers
-    if workers & (workers - 1) == 0:
-        halves = schedules.halving_doubling(workers, gradient)
-        assert halves.sum(axis=1) == least
-        assert (halves == halves.T).all()
-
-
-def test_other_collectives() -> None:
-    assert schedules.all_to_all(4, 8.0).tolist() == (2 * (1 - np.eye(4))).tolist()
-    assert schedules.pipeline(3, 5.0).tolist() == [[0, 5, 0], [5, 0, 5], [0, 5, 0]]
-    assert schedules.ring(1, 5.0).tolist() == [[0.0]]
-    with pytest.raises(BadInput, match="over 6 workers: expected a power of two"):
-        schedules.halving_doubling(6, 1.0)
-    found = schedules.placed(schedules.ring(2, 3.0), [2, 0], 3)
-    assert np.argwhere(found).tolist() == [[0, 2], [2, 0]]
-
-
-def test_who_knows_counters_alone_guesses_in_proportion() -> None:
-    found = schedules.gravity([4.0, 0.0, 4.0, 0.0], [0.0, 4.0, 0.0, 4.0])
-    assert found[0].tolist() == pytest.approx([0, 2, 0, 2])
-    assert found[1].sum() == 0
-
-
-PHASES = [schedules.ring(4, 4.0), schedules.placed(schedules.ring(2, 12.0), [0, 2], 4)]
-
-
-def takes_s(phase: Matrix, topology: Topology) -> float:
-    """The slowest pair, at a unit a second for each circuit, a tenth where there is none."""
-    both = phase + phase.T
-    return float((both / np.where(topology > 0, topology, 0.1)).max())
-
-
-def engineer(phase: Matrix) -> Topology:
-    return degree_constrained(phase, [2] * 4)
-
-
-def test_circuits_change_within_a_job_only_where_that_is_quicker_than_the_dark_time() -> None:
-    segments, quick_s = schedules.in_job(PHASES, 0.5, engineer, takes_s)
-    assert [(s.first, s.last) for s in segments] == [(0, 1), (1, 2)]
-    assert quick_s == pytest.approx(2 * 0.5 + sum(takes_s(p, engineer(p)) for p in PHASES))
-    whole, slow_s = schedules.in_job(PHASES, 1e4, engineer, takes_s)
-    assert [(s.first, s.last) for s in whole] == [(0, 2)]
-    once, once_s = schedules.in_job(PHASES, 0.5, engineer, takes_s, one_shot=True)
-    assert (len(once), once_s) == (1, slow_s)
-    assert quick_s < slow_s
-    assert schedules.in_job([], 0.5, engineer, takes_s) == ([], 0.0)
