@@ -18,7 +18,7 @@ from patchlight.cli.main import cli
 from patchlight.testbed.labfile.reader import read_lab
 from tests.support.controller_process import controller_process
 from tests.support.emulated_devices import lab_file, running
-from tests.support.house import ROOT, House, Way, start_s, way_of, words
+from tests.support.house import ROOT, House, Way, commands_and_options, start_s, way_of, words
 
 _STARTS = (
     ["--help"],
@@ -110,7 +110,13 @@ def main() -> int:
         row(f"files directly in {folder}/", len(list((ROOT / folder).glob("*.py"))), 9)
     broken = house.circles() + house.violations()
     row("circles, imports upwards, wings in the core", len(broken), 0)
-    row("docs/architecture.md, words", words(ROOT / "docs" / "architecture.md"), 1_500)
+    pages = {path: words(path) for path in (ROOT / "docs").rglob("*.md")}
+    row("docs/architecture.md, words", pages[ROOT / "docs" / "architecture.md"], 1_500)
+    row("docs, words", sum(pages.values()), 30_000)
+    row("longest page, words", max(pages.values()), 3_000)
+    commands, options_ = commands_and_options(cli)
+    row("commands", commands, 75)
+    row("options of all commands", options_, 350)
     for words_ in _STARTS:
         row(f"start of patchlight {' '.join(words_)}, s", start_s(*words_), 0.4)
     Console(width=100).print(table)

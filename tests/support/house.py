@@ -12,6 +12,7 @@ from functools import cache, cached_property
 from pathlib import Path
 from types import CodeType, FrameType
 
+import click
 import networkx as nx
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -316,8 +317,24 @@ def way_of(run: Callable[[], object], root: Path = ROOT) -> Way:
 
 
 def words(path: Path) -> int:
-    """Words of a page."""
-    return len(path.read_text(encoding="utf-8").split())
+    """Words of a page: what has a letter or a digit."""
+    return sum(any(map(str.isalnum, word)) for word in path.read_text(encoding="utf-8").split())
+
+
+def commands_and_options(group: click.Group) -> tuple[int, int]:
+    """How many commands a group has below it, and how many options they have in all."""
+    context = click.Context(group)
+    commands = options = 0
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        assert command is not None, name
+        if isinstance(command, click.Group):
+            below = commands_and_options(command)
+            commands, options = commands + below[0], options + below[1]
+        else:
+            commands += 1
+            options += sum(isinstance(each, click.Option) for each in command.params)
+    return commands, options
 
 
 def start_s(*arguments: str) -> float:
