@@ -237,6 +237,9 @@ install_release() {
 # would compile all of Patchlight again; where it cannot be written, that is what it does.
 compile_ours() {
     .venv/bin/python -m compileall -qq agents controller deploy emulation patchlight testbed || true
+    # What Numba keeps can name a module that is gone since.
+    local network=emulation/simulator/network
+    find "$network" -name '*.nb[ci]' ! -newer "$(ls -t "$network"/*.py | head -n 1)" -delete || true
 }
 
 install_packages "${packages[@]}"
