@@ -70,6 +70,8 @@ needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="no PyTorch:
 
 @needs_torch
 def test_an_unchanged_script_of_pytorch_is_a_job(lab: EmulatedLab, tmp_path: Path) -> None:
+    if EXAMPLES.is_relative_to("/tmp"):
+        pytest.skip("workers do not see /tmp, where this checkout is")
     script = str(EXAMPLES / "train_gloo.py")
     words = ("--workers", "2", "--hold", "freeze", "--", sys.executable, script, "--steps", "3")
     job_id = job("submit", "gloo", *words).strip()
