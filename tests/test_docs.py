@@ -13,6 +13,7 @@ import pytest
 
 import patchlight
 from patchlight.cli.main import cli
+from patchlight.testbed.lab.ocs_drivers import OCS_DRIVERS, WSS_DRIVERS
 from tests.support.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.wings
@@ -20,6 +21,7 @@ pytestmark = pytest.mark.wings
 ROOT = Path(__file__).parents[1]
 NEEDS_ROOT = {"build_lab", "emulated_lab"}
 PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+DRIVER_PAGES = ("ocs-drivers", "wavelengths")
 FOLDERS = "agents|benchmarks|controller|deploy|docs|emulation|examples|patchlight|testbed|tests"
 
 
@@ -54,6 +56,13 @@ def test_files_that_are_named_are_there(page: Path) -> None:
     # What is to be written is called acme; Gymnasium's environments end in -v0.
     there = [name for name in names if "acme" not in name and not name.endswith("-v0")]
     assert [name for name in there if not (ROOT / name).exists()] == []
+
+
+def test_every_driver_is_in_a_table() -> None:
+    text = "".join((ROOT / "docs" / f"{page}.md").read_text() for page in DRIVER_PAGES)
+    rows = re.findall(r"^\| (`.*?) \|", text, re.MULTILINE)
+    named = {name for row in rows for name in re.findall(r"`([^`]+)`", row)}
+    assert {*OCS_DRIVERS, *WSS_DRIVERS} <= named
 
 
 def test_the_python_page_has_every_public_name() -> None:

@@ -192,7 +192,7 @@ class DeviceUnreachable(PatchlightError):
 
 
 def outcome_unknown(words: str) -> OutcomeUnknown:
-    """What is raised where a change was told to a device, and no answer says what came of it."""
+    """The error after a change was sent to a device whose answer is missing or unclear."""
     return OutcomeUnknown(words, hint="read the device's map before anything else")
 
 

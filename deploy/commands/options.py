@@ -256,7 +256,7 @@ def prometheus(
     DIR then has prometheus.yml, which names the controller and each agent; patchlight.rules.yml,
     the alerts; and grafana/, dashboards to be imported. Start it with 'prometheus
     --config.file=DIR/prometheus.yml', or add the parts to a configuration that is there. Run
-    again, the command writes the files anew.
+    again, the command rewrites the files.
     """
     meant = running_lab(lab)
     api = meant.controller_api

@@ -197,7 +197,3 @@ def drivers_table(drivers: Iterable[OcsDriver] = (*_ROWS, *_WSS_ROWS[:-1])) -> s
     return "\n".join(f"| {' | '.join(row)} |" for row in (head, *rows)).replace(
         "\n", "\n|---|---|---|---|\n", 1
     )
-
-
-if __name__ == "__main__":
-    print(drivers_table())

@@ -160,7 +160,7 @@ class ScpiClient(DeviceSession[str, PolatisScpiDialect]):
         await self._command(confirmed, self._dialect.confirmed, changes=True)
 
     async def hear(self) -> tuple[contract.Alarm, ...]:
-        """What it reported; it is asked for its errors to hear the newest."""
+        """Alarms so far, after its error queue was read for the newest."""
         await self._told("", self._reported, lambda: self._dialect.errors, changes=False)
         return self.alarms
 

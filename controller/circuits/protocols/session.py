@@ -90,7 +90,7 @@ class KeptSession(ABC, Generic[C, D]):
         return self._alarms.all
 
     async def hear(self) -> tuple[contract.Alarm, ...]:
-        """The same, the newest included where the device has to be asked for it."""
+        """The same; a device that reports nothing by itself is polled first."""
         return self.alarms
 
     def _alarm(self, severity: contract.Severity, subject: str, words: str) -> None:

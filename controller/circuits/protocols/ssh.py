@@ -284,7 +284,7 @@ class ShellClient(DeviceSession[str, ShellDialect]):
         return await self._in_step(command, taking, shown, timeout_s, changes=changes)
 
     async def hear(self) -> tuple[Alarm, ...]:
-        """What it said unasked; it is asked for its state to hear that."""
+        """Unsolicited lines, after a poll of its state so that they arrive."""
         await self.command(self._dialect.keep_alive)
         return self.alarms
 

@@ -19,8 +19,8 @@ P = TypeVar("P")
 
 
 class UserUsage(NamedTuple):
-    """What a user had until ``at_s``: GPU-seconds of which those of a half-life ago count half, and
-    all since the quota's present window began."""
+    """What a user had until ``at_s``: ``gpu_s`` with those of a half-life ago counted half, and
+    ``window_gpu_s`` since the quota's present window began."""
 
     gpu_s: float = 0.0
     at_s: float = 0.0
@@ -102,7 +102,7 @@ class UserAccounts:
 
 
 def admission(settings: Discipline, user: str, gpus: int, jobs: int) -> Waiting | None:
-    """Why a job may not even wait, if so, where so many jobs of the user wait or run already."""
+    """Why a job of ``gpus`` may not wait, if so; ``jobs`` of the user wait or run already."""
     allowed = settings.allowance(user)
     if allowed.gpus is not None and gpus > allowed.gpus:
         words = f"it wants {gpus} GPUs, and {_called(user)} may have {allowed.gpus} at once"
@@ -247,8 +247,8 @@ class Site(Protocol[E, P]):
         hosts."""
 
     def place(self, entry: E, occupied: int | None = None) -> P | Waiting:
-        """Where the policies put an entry, or why nowhere; changes nothing. After a reason that
-        others pass (``WaitReason.is_passed``), further free GPUs would not help."""
+        """Where the policies put an entry if the GPUs in ``occupied`` are taken (by default those
+        that are), or why nowhere; after a reason that others pass, more GPUs would not help."""
 
     def gpus_of(self, placement: P) -> int:
         """The GPUs of a placement, as a set."""

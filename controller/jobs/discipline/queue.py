@@ -208,8 +208,8 @@ class JobQueue(Generic[E, P]):
         return True
 
     def _backfill(self, head: E) -> None:
-        """EASY: those behind the first may start if that does not delay it, who needs only so many
-        GPUs, wherever they are. If its time is unknown, only what it leaves over is given away."""
+        """EASY: entries behind the first start if that does not delay it. It can start when enough
+        GPUs are free, wherever they are; if that time is unknown, only spare GPUs are given."""
         site, line = self._site, self._line
         shadow_s, free = site.now_s, site.occupancy.free
         for each in site.ends():

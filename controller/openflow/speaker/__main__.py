@@ -162,7 +162,7 @@ class _Alias(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the speaker until it is told to stop, or whoever started it is gone; its exit status."""
+    """Run the speaker until it is told to stop or its parent has ended; its exit status."""
     program = "patchlight.controller.openflow.speaker"
     parser = argparse.ArgumentParser(prog=program, description=__doc__)
     parser.add_argument(
