@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import click
 
+from patchlight.console.shared import SharedOption
 from patchlight.testbed.errors import BadInput, PatchlightError
 
 if TYPE_CHECKING:
@@ -30,7 +31,9 @@ if TYPE_CHECKING:
 Command = TypeVar("Command", bound=Callable[..., Any])
 Meaning = Literal["good", "bad", "caution", "quiet"]
 
-json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+json_option = click.option(
+    "--json", "as_json", is_flag=True, cls=SharedOption, help="Print JSON, for programs."
+)
 _COLOURS: dict[Meaning, str] = {"good": "green", "bad": "red", "caution": "yellow", "quiet": "dim"}
 _WIDE = "patchlight.wide"
 # A pipe has no width: lines are then as long as they need to be, so that grep finds them whole.
@@ -45,10 +48,9 @@ def wide_option(command: Command) -> Command:
     def remember(context: click.Context, parameter: click.Parameter, wide: bool) -> None:
         context.meta[_WIDE] = wide
 
-    option = click.option(
-        "--wide", is_flag=True, expose_value=False, callback=remember, help="Show every column."
-    )
-    return option(command)
+    how: dict[str, Any] = {"is_flag": True, "expose_value": False, "callback": remember}
+    about = "Show every column of tables."
+    return click.option("--wide", cls=SharedOption, help=about, **how)(command)
 
 
 def listing_options(command: Command) -> Command:

@@ -17,7 +17,7 @@ import click
 from patchlight.cli.ocs.names import complete_any_port, ports_by_switch, read_map_file
 from patchlight.console import connection
 from patchlight.console import rendering as out
-from patchlight.console.commands import complete_lab
+from patchlight.console.commands import address_option, complete_lab
 from patchlight.console.options import Quantity
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.lab.model import Lab
@@ -112,7 +112,7 @@ def _as_it_is_now(lab_up: Lab) -> tuple[Lab, dict[str, PortMap], str]:
     help="Write it to this file, and only if that changes the file. Prints a line if it did.",
 )
 @click.option("--follow", is_flag=True, help="With --output: again after each change of circuits.")
-@connection.address_option
+@address_option
 @map_option
 @start_option
 def topology(
@@ -198,7 +198,7 @@ def _keep(file: Path, text: str) -> None:
 
 @click.command()
 @click.argument("name", metavar="[LAB]", required=False, shell_complete=complete_lab)
-@connection.address_option
+@address_option
 @click.option(
     "--ports",
     "texts",

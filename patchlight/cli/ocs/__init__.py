@@ -7,6 +7,7 @@ import functools
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ import click
 
 from patchlight.console.connection import connect, controller_options, lab_meant, user_name
 from patchlight.console.rendering import harmless, listing_options, print_json, say
+from patchlight.console.shared import SharedOption
 from patchlight.testbed.errors import BadInput, OutcomeUnknown, PatchlightError
 from patchlight.testbed.lab.model import Lab
 from patchlight.testbed.lab.wiring import driven
@@ -87,7 +89,8 @@ class Flags:
     detach: bool = False
 
 
-why_option = click.option(
+_of_ocs = partial(click.option, cls=SharedOption, of="ocs")
+why_option = _of_ocs(
     "--why", default="", show_default=False, metavar="TEXT", help="The reason, for the history."
 )
 
@@ -97,13 +100,13 @@ def target_options(command: Callable[..., Any]) -> Callable[..., Any]:
     ``--json`` as ``as_json``, and ``--wide``."""
 
     @controller_options
-    @click.option(
+    @_of_ocs(
         "--state",
         type=click.Path(path_type=Path, file_okay=False),
         metavar="DIR",
-        help="Where --direct keeps its journal [default: where the controller does].",
+        help="Where --direct keeps its journal.  [default: where the controller does]",
     )
-    @click.option("--direct", is_flag=True, help="Talk to the device without a controller.")
+    @_of_ocs("--direct", is_flag=True, help="Talk to the device without a controller.")
     @listing_options
     @functools.wraps(command)
     def with_target(
@@ -120,18 +123,16 @@ def change_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
     @target_options
     @why_option
-    @click.option(
+    @_of_ocs(
         "-y",
         "--yes",
         count=True,
         show_default=False,
-        help="Do not ask; given twice, not even before many circuits go.",
+        help="Do not ask; given twice, not even before many circuits are removed.",
     )
-    @click.option("--dry-run", is_flag=True, help="Show what would change, change nothing.")
-    @click.option(
-        "--detach",
-        is_flag=True,
-        help="Begin the change and do not wait: 'ocs watch ID' follows it.",
+    @_of_ocs("--dry-run", is_flag=True, help="Show what would change, and change nothing.")
+    @_of_ocs(
+        "--detach", is_flag=True, help="Start the change and return; 'ocs watch ID' follows it."
     )
     @functools.wraps(command)
     def with_options(
