@@ -165,10 +165,14 @@ class Table:
     """Rows under headings, in the look that all commands share."""
 
     def __init__(
-        self, *columns: str | Column, title: str | None = None, rows: Iterable[Sequence[Cell]] = ()
+        self,
+        *columns: str | Column,
+        title: str | None = None,
+        rows: Iterable[Sequence[Cell]] = (),
+        empty: str = "",
     ) -> None:
         self.columns = [Column(c) if isinstance(c, str) else c for c in columns]
-        self.title = title
+        self.title, self._empty = title, empty
         self._rows: list[tuple[Cell, ...]] = []
         self._ends: set[int] = set()
         for row in rows:
@@ -185,7 +189,13 @@ class Table:
         self._ends.add(len(self._rows))
 
     def print(self) -> None:
-        """Print it, no wider than the terminal unless names or numbers would be cut."""
+        """Print it, no wider than the terminal unless names or numbers would be cut.
+
+        Without a row, print the text ``empty`` instead, if there is one.
+        """
+        if self._empty and not self._rows:
+            say(self._empty)
+            return
         table, needed = self.drawn()
         out = console()
         out.width = max(out.width, needed)

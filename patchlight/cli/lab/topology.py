@@ -171,7 +171,7 @@ def _topology_of_now(
         else:
             raise PatchlightError(
                 f"{output} is left as it is: {', '.join(unread)} did not answer",
-                hint="'patchlight ocs list' says why",
+                hint="'patchlight ocs show' says why",
             )
 
 
