@@ -64,14 +64,11 @@ def cli(settings: CrashReport | None, debug: bool) -> None:
     cls=LazyGroup,
     prefix="lab ",
     built_in=commands_in(
-        "patchlight.cli.lab",
-        files="check schema generate init",
-        show="show graph",
-        topology="topology discover",
+        "patchlight.cli.lab", files="check schema generate init", show="show", topology="discover"
     ),
 )
 def lab() -> None:
-    """Check, show, draw and generate lab files, and find out how a lab is wired."""
+    """Check, show and write lab files; find how a lab is wired."""
 
 
 @click.group(
@@ -98,7 +95,6 @@ def job() -> None:
         view="show verify history",
         watch="watch",
         change="connect disconnect apply colocate rollback save restore lock drift stop",
-        emulate="emulate fault",
     ),
     epilog="OCS is the name of an optical circuit switch or a wavelength switch in the lab file. "
     "PORT is a number, ocs1.17, or what is plugged in, like server1.nic0; of a wavelength switch "

@@ -346,7 +346,7 @@ def test_every_lab_option_is_the_same_one() -> None:
         for parameter in command.params
         if "--lab" in parameter.opts
     }
-    for name in ("emulate link", "emulate tune", "emulate capture", "emulate reboot", "simulate"):
+    for name in ("emulate link", "emulate tune", "emulate capture", "emulate fault", "simulate"):
         assert name in options
     for name, option in options.items():
         assert type(option) is SharedOption, name

@@ -100,7 +100,7 @@ def test_over_the_api_and_the_command(controller: ControllerProcess) -> None:
 
 
 def topology_command(controller: ControllerProcess, file: Path) -> list[str]:
-    words = ["lab", "topology", "--controller", controller.api, "--format", "slurm"]
+    words = ["lab", "show", "--controller", controller.api, "--format", "slurm"]
     return [*words, "--output", str(file)]
 
 

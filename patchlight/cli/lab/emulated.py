@@ -25,17 +25,14 @@ from patchlight.testbed.lab.tuning import LightClient
 from patchlight.testbed.labfile.reader import read_lab
 from patchlight.testbed.units import format_rate, format_time, write_share
 
-_COMMANDS = ("nodes", "pingall", "iperf", "links", "link", "help")
+_COMMANDS = ("pingall", "iperf", "link", "help")
 _HELP = """\
-HOST COMMAND …   run a command as a host; host names among its arguments become addresses:
-                 gpu1 ping -c 3 gpu2
-nodes            the hosts, their addresses and where their NICs are now
-pingall          every host pings every other
-iperf A B        what one TCP connection carries from A to B
-links            who lights up whom now, and what is down or delayed
-link A B         the fibre between A and B now; link A B down cuts it, link A B up splices it
-help             this text
-exit             leave (the lab stays up); Ctrl-D does too"""
+HOST COMMAND …   run a command on a host; names of hosts become addresses: gpu1 ping -c 3 gpu2
+pingall          ping from every host to every other
+iperf A B        measure the rate of one TCP connection from A to B
+link A B         show the fibre between A and B; link A B down cuts it, link A B up restores it
+help             show this text
+exit             leave; the lab stays up (also Ctrl-D)"""
 
 
 def attached(lab: str | None) -> EmulatedLab:
@@ -52,12 +49,12 @@ def meant(lab: str | None) -> str:
     if Path(lab).is_file():
         return read_lab(lab).name
     if "/" in lab:
-        raise BadInput(f"no lab is called {lab!r}, and there is no such file (see {RUN_ROOT})")
+        raise BadInput(f"no emulated lab and no lab file {lab!r} (see {RUN_ROOT})")
     return lab
 
 
 def fibre_line(state: FibreState) -> str:
-    """A fibre as it is now, on one line."""
+    """A fibre's state on one line."""
     fibre, impairment = state.fibre, state.impairment
     parts = ["up" if state.up else "down"]
     if impairment.delay_s:
@@ -70,7 +67,7 @@ def fibre_line(state: FibreState) -> str:
 
 
 def fibre_row(state: FibreState) -> dict[str, Any]:
-    """A fibre as it is now, for JSON; times in seconds, the loss as a share."""
+    """A fibre's state for JSON; times in seconds, the loss as a share."""
     a, b = str(state.fibre.a), str(state.fibre.b)
     return {"a": a, "b": b, "up": state.up, **asdict(state.impairment)}
 
@@ -103,7 +100,7 @@ class LabShell:
         if interactive:
             self._complete_names()
             hosts = len(self._lab.hosts)
-            say(f"lab {self._lab.lab.name}: {hosts} hosts; help lists what can be typed")
+            say(f"lab {self._lab.lab.name}: {hosts} hosts; type help")
         for line in self._lines(interactive):
             try:
                 arguments = shlex.split(line)
@@ -141,56 +138,6 @@ class LabShell:
 
     def _help(self, words: Sequence[str]) -> None:
         say(_HELP)
-
-    def _nodes(self, words: Sequence[str]) -> None:
-        table = Table(Column("host", whole=True), "GPU", "address", "NIC is in")
-        for host in self._lab.hosts:
-            try:
-                where = host.namespace().name
-            except PatchlightError:
-                where = "nowhere"
-            if where == "net":
-                where = "a worker"
-            gpu = host.host.gpu
-            table.add_row(host.name, gpu.model if gpu else "", host.address, where)
-        table.print()
-
-    def _links(self, words: Sequence[str]) -> None:
-        lab = self._lab.lab
-        states = self._lab.wires.states(lab.fibres)
-        if lab.coloured:
-            with self._lab.light as light:
-                for port, found in light.transceivers().items():
-                    receivers = ", ".join(found["to"])
-                    lit = f"{found['channel']} to {receivers}" if receivers else "dark"
-                    say(f"{port}  {lit}")
-        else:
-            self._print_circuits(states)
-        for state in states:
-            if not state.up or state.impairment:
-                say(f"fibre {fibre_line(state)}")
-
-    def _print_circuits(self, states: Sequence[FibreState]) -> None:
-        from patchlight.testbed.lab.wiring import trace_links
-
-        lab = self._lab.lab
-        try:
-            maps = self._lab.maps()
-        except PatchlightError as error:
-            say(f"as the lab file has them: {error.message}", err=True)
-            maps = lab.initial_maps
-        cut = {end for state in states if not state.up for end in (state.fibre.a, state.fibre.b)}
-        links = trace_links(lab, maps)
-        for a, b in links.pairs():
-            passed = {a, b} | {
-                Endpoint(ocs, str(port))
-                for ocs, hop in links.paths[a].hops
-                for port in (hop.inp, hop.out)
-            }
-            say(f"{a} – {b}{'  down' if passed & cut else ''}")
-        for host in lab.hosts:
-            if links.peer(host.endpoint) is None:
-                say(f"{host.endpoint}  dark")
 
     def _pingall(self, words: Sequence[str]) -> None:
         reached = self._lab.pingall()
@@ -234,21 +181,22 @@ class LabShell:
 @lab_option()
 @listing_options
 def tune(port: str | None, channel: str | None, lab_name: str | None, as_json: bool) -> None:
-    """Tune the transceiver of PORT, a host or port, to CHANNEL; without CHANNEL, show it.
+    """Tune a transceiver, or show transceivers.
 
     \b
       patchlight emulate tune
       patchlight emulate tune server1 193.200
       patchlight emulate tune server1 off
 
-    It is dark while it is tuned, and the command ends when it sends. Without
-    PORT: all transceivers, and how many frames others destroyed on which fibre.
+    PORT is a host or a port. The transceiver sends nothing while it is tuned; the command ends
+    when it sends again. Without PORT, show all transceivers and how many frames collisions
+    destroyed on each fibre.
 
     \b
     With --json: transceivers by port, each with channel, state (on, off,
     tuning), band, to (the ports that get its frames) and destroyed_at (fibres,
-    by the end that light leaves); destroyed (frames by fibre) and dark (frames
-    by the port that sent them).
+    by their sending end); destroyed (frames by fibre) and dark (frames by
+    the port that sent them).
     """
     require_root("tuning transceivers")
     lab = attached(lab_name)
