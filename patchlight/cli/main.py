@@ -76,7 +76,7 @@ def lab() -> None:
     prefix="job ",
     built_in=commands_in(
         "patchlight.cli.job",
-        submit="submit check schema",
+        submit="submit check",
         listing="list show",
         follow="follow logs wait top stop restart regroup",
     ),

@@ -151,6 +151,8 @@ def down(lab: str | None, every: bool) -> None:
         raise BadInput("expected the name of a lab, or --all")
     require_root(f"taking {'all emulated labs' if every else f'the emulated lab {lab}'} down")
     for name in recorded_labs() if lab is None else [emulated.meant(lab)]:
+        if name in recorded_labs():
+            _say(f"taking lab {name} down: some seconds")
         if not down_lab(name) and lab is not None:
             hint = nearest(name, recorded_labs(), "these are up:")
             raise BadInput(f"no emulated lab {name!r}", hint=hint)

@@ -1,10 +1,10 @@
 """An emulated lab that is up: which one is meant, its prompt, its fibres and transceivers."""
 
-import contextlib
+import cmd
 import shlex
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -87,54 +87,50 @@ def run_attached(host: EmulatedHost, command: Sequence[str]) -> int:
     return status if status >= 0 else 128 - status
 
 
-class LabShell:
-    """Reads lines and runs them, with completion of host and command names."""
+class LabShell(cmd.Cmd):
+    """The prompt of a lab, with completion of host and command names."""
 
     def __init__(self, lab: EmulatedLab) -> None:
+        super().__init__()
         self._lab = lab
-        self._names = sorted(lab.lab.host_names)
+        self.prompt = ""
+        if sys.stdin.isatty():
+            self.prompt, hosts = f"{lab.lab.name}> ", len(lab.hosts)
+            self.intro = f"lab {lab.lab.name}: {hosts} hosts; type help"
 
     def run(self) -> None:
         """Read and run lines until ``exit`` or the end of input."""
-        interactive = sys.stdin.isatty()
-        if interactive:
-            self._complete_names()
-            hosts = len(self._lab.hosts)
-            say(f"lab {self._lab.lab.name}: {hosts} hosts; type help")
-        for line in self._lines(interactive):
-            try:
-                arguments = shlex.split(line)
-            except ValueError as error:
-                say(f"cannot read that: {error}", err=True)
-                continue
-            if arguments and arguments[0] in ("exit", "quit"):
-                return
-            if arguments:
-                try:
-                    self.execute(arguments)
-                except PatchlightError as error:
-                    say(str(error), err=True)
-
-    def _lines(self, interactive: bool) -> Iterator[str]:
         while True:
             try:
-                yield input(f"{self._lab.lab.name}> " if interactive else "")
-            except EOFError:
-                if interactive:
-                    say("")
-                return
+                self.cmdloop()
             except KeyboardInterrupt:
                 say("")
+                self.intro = None
+            else:
+                return
 
-    def execute(self, arguments: Sequence[str]) -> int:
-        """Do what one line says; the exit status of its command."""
-        first, *rest = arguments
-        if first in _COMMANDS:
-            getattr(self, f"_{first}")(rest)
-            return 0
-        hosts = self._lab.lab.host_names
-        words = [str(hosts[word].nic.address) if word in hosts else word for word in rest]
-        return run_attached(self._lab.host(first), words)
+    def onecmd(self, line: str) -> bool:
+        """Run a line; whether it was the last."""
+        try:
+            first, *words = shlex.split(line) or [""]
+            if first in ("exit", "quit", "EOF"):
+                return True
+            if first in _COMMANDS:
+                getattr(self, f"_{first}")(words)
+            elif first:
+                hosts = self._lab.lab.host_names
+                words = [str(hosts[word].nic.address) if word in hosts else word for word in words]
+                run_attached(self._lab.host(first), words)
+        except (PatchlightError, ValueError) as error:
+            say(str(error), err=True)
+        return False
+
+    def completenames(self, text: str, *_: Any) -> list[str]:
+        """Names of commands and hosts; for every word of a line."""
+        names = [*sorted(self._lab.lab.host_names), *_COMMANDS, "exit"]
+        return [f"{name} " for name in names if name.startswith(text)]
+
+    completedefault = completenames
 
     def _help(self, words: Sequence[str]) -> None:
         say(_HELP)
@@ -159,20 +155,6 @@ class LabShell:
         if words[2:]:
             wires.set_up(fibre, up=words[2] == "up")
         say(fibre_line(wires.state(fibre)))
-
-    def _complete_names(self) -> None:
-        with contextlib.suppress(ImportError):
-            import readline
-
-            names = [*self._names, *_COMMANDS, "exit"]
-
-            def complete(text: str, state: int) -> str | None:
-                matches = [f"{name} " for name in names if name.startswith(text)]
-                return matches[state] if state < len(matches) else None
-
-            readline.set_completer(complete)
-            readline.set_completer_delims(" ")
-            readline.parse_and_bind("tab: complete")
 
 
 @click.command()

@@ -220,6 +220,10 @@ def test_light_and_jobs_from_python_and_what_lab_show_says(
         assert "server2.nic0" in links["dark"]
         assert ("server1.nic0", "tor1.1") in [(link["a"], link["b"]) for link in links["links"]]
         assert ocs.fault(fail_ports=[7])["fail_ports"] == [7]
+        fault = ("emulate", "fault", "--lab", name, "ocs1")
+        assert patchlight(*fault).stdout == "ocs1: fail_ports [7]\n"
+        assert patchlight(*fault, "end").stdout == "ocs1: no faults\n"
+        assert patchlight(*fault, "lose", "1>3").stdout.startswith("ocs1: lose 1>3: done\n")
         with pytest.raises(BadInput, match="refuses the fault: no fault is called 'fail_prots'"):
             ocs.fault(fail_prots=[7])
         controller = next(p for p in lab.state.processes if p.name == "controller")
