@@ -27,7 +27,7 @@ INTERRUPTED = 130
 LAB_VARIABLE = "PATCHLIGHT_LAB"
 # What a machine has run out of, and what to do. None of it is a bug of ours.
 _RUN_OUT = {
-    errno.ENOSPC: "free some space",
+    errno.ENOSPC: "free some disk space",
     errno.EDQUOT: "free some of your disk quota",
     errno.EROFS: "name a folder that can be written to",
     errno.EIO: "see what the kernel says of the device: dmesg",
@@ -342,7 +342,7 @@ def running_dashboard(controller: str, say: Callable[[str], None]) -> Iterator[N
     assert child.process.stdout is not None
     try:
         where = child.process.stdout.readline().strip()
-        say(where or "there is no dashboard: see above")
+        say(where or "the dashboard did not start: see above")
         yield
     finally:
         child.close()

@@ -78,9 +78,7 @@ def test_beside_a_job_only_free_ports_are_looked_at_and_a_silent_server_is_not_t
         agent = agent_of(lab, "server3")
         agent.end()
         # A server's NIC that a silent agent has, a port of a switch, and one that is not plugged.
-        code, said = _discover(
-            "--for", "500ms", "--ports", "ocs1.5,ocs1.11-13,ocs1.19", "--json"
-        )
+        code, said = _discover("--for", "500ms", "--ports", "ocs1.5,ocs1.11-13,ocs1.19", "--json")
         agent.start()
         until_agent_answers(lab, "server3")
         wiring = json.loads(said)["wiring"]

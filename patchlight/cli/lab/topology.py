@@ -296,7 +296,7 @@ def _print_found(status: Search, wiring: Wiring) -> None:
             sends, hears = row["sends"], row["hears"]
             ends = sends or ""
             if hears not in (sends, None):
-                ends = f"{hears} (from {sends or 'nobody'})"
+                ends = f"{hears} (from {sends or 'none'})"
             cells = (ends, row["said"] or "", out.Coloured(row["verdict"], meaning))
             table.add_row(port, *cells)
     table.print()
@@ -306,7 +306,7 @@ def _print_found(status: Search, wiring: Wiring) -> None:
         out.say(f"not certain: {words}", meaning="caution")
     for row in wiring["ports"]:
         if row["verdict"] == "not told":
-            out.say(f"not told: {row['words']}", meaning="caution")
+            out.say(f"not found: {row['words']}", meaning="caution")
     count = len(wiring["differences"])
     found = f"{count or 'no'} difference{'' if count == 1 else 's'} from the lab file"
     took = f"{status['rounds_done']} rounds and {status['took_s']:.0f} s"

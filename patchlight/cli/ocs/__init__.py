@@ -280,7 +280,7 @@ def print_change(record: shapes.ChangeAnswer, *, as_json: bool) -> None:
         print_json(record)
     else:
         say(f"change {number} has begun: {progress_line(record['progress'])}")
-        say(f"patchlight ocs watch {number} follows it, patchlight ocs stop {number} halts it")
+        say(f"patchlight ocs watch {number} follows it, patchlight ocs stop {number} stops it")
 
 
 def progress_line(progress: shapes.ProgressAnswer) -> str:

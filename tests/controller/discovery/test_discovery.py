@@ -58,10 +58,10 @@ def test_what_cannot_be_looked_at_is_refused_and_nothing_is_changed(
     assert "t1 is not connected" in said
     code, said = _discover(controller, "--dry-run", "--ports", "a.n0,o1.3-4", "--for", "1s")
     assert code == 0
-    assert "3 of o1; 2 cross-connects are away meanwhile, for about 6 s" in said
+    assert "3 of o1; 2 cross-connects are removed for about 6 s" in said
     for ports, expected, wanted in (
         ("o1.17", 2, "o1 has ports 1–16, not 17"),
-        ("o1.4-3", 2, "no range of ports"),
+        ("o1.4-3", 2, "is not a range of ports"),
         ("o1.9", 2, "o1.9 alone has nowhere to get light from"),
         ("o1.1,o1.4", 1, "circuit 1>3 of o1 leads out of the ports that were named"),
     ):
