@@ -45,6 +45,8 @@ def which_lab(command: Callable[..., Any]) -> Callable[..., Any]:
         source = click.get_current_context().get_parameter_source("lab_name")
         if source is click.core.ParameterSource.COMMANDLINE and named not in (None, lab_name):
             raise BadInput(f"which lab, {named} or {lab_name}? expected one of them")
+        if named and options.get("address"):
+            raise BadInput("LAB and --controller exclude each other: give one")
         if source is click.core.ParameterSource.ENVIRONMENT and options.get("every"):
             lab_name = None
         return command(lab=named or lab_name, **options)

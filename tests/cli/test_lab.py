@@ -344,6 +344,8 @@ def test_a_topology_for_other_schedulers() -> None:
     assert yaml.safe_load(moved.stdout)[0]["tree"]["switches"] == [
         {"switch": "tor1", "nodes": "server1"}
     ]
+    both = run("show", "ofc2022", "--controller", "127.0.0.1:1")
+    assert "LAB and --controller exclude each other" in str(both.exception)
     result = run("show", "--format", "slurm", "--controller", "127.0.0.1:1", "--start")
     assert isinstance(result.exception, BadInput)
 

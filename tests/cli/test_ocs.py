@@ -10,6 +10,7 @@ from click.testing import CliRunner
 from patchlight.cli.dashboard.texts import change_row
 from patchlight.cli.main import cli
 from patchlight.cli.ocs.names import read_map_file
+from patchlight.cli.ocs.watch import _event_line
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.labfile.reader import read_lab
 from tests.support.controller_process import (
@@ -209,7 +210,7 @@ def test_what_can_be_looked_at_prints_and_is_json(
     seen = running.client.last_event()
     ocs("connect", "o1", "7:8", "--why", "look")
     line = ocs("watch", "--since", str(seen), "--count", "1")
-    assert "circuits" in line
+    assert "committed" in line
     assert "o1 + 7>8" in line
 
 
@@ -297,3 +298,17 @@ def test_an_address_that_is_none_is_refused_in_words(address: str) -> None:
     result = CliRunner().invoke(cli, ["job", "list", "--controller", address])
     assert result.exit_code == 2
     assert "Invalid value for '--controller'" in result.output
+
+
+def test_an_event_of_many_ports_is_a_short_line() -> None:
+    line = _event_line({"at": 0, "kind": "locked", "ocs": "o1", "ports": [4, *range(6, 321)]})
+    assert line.endswith("locked  ocs o1, ports 4, 6-320")
+    done = {
+        "at": 0,
+        "kind": "circuits",
+        "id": 3,
+        "state": "committed",
+        "message": "done",
+        "by": "x",
+    }
+    assert _event_line(done).endswith("change 3 committed  by x")

@@ -17,6 +17,7 @@ from patchlight.testbed.lab.model import Endpoint, Host, Lab, OpticalSwitch
 from patchlight.testbed.lab.portmap import PortMap
 from patchlight.testbed.lab.topology import FORMATS
 from patchlight.testbed.lab.wiring import LightPath, Links, trace_links
+from patchlight.testbed.linux.sockets import UNIX
 from patchlight.testbed.units import format_rate, format_time
 
 
@@ -264,8 +265,8 @@ def _particulars(device: Mapping[str, Any]) -> str:
     if device["kind"] == "server":
         models = [gpu["model"] for gpu in device["gpus"]]
         counted = [f"{models.count(m)} × {m}" for m in dict.fromkeys(models)]
-        agent = [f"agent {device['management']}"] if device["management"] else []
-        return ", ".join(counted + agent)
+        at = device["management"] or UNIX
+        return ", ".join(counted if at.startswith(UNIX) else [*counted, f"agent {at}"])
     if device["kind"] == "packet-switch":
         return f"datapath {device['datapath_id']}"
     if device["kind"] == "wavelength-switch":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -133,8 +134,20 @@ def _followed(target: ocs.Target, names: set[str] | None, since: int | None) -> 
 
 def _event_line(event: Answer) -> str:
     rest = {k: v for k, v in event.items() if k not in ("number", "at", "kind") and v}
-    changes = rest.pop("changes", {})
-    texts = {k: ", ".join(map(str, v)) if isinstance(v, list) else str(v) for k, v in rest.items()}
+    changes, kind = rest.pop("changes", {}), event["kind"]
+    if kind == "circuits" and "id" in rest:
+        kind = f"change {rest.pop('id')} {rest.pop('state', '')}"
+        rest = {k: v for k, v in rest.items() if (k, v) != ("message", "done")}
+    texts = {k: _listed(v) if isinstance(v, list) else str(v) for k, v in rest.items()}
     words = ", ".join(f"{key} {out.harmless(text)}" for key, text in texts.items())
-    lines = [f"{out.when(event['at'])}  {event['kind']}  {words}"]
+    lines = [f"{out.when(event['at'])}  {kind}  {words}"]
     return "\n".join(lines + [f"    {line}" for line in ocs.change_lines(changes)])
+
+
+def _listed(values: list[Any]) -> str:
+    """``[1, 2, 3, 7]`` as ``1-3, 7``."""
+    if not all(isinstance(value, int) for value in values):
+        return ", ".join(map(str, values))
+    runs = groupby(enumerate(sorted(values)), lambda pair: pair[1] - pair[0])
+    found = [[value for _, value in run] for _, run in runs]
+    return ", ".join(f"{run[0]}-{run[-1]}" if run[1:] else f"{run[0]}" for run in found)
