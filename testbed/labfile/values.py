@@ -10,7 +10,8 @@ from typing import Any, get_args
 
 from patchlight.testbed import units
 from patchlight.testbed.errors import BadInput, short
-from patchlight.testbed.io.fields import Text, Whole, choice, matching, printable, quantity
+from patchlight.testbed.io.fields import Text, Whole, choice, matching
+from patchlight.testbed.io.forms import printable, quantity
 from patchlight.testbed.lab import model
 from patchlight.testbed.lab.model import Endpoint, NicMode, RdmaUse, Route
 from patchlight.testbed.lab.ocs_drivers import (
