@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,11 +15,11 @@ from patchlight.testbed.io.reader import FileIssues, Located, stands_twice
 from patchlight.testbed.units import WRITTEN, Units, pattern
 
 
-def printable(longest: int, refusal: str, needs: str = r"\S") -> Callable[[str], str]:
-    """What takes printable texts with a match of ``needs``, and refuses others by ``refusal``."""
+def printable(longest: int, refusal: str) -> Callable[[str], str]:
+    """What takes printable texts that are not blank, and refuses others by ``refusal``."""
 
     def take(text: str) -> str:
-        if re.search(needs, text) and text.isprintable() and len(text) <= longest:
+        if text.strip() and text.isprintable() and len(text) <= longest:
             return text
         raise BadInput(f"{short(text)!r} {refusal}")
 

@@ -11,7 +11,7 @@ from typing import Any, get_args
 from patchlight.testbed import units
 from patchlight.testbed.errors import BadInput, short
 from patchlight.testbed.io.fields import Text, Whole, choice, matching
-from patchlight.testbed.io.forms import printable, quantity
+from patchlight.testbed.io.forms import quantity
 from patchlight.testbed.lab import model
 from patchlight.testbed.lab.model import Endpoint, NicMode, RdmaUse, Route
 from patchlight.testbed.lab.ocs_drivers import (
@@ -125,6 +125,15 @@ def _management(text: str) -> str:
         ) from error
 
 
+def _model(text: str) -> str:
+    if re.search("[A-Za-z0-9]", text) and text.isprintable() and len(text) <= 64:
+        return text
+    raise BadInput(
+        f"{short(text)!r} is not a GPU model: expected 1 to 64 printable characters, among them a "
+        "letter or digit, like 'Tesla M40'"
+    )
+
+
 def _cross_connects(text: str) -> tuple[CrossConnect, ...]:
     both = parse_cross_connects(text)
     if both[0].inp == both[0].out:
@@ -193,15 +202,7 @@ WSS_DRIVER = replace(
     example="waveshaper-http",
 )
 MODEL = Text(
-    "a GPU model",
-    printable(
-        64,
-        "is not a GPU model: expected 1 to 64 printable characters, among them a letter or digit, "
-        "like 'Tesla M40'",
-        "[A-Za-z0-9]",
-    ),
-    {"maxLength": 64, "pattern": "[A-Za-z0-9]"},
-    example="Tesla M40",
+    "a GPU model", _model, {"maxLength": 64, "pattern": "[A-Za-z0-9]"}, example="Tesla M40"
 )
 UUID = matching("[A-Za-z0-9-]+", "a GPU's UUID", "what nvidia-smi -L prints", "GPU-6f2a1b3c")
 _A_ROUTE = "10.2.0.0/16 via 192.168.10.1"
