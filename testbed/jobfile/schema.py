@@ -6,18 +6,8 @@ from typing import Any, get_args
 
 from patchlight.testbed import jobs, units
 from patchlight.testbed.errors import BadInput, short
-from patchlight.testbed.io.fields import (
-    Group,
-    Key,
-    ListOf,
-    Text,
-    Whole,
-    choice,
-    matching,
-    quantity,
-    required,
-)
-from patchlight.testbed.io.forms import Either, MapOf, Number, Spelled, YesNo, table
+from patchlight.testbed.io.fields import Group, Key, ListOf, Text, Whole, choice, matching, required
+from patchlight.testbed.io.forms import Either, MapOf, Number, Spelled, YesNo, quantity, table
 from patchlight.testbed.labfile.values import MODEL, VARIABLE_NAME
 
 LONGEST_NAME = 41
