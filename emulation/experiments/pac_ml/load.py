@@ -5,10 +5,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from matplotlib.figure import Figure
 
 from patchlight.emulation.experiments.pac_ml.run import PacMlOptions, run_policies
 from patchlight.emulation.experiments.pac_ml.variation import Variation
+from patchlight.emulation.simulator import figures
 from patchlight.emulation.simulator.executors import Engine
 from patchlight.emulation.simulator.ramp.scenario import PAC_ML_HORIZON_S, FixedArrivals
 from patchlight.emulation.simulator.results import write_report
@@ -96,6 +98,7 @@ def run_loads(options: LoadOptions, tell: Callable[[int, int], None]) -> dict[st
         "seeds": list(range(options.first_seed, options.first_seed + options.seeds)),
         "interrupted": interrupted,
         "loads_finished": len(found),
+        "loads_wanted": len(each),
         "policies": list(found[0]["policies"]),
         "loads": found,
     }
@@ -103,29 +106,30 @@ def run_loads(options: LoadOptions, tell: Callable[[int, int], None]) -> dict[st
 
 def write_loads(result: dict[str, Any], folder: Path) -> list[Path]:
     """``result.json`` and the plot into a folder; the files, ``result.json`` first."""
-    return write_report(result, folder, {"blocking-over-load": lambda: loads_figure(result)})
+    note = ""
+    if result["interrupted"]:
+        note = f"interrupted: {result['loads_finished']} of {result['loads_wanted']} loads"
+    plots = {"blocking-over-load": lambda: loads_figure(result)}
+    return write_report(result, folder, plots, note=note)
 
 
 def loads_figure(result: dict[str, Any]) -> Figure:
     """Blocking rates by how often jobs come, a line for each policy."""
-    figure = Figure(figsize=(7, 4.5), layout="constrained")
+    figure = figures.new(3.6, figures.COLUMN_IN)
     axis = figure.subplots()
     loads: Sequence[dict[str, Any]] = sorted(result["loads"], key=lambda each: each["interval_s"])
-    marks = "osv^D*Px<>h+"
-    for number, name in enumerate(result["policies"]):
-        rates = [each["policies"][name] for each in loads]
-        axis.errorbar(
-            [1000 / each["interval_s"] for each in loads],
-            [each["blocking_rate"] for each in rates],
-            [each["ci95"] or 0.0 for each in rates],
-            marker=marks[number % len(marks)],
-            capsize=2,
-            label=name.rpartition("/")[2],
-        )
+    rates = [1000 / each["interval_s"] for each in loads]
+    curves = {}
+    for name in result["policies"]:
+        found = [each["policies"][name] for each in loads]
+        blocked = [[each["blocking_rate"] for each in found], [each["ci95"] or 0 for each in found]]
+        curves[name.rpartition("/")[2]] = [np.array(column) for column in blocked]
+    for number, (names, (means, spread)) in enumerate(figures.merged(curves)):
+        label = figures.label(names, len(curves))
+        axis.errorbar(rates, means, spread, label=label, capsize=2, **figures.look(number))
     axis.set_xlabel("jobs in 1,000 s" + (" (Poisson)" if result["poisson"] else ""))
-    axis.set_ylabel("blocking rate")
+    axis.set_ylabel(f"blocking rate ({len(result['seeds'])} seeds, 95 % interval)")
     axis.set_ylim(bottom=0)
-    axis.grid(alpha=0.25)
-    axis.legend(fontsize=8)
-    axis.set_title(f"law {result['law']}, {result['rule']}, {len(result['seeds'])} seeds")
+    axis.set_title(f"law {result['law']}, {result['rule']}")
+    figures.legend(figure, 2)
     return figure

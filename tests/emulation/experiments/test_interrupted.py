@@ -14,6 +14,7 @@ from patchlight.emulation.experiments.commands.pac_ml import print_tables
 from patchlight.emulation.experiments.pac_ml.results import write_report
 from patchlight.emulation.experiments.pac_ml.run import PacMlOptions, run_experiment
 from patchlight.emulation.simulator.executors import Engine
+from tests.support.figures import for_a_paper
 from tests.support.waiting import PATIENCE_S, wait_until
 
 # The second of its episodes never ends.
@@ -164,5 +165,8 @@ def test_figures_are_those_of_the_finished_episodes(
             continue
         # Tables and plots do without what is not there.
         assert len(write_report(some, tmp_path / "out")) == 7
+        for plot in ("blocking-ramp-block", "completion-ramp-block"):
+            text = for_a_paper(tmp_path / "out" / f"{plot}.svg")
+            assert f"interrupted: {episodes} of 12 episodes" in text
         print_tables(some)
         assert "constant-8" in capsys.readouterr().out

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from matplotlib.patches import Rectangle
 
 from patchlight.controller.policies.degrees import Constant
 from patchlight.emulation.experiments import paper
@@ -29,12 +28,12 @@ from patchlight.emulation.experiments.pac_ml.episodes import (
     check_names,
 )
 from patchlight.emulation.experiments.pac_ml.load import LoadOptions, run_loads, write_loads
-from patchlight.emulation.experiments.pac_ml.results import blocking_figure, write_report
+from patchlight.emulation.experiments.pac_ml.results import write_report
 from patchlight.emulation.experiments.pac_ml.run import PacMlOptions, find_profiles, run_experiment
 from patchlight.emulation.simulator.executors import Engine
+from patchlight.emulation.simulator.figures import FORMATS
 from patchlight.emulation.simulator.graphs.profiles import SOURCES
 from patchlight.emulation.simulator.ramp.lossnetwork import run_episode
-from patchlight.emulation.simulator.results import PLOT_FORMATS
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.graphs import builtin_graph
 
@@ -123,7 +122,7 @@ def test_the_report_is_json_tables_and_pictures(
     assert figures["jct_mean_s"] is None
     for number, plot in enumerate(("blocking-ramp-block", "completion-ramp-block")):
         png, pdf, svg = files[1 + 3 * number : 4 + 3 * number]
-        assert [file.name for file in (png, pdf, svg)] == [f"{plot}.{s}" for s in PLOT_FORMATS]
+        assert [file.name for file in (png, pdf, svg)] == [f"{plot}.{s}" for s in FORMATS]
         assert png.read_bytes().startswith(b"\x89PNG")
         assert pdf.read_bytes().startswith(b"%PDF")
         assert "<svg" in svg.read_text()
@@ -360,14 +359,6 @@ def test_wide_shows_published_rates_and_episodes(tmp_path: Path, pipedream: Path
     assert "(26.24)" in wide.output
     assert "0 of 2" in wide.output
     assert "decisions/s" in wide.output
-
-
-def test_bars_are_told_apart_in_print() -> None:
-    names = tuple(name for name in NAMES if name != ROLL_OUT)
-    result = quietly(replace(SHORT, seeds=1, horizon_s=2e3, laws=("A",), policies=names))
-    (axis,) = blocking_figure(result, "ramp-block").axes
-    bars = [bar for bar in axis.patches if isinstance(bar, Rectangle)]
-    assert len({bar.get_hatch() for bar in bars}) == len(bars) == len(names)
 
 
 def test_a_result_says_where_it_comes_from(tmp_path: Path, pipedream: Path) -> None:
