@@ -237,7 +237,7 @@ def print_ofc2022(result: dict[str, Any]) -> None:
     """The paper's figures beside the measured ones."""
     from patchlight.emulation.experiments.ofc2022.report import COLUMNS, rows_of, too_busy
 
-    title = "OFC 2022: static network → rewired with light"
+    title = "OFC 2022: static network → rewired network"
     if percent := result["mismatch_percent"]:
         title += f", second job computing {percent:g} % longer"
     case, job, paper, measured, difference = COLUMNS
@@ -252,6 +252,7 @@ def print_ofc2022(result: dict[str, Any]) -> None:
         previous = row[0]
         table.add_row(*row)
     table.print()
+    out.console().print(result["headline"], highlight=False)
     if busy := too_busy(result):
         out.say(busy, meaning="caution")
 

@@ -249,7 +249,7 @@ def isolation_figure(result: dict[str, Any]) -> Figure:
         median = 100 * found["iteration_change"]
         low, high = (100 * end for end in found["iteration_change_interval"])
         label, reach = "median and 95 % interval", [[median - low], [high - median]]
-        look = {"fmt": "D", "color": figures.BLUE, "capsize": 3}
+        look: dict[str, Any] = {"fmt": "D", "color": figures.BLUE, "capsize": 3}
         axis.errorbar(median, row, xerr=reach, label=label, **look)
     axis.set_yticks(range(len(ways)), [ISOLATION_LABELS[way] for way in ways])
     axis.set_ylim(-0.6, len(ways) - 0.4)

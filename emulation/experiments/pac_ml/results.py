@@ -265,7 +265,7 @@ def _mean(values: Iterable[float]) -> float | None:
     return math.fsum(kept) / len(kept) if kept else None
 
 
-_LINES = (
+_LINES: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("hindsight_bound", "bound in hindsight (no policy blocks less)", {"color": "black"}),
     ("online_bound", "bound without foresight", {"color": "black", "linestyle": ":"}),
     ("published", f"{paper.BEST} (published)", {"color": figures.VERMILION, "linestyle": "--"}),
@@ -304,7 +304,7 @@ def _panels(
     """A column for each law and a row for each figure; policies are the lines of each panel."""
     names = policies_in(laws)
     figure = figures.new(len(measured) * (0.6 + 0.145 * len(names)) + 0.3)
-    parts = np.atleast_1d(figure.subfigures(len(measured), 1))
+    parts = figure.subfigures(len(measured), 1, squeeze=False)[:, 0]
     for part, (key, (factor, label)) in zip(parts, measured.items(), strict=True):
         axes = part.subplots(1, len(laws), sharex=True, sharey=True, squeeze=False)[0]
         for axis, (law, cell) in zip(axes, laws.items(), strict=True):

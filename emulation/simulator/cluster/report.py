@@ -129,11 +129,11 @@ def load(runs: Mapping[str, QueueResult]) -> Figure:
     """GPUs held, jobs waiting and fragmentation over time; only what is ever above 0."""
     longest_s = max(float(r.series.until_s[-1]) for r in runs.values() if r.series.until_s.size)
     unit_s, unit = figures.time_unit(longest_s)
-    curves = {}
+    curves: dict[str, list[Floats]] = {}
     for name, result in runs.items():
         held, series = 100 / result.gpus * result.series.held, result.series
-        columns = (held, series.queue, 100 * series.fragmentation)
-        curves[name] = [series.until_s / unit_s, *columns]
+        scattered = 100 * series.fragmentation
+        curves[name] = [series.until_s / unit_s, held, series.queue, scattered]
     labels = ("GPUs held (%)", "jobs waiting", "free GPUs on servers\nin use (%)")
     shown = [n for n in range(3) if not n or any(each[n + 1].any() for each in curves.values())]
     figure = figures.new(0.7 + 1.4 * len(shown))
