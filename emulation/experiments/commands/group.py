@@ -143,14 +143,13 @@ _NAMES: dict[str, Any] = {"callback": by_commas(str), "metavar": "NAMES"}
 @click.option(
     "--seeds", type=click.IntRange(min=1), help="Episodes of each kind.  [default: 10; quick: 3]"
 )
-@click.option("--quick", is_flag=True, help="Fewer seeds, and a roll-out that looks ahead less.")
+@click.option("--quick", is_flag=True, help="Fewer seeds and laws; the roll-out looks less ahead.")
 @episode_options
 @click.option(
     "--laws",
     **_NAMES,
-    default="A,B,C,D",
     help="Laws of jobs' requirements: A to D, or like uniform:0.2:0.6, skewed:-2, "
-    "values:0.25/0.5/1.",
+    "values:0.25/0.5/1.  [default: A,B,C,D; quick: A,D]",
 )
 @click.option(
     "--rules",
@@ -185,6 +184,7 @@ def pac_ml(
     arrivals: str | None,
     mix: str | None,
     milliseconds: bool,
+    laws: tuple[str, ...] | None,
     **chosen: Any,
 ) -> None:
     """How far to partition jobs that have to be done in time, on 32 servers of RAMP.
@@ -194,13 +194,16 @@ def pac_ml(
     (see docs/results/pac-ml.md). Simulated; needs no root.
     """
     # Not above: importing NumPy takes longer than --help should.
-    from patchlight.emulation.experiments.commands.pac_ml import print_tables
+    from patchlight.emulation.experiments.commands.pac_ml import print_first_look, print_tables
     from patchlight.emulation.experiments.pac_ml import results, run
     from patchlight.emulation.experiments.pac_ml.variation import Variation
     from patchlight.emulation.simulator.executors import Engine
     from patchlight.emulation.simulator.results import results_folder
 
+    if laws is None:
+        laws = run.QUICK_LAWS if chosen["quick"] else run.LAW_NAMES
     options = run.PacMlOptions(
+        laws=laws,
         engine=Engine(engine, processes or 0, address),
         variation=replace(
             Variation.parse(arrivals=arrivals, mix=mix, milliseconds=milliseconds),
@@ -212,15 +215,15 @@ def pac_ml(
     options.variation.check_models(run.find_profiles(options.profiles).graphs)
     folder = results_folder(output, "pac-ml")
     terminal = out.console()
-    with out.progress_bar("episodes", terminal) as tell:
-        result = run.run_experiment(options, out.say, tell)
+    with out.progress_bar("%", terminal) as tell:
+        result = run.run_experiment(options, out.say, tell, print_first_look)
     files = results.write_report(result, folder)
     print_tables(result)
     for words in results.faults_of(result):
         out.say(words, meaning="caution")
     if not result["comparable"]:
         out.say(
-            "No published figures stand beside: they are for PipeDream's profiles "
+            "Published figures are not shown: they are for PipeDream's profiles "
             "(patchlight graph fetch pipedream --help), with the paper's arrivals and models."
         )
     out.say_written(files, folder)

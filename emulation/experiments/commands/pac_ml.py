@@ -64,6 +64,17 @@ def episode_options(command: Command) -> Command:
     return command
 
 
+def print_first_look(cells: Mapping[Any, Mapping[str, Any]]) -> None:
+    """The blocking rates of the first seed, while the others still run."""
+    columns = [number(f"{rule.removeprefix('ramp-')} {law}") for rule, law in cells]
+    table = out.Table("policy", *columns, title="First look: blocking rate (%) with one seed")
+    for name in policies_in({cell: {"policies": found} for cell, found in cells.items()}):
+        there = [found.get(name) for found in cells.values()]
+        rates = [_percent(each.blocking_rate, None) if each else _NOTHING for each in there]
+        table.add_row(_short(name), *rates)
+    table.print()
+
+
 def print_tables(result: dict[str, Any]) -> None:
     """For each placement rule its tables; last the lowest rates beside the published ones."""
     for rule, laws in result["rules"].items():
@@ -97,7 +108,7 @@ def rows_beside_published(result: dict[str, Any]) -> list[tuple[str, ...]]:
 
 def _print_blocking(result: dict[str, Any], rule: str, laws: dict[str, Any], beside: bool) -> None:
     instance = result["law_instance"]
-    drawn = "laws made anew for each" if instance is None else f"instance {instance} of the laws"
+    drawn = "new laws in each" if instance is None else f"instance {instance} of the laws"
     count = len(result["seeds"])
     other = "".join(f", {what} {text}" for what, text in result["varied"].items())
     title = f"Blocking rate (%), {rule}, {count} seeds, {drawn}{other}, mean ± 95 %"
@@ -296,7 +307,7 @@ def pac_ml_load(
     options = load.LoadOptions(
         names, tuple(intervals_s), engine=Engine("processes", processes or 0), **chosen
     )
-    with out.progress_bar("episodes", out.console()) as tell:
+    with out.progress_bar("%", out.console()) as tell:
         result = load.run_loads(options, tell)
     files = load.write_loads(result, folder)
     _table(result).print()

@@ -61,11 +61,10 @@ def run_loads(options: LoadOptions, tell: Callable[[int, int], None]) -> dict[st
     origin: Any = {}
     profiles: Any = {}
     interrupted = False
-    per_load = options.seeds * len(dict.fromkeys(options.policies))
     for number, experiment in enumerate(each):
 
-        def told(done: int, wanted: int, before: int = number * per_load) -> None:
-            tell(before + done, len(each) * per_load)
+        def told(done: int, wanted: int, before: int = number) -> None:
+            tell(before * wanted + done, len(each) * wanted)
 
         try:
             runs = run_policies(experiment, told)

@@ -127,10 +127,11 @@ class Stop:
     """Presses Ctrl-C once so many episodes are done."""
 
     def __init__(self, after: int) -> None:
-        self.after = after
+        self.left = after
 
     def __call__(self, done: int, total: int) -> None:
-        if done == self.after:
+        self.left -= done > 0
+        if not self.left:
             raise KeyboardInterrupt
 
 

@@ -330,8 +330,6 @@ def test_more_than_the_paper_is_no_agreement_either(result: dict[str, Any]) -> N
         row = rows[f"({case})", "GPU utilisation"]
         assert row[2] == words
         assert row[4].endswith("% above")
-        modelled = result["cases"][case]["paper_model_utilization_ratio"]
-        assert modelled == pytest.approx(model, abs=0.005)
         found = result["cases"][case]
         by_model = 1 / (1 - found["reduction"])
         assert found["gpu_utilization_ratio"] == pytest.approx(by_model, rel=0.05)
