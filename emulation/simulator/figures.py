@@ -21,7 +21,6 @@ BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY, GREY = COLOURS = (
     *("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#555555"),
 )
 _LINES: tuple[Any, ...] = ("-", "--", ":", "-.", (0, (8, 2)), (0, (3, 1, 1, 1, 1, 1)))
-_HATCHES = ("", "////", "....", "\\\\\\\\", "xxxx")
 _STYLE: Any = {
     **dict.fromkeys(("font.size", "axes.titlesize", "axes.labelsize", "legend.fontsize"), 8),
     **dict.fromkeys(("xtick.labelsize", "ytick.labelsize", "figure.titlesize"), 8),
@@ -30,7 +29,6 @@ _STYLE: Any = {
     "axes.axisbelow": True,
     "grid.alpha": 0.3,
     "grid.linewidth": 0.5,
-    "hatch.linewidth": 0.5,
     "lines.linewidth": 1.2,
     "lines.markersize": 3.5,
     "savefig.dpi": 200,
@@ -65,12 +63,6 @@ def new(height_in: float, width_in: float = PAGE_IN) -> Figure:
 def look(number: int) -> dict[str, Any]:
     """Colour and line style of a curve; 42 differ, and without colours the first six."""
     return {"color": COLOURS[number % len(COLOURS)], "linestyle": _LINES[number % len(_LINES)]}
-
-
-def bar_look(number: int) -> dict[str, Any]:
-    """Colour and hatching of a bar; 35 differ."""
-    hatch = _HATCHES[number // len(COLOURS) % len(_HATCHES)]
-    return {"color": COLOURS[number % len(COLOURS)], "hatch": hatch, "edgecolor": "white"}
 
 
 def legend(figure: Figure, columns: int = 4) -> None:

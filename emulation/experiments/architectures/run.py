@@ -261,7 +261,7 @@ def architectures_figure(result: dict[str, Any]) -> Figure:
     for axis, (number, (key, (label, unit))) in zip(axes, enumerate(panels.items()), strict=True):
         values = [_complete(row, key) for row in networks.values()]
         widths = [(value or 0.0) / unit for value in values]
-        bars = axis.barh(list(networks), widths, **figures.bar_look(number))
+        bars = axis.barh(list(networks), widths, color=figures.COLOURS[number])
         labels = ["unknown" if value is None else f"{value / unit:.2f}" for value in values]
         axis.bar_label(bars, labels, padding=2)
         axis.set_xlabel(label)

@@ -17,7 +17,7 @@ from patchlight.console import rendering as out
 from patchlight.console.commands import lab_option, only_some_finished, require_root
 from patchlight.console.options import results_option
 from patchlight.emulation.experiments.commands.oddl import by_commas, oddl
-from patchlight.emulation.experiments.commands.pac_ml import episode_options, number, pac_ml_load
+from patchlight.emulation.experiments.commands.pac_ml import episode_options, number
 from patchlight.testbed.jobs import JobStatus
 
 
@@ -198,10 +198,11 @@ def pac_ml(
     from patchlight.emulation.experiments.pac_ml import results, run
     from patchlight.emulation.experiments.pac_ml.variation import Variation
     from patchlight.emulation.simulator.executors import Engine
+    from patchlight.emulation.simulator.ramp.workloads import LAW_NAMES
     from patchlight.emulation.simulator.results import results_folder
 
     if laws is None:
-        laws = run.QUICK_LAWS if chosen["quick"] else run.LAW_NAMES
+        laws = run.QUICK_LAWS if chosen["quick"] else LAW_NAMES
     options = run.PacMlOptions(
         laws=laws,
         engine=Engine(engine, processes or 0, address),
@@ -233,7 +234,6 @@ def pac_ml(
 
 
 experiment.add_command(oddl)
-experiment.add_command(pac_ml_load)
 
 
 def print_ofc2022(result: dict[str, Any]) -> None:

@@ -212,14 +212,14 @@ def stages_figure(result: dict[str, Any]) -> Figure:
     figure = figures.new(2.4)
     arms = list(result["stages"])
     small = [stage for stage in STAGE_LABELS if stage not in ("compute", "send")]
-    looks = {stage: figures.bar_look(number) for number, stage in enumerate(STAGE_LABELS)}
+    colours = dict(zip(STAGE_LABELS, figures.COLOURS, strict=False))
     for axis, shown in zip(figure.subplots(1, 2), (list(STAGE_LABELS), small), strict=True):
         for row, arm in enumerate(arms):
             left_ms = 0.0
             for stage in shown:
                 ms = 1e3 * result["stages"][arm].get(stage, {"median_s": 0.0})["median_s"]
-                label, look = STAGE_LABELS[stage], looks[stage]
-                axis.barh(row, ms, left=left_ms, label=label, **look)
+                label = STAGE_LABELS[stage]
+                axis.barh(row, ms, left=left_ms, label=label, color=colours[stage])
                 left_ms += ms
         axis.set_yticks(range(len(arms)), [ARM_LABELS[arm].replace(", ", ",\n") for arm in arms])
         axis.invert_yaxis()

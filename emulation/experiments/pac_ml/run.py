@@ -172,7 +172,7 @@ def run_policies(
     runner = episodes.TaskRunner(profiles.graphs, options.horizon_s, options.variation)
     tunings = _tunings(options)
     expected = {task.cell: LookAhead(task.futures) for task in tunings}
-    planned = [*tunings, *_runs(options, expected), *bounds]
+    planned: list[episodes.Task] = [*tunings, *_runs(options, expected), *bounds]
     done_s, all_s = 0.0, sum(map(episodes.cost_s, planned))
 
     def tick(task: episodes.Task) -> None:

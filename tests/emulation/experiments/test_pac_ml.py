@@ -27,7 +27,6 @@ from patchlight.emulation.experiments.pac_ml.episodes import (
     TaskRunner,
     check_names,
 )
-from patchlight.emulation.experiments.pac_ml.load import LoadOptions, run_loads, write_loads
 from patchlight.emulation.experiments.pac_ml.results import write_report
 from patchlight.emulation.experiments.pac_ml.run import PacMlOptions, find_profiles, run_experiment
 from patchlight.emulation.simulator.executors import Engine
@@ -358,7 +357,6 @@ def test_wide_shows_published_rates_and_episodes(tmp_path: Path, pipedream: Path
     assert "publ." not in narrow.output
     assert "(26.24)" in wide.output
     assert "0 of 2" in wide.output
-    assert "decisions/s" in wide.output
 
 
 def test_a_result_says_where_it_comes_from(tmp_path: Path, pipedream: Path) -> None:
@@ -465,16 +463,3 @@ def test_what_is_less_than_maximum_parallelisation_stands_beside_the_papers(
     assert "50.0" in shown
     assert "(56.4)" in shown  # .1166 for .2674
     assert "up to 56.2 %" in shown
-
-
-def test_blocking_over_load_is_a_table_and_a_plot(tmp_path: Path) -> None:
-    options = LoadOptions(("constant-8", "maximum"), (5e4, 2e5), rule="ramp-block", seeds=2)
-    told: list[tuple[int, int]] = []
-    result = run_loads(options, lambda done, wanted: told.append((done, wanted)))
-    assert [each["interval_s"] for each in result["loads"]] == [5e4, 2e5]
-    assert told[-1] == (200, 200)
-    # So seldom that no job meets another: blocked are those that would take too long.
-    rates = [each["policies"]["constant-8"]["blocking_rate"] for each in result["loads"]]
-    assert rates[0] == rates[1] > 0
-    files = write_loads(result, tmp_path)
-    assert [path.name for path in files[:2]] == ["result.json", "blocking-over-load.png"]
