@@ -116,7 +116,7 @@ def _figure(place: str, value: Any) -> float | str:
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if not number or not 0 <= value < math.inf:
         raise BadInput(
-            f"{place}: {value!r}: expected a number, 0 or more, or a dash and why there is none"
+            f"{place}: {value!r}: expected a number, 0 or more, or a dash and the reason"
         )
     return float(value)
 
@@ -172,7 +172,7 @@ class ArchitectureOptions:
 def run_experiment(
     options: ArchitectureOptions, tell: Callable[[int, int], None]
 ) -> dict[str, Any]:
-    """What ``result.json`` holds; ``tell`` hears (done, in all). ``BadInput`` for unlike sizes."""
+    """What ``result.json`` holds; ``tell`` gets (done, in all). ``BadInput`` for unlike sizes."""
     networks = [network_of(spec) for spec in options.networks]
     if len({network.nodes for network in networks}) > 1:
         sizes = ", ".join(f"{network.spec}: {network.nodes}" for network in networks)

@@ -106,8 +106,9 @@ def _print_blocking(result: dict[str, Any], rule: str, laws: dict[str, Any], bes
     instance = result["law_instance"]
     drawn = "new laws in each" if instance is None else f"instance {instance} of the laws"
     count = len(result["seeds"])
+    seeds = "seed" if count == 1 else "seeds"
     other = "".join(f", {what} {text}" for what, text in result["varied"].items())
-    title = f"Blocking rate (%), {rule}, {count} seeds, {drawn}{other}, mean ± 95 %"
+    title = f"Blocking rate (%), {rule}, {count} {seeds}, {drawn}{other}, mean ± 95 %"
     names = policies_in(laws)
     faults = dict.fromkeys(names, 0)
     for cell in laws.values():

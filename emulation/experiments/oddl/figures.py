@@ -176,7 +176,7 @@ ISOLATION_LABELS = {
 
 
 def write_packets_report(result: dict[str, Any], output: Path) -> list[Path]:
-    """The same of the form with packets."""
+    """Write ``result.json`` and the plots of ODDL with packets; the files."""
     plots = {
         "tuning-time": lambda: sweep_figure(result),
         "stages": lambda: stages_figure(result),
@@ -208,7 +208,7 @@ def sweep_figure(result: dict[str, Any]) -> Figure:
 
 
 def stages_figure(result: dict[str, Any]) -> Figure:
-    """What an iteration is made of on each network; beside it, without computing and all-reduce."""
+    """The stages of an iteration on each network: all, and those of tuning and control."""
     figure = figures.new(2.4)
     arms = list(result["stages"])
     small = [stage for stage in STAGE_LABELS if stage not in ("compute", "send")]

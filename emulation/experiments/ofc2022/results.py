@@ -49,7 +49,7 @@ def jobs_of(
     if not (math.isfinite(mismatch_percent) and mismatch_percent >= 0):
         raise BadInput(f"a mismatch of {mismatch_percent} %: expected 0 or more")
     if case not in CASES:
-        raise BadInput(f"there is no case {case!r}: known are {', '.join(CASES)}")
+        raise BadInput(f"no case {case!r}: expected one of {', '.join(CASES)}")
     if iterations < 1:
         raise BadInput(f"{iterations} iterations: expected 1 or more")
     sizes = CASES[case]
@@ -214,7 +214,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class PaperComparison:
-    """A measured figure beside the paper's; the difference is measured less published."""
+    """A measured figure and the paper's; the difference is measured less published."""
 
     name: str
     paper: float

@@ -303,6 +303,11 @@ def _panels(
 ) -> Figure:
     """A column for each law and a row for each figure; policies are the lines of each panel."""
     names = policies_in(laws)
+    known = [each for cell in laws.values() for each in cell["policies"].values()]
+    # Where no job was completed, there is no time of completion to show.
+    measured = {
+        key: what for key, what in measured.items() if any(p[key] is not None for p in known)
+    }
     figure = figures.new(len(measured) * (0.6 + 0.145 * len(names)) + 0.3)
     parts = figure.subfigures(len(measured), 1, squeeze=False)[:, 0]
     for part, (key, (factor, label)) in zip(parts, measured.items(), strict=True):
@@ -328,7 +333,7 @@ def _seeds(laws: dict[str, Any]) -> str:
         len(policy["episodes"]) for cell in laws.values() for policy in cell["policies"].values()
     }
     shown = "–".join(str(each) for each in dict.fromkeys((min(counts), max(counts))))
-    return f"{shown} seeds, 95 % interval"
+    return "1 seed" if shown == "1" else f"{shown} seeds, 95 % interval"
 
 
 def write_report(result: dict[str, Any], output: Path) -> list[Path]:

@@ -94,7 +94,7 @@ def test_what_nobody_knows_is_left_out_and_said(tmp_path: Path) -> None:
     [
         ({"ocs-port": {"usd": "dear", "watts": 1, "source": "x"}}, "ocs-port: usd: 'dear'"),
         ({"ocs-port": {"usd": 1, "watts": -1, "source": "x"}}, "ocs-port: watts: -1"),
-        ({"ocs-port": {"usd": 1, "watts": "–", "source": "x"}}, "a dash and why there is none"),
+        ({"ocs-port": {"usd": 1, "watts": "–", "source": "x"}}, "a dash and the reason"),
         ({"ocs-port": {"usd": 1}}, "ocs-port: expected usd, watts and source"),
         ("text", "is not a price list"),
     ],
