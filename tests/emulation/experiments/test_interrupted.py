@@ -1,6 +1,7 @@
 """Ctrl-C in the middle of partition policies' episodes: what is finished is written, and said."""
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -147,7 +148,14 @@ def part(options: PacMlOptions, after: int) -> dict[str, Any]:
 def test_figures_are_those_of_the_finished_episodes(
     engine: Engine, stops: tuple[int, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    whole = run_experiment(SHORT, lambda words: None, lambda done, total: None)
+    said: list[str] = []
+    looks: list[Any] = []
+    told: list[int] = []
+    whole = run_experiment(SHORT, said.append, lambda done, _: told.append(done), looks.append)
+    assert re.search(r"^18 episodes and bounds, about \d+ s$", said[-1])
+    assert (told[0], told[-1]) == (0, 100)
+    (first,) = looks  # once the first of three seeds is done
+    assert [len(each.episodes) for cell in first.values() for each in cell.values()] == [1] * 4
     assert not whole["interrupted"]
     assert whole["episodes_finished"] == whole["episodes_wanted"] == 12
     for after in stops:
