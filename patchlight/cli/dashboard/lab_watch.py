@@ -8,6 +8,7 @@ change. While no page is open, nothing is polled.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections import defaultdict, deque
@@ -25,7 +26,7 @@ from patchlight.testbed.labfile.reader import parse_lab
 if TYPE_CHECKING:
     from patchlight.testbed.wire.rest import circuits
     from patchlight.testbed.wire.rest.circuits import ChangeAnswer
-    from patchlight.testbed.wire.rest.jobs import IterationReport, JobInList
+    from patchlight.testbed.wire.rest.jobs import IterationReport, JobInList, LightMove
     from patchlight.testbed.wire.rest.lab import Status, WindowShape
 
 EVERY_S = 0.5
@@ -39,6 +40,7 @@ DRAWN = 20
 # The length of charts of single samples, one a second; longer ones are read from disk.
 _SAMPLED_S, _SAMPLES = 300.0, 400
 _REPORTS, _REPORTED_JOBS = 1000, 20
+_MOST_GAINS = 8
 # What is read again after an event whose kind begins so.
 _ABOUT: Mapping[str, tuple[str, ...]] = {
     "circuits": ("circuits", "changes", "operated", "drift"),
@@ -92,6 +94,9 @@ class LabWatch:
         self.gpus: defaultdict[str, deque[tuple[float, float]]] = _series()
         self.iterations: defaultdict[str, deque[IterationReport]] = _series(_REPORTS)
         self._next_report: dict[str, int] = {}
+        self._read_to_end: set[str] = set()
+        self.gains: Mapping[str, LightMove] = {}
+        self._gains_of: tuple[int, list[tuple[str, str]]] | None = None
         self._colours: dict[str, str] = {}
         self.view = LabView(self.lab)
         self.heard = -1
@@ -203,6 +208,7 @@ class LabWatch:
         if now - self._slow_at > _SLOW_S:
             self._slow_at = now
             self._ask_for("status")
+            self._take_gains(client)
         if now - self._power_at > _POWER_EVERY_S:
             self._power_at = now
             self._ask_for("light", "drift", "circuits")
@@ -238,7 +244,7 @@ class LabWatch:
         """Have pages show the present state."""
         with self._viewing:
             at_work = [job["id"] for job in self.jobs if job["state"] in AT_WORK]
-            self._colours = job_colours(self._colours, at_work)
+            self._colours = job_colours(self._colours, at_work + self._just_ended())
             view = LabView(
                 self.lab,
                 self.jobs,
@@ -279,16 +285,46 @@ class LabWatch:
 
     def _take_iterations(self, client: ControllerClient) -> None:
         at_work = [job["id"] for job in self.jobs if job["state"] in AT_WORK][:_REPORTED_JOBS]
-        for job in at_work:
+        ended = [job for job in self._just_ended() if job not in self._read_to_end]
+        for job in at_work + ended[-_REPORTED_JOBS:]:
             if job not in self._next_report:
                 reports, after = client.recent_iterations(job, _REPORTS)
             else:
                 reports, after = client.iterations(job, self._next_report[job])
             self._next_report[job] = after
             self.iterations[job].extend(reports)
+        self._read_to_end.update(ended)
         known = {job["id"] for job in self.jobs}
         for job in self.iterations.keys() - known:
             del self.iterations[job]
+        self._read_to_end &= known
+
+    def _just_ended(self) -> list[str]:
+        """The jobs that ran and ended within the time of the charts of single samples."""
+        since = time.time() - _SAMPLED_S
+        return [j["id"] for j in self.jobs if j["hosts"] and (j["finished_at"] or 0) > since]
+
+    def _take_gains(self, client: ControllerClient) -> None:
+        """Read what the last change gained the jobs whose circuits it moved."""
+        if (change := self.view.last_change) is None:
+            return
+        moved_at = change["finished_at"]
+        jobs = [
+            (job["id"], job["state"])
+            for job in self.jobs
+            if (job["started_at"] or math.inf) < moved_at < (job["finished_at"] or math.inf)
+        ]
+        asked = (change["id"], jobs)
+        if asked == self._gains_of and time.time() - moved_at > _SAMPLED_S:
+            return
+        moves = {job: client.job(job)["light_moves"] for job, _ in jobs[-_MOST_GAINS:]}
+        self.gains = {
+            job: move
+            for job, its in moves.items()
+            for move in its
+            if move["reconfiguration"] == change["id"]
+        }
+        self._gains_of = asked
 
     def _take(self, name: str, client: ControllerClient) -> None:
         match name:

@@ -160,7 +160,7 @@ def _rows(view: LabView, name: str, shown: Sides) -> picture.Shapes:
 
 
 def _cell(view: LabView, circuits: list[Circuit], row: int, column: int) -> picture.Shape:
-    worst = next((c for c in circuits if c.condition != "well"), circuits[0])
+    worst = next((c for c in circuits if c.condition != "up"), circuits[0])
     x, y = _NAMES + _CELL * column + 3, _NAMES + _CELL * row + 3
     look: picture.Look = {"css": "pl-bad-cell"} if worst.condition in _BAD else {}
     colour = view.colours.get(worst.job, NO_JOB)

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from nicegui import events, run, ui
 from starlette.requests import Request
 
+from patchlight.cli.dashboard import charts
 from patchlight.cli.dashboard.auth import visitor_of
 from patchlight.cli.dashboard.lab_watch import EVERY_S, LabWatch
 from patchlight.cli.dashboard.picture import Shape, Shapes
@@ -18,10 +19,9 @@ from patchlight.testbed.lab.rules import Role
 T = TypeVar("T")
 PAGES = {"/": "Lab", "/jobs": "Jobs", "/circuits": "Circuits", "/history": "History"}
 
-JOB_CELL = """<q-td :props="props"><span aria-hidden="true" :style="{background: props.row.colour,
-display: 'inline-block', width: '0.8em', height: '0.8em', marginRight: '0.5em'}"></span>
-{{ props.row.name }} <span class="text-xs opacity-70">{{ props.row.id }} {{ props.row.note }}</span>
-</q-td>"""
+JOB_CELL = """<q-td :props="props"><span><span aria-hidden="true" class="pl-swatch"
+:style="{background: props.row.colour}"></span>
+{{ props.row.name }} <span class="text-xs opacity-70">{{ props.row.id }}</span></span></q-td>"""
 
 FROM_TO = 0
 """The choice of two moments, among those of how many seconds up to now."""
@@ -42,7 +42,7 @@ class Page(ABC):
         """Build the page and keep it up to date."""
         self.watch.viewed()
         self._header()
-        with ui.element("main").classes("w-full"):
+        with ui.element("main"):
             self.build()
         ui.timer(EVERY_S, self._again)
 
@@ -74,14 +74,14 @@ class Page(ABC):
 
     def _header(self) -> None:
         ui.colors(primary="#1f4e79")
-        with ui.header(elevated=False).classes("items-center gap-4 py-2 px-4"):
+        with ui.header(elevated=False).classes("items-center gap-3 py-1 px-4"):
             ui.label("Patchlight").classes("font-bold")
             self._lab = ui.label()
-            with ui.element("nav").classes("flex gap-4").props('aria-label="Pages"'):
+            with ui.element("nav").props('aria-label="Pages"'):
                 for path, name in PAGES.items():
-                    link = ui.link(name, path).classes("text-white px-2 py-1")
+                    link = ui.link(name, path)
                     if path == self._path:
-                        link.classes("font-bold underline").props("aria-current=page")
+                        link.props("aria-current=page")
             ui.space()
             self._heard = ui.label().props("role=status")
             ui.label(f"{self.visitor.user}, {self.visitor.role}").mark("visitor")
@@ -115,9 +115,13 @@ def titled(title: str, size: str = "") -> None:
 
 
 def columns(headings: Mapping[str, str]) -> list[dict[str, Any]]:
-    """The columns of a table; ``headings`` by the field of a row."""
+    """The columns of a table; ``headings`` by the field of a row.
+
+    Where the page is narrow, a row is a list, and each cell has its heading before it.
+    """
+    like: dict[str, Any] = {"align": "left", "sortable": True}
     return [
-        {"name": field, "field": field, "label": label, "align": "left", "sortable": True}
+        {"name": field, "field": field, "label": label, "style": f"--pl-label: '{label}'", **like}
         for field, label in headings.items()
     ]
 
@@ -126,9 +130,24 @@ def table(headings: Mapping[str, str], title: str, rows_per_page: int = 0) -> ui
     """An empty table under a title; ``rows_per_page`` 0: it shows all its rows."""
     pages = {"rowsPerPage": rows_per_page}
     made = ui.table(rows=[], columns=columns(headings), title=title, pagination=pages)
-    made.props("dense flat bordered wrap-cells no-data-label=none")
+    made.props("dense flat bordered wrap-cells").add_slot("no-data", "none")
     made.props("" if rows_per_page else "hide-pagination")
     return made.classes("w-full")
+
+
+def time_chart(title: str, height: str) -> ui.echart:
+    """A card with an empty chart over time."""
+    with ui.card().classes("w-full p-2 gap-0"):
+        titled(title, "text-sm")
+        chart = ui.echart(charts.empty()).classes(f"w-full {height}")
+        return chart.props(f'role=img aria-label="{title}"')
+
+
+def draw(chart: ui.echart, series: list[charts.Options], since: float, until: float) -> None:
+    """Show these series of a period (Unix times)."""
+    chart.options["series"] = series
+    chart.options["xAxis"] |= {"min": since * 1000, "max": until * 1000}
+    chart.update()
 
 
 class Layer(ui.element, component="layer.js"):
@@ -195,7 +214,7 @@ class PeriodChoice:
     ) -> None:
         self._on_change = on_change
         chosen = moments(query.get("since", ""), query.get("until", ""))
-        with ui.row().classes("items-center gap-2 mt-2"):
+        with ui.row().classes("items-center gap-2"):
             ui.label(label)
             offered = {**periods, FROM_TO: "from … to …"}
             self._length = ui.select(offered, value=FROM_TO if chosen else value)
