@@ -39,7 +39,9 @@ def event_words(event: Mapping[str, Any]) -> str:
     if kind in _SENTENCES:
         words = _SENTENCES[kind].format_map(defaultdict(str, told))
     elif kind.startswith("job-"):
-        words = f"job {told['job']} {kind.removeprefix('job-')}: {told.get('message', '')}"
+        state, message = kind.removeprefix("job-"), told.get("message", "")
+        is_said = message.startswith(state)
+        words = f"job {told['job']} {message if is_said else f'{state}: {message}'}"
     elif kind == "circuits":
         message = "" if told.get("message") == "done" else told.get("message", "")
         words = f"change {told['id']} {told['state']}, {told.get('why', '')}: {message}"

@@ -135,9 +135,8 @@ def iteration_times(
         dots["data"] = _scaled(points, 1.0)
         line: Options = {"symbol": "none", "silent": True, "data": []}
         if predicted.get(job) is not None:
-            look = {"formatter": "predicted", "position": "insideStartTop", "color": _GREY}
             style = {**colour, "type": "dashed"}
-            line["data"] = [{"yAxis": predicted[job], "label": look, "lineStyle": style}]
+            line["data"] = [{"yAxis": predicted[job], "label": {"show": False}, "lineStyle": style}]
         if not found:
             line = {**marks, "data": [*line["data"], *marks["data"]]}
         found.append(dots | {"markLine": line})

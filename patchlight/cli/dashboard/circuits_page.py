@@ -45,7 +45,7 @@ class CircuitsPage(Page):
         self._panel = ChangePanel(self)
         self._form = ChangeForm(self, self._panel.carry_out)
         ui.add_css(matrix.STYLE)
-        with ui.element("div").classes("pl-halves"):
+        with ui.element("div").classes("pl-aside pl-even"):
             with ui.card().classes("p-3 gap-1"):
                 with ui.row(wrap=False).classes("items-center gap-4 w-full"):
                     self._ocs = ui.select([], label="switch", on_change=self._pick).classes("w-24")
@@ -95,7 +95,7 @@ class CircuitsPage(Page):
         anew = self._laid_out != (ocs, shown)
         self._drawn, self._laid_out = drawn, (ocs, shown)
         width, height = matrix.matrix_size(shown)
-        self._dragging.style(f"max-width: {1.3 * width:.0f}px")
+        self._dragging.style(f"max-width: {1.1 * width:.0f}px")
         self._matrix.props["aria-label"] = f"{ocs}: {len(circuits)} circuits, listed below"
         shapes = matrix.draw_matrix(view, ocs, shown, self._form.planned)
         self._matrix.show(f"0 0 {width:.0f} {height:.0f}", shapes, anew=anew)

@@ -269,7 +269,7 @@ class LabView:
                 found[switch["name"]] = "is not connected"
         for agent in status.get("agents", ()):
             if not agent["reachable"]:
-                found[agent["server"]] = f"its agent is {agent['presence']}: {agent['words']}"
+                found[agent["server"]] = f"does not answer: its agent is {agent['presence']}"
             elif agent["problems"]:
                 found[agent["server"]] = "; ".join(agent["problems"])
         return found

@@ -23,6 +23,7 @@ JOB_CELL = """<q-td :props="props"><span><span aria-hidden="true" class="pl-swat
 :style="{background: props.row.colour}"></span>
 {{ props.row.name }} <span class="text-xs opacity-70">{{ props.row.id }}</span></span></q-td>"""
 
+_TIMES = ("at", "submitted")
 FROM_TO = 0
 """The choice of two moments, among those of how many seconds up to now."""
 
@@ -120,10 +121,13 @@ def columns(headings: Mapping[str, str]) -> list[dict[str, Any]]:
     Where the page is narrow, a row is a list, and each cell has its heading before it.
     """
     like: dict[str, Any] = {"align": "left", "sortable": True}
-    return [
-        {"name": field, "field": field, "label": label, "style": f"--pl-label: '{label}'", **like}
-        for field, label in headings.items()
-    ]
+    found = []
+    for field, label in headings.items():
+        style = f"--pl-label: '{label}'" + (
+            "; width: 1%; white-space: nowrap" if field in _TIMES else ""
+        )
+        found.append({"name": field, "field": field, "label": label, "style": style, **like})
+    return found
 
 
 def table(headings: Mapping[str, str], title: str, rows_per_page: int = 0) -> ui.table:

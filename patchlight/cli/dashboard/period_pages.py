@@ -19,11 +19,11 @@ _LINES = 500
 _COLUMNS = {
     "name": "job",
     "state": "state",
-    "why": "why it waits or ended",
+    "why": "reason",
     "user": "user",
     "gpus": "GPUs",
-    "done": "iterations done",
-    "iteration": "one takes",
+    "done": "iterations",
+    "iteration": "iteration time",
     "predicted": "predicted",
     "sends": "sends",
     "submitted": "submitted",
@@ -202,12 +202,7 @@ _CHANGES = {
 _HEALTH = {"name": "name", "kind": "kind", "words": "state"}
 _ALARMS = {"at": "at", "ocs": "switch", "severity": "severity", "subject": "of"}
 _ALARMS |= {"words": "text"}
-_DRIFT = {
-    "ocs": "circuit switch",
-    "missing": "missing",
-    "unknown": "not committed",
-    "since": "since",
-}
+_DRIFT = {"ocs": "switch", "missing": "missing", "unknown": "not committed", "since": "since"}
 _EVENTS = {"at": "at", "words": "event"}
 TROUBLES = (
     *("alarm", "drift", "unreachable", "reachable"),

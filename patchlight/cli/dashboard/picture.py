@@ -196,10 +196,12 @@ class Picture:
         x, y = self._at((box.centre, box.y + box.height))
         if host.gpu is not None:
             parts.append(text(x, y + 33, host.gpu.name, 14, bold=True))
-            parts.append(text(x, y + 49, _cut(host.gpu.model, box.width, 13), 13, quiet=True))
+            parts.append(
+                text(x, y + 49, cut(host.gpu.model, box.width * _INCH, 13), 13, quiet=True)
+            )
         sends = host.nic.transceiver
         nic = f"{host.nic.name} {sends.channel} THz" if sends is not None else host.nic.name
-        return [*parts, text(x, y + 16, _cut(nic, box.width, 13), 13, quiet=True)]
+        return [*parts, text(x, y + 16, cut(nic, box.width * _INCH, 13), 13, quiet=True)]
 
     def _host_box(self, host: Host) -> Box:
         x, _ = self._layout.points[host.endpoint]
@@ -287,9 +289,9 @@ class Picture:
         return {"x": tenths(x), "y": tenths(y), "width": width, "height": height}
 
 
-def _cut(words: str, width: float, size: float) -> str:
-    """Words that fit in a box of ``width`` inches, else their beginning."""
-    most = int(width * _INCH / (0.55 * size))
+def cut(words: str, width: float, size: float) -> str:
+    """Words that fit in ``width`` pixels, else their beginning."""
+    most = int(width / (0.53 * size))
     return words if len(words) <= most else f"{words[: most - 1]}…"
 
 

@@ -41,7 +41,8 @@ def rate(bps: float) -> str:
 
 
 def _spaced(quantity: str) -> str:
-    return re.sub(r"(?<=\d)(?=[A-Za-zµ])", "\N{NO-BREAK SPACE}", quantity, count=1)
+    spaced = re.sub(r"(?<=\d)(?=[A-Za-z])", "\N{NO-BREAK SPACE}", quantity, count=1)
+    return spaced.replace("us", "µs")
 
 
 def job_row(job: Answer, view: LabView, iteration_s: float | None, sends_bps: float | None) -> Row:
@@ -76,7 +77,7 @@ def job_lines(row: Row, job: Answer, view: LabView) -> list[str]:
     pace = f"iteration {row['iteration']}" if row["iteration"] else ""
     pace += f", predicted {row['predicted']}" if pace and row["predicted"] else ""
     sends = f"sends {row['sends']}" if row["sends"] else ""
-    at = f"{row['gpus']} on {paths_words(job, view)}" if job["hosts"] else ""
+    at = f"{row['gpus']}: {paths_words(job, view)}" if job["hosts"] else ""
     return [line for line in (at, "; ".join(filter(None, (pace, sends))), row["why"]) if line]
 
 
@@ -216,16 +217,16 @@ def latest_words(view: LabView, now: float) -> str:
 
 
 def summary(view: LabView) -> str:
-    """What there is in a lab that is well, as a sentence."""
+    """What there is in a lab, as a sentence; its devices only while all answer."""
     devices = (
         (len(view.lab.servers), "server"),
         (len(view.lab.packet_switches), "packet switch"),
         (len(view.lab.optical_switches), "optical switch"),
     )
-    answer = ", ".join(_counted(count, name) for count, name in devices if count)
+    up = ", ".join(_counted(count, name) for count, name in devices if count) + " up; "
     busy = len(view.job_of_host)
     return (
-        f"{answer} up; {_counted(len(view.at_work), 'job')} running on {busy} of "
+        f"{'' if view.silent else up}{_counted(len(view.at_work), 'job')} running on {busy} of "
         f"{_counted(len(view.lab.hosts), 'GPU')}, {len(view.waiting)} waiting."
     )
 
@@ -238,7 +239,7 @@ def _counted(count: int, name: str) -> str:
 def problems(view: LabView, stopped: Answer | None, trouble: str) -> list[tuple[str, bool]]:
     """The faults, the worst first, and whether each is an error; else it is a caution."""
     bad = [trouble] if trouble else []
-    bad += [f"{name} {words}" for name, words in view.silent.items()]
+    bad += [w if name in w else f"{name} {w}" for name, w in view.silent.items()]
     caution = []
     if stopped is not None:
         why = f": {stopped['why']}" if stopped["why"] else ""
@@ -342,7 +343,7 @@ def health_rows(view: LabView) -> list[Row]:
         add(switch["name"], "packet switch", words, connected)
     for agent in view.status.get("agents", ()):
         well = agent["reachable"] and not agent["problems"]
-        words = "; ".join(("answers", *agent["problems"]))
+        words = "; ".join(agent["problems"]) or "answers"
         if not agent["reachable"]:
             words = f"{agent['presence']}, silent for {span(agent['silence_s'])}: {agent['words']}"
         add(agent["server"], "agent", words, bool(well))

@@ -1,6 +1,7 @@
 """What the pages show is what the controller says; in a browser, and with the keyboard alone."""
 
 import asyncio
+import itertools
 import json
 import os
 import pwd
@@ -14,12 +15,16 @@ import pytest
 from playwright.async_api import Page, WebSocketRoute, expect
 
 from patchlight.client.client import ControllerClient
+from patchlight.testbed.jobs import JobSpec, JobState, JobStatus
 from patchlight.testbed.lab.portmap import AnyMap
 from tests.support.dashboard import browser_page, dashboard_of, pictures_folder, shown_circuits
 from tests.support.waiting import eventually
 from tests.support.watched_lab import JOB, WatchedLab, put_samples_on_disk, watched_lab
 
 pytestmark = pytest.mark.browser
+
+LAYOUT = Path(__file__).with_name("layout.js").read_text(encoding="utf-8")
+WHY = "the worker on server1.gpu1 (rank 0) failed: it ended with exit code 3 after 12 minutes"
 
 # As a user of the machine who is nobody in particular: one request, and what came of it.
 _AS_NOBODY = """
@@ -56,6 +61,7 @@ async def test_pages_show_what_the_controller_says_and_change_it(tmp_path: Path)
         row = page.get_by_role("row", name="tries a fibre").first
         await expect(row).to_contain_text("committed")
         await expect(row).to_contain_text("verify")
+        await pages_fit_at_any_width(page, url, lab)
         await history_is_turned_page_by_page(page, url, lab)
         await page.goto(f"{url}jobs")
         await expect(page.get_by_role("row", name=JOB)).to_contain_text("running")
@@ -156,6 +162,26 @@ async def a_change_of_others_is_followed_and_cancelled(
         ended = await asyncio.to_thread(client.reconfiguration, number)
     assert (ended["state"], ended["stages_s"].keys() >= {"roll-back"}) == ("rolled-back", True)
     await expect(page.get_by_text("cancelled by")).to_be_visible()
+
+
+async def pages_fit_at_any_width(page: Page, url: str, lab: WatchedLab) -> None:
+    jobs = lab.controller.jobs
+    for state, words in ((JobState.QUEUED, "it needs 8 GPUs, 6 are free"), (JobState.FAILED, WHY)):
+        told = JobStatus(f"other-{state}", JobSpec("other"), state, words, submitted_at=time.time())
+        jobs.add([told])
+    lab.controller.store.add_event(time.time(), "alarm", {"ocs": "ocs1", "words": WHY})
+    for path, there in (("", "Jobs"), ("jobs", WHY), ("circuits", "Rows are inputs"), ("history", WHY)):
+        await page.goto(f"{url}{path}")
+        await expect(page.get_by_text(there).first).to_be_visible()
+        for width, scheme in itertools.product((390, 820, 1440), ("light", "dark")):
+            await page.set_viewport_size({"width": width, "height": 900})
+            await page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
+            dark = scheme == "dark"
+            await page.wait_for_function(f"document.body.matches('.body--dark') === {dark}".lower())
+            found = await page.evaluate(LAYOUT)
+            assert found == [], (path, width, scheme)
+    await page.set_viewport_size({"width": 1366, "height": 768})
+    await page.emulate_media(color_scheme="light")
 
 
 async def history_is_turned_page_by_page(page: Page, url: str, lab: WatchedLab) -> None:
