@@ -17,13 +17,15 @@ from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.lab.rules import Role
 
 T = TypeVar("T")
+# Times stay on one line; what devices and users wrote may be one long word.
+_STYLES = dict.fromkeys(("at", "submitted"), "width: 1%; white-space: nowrap")
+_STYLES |= dict.fromkeys(("why", "words", "result"), "min-width: 8rem; overflow-wrap: anywhere")
 PAGES = {"/": "Lab", "/jobs": "Jobs", "/circuits": "Circuits", "/history": "History"}
 
 JOB_CELL = """<q-td :props="props"><span><span aria-hidden="true" class="pl-swatch"
 :style="{background: props.row.colour}"></span>
 {{ props.row.name }} <span class="text-xs opacity-70">{{ props.row.id }}</span></span></q-td>"""
 
-_TIMES = ("at", "submitted")
 FROM_TO = 0
 """The choice of two moments, among those of how many seconds up to now."""
 
@@ -123,9 +125,7 @@ def columns(headings: Mapping[str, str]) -> list[dict[str, Any]]:
     like: dict[str, Any] = {"align": "left", "sortable": True}
     found = []
     for field, label in headings.items():
-        style = f"--pl-label: '{label}'" + (
-            "; width: 1%; white-space: nowrap" if field in _TIMES else ""
-        )
+        style = f"--pl-label: '{label}'; {_STYLES.get(field, '')}"
         found.append({"name": field, "field": field, "label": label, "style": style, **like})
     return found
 

@@ -54,7 +54,7 @@ def job_row(job: Answer, view: LabView, iteration_s: float | None, sends_bps: fl
         "name": harmless(job["spec"]["name"]),
         "colour": view.colours.get(job["id"], ""),
         "state": job["state"],
-        "why": harmless(job["message"]),
+        "why": harmless(" ".join(job["message"].split())),
         "user": harmless(job["by"]),
         "gpus": gpus_words(job["hosts"]),
         "done": f"{done} of {wanted}" if wanted else str(done),
@@ -366,5 +366,5 @@ def event_row(event: Answer) -> Row:
     return {
         "id": event.get("number", f"skipped {event.get('first')}"),
         "at": when(event["at"]) if "at" in event else "",
-        "words": harmless(event_words(event)[:300]),
+        "words": harmless(" ".join(event_words(event).split())[:300]),
     }

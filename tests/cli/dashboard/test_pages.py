@@ -24,7 +24,8 @@ from tests.support.watched_lab import JOB, WatchedLab, put_samples_on_disk, watc
 pytestmark = pytest.mark.browser
 
 LAYOUT = Path(__file__).with_name("layout.js").read_text(encoding="utf-8")
-WHY = "the worker on server1.gpu1 (rank 0) failed: it ended with exit code 3 after 12 minutes"
+WHY = "the worker on server1.gpu1 (rank 0) failed: no answer from its agent"
+WHY += " at unix:/run/patchlight/a-lab-with-a-long-name/agents/server1.sock to GET /workers/other-0"
 
 # As a user of the machine who is nobody in particular: one request, and what came of it.
 _AS_NOBODY = """
@@ -170,7 +171,12 @@ async def pages_fit_at_any_width(page: Page, url: str, lab: WatchedLab) -> None:
         told = JobStatus(f"other-{state}", JobSpec("other"), state, words, submitted_at=time.time())
         jobs.add([told])
     lab.controller.store.add_event(time.time(), "alarm", {"ocs": "ocs1", "words": WHY})
-    for path, there in (("", "Jobs"), ("jobs", WHY), ("circuits", "Rows are inputs"), ("history", WHY)):
+    for path, there in (
+        ("", "Jobs"),
+        ("jobs", WHY),
+        ("circuits", "Rows are inputs"),
+        ("history", WHY),
+    ):
         await page.goto(f"{url}{path}")
         await expect(page.get_by_text(there).first).to_be_visible()
         for width, scheme in itertools.product((390, 820, 1440), ("light", "dark")):
