@@ -129,7 +129,7 @@ async def test_a_regroup_is_seen_in_a_browser(
         # While the light moves, what goes and what comes are both shown.
         await expect(page.locator("[data-circuit]")).to_have_count(6)
         assert await shown_circuits(page) == there(client)
-        await expect(page.get_by_text(f"{record['id']}: committed")).to_be_visible()
+        await expect(page.get_by_text(f"change {record['id']} by root: committed")).to_be_visible()
         await expect(page.get_by_role("row", name=ids[0])).to_contain_text("running")
         await page.screenshot(path=pictures / "dashboard-lab.png")
         await page.get_by_role("link", name="Jobs", exact=True).click()

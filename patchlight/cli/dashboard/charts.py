@@ -181,22 +181,17 @@ def ran(
 
 def marks_of(changes: Sequence[Answer], since: float, until: float) -> Options:
     """A line for each change in a period; labels that would overlap are one, at the first."""
-    made = [c for c in changes if c["changes"] and since <= c["started_at"] <= until]
-    groups: list[list[Answer]] = []
-    for change in made[-20:]:
-        if groups and change["started_at"] - groups[-1][0]["started_at"] < (until - since) / 4:
-            groups[-1].append(change)
-        else:
-            groups.append([change])
-    lines = []
-    for group in groups:
-        first, last = group[0]["id"], group[-1]["id"]
-        label = f"change {first}" if first == last else f"changes {first}–{last}"
+    made = [c for c in changes if c["changes"] and since <= c["started_at"] <= until][-20:]
+    whole_s, lines, labelled_at = until - since, list[Options](), -math.inf
+    for change in made:
+        at, label, number = change["started_at"], "", change["id"]
+        if at - labelled_at > whole_s / 4:
+            near = [c["id"] for c in made if at <= c["started_at"] <= at + whole_s / 4]
+            label, labelled_at = f"change {number}", at
+            label = f"changes {number}–{near[-1]}" if near[1:] else label
         # Near the right edge a label in the middle would be cut.
-        edge = group[0]["started_at"] > until - (until - since) / 8
-        for number, change in enumerate(group):
-            look = {"formatter": "" if number else label, "align": "right" if edge else "center"}
-            lines.append({"xAxis": round(change["started_at"] * _MS), "label": look})
+        align = "right" if at > until - whole_s / 8 else "center"
+        lines.append({"xAxis": round(at * _MS), "label": {"formatter": label, "align": align}})
     return {
         "symbol": "none",
         "lineStyle": {"color": _GREY, "type": "solid", "width": 1},

@@ -52,6 +52,12 @@ class Circuit:
     rate_bps: int | None = None
 
     @property
+    def said(self) -> str:
+        """The condition for people."""
+        said = {"dark": "no optical power", "degraded": "power too low"}
+        return said.get(self.condition, self.condition)
+
+    @property
     def channel(self) -> str:
         """The channel of a wavelength switch; empty for all wavelengths."""
         return str(self.ports.channel) if isinstance(self.ports, ChannelConnect) else ""

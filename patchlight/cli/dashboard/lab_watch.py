@@ -44,7 +44,7 @@ _MOST_GAINS = 8
 # What is read again after an event whose kind begins so.
 _ABOUT: Mapping[str, tuple[str, ...]] = {
     "circuits": ("circuits", "changes", "operated", "drift"),
-    "alarm": ("alarms", "light"),
+    "alarm": ("light",),
     "drift": ("circuits", "drift"),
     "unreachable": ("circuits", "drift", "status"),
     "reachable": ("circuits", "drift", "status"),
@@ -57,10 +57,10 @@ _ABOUT: Mapping[str, tuple[str, ...]] = {
     "openflow": ("status",),
     "part-fault": ("status",),
     "policies": ("status",),
-    "skipped": ("circuits", "changes", "operated", "drift", "alarms", "light", "status"),
+    "skipped": ("circuits", "changes", "operated", "drift", "light", "status"),
 }
 _KNOWN = ("status", "changes", "operated")
-_FROM_DEVICES = ("circuits", "alarms", "light", "drift")
+_FROM_DEVICES = ("circuits", "light", "drift")
 _EVERYTHING = (*_KNOWN, *_FROM_DEVICES)
 
 _log = logging.getLogger(__name__)
@@ -87,7 +87,6 @@ class LabWatch:
         self.maps: dict[str, circuits.OcsMap] = {}
         self.light: dict[str, circuits.LightAnswer] = {}
         self.drift: dict[str, circuits.DriftOf] = {}
-        self.alarms: list[circuits.AlarmShape] = []
         self.locks: list[circuits.Lock] = []
         self.stopped: circuits.Pressed | None = None
         self.rates: defaultdict[str, deque[tuple[float, float]]] = _series()
@@ -96,7 +95,6 @@ class LabWatch:
         self._next_report: dict[str, int] = {}
         self._read_to_end: set[str] = set()
         self.gains: Mapping[str, LightMove] = {}
-        self._gains_of: tuple[int, list[tuple[str, str]]] | None = None
         self._colours: dict[str, str] = {}
         self.view = LabView(self.lab)
         self.heard = -1
@@ -306,25 +304,15 @@ class LabWatch:
 
     def _take_gains(self, client: ControllerClient) -> None:
         """Read what the last change gained the jobs whose circuits it moved."""
-        if (change := self.view.last_change) is None:
-            return
-        moved_at = change["finished_at"]
-        jobs = [
-            (job["id"], job["state"])
-            for job in self.jobs
-            if (job["started_at"] or math.inf) < moved_at < (job["finished_at"] or math.inf)
-        ]
-        asked = (change["id"], jobs)
-        if asked == self._gains_of and time.time() - moved_at > _SAMPLED_S:
-            return
-        moves = {job: client.job(job)["light_moves"] for job, _ in jobs[-_MOST_GAINS:]}
-        self.gains = {
-            job: move
-            for job, its in moves.items()
-            for move in its
-            if move["reconfiguration"] == change["id"]
-        }
-        self._gains_of = asked
+        found: dict[str, LightMove] = {}
+        change = self.view.last_change
+        moved_at, number = (change["finished_at"], change["id"]) if change else (-1.0, 0)
+        for job in self.jobs:
+            began, ended = job["started_at"] or math.inf, job["finished_at"] or math.inf
+            if began < moved_at < ended and len(found) < _MOST_GAINS:
+                moves = client.job(job["id"])["light_moves"]
+                found |= [(job["id"], m) for m in moves if m["reconfiguration"] == number]
+        self.gains = found
 
     def _take(self, name: str, client: ControllerClient) -> None:
         match name:
@@ -338,8 +326,6 @@ class LabWatch:
                 self.locks, self.stopped = client.locks(), client.stop_button()
             case "drift":
                 self.drift = client.drift()
-            case "alarms":
-                self.alarms = client.alarms()
             case "light":
                 switches = (switch.name for switch in self.lab.optical_switches if switch.driver)
                 self.light = {name: client.light(name) for name in switches}

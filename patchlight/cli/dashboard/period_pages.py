@@ -12,7 +12,7 @@ from patchlight.cli.dashboard import charts, page, texts
 from patchlight.cli.dashboard.lab_view import AT_WORK, WAITING, LabView
 from patchlight.cli.dashboard.lab_watch import EVERY_S, look_back
 from patchlight.client.client import ControllerClient
-from patchlight.console.rendering import harmless, when
+from patchlight.console.rendering import harmless
 from patchlight.testbed.errors import PatchlightError
 
 _LINES = 500
@@ -200,9 +200,6 @@ _CHANGES = {
     "stages": "stages",
 }
 _HEALTH = {"name": "name", "kind": "kind", "words": "state"}
-_ALARMS = {"at": "at", "ocs": "switch", "severity": "severity", "subject": "of"}
-_ALARMS |= {"words": "text"}
-_DRIFT = {"ocs": "switch", "missing": "missing", "unknown": "not committed", "since": "since"}
 _EVENTS = {"at": "at", "words": "event"}
 TROUBLES = (
     *("alarm", "drift", "unreachable", "reachable"),
@@ -296,41 +293,15 @@ class HistoryPage(page.Page):
         self._changes.table.on("undo", self._undo)
         self._troubles = PagedTable(_EVENTS, "Alarms, drift and faults", 10)
         self._events = PagedTable(_EVENTS, "Events", 15)
-        with ui.element("div").classes("pl-halves"):
-            self._health = page.table(_HEALTH, "Devices, agents and controller now")
-            self._health.add_slot("body-cell-words", _GOOD)
-            with ui.column().classes("gap-4 min-w-0"):
-                self._drift = page.table(_DRIFT, "Drift now")
-                self._alarms = page.table(_ALARMS, "Alarms of optical switches now", 10)
+        self._health = page.table(_HEALTH, "Devices, agents and controller now")
+        self._health.add_slot("body-cell-words", _GOOD)
         ui.timer(EVERY_S, self._load)
 
     def refresh(self) -> None:
-        """Send the tables of the present that differ."""
-        watch, view = self.watch, self.watch.view
-        drifted = [
-            {
-                "id": ocs,
-                "ocs": ocs,
-                "missing": " ".join(d["missing"]),
-                "unknown": " ".join(d["unknown"]),
-                "since": "" if d["reconfiguration"] is None else f"change {d['reconfiguration']}",
-            }
-            for ocs, d in watch.drift.items()
-            if d["missing"] or d["unknown"]
-        ]
-        alarms: list[texts.Row] = []
-        for number, alarm in enumerate(watch.alarms):
-            if alarm["severity"] == "notice":  # of what the controller changed itself
-                continue
-            told = {key: harmless(str(each)) for key, each in alarm.items() if key in _ALARMS}
-            alarms.insert(0, {"id": number, **told, "at": when(alarm["at"])})
-        for shown, rows in (
-            (self._health, sorted(texts.health_rows(view), key=lambda row: bool(row["good"]))),
-            (self._drift, drifted),
-            (self._alarms, alarms),
-        ):
-            if shown.rows != rows:
-                shown.rows = rows
+        """Show the present health where it differs."""
+        rows = sorted(texts.health_rows(self.watch.view), key=lambda row: bool(row["good"]))
+        if self._health.rows != rows:
+            self._health.rows = rows
 
     def _from_the_newest(self) -> None:
         for paged in (self._changes, self._troubles, self._events):

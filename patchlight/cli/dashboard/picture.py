@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
 from patchlight.cli.dashboard.lab_view import NO_JOB, Circuit, LabView
-from patchlight.cli.dashboard.texts import CONDITIONS, rate
+from patchlight.cli.dashboard.texts import rate
 from patchlight.testbed.draw.drawing_layout import Box, DrawingLayout
 from patchlight.testbed.lab.model import Endpoint, Fibre, Host, Lab
 from patchlight.testbed.lab.optical_links import Signal
@@ -302,7 +302,7 @@ def _lift(start: _Point, end: _Point) -> float:
 
 def circuit_words(circuit: Circuit) -> str:
     """A line on a circuit."""
-    words = [f"{circuit.ocs} {circuit.ports}: {CONDITIONS[circuit.condition]}"]
+    words = [f"{circuit.ocs} {circuit.ports}: {circuit.said}"]
     if circuit.source is not None:
         words.append(f"{circuit.source} to {circuit.sink}")
     if circuit.rate_bps is not None:

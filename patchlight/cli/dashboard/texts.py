@@ -16,14 +16,6 @@ Answer = Mapping[str, Any]
 
 _MOST_MEETINGS, _MOST_GPUS = 3, 8
 _SHORT_S = 1e-3  # stages shorter than that are not shown
-CONDITIONS = {
-    "up": "up",
-    "changing": "changing",
-    "locked": "locked",
-    "drifting": "drifting",
-    "degraded": "power too low",
-    "dark": "no optical power",
-}
 # The stages of a change in which the circuits that it moves are down.
 _DARK_STAGES = ("break", "make", "verify")
 # In the order in which a change passes them.
@@ -282,7 +274,7 @@ def circuit_row(circuit: Circuit, job_names: Mapping[str, str]) -> Row:
         "out_dbm": _dbm(circuit.out_dbm),
         "expected_dbm": _dbm(circuit.expected_dbm),
         "job": harmless(job_names.get(circuit.job, circuit.job)),
-        "condition": CONDITIONS[circuit.condition],
+        "condition": circuit.said,
         "words": harmless(circuit.words),
     }
 
@@ -310,7 +302,7 @@ def device_rows(view: LabView, name: str) -> list[Row]:
             for c in circuits:
                 dbm = [f"{power:.1f}" for power in (c.in_dbm, c.out_dbm) if power is not None]
                 powers = f" ({' → '.join(dbm)} dBm)" if dbm else ""
-                parts.append(f"{c.ports} {CONDITIONS[c.condition]}{powers}")
+                parts.append(f"{c.ports} {c.said}{powers}")
             light = "; ".join(parts)
         at = (name, int(end.port)) if end.port.isdecimal() else ("", 0)
         locks = [lock for _, lock in view.locked_ports.get(at, ())]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import math
 import re
 import time
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from patchlight.console.connection import with_client
+from patchlight.console.events import event_words
 from patchlight.console.rendering import cannot_write, harmless, say, span, when
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.units import format_time, parse_time
@@ -168,7 +168,7 @@ def as_page(period: Period) -> str:
         most_jobs=MOST_JOBS,
         most_events=MOST_EVENTS,
         counts=_counts,
-        words_of=_words_of,
+        words_of=lambda event: harmless(event_words(event)),
         # Drawn here, with texts escaped.
         **{name: drawn and Markup(drawn) for name, drawn in pictures.items()},
     )
@@ -275,13 +275,3 @@ def _counts(rows: Sequence[Mapping[str, Any]]) -> str:
     counts = Counter(row["state"] for row in rows)
     words = ", ".join(f"{count} {state}" for state, count in counts.items())
     return f": {words}" if words else ""
-
-
-def _words_of(event: Mapping[str, Any]) -> str:
-    """An event's message, else all its fields."""
-    ocs = f"{event['ocs']}: " if event.get("ocs") else ""
-    words = event.get("message") or event.get("words")
-    if not words:
-        rest = {k: v for k, v in event.items() if k not in ("at", "kind", "number", "ocs") and v}
-        words = json.dumps(rest, ensure_ascii=False) if rest else ""
-    return harmless(f"{ocs}{words}")

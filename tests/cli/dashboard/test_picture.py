@@ -22,6 +22,7 @@ from patchlight.cli.dashboard.texts import (
     summary,
 )
 from patchlight.client.client import ControllerClient
+from patchlight.console.events import event_words
 from patchlight.testbed.draw.drawing_layout import DrawingLayout
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.generate.generate import two_tors
@@ -219,6 +220,37 @@ def test_a_job_has_only_the_samples_of_the_time_when_it_ran() -> None:
     assert {value for _, value in points["job-1"]} == {10.0}
     assert all(81_000 <= at <= 102_500 for at, _ in points["job-0"])
     assert set(charts.live(watch, 78.0, 300.0)) == {"sent", "took", "busy"}
+
+
+@pytest.mark.parametrize(
+    ("event", "words"),
+    [
+        ({"kind": "job-queued", "job": "j-1", "message": ""}, "job j-1 queued"),
+        (
+            {"kind": "job-stopped", "job": "j-1", "message": "stopped by the user"},
+            "job j-1 stopped by the user",
+        ),
+        (
+            {"kind": "circuits", **CHANGE, "origin": "127.0.0.1:5 (uid 0)"},
+            "change 7 committed, regroup",
+        ),
+        (
+            {"kind": "light-measured", "job": "j-1", "reconfiguration": 7, **GAIN},
+            "job j-1, change 7: an iteration took 2 s before, 0.5 s after",
+        ),
+        (
+            {"kind": "drift", "ocs": "ocs1", "missing": ["2>8"], "unknown": []},
+            "ocs1 drifts: missing 2>8; not committed none",
+        ),
+        (
+            {"kind": "openflow-switch-up", "datapath_id": 2, "address": "10.0.0.9:1", "ports": []},
+            "packet switch 2 connected from 10.0.0.9:1",
+        ),
+        ({"kind": "new-kind", "number": 3, "at": 1.0, "who": "eva"}, "new-kind: who eva"),
+    ],
+)
+def test_events_are_sentences(event: dict[str, Any], words: str) -> None:
+    assert event_words(event) == words
 
 
 def test_labels_of_changes_do_not_overlap() -> None:
