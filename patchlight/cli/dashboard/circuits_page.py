@@ -66,7 +66,7 @@ class CircuitsPage(Page):
         self._table = table(_COLUMNS, "Circuits", rows_per_page=20)
 
     def refresh(self) -> None:
-        """The circuits that differ; how far the change is that is under way."""
+        """The circuits that differ, and the progress of a change."""
         view = self.watch.view
         names = [switch.name for switch in view.lab.optical_switches]
         if self._ocs.options != names:  # which asks for another refresh
@@ -92,13 +92,13 @@ class CircuitsPage(Page):
         drawn = (ocs, circuits, shown, view.colours, self._form.planned)
         if drawn == self._drawn:
             return
-        anew = self._laid_out != (ocs, shown)
+        all_again = self._laid_out != (ocs, shown)
         self._drawn, self._laid_out = drawn, (ocs, shown)
         width, height = matrix.matrix_size(shown)
         self._dragging.style(f"max-width: {1.1 * width:.0f}px")
         self._matrix.props["aria-label"] = f"{ocs}: {len(circuits)} circuits, listed below"
         shapes = matrix.draw_matrix(view, ocs, shown, self._form.planned)
-        self._matrix.show(f"0 0 {width:.0f} {height:.0f}", shapes, anew=anew)
+        self._matrix.show(f"0 0 {width:.0f} {height:.0f}", shapes, all_again=all_again)
         self._hint.text = (
             "Rows are inputs, columns outputs; a circuit has its job's colour. Drag a row or its "
             "circuit to a column to plan it there; drag a circuit out of the matrix to free it."
@@ -236,7 +236,7 @@ def dragged(
     if out is None:
         return [], [f"{inp}@{c.channel}" if c.channel else str(inp) for c in moved]
     if inp == out:
-        raise BadInput(f"port {inp} cannot be joined to itself by dragging: write {inp}>{inp}")
+        raise BadInput(f"port {inp} cannot be connected to itself by dragging: write {inp}>{inp}")
     if not isinstance(switch, WavelengthSwitch):
         one_way = moved and all(circuit.ports.reverse not in there for circuit in moved)
         return [f"{inp}{'>' if one_way else '-'}{out}"], []

@@ -42,6 +42,7 @@ class LabPage(Page):
         ui.add_css(picture.STYLE)
         self._lab_drawn: Lab | None = None
         self._lines: dict[int, list[str]] = {}
+        self._sent: ui.echart | None = None
         self._charted_at = 0.0
         with ui.element("section").classes("pl-status text-sm") as self._status:
             self._headline = ui.label().classes("text-lg font-bold").mark("health")
@@ -57,7 +58,7 @@ class LabPage(Page):
                 self._frame = frame
                 frame.on("click", self._open_device, js_handler=_DEVICE)
                 frame.on("keydown.enter", self._open_device, js_handler=_DEVICE)
-                self._sent = time_chart("Sent by each job in the last 5 minutes, Gb/s", "h-44")
+                self._charted = ui.column().classes("w-full")
             with ui.element("div").classes("pl-halves"):
                 with ui.card().classes("p-3 gap-1"):
                     titled("Jobs")
@@ -80,7 +81,12 @@ class LabPage(Page):
             self._lab_drawn = view.lab
             self._picture = picture.Picture(view.lab, DrawingLayout(view.lab))
             self._frame.style(self._picture.least_widths)
-            self._frame.classes(toggle="pl-detailed" if self._picture.detailed else "")
+            detailed = self._picture.detailed
+            self._frame.classes(replace=f"pl-picture {'pl-detailed' if detailed else ''}")
+            self._charted.clear()
+            with self._charted:  # of a large lab it would take the tab too much memory
+                title = "Sent by each job in the last 5 minutes, Gb/s"
+                self._sent = time_chart(title, "h-44") if detailed else None
             self._still.show(self._picture.size, self._picture.still())
         measured = measured_hosts(watch, now)
         self._light.show(self._picture.size, self._picture.light(view))
@@ -96,7 +102,7 @@ class LabPage(Page):
             self._jobs.rows = rows
         self._say_health(now)
         self._say(self._change, texts.last_change_lines(view, watch.gains, now))
-        if now - self._charted_at >= _CHART_EVERY_S:
+        if self._sent and now - self._charted_at >= _CHART_EVERY_S:
             self._charted_at = now
             since = now - _CHART_S
             draw(self._sent, charts.sent(watch, since, now), since, now)

@@ -1,4 +1,4 @@
-"""A lab as a page shows it, computed from its controller's answers."""
+"""Computes a lab as pages show it from its controller's answers."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""The state of a lab, kept up to date for all pages at once, and periods of its past.
+"""Keeps the state of a lab up to date for all pages, and reads periods of its past.
 
 Three threads poll: one follows events; one reads twice a second what the controller knows; one
 reads after an event what the controller has to ask devices for, which may wait for the end of a
@@ -259,7 +259,7 @@ class LabWatch:
             self.revision += 1
 
     def _take_latest_change(self, client: ControllerClient) -> None:
-        """Read how far the changes under way are: events are about their ends only."""
+        """Read the progress of the changes in progress: events only tell their ends."""
         latest = client.reconfigurations(last=1)
         ids = {each["id"] for each in latest}
         going = [c["id"] for c in self.changes if "progress" in c and c["id"] not in ids]

@@ -1,4 +1,4 @@
-"""The map of an optical switch as a matrix: a row for each input, a column for each output.
+"""Draws the map of an optical switch as a matrix: a row for each input, a column for each output.
 
 Rows and the circuits in them can be dragged to columns.
 """

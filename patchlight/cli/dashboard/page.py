@@ -1,4 +1,4 @@
-"""The frame of all pages, and their elements: tables, layers of shapes, periods."""
+"""The frame of all pages, and their elements: tables, charts, layers of shapes, periods."""
 
 import time
 from abc import ABC, abstractmethod
@@ -164,23 +164,23 @@ class Layer(ui.element, component="layer.js"):
         super().__init__()
         self._number, self._size, self._drawn = 0, "", Shapes()
         # A browser missed an update: of several that wait for it, only the last is sent.
-        self.on("missed", lambda: self.show(self._size, self._drawn, anew=True))
+        self.on("missed", lambda: self.show(self._size, self._drawn, all_again=True))
 
-    def show(self, size: str, drawn: Shapes, *, anew: bool = False) -> None:
+    def show(self, size: str, drawn: Shapes, *, all_again: bool = False) -> None:
         """Show these in a ``viewBox`` of that size; those that differ are sent.
 
-        New shapes lie on top of the others. ``anew``: all are drawn again, in order.
+        New shapes lie on top of the others. ``all_again``: all are drawn again, in order.
         """
-        before, anew = self._drawn, anew or not self._number
+        before, all_again = self._drawn, all_again or not self._number
         self._size, self._drawn = size, drawn
         differ: dict[str, Shape | None] = {**drawn}
-        if not anew:
+        if not all_again:
             differ = {name: shape for name, shape in drawn.items() if before.get(name) != shape}
             differ |= dict.fromkeys(before.keys() - drawn.keys())
-        if differ or anew:
+        if differ or all_again:
             # Not as the call of a method, of which NiceGUI makes a script for each update.
             self._number += 1
-            self.props["differ"] = [self._number, anew, size, differ]
+            self.props["differ"] = [self._number, all_again, size, differ]
 
 
 class Dragging(ui.element, component="dragging.js"):
@@ -259,7 +259,7 @@ class PeriodChoice:
 
     def _show(self) -> None:
         chosen = moments(self._since.value, self._until.value)
-        self._wrong.text = "" if chosen else "from is to be before to"
+        self._wrong.text = "" if chosen else "from must be before to"
         if chosen:
             self._bounds = chosen
             self._on_change()

@@ -1,4 +1,4 @@
-"""The pages on a period: jobs, with charts and output; and changes, events, alarms and drift."""
+"""The pages on a period: jobs with charts and output; and changes, events, alarms and drift."""
 
 import asyncio
 import time
@@ -141,7 +141,7 @@ class JobsPage(page.Page):
 
 
 def _listed(jobs: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Those at work first, then those that wait, then the others, the latest first."""
+    """Running jobs first, then waiting ones, then the others, the latest first."""
     rank = {state: number for number, state in enumerate((*AT_WORK, *WAITING))}
     return sorted(jobs, key=lambda j: (rank.get(j["state"], len(rank)), -j["submitted_at"]))
 

@@ -92,7 +92,7 @@ def test_what_is_dragged_goes_both_ways_where_it_does() -> None:
     assert dragged(view, ocs, 3, 15, 16) == (["3>16"], [])
     assert dragged(view, ocs, 4, None, 16) == (["4-16"], [])
     assert dragged(view, ocs, 1, 7, None) == ([], ["1"])
-    with pytest.raises(BadInput, match="joined to itself"):
+    with pytest.raises(BadInput, match="connected to itself"):
         dragged(view, ocs, 1, 7, 1)
     assert joined(ocs, ["2-9", "1-7", "x"], ["1-8"]) == "2-9 x 1-8"
 

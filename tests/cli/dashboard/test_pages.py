@@ -221,7 +221,7 @@ async def a_past_period_is_shown(page: Page, url: str, lab: WatchedLab) -> None:
     await expect(page.get_by_role("row", name=JOB)).to_contain_text("200 ms")
     await page.get_by_label("to", exact=True).fill("2026-01-01T00:00:00")
     await page.get_by_role("button", name="Show").click()
-    await expect(page.get_by_role("alert")).to_have_text("from is to be before to")
+    await expect(page.get_by_role("alert")).to_have_text("from must be before to")
 
 
 async def what_others_do_is_seen(page: Page, lab: WatchedLab) -> None:

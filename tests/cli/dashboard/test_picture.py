@@ -290,9 +290,9 @@ def test_only_who_runs_it_comes_in_unless_root_does(tmp_path: Path) -> None:
         asked.append(uid)
         return ControllerClient(f"unix:{tmp_path}/nobody.sock")
 
-    with pytest.raises(TurnedAway, match="with what they may do"):
+    with pytest.raises(TurnedAway, match="serves only them"):
         Visitors(connect, for_all=False).admit(4711)
-    with pytest.raises(TurnedAway, match="nobody on this machine"):
+    with pytest.raises(TurnedAway, match="not come from a user of this machine"):
         Visitors(connect, for_all=True).admit(None)
     assert asked == []
 
@@ -300,5 +300,5 @@ def test_only_who_runs_it_comes_in_unless_root_does(tmp_path: Path) -> None:
 def test_it_listens_on_this_machine_alone() -> None:
     callback = dashboard.callback
     assert callback is not None
-    with pytest.raises(BadInput, match="users of this machine alone"):
+    with pytest.raises(BadInput, match="only serves users of this machine"):
         callback("0.0.0.0:8480", False, lab_name=None, address="127.0.0.1:1")
