@@ -36,7 +36,9 @@ _SENTENCES = {
 def event_words(event: Mapping[str, Any]) -> str:
     """An event as a sentence; one of another kind as its kind and its message, or its fields."""
     kind, told = str(event["kind"]), {k: _plain(v) for k, v in event.items()}
-    if kind in _SENTENCES:
+    if kind == "drift" and not event["missing"] and not event["unknown"]:
+        words = f"{told['ocs']} drifts no longer"
+    elif kind in _SENTENCES:
         words = _SENTENCES[kind].format_map(defaultdict(str, told))
     elif kind.startswith("job-"):
         state, message = kind.removeprefix("job-"), told.get("message", "")

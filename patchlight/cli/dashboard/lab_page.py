@@ -146,7 +146,7 @@ class LabPage(Page):
             if any(row["lock"] for row in rows):
                 headings["lock"] = "lock"
             ports = ui.table(rows=rows, columns=columns(headings))
-            ports.props("dense flat virtual-scroll").classes("max-h-96 w-full")
+            ports.props("dense flat wrap-cells virtual-scroll").classes("max-h-96 w-full")
             if name in view.switch_maps:
                 ui.link(f"Circuits of {name}", f"/circuits?ocs={name}")
             ui.button("Close", on_click=self._dialog.close).props("flat autofocus")
@@ -173,7 +173,7 @@ def key() -> None:
         for condition, colour, words in _LINES:
             _sample(_line(condition, colour), words)
         frame: picture.Look = {"x": 2, "y": 3, "width": 28, "height": 10, "rx": 3}
-        _sample([picture.shape("rect", "", css="pl-bad", **frame)], "does not answer")
+        _sample([picture.shape("rect", "", css="pl-bad", **frame)], "does not answer, or no link")
         bar: picture.Look = {"x": 2, "y": 6, "width": 20, "height": 5}
         _sample([picture.shape("rect", "", css="pl-busy", **bar)], "GPU utilisation")
 

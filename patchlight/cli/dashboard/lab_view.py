@@ -263,6 +263,11 @@ class LabView:
         return "up", words
 
     @cached_property
+    def without_link(self) -> dict[str, str]:
+        """The hosts that reach no other, each with the reason."""
+        return {told["host"]: told["reason"] for told in self.status.get("hosts_without_link", ())}
+
+    @cached_property
     def silent(self) -> dict[str, str]:
         """The devices with a fault, each with a text on it."""
         status = self.status

@@ -226,6 +226,9 @@ class Picture:
             size = {"width": tenths(width), "height": height}
             place = {"x": tenths(x), "y": tenths(y - height)}
             parts.append(shape("rect", "", css="pl-busy", **place, **size))
+        if reason := view.without_link.get(host.name):
+            words += f", no link: {reason}"
+            parts.append(shape("rect", "", css="pl-bad", rx=4, **self._place(box)))
         if seen.sends_bps is not None:
             sends = rate(seen.sends_bps)
             words += f", {host.nic.name} sends {sends}"

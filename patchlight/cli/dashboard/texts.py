@@ -232,6 +232,7 @@ def problems(view: LabView, stopped: Answer | None, trouble: str) -> list[tuple[
     """The faults, the worst first, and whether each is an error; else it is a caution."""
     bad = [trouble] if trouble else []
     bad += [w if name in w else f"{name} {w}" for name, w in view.silent.items()]
+    bad += [f"{host} has no link: {reason}" for host, reason in view.without_link.items()]
     caution = []
     if stopped is not None:
         why = f": {stopped['why']}" if stopped["why"] else ""

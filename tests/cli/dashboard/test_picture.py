@@ -145,6 +145,17 @@ def test_a_switch_that_does_not_answer_is_shown_as_last_known() -> None:
     assert problems(shown, None, "no answer") == told
 
 
+def test_a_host_without_a_link_is_shown_with_the_reason() -> None:
+    told = {"host": "server1.gpu0", "reason": "its NIC is connected to server1.nic1"}
+    shown = view(status={"hosts_without_link": [told]})
+    assert problems(shown, None, "") == [(f"server1.gpu0 has no link: {told['reason']}", True)]
+    meters = Picture(LAB, DrawingLayout(LAB)).meters(shown, {})
+    assert described(meters, "host")["server1.gpu0"].endswith(f", no link: {told['reason']}")
+    assert [name for name, drawn in meters.items() if "pl-bad" in json.dumps(drawn)] == [
+        "server1.gpu0"
+    ]
+
+
 def test_what_users_write_is_text() -> None:
     bad = '"><script>alert(1)</script>'
     shown = view(locks=[{"ocs": "ocs1", "port": 1, "by": bad, "why": bad}])
@@ -242,6 +253,7 @@ def test_a_job_has_only_the_samples_of_the_time_when_it_ran() -> None:
             {"kind": "drift", "ocs": "ocs1", "missing": ["2>8"], "unknown": []},
             "ocs1 drifts: missing 2>8; not committed none",
         ),
+        ({"kind": "drift", "ocs": "ocs1", "missing": [], "unknown": []}, "ocs1 drifts no longer"),
         (
             {"kind": "openflow-switch-up", "datapath_id": 2, "address": "10.0.0.9:1", "ports": []},
             "packet switch 2 connected from 10.0.0.9:1",
