@@ -118,7 +118,8 @@ def _update(watch: LabWatch, number: int) -> None:
 def _job(job_id: str, hosts: list[str]) -> Any:
     spec = {"name": job_id, "iterations": 100}
     known = {"id": job_id, "spec": spec, "state": "running", "hosts": hosts, "by": "bench"}
-    return known | {"message": "", "iterations_done": 1, "submitted_at": 0.0}
+    times = {"submitted_at": 0.0, "started_at": 1.0, "runs_since": 1.0, "finished_at": None}
+    return known | times | {"message": "", "iterations_done": 1}
 
 
 def _lit_to(number: int) -> int:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from patchlight.cli.dashboard.texts import change_row
+from patchlight.cli.dashboard.lab_view import LabView
 from patchlight.cli.main import cli
 from patchlight.cli.ocs.names import read_map_file
 from patchlight.cli.ocs.watch import _event_line
@@ -123,11 +123,11 @@ def test_every_mistake_of_a_map_file_is_told_with_its_place(tmp_path: Path) -> N
 
 def can_undo(running: ControllerProcess) -> dict[int, bool]:
     """What the dashboard offers of the change that was made first and of what undid it."""
-    rows = [change_row(change) for change in running.client.reconfigurations()]
+    view = LabView(read_lab(running.lab), maps=running.client.circuits())
     return {
-        row["id"]: row["can_undo"]
-        for row in rows
-        if "spare link" in row["why"] or "not needed" in row["why"]
+        change["id"]: view.can_undo(change)
+        for change in running.client.reconfigurations()
+        if "spare link" in change["why"] or "not needed" in change["why"]
     }
 
 
@@ -158,6 +158,7 @@ def test_history_says_who_what_from_where_and_why_and_a_change_is_undone(
     ocs("disconnect", "o1", "7")
     gone = ocs("rollback", str(last["id"]), code=1)
     assert "cannot be undone by itself: o1 7>8 is gone" in gone
+    assert can_undo(running) == {last["id"]: False, undoing["id"]: False}
     assert "no change 99999" in ocs("rollback", "99999", code=2)
 
 

@@ -129,9 +129,9 @@ async def test_a_regroup_is_seen_in_a_browser(
         # While the light moves, what goes and what comes are both shown.
         await expect(page.locator("[data-circuit]")).to_have_count(6)
         assert await shown_circuits(page) == there(client)
-        await expect(page.get_by_text(f"{record['id']}: committed")).to_be_visible()
+        await expect(page.get_by_text(f"change {record['id']} by root: committed")).to_be_visible()
         await expect(page.get_by_role("row", name=ids[0])).to_contain_text("running")
-        await page.screenshot(path=pictures / "dashboard-lab.png")
+        await page.screenshot(path=pictures / "dashboard-lab.png", full_page=True)
         await page.get_by_role("link", name="Jobs", exact=True).click()
         await expect(page.get_by_role("row", name=ids[1])).to_contain_text("running")
         await page.wait_for_function("document.querySelectorAll('canvas').length === 4")
@@ -183,7 +183,7 @@ async def a_past_period_is_what_the_controller_has_on_disk(
     period = {"since": datetime.fromtimestamp(begun - 5), "until": until}
     asked = "&".join(f"{name}={at.isoformat()}" for name, at in period.items())
     await page.goto(f"{url}jobs?{asked}")
-    await expect(page.get_by_role("note")).to_contain_text("Means over 10s are bold")
+    await expect(page.get_by_role("note")).to_contain_text("Means over 10 s are bold")
     await expect(page.get_by_role("row", name=ids[1])).to_contain_text("stopped")
 
 

@@ -1,4 +1,4 @@
-"""``patchlight dashboard``: the command, its server, and its pages by path."""
+"""Runs ``patchlight dashboard``: the command, its server and its pages."""
 
 import asyncio
 import logging
@@ -38,18 +38,19 @@ USUAL_ADDRESS = "127.0.0.1:8480"
     "--listen",
     "listen_at",
     metavar="HOST:PORT",
-    help=f"Where the page is, on this machine alone.  [default: {USUAL_ADDRESS}, or a free port "
-    "where that is taken]",
+    help=f"Address of the page, on this machine only.  [default: {USUAL_ADDRESS}, or a free port "
+    "if that is taken]",
 )
 @click.option("--while-stdin", is_flag=True, hidden=True, help="End at the end of its input.")
 @controller_options
 def dashboard(
     listen_at: str | None, while_stdin: bool, lab_name: str | None, address: str | None
 ) -> None:
-    """Show the lab in a browser: its light, jobs, circuits and history, live. Ends with Ctrl-C.
+    """Show the lab in a browser.
 
-    It is a client of the controller: what you may do there you may do on the page. Only you can
-    open it; if root runs it, every user of this machine can, each in the role that they have.
+    Circuits, jobs and history, live, until Ctrl-C. You may do on the page what you may do at the
+    controller. Only you can open it; if root runs it, every user of this machine can, each with
+    their own role.
     """
     if find_spec("nicegui") is None:
         raise PatchlightError(
@@ -69,7 +70,7 @@ def dashboard(
 def _listening(listen_at: str | None) -> socket.socket:
     if listen_at is not None and is_beyond_this_machine(listen_at):
         raise BadInput(
-            f"the dashboard cannot listen at {listen_at}: it knows users of this machine alone",
+            f"the dashboard cannot listen at {listen_at}: it only serves users of this machine",
             hint="run it on the machine with the browser, with --controller HOST:PORT after "
             "'patchlight login', or forward a port: ssh -L 8480:127.0.0.1:8480 HOST",
         )

@@ -1,8 +1,8 @@
-"""Which users may open the dashboard, and as whom their requests are made.
+"""Decides which users may open the dashboard, and with whose role their requests are made.
 
-It listens on this machine alone, where the kernel knows the user of a connection. The controller
+It listens on this machine only, where the kernel knows the user of a connection. The controller
 sees it as any other client, with the role of the user who started it. Run by root it serves every
-user of the machine, each in their own role.
+user of the machine, each with their own role.
 """
 
 import asyncio
@@ -71,16 +71,16 @@ class Visitors:
         """The visitor of that user id; ``TurnedAway`` if they may not see the lab."""
         if uid is None:
             raise TurnedAway(
-                "nobody on this machine is seen at the other end of the connection",
-                hint="from another machine: patchlight dashboard --controller HOST:PORT there, "
-                "or through SSH",
+                "the connection does not come from a user of this machine",
+                hint="on another machine run: patchlight dashboard --controller HOST:PORT, or "
+                "forward a port with SSH",
             )
         own = uid == os.geteuid()
         if not own and not self._for_all:
             raise TurnedAway(
-                f"this page was opened by uid {os.geteuid()}, with what they may do; you are "
+                f"this dashboard was started by uid {os.geteuid()} and serves only them; you are "
                 f"uid {uid}",
-                hint="open one of your own: patchlight dashboard",
+                hint="start your own: patchlight dashboard",
             )
         if uid not in self._found:
             self._found[uid] = Visitor(self._connect(None if own else uid))
@@ -122,7 +122,9 @@ class Authenticated:
             headers = dict(scope["headers"])
             origin = headers.get(b"origin")
             if origin is not None and origin.partition(b"://")[2] != headers.get(b"host", b""):
-                raise TurnedAway("a page of another site asks", hint="open this page by itself")
+                raise TurnedAway(
+                    "the request comes from another site", hint="open this page itself"
+                )
             seen: dict[str, Any] = scope.get("state", {}).get("connection", {})
             if "uid" not in seen:
                 seen["uid"] = await asyncio.to_thread(user_id_of, scope["client"], scope["server"])

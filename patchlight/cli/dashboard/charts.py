@@ -1,15 +1,17 @@
-"""Charts of the dashboard, as options of ECharts: plain values, and nothing that is run."""
+"""Makes the dashboard's charts, as options of ECharts: plain values, and nothing that is run."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
 from patchlight.cli.dashboard.lab_view import NO_JOB, LabView
 from patchlight.cli.dashboard.lab_watch import LabWatch, Past
+from patchlight.testbed.lab.model import Host
 
 Options = dict[str, Any]
 Points = list[tuple[float, float]]
+Samples = Iterable[tuple[float, float]]
 Answer = Mapping[str, Any]
 
 Series = dict[str, list[Options]]
@@ -18,7 +20,7 @@ Series = dict[str, list[Options]]
 _GBPS, _PERCENT = 1e-9, 100.0
 
 _GREY = "#888888"
-_MS = 1000.0
+_MS, _SAMPLE_S = 1000.0, 1.0
 _BAND_LINES: Mapping[str, Options] = {
     "least": {"width": 1, "opacity": 0.4},
     "most": {"width": 1, "opacity": 0.4},
@@ -27,21 +29,20 @@ _BAND_LINES: Mapping[str, Options] = {
 }
 
 
-def empty(value_name: str) -> Options:
+def empty() -> Options:
     """An empty chart over time."""
     return {
         "animation": False,
         "textStyle": {"color": _GREY},
-        "grid": {"left": 64, "right": 16, "top": 28, "bottom": 24},
+        "grid": {"left": 40, "right": 24, "top": 44, "bottom": 24},
         "tooltip": {"trigger": "item", "confine": True},
         "legend": {"type": "scroll", "top": 0, "textStyle": {"color": _GREY}},
         "xAxis": {"type": "time", "axisLabel": {"hideOverlap": True, "color": _GREY}},
         "yAxis": {
             "type": "value",
-            "name": value_name,
             "min": 0,
             "axisLabel": {"color": _GREY},
-            "splitLine": {"lineStyle": {"opacity": 0.25}},
+            "splitLine": {"lineStyle": {"color": _GREY, "opacity": 0.25}},
         },
         "series": [],
     }
@@ -55,11 +56,13 @@ def averaged(points: Sequence[tuple[float, float]], every_s: float = 5.0) -> Poi
     return [((number + 0.5) * every_s, fmean(values)) for number, values in windows.items()]
 
 
-def summed(series: Iterable[Sequence[tuple[float, float]]], since: float = 0.0) -> Points:
-    """The sum of several series since a Unix time, each the mean of what it has in each second."""
+def summed(
+    series: Iterable[Sequence[tuple[float, float]]], since: float = 0.0, until: float = math.inf
+) -> Points:
+    """The sum of several series in a period, each the mean of what it has in each second."""
     sums: dict[float, float] = {}
     for points in series:
-        for at, mean in averaged([point for point in points if point[0] >= since], every_s=1.0):
+        for at, mean in averaged([p for p in points if since <= p[0] <= until], every_s=1.0):
             sums[at] = sums.get(at, 0.0) + mean
     return sorted(sums.items())
 
@@ -67,13 +70,10 @@ def summed(series: Iterable[Sequence[tuple[float, float]]], since: float = 0.0) 
 def over_time(
     series: Mapping[str, Sequence[tuple[float, float]]],
     colours: Mapping[str, str],
-    changes: Sequence[Answer],
+    marks: Options,
     factor: float = 1.0,
 ) -> list[Options]:
-    """For each name a bold line of means with the fine-grained points thin beneath it.
-
-    Changes of circuits are marked by lines across.
-    """
+    """For each name a bold line of means with the fine-grained points thin beneath it."""
     found: list[Options] = []
     for name, points in series.items():
         colour = colours.get(name, NO_JOB)
@@ -81,9 +81,7 @@ def over_time(
         for z, shown, style in ((2, points, fine), (3, averaged(points), bold)):
             found.append(_line(name, colour, style) | {"data": _scaled(shown, factor), "z": z})
     if found:
-        found[0]["markLine"] = _marks(
-            changes, min((p[0][0] for p in series.values() if p), default=0)
-        )
+        found[0]["markLine"] = marks
     return found
 
 
@@ -117,12 +115,15 @@ def bands(past: Past, key: str, view: LabView, factor: float) -> list[Options]:
                 if known == 1:  # no line would be seen
                     found[-1]["symbol"] = "circle"
     if found:
-        found[0]["markLine"] = _marks(view.changes, 0.0)
+        found[0]["markLine"] = marks_of(view.changes, past.since, past.until)
     return found
 
 
 def iteration_times(
-    reports: Mapping[str, Sequence[Answer]], jobs: Sequence[Answer], colours: Mapping[str, str]
+    reports: Mapping[str, Sequence[Answer]],
+    jobs: Sequence[Answer],
+    colours: Mapping[str, str],
+    marks: Options,
 ) -> list[Options]:
     """The time of each iteration as a point, and the predicted time as a dashed line."""
     predicted = {job["id"]: job.get("predicted_iteration_s") for job in jobs}
@@ -132,39 +133,34 @@ def iteration_times(
         colour = {"color": colours.get(job, NO_JOB)}
         dots: Options = {"type": "scatter", "name": job, "symbolSize": 5, "itemStyle": colour}
         dots["data"] = _scaled(points, 1.0)
+        line: Options = {"symbol": "none", "silent": True, "data": []}
         if predicted.get(job) is not None:
-            dots["markLine"] = {
-                "silent": True,
-                "symbol": "none",
-                "lineStyle": {**colour, "type": "dashed"},
-                "label": {"formatter": "predicted", "position": "insideStartTop", "color": _GREY},
-                "data": [{"yAxis": predicted[job]}],
-            }
-        found.append(dots)
+            style = {**colour, "type": "dashed"}
+            line["data"] = [{"yAxis": predicted[job], "label": {"show": False}, "lineStyle": style}]
+        if not found:
+            line = {**marks, "data": [*line["data"], *marks["data"]]}
+        found.append(dots | {"markLine": line})
     return found
 
 
 def timeline(view: LabView, since: float, now: float) -> Options:
     """Which job had which GPUs, from ``since`` to ``now`` (Unix times), with changes marked."""
     names = [host.name for host in view.lab.hosts]
-    options = empty("")
+    options = empty()
     options["yAxis"] = {"type": "category", "data": names, "inverse": True}
     options["yAxis"]["axisLabel"] = {"color": _GREY}
     options["xAxis"] |= {"min": since * _MS, "max": now * _MS}
-    options["grid"]["left"] = 110
-    for job in view.jobs:
-        began, ended = job["runs_since"] or job["started_at"], job["finished_at"] or now
-        if began is None or ended < since or began > now or not job["hosts"]:
-            continue
+    options["grid"] |= {"left": 104, "bottom": 36}
+    for job, began, ended in ran(view.jobs, since, now):
         data: list[Any] = []
         for host in job["hosts"]:
-            data += [[max(began, since) * _MS, host], [ended * _MS, host], ["-", "-"]]
+            begin, end = max(began, since), min(ended, now)
+            data += [[begin * _MS, host], [end * _MS, host], ["-", "-"]]
         colour = view.colours.get(job["id"], NO_JOB)
-        name = f"{job['spec']['name']} ({job['id']}, {job['state']})"
         style = {"width": 14, "cap": "butt"}
-        options["series"].append(_line(name, colour, style) | {"data": data})
+        options["series"].append(_line(job["id"], colour, style) | {"data": data})
     if options["series"]:
-        marks = options["series"][0]["markLine"] = _marks(view.changes, since)
+        marks = options["series"][0]["markLine"] = marks_of(view.changes, since, now)
         marks["label"]["position"] = "start"  # above: the axis goes down
     return options
 
@@ -173,36 +169,79 @@ def _scaled(points: Iterable[tuple[float, float]], factor: float) -> list[list[f
     return [[round(at * _MS), value * factor] for at, value in points]
 
 
-def _marks(changes: Sequence[Answer], since: float) -> Options:
-    made = [c for c in changes if c["changes"] and c["started_at"] >= since]
+def ran(
+    jobs: Iterable[Answer], since: float, until: float
+) -> Iterator[tuple[Answer, float, float]]:
+    """The jobs that ran in a period, each with when it began and ended (Unix times)."""
+    for job in jobs:
+        began, ended = job["runs_since"] or job["started_at"], job["finished_at"] or math.inf
+        if began is not None and job["hosts"] and ended >= since and began <= until:
+            yield job, began, ended
+
+
+def marks_of(changes: Sequence[Answer], since: float, until: float) -> Options:
+    """A line for each change in a period; labels that would overlap are one, at the first."""
+    made = [c for c in changes if c["changes"] and since <= c["started_at"] <= until][-20:]
+    whole_s, lines, labelled_at = until - since, list[Options](), -math.inf
+    for change in made:
+        at, label, number = change["started_at"], "", change["id"]
+        if at - labelled_at > whole_s / 4:
+            near = [c["id"] for c in made if at <= c["started_at"] <= at + whole_s / 4]
+            label, labelled_at = f"change {number}", at
+            label = f"changes {number}–{near[-1]}" if near[1:] else label
+        # Near the right edge a label in the middle would be cut.
+        align = "right" if at > until - whole_s / 8 else "center"
+        lines.append({"xAxis": round(at * _MS), "label": {"formatter": label, "align": align}})
     return {
         "symbol": "none",
         "lineStyle": {"color": _GREY, "type": "solid", "width": 1},
-        "label": {"color": _GREY, "fontSize": 10},
-        "data": [
-            {"xAxis": round(c["started_at"] * _MS), "label": {"formatter": f"change {c['id']}"}}
-            for c in made[-20:]
-        ],
+        "label": {"color": _GREY, "fontSize": 11},
+        "data": lines,
     }
 
 
-def live(watch: LabWatch, since: float) -> Series:
-    """The series of running jobs, from single samples since a Unix time."""
-    view, sent, busy, told = watch.view, {}, {}, {}
-    for job in view.at_work:
-        hosts = [view.lab.host_names[h] for h in job["hosts"] if h in view.lab.host_names]
-        rates = [list(watch.rates.get(h.name, ())) for h in hosts]
-        sent[job["id"]] = summed(rates, since)
-        gpus = [list(watch.gpus.get(f"{h.server.name}.{h.gpu.name}", ())) for h in hosts if h.gpu]
-        shares = summed(gpus, since)
-        busy[job["id"]] = [(at, share / max(1, len(gpus))) for at, share in shares]
-        reports = list(watch.iterations.get(job["id"], ()))
-        told[job["id"]] = [r for r in reports if r["finished_at"] >= since]
+def sent(watch: LabWatch, since: float, now: float) -> list[Options]:
+    """What each job sent while it ran, from single samples since a Unix time."""
+    view = watch.view
+    rates = _while_they_ran(view, since, now, lambda host: watch.rates.get(host.name, ()))
+    return over_time(rates, view.colours, marks_of(view.changes, since, now), _GBPS)
+
+
+def live(watch: LabWatch, since: float, now: float) -> Series:
+    """The series of the jobs that ran since a Unix time, from single samples."""
+    view = watch.view
+
+    def gpu(host: Host) -> Samples:
+        name = f"{host.server.name}.{host.gpu.name}" if host.gpu else ""
+        return watch.gpus.get(name, ())
+
+    jobs = [job for job, _, _ in ran(view.jobs, since, now)]
+    busy = _while_they_ran(view, since, now, gpu)
+    for job in jobs:
+        busy[job["id"]] = [(at, share / len(job["hosts"])) for at, share in busy[job["id"]]]
+    told = {
+        job["id"]: [r for r in watch.iterations.get(job["id"], ()) if r["finished_at"] >= since]
+        for job in jobs
+    }
+    marks = marks_of(view.changes, since, now)
     return {
-        "sent": over_time(sent, view.colours, view.changes, _GBPS),
-        "took": iteration_times(told, view.at_work, view.colours),
-        "busy": over_time(busy, view.colours, view.changes, _PERCENT),
+        "sent": sent(watch, since, now),
+        "took": iteration_times(told, jobs, view.colours, marks),
+        "busy": over_time(busy, view.colours, marks, _PERCENT),
     }
+
+
+def _while_they_ran(
+    view: LabView, since: float, now: float, samples: Callable[[Host], Samples]
+) -> dict[str, Points]:
+    """The sum of the samples of each job's hosts while it ran."""
+    found = {}
+    for job, began, ended in ran(view.jobs, since, now):
+        hosts = [view.lab.host_names[h] for h in job["hosts"] if h in view.lab.host_names]
+        # The first sample is of the second before it: another job may have run then.
+        begin = max(since, began + _SAMPLE_S)
+        found[job["id"]] = summed([list(samples(host)) for host in hosts], begin, ended)
+    return found
 
 
 def of_past(past: Past, view: LabView) -> Series:

@@ -1,4 +1,4 @@
-"""The page on circuits: the map of a switch, and its changes: planned, made, followed."""
+"""The page on circuits: the map of a switch, and its changes, planned, made and followed."""
 
 import re
 import time
@@ -8,7 +8,7 @@ from typing import Any
 
 from nicegui import run, ui
 
-from patchlight.cli.dashboard import matrix, picture
+from patchlight.cli.dashboard import matrix
 from patchlight.cli.dashboard.lab_view import LabView
 from patchlight.cli.dashboard.page import Dragging, Layer, Page, columns, confirmed, table, titled
 from patchlight.cli.dashboard.texts import change_row, changes_words, circuit_row, stage_rows
@@ -28,10 +28,10 @@ _COLUMNS = {
     "sink": "to",
     "in_dbm": "in dBm",
     "out_dbm": "out dBm",
-    "expected_dbm": "should be",
+    "expected_dbm": "expected dBm",
     "job": "job",
     "condition": "condition",
-    "words": "",
+    "words": "details",
 }
 
 
@@ -44,11 +44,11 @@ class CircuitsPage(Page):
         self._laid_out: Any = None
         self._panel = ChangePanel(self)
         self._form = ChangeForm(self, self._panel.carry_out)
-        ui.add_css(picture.COLOURS + matrix.STYLE)
-        with ui.row(wrap=False).classes("w-full gap-4 items-stretch"):
-            with ui.card().classes("w-[32rem] p-2 gap-1 shrink-0"):
+        ui.add_css(matrix.STYLE)
+        with ui.element("div").classes("pl-aside pl-even"):
+            with ui.card().classes("p-3 gap-1"):
                 with ui.row(wrap=False).classes("items-center gap-4 w-full"):
-                    self._ocs = ui.select([], label="switch", on_change=self._pick).classes("w-52")
+                    self._ocs = ui.select([], label="switch", on_change=self._pick).classes("w-24")
                     self._ocs.props("dense options-dense")
                     self._picked = ui.input(
                         "show only, like server1 1-40", on_change=self._pick
@@ -57,7 +57,7 @@ class CircuitsPage(Page):
                 with Dragging(self._form.dropped).classes("w-full") as self._dragging:
                     self._matrix = Layer().classes("pl-matrix").props("role=img")
                 self._hint = ui.label().classes("text-xs opacity-80")
-            with ui.column().classes("grow min-w-0 gap-4"):
+            with ui.column().classes("min-w-0 gap-4"):
                 with ui.card().classes("w-full p-3 gap-2"):
                     self._stop = ui.label().classes("text-negative font-bold")
                     self._form.build()
@@ -66,7 +66,7 @@ class CircuitsPage(Page):
         self._table = table(_COLUMNS, "Circuits", rows_per_page=20)
 
     def refresh(self) -> None:
-        """The circuits that differ; how far the change is that is under way."""
+        """The circuits that differ, and the progress of a change."""
         view = self.watch.view
         names = [switch.name for switch in view.lab.optical_switches]
         if self._ocs.options != names:  # which asks for another refresh
@@ -92,19 +92,19 @@ class CircuitsPage(Page):
         drawn = (ocs, circuits, shown, view.colours, self._form.planned)
         if drawn == self._drawn:
             return
-        anew = self._laid_out != (ocs, shown)
+        all_again = self._laid_out != (ocs, shown)
         self._drawn, self._laid_out = drawn, (ocs, shown)
         width, height = matrix.matrix_size(shown)
-        self._dragging.style(f"max-width: {width:.0f}px")
+        self._dragging.style(f"max-width: {1.1 * width:.0f}px")
         self._matrix.props["aria-label"] = f"{ocs}: {len(circuits)} circuits, listed below"
         shapes = matrix.draw_matrix(view, ocs, shown, self._form.planned)
-        self._matrix.show(f"0 0 {width:.0f} {height:.0f}", shapes, anew=anew)
+        self._matrix.show(f"0 0 {width:.0f} {height:.0f}", shapes, all_again=all_again)
         self._hint.text = (
-            "Rows are inputs, columns outputs; light has its job's colour. Drag a row's name, or "
-            "its circuit, to a column to plan it there; a circuit out of the matrix to free it."
+            "Rows are inputs, columns outputs; a circuit has its job's colour. Drag a row or its "
+            "circuit to a column to plan it there; drag a circuit out of the matrix to free it."
             if shown.are_named
-            else f"{shown.of} ports. With {matrix.MOST_NAMED} or fewer of them, picked above by "
-            "number or name, they have names and can be dragged."
+            else f"{shown.of} ports. Pick {matrix.MOST_NAMED} or fewer above, by number or name, "
+            "to see their names and drag them."
         )
         selective = isinstance(view.lab.optical_switch(ocs), WavelengthSwitch)
         headings = {k: v for k, v in _COLUMNS.items() if selective or k != "channel"}
@@ -133,8 +133,8 @@ class ChangeForm:
         titled("Change circuits")
         if not page.may_change():
             ui.label(
-                f"{page.visitor.user} is a {page.visitor.role} here, and changes are for "
-                "operators: an admin gives roles with 'patchlight token create', or with "
+                f"You are {page.visitor.user}, {page.visitor.role}. Only operators may change "
+                "circuits: an admin gives roles with 'patchlight token create', or with "
                 "controller: {access: …} in the lab file."
             ).classes("text-sm")
         with ui.row().classes("gap-2 w-full items-end"):
@@ -236,7 +236,7 @@ def dragged(
     if out is None:
         return [], [f"{inp}@{c.channel}" if c.channel else str(inp) for c in moved]
     if inp == out:
-        raise BadInput(f"port {inp} cannot be joined to itself by dragging: write {inp}>{inp}")
+        raise BadInput(f"port {inp} cannot be connected to itself by dragging: write {inp}>{inp}")
     if not isinstance(switch, WavelengthSwitch):
         one_way = moved and all(circuit.ports.reverse not in there for circuit in moved)
         return [f"{inp}{'>' if one_way else '-'}{out}"], []
@@ -266,15 +266,15 @@ def joined(switch: OpticalSwitch, words: list[str], makes: list[str]) -> str:
 def plan_lines(plan: Mapping[str, Any]) -> list[tuple[str, bool]]:
     """The lines of a plan, and whether each is an objection."""
     if not plan["changes"]:
-        return [("nothing to change: the map is so already", False)]
+        return [("nothing to change: the circuits are already there", False)]
     lines = [(changes_words(plan["changes"]), False)]
     for key, words in (("links_down", "links that go down"), ("links_up", "links that come up")):
         if plan[key]:
             lines.append((f"{words}: {', '.join(plan[key])}", False))
     jobs = ", ".join(plan["jobs"])
-    lines.append((f"jobs whose traffic rides on it: {jobs or 'none'}", bool(jobs)))
+    lines.append((f"jobs that use these circuits: {jobs or 'none'}", bool(jobs)))
     for ocs, theirs in plan["strangers"].items():
-        lines.append((f"nobody committed what would break on {ocs}: {' '.join(theirs)}", True))
+        lines.append((f"would break, though not committed, on {ocs}: {' '.join(theirs)}", True))
     lines += [(f"not possible: {harmless(words)}", True) for words in plan["objections"]]
     return lines
 
@@ -291,7 +291,7 @@ def _place(switch: OpticalSwitch, word: str) -> int | str:
 
 
 class ChangePanel:
-    """The change that is under way, by any user; else the last one."""
+    """The change in progress, by any user; else the last one."""
 
     def __init__(self, page: Page) -> None:
         self._page = page
@@ -304,7 +304,6 @@ class ChangePanel:
         self._about = ui.label().classes("text-sm")
         stages = ui.element("ol").classes("flex list-none gap-3 text-sm")
         self._stages = stages.props('aria-label="Stages of the change"')
-        self._message = ui.label().classes("text-sm")
         with ui.row().classes("gap-2"):
             self._cancel = ui.button(on_click=self._cancel_it).props("color=negative outline")
             self._undo = ui.button(on_click=self._undo_it).props("outline")
@@ -322,14 +321,12 @@ class ChangePanel:
             self._number = max(self._number, view.last_change["id"])
         change = known.get(self._number)
         if change is None:
-            self._title.text = "No circuit was changed yet"
+            self._title.text = "No circuits have been changed yet"
             return
-        row, progress = change_row(change), change.get("progress")
-        self._title.text = f"Change {row['id']}: {row['state']}"
+        row, progress = change_row(change, view), change.get("progress")
+        self._title.text = f"Change {row['id']}: {row['result']}"
         by = f"by {row['by']}" if row["by"] else ""
-        took = f"took {row['took']}, light away {row['dark'] or '0s'}" if row["took"] else ""
-        self._about.text = "; ".join(filter(None, (by, row["why"], row["changes"], took)))
-        self._message.text = "" if row["message"] == "done" else row["message"]
+        self._about.text = "; ".join(filter(None, (by, row["why"], row["changes"])))
         stages = stage_rows(change, time.time())
         if stages != self._stages_shown:
             self._stages_shown = stages
@@ -354,11 +351,11 @@ class ChangePanel:
 
     async def _cancel_it(self) -> None:
         number = self._number
-        if await confirmed(f"Halt change {number}, and undo what it did?", "Halt and undo"):
+        if await confirmed(f"Stop change {number} and undo what it did?", "Stop and undo"):
             cancel = partial(self._page.visitor.client.cancel_change, number)
             await self._page.ask(cancel, f"cancelling change {number}")
 
     async def _undo_it(self) -> None:
         number = self._number
-        if await confirmed(f"Undo change {number}, and nothing that others did?", "Roll back"):
+        if await confirmed(f"Undo change {number}, and no other change?", "Roll back"):
             await self.carry_out(partial(self._page.visitor.client.roll_back, number))

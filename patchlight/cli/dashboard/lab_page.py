@@ -1,13 +1,13 @@
-"""The page with a live picture of the lab, a legend, jobs, the last change and faults."""
+"""The page on the lab: its health, a live picture, its jobs and the last change of circuits."""
 
 import time
 
 from nicegui import events, ui
 
-from patchlight.cli.dashboard import picture, texts
+from patchlight.cli.dashboard import charts, picture, texts
 from patchlight.cli.dashboard.lab_view import JOB_COLOURS, NO_JOB
 from patchlight.cli.dashboard.lab_watch import LabWatch
-from patchlight.cli.dashboard.page import JOB_CELL, Layer, Page, columns, titled
+from patchlight.cli.dashboard.page import Layer, Page, columns, draw, time_chart, titled
 from patchlight.testbed.draw.drawing_layout import DrawingLayout
 from patchlight.testbed.lab.model import Lab
 
@@ -15,30 +15,41 @@ from patchlight.testbed.lab.model import Lab
 _DEVICE = "(e) => { const found = e.target.closest('[data-device]'); "
 _DEVICE += "if (found) { e.preventDefault(); emit(found.dataset.device); } }"
 _RECENT_S = 10.0
-_JOB_COLUMNS = {"name": "job", "gpus": "GPUs", "light": "light to", "iteration": "iteration"}
-_JOB_COLUMNS |= {"sends": "sends"}
+_MOST_WAITING = 10
+_CHART_S, _CHART_EVERY_S = 300.0, 5.0
+_JOB = """<q-tr :props="props"><q-td class="pl-block" style="border: 0; padding: 4px 0">
+<span aria-hidden="true" class="pl-swatch" :style="{background: props.row.colour}"></span>
+<b>{{ props.row.name }}</b> <span class="text-xs opacity-70">{{ props.row.id }}</span>
+{{ props.row.state }}
+<div v-for="line in props.row.lines" class="break-words">{{ line }}</div></q-td></q-tr>"""
 
 _LINES = (
-    ("well", JOB_COLOURS[0], "light of the job that has this colour"),
-    ("well", NO_JOB, "light that no job uses"),
-    ("changing", JOB_COLOURS[0], "being changed"),
-    ("dark", NO_JOB, "dark"),
-    ("degraded", NO_JOB, "weaker than it was"),
-    ("drifting", NO_JOB, "on the device, and nobody committed it"),
+    ("up", JOB_COLOURS[0], "used by the job of this colour"),
+    ("up", NO_JOB, "not used by a job"),
+    ("changing", JOB_COLOURS[0], "changing"),
+    ("dark", NO_JOB, "no optical power, or missing"),
+    ("degraded", NO_JOB, "power too low"),
+    ("drifting", NO_JOB, "drift: not committed"),
     ("locked", NO_JOB, "locked"),
 )
 
 
 class LabPage(Page):
-    """The lab, its jobs, its last change, and faults."""
+    """The lab's health, its picture, its jobs, and its last change."""
 
     def build(self) -> None:
-        """The picture at the left, the rest at the right."""
-        ui.add_css(picture.COLOURS + picture.STYLE)
+        """Health above, the picture at the left, cards at the right."""
+        ui.add_css(picture.STYLE)
         self._lab_drawn: Lab | None = None
         self._lines: dict[int, list[str]] = {}
-        with ui.row(wrap=False).classes("w-full gap-4"):
-            with ui.column().classes("grow min-w-0 gap-1"):
+        self._sent: ui.echart | None = None
+        self._charted_at = 0.0
+        with ui.element("section").classes("pl-status text-sm") as self._status:
+            self._headline = ui.label().classes("text-lg font-bold").mark("health")
+            self._problems = ui.column().classes("gap-0 w-full")
+            self._summary, self._latest = ui.label(), ui.label()
+        with ui.element("div").classes("pl-aside"):
+            with ui.column().classes("min-w-0 gap-4"):
                 scrolled = ui.element("div").classes("pl-scroll")
                 with scrolled, ui.element("div").classes("pl-picture") as frame:
                     self._still = Layer()
@@ -47,55 +58,80 @@ class LabPage(Page):
                 self._frame = frame
                 frame.on("click", self._open_device, js_handler=_DEVICE)
                 frame.on("keydown.enter", self._open_device, js_handler=_DEVICE)
-                legend()
-            with ui.column().classes("w-[26rem] shrink-0 gap-2"):
-                self._worries = _card("Not well")
-                self._change = _card("Last change of circuits")
-                with ui.card().classes("w-full p-3 gap-1"):
-                    titled("Jobs at work")
-                    self._jobs = ui.table(rows=[], columns=columns(_JOB_COLUMNS))
-                    self._jobs.props("dense flat wrap-cells hide-pagination")
-                    self._jobs.props('no-data-label="none"')
-                    self._jobs.classes("w-full").add_slot("body-cell-name", JOB_CELL)
+                self._charted = ui.column().classes("w-full")
+            with ui.element("div").classes("pl-halves"):
+                with ui.card().classes("p-3 gap-1"):
+                    titled("Jobs")
+                    self._jobs = ui.table(rows=[], columns=columns({"name": "job"}))
+                    self._jobs.props("dense flat wrap-cells hide-pagination hide-header")
+                    self._jobs.classes("w-full").add_slot("body", _JOB)
+                    self._jobs.add_slot("no-data", "No job is running or waiting.")
+                with ui.card().classes("p-3 gap-1"):
+                    titled("Last change of circuits")
+                    self._change = ui.column().classes("gap-1 w-full")
+                with ui.card().classes("p-3 gap-1"):
+                    titled("Key")
+                    key()
         self._dialog = ui.dialog()
 
     def refresh(self) -> None:
         """Send those layers and lines that differ."""
-        view, watch = self.watch.view, self.watch
+        view, watch, now = self.watch.view, self.watch, time.time()
         if self._lab_drawn is not view.lab:
             self._lab_drawn = view.lab
             self._picture = picture.Picture(view.lab, DrawingLayout(view.lab))
-            self._frame.style(f"min-width: {self._picture.least_width}px")
+            self._frame.style(self._picture.least_widths)
+            detailed = self._picture.detailed
+            self._frame.classes(replace=f"pl-picture {'pl-detailed' if detailed else ''}")
+            self._charted.clear()
+            with self._charted:  # of a large lab it would take the tab too much memory
+                title = "Sent by each job in the last 5 minutes, Gb/s"
+                self._sent = time_chart(title, "h-44") if detailed else None
             self._still.show(self._picture.size, self._picture.still())
-        measured = measured_hosts(watch, time.time())
+        measured = measured_hosts(watch, now)
         self._light.show(self._picture.size, self._picture.light(view))
         self._meters.show(self._picture.size, self._picture.meters(view, measured))
         rows = []
-        for job in view.at_work:
+        for job in [*view.at_work, *view.waiting[:_MOST_WAITING]]:
             told = [measured[name].sends_bps for name in job["hosts"] if name in measured]
             sends = sum(bps for bps in told if bps is not None) if told else None
-            took = texts.measured_iteration_s(watch.iterations.get(job["id"], ()))
-            more = {"light": texts.light_words(job, view), "note": job["state"]}
-            rows.append(texts.job_row(job, view, took, sends) | more)
+            latest_s = texts.measured_iteration_s(watch.iterations.get(job["id"], ()))
+            row = texts.job_row(job, view, latest_s, sends)
+            rows.append(row | {"lines": texts.job_lines(row, job, view)})
         if self._jobs.rows != rows:
             self._jobs.rows = rows
-        self._say(
-            self._worries, texts.worries(view, watch.stopped, watch.trouble) or ["all is well"]
-        )
-        self._say(self._change, texts.last_change_lines(view, time.time()))
+        self._say_health(now)
+        self._say(self._change, texts.last_change_lines(view, watch.gains, now))
+        if self._sent and now - self._charted_at >= _CHART_EVERY_S:
+            self._charted_at = now
+            since = now - _CHART_S
+            draw(self._sent, charts.sent(watch, since, now), since, now)
 
-    def _say(self, card: ui.column, lines: list[str]) -> None:
-        if self._lines.get(card.id) != lines:
-            self._lines[card.id] = lines
-            card.clear()
-            with card:
+    def _say_health(self, now: float) -> None:
+        view, watch = self.watch.view, self.watch
+        found = texts.problems(view, watch.stopped, watch.trouble)
+        count = f"{len(found)} problem{'' if len(found) == 1 else 's'}"
+        wrong = any(is_error for _, is_error in found)
+        self._headline.text = f"{count} in the lab" if found else "The lab is well"
+        self._summary.text = texts.summary(view)
+        self._status.classes(
+            remove="pl-wrong pl-caution", add="pl-wrong" if wrong else "pl-caution" if found else ""
+        )
+        self._say(self._problems, [words for words, _ in found])
+        self._latest.text = texts.latest_words(view, now)
+
+    def _say(self, column: ui.column, lines: list[str]) -> None:
+        if self._lines.get(column.id) != lines:
+            self._lines[column.id] = lines
+            column.clear()
+            with column:
                 for line in lines:
                     ui.label(line).classes("text-sm break-words w-full")
 
     def _open_device(self, event: events.GenericEventArguments) -> None:
         name, view = str(event.args), self.watch.view
         self._dialog.clear()
-        with self._dialog, ui.card().classes("min-w-[36rem] max-w-none"):
+        with self._dialog, ui.card().classes("pl-device gap-2"):
             titled(name, "text-lg")
             ui.label(view.silent.get(name, "answers"))
             measured = measured_hosts(self.watch, time.time())
@@ -103,24 +139,18 @@ class LabPage(Page):
                 if host.server.name == name:
                     job, busy = view.job_of_host.get(host.name), measured[host.name].busy
                     state = "free" if job is None else f"in {job}"
-                    share = "" if busy is None else f", busy {busy:.0%}"
+                    share = "" if busy is None else f", busy {100 * busy:.0f} %"
                     ui.label(f"{host.name}: {state}{share}")
             rows = texts.device_rows(view, name)
-            headings = {"id": "port", "leads": "fibre to", "rate": "rate", "light": "light"}
+            headings = {"id": "port", "leads": "fibre to", "rate": "rate", "light": "circuit"}
             if any(row["lock"] for row in rows):
                 headings["lock"] = "lock"
             ports = ui.table(rows=rows, columns=columns(headings))
-            ports.props("dense flat virtual-scroll").classes("max-h-96 w-full")
+            ports.props("dense flat wrap-cells virtual-scroll").classes("max-h-96 w-full")
             if name in view.switch_maps:
                 ui.link(f"Circuits of {name}", f"/circuits?ocs={name}")
             ui.button("Close", on_click=self._dialog.close).props("flat autofocus")
         self._dialog.open()
-
-
-def _card(title: str) -> ui.column:
-    with ui.card().classes("w-full p-3 gap-1"):
-        titled(title)
-        return ui.column().classes("gap-1 w-full")
 
 
 def measured_hosts(watch: LabWatch, at: float) -> dict[str, picture.Measured]:
@@ -137,15 +167,15 @@ def measured_hosts(watch: LabWatch, at: float) -> dict[str, picture.Measured]:
     return found
 
 
-def legend() -> None:
-    """Samples of lines with their meanings, in a row."""
-    with ui.row().classes("pl-picture gap-3 text-xs opacity-80"):
+def key() -> None:
+    """Samples of lines with their meanings."""
+    with ui.element("div").classes("pl-key text-xs"):
         for condition, colour, words in _LINES:
             _sample(_line(condition, colour), words)
         frame: picture.Look = {"x": 2, "y": 3, "width": 28, "height": 10, "rx": 3}
-        _sample([picture.shape("rect", "", css="pl-bad", **frame)], "does not answer")
+        _sample([picture.shape("rect", "", css="pl-bad", **frame)], "does not answer, or no link")
         bar: picture.Look = {"x": 2, "y": 6, "width": 20, "height": 5}
-        _sample([picture.shape("rect", "", css="pl-busy", **bar)], "how busy a GPU is")
+        _sample([picture.shape("rect", "", css="pl-busy", **bar)], "GPU utilisation")
 
 
 def _line(condition: str, colour: str) -> list[picture.Shape]:
@@ -162,6 +192,6 @@ def _line(condition: str, colour: str) -> list[picture.Shape]:
 
 def _sample(parts: list[picture.Shape], words: str) -> None:
     with ui.row(wrap=False).classes("items-center gap-1"):
-        sample = Layer().style("width: 32px").props("aria-hidden=true")
+        sample = Layer().classes("pl-picture").props("aria-hidden=true")
         sample.show("0 0 32 16", {"": picture.shape("g", parts)})
         ui.label(words)

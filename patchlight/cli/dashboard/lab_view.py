@@ -1,4 +1,4 @@
-"""A lab as a page shows it, computed from its controller's answers."""
+"""Computes a lab as pages show it from its controller's answers."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ from patchlight.testbed.lab.spectrum import Channel, ChannelConnect
 from patchlight.testbed.lab.wiring import Links, Place, lab_links, parse_map
 
 Answer = Mapping[str, Any]
-Condition = Literal["well", "changing", "locked", "drifting", "degraded", "dark"]
+Condition = Literal["up", "changing", "locked", "drifting", "degraded", "dark"]
 """The condition of a circuit; the worst is last."""
 
 AT_WORK = ("reconfiguring", "preparing", "running", "paused")
@@ -52,8 +52,14 @@ class Circuit:
     rate_bps: int | None = None
 
     @property
+    def said(self) -> str:
+        """The condition for people."""
+        said = {"dark": "no optical power", "degraded": "power too low"}
+        return said.get(self.condition, self.condition)
+
+    @property
     def channel(self) -> str:
-        """The channel of a wavelength switch; empty for all light."""
+        """The channel of a wavelength switch; empty for all wavelengths."""
         return str(self.ports.channel) if isinstance(self.ports, ChannelConnect) else ""
 
 
@@ -111,6 +117,11 @@ class LabView:
         return [job for job in self.jobs if job["state"] in AT_WORK]
 
     @cached_property
+    def waiting(self) -> list[Answer]:
+        """Jobs that wait for GPUs, the oldest first."""
+        return [job for job in self.jobs if job["state"] in WAITING]
+
+    @cached_property
     def job_of_host(self) -> dict[str, str]:
         """The id of the job that has a host, by the host's full name."""
         names = self.lab.host_names
@@ -166,6 +177,19 @@ class LabView:
         ended = (c for c in reversed(self.changes) if c["state"] != "intent" and c["changes"])
         return next(ended, None)
 
+    def can_undo(self, change: Answer) -> bool:
+        """Whether a change can be undone: what it made is there, and its old ports are free."""
+        if change["state"] != "committed" or not change["changes"] or "undone_by" in change:
+            return False
+        for ocs, moved in change["changes"].items():
+            if (present := self.switch_maps.get(ocs)) is None:
+                return False
+            made, broken = (type(present).parse(moved[key]) for key in ("makes", "breaks"))
+            there, kept = frozenset(present), present.without(made)
+            if not there.issuperset(made) or not there.issuperset(broken.clashing(kept)):
+                return False
+        return True
+
     @cached_property
     def locked_ports(self) -> dict[tuple[str, int], list[tuple[Place, Answer]]]:
         """Locks by switch and port, each with its place."""
@@ -202,15 +226,15 @@ class LabView:
             seen: Answer = readings.get(text, {})
             condition, words = self._how(ocs, c, seen)
             if text in missing:
-                condition, words = "dark", "committed, and not on the device"
+                condition, words = "dark", "committed, but not on the device"
             elif text in unknown:
-                condition, words = "drifting", "on the device, and nobody committed it"
+                condition, words = "drifting", "on the device, but not committed"
             if text in breaks | makes:
-                condition, words = "changing", "is being changed"
+                condition, words = "changing", "being changed"
             if unreachable:
                 words = f"as last known: {unreachable}"
-            elif signals and path is None and condition == "well":
-                words = f"light of {', '.join(map(str, signals))}"
+            elif signals and path is None and condition == "up":
+                words = f"signals of {', '.join(map(str, signals))}"
             yield Circuit(
                 ocs,
                 c,
@@ -236,7 +260,12 @@ class LabView:
                 if place.holds(c):
                     why = f": {lock['why']}" if lock["why"] else ""
                     return "locked", f"port {place} is locked by {lock['by']}{why}"
-        return "well", words
+        return "up", words
+
+    @cached_property
+    def without_link(self) -> dict[str, str]:
+        """The hosts that reach no other, each with the reason."""
+        return {told["host"]: told["reason"] for told in self.status.get("hosts_without_link", ())}
 
     @cached_property
     def silent(self) -> dict[str, str]:
@@ -251,7 +280,7 @@ class LabView:
                 found[switch["name"]] = "is not connected"
         for agent in status.get("agents", ()):
             if not agent["reachable"]:
-                found[agent["server"]] = f"its agent is {agent['presence']}: {agent['words']}"
+                found[agent["server"]] = f"does not answer: its agent is {agent['presence']}"
             elif agent["problems"]:
                 found[agent["server"]] = "; ".join(agent["problems"])
         return found

@@ -1,4 +1,4 @@
-"""The state of a lab, kept up to date for all pages at once, and periods of its past.
+"""Keeps the state of a lab up to date for all pages, and reads periods of its past.
 
 Three threads poll: one follows events; one reads twice a second what the controller knows; one
 reads after an event what the controller has to ask devices for, which may wait for the end of a
@@ -8,6 +8,7 @@ change. While no page is open, nothing is polled.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections import defaultdict, deque
@@ -25,7 +26,7 @@ from patchlight.testbed.labfile.reader import parse_lab
 if TYPE_CHECKING:
     from patchlight.testbed.wire.rest import circuits
     from patchlight.testbed.wire.rest.circuits import ChangeAnswer
-    from patchlight.testbed.wire.rest.jobs import IterationReport, JobInList
+    from patchlight.testbed.wire.rest.jobs import IterationReport, JobInList, LightMove
     from patchlight.testbed.wire.rest.lab import Status, WindowShape
 
 EVERY_S = 0.5
@@ -39,10 +40,11 @@ DRAWN = 20
 # The length of charts of single samples, one a second; longer ones are read from disk.
 _SAMPLED_S, _SAMPLES = 300.0, 400
 _REPORTS, _REPORTED_JOBS = 1000, 20
+_MOST_GAINS = 8
 # What is read again after an event whose kind begins so.
 _ABOUT: Mapping[str, tuple[str, ...]] = {
     "circuits": ("circuits", "changes", "operated", "drift"),
-    "alarm": ("alarms", "light"),
+    "alarm": ("light",),
     "drift": ("circuits", "drift"),
     "unreachable": ("circuits", "drift", "status"),
     "reachable": ("circuits", "drift", "status"),
@@ -55,10 +57,10 @@ _ABOUT: Mapping[str, tuple[str, ...]] = {
     "openflow": ("status",),
     "part-fault": ("status",),
     "policies": ("status",),
-    "skipped": ("circuits", "changes", "operated", "drift", "alarms", "light", "status"),
+    "skipped": ("circuits", "changes", "operated", "drift", "light", "status"),
 }
 _KNOWN = ("status", "changes", "operated")
-_FROM_DEVICES = ("circuits", "alarms", "light", "drift")
+_FROM_DEVICES = ("circuits", "light", "drift")
 _EVERYTHING = (*_KNOWN, *_FROM_DEVICES)
 
 _log = logging.getLogger(__name__)
@@ -85,13 +87,14 @@ class LabWatch:
         self.maps: dict[str, circuits.OcsMap] = {}
         self.light: dict[str, circuits.LightAnswer] = {}
         self.drift: dict[str, circuits.DriftOf] = {}
-        self.alarms: list[circuits.AlarmShape] = []
         self.locks: list[circuits.Lock] = []
         self.stopped: circuits.Pressed | None = None
         self.rates: defaultdict[str, deque[tuple[float, float]]] = _series()
         self.gpus: defaultdict[str, deque[tuple[float, float]]] = _series()
         self.iterations: defaultdict[str, deque[IterationReport]] = _series(_REPORTS)
         self._next_report: dict[str, int] = {}
+        self._read_to_end: set[str] = set()
+        self.gains: Mapping[str, LightMove] = {}
         self._colours: dict[str, str] = {}
         self.view = LabView(self.lab)
         self.heard = -1
@@ -203,6 +206,7 @@ class LabWatch:
         if now - self._slow_at > _SLOW_S:
             self._slow_at = now
             self._ask_for("status")
+            self._take_gains(client)
         if now - self._power_at > _POWER_EVERY_S:
             self._power_at = now
             self._ask_for("light", "drift", "circuits")
@@ -238,7 +242,7 @@ class LabWatch:
         """Have pages show the present state."""
         with self._viewing:
             at_work = [job["id"] for job in self.jobs if job["state"] in AT_WORK]
-            self._colours = job_colours(self._colours, at_work)
+            self._colours = job_colours(self._colours, at_work + self._just_ended())
             view = LabView(
                 self.lab,
                 self.jobs,
@@ -255,7 +259,7 @@ class LabWatch:
             self.revision += 1
 
     def _take_latest_change(self, client: ControllerClient) -> None:
-        """Read how far the changes under way are: events are about their ends only."""
+        """Read the progress of the changes in progress: events only tell their ends."""
         latest = client.reconfigurations(last=1)
         ids = {each["id"] for each in latest}
         going = [c["id"] for c in self.changes if "progress" in c and c["id"] not in ids]
@@ -279,16 +283,36 @@ class LabWatch:
 
     def _take_iterations(self, client: ControllerClient) -> None:
         at_work = [job["id"] for job in self.jobs if job["state"] in AT_WORK][:_REPORTED_JOBS]
-        for job in at_work:
+        ended = [job for job in self._just_ended() if job not in self._read_to_end]
+        for job in at_work + ended[-_REPORTED_JOBS:]:
             if job not in self._next_report:
                 reports, after = client.recent_iterations(job, _REPORTS)
             else:
                 reports, after = client.iterations(job, self._next_report[job])
             self._next_report[job] = after
             self.iterations[job].extend(reports)
+        self._read_to_end.update(ended)
         known = {job["id"] for job in self.jobs}
         for job in self.iterations.keys() - known:
             del self.iterations[job]
+        self._read_to_end &= known
+
+    def _just_ended(self) -> list[str]:
+        """The jobs that ran and ended within the time of the charts of single samples."""
+        since = time.time() - _SAMPLED_S
+        return [j["id"] for j in self.jobs if j["hosts"] and (j["finished_at"] or 0) > since]
+
+    def _take_gains(self, client: ControllerClient) -> None:
+        """Read what the last change gained the jobs whose circuits it moved."""
+        found: dict[str, LightMove] = {}
+        change = self.view.last_change
+        moved_at, number = (change["finished_at"], change["id"]) if change else (-1.0, 0)
+        for job in self.jobs:
+            began, ended = job["started_at"] or math.inf, job["finished_at"] or math.inf
+            if began < moved_at < ended and len(found) < _MOST_GAINS:
+                moves = client.job(job["id"])["light_moves"]
+                found |= [(job["id"], m) for m in moves if m["reconfiguration"] == number]
+        self.gains = found
 
     def _take(self, name: str, client: ControllerClient) -> None:
         match name:
@@ -302,8 +326,6 @@ class LabWatch:
                 self.locks, self.stopped = client.locks(), client.stop_button()
             case "drift":
                 self.drift = client.drift()
-            case "alarms":
-                self.alarms = client.alarms()
             case "light":
                 switches = (switch.name for switch in self.lab.optical_switches if switch.driver)
                 self.light = {name: client.light(name) for name in switches}

@@ -47,10 +47,10 @@ export default {
     if (this.differ) this.alter(...toRaw(this.differ));
   },
   methods: {
-    alter(number, anew, size, differ) {
+    alter(number, all_again, size, differ) {
       const { svg } = this.$refs;
       if (number === this.number) return;
-      if (anew) {
+      if (all_again) {
         svg.replaceChildren();
         this.shown.clear();
       } else if (number !== this.number + 1) {

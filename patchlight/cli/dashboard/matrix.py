@@ -1,4 +1,4 @@
-"""The map of an optical switch as a matrix: a row for each input, a column for each output.
+"""Draws the map of an optical switch as a matrix: a row for each input, a column for each output.
 
 Rows and the circuits in them can be dragged to columns.
 """
@@ -17,7 +17,8 @@ from patchlight.testbed.lab.wiring import parse_map
 MOST_NAMED = 40
 """More ports than this have no names in the picture, and nothing can be dragged."""
 _BAD = ("dark", "degraded", "drifting")
-_CELL, _NAMES, _SMALL = 22.0, 104.0, 480.0
+_CELL, _NAMES, _SMALL = 22.0, 112.0, 480.0
+_SIZE = 13
 _RANGE = re.compile(r"([0-9]{1,7})[-–]([0-9]{1,7})")
 
 STYLE = """
@@ -137,7 +138,7 @@ def _columns(view: LabView, name: str, shown: Sides) -> picture.Shapes:
             picture.shape("title", f"output {words}"),
             picture.shape("rect", "", x=x, y=0, width=_CELL, height=_NAMES + height),
             picture.shape("line", "", css="pl-grid", x1=x, x2=x, y1=_NAMES, y2=_NAMES + height),
-            picture.text(x + 15, _NAMES - 5, words, 11, anchor="start", upwards=True),
+            picture.text(x + 16, _NAMES - 5, _cut(words), _SIZE, anchor="start", upwards=True),
         ]
         drawn[f"out {port}"] = picture.shape(
             "g", parts, css="pl-column", data_drop=port, data_to=f"out {words}"
@@ -153,14 +154,18 @@ def _rows(view: LabView, name: str, shown: Sides) -> picture.Shapes:
             picture.shape("title", f"input {words}"),
             picture.shape("rect", "", css="pl-row", x=0, y=y, width=_NAMES, height=_CELL),
             picture.shape("line", "", css="pl-grid", x1=_NAMES, x2=_NAMES + width, y1=y, y2=y),
-            picture.text(_NAMES - 5, y + 15, words, 11, anchor="end"),
+            picture.text(_NAMES - 5, y + 16, _cut(words), _SIZE, anchor="end"),
         ]
         drawn[f"in {port}"] = picture.shape("g", parts, data_drag=port, data_name=f"in {words}")
     return drawn
 
 
+def _cut(words: str) -> str:
+    return picture.cut(words, _NAMES - 5, _SIZE)
+
+
 def _cell(view: LabView, circuits: list[Circuit], row: int, column: int) -> picture.Shape:
-    worst = next((c for c in circuits if c.condition != "well"), circuits[0])
+    worst = next((c for c in circuits if c.condition != "up"), circuits[0])
     x, y = _NAMES + _CELL * column + 3, _NAMES + _CELL * row + 3
     look: picture.Look = {"css": "pl-bad-cell"} if worst.condition in _BAD else {}
     colour = view.colours.get(worst.job, NO_JOB)

@@ -1,4 +1,4 @@
-"""The frame of all pages, and their elements: tables, layers of shapes, periods."""
+"""The frame of all pages, and their elements: tables, charts, layers of shapes, periods."""
 
 import time
 from abc import ABC, abstractmethod
@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from nicegui import events, run, ui
 from starlette.requests import Request
 
+from patchlight.cli.dashboard import charts
 from patchlight.cli.dashboard.auth import visitor_of
 from patchlight.cli.dashboard.lab_watch import EVERY_S, LabWatch
 from patchlight.cli.dashboard.picture import Shape, Shapes
@@ -16,12 +17,14 @@ from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.lab.rules import Role
 
 T = TypeVar("T")
+# Times stay on one line; what devices and users wrote may be one long word.
+_STYLES = dict.fromkeys(("at", "submitted"), "width: 1%; white-space: nowrap")
+_STYLES |= dict.fromkeys(("why", "words", "result"), "min-width: 8rem; overflow-wrap: anywhere")
 PAGES = {"/": "Lab", "/jobs": "Jobs", "/circuits": "Circuits", "/history": "History"}
 
-JOB_CELL = """<q-td :props="props"><span aria-hidden="true" :style="{background: props.row.colour,
-display: 'inline-block', width: '0.8em', height: '0.8em', marginRight: '0.5em'}"></span>
-{{ props.row.name }} <span class="text-xs opacity-70">{{ props.row.id }} {{ props.row.note }}</span>
-</q-td>"""
+JOB_CELL = """<q-td :props="props"><span><span aria-hidden="true" class="pl-swatch"
+:style="{background: props.row.colour}"></span>
+{{ props.row.name }} <span class="text-xs opacity-70">{{ props.row.id }}</span></span></q-td>"""
 
 FROM_TO = 0
 """The choice of two moments, among those of how many seconds up to now."""
@@ -42,7 +45,7 @@ class Page(ABC):
         """Build the page and keep it up to date."""
         self.watch.viewed()
         self._header()
-        with ui.element("main").classes("w-full"):
+        with ui.element("main"):
             self.build()
         ui.timer(EVERY_S, self._again)
 
@@ -74,14 +77,14 @@ class Page(ABC):
 
     def _header(self) -> None:
         ui.colors(primary="#1f4e79")
-        with ui.header(elevated=False).classes("items-center gap-4 py-2 px-4"):
+        with ui.header(elevated=False).classes("items-center gap-3 py-1 px-4"):
             ui.label("Patchlight").classes("font-bold")
             self._lab = ui.label()
-            with ui.element("nav").classes("flex gap-4").props('aria-label="Pages"'):
+            with ui.element("nav").props('aria-label="Pages"'):
                 for path, name in PAGES.items():
-                    link = ui.link(name, path).classes("text-white px-2 py-1")
+                    link = ui.link(name, path)
                     if path == self._path:
-                        link.classes("font-bold underline").props("aria-current=page")
+                        link.props("aria-current=page")
             ui.space()
             self._heard = ui.label().props("role=status")
             ui.label(f"{self.visitor.user}, {self.visitor.role}").mark("visitor")
@@ -115,20 +118,40 @@ def titled(title: str, size: str = "") -> None:
 
 
 def columns(headings: Mapping[str, str]) -> list[dict[str, Any]]:
-    """The columns of a table; ``headings`` by the field of a row."""
-    return [
-        {"name": field, "field": field, "label": label, "align": "left", "sortable": True}
-        for field, label in headings.items()
-    ]
+    """The columns of a table; ``headings`` by the field of a row.
+
+    Where the page is narrow, a row is a list, and each cell has its heading before it.
+    """
+    like: dict[str, Any] = {"align": "left", "sortable": True}
+    found = []
+    for field, label in headings.items():
+        style = f"--pl-label: '{label}'; {_STYLES.get(field, '')}"
+        found.append({"name": field, "field": field, "label": label, "style": style, **like})
+    return found
 
 
 def table(headings: Mapping[str, str], title: str, rows_per_page: int = 0) -> ui.table:
     """An empty table under a title; ``rows_per_page`` 0: it shows all its rows."""
     pages = {"rowsPerPage": rows_per_page}
     made = ui.table(rows=[], columns=columns(headings), title=title, pagination=pages)
-    made.props("dense flat bordered wrap-cells no-data-label=none")
+    made.props("dense flat bordered wrap-cells").add_slot("no-data", "none")
     made.props("" if rows_per_page else "hide-pagination")
     return made.classes("w-full")
+
+
+def time_chart(title: str, height: str) -> ui.echart:
+    """A card with an empty chart over time."""
+    with ui.card().classes("w-full p-2 gap-0"):
+        titled(title, "text-sm")
+        chart = ui.echart(charts.empty()).classes(f"w-full {height}")
+        return chart.props(f'role=img aria-label="{title}"')
+
+
+def draw(chart: ui.echart, series: list[charts.Options], since: float, until: float) -> None:
+    """Show these series of a period (Unix times)."""
+    chart.options["series"] = series
+    chart.options["xAxis"] |= {"min": since * 1000, "max": until * 1000}
+    chart.update()
 
 
 class Layer(ui.element, component="layer.js"):
@@ -141,23 +164,23 @@ class Layer(ui.element, component="layer.js"):
         super().__init__()
         self._number, self._size, self._drawn = 0, "", Shapes()
         # A browser missed an update: of several that wait for it, only the last is sent.
-        self.on("missed", lambda: self.show(self._size, self._drawn, anew=True))
+        self.on("missed", lambda: self.show(self._size, self._drawn, all_again=True))
 
-    def show(self, size: str, drawn: Shapes, *, anew: bool = False) -> None:
+    def show(self, size: str, drawn: Shapes, *, all_again: bool = False) -> None:
         """Show these in a ``viewBox`` of that size; those that differ are sent.
 
-        New shapes lie on top of the others. ``anew``: all are drawn again, in order.
+        New shapes lie on top of the others. ``all_again``: all are drawn again, in order.
         """
-        before, anew = self._drawn, anew or not self._number
+        before, all_again = self._drawn, all_again or not self._number
         self._size, self._drawn = size, drawn
         differ: dict[str, Shape | None] = {**drawn}
-        if not anew:
+        if not all_again:
             differ = {name: shape for name, shape in drawn.items() if before.get(name) != shape}
             differ |= dict.fromkeys(before.keys() - drawn.keys())
-        if differ or anew:
+        if differ or all_again:
             # Not as the call of a method, of which NiceGUI makes a script for each update.
             self._number += 1
-            self.props["differ"] = [self._number, anew, size, differ]
+            self.props["differ"] = [self._number, all_again, size, differ]
 
 
 class Dragging(ui.element, component="dragging.js"):
@@ -195,7 +218,7 @@ class PeriodChoice:
     ) -> None:
         self._on_change = on_change
         chosen = moments(query.get("since", ""), query.get("until", ""))
-        with ui.row().classes("items-center gap-2 mt-2"):
+        with ui.row().classes("items-center gap-2"):
             ui.label(label)
             offered = {**periods, FROM_TO: "from … to …"}
             self._length = ui.select(offered, value=FROM_TO if chosen else value)
@@ -236,7 +259,7 @@ class PeriodChoice:
 
     def _show(self) -> None:
         chosen = moments(self._since.value, self._until.value)
-        self._wrong.text = "" if chosen else "from is to be before to"
+        self._wrong.text = "" if chosen else "from must be before to"
         if chosen:
             self._bounds = chosen
             self._on_change()

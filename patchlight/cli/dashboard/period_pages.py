@@ -1,4 +1,4 @@
-"""The pages on a period: jobs, with charts and output; and changes, events, alarms and drift."""
+"""The pages on a period: jobs with charts and output; and changes, events, alarms and drift."""
 
 import asyncio
 import time
@@ -12,19 +12,18 @@ from patchlight.cli.dashboard import charts, page, texts
 from patchlight.cli.dashboard.lab_view import AT_WORK, WAITING, LabView
 from patchlight.cli.dashboard.lab_watch import EVERY_S, look_back
 from patchlight.client.client import ControllerClient
-from patchlight.console.rendering import harmless, when
+from patchlight.console.rendering import harmless
 from patchlight.testbed.errors import PatchlightError
-from patchlight.testbed.units import format_time
 
 _LINES = 500
 _COLUMNS = {
     "name": "job",
     "state": "state",
-    "why": "why it waits or ended",
+    "why": "reason",
     "user": "user",
     "gpus": "GPUs",
-    "done": "iterations done",
-    "iteration": "one takes",
+    "done": "iterations",
+    "iteration": "iteration time",
     "predicted": "predicted",
     "sends": "sends",
     "submitted": "submitted",
@@ -52,13 +51,14 @@ class JobsPage(page.Page):
         self._jobs = page.table(_COLUMNS, "Jobs", rows_per_page=10)
         self._jobs.add_slot("body-cell-name", page.JOB_CELL)
         self._about = ui.label().classes("text-xs opacity-80").props("role=note")
-        with ui.element("div").classes("grid grid-cols-2 gap-2 w-full"):
-            self._charts = {
-                "gpus": _chart("GPUs by job", ""),
-                "sent": _chart("What jobs send", "Gb/s"),
-                "took": _chart("Iterations: measured, and predicted (dashed)", "s"),
-                "busy": _chart("GPUs busy, by job", "%"),
+        with ui.element("div").classes("pl-halves"):
+            titles = {
+                "gpus": "GPUs of each job",
+                "sent": "Sent by each job, Gb/s",
+                "took": "Time of an iteration, s (predicted: dashed)",
+                "busy": "GPU utilisation of each job, %",
             }
+            self._charts = {name: page.time_chart(title, "h-56") for name, title in titles.items()}
         self._output = JobOutput(self.visitor.client)
         ui.timer(_CHARTS_EVERY_S, self._look_back)
 
@@ -75,7 +75,7 @@ class JobsPage(page.Page):
             rows.append(texts.job_row(job, view, took, sum(sends) if sends else None))
         since, until = self._period.bounds(time.time())
         self._about.text = "Means over 5 s are bold, samples thin; a point is an iteration."
-        self._show(rows, view, charts.live(watch, since), since, until)
+        self._show(rows, view, charts.live(watch, since, until), since, until)
 
     @property
     def _is_live(self) -> bool:
@@ -113,8 +113,7 @@ class JobsPage(page.Page):
         drawn, ran = len(past.windows), sum(bool(job["hosts"]) for job in past.jobs)
         some = f" The charts have the latest {drawn} of {ran} jobs." if drawn < ran else ""
         self._about.text = (
-            f"Means over {format_time(past.width_s)} are bold, the least and the most in that time "
-            f"thin.{some}"
+            f"Means over {past.width_s} s are bold, the least and the most in that time thin.{some}"
         )
         self._show(rows, view, charts.of_past(past, view), since, until)
 
@@ -135,27 +134,16 @@ class JobsPage(page.Page):
                 if job["state"] not in WAITING
             }
         )
-        window = {"min": since * 1000, "max": until * 1000}
-        for name, chart in self._charts.items():
-            if name == "gpus":
-                chart.options.update(charts.timeline(view, since, until))
-            else:
-                chart.options["series"] = series[name]
-                chart.options["xAxis"] |= window
-            chart.update()
+        self._charts["gpus"].options.update(charts.timeline(view, since, until))
+        self._charts["gpus"].update()
+        for name, drawn in series.items():
+            page.draw(self._charts[name], drawn, since, until)
 
 
 def _listed(jobs: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Those at work first, then those that wait, then the others, the latest first."""
+    """Running jobs first, then waiting ones, then the others, the latest first."""
     rank = {state: number for number, state in enumerate((*AT_WORK, *WAITING))}
     return sorted(jobs, key=lambda j: (rank.get(j["state"], len(rank)), -j["submitted_at"]))
-
-
-def _chart(title: str, value_name: str) -> ui.echart:
-    with ui.card().classes("p-2 gap-0"):
-        page.titled(title, "text-sm")
-        chart = ui.echart(charts.empty(value_name)).classes("w-full h-56")
-        return chart.props(f'role=img aria-label="{title}"')
 
 
 class JobOutput:
@@ -163,13 +151,13 @@ class JobOutput:
 
     def __init__(self, client: ControllerClient) -> None:
         self._client = client
-        with ui.row().classes("items-center gap-2 mt-2"):
+        with ui.row().classes("items-center gap-2"):
             ui.label("Output of").classes("font-bold")
             self._job = ui.select([], on_change=self._follow_another, label="job")
             self._worker = ui.number("worker", value=0, min=0, on_change=self._follow_another)
             self._job.props('dense options-dense aria-label="Output of job"').classes("w-64")
             self._worker.props("dense").classes("w-24")
-        self._log = ui.log(max_lines=_LINES).classes("w-full h-64").props("role=log")
+        self._log = ui.log(max_lines=_LINES).classes("w-full h-48").props("role=log")
         self._next_byte, self._asking = 0, asyncio.Lock()
         ui.timer(2 * EVERY_S, self._follow)
 
@@ -205,20 +193,14 @@ class JobOutput:
 _CHANGES = {
     "id": "change",
     "at": "began",
-    "state": "state",
     "by": "by",
     "why": "why",
-    "took": "took",
-    "dark": "light away",
-    "stages": "stages",
     "changes": "circuits",
-    "message": "",
+    "result": "result",
+    "stages": "stages",
 }
-_HEALTH = {"name": "name", "kind": "kind", "words": "how it is"}
-_ALARMS = {"at": "at", "ocs": "circuit switch", "severity": "severity", "subject": "of"}
-_ALARMS |= {"words": "what it says"}
-_DRIFT = {"ocs": "circuit switch", "missing": "missing", "unknown": "not committed", "since": "of"}
-_EVENTS = {"at": "at", "kind": "kind", "words": ""}
+_HEALTH = {"name": "name", "kind": "kind", "words": "state"}
+_EVENTS = {"at": "at", "words": "event"}
 TROUBLES = (
     *("alarm", "drift", "unreachable", "reachable"),
     *("openflow-switch-down", "openflow-speaker-down", "openflow-second-switch"),
@@ -227,7 +209,7 @@ TROUBLES = (
 )
 """The kinds of events on faults, and on their ends."""
 
-_UNDO = """<q-td :props="props"><q-btn v-if="props.row.can_undo" dense outline size="sm"
+_UNDO = """<q-td :props="props"><q-btn v-if="props.row.can_undo" dense outline size="sm" no-caps
 :label="'Undo ' + props.row.id" @click="() => $parent.$emit('undo', props.row.id)" /></q-td>"""
 _GOOD = """<q-td :props="props"><span :class="props.row.good ? '' : 'text-negative font-bold'">
 {{ props.row.words }}</span></q-td>"""
@@ -240,7 +222,7 @@ class PagedTable:
         self._rows_per_page = rows_per_page
         self._before: list[int] = []
         self._wanted, self._loaded = 1, 0
-        self.table = page.table(headings, title).classes("mt-2")
+        self.table = page.table(headings, title)
         with self.table.add_slot("bottom"), ui.row().classes("items-center gap-2"):
             self._newer = ui.button("Newer", on_click=self._turn_back)
             self._older = ui.button("Older", on_click=self._turn)
@@ -301,7 +283,7 @@ class HistoryPage(page.Page):
         """The period above; the present below."""
         self._asking, self._shown_of = asyncio.Lock(), (-1, "")
         self._period = page.PeriodChoice(
-            "What happened in", _PAST_PERIODS, 604_800, self.query, self._from_the_newest
+            "History of", _PAST_PERIODS, 604_800, self.query, self._from_the_newest
         )
         self._changes = PagedTable(_CHANGES, "Changes of circuits", 10)
         if self.may_change():
@@ -309,41 +291,17 @@ class HistoryPage(page.Page):
             self._changes.table.columns = [*self._changes.table.columns, undo]
         self._changes.table.add_slot("body-cell-undo", _UNDO)
         self._changes.table.on("undo", self._undo)
-        self._troubles = PagedTable(_EVENTS, "Alarms, drift and what failed", 10)
+        self._troubles = PagedTable(_EVENTS, "Alarms, drift and faults", 10)
         self._events = PagedTable(_EVENTS, "Events", 15)
-        with ui.element("div").classes("grid grid-cols-2 gap-2 w-full mt-2"):
-            self._health = page.table(_HEALTH, "Devices, agents, and the controller now")
-            self._health.add_slot("body-cell-words", _GOOD)
-            with ui.column().classes("gap-2"):
-                self._drift = page.table(_DRIFT, "Drift from committed maps now")
-                self._alarms = page.table(_ALARMS, "What circuit switches report now", 10)
+        self._health = page.table(_HEALTH, "Devices, agents and controller now")
+        self._health.add_slot("body-cell-words", _GOOD)
         ui.timer(EVERY_S, self._load)
 
     def refresh(self) -> None:
-        """Send the tables of the present that differ."""
-        watch, view = self.watch, self.watch.view
-        drifted = [
-            {
-                "id": ocs,
-                "ocs": ocs,
-                "missing": " ".join(d["missing"]),
-                "unknown": " ".join(d["unknown"]),
-                "since": "" if d["reconfiguration"] is None else f"change {d['reconfiguration']}",
-            }
-            for ocs, d in watch.drift.items()
-            if d["missing"] or d["unknown"]
-        ]
-        alarms: list[texts.Row] = []
-        for number, alarm in enumerate(watch.alarms):
-            told = {key: harmless(str(each)) for key, each in alarm.items() if key in _ALARMS}
-            alarms.insert(0, {"id": number, **told, "at": when(alarm["at"])})
-        for shown, rows in (
-            (self._health, sorted(texts.health_rows(view), key=lambda row: bool(row["good"]))),
-            (self._drift, drifted),
-            (self._alarms, alarms),
-        ):
-            if shown.rows != rows:
-                shown.rows = rows
+        """Show the present health where it differs."""
+        rows = sorted(texts.health_rows(self.watch.view), key=lambda row: bool(row["good"]))
+        if self._health.rows != rows:
+            self._health.rows = rows
 
     def _from_the_newest(self) -> None:
         for paged in (self._changes, self._troubles, self._events):
@@ -363,7 +321,7 @@ class HistoryPage(page.Page):
 
             def changes(last: int, before: int | None) -> list[texts.Row]:
                 found = client.past_reconfigurations(since, until, last=last, before=before)
-                return [texts.change_row(change) for change in reversed(found)]
+                return [texts.change_row(c, self.watch.view) for c in reversed(found)]
 
             def events_of(kinds: Sequence[str], last: int, before: int | None) -> list[texts.Row]:
                 asked: Any = {"last": last, "before": before, "kinds": kinds}
@@ -385,5 +343,5 @@ class HistoryPage(page.Page):
 
     async def _undo(self, event: events.GenericEventArguments) -> None:
         number = int(event.args)
-        if await page.confirmed(f"Undo change {number}, and nothing that others did?", "Roll back"):
+        if await page.confirmed(f"Undo change {number}, and no other change?", "Roll back"):
             await self.ask(partial(self.visitor.client.roll_back, number), f"undoing {number}")

@@ -1,6 +1,6 @@
-"""The picture of a lab as layers of shapes by name; only those that differ are sent to a browser.
+"""Draws a lab as layers of shapes by name; only shapes that differ are sent to a browser.
 
-The lowest layer is the lab itself, which does not change; above it are the light, and the
+The lowest layer is the lab itself, which does not change; above it are the circuits, and the
 measurements. What a mouse can click can also have the keyboard's focus.
 """
 
@@ -8,10 +8,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
 from patchlight.cli.dashboard.lab_view import NO_JOB, Circuit, LabView
+from patchlight.cli.dashboard.texts import rate
 from patchlight.testbed.draw.drawing_layout import Box, DrawingLayout
 from patchlight.testbed.lab.model import Endpoint, Fibre, Host, Lab
 from patchlight.testbed.lab.optical_links import Signal
-from patchlight.testbed.units import format_rate
 
 Look: TypeAlias = dict[str, str | float]
 Shape: TypeAlias = "tuple[str, Mapping[str, str | float], str | list[Shape]]"
@@ -20,7 +20,7 @@ Shapes = dict[str, Shape]
 """A layer, by names: what is the same thing as before has the same name."""
 
 _INCH = 96.0
-_LEAST_SCALE = 0.7
+_LEAST_SCALE, _PHONE_SCALE = 0.7, 0.34
 _MARGIN = 0.3
 _Point = tuple[float, float]
 SIGNS = {"dark": "✕", "degraded": "!", "drifting": "?", "changing": "~"}
@@ -29,8 +29,9 @@ PADLOCK = "M-6 0h12v9h-12zM-4 0v-3a4 4 0 0 1 8 0v3"
 
 STYLE = """
 .pl-picture { position: relative; width: 100%; }
-.pl-picture svg { display: block; width: 100%; height: auto; max-height: calc(100vh - 9rem); }
+.pl-picture svg { display: block; width: 100%; height: auto; }
 .pl-scroll { width: 100%; overflow-x: auto; }
+.pl-scroll > .pl-picture { min-width: var(--pl-least); }
 .pl-picture .pl-over { position: absolute; inset: 0; pointer-events: none; }
 .pl-picture .pl-over [data-device] { pointer-events: auto; cursor: pointer; }
 .pl-picture text { font-family: inherit; fill: var(--pl-ink); }
@@ -48,14 +49,16 @@ STYLE = """
 .pl-picture .pl-changing { stroke-dasharray: 8 8; animation: pl-moves 0.6s linear infinite; }
 .pl-picture .pl-lock { fill: var(--pl-page); stroke: var(--pl-ink); stroke-width: 2; }
 .pl-picture .pl-busy { fill: var(--pl-busy); }
+.pl-key { display: grid; gap: 0.25rem 1rem;
+  grid-template-columns: repeat(auto-fill, minmax(11rem, 1fr)); }
+.pl-key .pl-picture { width: 32px; flex-shrink: 0; }
+@media (max-width: 599px) {
+  .pl-scroll > .pl-picture { min-width: var(--pl-phone); }
+  .pl-scroll .pl-detailed text { display: none; }
+  .pl-scroll .pl-detailed text[font-weight] { display: inline; font-size: 26px; }
+}
 @keyframes pl-moves { to { stroke-dashoffset: -16; } }
 @media (prefers-reduced-motion: reduce) { .pl-picture .pl-changing { animation: none; } }
-"""
-COLOURS = """
-body { --pl-ink: #222; --pl-paper: #f3f3f0; --pl-page: #fff; --pl-faint: #c4c4c4;
-  --pl-quiet: #666; --pl-busy: #2e7d32; }
-body.body--dark { --pl-ink: #eee; --pl-paper: #2a2a2c; --pl-page: #1d1d1d; --pl-faint: #555;
-  --pl-quiet: #aaa; --pl-busy: #66bb6a; }
 """
 
 
@@ -75,7 +78,7 @@ class Picture:
         # Links within a row go over its boxes; under the lowest row are the servers' names.
         lifts = [_lift(*(layout.points[end] for end in (f.a, f.b))) for f in lab.fibres]
         self._top = max([_MARGIN, *(0.75 * lift + 0.1 for lift in lifts)])
-        self._height = (layout.height + self._top + 2 * _MARGIN) * _INCH
+        self._height = (layout.height + self._top + _MARGIN) * _INCH
 
     @property
     def size(self) -> str:
@@ -83,9 +86,15 @@ class Picture:
         return f"0 0 {self._width:.0f} {self._height:.0f}"
 
     @property
-    def least_width(self) -> int:
-        """The width in pixels below which it cannot be read, and is scrolled."""
-        return round(_LEAST_SCALE * self._width)
+    def detailed(self) -> bool:
+        """Whether hosts have text."""
+        return self._layout.detailed
+
+    @property
+    def least_widths(self) -> str:
+        """CSS variables: the widths below which it is scrolled, in general and on a phone."""
+        phone = _PHONE_SCALE if self._layout.detailed else _LEAST_SCALE
+        return f"--pl-least: {_LEAST_SCALE * self._width}px; --pl-phone: {phone * self._width}px"
 
     # -- layers --------------------------------------------------------------------------------
 
@@ -107,7 +116,7 @@ class Picture:
         return drawn | {name: self._device(name, kind) for name, kind in kinds.items()}
 
     def light(self, view: LabView) -> Shapes:
-        """Where light is, in the colour of its job; what is dark, locked, drifting or changing."""
+        """Circuits and links in the colours of their jobs, and what is wrong with them."""
         lit = self._lit_by_channels(view) if self._lab.coloured else self._lit_by_paths(view)
         drawn = {
             f"{f.a} {f.b}": self._lit_fibre(f, *lit[end])
@@ -132,13 +141,13 @@ class Picture:
     # -- parts ---------------------------------------------------------------------------------
 
     def _lit_by_paths(self, view: LabView) -> dict[Endpoint, tuple[str, str]]:
-        """The colour of the light at a fibre's end, and a text on it."""
+        """The colour of the path at a fibre's end, and a text on it."""
         lit: dict[Endpoint, tuple[str, str]] = {}
         for path in view.links.paths.values():
             job = view.job_of_path(path)
             colour, words = view.colours.get(job, NO_JOB), f"{path.source} to {path.sink}"
-            words += "" if path.rate_bps is None else f", {format_rate(path.rate_bps)}"
-            words += f", light of {job}" if job else ""
+            words += "" if path.rate_bps is None else f", {rate(path.rate_bps)}"
+            words += f", used by {job}" if job else ""
             for end in (path.source, path.sink):
                 lit.setdefault(end, (colour, words))
             for ocs, passed in path.through:
@@ -162,18 +171,20 @@ class Picture:
         box = self._layout.boxes[name]
         x, y = self._at((box.x, box.y + box.height))
         is_server = kind == "server"
-        size = 15 if self._layout.detailed else 8
+        size = 16 if self._layout.detailed else 8
         place, anchor = (x + 8, y + box.height * _INCH / 2 + 5), "start"
+        if kind == "circuit switch":  # above its circuits
+            place = (x + 8, y + 22)
         if kind == "wavelength switch":  # beside its channels
             place = (x + 8, y + box.height * _INCH - 24)
         if is_server:
-            place = (self._at((box.centre, box.y))[0], y + box.height * _INCH + 17)
+            place = (self._at((box.centre, box.y))[0], y + box.height * _INCH + 20)
             anchor = "middle"
         parts = [shape("rect", "", css="pl-box", rx=6, **self._place(box))]
         if not is_server or self._layout.detailed:
             parts.append(text(*place, name, size, anchor=anchor, bold=True))
         if not is_server and self._layout.detailed:
-            parts.append(text(place[0], place[1] + 14, kind, 11, anchor=anchor, quiet=True))
+            parts.append(text(place[0], place[1] + 15, kind, 13, anchor=anchor, quiet=True))
         what = {"role": "button", "aria_label": f"{name}, {kind}", "data_device": name}
         return shape("g", [*parts, *inside], tabindex=0, **what)
 
@@ -184,11 +195,13 @@ class Picture:
             return parts
         x, y = self._at((box.centre, box.y + box.height))
         if host.gpu is not None:
-            parts.append(text(x, y + 30, host.gpu.name, 13, bold=True))
-            parts.append(text(x, y + 45, host.gpu.model, 11, quiet=True))
+            parts.append(text(x, y + 33, host.gpu.name, 14, bold=True))
+            parts.append(
+                text(x, y + 49, cut(host.gpu.model, box.width * _INCH, 13), 13, quiet=True)
+            )
         sends = host.nic.transceiver
         nic = f"{host.nic.name} {sends.channel} THz" if sends is not None else host.nic.name
-        return [*parts, text(x, y + 15, nic, 10, quiet=True)]
+        return [*parts, text(x, y + 16, cut(nic, box.width * _INCH, 13), 13, quiet=True)]
 
     def _host_box(self, host: Host) -> Box:
         x, _ = self._layout.points[host.endpoint]
@@ -206,19 +219,22 @@ class Picture:
             parts.append(shape("rect", "", rx=4, **look, **self._place(box)))
         words = f"{host.name}: {f'in {job}' if job else 'free'}"
         if seen.busy is not None:
-            words += f", busy {seen.busy:.0%}"
+            words += f", busy {seen.busy:.0%}".replace("%", " %")
             x, y = self._at((box.x + 0.04, box.y + 0.02))
             width = max(0.0, min(1.0, seen.busy)) * (box.width - 0.08) * _INCH
             height = 5 if self._layout.detailed else 2
             size = {"width": tenths(width), "height": height}
             place = {"x": tenths(x), "y": tenths(y - height)}
             parts.append(shape("rect", "", css="pl-busy", **place, **size))
+        if reason := view.without_link.get(host.name):
+            words += f", no link: {reason}"
+            parts.append(shape("rect", "", css="pl-bad", rx=4, **self._place(box)))
         if seen.sends_bps is not None:
-            sends = format_rate(round(seen.sends_bps))
+            sends = rate(seen.sends_bps)
             words += f", {host.nic.name} sends {sends}"
             if self._layout.detailed:
-                x, y = self._at((box.centre, box.y + 0.2))
-                parts.append(text(x, y, sends, 11))
+                x, y = self._at((box.centre, box.y + 0.16))
+                parts.append(text(x, y, sends, 13))
         return about(words, host.server.name, parts, host=host.name)
 
     def _circuits(self, group: list[Circuit], a: Endpoint, b: Endpoint, view: LabView) -> Shape:
@@ -276,6 +292,12 @@ class Picture:
         return {"x": tenths(x), "y": tenths(y), "width": width, "height": height}
 
 
+def cut(words: str, width: float, size: float) -> str:
+    """Words that fit in ``width`` pixels, else their beginning."""
+    most = int(width / (0.53 * size))
+    return words if len(words) <= most else f"{words[: most - 1]}…"
+
+
 def _lift(start: _Point, end: _Point) -> float:
     """How high a link within a row goes: else it would run through the boxes between."""
     return 0.3 + 0.05 * abs(start[0] - end[0]) if start[1] == end[1] else 0.0
@@ -283,15 +305,15 @@ def _lift(start: _Point, end: _Point) -> float:
 
 def circuit_words(circuit: Circuit) -> str:
     """A line on a circuit."""
-    words = [f"{circuit.ocs} {circuit.ports}: {circuit.condition}"]
+    words = [f"{circuit.ocs} {circuit.ports}: {circuit.said}"]
     if circuit.source is not None:
         words.append(f"{circuit.source} to {circuit.sink}")
     if circuit.rate_bps is not None:
-        words.append(format_rate(circuit.rate_bps))
+        words.append(rate(circuit.rate_bps))
     for power, where in ((circuit.in_dbm, "in"), (circuit.out_dbm, "out")):
         if power is not None:
             words.append(f"{power:.1f} dBm {where}")
-    words += [f"light of {circuit.job}"] if circuit.job else []
+    words += [f"used by {circuit.job}"] if circuit.job else []
     words += [circuit.words] if circuit.words else []
     return ", ".join(words)
 
@@ -309,7 +331,7 @@ def _signals(signals: Sequence[Signal]) -> str:
 
 def _by_ports(view: LabView) -> list[list[Circuit]]:
     """All circuits between the same two ports, the worst first."""
-    order = ("dark", "degraded", "drifting", "locked", "changing", "well")
+    order = ("dark", "degraded", "drifting", "locked", "changing", "up")
     found: dict[tuple[str, int, int], list[Circuit]] = {}
     for circuit in view.circuits:
         ports = sorted((circuit.ports.inp, circuit.ports.out))

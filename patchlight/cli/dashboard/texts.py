@@ -1,11 +1,13 @@
 """The rows and lines of text in the dashboard's tables and cards."""
 
+import re
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
 from patchlight.cli.dashboard.lab_view import Circuit, LabView
 from patchlight.cli.ocs import progress_line
+from patchlight.console.events import event_words
 from patchlight.console.rendering import harmless, span, when
 from patchlight.testbed.units import format_rate, format_time
 
@@ -13,10 +15,26 @@ Row = dict[str, Any]
 Answer = Mapping[str, Any]
 
 _MOST_MEETINGS, _MOST_GPUS = 3, 8
+_SHORT_S = 1e-3  # stages shorter than that are not shown
 # The stages of a change in which the circuits that it moves are down.
 _DARK_STAGES = ("break", "make", "verify")
 # In the order in which a change passes them.
 _STAGES = ("waiting", "read", "plan", "check", "drain", *_DARK_STAGES, "flows", "undrain")
+
+
+def took(seconds: float) -> str:
+    """A time in three digits, like ``39.1 ms``."""
+    return _spaced(format_time(max(1e-6, float(f"{seconds:.3g}"))))
+
+
+def rate(bps: float) -> str:
+    """A rate in three digits, like ``30.5 Gb/s``."""
+    return _spaced(format_rate(float(f"{bps:.3g}"))).replace("bps", "b/s")
+
+
+def _spaced(quantity: str) -> str:
+    spaced = re.sub(r"(?<=\d)(?=[A-Za-z])", "\N{NO-BREAK SPACE}", quantity, count=1)
+    return spaced.replace("us", "µs")
 
 
 def job_row(job: Answer, view: LabView, iteration_s: float | None, sends_bps: float | None) -> Row:
@@ -28,13 +46,13 @@ def job_row(job: Answer, view: LabView, iteration_s: float | None, sends_bps: fl
         "name": harmless(job["spec"]["name"]),
         "colour": view.colours.get(job["id"], ""),
         "state": job["state"],
-        "why": harmless(job["message"]),
+        "why": harmless(" ".join(job["message"].split())),
         "user": harmless(job["by"]),
         "gpus": gpus_words(job["hosts"]),
         "done": f"{done} of {wanted}" if wanted else str(done),
-        "iteration": "" if iteration_s is None else format_time(iteration_s),
-        "predicted": "" if predicted_s is None else format_time(predicted_s),
-        "sends": "" if sends_bps is None else format_rate(round(sends_bps)),
+        "iteration": "" if iteration_s is None else took(iteration_s),
+        "predicted": "" if predicted_s is None else took(predicted_s),
+        "sends": "" if sends_bps is None else rate(sends_bps),
         "submitted": when(job["submitted_at"]),
     }
 
@@ -46,18 +64,27 @@ def gpus_words(hosts: Sequence[str]) -> str:
     return ", ".join(names[:_MOST_GPUS]) + _more(len(hosts) - _MOST_GPUS)
 
 
-def light_words(job: Answer, view: LabView) -> str:
-    """Where a job's NICs are connected to, and by which devices."""
+def job_lines(row: Row, job: Answer, view: LabView) -> list[str]:
+    """What the Lab page says of a job: its GPUs and switches and its pace, or why it waits."""
+    pace = f"iteration {row['iteration']}" if row["iteration"] else ""
+    pace += f", predicted {row['predicted']}" if pace and row["predicted"] else ""
+    sends = f"sends {row['sends']}" if row["sends"] else ""
+    at = f"{row['gpus']}: {paths_words(job, view)}" if job["hosts"] else ""
+    return [line for line in (at, "; ".join(filter(None, (pace, sends))), row["why"]) if line]
+
+
+def paths_words(job: Answer, view: LabView) -> str:
+    """The devices that a job's NICs are connected to, and the switches between."""
     ways: dict[str, int] = {}
     for name in job["hosts"]:
         host = view.lab.host_names.get(name)
         if host is None:
             continue
         path, sends = view.links.paths.get(host.endpoint), host.nic.transceiver
-        way = f"{sends.channel} THz" if sends is not None else "dark"
+        way = f"{sends.channel} THz" if sends is not None else "no link"
         if path is not None:
             through = ", ".join(device for device, _ in path.through)
-            way = f"{path.sink.device}" + (f" by {through}" if through else "")
+            way = f"{path.sink.device}" + (f" through {through}" if through else "")
         ways[way] = ways.get(way, 0) + 1
     counted = {way: count if len(ways) > 1 else 1 for way, count in ways.items()}
     return "; ".join(way if count == 1 else f"{count} × {way}" for way, count in counted.items())
@@ -69,23 +96,22 @@ def measured_iteration_s(reports: Sequence[Answer]) -> float | None:
     return fmean(latest) if latest else None
 
 
-def change_row(change: Answer) -> Row:
+def change_row(change: Answer, view: LabView) -> Row:
     """A change of circuits in a list."""
-    began, ended = change["started_at"], change["finished_at"]
+    lasted_s = (change["finished_at"] or 0.0) - change["started_at"]
+    message = "" if change["message"] == "done" else f": {harmless(change['message'])}"
+    result = f"{change['state']} in {took(lasted_s)}{message}"
+    if dark := dark_s(change):
+        result += f"; outage {took(dark)}"
     return {
         "id": change["id"],
-        "at": when(began),
-        "state": "under way" if change["state"] == "intent" else change["state"],
+        "at": when(change["started_at"]),
         "by": harmless(change["by"]),
         "why": harmless(change["why"]),
-        "took": "" if ended is None else format_time(max(1e-6, ended - began)),
-        "dark": format_time(dark) if (dark := dark_s(change)) else "",
-        "stages": _stages(change),
         "changes": changes_words(change["changes"]),
-        "message": harmless(change["message"]),
-        "can_undo": change["state"] == "committed"
-        and bool(change["changes"])
-        and "undone_by" not in change,
+        "result": "in progress" if change["state"] == "intent" else result,
+        "stages": _stages(change, _SHORT_S),
+        "can_undo": view.can_undo(change),
     }
 
 
@@ -94,9 +120,9 @@ def dark_s(change: Answer) -> float:
     return float(sum(change["stages_s"].get(stage, 0.0) for stage in _DARK_STAGES))
 
 
-def _stages(change: Answer, at_least_s: float = 0.0) -> str:
+def _stages(change: Answer, at_least_s: float) -> str:
     stages = [(name, s) for name, s in change["stages_s"].items() if s >= at_least_s]
-    return ", ".join(f"{name} {format_time(max(1e-6, spent))}" for name, spent in stages)
+    return ", ".join(f"{name} {took(spent)}" for name, spent in stages)
 
 
 def stage_rows(change: Answer, now: float) -> list[tuple[str, str]]:
@@ -104,9 +130,7 @@ def stage_rows(change: Answer, now: float) -> list[tuple[str, str]]:
     spent, progress = change["stages_s"], change.get("progress")
     current = progress["stage"] if progress else ""
     rows = [
-        (f"{name} {format_time(max(1e-6, took_s))}", "done")
-        for name, took_s in spent.items()
-        if name != current
+        (f"{name} {took(seconds)}", "done") for name, seconds in spent.items() if name != current
     ]
     if progress:
         so_far = span(max(0.0, now - progress["since"]))
@@ -133,56 +157,105 @@ def changes_words(changes: Mapping[str, Answer]) -> str:
     )
 
 
-def last_change_lines(view: LabView, now: float) -> list[str]:
-    """The latest change of circuits, its user, and its times."""
+def last_change_lines(view: LabView, gains: Mapping[str, Answer], now: float) -> list[str]:
+    """The changes in progress, and the last one: its result, outage and effect on its jobs."""
     change = view.last_change
     lines = [
-        f"change {c['id']} is under way: {progress_line(c['progress'])}"
+        f"change {c['id']} in progress: {progress_line(c['progress'])}"
         for c in view.under_way
         if "progress" in c
     ]
     if change is None:
-        return lines or ["no circuit was changed yet"]
+        return lines or ["No circuits have been changed yet."]
     by = f" by {harmless(change['by'])}" if change["by"] else ""
     ago = span(max(0.0, now - change["finished_at"]))
-    lines.append(f"change {change['id']}: {change['state']} {ago} ago{by}")
+    lines.append(f"change {change['id']}{by}: {change['state']} {ago} ago")
     lines += [harmless(change["why"])] if change["why"] else []
-    whole_s = change["finished_at"] - change["started_at"]
     broken, made = (
         sum(len(each[key]) for each in change["changes"].values()) for key in ("breaks", "makes")
     )
     lines.append(
-        f"{broken} cross-connects broken and {made} made in {format_time(max(1e-6, whole_s))}; "
-        f"their light was away {format_time(max(1e-6, dark_s(change)))}"
+        f"{broken} cross-connects broken and {made} made in "
+        f"{took(change['finished_at'] - change['started_at'])}; outage {took(dark_s(change))}"
     )
-    stages = _stages(change, 1e-3)
-    lines += [f"of that {stages}"] if stages else []
+    stages = _stages(change, _SHORT_S)
+    lines += [stages] if stages else []
     lines += [harmless(change["message"])] if change["state"] != "committed" else []
+    lines += [f"{job}: {gain_words(gain)}" for job, gain in gains.items()]
     return lines
 
 
-def worries(view: LabView, stopped: Answer | None, trouble: str) -> list[str]:
-    """The faults, the worst first."""
-    found = [trouble] if trouble else []
+def gain_words(gain: Answer) -> str:
+    """The time of a job's iterations before and after a change of its circuits."""
+    before, after = gain["measured_before_s"], gain["measured_after_s"]
+    if not before or not after:
+        return "not enough iterations to compare before and after"
+    faster = f", {before / after:.1f} × faster" if before > 1.05 * after else ""
+    return f"an iteration took {took(before)} before, {took(after)} after{faster}"
+
+
+def latest_words(view: LabView, now: float) -> str:
+    """What happened last: a change of circuits, or a job that began or ended."""
+    found = [(0.0, "")]
+    if change := view.last_change:
+        why = f" ({harmless(change['why'])})" if change["why"] else ""
+        found.append((change["finished_at"], f"change {change['id']} {change['state']}{why}"))
+    for job in view.jobs:
+        ended = job["finished_at"]
+        at, state = (ended, job["state"]) if ended else (job["runs_since"] or 0.0, "started")
+        found.append((at, f"job {job['id']} {state}"))
+    at, words = max(found)
+    return f"Last: {words}, {span(max(0.0, now - at))} ago." if at else ""
+
+
+def summary(view: LabView) -> str:
+    """What there is in a lab, as a sentence; its devices only while all answer."""
+    devices = (
+        (len(view.lab.servers), "server"),
+        (len(view.lab.packet_switches), "packet switch"),
+        (len(view.lab.optical_switches), "optical switch"),
+    )
+    up = ", ".join(_counted(count, name) for count, name in devices if count) + " up; "
+    busy = len(view.job_of_host)
+    return (
+        f"{'' if view.silent else up}{_counted(len(view.at_work), 'job')} running on {busy} of "
+        f"{_counted(len(view.lab.hosts), 'GPU')}, {len(view.waiting)} waiting."
+    )
+
+
+def _counted(count: int, name: str) -> str:
+    plural = "es" if name.endswith("ch") else "s"
+    return f"{count} {name}{'' if count == 1 else plural}"
+
+
+def problems(view: LabView, stopped: Answer | None, trouble: str) -> list[tuple[str, bool]]:
+    """The faults, the worst first, and whether each is an error; else it is a caution."""
+    bad = [trouble] if trouble else []
+    bad += [w if name in w else f"{name} {w}" for name, w in view.silent.items()]
+    bad += [f"{host} has no link: {reason}" for host, reason in view.without_link.items()]
+    caution = []
     if stopped is not None:
         why = f": {stopped['why']}" if stopped["why"] else ""
-        found.append(f"the stop button is pressed by {stopped['by']}{why}")
-    found += [f"{name} {words}" for name, words in view.silent.items()]
-    for condition in ("dark", "drifting", "degraded"):
-        bad = [f"{c.ocs} {c.ports}" for c in view.circuits if c.condition == condition]
-        if bad:
-            found.append(f"{condition}: {', '.join(bad[:6])}{_more(len(bad) - 6)}")
-    locks = view.locked_ports.items()
+        caution.append(f"stop button pressed by {stopped['by']}{why}")
+    for condition, words, among in (
+        ("dark", "no optical power, or missing", bad),
+        ("drifting", "drift, not committed", caution),
+        ("degraded", "optical power too low", caution),
+    ):
+        ports = [f"{c.ocs} {c.ports}" for c in view.circuits if c.condition == condition]
+        if ports:
+            among.append(f"{words}: {', '.join(ports[:6])}{_more(len(ports) - 6)}")
     if (light := view.links.light) is not None:
-        found += [str(meeting) for meeting in light.meetings[:_MOST_MEETINGS]]
+        bad += [str(meeting) for meeting in light.meetings[:_MOST_MEETINGS]]
+    locks = view.locked_ports.items()
     if locked := [f"{ocs}.{place}" for (ocs, _), at in locks for place, _ in at]:
-        found.append(f"locked: {', '.join(locked[:6])}{_more(len(locked) - 6)}")
+        caution.append(f"locked: {', '.join(locked[:6])}{_more(len(locked) - 6)}")
     if view.status.get("drained"):
-        found.append("the queue is drained: no job is started")
+        caution.append("the queue is drained: no job starts")
     for part in view.status.get("parts", ()):
         if part["faults"] and not part["running"]:
-            found.append(f"part {part['name']} of the controller failed: {part['last_fault']}")
-    return [harmless(words) for words in found]
+            bad.append(f"controller, {part['name']}: {part['last_fault']}")
+    return [(harmless(w), True) for w in bad] + [(harmless(w), False) for w in caution]
 
 
 def _more(count: int) -> str:
@@ -202,7 +275,7 @@ def circuit_row(circuit: Circuit, job_names: Mapping[str, str]) -> Row:
         "out_dbm": _dbm(circuit.out_dbm),
         "expected_dbm": _dbm(circuit.expected_dbm),
         "job": harmless(job_names.get(circuit.job, circuit.job)),
-        "condition": circuit.condition,
+        "condition": circuit.said,
         "words": harmless(circuit.words),
     }
 
@@ -212,7 +285,7 @@ def _dbm(power: float | None) -> str:
 
 
 def device_rows(view: LabView, name: str) -> list[Row]:
-    """The ports of a device that have a fibre: its far end, and its light."""
+    """The ports of a device that have a fibre: its far end, and what it is connected to."""
     rows = []
     by_port: dict[tuple[str, int], list[Circuit]] = {}
     for circuit in view.circuits:
@@ -223,14 +296,14 @@ def device_rows(view: LabView, name: str) -> list[Row]:
             continue
         light, peer = "", view.links.peer(end)
         if peer is not None:
-            light = f"lit to {peer}"
+            light = f"connected to {peer}"
         elif end.device in view.switch_maps:
             circuits = by_port.get((name, int(end.port)), ())
             parts = []
             for c in circuits:
                 dbm = [f"{power:.1f}" for power in (c.in_dbm, c.out_dbm) if power is not None]
                 powers = f" ({' → '.join(dbm)} dBm)" if dbm else ""
-                parts.append(f"{c.ports} {c.condition}{powers}")
+                parts.append(f"{c.ports} {c.said}{powers}")
             light = "; ".join(parts)
         at = (name, int(end.port)) if end.port.isdecimal() else ("", 0)
         locks = [lock for _, lock in view.locked_ports.get(at, ())]
@@ -238,8 +311,8 @@ def device_rows(view: LabView, name: str) -> list[Row]:
             {
                 "id": end.port,
                 "leads": str(other),
-                "rate": format_rate(fibre.rate_bps),
-                "light": light or "dark",
+                "rate": rate(fibre.rate_bps) if fibre.rate_bps else "unlimited",
+                "light": light or "no circuit",
                 "lock": harmless("; ".join(f"{k['kind']} by {k['by']} {k['why']}" for k in locks)),
             }
         )
@@ -247,7 +320,7 @@ def device_rows(view: LabView, name: str) -> list[Row]:
 
 
 def health_rows(view: LabView) -> list[Row]:
-    """The state of the lab's devices, its agents, and the controller's parts."""
+    """The state of the devices, the agents and the controller."""
     rows: list[Row] = []
 
     def add(name: str, kind: str, words: str, good: bool) -> None:
@@ -259,34 +332,32 @@ def health_rows(view: LabView) -> list[Row]:
         add(ocs["name"], "circuit switch", silence or "answers", bool(ocs["reachable"]))
     for switch in view.status.get("switches", ()):
         connected = bool(switch["connected"])
-        add(switch["name"], "packet switch", "connected" if connected else "away", connected)
+        words = "connected" if connected else "not connected"
+        add(switch["name"], "packet switch", words, connected)
     for agent in view.status.get("agents", ()):
         well = agent["reachable"] and not agent["problems"]
-        words = "; ".join(("answers", *agent["problems"]))
+        words = "; ".join(agent["problems"]) or "answers"
         if not agent["reachable"]:
             words = f"{agent['presence']}, silent for {span(agent['silence_s'])}: {agent['words']}"
         add(agent["server"], "agent", words, bool(well))
-    for part in view.status.get("parts", ()):
-        words = "runs" if part["running"] else "begins again"
+    parts = view.status.get("parts", ())
+    for part in parts:
         if part["faults"]:
-            words += f"; failed {part['faults']} times, last: {part['last_fault']}"
-        add(part["name"], "part of the controller", words, bool(part["running"]))
+            words = "running" if part["running"] else "restarting"
+            words += f"; failed {part['faults']} ×, last: {part['last_fault']}"
+            add(part["name"], "part of the controller", words, bool(part["running"]))
+    whole = sum(not part["faults"] for part in parts)
+    add("controller", "process", f"{_counted(whole, 'part')} running without faults", True)
     engine = view.status.get("engine")
-    words = f"engine {engine}" if engine else "does not run"
+    words = f"running, engine {engine}" if engine else "not running"
     add("OpenFlow speaker", "process", words, bool(engine))
     return rows
 
 
 def event_row(event: Answer) -> Row:
     """An event in a list."""
-    words = ", ".join(
-        f"{key}: {value}"
-        for key, value in event.items()
-        if key not in ("number", "at", "kind") and value not in ("", None)
-    )
     return {
         "id": event.get("number", f"skipped {event.get('first')}"),
         "at": when(event["at"]) if "at" in event else "",
-        "kind": event["kind"],
-        "words": harmless(words[:300]),
+        "words": harmless(" ".join(event_words(event).split())[:300]),
     }

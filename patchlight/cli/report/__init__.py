@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from patchlight.console.connection import with_client
+from patchlight.console.events import event_words
 from patchlight.console.rendering import cannot_write, harmless, say, span, when
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.units import parse_time
@@ -40,7 +41,6 @@ MOST_JOBS = 60
 _COLOURS = {"done": "#009e73", "failed": "#d55e00", "stopped": "#757575"}
 _AT_WORK, _WAITING, _CHANGE = "#0072b2", "#cccccc", "#cc79a7"
 MOST_EVENTS = 500
-_MOST_VALUES = 6
 
 _PAGE = Path(__file__).with_name("page.html.j2")
 
@@ -209,7 +209,7 @@ def as_page(period: Period) -> str:
         most_jobs=MOST_JOBS,
         most_events=MOST_EVENTS,
         counts=_counts,
-        words_of=_words_of,
+        words_of=lambda event: harmless(event_words(event)),
         # Drawn here, with texts escaped.
         **{name: drawn and Markup(drawn) for name, drawn in pictures.items()},
     )
@@ -323,23 +323,3 @@ def _counts(rows: Sequence[Mapping[str, Any]]) -> str:
 
 def _counted(states: Mapping[str, int]) -> str:
     return ", ".join(f"{count} {state}" for state, count in states.items())
-
-
-def _words_of(event: Mapping[str, Any]) -> str:
-    """An event's message, else its fields."""
-    words = event.get("message") or event.get("words")
-    if not words:
-        rest = {k: v for k, v in event.items() if k not in ("at", "kind", "number", "ocs") and v}
-        words = "; ".join(f"{key.replace('_', ' ')}: {_brief(v)}" for key, v in rest.items())
-    return harmless(f"{event['ocs']}: {words}" if event.get("ocs") else words)
-
-
-def _brief(value: object) -> str:
-    """A value as text; of many values how many there are."""
-    if isinstance(value, list | dict):
-        if len(value) > _MOST_VALUES:
-            return f"{len(value)} entries"
-        parts = value.items() if isinstance(value, dict) else enumerate(value)
-        named = isinstance(value, dict)
-        return ", ".join(f"{k} {_brief(v)}" if named else _brief(v) for k, v in parts)
-    return str(value)

@@ -13,9 +13,9 @@ from patchlight.cli.dashboard.texts import (
     circuit_row,
     gpus_words,
     last_change_lines,
-    light_words,
+    paths_words,
+    problems,
     stage_rows,
-    worries,
 )
 from patchlight.testbed.draw.drawing_layout import DrawingLayout
 from patchlight.testbed.errors import BadInput
@@ -60,7 +60,7 @@ def test_a_matrix_has_ports_with_what_is_plugged_in_and_their_circuits() -> None
     drawn = draw_matrix(view, "ocs1", shown, planned)
     cells = titles(drawn, "data-entry")
     assert set(cells) == {"1>7", "7>1", "3>15"}
-    assert cells["1>7"].startswith("ocs1 1>7: well, server1.nic0 to tor1.1")
+    assert cells["1>7"].startswith("ocs1 1>7: up, server1.nic0 to tor1.1")
     assert titles(drawn, "data-name")["in 3 server2.nic2"] == "input 3 server2.nic2"
     assert drawn["makes 3>9"][1]["class"] == "pl-planned"
     assert drawn["breaks 3>15"][1]["class"] == "pl-going"
@@ -92,7 +92,7 @@ def test_what_is_dragged_goes_both_ways_where_it_does() -> None:
     assert dragged(view, ocs, 3, 15, 16) == (["3>16"], [])
     assert dragged(view, ocs, 4, None, 16) == (["4-16"], [])
     assert dragged(view, ocs, 1, 7, None) == ([], ["1"])
-    with pytest.raises(BadInput, match="joined to itself"):
+    with pytest.raises(BadInput, match="connected to itself"):
         dragged(view, ocs, 1, 7, 1)
     assert joined(ocs, ["2-9", "1-7", "x"], ["1-8"]) == "2-9 x 1-8"
 
@@ -128,8 +128,8 @@ def test_channels_are_seen_where_they_go() -> None:
         "server1.nic0",
         "server3.nic0",
     )
-    words = "server3 by wss1, star1, wss3; server1 by wss3, star1, wss1"
-    assert light_words(ODDL_JOB, view) == words
+    words = "server3 through wss1, star1, wss3; server1 through wss3, star1, wss1"
+    assert paths_words(ODDL_JOB, view) == words
     still = str(picture.still())
     assert "nic0 193.100 THz" in still
     assert "'wavelength switch'" in still
@@ -142,15 +142,15 @@ def test_gpus_have_their_servers_where_they_are_needed() -> None:
     assert gpus_words(many).endswith("server7.gpu0 and 2 more")
 
 
-def test_signals_that_meet_are_a_worry_and_locks_of_channels_are_of_them_alone() -> None:
+def test_signals_that_meet_are_a_problem_and_locks_of_channels_are_of_them_alone() -> None:
     servers = tuple(_sends(server, "193.100") for server in ODDL.servers)
     alike = replace(oddl(), lab=ODDL.with_changes(servers=servers))
-    assert any("two signals of one channel meet" in line for line in worries(alike, None, ""))
+    assert any("two signals of one channel meet" in line for line, _ in problems(alike, None, ""))
     lock = {"ocs": "wss1", "port": 1, "channel": "193.100", "by": "eva", "why": "", "kind": "kept"}
     (first, *_), before = oddl(locks=[lock]).circuits, oddl()
     assert first.condition == "locked"
-    assert "wss1.1@193.100" in " ".join(worries(oddl(locks=[lock]), None, ""))
-    assert before.circuits[0].condition == "well"
+    assert problems(oddl(locks=[lock]), None, "") == [("locked: wss1.1@193.100", False)]
+    assert before.circuits[0].condition == "up"
     both = oddl()
     both.keep(before)
     assert both.links is before.links
@@ -188,13 +188,13 @@ CHANGE: dict[str, Any] = {
 
 def test_a_change_under_way_has_stages_behind_and_before_it() -> None:
     rows = stage_rows(CHANGE, 110.0)
-    assert rows[0] == ("read 1ms", "done")
+    assert rows[0] == ("read 1\N{NO-BREAK SPACE}ms", "done")
     assert [words for words, state in rows if state == "now"] == [
         "make ocs1, 1 of 2 cross-connects, for 3 s"
     ]
     assert [words for words, state in rows if state == "next"] == ["verify", "flows", "undrain"]
-    (line, *_) = last_change_lines(ofc([], changes=[CHANGE]), 110.0)
-    assert line == "change 3 is under way: make ocs1, 1 of 2 cross-connects"
+    (line, *_) = last_change_lines(ofc([], changes=[CHANGE]), {}, 110.0)
+    assert line == "change 3 in progress: make ocs1, 1 of 2 cross-connects"
     over = CHANGE | {"state": "committed", "finished_at": 110.0}
     del over["progress"]
     assert {state for _, state in stage_rows(over, 110.0)} == {"done"}

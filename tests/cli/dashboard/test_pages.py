@@ -1,6 +1,7 @@
 """What the pages show is what the controller says; in a browser, and with the keyboard alone."""
 
 import asyncio
+import itertools
 import json
 import os
 import pwd
@@ -14,12 +15,17 @@ import pytest
 from playwright.async_api import Page, WebSocketRoute, expect
 
 from patchlight.client.client import ControllerClient
+from patchlight.testbed.jobs import JobSpec, JobState, JobStatus
 from patchlight.testbed.lab.portmap import AnyMap
 from tests.support.dashboard import browser_page, dashboard_of, pictures_folder, shown_circuits
 from tests.support.waiting import eventually
 from tests.support.watched_lab import JOB, WatchedLab, put_samples_on_disk, watched_lab
 
 pytestmark = pytest.mark.browser
+
+LAYOUT = Path(__file__).with_name("layout.js").read_text(encoding="utf-8")
+WHY = "the worker on server1.gpu1 (rank 0) failed: no answer from its agent"
+WHY += " at unix:/run/patchlight/a-lab-with-a-long-name/agents/server1.sock to GET /workers/other-0"
 
 # As a user of the machine who is nobody in particular: one request, and what came of it.
 _AS_NOBODY = """
@@ -56,6 +62,7 @@ async def test_pages_show_what_the_controller_says_and_change_it(tmp_path: Path)
         row = page.get_by_role("row", name="tries a fibre").first
         await expect(row).to_contain_text("committed")
         await expect(row).to_contain_text("verify")
+        await pages_fit_at_any_width(page, url, lab)
         await history_is_turned_page_by_page(page, url, lab)
         await page.goto(f"{url}jobs")
         await expect(page.get_by_role("row", name=JOB)).to_contain_text("running")
@@ -78,10 +85,10 @@ async def the_lab_is_shown(page: Page, lab: WatchedLab) -> None:
     # Which GPUs train which job over which light path, from the page alone.
     await expect(page.locator("[data-host]")).to_have_count(6)
     about = page.locator("[data-circuit='ocs1 1>7'] title")
-    for words in ("server1.nic0 to tor1.1, 40Gbps", f"light of {JOB}", "dBm in"):
+    for words in ("server1.nic0 to tor1.1, 40 Gb/s", f"used by {JOB}", "dBm in"):
         await expect(about).to_contain_text(words)
     host = page.locator("[data-host='server1.gpu0'] title")
-    await expect(host).to_contain_text(f"in {JOB}, busy 90%, nic0 sends")
+    await expect(host).to_contain_text(f"in {JOB}, busy 90 %, nic0 sends")
 
 
 async def a_change_is_planned_made_and_undone(page: Page, lab: WatchedLab) -> None:
@@ -97,14 +104,14 @@ async def a_change_is_planned_made_and_undone(page: Page, lab: WatchedLab) -> No
     await expect(page.get_by_role("dialog")).to_contain_text("Change circuits: ocs1: +19>20")
     await press_until(page, "Tab", "button", "Change")
     await page.keyboard.press("Enter")
-    await expect(page.get_by_text("change 1: committed")).to_be_visible()
+    await expect(page.get_by_text("Change 1: committed")).to_be_visible()
     await expect(page.get_by_role("row", name="19 20").first).to_be_visible()
     assert "ocs1 19>20" in duplex(lab)
     await press_until(page, "Tab", "button", "Roll back change 1 …")
     await page.keyboard.press("Enter")
     await press_until(page, "Tab", "button", "Roll back")
     await page.keyboard.press("Enter")
-    await expect(page.get_by_text("change 2: committed")).to_be_visible()
+    await expect(page.get_by_text("Change 2: committed")).to_be_visible()
     await eventually(lambda: "ocs1 19>20" not in duplex(lab))
     assert changes(lab) == ["tries a fibre", "undoes change 1"]
 
@@ -118,7 +125,7 @@ async def a_change_is_dragged(page: Page, lab: WatchedLab) -> None:
     await drag(page, "[data-entry='5>11']", "[data-drop='12'].pl-column")
     await expect(make).to_have_value("5-12")
     await expect(page.get_by_text("ocs1: −5>11 −11>5 +5>12 +12>5")).to_be_visible()
-    await expect(page.get_by_text(f"jobs whose traffic rides on it: {JOB}")).to_be_visible()
+    await expect(page.get_by_text(f"jobs that use these circuits: {JOB}")).to_be_visible()
     await drag(page, "[data-name='in 6 server4.nic5'] text", "[data-drop='17'].pl-column")
     await expect(make).to_have_value("5-12 6-17")
     await expect(page.locator(".pl-planned")).to_have_count(4)
@@ -146,10 +153,10 @@ async def a_change_of_others_is_followed_and_cancelled(
         moves = {"ocs1": ["19-20", "21-22"]}
         ask = partial(client.reconfigure, moves, why="begun elsewhere", detach=True)
         number = (await asyncio.to_thread(ask))["id"]
-        await expect(page.get_by_text(f"Change {number}: under way")).to_be_visible()
+        await expect(page.get_by_text(f"Change {number}: in progress")).to_be_visible()
         await expect(page.locator("[aria-current=step]")).to_contain_text("make ocs1, 0 of 4")
         await page.screenshot(path=pictures / "dashboard-circuits.png")
-        for name in (f"Cancel change {number} …", "Halt and undo"):
+        for name in (f"Cancel change {number} …", "Stop and undo"):
             await page.get_by_role("button", name=name).focus()
             await page.keyboard.press("Enter")
         await expect(page.get_by_text(f"Change {number}: rolled-back")).to_be_visible()
@@ -158,12 +165,37 @@ async def a_change_of_others_is_followed_and_cancelled(
     await expect(page.get_by_text("cancelled by")).to_be_visible()
 
 
+async def pages_fit_at_any_width(page: Page, url: str, lab: WatchedLab) -> None:
+    jobs = lab.controller.jobs
+    for state, words in ((JobState.QUEUED, "it needs 8 GPUs, 6 are free"), (JobState.FAILED, WHY)):
+        told = JobStatus(f"other-{state}", JobSpec("other"), state, words, submitted_at=time.time())
+        jobs.add([told])
+    lab.controller.store.add_event(time.time(), "alarm", {"ocs": "ocs1", "words": WHY})
+    for path, there in (
+        ("", "Jobs"),
+        ("jobs", WHY),
+        ("circuits", "Rows are inputs"),
+        ("history", WHY),
+    ):
+        await page.goto(f"{url}{path}")
+        await expect(page.get_by_text(there).first).to_be_visible()
+        for width, scheme in itertools.product((390, 820, 1440), ("light", "dark")):
+            await page.set_viewport_size({"width": width, "height": 900})
+            await page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
+            dark = scheme == "dark"
+            await page.wait_for_function(f"document.body.matches('.body--dark') === {dark}".lower())
+            found = await page.evaluate(LAYOUT)
+            assert found == [], (path, width, scheme)
+    await page.set_viewport_size({"width": 1366, "height": 768})
+    await page.emulate_media(color_scheme="light")
+
+
 async def history_is_turned_page_by_page(page: Page, url: str, lab: WatchedLab) -> None:
     store = lab.controller.store
     began = time.time()
     for number in range(25):
         store.add_event(began + number / 1000, "alarm", {"ocs": "ocs1", "words": f"no. {number}!"})
-    alarms = page.locator(".q-table__container", has_text="Alarms, drift and what failed")
+    alarms = page.locator(".q-table__container", has_text="Alarms, drift and faults")
     # What just happened is seen as it happens, and what is older on further pages.
     await expect(alarms.get_by_text("no. 24!")).to_be_visible()
     await expect(alarms.get_by_text("no. 14!")).to_have_count(0)
@@ -176,7 +208,7 @@ async def history_is_turned_page_by_page(page: Page, url: str, lab: WatchedLab) 
     await expect(alarms.get_by_text("no. 14!")).to_be_visible()
     # A period in which there were none, and nothing else either.
     await page.goto(f"{url}history?since=2026-01-01&until=2026-01-02")
-    for title in ("Changes of circuits", "Alarms, drift and what failed", "Events"):
+    for title in ("Changes of circuits", "Alarms, drift and faults", "Events"):
         there = page.locator(".q-table__container", has=page.get_by_text(title, exact=True))
         await expect(there.locator(".q-table__bottom--nodata")).to_contain_text("none")
 
@@ -185,11 +217,11 @@ async def a_past_period_is_shown(page: Page, url: str, lab: WatchedLab) -> None:
     await put_samples_on_disk(lab)
     await page.get_by_label("Jobs and charts of").click()
     await page.get_by_role("option", name="from … to …").click()
-    await expect(page.get_by_role("note")).to_contain_text("Means over 10s are bold")
-    await expect(page.get_by_role("row", name=JOB)).to_contain_text("200ms")
+    await expect(page.get_by_role("note")).to_contain_text("Means over 10 s are bold")
+    await expect(page.get_by_role("row", name=JOB)).to_contain_text("200 ms")
     await page.get_by_label("to", exact=True).fill("2026-01-01T00:00:00")
     await page.get_by_role("button", name="Show").click()
-    await expect(page.get_by_role("alert")).to_have_text("from is to be before to")
+    await expect(page.get_by_role("alert")).to_have_text("from must be before to")
 
 
 async def what_others_do_is_seen(page: Page, lab: WatchedLab) -> None:
@@ -203,14 +235,14 @@ async def what_others_do_is_seen(page: Page, lab: WatchedLab) -> None:
     # While the light moves, what goes and what comes are both shown.
     await expect(page.locator("[data-circuit]")).to_have_count(6)
     assert await shown_circuits(page) == duplex(lab)
-    await expect(page.get_by_text("light was away")).to_be_visible()
+    await expect(page.get_by_text("cross-connects broken and")).to_be_visible()
     parts = lab.controller.circuits
     parts.locks.lock("ocs1", [3], "locked", "eva", "being <b>cleaned")
     locked = page.locator("[data-circuit='ocs1 3>9'] title")
     await expect(locked).to_contain_text("port 3 is locked by eva: being <b>cleaned")
     await expect(page.get_by_text("locked: ocs1.3")).to_be_visible()
     parts.stop.press("eva", "fire drill")
-    await expect(page.get_by_text("the stop button is pressed by eva")).to_be_visible()
+    await expect(page.get_by_text("stop button pressed by eva")).to_be_visible()
     background = await page.evaluate("getComputedStyle(document.body).backgroundColor")
     assert background not in ("rgb(255, 255, 255)", "rgba(0, 0, 0, 0)")
 
@@ -259,7 +291,7 @@ async def strangers_see_what_they_may(url: str) -> None:
     if os.geteuid() != 0:
         return
     assert "nobody, viewer" in await as_nobody(port, "/")
-    assert "changes are for operators" in await as_nobody(port, "/circuits")
+    assert "Only operators may change" in await as_nobody(port, "/circuits")
 
 
 async def upgraded(port: str, origin: str) -> bytes:

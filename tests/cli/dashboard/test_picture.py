@@ -9,6 +9,7 @@ import pytest
 from patchlight.cli.dashboard import charts, dashboard
 from patchlight.cli.dashboard.auth import TurnedAway, Visitors
 from patchlight.cli.dashboard.lab_view import JOB_COLOURS, LabView, job_colours
+from patchlight.cli.dashboard.lab_watch import LabWatch
 from patchlight.cli.dashboard.picture import Measured, Picture, Shapes
 from patchlight.cli.dashboard.texts import (
     change_row,
@@ -16,9 +17,12 @@ from patchlight.cli.dashboard.texts import (
     device_rows,
     job_row,
     last_change_lines,
-    worries,
+    latest_words,
+    problems,
+    summary,
 )
 from patchlight.client.client import ControllerClient
+from patchlight.console.events import event_words
 from patchlight.testbed.draw.drawing_layout import DrawingLayout
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.generate.generate import two_tors
@@ -51,6 +55,8 @@ CHANGE: dict[str, Any] = {
     "changes": {"ocs1": {"breaks": ["3>15"], "makes": ["3>9"]}},
     "stages_s": {"plan": 0.1, "break": 0.01, "make": 0.02, "verify": 0.03},
 }
+GAIN = {"measured_before_s": 2.0, "measured_after_s": 0.5}
+SP = "\N{NO-BREAK SPACE}"
 
 
 def view(**said: Any) -> LabView:
@@ -78,7 +84,7 @@ def test_light_has_the_colour_of_its_job() -> None:
         json.dumps(light).count(f'"stroke": "{JOB_COLOURS[1]}"') == 2 + 2 * 2
     )  # circuits, and fibres to both sides
     said = described(light, "circuit")
-    assert said["ocs1 1>7"].startswith("ocs1 1>7: well, server1.nic0 to tor1.1, 40Gbps")
+    assert said["ocs1 1>7"].startswith(f"ocs1 1>7: up, server1.nic0 to tor1.1, 40{SP}Gb/s")
     assert len(said) == 6
 
 
@@ -86,7 +92,7 @@ def test_light_has_the_colour_of_its_job() -> None:
     ("said", "condition", "words"),
     [
         ({"locks": [{"ocs": "ocs1", "port": 7, "by": "bo", "why": ""}]}, "locked", "by bo"),
-        ({"drift": {"ocs1": {"missing": [], "unknown": ["1>7"]}}}, "drifting", "nobody"),
+        ({"drift": {"ocs1": {"missing": [], "unknown": ["1>7"]}}}, "drifting", "not committed"),
         ({"drift": {"ocs1": {"missing": ["9>10"], "unknown": []}}}, "dark", "not on the device"),
         ({"changes": [{**CHANGE, "state": "intent"}]}, "changing", "being changed"),
         (
@@ -124,7 +130,9 @@ def test_what_is_not_well_is_seen(said: dict[str, Any], condition: str, words: s
     assert all(words in c.words for c in found)
     assert f"pl-{condition}" in json.dumps(Picture(LAB, DrawingLayout(LAB)).light(shown))
     if condition not in ("locked", "changing"):
-        assert any(line.startswith(f"{condition}: ocs1 ") for line in worries(shown, None, ""))
+        (found_problem,) = problems(shown, None, "")
+        assert ": ocs1 " in found_problem[0]
+        assert found_problem[1] is (condition == "dark")
 
 
 def test_a_switch_that_does_not_answer_is_shown_as_last_known() -> None:
@@ -133,7 +141,19 @@ def test_a_switch_that_does_not_answer_is_shown_as_last_known() -> None:
     shown = view(maps=maps, status=status)
     assert [c.words for c in shown.circuits] == ["as last known: timed out"] * 2
     assert "pl-bad" in json.dumps(Picture(LAB, DrawingLayout(LAB)).light(shown))
-    assert worries(shown, None, "no answer")[:2] == ["no answer", "ocs1 does not answer: timed out"]
+    told = [("no answer", True), ("ocs1 does not answer: timed out", True)]
+    assert problems(shown, None, "no answer") == told
+
+
+def test_a_host_without_a_link_is_shown_with_the_reason() -> None:
+    told = {"host": "server1.gpu0", "reason": "its NIC is connected to server1.nic1"}
+    shown = view(status={"hosts_without_link": [told]})
+    assert problems(shown, None, "") == [(f"server1.gpu0 has no link: {told['reason']}", True)]
+    meters = Picture(LAB, DrawingLayout(LAB)).meters(shown, {})
+    assert described(meters, "host")["server1.gpu0"].endswith(f", no link: {told['reason']}")
+    assert [name for name, drawn in meters.items() if "pl-bad" in json.dumps(drawn)] == [
+        "server1.gpu0"
+    ]
 
 
 def test_what_users_write_is_text() -> None:
@@ -143,7 +163,7 @@ def test_what_users_write_is_text() -> None:
     assert bad in described(light, "circuit")["ocs1 1>7"]
     meters = Picture(LAB, DrawingLayout(LAB)).meters(shown, {"server1.gpu0": Measured(1e9, 0.5)})
     assert described(meters, "host")["server1.gpu0"] == (
-        "server1.gpu0: in job-1, busy 50%, nic0 sends 1Gbps"
+        f"server1.gpu0: in job-1, busy 50 %, nic0 sends 1{SP}Gb/s"
     )
 
 
@@ -157,24 +177,107 @@ def test_a_job_keeps_its_colour() -> None:
 
 def test_rows_say_what_was_measured_beside_what_was_predicted() -> None:
     row = job_row(JOB, view(), 0.3, 2e9)
-    assert (row["iteration"], row["predicted"], row["sends"]) == ("300ms", "250ms", "2Gbps")
+    assert (row["iteration"], row["predicted"]) == (f"300{SP}ms", f"250{SP}ms")
+    assert row["sends"] == f"2{SP}Gb/s"
     assert row["done"] == "3 of 10"
-    shown = change_row(CHANGE)
-    assert (shown["took"], shown["dark"], shown["can_undo"]) == ("500ms", "60ms", True)
+    shown = change_row(CHANGE, view())
+    assert shown["result"] == f"committed in 500{SP}ms; outage 60{SP}ms"
     assert shown["changes"] == "ocs1: −3>15 +3>9"
-    lines = last_change_lines(view(changes=[CHANGE]), 230.5)
-    assert lines[0] == "change 7: committed 30 s ago by eva"
-    assert "light was away 60ms" in lines[2]
+    lines = last_change_lines(view(changes=[CHANGE]), {"job-1": GAIN}, 230.5)
+    assert lines[0] == "change 7 by eva: committed 30 s ago"
+    assert f"outage 60{SP}ms" in lines[2]
+    assert lines[-1] == f"job-1: an iteration took 2{SP}s before, 500{SP}ms after, 4.0 × faster"
+    assert latest_words(view(changes=[CHANGE]), 230.5) == (
+        "Last: change 7 committed (regroup), 30 s ago."
+    )
+    assert summary(view()) == (
+        "4 servers, 2 packet switches, 1 optical switch up; 1 job running on 2 of 6 GPUs, "
+        "0 waiting."
+    )
     assert [r["light"] for r in device_rows(view(), "tor1")][:2] == [
-        "lit to server1.nic0",
-        "lit to server1.nic1",
+        "connected to server1.nic0",
+        "connected to server1.nic1",
     ]
     assert circuit_row(view().circuits[0], {"job-1": "trains"})["job"] == "trains"
 
 
+@pytest.mark.parametrize(
+    ("circuits", "undone", "can"),
+    [
+        (["3>9"], {}, True),
+        (["3>9"], {"undone_by": 8}, False),
+        (["3>9"], {"state": "rolled-back"}, False),
+        (["3>10"], {}, False),  # a later change moved what it made
+        (["3>9", "4>15"], {}, False),  # a later change uses the port that it left
+    ],
+)
+def test_a_change_can_be_undone_while_nothing_else_uses_its_ports(
+    circuits: list[str], undone: dict[str, Any], can: bool
+) -> None:
+    assert view(maps={"ocs1": {"map": circuits}}).can_undo(CHANGE | undone) is can
+
+
+def test_a_job_has_only_the_samples_of_the_time_when_it_ran() -> None:
+    watch = LabWatch(lambda: pytest.fail("nothing is polled"))
+    ended = {**JOB, "id": "job-0", "runs_since": 80.0, "state": "done", "finished_at": 100.0}
+    watch.view = view(jobs=[ended, JOB], changes=[CHANGE])
+    for second in range(75, 120):
+        for host in JOB["hosts"]:
+            watch.rates[host].append((float(second), 1e9 if second < 101 else 5e9))
+    points: dict[str, list[list[float]]] = {}
+    for line in charts.sent(watch, 78.0, 300.0):
+        points.setdefault(line["name"], []).extend(line["data"])
+    assert {value for _, value in points["job-0"]} == {2.0}
+    assert {value for _, value in points["job-1"]} == {10.0}
+    assert all(81_000 <= at <= 102_500 for at, _ in points["job-0"])
+    assert set(charts.live(watch, 78.0, 300.0)) == {"sent", "took", "busy"}
+
+
+@pytest.mark.parametrize(
+    ("event", "words"),
+    [
+        ({"kind": "job-queued", "job": "j-1", "message": ""}, "job j-1 queued"),
+        (
+            {"kind": "job-stopped", "job": "j-1", "message": "stopped by the user"},
+            "job j-1 stopped by the user",
+        ),
+        (
+            {"kind": "circuits", **CHANGE, "origin": "127.0.0.1:5 (uid 0)"},
+            "change 7 committed, regroup",
+        ),
+        (
+            {"kind": "light-measured", "job": "j-1", "reconfiguration": 7, **GAIN},
+            "job j-1, change 7: an iteration took 2 s before, 0.5 s after",
+        ),
+        (
+            {"kind": "drift", "ocs": "ocs1", "missing": ["2>8"], "unknown": []},
+            "ocs1 drifts: missing 2>8; not committed none",
+        ),
+        ({"kind": "drift", "ocs": "ocs1", "missing": [], "unknown": []}, "ocs1 drifts no longer"),
+        (
+            {"kind": "openflow-switch-up", "datapath_id": 2, "address": "10.0.0.9:1", "ports": []},
+            "packet switch 2 connected from 10.0.0.9:1",
+        ),
+        ({"kind": "new-kind", "number": 3, "at": 1.0, "who": "eva"}, "new-kind: who eva"),
+    ],
+)
+def test_events_are_sentences(event: dict[str, Any], words: str) -> None:
+    assert event_words(event) == words
+
+
+def test_labels_of_changes_do_not_overlap() -> None:
+    def labels(*at: float) -> list[str]:
+        made = [CHANGE | {"id": n, "started_at": each} for n, each in enumerate(at, 1)]
+        return [line["label"]["formatter"] for line in charts.marks_of(made, 0.0, 300.0)["data"]]
+
+    assert labels(10.0, 20.0, 30.0, 200.0) == ["changes 1–3", "", "", "change 4"]
+    assert labels(-10.0, 310.0) == []
+
+
 def test_charts_have_means_over_samples_with_changes_marked() -> None:
     points = [(200.0 + n / 10, float(n % 2)) for n in range(100)]
-    fine, bold = charts.over_time({"job-1": points}, {}, [CHANGE], 1.0)
+    marks = charts.marks_of([CHANGE], 100.0, 300.0)
+    fine, bold = charts.over_time({"job-1": points}, {}, marks, 1.0)
     assert len(fine["data"]) == 100
     assert [value for _, value in bold["data"]] == [0.5, 0.5]
     assert [mark["xAxis"] for mark in fine["markLine"]["data"]] == [200_000]
@@ -199,9 +302,9 @@ def test_only_who_runs_it_comes_in_unless_root_does(tmp_path: Path) -> None:
         asked.append(uid)
         return ControllerClient(f"unix:{tmp_path}/nobody.sock")
 
-    with pytest.raises(TurnedAway, match="with what they may do"):
+    with pytest.raises(TurnedAway, match="serves only them"):
         Visitors(connect, for_all=False).admit(4711)
-    with pytest.raises(TurnedAway, match="nobody on this machine"):
+    with pytest.raises(TurnedAway, match="not come from a user of this machine"):
         Visitors(connect, for_all=True).admit(None)
     assert asked == []
 
@@ -209,5 +312,5 @@ def test_only_who_runs_it_comes_in_unless_root_does(tmp_path: Path) -> None:
 def test_it_listens_on_this_machine_alone() -> None:
     callback = dashboard.callback
     assert callback is not None
-    with pytest.raises(BadInput, match="users of this machine alone"):
+    with pytest.raises(BadInput, match="only serves users of this machine"):
         callback("0.0.0.0:8480", False, lab_name=None, address="127.0.0.1:1")

@@ -1,0 +1,68 @@
+"""Writes each event of the controller as a sentence."""
+
+import json
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import Any
+
+_SENTENCES = {
+    "circuits-begun": "change {id} began: {why}",
+    "defragmented": "change {reconfiguration} for running jobs: {state}",
+    "resumed": "change {reconfiguration}, interrupted earlier: {state}; {message}",
+    "unreachable": "{ocs} does not answer: {message}",
+    "reachable": "{ocs} answers again after {away_s} s",
+    "alarm": "{ocs}: {severity} alarm of {subject}: {words}",
+    "drift": "{ocs} drifts: missing {missing}; not committed {unknown}",
+    "locked": "{by} locked {ocs} {ports}: {why}",
+    "unlocked": "{by} unlocked {ocs} {ports}: {why}",
+    "stopped": "{by} pressed the stop button: {why}",
+    "stop-cleared": "{by} released the stop button: {why}",
+    "baselines": "{by} accepted the present optical power as normal: {circuits}",
+    "discovery-begun": "{by} began to discover the wiring",
+    "discovery-ended": "{by} ended the discovery of the wiring",
+    "policies": "policies in use: {policies}",
+    "policy-fault": "policy {policy} failed: {message}",
+    "part-fault": "{part} of the controller failed: {message}",
+    "openflow-switch-up": "packet switch {datapath_id} connected from {address}",
+    "openflow-switch-down": "packet switch {datapath_id} disconnected",
+    "openflow-speaker-up": "the OpenFlow speaker is running",
+    "openflow-speaker-down": "the OpenFlow speaker ended",
+    "openflow-unknown-switch": "unknown packet switch {datapath_id} connected from {address}",
+    "openflow-refused-switch": "packet switch {datapath_id} at {address} refused: {why}",
+    "openflow-second-switch": "packet switch {datapath_id} connected twice, from {address}: {why}",
+}
+
+
+def event_words(event: Mapping[str, Any]) -> str:
+    """An event as a sentence; one of another kind as its kind and its message, or its fields."""
+    kind, told = str(event["kind"]), {k: _plain(v) for k, v in event.items()}
+    if kind == "drift" and not event["missing"] and not event["unknown"]:
+        words = f"{told['ocs']} drifts no longer"
+    elif kind in _SENTENCES:
+        words = _SENTENCES[kind].format_map(defaultdict(str, told))
+    elif kind.startswith("job-"):
+        state, message = kind.removeprefix("job-"), told.get("message", "")
+        is_said = message.startswith(state)
+        words = f"job {told['job']} {message if is_said else f'{state}: {message}'}"
+    elif kind == "circuits":
+        message = "" if told.get("message") == "done" else told.get("message", "")
+        words = f"change {told['id']} {told['state']}, {told.get('why', '')}: {message}"
+    elif kind == "light-measured":
+        times = [event[key] for key in ("measured_before_s", "measured_after_s")]
+        pace = " before, ".join("not measured" if s is None else f"{s:.3g} s" for s in times)
+        words = (
+            f"job {told['job']}, change {told['reconfiguration']}: an iteration took {pace} after"
+        )
+    else:
+        rest = {k: v for k, v in told.items() if k not in ("kind", "at", "number", "event") and v}
+        about = told.get("message") or told.get("words")
+        words = f"{kind}: {about or ', '.join(f'{k} {v}' for k, v in rest.items())}"
+    return words.strip(" :,;")
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {_plain(its)}" for key, its in value.items())
+    if isinstance(value, list | tuple):
+        return " ".join(map(_plain, value)) or "none"
+    return value if isinstance(value, str) else json.dumps(value)
