@@ -40,7 +40,7 @@ from patchlight.testbed.lab.model import Host, Lab
 from patchlight.testbed.lab.portmap import AnyMap
 from patchlight.testbed.lab.rules import NOTHING_SAID, PolicyChoice
 from patchlight.testbed.wire.lab_api import LabIdentity
-from patchlight.testbed.wire.rest.lab import PartStatus
+from patchlight.testbed.wire.rest.lab import HostWithoutLink, PartStatus
 
 _log = logging.getLogger(__name__)
 
@@ -118,11 +118,7 @@ class Controller:
         outputs = ledger.JobOutputs(settings.state_dir / "outputs")
         self.jobs = JobTable(ledger.JobLedger(self.store), outputs)
         self.retention = ledger.Retention(self.store, self.jobs.ledger, outputs, lab.queue)
-        self.traffic = JobTraffic(
-            self.jobs,
-            lambda: self.circuits.maps.present_links(),
-            lambda: self.fleet.faults().no_carrier,
-        )
+        self.traffic = JobTraffic(self.jobs, lambda: self.scheduler.reach())
         self.circuits = CircuitParts(
             lab,
             self.drivers,
@@ -184,10 +180,15 @@ class Controller:
             "nic_differences": differences(
                 self.lab, self.circuits.maps.present_links(), self.fleet.nics()
             ),
+            "hosts_without_link": self._hosts_without_link(),
             "unknown_switch_connections": self.unknown_switches.connections,
             "circuit_switches": self.circuits.devices.status(),
             "agents": self.fleet.status(),
         }
+
+    def _hosts_without_link(self) -> list[HostWithoutLink]:
+        found = self.scheduler.reach().without_link
+        return [{"host": host, "reason": reason} for host, reason in found.items()]
 
     def _maps_as_known(self) -> Mapping[str, AnyMap] | None:
         last = self.circuits.maps.last

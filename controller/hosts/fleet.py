@@ -85,6 +85,11 @@ class HostFaults:
         """All of it, by host."""
         return {**self.no_carrier, **self.gone}
 
+    @cached_property
+    def lost(self) -> Mapping[str, str]:
+        """Why NICs have no carrier, by host and without its name."""
+        return {host: why.split(": ", 1)[-1] for host, why in self.no_carrier.items()}
+
 
 def host_faults(lab: Lab, samples: Mapping[str, Sequence[AgentStatus]]) -> HostFaults:
     """What all of the latest ``samples`` of a server say; two at least, as NICs move about."""
