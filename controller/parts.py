@@ -130,6 +130,7 @@ class Controller:
         )
         self.transactions = Transactions(self.circuits)
         self.device_watch = DeviceWatch(self.circuits, self.transactions)
+        self.fleet.on_carrier = self.device_watch.look_soon
         self.circuit_service = CircuitService(self.circuits, self.transactions)
         self.scheduler = Scheduler(
             lab, self.fleet, self.store, self.jobs, self.transactions, settings.policies, lab.queue
@@ -154,6 +155,7 @@ class Controller:
 
     def status(self) -> dict[str, Any]:
         """The answer of ``GET /v1/status``."""
+        last = self.scheduler.policies.last_faults
         connected, second_from = self.switches.connected(), self.switches.second_from(time.time())
         return {
             "lab": self.lab.name,
@@ -161,7 +163,7 @@ class Controller:
             "engine": self.speaker.info.get("engine"),
             "policies": self.scheduler.policies.words,
             "policy_faults": [
-                {"kind": kind, "policy": policy, "faults": faults}
+                {"kind": kind, "policy": policy, "faults": faults, "last": last[kind, policy]}
                 for (kind, policy), faults in self.scheduler.policies.faults.items()
             ],
             "light": self.scheduler.rewiring.status(),

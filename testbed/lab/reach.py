@@ -30,9 +30,13 @@ class Reach:
     @cached_property
     def without_link(self) -> Mapping[str, str]:
         """Each host that reaches no packet switch, or no other host at all, and the reason."""
+        return self.reasons(self._lab.hosts)
+
+    def reasons(self, hosts: Sequence[Host]) -> dict[str, str]:
+        """The same of these hosts alone."""
         if self._links is None or len(self._lab.hosts) < 2:
             return {}
-        found = {host.name: self._why(host, self._links) for host in self._lab.hosts}
+        found = {host.name: self._why(host, self._links) for host in hosts}
         return {name: why for name, why in found.items() if why}
 
     def apart(self, hosts: Sequence[Host]) -> Mapping[str, str]:

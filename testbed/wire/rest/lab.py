@@ -8,11 +8,12 @@ from patchlight.testbed.wire.rest import answer, close
 
 
 class PolicyFaultsAnswer(TypedDict):
-    """How often a policy failed, and the default decided."""
+    """How often a policy failed, so that the default decided, and how it failed last."""
 
     kind: str
     policy: str
     faults: int
+    last: str
 
 
 class LightStatus(TypedDict):
