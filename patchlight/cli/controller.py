@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import os
+import shutil
 import sqlite3
 import sys
 import tarfile
@@ -421,9 +423,11 @@ def restore(file: Path, state: Path) -> None:
                 raise BadInput(f"{file} is not a backup of a controller: {_KEPT[0]} is not in it")
             state.mkdir(parents=True, exist_ok=True)
             state.chmod(0o750)
-            tar.extractall(state, members, filter="data")
-        for name in names:
-            (state / name).chmod(0o600)
+            for member in members:
+                found = tar.extractfile(member)
+                (state / member.name).touch(mode=0o600)
+                with (state / member.name).open("wb") as target:
+                    shutil.copyfileobj(found or io.BytesIO(), target)
     except (OSError, tarfile.TarError) as error:
         raise PatchlightError(f"restoring {file} to {state}: {error}") from error
     lab_file = state / _LAB_FILE
