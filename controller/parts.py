@@ -40,7 +40,7 @@ from patchlight.testbed.lab.model import Host, Lab
 from patchlight.testbed.lab.portmap import AnyMap
 from patchlight.testbed.lab.rules import NOTHING_SAID, PolicyChoice
 from patchlight.testbed.wire.lab_api import LabIdentity
-from patchlight.testbed.wire.rest.lab import PartStatus
+from patchlight.testbed.wire.rest.lab import HostWithoutLink, PartStatus
 
 _log = logging.getLogger(__name__)
 
@@ -118,11 +118,7 @@ class Controller:
         outputs = ledger.JobOutputs(settings.state_dir / "outputs")
         self.jobs = JobTable(ledger.JobLedger(self.store), outputs)
         self.retention = ledger.Retention(self.store, self.jobs.ledger, outputs, lab.queue)
-        self.traffic = JobTraffic(
-            self.jobs,
-            lambda: self.circuits.maps.present_links(),
-            lambda: self.fleet.faults().no_carrier,
-        )
+        self.traffic = JobTraffic(self.jobs, lambda: self.scheduler.reach())
         self.circuits = CircuitParts(
             lab,
             self.drivers,
@@ -134,6 +130,7 @@ class Controller:
         )
         self.transactions = Transactions(self.circuits)
         self.device_watch = DeviceWatch(self.circuits, self.transactions)
+        self.fleet.on_carrier = self.device_watch.look_soon
         self.circuit_service = CircuitService(self.circuits, self.transactions)
         self.scheduler = Scheduler(
             lab, self.fleet, self.store, self.jobs, self.transactions, settings.policies, lab.queue
@@ -158,6 +155,7 @@ class Controller:
 
     def status(self) -> dict[str, Any]:
         """The answer of ``GET /v1/status``."""
+        last = self.scheduler.policies.last_faults
         connected, second_from = self.switches.connected(), self.switches.second_from(time.time())
         return {
             "lab": self.lab.name,
@@ -165,7 +163,7 @@ class Controller:
             "engine": self.speaker.info.get("engine"),
             "policies": self.scheduler.policies.words,
             "policy_faults": [
-                {"kind": kind, "policy": policy, "faults": faults}
+                {"kind": kind, "policy": policy, "faults": faults, "last": last[kind, policy]}
                 for (kind, policy), faults in self.scheduler.policies.faults.items()
             ],
             "light": self.scheduler.rewiring.status(),
@@ -184,10 +182,15 @@ class Controller:
             "nic_differences": differences(
                 self.lab, self.circuits.maps.present_links(), self.fleet.nics()
             ),
+            "hosts_without_link": self._hosts_without_link(),
             "unknown_switch_connections": self.unknown_switches.connections,
             "circuit_switches": self.circuits.devices.status(),
             "agents": self.fleet.status(),
         }
+
+    def _hosts_without_link(self) -> list[HostWithoutLink]:
+        found = self.scheduler.reach().without_link
+        return [{"host": host, "reason": reason} for host, reason in found.items()]
 
     def _maps_as_known(self) -> Mapping[str, AnyMap] | None:
         last = self.circuits.maps.last

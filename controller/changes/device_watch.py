@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field, replace
 from patchlight.controller.changes.device_maps import Drift, Maps
 from patchlight.controller.changes.parts import CircuitParts
 from patchlight.controller.changes.power import PortReading, PowerVerdict, measures_each
+from patchlight.controller.changes.record import Notifier
 from patchlight.controller.changes.transaction import Transactions
 from patchlight.controller.circuits.contract import Alarm, DirectedPort, PortState
 from patchlight.testbed.errors import in_words
@@ -29,6 +30,13 @@ class DeviceWatch:
         self._parts, self._transactions = parts, transactions
         self.drift: dict[str, Drift] = {}
         self.alarms: Counter[tuple[str, str]] = Counter()
+        self.looked = Notifier()
+        self._look_now = False
+        transactions.on_end.append(lambda _: self.look_soon())
+
+    def look_soon(self) -> None:
+        """Read the maps at the next turn: something has changed."""
+        self._look_now = True
 
     async def begin(self) -> None:
         """Finish or undo what a dead controller left, then report drift, which is not repaired.
@@ -65,14 +73,17 @@ class DeviceWatch:
                     await self.report_alarms(name)
                 except Exception as error:
                     log.warning("%s: asking for its alarms: %s", name, in_words(error))
-            if time.monotonic() - looked_at > _LOOK_EVERY_S:
+            is_time = time.monotonic() - looked_at > _LOOK_EVERY_S
+            if is_time or self._look_now:
+                self._look_now = False
                 try:
                     await self._report_drift()
-                    for name in drivers.keys() - devices.unread.keys():
+                    for name in drivers.keys() - devices.unread.keys() if is_time else ():
                         await self._parts.port_states.read(name)
                 except Exception as error:
                     log.warning("looking at the circuit switches: %s", in_words(error))
-                looked_at = time.monotonic()
+                looked_at = time.monotonic() if is_time else looked_at
+                self.looked.tell()
 
     async def report_alarms(self, name: str) -> None:
         """Make events of the new alarms of a device, of a flood only of the first."""
@@ -82,6 +93,7 @@ class DeviceWatch:
         if not alarms:
             return
         self._parts.port_states.forget(name)
+        self.look_soon()
         self.alarms.update((name, alarm.severity) for alarm in alarms)
         left_out = len(alarms) - _EVENTS_AT_ONCE
         if left_out > 0:

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from hashlib import blake2s
 from typing import Any, Literal, Self
 
-from patchlight.testbed.errors import PatchlightError
+from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.lab.model import Endpoint, Lab
 from patchlight.testbed.lab.portmap import AnyMap, MapChange
+from patchlight.testbed.lab.reach import Reach, as_text
 from patchlight.testbed.lab.wiring import Links, Place, check_map, entries_at, lab_links
 
 Changes = Mapping[str, MapChange[Any]]
@@ -60,6 +61,11 @@ class ChangePlan:
 
     def __bool__(self) -> bool:
         return bool(self.changes)
+
+    def losing_link(self, lab: Lab) -> dict[str, str]:
+        """The hosts that it moves and that have no link after it, and why."""
+        moved = [host for host in lab.hosts if host.endpoint in self.moved]
+        return Reach(lab, self.links_after).reasons(moved)
 
 
 def _moved(changes: Changes, before: Links, after: Links) -> Iterable[Endpoint]:
@@ -231,12 +237,16 @@ class Reconfiguration:
         """The same with its progress: a change is an intent until its end is in the journal."""
         return {**self.as_row, "state": "intent", "progress": self.progress.as_json}
 
-    def fill(self, plan: ChangePlan, committed: Mapping[str, AnyMap]) -> None:
-        """Put a plan into the record, and the maps that are committed once it is done."""
+    def fill(
+        self, plan: ChangePlan, committed: Mapping[str, AnyMap], lost: Mapping[str, str]
+    ) -> None:
+        """Put a plan into the record, the maps that are committed once it is done, and the hosts
+        that lose their link."""
         self.before = {name: [*m.one_way_texts] for name, m in plan.before.items()}
         self.wanted = {name: [*m.one_way_texts] for name, m in plan.wanted.items()}
         self.changes = {name: change_as_texts(change) for name, change in plan.changes.items()}
         self.adopted = [name for name in committed if name not in plan.changes]
+        self.note(without_link_words(lost))
         self.commits = {n: [*m.one_way_texts] for n, m in committed.items() if m != plan.wanted[n]}
 
     def note(self, remarks: list[str]) -> None:
@@ -253,6 +263,12 @@ class Reconfiguration:
         finally:
             spent = time.monotonic() - began
             self.stages_s[name] = round(self.stages_s.get(name, 0.0) + spent, 6)
+
+
+def without_link_words(lost: Mapping[str, str]) -> list[str]:
+    """A remark on the hosts that lose their link, if any do."""
+    count = "1 host has" if len(lost) == 1 else f"{len(lost)} hosts have"
+    return [f"{count} no link after this change: {as_text(lost)}"] if lost else []
 
 
 def change_as_texts(change: MapChange[Any]) -> dict[str, list[str]]:
@@ -289,6 +305,11 @@ def wanted_maps(
             wanted[name] = asked[name]
             continue
         gone = dropped.get(name, ())
+        for place in gone:
+            if not entries_at(present[name], [place]):
+                raise BadInput(
+                    f"{name} port {place} has no circuit: there is nothing to disconnect"
+                )
         kept = present[name].without(entries_at(present[name], gone)) if gone else present[name]
         wanted[name] = kept.joined(asked[name]) if name in asked else kept
     return wanted

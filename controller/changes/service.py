@@ -158,6 +158,10 @@ class CircuitService:
             },
             "cleared": [n for n in plan.changes if plan.before[n] and not len(plan.wanted[n])],
             "objections": objections,
+            "hosts_losing_link": [
+                {"host": host, "reason": reason}
+                for host, reason in plan.losing_link(self.parts.lab).items()
+            ],
             "planned_from": fingerprint(plan.before),
         }
 

@@ -85,7 +85,7 @@ class _ChangeRun:
                     return False
                 raise
             self._committed = parts.committed.after(self._plan, self._options.adopts)
-            record.fill(self._plan, self._committed)
+            record.fill(self._plan, self._committed, self._plan.losing_link(parts.lab))
         with record.stage("check"):
             preflight = await self._check()
         if from_memory and (preflight.objections or not self._plan):

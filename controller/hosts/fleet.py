@@ -85,6 +85,11 @@ class HostFaults:
         """All of it, by host."""
         return {**self.no_carrier, **self.gone}
 
+    @cached_property
+    def lost(self) -> Mapping[str, str]:
+        """Why NICs have no carrier, by host and without its name."""
+        return {host: why.split(": ", 1)[-1] for host, why in self.no_carrier.items()}
+
 
 def host_faults(lab: Lab, samples: Mapping[str, Sequence[AgentStatus]]) -> HostFaults:
     """What all of the latest ``samples`` of a server say; two at least, as NICs move about."""
@@ -244,6 +249,7 @@ class Fleet:
         self.on_status: Callable[[AgentStatus], Awaitable[None]] | None = None
         self.macs = macs or NicMacs(lab)
         self.on_macs: Callable[[], Awaitable[None]] | None = None
+        self.on_carrier: Callable[[], None] | None = None
         self._macs_changed = False
         self._heartbeats = {name: Heartbeat() for name in self.clients}
         self._said: dict[str, Presence] = {}
@@ -378,7 +384,11 @@ class Fleet:
                 "the agent of %s has version %s, this controller %s", name, status.version, VERSION
             )
         self._versions[name] = status.version
-        self._samples[name].append(status)
+        told = self._samples[name]
+        carriers = [{nic.name: nic.carrier for nic in each.nics} for each in (*told, status)]
+        told.append(status)
+        if self.on_carrier is not None and carriers[-2:-1] not in ([], carriers[-1:]):
+            self.on_carrier()
         self._faults = None
         self._macs_changed = self.macs.hear(status) or self._macs_changed
         now = time.time()

@@ -197,7 +197,7 @@ OWN_GRAPH = "of the job"
 @dataclass(frozen=True, slots=True)
 class Decision:
     """One answer of a policy, as JSON; ``saw`` gives what it saw, ``weighed`` is its explanation:
-    for a learned one its options and their scores."""
+    for a learned one its options and their scores; ``fault``: why the default decided instead."""
 
     kind: str
     policy: str
@@ -205,6 +205,7 @@ class Decision:
     seconds: float
     saw: Callable[[], Mapping[str, Any]]
     weighed: Any = None
+    fault: str = ""
 
     @property
     def record(self) -> dict[str, Any]:
@@ -212,6 +213,7 @@ class Decision:
         saw, took_s = self.saw(), round(self.seconds, 6)
         record = {"kind": self.kind, "policy": self.policy, "answer": self.answer}
         record |= {"seconds": took_s, "digest": digest(saw), "saw": saw}
+        record |= {"fault": self.fault} if self.fault else {}
         return record if self.weighed is None else {**record, "weighed": self.weighed}
 
 
@@ -224,6 +226,10 @@ class Decides(Protocol):
     def explanation(self) -> Any:
         """As JSON, or ``None``."""
 
+    @property
+    def fault(self) -> str:
+        """Why the default decided instead, if it did."""
+
 
 def decided(
     kind: contract.PolicyKind,
@@ -235,7 +241,8 @@ def decided(
     began = perf_counter()
     answer = ask()
     took_s = perf_counter() - began
-    return answer, Decision(kind, policy.name, plain(answer), took_s, saw, policy.explanation)
+    told = policy.explanation, policy.fault
+    return answer, Decision(kind, policy.name, plain(answer), took_s, saw, *told)
 
 
 def digest(saw: Mapping[str, Any]) -> str:

@@ -20,6 +20,7 @@ from patchlight.controller.storage.store import Store
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.jobs import JobSpec, JobState, JobStatus
 from patchlight.testbed.lab.model import Lab
+from patchlight.testbed.lab.reach import Reach, as_text
 
 _JOURNAL_AGAIN_S = 0.5
 _START_S = 2.0  # Until a gang was seen to start.
@@ -44,7 +45,13 @@ class Gangs:
     """The gangs that have hosts; the last of them to start took ``last_start_s`` for it."""
 
     def __init__(
-        self, lab: Lab, fleet: Fleet, store: Store, table: JobTable, rewiring: JobRewiring
+        self,
+        lab: Lab,
+        fleet: Fleet,
+        store: Store,
+        table: JobTable,
+        rewiring: JobRewiring,
+        reach: Callable[[], Reach],
     ) -> None:
         self.queue: Queue
         self.active: list[Gang] = []
@@ -52,7 +59,7 @@ class Gangs:
         self._closing = False
         self._lab, self._fleet, self._table = lab, fleet, table
         self._outcomes = Outcomes(store, table)
-        self._rewiring = rewiring
+        self._rewiring, self._reach = rewiring, reach
 
     def begin(self, gang: Gang, after: Sequence[asyncio.Task[None]] = ()) -> None:
         """Start the jobs of a gang on their hosts, once ``after`` is over; follow them."""
@@ -142,7 +149,16 @@ class Gangs:
                 gang.ends_because, gang.again = error.message, True
             await self._all_over(gang, jobs)
         except Exception as error:
-            await self._all_over(gang, jobs, error)
+            reach = self._reach()
+            cut = {host: why for job in jobs for host, why in reach.apart(job.hosts).items()}
+            if cut and gang.topology == "keep" and not gang.ends_because:
+                # Not their fault either: they wait until their hosts reach each other again.
+                gang.ends_because, gang.again = as_text(cut), True
+                await self._all_over(gang, jobs)
+                return
+            why = f"{as_text(cut)}: {error_text(error)}"
+            lines, hosts = getattr(error, "last_lines", ()), getattr(error, "hosts", ())
+            await self._all_over(gang, jobs, JobFailed(why, lines, hosts) if cut else error)
         else:
             await self._follow(gang, jobs)
 

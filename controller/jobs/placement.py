@@ -26,7 +26,9 @@ from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.jobs import JobStatus
 from patchlight.testbed.lab.model import Lab
 from patchlight.testbed.lab.portmap import AnyMap, PortMap
+from patchlight.testbed.lab.reach import Reach, as_text
 from patchlight.testbed.lab.rules import Waiting, WaitReason
+from patchlight.testbed.lab.wiring import Links
 
 HostsOfJobs = Mapping[str, Collection[str]]
 """The hosts of each job that runs, by the job's id."""
@@ -107,6 +109,12 @@ class LabSnapshot(NamedTuple):
     cluster: cluster_view.WiredLab
     view: ClusterView
     unseen: Mapping[str, str]
+    reach: Reach
+
+    def unlinked(self, statuses: Sequence[JobStatus]) -> Mapping[str, str]:
+        """The hosts that these jobs cannot use until somebody gives them a link, and why."""
+        alone = all(status.spec.size == 1 or status.topology != "keep" for status in statuses)
+        return {} if alone else self.reach.without_link
 
 
 class Placed(NamedTuple):
@@ -131,6 +139,15 @@ class Placement:
         self.policies, self._transactions = policies, transactions
         self._circuits = transactions.parts
         self.nic_bps = slowest_nic_bps(lab)
+        self._reach_of: tuple[Links | None, Mapping[str, str]] = None, {}
+        self._reach = Reach(lab, None)
+
+    def reach(self) -> Reach:
+        """Which hosts reach each other, by the maps as last read and what agents say of NICs."""
+        links, lost = self._circuits.maps.present_links(), self._fleet.faults().lost
+        if (links, lost) != self._reach_of:
+            self._reach_of, self._reach = (links, lost), Reach(self._lab, links, lost)
+        return self._reach
 
     async def look(self, *, ports: bool = True) -> Callable[[], LabSnapshot]:
         """Read the devices, which takes time; the result gives the lab as of when it is called.
@@ -144,7 +161,7 @@ class Placement:
         locked = failed = NO_PORTS
         if ports and maps:
             locked, failed = await self._circuits.closed_ports()
-        cluster = cluster_view.WiredLab.now(self._lab, maps)
+        cluster, reach = cluster_view.WiredLab.now(self._lab, maps), self.reach()
         jobs = [cluster_view.view_of(status) for status in recent]
         waiting = {status.id for status in recent if status.state.is_waiting}
 
@@ -154,7 +171,7 @@ class Placement:
             view = cluster.view(
                 time.time(), running, tuple(unseen), jobs, locked, failed, statuses, waiting
             )
-            return LabSnapshot(cluster, view, unseen)
+            return LabSnapshot(cluster, view, unseen, reach)
 
         return see
 
@@ -180,7 +197,8 @@ class Placement:
         """How many free GPUs these jobs can run on, each counted once."""
         able = 0
         for status in statuses:
-            able |= lab.view.free_for(cluster_view.view_of(status))
+            unlinked = lab.cluster.as_set(lab.unlinked([status]))
+            able |= lab.view.free_for(cluster_view.view_of(status)) & ~unlinked
         return able.bit_count()
 
     def place(
@@ -197,8 +215,11 @@ class Placement:
         own number, or else that of the partition policy, ``most`` at most, which may let it wait.
         ``JobFailed`` if that policy refuses it. Not for an event loop: policies take their time.
         """
+        unlinked = lab.unlinked([status])
         if status.spec.hosts:
-            return self._as_named(lab, status, occupied)
+            found = self._as_named(lab, status, occupied)
+            return found if isinstance(found, Waiting) else self._linked(lab, status, found)
+        occupied |= lab.cluster.as_set(unlinked)
         job = cluster_view.view_of(status)
         if (unreached := self.out_of_reach(lab, [status])) is not None:
             return unreached
@@ -229,24 +250,35 @@ class Placement:
                 partial(cluster_view.seen, view, sized, graph=_graph_name(status)),
             )
             if gpus is not None:
-                return Placed(lab.cluster.hosts(gpus), (*decisions, decision))
+                placed = Placed(lab.cluster.hosts(gpus), (*decisions, decision))
+                return self._linked(lab, status, placed)
         free = lab.view._replace(occupied=occupied).free_for(job).bit_count()
         words = f"the {says} policy {does} on the {free} GPUs that are free"
+        words += f"; hosts without a link: {as_text(unlinked)}" if unlinked else ""
         return Waiting(WaitReason.NO_PLACE, words)
+
+    @staticmethod
+    def _linked(lab: LabSnapshot, status: JobStatus, placed: Placed) -> Placed | Waiting:
+        """The place, unless its hosts cannot reach each other and no circuits are made for it."""
+        hosts = [lab.cluster.lab.host(name) for name in placed.hosts]
+        apart = lab.reach.apart(hosts) if status.topology == "keep" else {}
+        return Waiting(WaitReason.OUT_OF_REACH, as_text(apart)) if apart else placed
 
     @staticmethod
     def out_of_reach(lab: LabSnapshot, statuses: Sequence[JobStatus]) -> Waiting | None:
         """Why jobs wait, if too few of the hosts that they can run on can be reached."""
-        if not lab.unseen:
+        unlinked = {h: why for h, why in lab.unlinked(statuses).items() if h not in lab.unseen}
+        if not lab.unseen and not unlinked:
             return None
+        broken = lab.view.broken | lab.cluster.as_set(unlinked)
         for job in map(cluster_view.view_of, statuses):
             able = sum(
-                not lab.view.broken >> number & 1
+                not broken >> number & 1
                 for number, gpu in enumerate(lab.view.shape.gpus)
                 if not job.gpu_models or gpu.model in job.gpu_models
             )
             if max(1, job.workers) > able:
-                why = "; ".join(sorted(set(lab.unseen.values())))
+                why = "; ".join(filter(None, (*sorted({*lab.unseen.values()}), as_text(unlinked))))
                 return Waiting(WaitReason.OUT_OF_REACH, f"too many hosts are out of reach: {why}")
         return None
 

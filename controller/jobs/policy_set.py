@@ -137,6 +137,7 @@ class PoliciesInUse:
         self.on_use: list[Callable[[], None]] = []
         self._loop: asyncio.AbstractEventLoop | None = None
         self.faults: Counter[tuple[str, str]] = Counter()
+        self.last_faults: dict[tuple[str, str], str] = {}
         self._given = given
         # What ``use`` chose of an earlier controller counts if that was given the same.
         kept = store.mark(_MARK, lambda row: (row["given"], PolicyChoice(**row["used"])))
@@ -206,6 +207,7 @@ class PoliciesInUse:
     def _note(self, fault: guard.Fault) -> None:
         _log.warning("%s", fault)
         self.faults[fault.kind, fault.policy] += 1
+        self.last_faults[fault.kind, fault.policy] = fault.reason
         for job_id in fault.jobs:
             if (status := self._table.find(job_id)) is not None:
                 self._table.keep(replace(status, policy_faults=status.policy_faults + 1))

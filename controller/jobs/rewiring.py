@@ -21,9 +21,9 @@ from patchlight.controller.policies.cheapest import MINIMUM_GAIN_S, Proposal, de
 from patchlight.controller.storage.store import Store
 from patchlight.testbed.errors import BadInput, PatchlightError, in_words
 from patchlight.testbed.jobs import JobState
-from patchlight.testbed.lab.model import Endpoint, Host
+from patchlight.testbed.lab.model import Endpoint
 from patchlight.testbed.lab.portmap import PortMap
-from patchlight.testbed.lab.wiring import Links
+from patchlight.testbed.lab.reach import Reach, as_text
 
 DEFRAGMENT = "defragment"
 DRAINED = "drained"
@@ -250,32 +250,25 @@ class JobTraffic:
     """Pauses jobs between two iterations, and lets them go on.
 
     Jobs that use moving ports pause while circuits change; each has the time of three of its
-    iterations for that, but at least ``patience_s``. Jobs with a NIC without a circuit pause until
-    it has one, or fail at their ``dark_limit_s``. ``links`` gives the links as last known, or
-    ``None``; ``no_carrier`` the hosts whose NIC cannot send, whatever the circuits, and why.
+    iterations for that, but at least ``patience_s``. Jobs whose hosts do not reach each other pause
+    until they do, or fail at their ``dark_limit_s``.
     """
 
     def __init__(
-        self,
-        table: JobTable,
-        links: Callable[[], Links | None],
-        no_carrier: Callable[[], Mapping[str, str]] = dict,
-        patience_s: float = 10.0,
+        self, table: JobTable, reach: Callable[[], Reach], patience_s: float = 10.0
     ) -> None:
-        self._table, self._links, self._patience_s = table, links, patience_s
-        self._no_carrier = no_carrier
+        self._table, self._reach, self._patience_s = table, reach, patience_s
         self._drained: list[RunningJob] = []
 
     def jobs_using(self, moved: frozenset[Endpoint]) -> list[str]:
-        """The running jobs whose traffic uses these ports, by id."""
+        """The jobs whose traffic uses these ports, or will once they have started, by id."""
         return [job.id for job in self._using(moved)]
 
     def _using(self, moved: frozenset[Endpoint]) -> list[RunningJob]:
         return [
             job
             for job in self._table.running.values()
-            if self._state(job) in (JobState.RUNNING, JobState.PAUSED)
-            and any(host.endpoint in moved for host in job.hosts)
+            if any(host.endpoint in moved for host in job.all_hosts)
         ]
 
     def _state(self, job: RunningJob) -> JobState:
@@ -283,7 +276,8 @@ class JobTraffic:
 
     async def drain(self, moved: frozenset[Endpoint]) -> list[str]:
         """Pause the jobs that use these ports; messages about those that did not in time."""
-        self._drained = self._using(moved)
+        states = (JobState.RUNNING, JobState.PAUSED)
+        self._drained = [job for job in self._using(moved) if self._state(job) in states]
         jobs = [job for job in self._drained if self._state(job) is JobState.RUNNING]
         paused = await asyncio.gather(*(job.hold(self._deadline_s(job)) for job in jobs))
         return [
@@ -317,13 +311,13 @@ class JobTraffic:
 
     async def _settle(self, job: RunningJob, *, hold: bool = False) -> None:
         """Pause a job while dark, resume it after. ``hold``: its workers have to be paused, too."""
-        state, links = self._state(job), self._links()
+        state, reach = self._state(job), self._reach()
         if state not in (JobState.RUNNING, JobState.PAUSED) or job.next_hosts:
             return  # one that goes on elsewhere is held for that
-        dark, words = without_light(job, links, self._no_carrier())
+        dark = reach.apart(job.hosts)
         if dark and state is JobState.RUNNING:
             job.dark_since = time.monotonic()
-            self._table.move(job.id, JobState.PAUSED, words)
+            self._table.move(job.id, JobState.PAUSED, as_text(dark))
             if hold:
                 await job.hold(_HOLD_IN_THE_DARK_S)
                 if self._state(job) is not JobState.PAUSED:
@@ -331,32 +325,13 @@ class JobTraffic:
         elif dark:
             limit_s = job.spec.dark_limit_s
             if time.monotonic() - job.dark_since > limit_s:
-                why = f"job {job.spec.name}: {words} for more than {limit_s:g} s, the job's limit"
-                job.give_up(why, dark)
+                limit = f"no link for more than {limit_s:g} s, the job's limit"
+                job.give_up(f"job {job.spec.name}: {limit}: {as_text(dark)}", [*dark])
         elif state is JobState.RUNNING:
             if not hold:
                 await job.release()
-        elif links is not None:
+        elif reach.is_known:
             await job.release()
             # It may have ended meanwhile.
             if self._state(job) is JobState.PAUSED:
                 self._table.move(job.id, JobState.RUNNING)
-
-
-def without_light(
-    job: RunningJob, links: Links | None, no_carrier: Mapping[str, str]
-) -> tuple[list[str], str]:
-    """The hosts of a job without a circuit or carrier, and that as text; none for one worker."""
-    if len(job.hosts) == 1 or links is None:
-        return [], ""
-    dark = [host for host in job.hosts if not links.peers(host.endpoint)]
-    cut = [host for host in job.hosts if host.name in no_carrier and host not in dark]
-    without = [host for host in cut if no_carrier[host.name].endswith("has no carrier")]
-    said = [_said(dark, "is dark", "are dark"), _said(without, "has no carrier", "have no carrier")]
-    said += [no_carrier[host.name] for host in cut if host not in without]  # of its RDMA device
-    return [host.name for host in (*dark, *cut)], ", ".join(filter(None, said))
-
-
-def _said(hosts: Sequence[Host], of_one: str, of_several: str) -> str:
-    names = ", ".join(f"{host.nic.name} of {host.server.name}" for host in hosts)
-    return f"{names} {of_one if len(hosts) == 1 else of_several}" if hosts else ""

@@ -27,6 +27,7 @@ from patchlight.controller.storage.store import Store
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.jobs import JobSpec, JobState, JobStatus
 from patchlight.testbed.lab.model import Lab
+from patchlight.testbed.lab.reach import as_text
 from patchlight.testbed.lab.rules import NOTHING_SAID, Discipline, PolicyChoice
 from patchlight.testbed.wire.agent_status import AgentStatus
 
@@ -61,7 +62,8 @@ class Scheduler:
         self.rewiring = JobRewiring(
             store, table, transactions, self._placement, self.policies, self.gains
         )
-        self._gangs = Gangs(lab, fleet, store, table, self.rewiring)
+        self.reach = self._placement.reach
+        self._gangs = Gangs(lab, fleet, store, table, self.rewiring, self.reach)
         self._queue = LabQueue(store, table, self._placement, self._gangs, discipline)
         self._recovered = False
         self.policies.on_use += [self._queue.changed.set, self.rewiring.look_soon]
@@ -167,6 +169,8 @@ class Scheduler:
         job = self._table.running.get(status.id)
         if job is not None and job.silent_servers and not status.message:
             waits_for = f"no answer from the agent of {', '.join(job.silent_servers)}"
+        elif job is not None and status.state is JobState.PREPARING:
+            waits_for = as_text(self.reach().apart(job.hosts))
         return waits_for or status.message
 
     async def stop(self, job_id: str, by: str = "", *, force: bool = False) -> JobStatus:

@@ -60,7 +60,7 @@ class ControllerMetrics:
         # When a series began says nothing here, and would be half of them.
         prometheus.disable_created_metrics()  # type: ignore[no-untyped-call]
         self._registry = prometheus.CollectorRegistry()
-        self.power = OpticalPower(controller.circuit_service)
+        self.power = OpticalPower(controller.circuit_service, controller.device_watch.looked)
         jobs, speaker, events = controller.jobs, controller.speaker, EventMetrics(self._registry)
         self._progress = JobProgress(self._registry, jobs.running, float(controller.lab.scale))
         jobs.on_reports.append(self._progress.reported)

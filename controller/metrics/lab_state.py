@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from collections import Counter
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from patchlight.controller.changes.device_watch import PowerReport, power_report
 from patchlight.controller.changes.power import PortReading
 from patchlight.controller.changes.preflight import LockKind
-from patchlight.controller.changes.record import State
+from patchlight.controller.changes.record import Notifier, State
 from patchlight.controller.changes.service import CircuitService
 from patchlight.controller.circuits.contract import Severity
 from patchlight.controller.hosts.agent_client import VERSION
@@ -289,16 +288,16 @@ class OpticalPower:
     """The latest optical powers of circuit switches, measured now and then: a scrape asks no
     device."""
 
-    def __init__(self, service: CircuitService) -> None:
-        self._service = service
+    def __init__(self, service: CircuitService, looked: Notifier) -> None:
+        self._service, self._looked = service, looked
         self._samples: dict[str, tuple[float, PowerReport]] = {}  # with when (Unix time)
 
     async def run(self, every_s: float = POWER_EVERY_S) -> None:
-        """Measure again and again, for ever; never while circuits change, which goes first."""
+        """Measure now and then, and once maps were read, for ever; never during a change."""
         while True:
             if not self._service.transactions.busy:
                 await self.measure()
-            await asyncio.sleep(every_s)
+            await self._looked.after(self._looked.step, every_s)
 
     async def measure(self) -> None:
         """Ask each device that measures. What one that does not answer said is dropped."""

@@ -249,10 +249,15 @@ class _Guard:
         """What the policy told of the last answer that this thread had, as JSON, or ``None``."""
         return getattr(self._told, "explanation", None)
 
+    @property
+    def fault(self) -> str:
+        """Why the default gave the last answer that this thread had; empty if it did not."""
+        return getattr(self._told, "fault", "")
+
     def _decide(self, jobs: tuple[str, ...], arguments: tuple[Any, ...]) -> Any:
         """The checked answer about ``jobs``; after a fault, which is reported, the default's."""
         name = METHODS[self.kind]
-        self._told.explanation = None
+        self._told.explanation, self._told.fault = None, ""
         try:
             if self._elsewhere is not None:
                 answer, self._told.explanation = self._elsewhere.ask_why(arguments)
@@ -277,6 +282,7 @@ class _Guard:
             reason = "it raised KeyboardInterrupt"
         except BaseException as error:  # SystemExit and the like: nothing of it may end others.
             reason = f"it raised {raised(error)}"
+        self._told.fault = reason
         self._report(Fault(self.kind, self.name, jobs, reason))
         return getattr(self.default, name)(*arguments)
 

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import os
+import shutil
+import sqlite3
 import sys
+import tarfile
+import tempfile
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 import click
 
@@ -16,6 +22,7 @@ from patchlight.console.commands import lab_option
 from patchlight.console.connection import labs_up, with_client
 from patchlight.console.options import ANY, AT_LEAST_0, chosen_policies, policy_options
 from patchlight.controller.changes.power import DEFAULT_TOLERANCES, POWER_CEILING_DBM, Tolerances
+from patchlight.testbed.errors import BadInput, PatchlightError
 
 if TYPE_CHECKING:
     from patchlight.client.client import ControllerClient
@@ -327,3 +334,102 @@ def _print_networks(found: PathsShape) -> None:
             f"{network['tuning_s'] * 1e3:g} ms",
         )
     table.print()
+
+
+_KEPT = "controller.db", "samples.db"
+_LAB_FILE = "lab.yaml"
+
+
+def _state_of(lab_name: str, state: Path | None) -> tuple[Path, Path]:
+    """The lab's file, and the folder where its controller keeps its state."""
+    from patchlight.testbed.labfile.reader import find_lab, read_lab
+
+    up = labs_up().get(lab_name)
+    lab_file = up or find_lab(lab_name)
+    if state is None and up is not None:
+        return lab_file, up.parent / "controller"
+    return lab_file, state or Path("/var/lib/patchlight") / read_lab(lab_file).name
+
+
+_state_option = click.option(
+    "--state",
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="DIR",
+    help="Where the controller keeps its state [default: /var/lib/patchlight/LAB].",
+)
+
+
+@controller.command()
+@click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
+@lab_option("Lab file or built-in lab.", required=True)
+@_state_option
+def backup(file: Path, lab_name: str, state: Path | None) -> None:
+    """Write the controller's state to FILE, a tar archive.
+
+    It has the journal, jobs, tokens' hashes, samples and the lab file. The controller may run.
+    The output of jobs and TLS keys are not in it.
+    """
+    lab_file, folder = _state_of(lab_name, state)
+    if not (folder / _KEPT[0]).exists():
+        raise BadInput(
+            f"no controller state found in {folder}", hint="name its folder with --state"
+        )
+    if file.exists():
+        raise BadInput(f"{file} exists already: name another file, or move it away")
+    with tempfile.TemporaryDirectory() as name:
+        snapshots = [Path(name) / kept for kept in _KEPT if (folder / kept).exists()]
+        part = file.with_name(f"{file.name}.part")
+        try:
+            for snapshot in snapshots:
+                source = f"file:{quote(str(folder / snapshot.name))}?mode=ro"
+                with (
+                    closing(sqlite3.connect(source, uri=True)) as live,
+                    closing(sqlite3.connect(snapshot)) as copy,
+                ):
+                    live.backup(copy)
+            descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            with os.fdopen(descriptor, "wb") as raw, tarfile.open(fileobj=raw, mode="w:gz") as tar:
+                for snapshot in snapshots:
+                    tar.add(snapshot, snapshot.name)
+                tar.add(lab_file.resolve(), _LAB_FILE)
+            part.rename(file)
+        except (OSError, sqlite3.Error) as error:
+            part.unlink(missing_ok=True)
+            raise PatchlightError(f"backing up {folder} to {file}: {error}") from error
+    out.say(f"{file}: the state of {folder} and the lab file {lab_file}")
+
+
+@controller.command()
+@click.argument("file", type=click.Path(path_type=Path, dir_okay=False, exists=True))
+@click.option(
+    "--state",
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="DIR",
+    required=True,
+    help="An empty or new folder for the state.",
+)
+def restore(file: Path, state: Path) -> None:
+    """Unpack a backup into an empty folder; then run a controller on it."""
+    if state.exists() and any(state.iterdir()):
+        raise BadInput(
+            f"{state} is not empty: nothing was restored",
+            hint="name a new folder, or move what is there away",
+        )
+    try:
+        with tarfile.open(file) as tar:
+            members = [m for m in tar.getmembers() if m.isfile() and m.name in (*_KEPT, _LAB_FILE)]
+            names = {member.name for member in members}
+            if not {_KEPT[0], _LAB_FILE} <= names:
+                raise BadInput(f"{file} is not a backup of a controller: {_KEPT[0]} is not in it")
+            state.mkdir(parents=True, exist_ok=True)
+            state.chmod(0o750)
+            for member in members:
+                found = tar.extractfile(member)
+                (state / member.name).touch(mode=0o600)
+                with (state / member.name).open("wb") as target:
+                    shutil.copyfileobj(found or io.BytesIO(), target)
+    except (OSError, tarfile.TarError) as error:
+        raise PatchlightError(f"restoring {file} to {state}: {error}") from error
+    lab_file = state / _LAB_FILE
+    out.say(f"restored to {state}")
+    out.say(f"run it with: patchlight controller run --lab {lab_file} --state {state}")

@@ -13,6 +13,7 @@ import click
 from patchlight.console import rendering as out
 from patchlight.console.connection import patiently, with_client
 from patchlight.testbed.errors import BadInput
+from patchlight.testbed.lab.reach import as_text
 from patchlight.testbed.units import format_rate, parse_time
 
 if TYPE_CHECKING:
@@ -152,6 +153,8 @@ def status(client: ControllerClient, as_json: bool) -> None:
     """
     found = Scrape.of(client)
     rows = list(status_rows(found))
+    if cut := {each["host"]: each["reason"] for each in client.status()["hosts_without_link"]}:
+        rows.append(("hosts without a link", out.Coloured(as_text(cut), "bad")))
     (labels, _), *_ = found.of_metric("controller_info") or [({}, 1.0)]
     title = f"lab {labels.get('lab', '?')}, Patchlight {labels.get('version', '?')}"
     answer = [{"of": of, "words": words.text, "meaning": words.meaning} for of, words in rows]

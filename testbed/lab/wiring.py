@@ -187,8 +187,8 @@ class Links:
         spectra: Mapping[str, SpectrumMap] | None = None,
     ) -> None:
         self._lab, self._fibres, self._spectra = lab, lab.circuit_fibres, spectra
-        self._maps = {ocs: maps[ocs] if ocs in maps else PortMap() for ocs in self._fibres}
-        self.light = Light(lab, self._maps, spectra) if lab.coloured else None
+        self.maps = {ocs: maps[ocs] if ocs in maps else PortMap() for ocs in self._fibres}
+        self.light = Light(lab, self.maps, spectra) if lab.coloured else None
 
     def after(self, maps: Mapping[str, PortMap]) -> tuple[Links, frozenset[Endpoint]]:
         """The links under other maps of circuit switches, and the sources of changed lightpaths.
@@ -201,8 +201,8 @@ class Links:
             ends = ours.keys() | links.paths.keys()
             return links, frozenset(end for end in ends if ours.get(end) != links.paths.get(end))
         moved = set[Endpoint]()
-        for ocs, before in self._maps.items():
-            if (now := links._maps[ocs]) is not before and (change := before.diff(now)):
+        for ocs, before in self.maps.items():
+            if (now := links.maps[ocs]) is not before and (change := before.diff(now)):
                 moved.update(self.sources(ocs, change.breaks))
                 moved.update(links.sources(ocs, change.makes))
         # What no change touches is as it was: the cached properties begin with that.
@@ -224,7 +224,7 @@ class Links:
 
     def path(self, source: Endpoint) -> LightPath | None:
         """The lightpath that begins at this NIC or packet-switch port, if there is one."""
-        if source.device in self._maps or source not in self._lab.fibre_ends:
+        if source.device in self.maps or source not in self._lab.fibre_ends:
             return None
         if self.light is not None:
             return self.light.path(source)
@@ -307,17 +307,17 @@ class Links:
         ends = (
             (source, self._end(at, self._out_of))
             for source, (at, _) in self._lab.fibre_ends.items()
-            if source.device not in self._maps
+            if source.device not in self.maps
         )
         return {source: sink for source, sink in ends if sink is not None}
 
     @cached_property
     def _out_of(self) -> _Across:
-        return {ocs: port_map.out_of for ocs, port_map in self._maps.items()}
+        return {ocs: port_map.out_of for ocs, port_map in self.maps.items()}
 
     @cached_property
     def _in_of(self) -> _Across:
-        return {ocs: port_map.in_of for ocs, port_map in self._maps.items()}
+        return {ocs: port_map.in_of for ocs, port_map in self.maps.items()}
 
     @cached_property
     def _loss_db(self) -> Mapping[str, float]:

@@ -88,7 +88,7 @@ def worker_killed(lab: EmulatedLab, _: str, worker: str) -> Iterator[None]:
         pytest.param(lambda lab, host, _: gpu_gone(lab, host), "its GPU is gone", id="GPU gone"),
         pytest.param(
             lambda lab, host, _: no_carrier(lab, host),
-            "has no carrier for more than 1 s, the job's limit",
+            "no link for more than 1 s, the job's limit: ",
             id="no carrier",
         ),
     ],
@@ -113,7 +113,8 @@ def test_a_job_without_more_attempts_fails_and_says_why(
         lose_light(lab, "gpu4")
         client.drift()  # the switch is looked at
         wait_until(lambda: client.job(job_id)["state"] == "failed")
-        assert "nic4 of server3 is dark for more than 1 s" in client.job(job_id)["message"]
+        words = "no link for more than 1 s, the job's limit: server3.gpu4: no circuit at ocs1 port"
+        assert words in client.job(job_id)["message"]
     client.repair(["ocs1"])
 
 

@@ -266,12 +266,7 @@ class Cluster:
         self.store: Store = before.store if before else Store(":memory:")
         self.flows = Flows()
         self.table = JobTable(JobLedger(self.store), outputs)
-        self.traffic = JobTraffic(
-            self.table,
-            lambda: self.circuits.maps.present_links(),
-            lambda: self.fleet.found.no_carrier,
-            patience_s=0.2,
-        )
+        self.traffic = JobTraffic(self.table, lambda: self.scheduler.reach(), patience_s=0.2)
         self.circuits: CircuitParts = CircuitParts(
             self.lab, {"ocs1": self.ocs}, self.store, self.flows, self.traffic
         )

@@ -299,6 +299,9 @@ def _print_why(states: list[shapes.StateOfJob], decisions: list[shapes.DecisionS
         )
     table.print()
     for row in decisions:
+        if fault := row.get("fault"):
+            words = f"{row['kind']} policy {row['policy']}: {fault}; the default decided"
+            out.say(words)
         if row.get("weighed"):
             _print_weighed(row)
 

@@ -6,7 +6,7 @@ from typing import Literal, NotRequired
 from typing_extensions import TypedDict
 
 from patchlight.testbed.wire.rest import answer, close
-from patchlight.testbed.wire.rest.lab import CircuitSwitchStatus
+from patchlight.testbed.wire.rest.lab import CircuitSwitchStatus, HostWithoutLink
 
 
 class OcsMap(TypedDict):
@@ -192,7 +192,8 @@ class PlanAnswer(TypedDict):
     """What a change would do (``dry_run``); ``planned_from`` is the answer's ``ETag``, too.
 
     ``strangers``: cross-connects that would break and that nobody made here; ``lost``: how many
-    go without another in their place; ``cleared``: switches that would have none left.
+    go without another in their place; ``cleared``: switches that would have none left;
+    ``hosts_losing_link``: hosts that would have no link any more.
     """
 
     state: Literal["planned"]
@@ -204,6 +205,7 @@ class PlanAnswer(TypedDict):
     lost: dict[str, int]
     cleared: list[str]
     objections: list[str]
+    hosts_losing_link: list[HostWithoutLink]
     planned_from: str
 
 

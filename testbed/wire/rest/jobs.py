@@ -120,7 +120,8 @@ class StateOfJob(TypedDict):
 
 
 class DecisionShape(TypedDict):
-    """What a policy answered, and what it saw; its ``kind`` is the policy's, or ``defragment``."""
+    """What a policy answered, and what it saw; its ``kind`` is the policy's, or ``defragment``.
+    ``fault``: what the policy raised, or why its answer was refused; the default decided."""
 
     number: int
     at: float
@@ -131,6 +132,7 @@ class DecisionShape(TypedDict):
     digest: str
     saw: dict[str, Any]
     weighed: NotRequired[Any]
+    fault: NotRequired[str]
     reconfiguration: NotRequired[int]
 
 

@@ -8,11 +8,12 @@ from patchlight.testbed.wire.rest import answer, close
 
 
 class PolicyFaultsAnswer(TypedDict):
-    """How often a policy failed, and the default decided."""
+    """How often a policy failed, so that the default decided, and how it failed last."""
 
     kind: str
     policy: str
     faults: int
+    last: str
 
 
 class LightStatus(TypedDict):
@@ -63,6 +64,13 @@ class AgentStatusAnswer(TypedDict):
     problems: list[str]
 
 
+class HostWithoutLink(TypedDict):
+    """A host that reaches no packet switch, or no other host, and why."""
+
+    host: str
+    reason: str
+
+
 PoliciesInUse = dict[str, str | bool | None]
 """What decides now, by kind, and under ``defragment`` whether light follows jobs."""
 
@@ -81,6 +89,7 @@ class Status(TypedDict):
     parts: list[PartStatus]
     switches: list[PacketSwitchStatus]
     nic_differences: list[str]
+    hosts_without_link: list[HostWithoutLink]
     unknown_switch_connections: int
     circuit_switches: list[CircuitSwitchStatus]
     agents: list[AgentStatusAnswer]

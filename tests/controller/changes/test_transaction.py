@@ -5,8 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from patchlight.controller.changes.record import wanted_maps
 from patchlight.controller.openflow.forwarding import flow_tables
 from patchlight.controller.policies.topology import regroup
+from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab.model import Endpoint
 from patchlight.testbed.lab.portmap import PortMap
 from patchlight.testbed.lab.wiring import Links, trace_links
@@ -165,3 +167,17 @@ async def test_a_killed_controller_is_resumed_to_the_old_map_or_the_new(
     assert await bench.driver.read_map() == (wanted if state == "committed" else before)
     assert bench.store.reconfigurations()[-1]["state"] == state
     assert await bench.transactions.resume() == []
+
+
+async def test_a_change_names_the_hosts_that_lose_their_link(bench: ChangeBench) -> None:
+    kept = PortMap.of(c for c in START if 1 not in (c.inp, c.out))
+    record = await bench.change(lambda _: {"ocs1": kept}, "test")
+    assert record.state == "committed"
+    words = "1 host has no link after this change: server1.gpu0: no circuit at ocs1 port 1"
+    assert words in record.notes
+
+
+def test_a_port_without_a_circuit_is_not_disconnected() -> None:
+    with pytest.raises(BadInput, match="ocs1 port 100 has no circuit"):
+        wanted_maps(LAB, {"ocs1": START}, {}, {"ocs1": [1, 100]}, only=False)
+    assert wanted_maps(LAB, {"ocs1": START}, {}, {"ocs1": [1]}, only=False)["ocs1"] != START

@@ -102,11 +102,15 @@ async def test_only_the_jobs_on_the_ports_that_move_pause(cluster: Cluster) -> N
     ]
 
 
-async def test_a_job_that_has_no_traffic_yet_is_not_asked(cluster: Cluster) -> None:
+async def test_a_job_that_is_being_started_uses_its_ports_and_is_not_paused(
+    cluster: Cluster,
+) -> None:
     cluster.fleet.first_state = WorkerState.STARTING
     (job_id,) = cluster.submit(JobSpec("job", 5, 4_000_000, COMPUTE, hosts=("gpu0",)))
     await cluster.until(lambda: cluster.fleet.job_workers(job_id))
-    assert cluster.traffic.jobs_using(nic_of(cluster, "gpu0")) == []
+    assert cluster.traffic.jobs_using(nic_of(cluster, "gpu0")) == [job_id]
+    assert await cluster.traffic.drain(nic_of(cluster, "gpu0")) == []
+    assert "hold" not in {call for call, _ in cluster.fleet.calls}
 
 
 async def test_who_does_not_pause_in_time_is_named_and_let_go(cluster: Cluster) -> None:
@@ -154,7 +158,7 @@ async def test_a_job_without_light_pauses_says_so_and_goes_on_with_it(cluster: C
     started_at = cluster.table[job_id].started_at
     await set_light(cluster, "gpu2", on=False)
     assert cluster.table[job_id].state is JobState.PAUSED
-    assert cluster.table[job_id].message == "nic2 of server2 is dark"
+    assert cluster.table[job_id].message == "server2.gpu2: no circuit at ocs1 port 3"
     assert states(cluster, job_id) == {WorkerState.HELD}
     # Other changes of its ports, and a worker that needs nobody, change nothing.
     await set_light(cluster, "gpu0", on=False)
@@ -178,7 +182,9 @@ async def test_light_that_a_stranger_takes_pauses_a_job_as_well(cluster: Cluster
     await cluster.ocs.disconnect(tuple(before))
     await cluster.transactions.drift()
     await cluster.until_state(job_id, JobState.PAUSED)
-    assert "nic0 of server1, nic2 of server2 are dark" in cluster.table[job_id].message
+    assert cluster.table[job_id].message == (
+        "server1.gpu0: no circuit at ocs1 port 1; server2.gpu2: no circuit at ocs1 port 3"
+    )
     await cluster.ocs.connect(tuple(before))
     await cluster.transactions.drift()
     await cluster.until_state(job_id, JobState.RUNNING)
@@ -191,7 +197,10 @@ async def test_a_job_fails_when_the_light_stays_away_for_too_long(cluster: Clust
     await cluster.until_state(job_id, JobState.RUNNING)
     await set_light(cluster, "gpu2", on=False)
     await cluster.until_state(job_id, JobState.FAILED)
-    assert "nic2 of server2 is dark for more than 0.2 s" in cluster.table[job_id].message
+    assert cluster.table[job_id].message == (
+        "job job: no link for more than 0.2 s, the job's limit: "
+        "server2.gpu2: no circuit at ocs1 port 3"
+    )
     await cluster.until(lambda: not cluster.fleet.workers)
 
 
@@ -205,13 +214,13 @@ async def test_a_nic_without_carrier_pauses_its_job_which_begins_again_elsewhere
     host = cluster.lab.host(cut)
     cluster.fleet.found = HostFaults(no_carrier={cut: f"{host.nic.name} has no carrier"})
     await cluster.until_state(job_id, JobState.PAUSED)
-    said = f"{host.nic.name} of {host.server.name} has no carrier"
+    said = f"{cut}: {host.nic.name} has no carrier"
     assert cluster.table[job_id].message == said
     await cluster.until(lambda: cluster.table[job_id].attempt == 1)
     await cluster.until_state(job_id, JobState.RUNNING)
     assert cut not in cluster.table[job_id].hosts
     why = [event["message"] for event in cluster.store.events() if event["kind"] == "job-queued"]
-    assert f"{said} for more than 0.2 s" in why[-1]
+    assert f"no link for more than 0.2 s, the job's limit: {said}" in why[-1]
 
 
 async def test_a_job_goes_on_when_the_carrier_is_back(cluster: Cluster) -> None:
@@ -228,4 +237,39 @@ async def test_a_nic_whose_gid_is_away_is_told_as_that(cluster: Cluster) -> None
     words = "nic0 of server1: RDMA device mlx5_0 has no RoCEv2 GID of 192.168.10.11"
     cluster.fleet.found = HostFaults(no_carrier={"server1.gpu0": words})
     await cluster.until_state(job_id, JobState.PAUSED)
-    assert cluster.table[job_id].message == words
+    assert cluster.table[job_id].message == words.replace("nic0 of server1", "server1.gpu0")
+
+
+async def test_a_job_on_hosts_without_a_link_waits_for_it_and_says_why(cluster: Cluster) -> None:
+    await set_light(cluster, "gpu0", on=False)
+    (job_id,) = cluster.submit(JobSpec("job", 5, 4_000_000, COMPUTE, hosts=("gpu0", "gpu2")))
+    words = "server1.gpu0: no circuit at ocs1 port 1"
+    await cluster.until(lambda: cluster.scheduler.job(job_id).message == words)
+    # A single worker needs nobody, and a job that names no hosts gets others.
+    for spec in (
+        JobSpec("alone", 5, 4_000_000, COMPUTE, hosts=("gpu0",)),
+        JobSpec("free", 5, 4_000_000, COMPUTE, workers=2),
+    ):
+        (other,) = cluster.submit(spec)
+        await cluster.until_state(other, JobState.RUNNING)
+        assert spec.hosts or "server1.gpu0" not in cluster.table[other].hosts
+    (many,) = cluster.submit(JobSpec("many", 5, 4_000_000, COMPUTE, workers=6))
+    await cluster.until(lambda: words in cluster.scheduler.job(many).message)
+    await set_light(cluster, "gpu0", on=True)
+    await cluster.until(lambda: cluster.scheduler.job(job_id).message != words)
+
+
+async def test_a_job_whose_circuits_go_while_it_starts_waits_again(cluster: Cluster) -> None:
+    cluster.fleet.first_state = WorkerState.STARTING
+    (job_id,) = cluster.submit(JobSpec("job", 5, 4_000_000, COMPUTE, hosts=("gpu0", "gpu2")))
+    await cluster.until(lambda: len(cluster.fleet.job_workers(job_id)) == 2)
+    await set_light(cluster, "gpu2", on=False)
+    assert cluster.scheduler.job(job_id).message == "server2.gpu2: no circuit at ocs1 port 3"
+    cluster.fleet.put(job_id, WorkerState.FAILED)
+    await cluster.until(lambda: cluster.table[job_id].attempt == 1)
+    await cluster.until(lambda: "no circuit" in cluster.scheduler.job(job_id).message)
+    assert cluster.table[job_id].state is JobState.QUEUED
+    assert cluster.table[job_id].failures == 0
+    cluster.fleet.first_state = WorkerState.READY
+    await set_light(cluster, "gpu2", on=True)
+    await cluster.until_state(job_id, JobState.RUNNING)

@@ -1,0 +1,126 @@
+"""Says which hosts have no link, which of them reach each other, and why others do not."""
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from types import MappingProxyType
+
+from patchlight.testbed.lab.model import Endpoint, Host, Lab, Server
+from patchlight.testbed.lab.wiring import Links
+
+_NOTHING: Mapping[str, str] = MappingProxyType({})
+_MOST_NAMES = 4
+
+
+class Reach:
+    """What the hosts of a lab reach over these links; ``None``: the links are not known.
+
+    ``lost`` has hosts whose circuit stands and carries nothing, with the reason: no carrier, say.
+    Where paths depend on wavelengths, only hosts without any path count as cut off.
+    """
+
+    def __init__(self, lab: Lab, links: Links | None, lost: Mapping[str, str] = _NOTHING) -> None:
+        self._lab, self._links, self._lost = lab, links, lost
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the links are known."""
+        return self._links is not None
+
+    @cached_property
+    def without_link(self) -> Mapping[str, str]:
+        """Each host that reaches no packet switch, or no other host at all, and the reason."""
+        return self.reasons(self._lab.hosts)
+
+    def reasons(self, hosts: Sequence[Host]) -> dict[str, str]:
+        """The same of these hosts alone."""
+        if self._links is None or len(self._lab.hosts) < 2:
+            return {}
+        found = {host.name: self._why(host, self._links) for host in hosts}
+        return {name: why for name, why in found.items() if why}
+
+    def apart(self, hosts: Sequence[Host]) -> Mapping[str, str]:
+        """Those of these hosts that the others do not reach, and why; empty if all reach all."""
+        if self._links is None or len(hosts) < 2:
+            return {}
+        found = {h.name: self._cut(h, self._links) for h in hosts}
+        left = [host for host in hosts if not found[host.name]]
+        sizes = Counter(self._group[host.name] for host in left)
+        for group, _ in sizes.most_common(1):
+            mate = next(host for host in left if self._group[host.name] == group)
+            found |= {
+                host.name: self.without_link.get(host.name, f"no path leads to {mate.name}")
+                for host in left
+                if self._group[host.name] != group
+            }
+        return {name: why for name, why in found.items() if why}
+
+    def _why(self, host: Host, links: Links) -> str:
+        if (why := self._cut(host, links)) or self._lab.coloured:
+            return why
+        (peer,) = links.peers(host.endpoint)
+        if isinstance(self._lab.device(peer.device), Server):
+            path = links.path(host.endpoint)
+            by = ", ".join(f"{ocs} {c.inp}-{c.out}" for ocs, c in path.hops) if path else ""
+            words = f"its NIC is connected to {peer}{f' by {by}' if by else ''}"
+            return words if self._lab.packet_switches else ""
+        alone = self._sizes[self._group[host.name]] == 1
+        return f"it is connected to {peer.device}, which reaches no other host" if alone else ""
+
+    def _cut(self, host: Host, links: Links) -> str:
+        """Why the NIC of a host is connected to nothing; empty if it is."""
+        end = host.endpoint
+        if links.peers(end):
+            return self._lost.get(host.name, "")
+        if end not in self._lab.fibre_ends:
+            return "no fibre is plugged into its NIC"
+        if self._lab.coloured:
+            transceiver = host.nic.transceiver
+            is_tuned = transceiver is not None and transceiver.tunable is not None
+            return "" if is_tuned else "no optical path leads to its NIC"
+        at, _ = self._lab.fibre_ends[end]
+        while (port_map := links.maps.get(at.device)) is not None:
+            port = int(at.port)
+            out, back = port_map.out_of.get(port), port_map.in_of.get(port)
+            if out is None and back is None:
+                return f"no circuit at {at.device} port {port}"
+            if out is None or out != back:
+                return f"no circuit that leads both ways at {at.device} port {port}"
+            if out not in self._lab.circuit_fibres[at.device]:
+                return f"its circuit ends at {at.device} port {out}, which has no fibre"
+            at, _ = self._lab.circuit_fibres[at.device][out]
+        return "no optical path leads to its NIC"
+
+    @cached_property
+    def _sizes(self) -> Mapping[int, int]:
+        return Counter(self._group.values())
+
+    @cached_property
+    def _group(self) -> Mapping[str, int]:
+        """The number of a group for each host: hosts of one group reach each other."""
+        if self._links is None or self._lab.coloured:
+            return dict.fromkeys((host.name for host in self._lab.hosts), 0)
+        switches = {switch.name for switch in self._lab.packet_switches}
+
+        def node(end: Endpoint) -> str:
+            return end.device if end.device in switches else str(end)
+
+        joined: defaultdict[str, list[str]] = defaultdict(list)
+        for a, b in self._links.pairs():
+            joined[node(a)].append(node(b))
+            joined[node(b)].append(node(a))
+        groups: dict[str, int] = {}
+        for number, host in enumerate(self._lab.hosts):
+            waiting = [str(host.endpoint)]
+            while waiting:
+                if (name := waiting.pop()) not in groups:
+                    groups[name] = number
+                    waiting += joined[name]
+        return {host.name: groups[str(host.endpoint)] for host in self._lab.hosts}
+
+
+def as_text(found: Mapping[str, str]) -> str:
+    """Hosts with their reasons as one line, the first four by name."""
+    shown = [f"{host}: {why}" for host, why in [*found.items()][:_MOST_NAMES]]
+    left = len(found) - len(shown)
+    return "; ".join([*shown, *[f"and {left} more host{'s' * (left > 1)}"] * bool(left)])
