@@ -34,7 +34,10 @@ CHOICE = PolicyChoice()
 
 
 class Arrival(NamedTuple):
-    """A job, when it comes, whose it is, and for how long it computes."""
+    """A job, when it comes, whose it is, and for how long it computes.
+
+    In a lab it comes once ``after`` jobs have started: on a busy machine they start late.
+    """
 
     at_s: float
     name: str
@@ -43,6 +46,7 @@ class Arrival(NamedTuple):
     user: str = "carl"
     priority: int = 0
     preemptible: bool = True
+    after: int = 0
 
     @property
     def spec(self) -> JobSpec:
@@ -63,7 +67,7 @@ IN_ORDER = (
     Arrival(0.6, "passes", 2, 0.75),
     Arrival(0.9, "too-long-to-pass", 2, 12.0),
     Arrival(1.2, "beside-it", 4, 12.0),
-    Arrival(10.0, "urgent", 6, 0.5, priority=5),
+    Arrival(10.0, "urgent", 6, 0.5, priority=5, after=5),
 )
 IN_SHARES = (
     Arrival(0.0, "anns-first", 6, 2.0, "ann", preemptible=False),
@@ -114,11 +118,6 @@ def in_the_lab(
 ) -> list[tuple[str, str]]:
     """The same, one after the other, once there are as many."""
     names: dict[str, str] = {}
-    began = time.monotonic()
-    for arrival in arrivals:
-        time.sleep(max(0.0, began + arrival.at_s - time.monotonic()))
-        with ControllerClient(lab.lab.controller_api, user=arrival.user) as user:
-            names[user.submit([arrival.spec], "keep")[0]["id"]] = arrival.name
 
     def happened() -> list[tuple[str, str]]:
         found = []
@@ -128,7 +127,16 @@ def in_the_lab(
                 found.append((state, name))
         return found
 
-    wait_until(lambda: len(happened()) >= count)
+    def wait_for(number: int) -> None:
+        wait_until(lambda: len(happened()) >= number)
+
+    began = time.monotonic()
+    for arrival in arrivals:
+        time.sleep(max(0.0, began + arrival.at_s - time.monotonic()))
+        wait_for(arrival.after)
+        with ControllerClient(lab.lab.controller_api, user=arrival.user) as user:
+            names[user.submit([arrival.spec], "keep")[0]["id"]] = arrival.name
+    wait_for(count)
     return happened()
 
 
