@@ -35,8 +35,8 @@ def emulate() -> None:
 @click.option(
     "--scale",
     type=opts.ANY,
-    help="Divide every rate by this, and the bytes of jobs alike, so that times stay true.  "
-    "[default: as the lab file says, else 1]",
+    help="Divide rates and the bytes of jobs by this, so that times stay true.  "
+    "[default: the lab file's, or what this machine carries]",
 )
 @click.option("--name", help="Call it otherwise than the lab file does.")
 @click.option("--replace", is_flag=True, help="Remove a lab of that name first.")

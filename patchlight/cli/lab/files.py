@@ -216,7 +216,13 @@ def fat_tree(output: str | None, **options: Any) -> None:
     "--gpus", type=click.IntRange(1), default=1, help="GPUs of each server, with a NIC for each."
 )
 @click.option("--gpu-model", default="Generic", help="Model of the GPUs, like 'Tesla M40'.")
-@_rate
+@click.option(
+    "--rate",
+    "rate_bps",
+    type=Quantity(parse_rate),
+    default="40Gbps",
+    help="Rate of the NICs; the link between the ToRs has a quarter of it.",
+)
 @click.option(
     "--driver", type=click.Choice(KNOWN_DRIVERS), default="calient-tl1", help="Driver of the OCS."
 )
@@ -233,7 +239,7 @@ def init(output: str | None, force: bool, **options: Any) -> None:
         raise BadInput(f"{output} is there already", hint="write over it with --force")
     _write(write_commented_lab, shapes.two_tors(**options), output)
     file = "FILE" if output in (None, "-") else output
-    up = f"sudo {own_program()} emulate up --scale 1000 {file}"
+    up = f"sudo {own_program()} emulate up {file}"
     say(f"next: patchlight lab check {file}; then {up}", err=True)
 
 
