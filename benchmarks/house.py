@@ -116,7 +116,7 @@ def main() -> int:
     row("longest page, words", max(pages.values()), 3_000)
     commands, options_ = commands_and_options(cli)
     row("commands", commands, 75)
-    row("options of all commands", options_, 350)
+    row("options of all commands, shared ones once", options_, 350)
     for words_ in _STARTS:
         row(f"start of patchlight {' '.join(words_)}, s", start_s(*words_), 0.4)
     Console(width=100).print(table)

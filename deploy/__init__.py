@@ -1,9 +1,9 @@
 """Patchlight on the servers of a lab, over SSH."""
 
-from patchlight.console.commands import Command
+from patchlight.console.commands import DAILY, OPERATE, Command
 
 _HERE = "patchlight.deploy.commands"
 COMMANDS = {
-    "deploy": Command(f"{_HERE}.deploy", "Put Patchlight on a lab's servers."),
-    "doctor": Command(f"{_HERE}.doctor", "Check this machine's prerequisites."),
+    "deploy": Command(f"{_HERE}.deploy", "Put Patchlight on a lab's servers.", OPERATE),
+    "doctor": Command(f"{_HERE}.doctor", "Check this machine's prerequisites.", DAILY),
 }

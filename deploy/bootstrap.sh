@@ -2,14 +2,15 @@
 # Installs what Patchlight needs on Debian 12 / Ubuntu 24.04 and makes .venv. Run it as often as
 # you like: with nothing missing it ends at once. Needs root or sudo only where apt must install.
 #
-#   deploy/bootstrap.sh           what a user needs
+#   deploy/bootstrap.sh           what `make demo` needs
 #   deploy/bootstrap.sh --docs    also what builds the documentation
 #   deploy/bootstrap.sh --test    also what `make test` needs
 #   deploy/bootstrap.sh --bench   also the peers that `make bench` measures beside us
 #   deploy/bootstrap.sh --release also what `make release` and `make audit` need
 #   deploy/bootstrap.sh --learn   also what `patchlight policy train` needs (PyTorch), and Ray
 #
-# --test and --bench bring in what --learn does, --test also what --docs does.
+# --test and --bench bring in what --learn does, --test also what --docs does. All bring in the Python
+# packages of the tests: in deploy/lock.txt a section lacks what a section before it has.
 #
 # With CPython 3.11 on x86-64 Linux the Python packages are those of deploy/lock.txt, each with its
 # hash; with any other, and with --unlocked, the newest that setup.cfg allows. PyTorch always is.
@@ -178,7 +179,7 @@ PY
 }
 
 make_venv() {
-    local python extras=(dashboard test)
+    local python extras=(dashboard)
     if ! is_new_enough .venv/bin/python; then
         python=$(choose_python)
         # Debian's python3 comes without the module that puts pip into a new environment.
@@ -208,29 +209,24 @@ make_venv() {
 install_learning() {
     local torch
     if is_current learn; then return; fi
-    say "installing what learning needs into .venv (PyTorch: a few minutes)"
+    say "installing PyTorch into .venv (a few minutes)"
     torch=$(cat deploy/learn-constraint.txt)
     if command -v nvidia-smi >/dev/null || ! pip_install --retries 1 \
         --index-url https://download.pytorch.org/whl/cpu "$torch"; then
         pip_install "$torch" ||
             fail "could not install PyTorch ($torch): is there a wheel for this Python?"
     fi
-    install_extras learn ray
-    now_current learn
+    install_more learning learn ray
 }
 
-install_docs() {
-    if is_current docs; then return; fi
-    say "installing what builds the documentation into .venv"
-    install_extras docs
-    now_current docs
-}
-
-install_release() {
-    if is_current release; then return; fi
-    say "installing what a release needs into .venv"
-    install_extras release
-    now_current release
+# Installs these extras, once; the first argument says what they are for.
+install_more() {
+    local what=$1
+    shift
+    if is_current "$1"; then return; fi
+    say "installing what $what needs into .venv"
+    install_extras "$@"
+    now_current "$1"
 }
 
 # As root, `make` writes no bytecode into a user's checkout. Without any, each process of a lab
@@ -244,7 +240,8 @@ compile_ours() {
 
 install_packages "${packages[@]}"
 make_venv
+if [ -n "$learn$docs$release" ]; then install_more "make test" test; fi
 if [ -n "$learn" ]; then install_learning; fi
-if [ -n "$docs" ]; then install_docs; fi
-if [ -n "$release" ]; then install_release; fi
+if [ -n "$docs" ]; then install_more "the documentation" docs; fi
+if [ -n "$release" ]; then install_more "a release" release; fi
 compile_ours

@@ -38,20 +38,20 @@ case $* in
         deploy/server-base.sh --docker
         image=$(deploy/worker-image.sh --torch --save)
         echo "$image"
-        servers=(--docker)
+        kind=docker
         workers=(--workers docker --image patchlight-worker-torch:latest --image-file "$image")
         trains=(--model tiny-transformer --batch 8) ;;
     --processes)
         step "Made once: the root file system of servers"
         deploy/server-base.sh
-        servers=() workers=(--workers process) trains=() ;;
+        kind=ssh workers=(--workers process) trains=() ;;
     *) fail "unknown arguments $*: expected --processes or none" ;;
 esac
 began=$(date +%s)
 trap 'patchlight emulate down $LAB' EXIT
 
 step "The OFC 2022 lab: four servers with an sshd each, two ToRs, an optical switch"
-patchlight emulate up ofc2022 --name $LAB --scale 1000 --servers ssh "${servers[@]}" --replace
+patchlight emulate up ofc2022 --name $LAB --scale 1000 --server-kind $kind --replace
 
 step "What the servers lack"
 patchlight deploy check $LAB "${workers[@]:0:2}"

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Makes the root file system that the servers of `patchlight emulate up --servers ssh` share: a small
+# Makes the root file system that the servers of `patchlight emulate up --server-kind ssh` share: a small
 # Debian or Ubuntu of this machine's release with OpenSSH, sudo and Python. Prints its folder, and does
 # nothing else where it is there. Needs root, and the first time a mirror of the distribution.
 #

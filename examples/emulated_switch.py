@@ -31,8 +31,8 @@ async def connect(address: str) -> None:
         await driver.close()
 
 
-command = [sys.executable, "-m", "patchlight", "ocs", "emulate", "--driver", "polatis-scpi"]
-command += ["--ports", "8", "--listen", "127.0.0.1:0", "--map", "1-5"]
+command = [sys.executable, "-m", "patchlight", "emulate", "ocs", "polatis-scpi"]
+command += ["--ports", "8", "--listen", "127.0.0.1:0", "--circuits", "1-5"]
 with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as switch:
     assert switch.stdout is not None  # … at 127.0.0.1:40123; Ctrl-C ends it
     asyncio.run(connect(switch.stdout.readline().partition(" at ")[2].partition(";")[0]))

@@ -1,7 +1,7 @@
 """The conformance suite for drivers of optical switches.
 
 On the command line, against any device; an emulated one runs in another terminal, started by
-``patchlight ocs emulate --driver polatis-scpi --switching-time 5ms``::
+``patchlight emulate ocs polatis-scpi --switching-time 5ms``::
 
     python -m patchlight.conformance polatis-scpi --device 127.0.0.1:5025
     python -m patchlight.conformance my_package.driver:Driver --device 127.0.0.1:3082
@@ -30,7 +30,6 @@ from typing import Any, cast
 
 import click
 
-from patchlight.cli.ocs.emulate import send_fault
 from patchlight.console.commands import CrashReport, report
 from patchlight.console.rendering import Coloured, Column, Table, say
 from patchlight.controller.circuits.conformance import (
@@ -164,10 +163,13 @@ def _switch(driver: str, switching_time_s: float, options: dict[str, Any]) -> An
 
 
 async def _raise_alarm(control: Path) -> None:
+    from patchlight.emulation.lab.network import send_fault
+
     request = {"report": "*C EQPT: port 3: mirror stuck"}
-    answer = await asyncio.to_thread(send_fault, control, request)
-    if not answer["ok"]:
-        raise CheckFailed(f"the emulated device raises no alarm: {answer['error']}")
+    try:
+        await asyncio.to_thread(send_fault, control, request)
+    except BadInput as error:
+        raise CheckFailed(f"the emulated device raises no alarm: {error.message}") from error
 
 
 def _factory(path: str) -> DriverFactory:

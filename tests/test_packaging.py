@@ -140,7 +140,7 @@ def test_its_scripts_find_what_they_run(elsewhere: Run) -> None:
 @pytest.mark.ovs
 def test_a_job_trains_in_an_emulated_lab(elsewhere: Run) -> None:
     patchlight, name = ("-m", "patchlight"), f"wheel{os.getpid()}"
-    up = ("emulate", "up", "ofc2022", "--name", name, "--scale", "1000", "--workers", "process")
+    up = ("emulate", "up", "ofc2022", "--name", name, "--scale", "1000", "--worker-kind", "process")
     elsewhere(*patchlight, *up)
     try:
         job = ("--workers", "2", "--iterations", "3", "--gradient", "4MB", "--compute")

@@ -76,7 +76,7 @@ class DeviceWatch:
 
     async def report_alarms(self, name: str) -> None:
         """Make events of the new alarms of a device, of a flood only of the first."""
-        # Notices tell what we did ourselves; ``patchlight ocs alarms`` shows them.
+        # Notices tell what we did ourselves; ``patchlight ocs show --alarms`` shows them.
         new = await self._parts.devices.new_alarms(name)
         alarms = [alarm for alarm in new if alarm.severity != "notice"]
         if not alarms:
@@ -85,7 +85,7 @@ class DeviceWatch:
         self.alarms.update((name, alarm.severity) for alarm in alarms)
         left_out = len(alarms) - _EVENTS_AT_ONCE
         if left_out > 0:
-            message = f"and {left_out} more at once: patchlight ocs alarms {name}"
+            message = f"and {left_out} more at once: patchlight ocs show --alarms {name}"
             alarms = [*alarms[:_EVENTS_AT_ONCE], Alarm(time.time(), "minor", "flood", message)]
         self._parts.store.add_events("alarm", [(a.at, {"ocs": name, **asdict(a)}) for a in alarms])
 

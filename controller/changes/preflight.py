@@ -77,7 +77,7 @@ class PortLocks:
         for place in places:
             lock = self._locks.get((ocs, place))
             if lock is not None and lock.by != by:
-                raise BadInput(f"{lock}", hint="unlock it first: patchlight ocs unlock")
+                raise BadInput(f"{lock}", hint="unlock it: patchlight ocs lock --release PORT")
         return self._save(ocs, places, kind, by, why)
 
     def mark_bad(self, changes: Changes, number: int) -> None:

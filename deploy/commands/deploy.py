@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from patchlight.console import rendering as out
+from patchlight.console.commands import LazyGroup
 from patchlight.deploy.commands import options
 from patchlight.deploy.commands.push import bundle, check, push
 from patchlight.deploy.commands.trust import certificates, trust
@@ -222,7 +223,7 @@ def logs(
         click.get_current_context().exit(1)
 
 
-@click.group()
+@click.group(cls=LazyGroup, prefix="deploy ")
 def deploy() -> None:
     """Put Patchlight on the servers of a lab."""
 

@@ -18,6 +18,7 @@ import yaml
 from patchlight.console import rendering as out
 from patchlight.console.commands import complete_lab
 from patchlight.console.connection import completer, running_lab, user_name
+from patchlight.console.shared import SharedOption
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.lab.model import Lab
 from patchlight.testbed.labfile.values import HOST_PORT
@@ -54,12 +55,13 @@ def ssh_options(command: Command) -> Command:
         return command(*arguments, passwords=Passwords(login, sudo), **options)
 
     made: Any = with_passwords
-    for of_what, asked in (("sudo-", "of sudo"), ("", "to log in with")):
-        about = "Read it from a file of yours alone."
+    shared = functools.partial(click.option, cls=SharedOption, of="deploy")
+    for of_what, asked in (("sudo-", "for sudo"), ("", "for the login")):
+        about = f"Read the password {asked} from a file that only you may read."
         file = click.Path(path_type=Path)
-        made = click.option(f"--{of_what}password-file", type=file, help=about)(made)
+        made = shared(f"--{of_what}password-file", type=file, help=about)(made)
         about = f"Ask for the password {asked}."
-        made = click.option(f"--ask-{of_what}password", is_flag=True, help=about)(made)
+        made = shared(f"--ask-{of_what}password", is_flag=True, help=about)(made)
     wrapped: Command = made
     return wrapped
 
@@ -112,6 +114,8 @@ def server_options(command: Callable[..., Any]) -> Callable[..., Any]:
     command = click.option(
         "--server",
         "chosen",
+        cls=SharedOption,
+        of="deploy",
         multiple=True,
         metavar="SERVER",
         shell_complete=complete_server,

@@ -1,9 +1,9 @@
 """Experiments of published papers, run here beside their figures."""
 
-from patchlight.console.commands import Command
+from patchlight.console.commands import RESEARCH, Command
 
 _HERE = "patchlight.emulation.experiments.commands"
 COMMANDS = {
-    "experiment": Command(f"{_HERE}.group", "Run a paper's experiment."),
+    "experiment": Command(f"{_HERE}.group", "Run a paper's experiment.", RESEARCH),
     "policy evaluate": Command(f"{_HERE}.evaluation", "Measure policies in the simulator."),
 }

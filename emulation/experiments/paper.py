@@ -46,8 +46,8 @@ PAPER: Mapping[str, PaperCase] = MappingProxyType(
 PHYSICS = (
     "A ring all-reduce over n GPUs sends 2(n−1)/n of the gradient over every edge of the ring in "
     "each iteration; with the GPUs spread over the racks, the edges of both jobs that cross "
-    "between the ToRs share one slow link and every iteration waits for it, and with each job lit "
-    "onto a ToR of its own no edge crosses and all run at the NICs' rate."
+    "between the ToRs share one slow link and every iteration waits for it. With each job on "
+    "its own ToR, no edge crosses and all run at the NICs' rate."
 )
 STANDING = (
     "These figures are consistent with the paper's; they do not confirm it. Compute time, link "

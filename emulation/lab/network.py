@@ -161,6 +161,28 @@ class Wires:
                 yield planned, namespaces.namespace_path(planned.namespace)
 
 
+def send_fault(control: Path, request: dict[str, Any]) -> dict[str, Any]:
+    """Set faults of the emulated switch at that socket; those that stand then.
+
+    ``BadInput`` for unknown ones, ``PatchlightError`` if no switch answers.
+    """
+    try:
+        with socket.socket(socket.AF_UNIX) as line:
+            line.settimeout(30)
+            line.connect(str(control))
+            line.sendall(json.dumps(request).encode() + b"\n")
+            with line.makefile() as answers:
+                answer = json.loads(answers.readline())
+    except (OSError, ValueError) as error:
+        raise PatchlightError(
+            f"no emulated switch answers at {control}: {error}",
+            hint="see: patchlight emulate status, or patchlight emulate ocs --help",
+        ) from error
+    if not answer["ok"]:
+        raise BadInput(f"the emulated switch refuses the fault: {answer['error']}")
+    return dict(answer["faults"])
+
+
 class LabOcs:
     """One OCS. Changes are the controller's transactions, and errors are the controller's."""
 
@@ -190,22 +212,9 @@ class LabOcs:
     def fault(self, **settings: Any) -> dict[str, Any]:
         """Have the emulated device fail (``fail_ports=[3]``, ``stall_s=2``, as in a lab file);
         returns its faults. ``BadInput`` for unknown ones."""
-        path = run_dir(self._lab.name) / "optical" / f"{self.switch.name}.control"
-        try:
-            with socket.socket(socket.AF_UNIX) as control:
-                control.settimeout(30)
-                control.connect(str(path))
-                control.sendall(json.dumps(settings).encode() + b"\n")
-                with control.makefile() as answers:
-                    answer = json.loads(answers.readline())
-        except (OSError, ValueError) as error:
-            raise PatchlightError(
-                f"asking the emulated {self.switch.name} at {path} to fail: {error}",
-                hint=f"is it still there? patchlight emulate status {self._lab.name}",
-            ) from error
-        if not answer["ok"]:
-            raise BadInput(f"a fault of {self.switch.name}: {answer['error']}")
-        return dict(answer["faults"])
+        return send_fault(
+            run_dir(self._lab.name) / "optical" / f"{self.switch.name}.control", settings
+        )
 
     def _port(self, name: str) -> int:
         """The port of this OCS that a host's or a port's fibre ends on."""

@@ -74,12 +74,12 @@ class LabOptions:
         if self.agents and self.servers == "ssh":
             raise BadInput(
                 "agents do not come with servers that have an sshd: expected one or the other",
-                hint="Leave out --agents, or --servers ssh.",
+                hint="Leave out --agents, or take --server-kind namespace.",
             )
         if self.docker and self.servers != "ssh":
             raise BadInput(
                 "servers that are network namespaces have no Docker engine of their own: "
-                "--docker is for --servers ssh",
+                "docker is for servers='ssh'",
                 hint="Leave out --docker: their agents use the engine of this machine.",
             )
         if self.docker and self.real_time:

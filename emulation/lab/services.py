@@ -306,7 +306,7 @@ def reboot(lab: Lab, plan: FabricPlan, name: str, say: Callable[[str], None]) ->
         if state is None or state.servers != "ssh" or server.ssh.address is None:
             raise BadInput(
                 f"lab {lab.name} has no servers that boot",
-                hint="make it with: patchlight emulate up LAB --servers ssh",
+                hint="make it with: patchlight emulate up LAB --server-kind ssh",
             )
         boot_again(lab, plan, state, server, say)
 

@@ -24,30 +24,18 @@ if TYPE_CHECKING:
 
     from patchlight.controller.policies.contract import PolicyKind
 
-PLOT_FORMATS = ("png", "pdf", "svg")
-"""One to look at, and two for papers, which stay sharp."""
-
-
-def save_plot(figure: Figure, plot: Path) -> list[Path]:
-    """Write a plot in all formats, ``plot`` being its path without suffix; the files."""
-    files = [plot.with_name(f"{plot.name}.{suffix}") for suffix in PLOT_FORMATS]
-    for file in files:
-        figure.savefig(file, dpi=130)
-        # Laid out once, for all formats: doing it again costs as much as drawing.
-        figure.set_layout_engine(None)
-    return files
-
 
 def write_report(
     result: Mapping[str, Any],
     folder: Path,
     plots: Mapping[str, Callable[[], Figure]] = MappingProxyType({}),
     tables: Mapping[str, Callable[[Path], object]] = MappingProxyType({}),
+    note: str = "",
 ) -> list[Path]:
     """Write ``result.json`` into the folder, which is made, then tables and plots; the files.
 
     ``tables`` are written by their functions to the files of these names, ``plots`` drawn and
-    saved in all formats.
+    saved in all formats, with the ``note`` above each.
     """
     files = [folder / "result.json", *(folder / name for name in tables)]
     # NaN is not JSON.
@@ -57,8 +45,12 @@ def write_report(
         files[0].write_text(text + "\n", encoding="utf-8")
         for name, write in tables.items():
             write(folder / name)
-        for name, drawn in plots.items():
-            files += save_plot(drawn(), folder / name)
+        if plots:
+            # Not above: importing Matplotlib takes longer than most commands.
+            from patchlight.emulation.simulator import figures
+
+            for name, draw in plots.items():
+                files += figures.save(draw, folder / name, note)
     except OSError as error:
         raise _cannot_write(folder, error) from error
     return files

@@ -9,37 +9,39 @@ from collections.abc import Mapping, Sequence
 
 import click
 
-from patchlight.console.commands import Command, CrashReport, LazyGroup, commands_in, report
+from patchlight.console.commands import (
+    DAILY,
+    OPERATE,
+    RESEARCH,
+    Command,
+    CrashReport,
+    LazyGroup,
+    commands_in,
+    report,
+)
 
 # Their lines in help are here too, so that help imports none of them.
 _HERE = "patchlight.cli"
-_ELSEWHERE = "patchlight.emulation"
 COMMANDS: Mapping[str, Command] = {
-    "lab": Command(f"{_HERE}.main", "Check, show, draw and generate lab files."),
-    "emulate": Command(f"{_HERE}.lab.emulate", "Run a lab in software on this machine."),
-    "status": Command(f"{_HERE}.status", "Show how a lab is, on one screen."),
-    "top": Command(f"{_HERE}.status", "Watch jobs, GPUs and circuits."),
-    "dashboard": Command(f"{_HERE}.dashboard", "Show a lab in a browser."),
-    "report": Command(f"{_HERE}.report", "Write a page on what happened."),
-    "controller": Command(f"{_HERE}.controller", "Run and ask the controller."),
-    "login": Command(f"{_HERE}.access", "Log in to a controller on another machine."),
-    "logout": Command(f"{_HERE}.access", "Forget the token for a controller."),
-    "token": Command(f"{_HERE}.access", "Make and revoke tokens for users elsewhere."),
-    "audit": Command(f"{_HERE}.access", "Who wanted to change what, and what came of it."),
-    "agent": Command(f"{_HERE}.agent", "Run the agent of one server."),
-    "job": Command(f"{_HERE}.main", "Submit and follow training jobs."),
-    "ocs": Command(f"{_HERE}.main", "Read and change optical circuit switches."),
-    "paths": Command(f"{_HERE}.controller", "Show who sends to whom on which channel of light."),
-    "graph": Command(
-        f"{_ELSEWHERE}.simulator.commands.graph",
-        "Show, draw, measure and fetch computation graphs.",
+    "lab": Command(f"{_HERE}.main", "Check, show and generate lab files.", DAILY),
+    "emulate": Command(f"{_HERE}.lab.emulate", "Run a lab in software on this machine.", DAILY),
+    "job": Command(f"{_HERE}.main", "Submit and follow training jobs.", DAILY),
+    "ocs": Command(f"{_HERE}.main", "Show and change optical circuits.", DAILY),
+    "status": Command(f"{_HERE}.status", "Show the state of a lab on one screen.", DAILY),
+    "top": Command(f"{_HERE}.status", "Watch jobs, GPUs and circuits.", DAILY),
+    "dashboard": Command(f"{_HERE}.dashboard", "Show a lab in a browser.", DAILY),
+    "controller": Command(f"{_HERE}.controller", "Run and manage a controller.", OPERATE),
+    "agent": Command(f"{_HERE}.agent", "Run the agent of a server.", OPERATE),
+    "login": Command(f"{_HERE}.access", "Log in to a remote controller.", OPERATE),
+    "logout": Command(f"{_HERE}.access", "Log out of a remote controller.", OPERATE),
+    "token": Command(f"{_HERE}.access", "Create and revoke tokens for users.", OPERATE),
+    "audit": Command(f"{_HERE}.access", "Show the audit log.", OPERATE),
+    "report": Command(f"{_HERE}.report", "Write a report on a period.", OPERATE),
+    "paths": Command(f"{_HERE}.controller", "Show the optical paths of traffic.", OPERATE),
+    "policy": Command(f"{_HERE}.policy", "List, compare and train policies.", RESEARCH),
+    "completion": Command(
+        "patchlight.console.connection", "Print the completion script of a shell.", "Shell"
     ),
-    "policy": Command(f"{_HERE}.policy", "List, test, train and export policies."),
-    "env": Command(
-        f"{_ELSEWHERE}.learning.commands.env", "List, check and compare learning environments."
-    ),
-    "experiment": Command(f"{_ELSEWHERE}.experiments.commands.group", "Run a paper's experiment."),
-    "completion": Command("patchlight.console.connection", "Complete names in the shell."),
 }
 
 
@@ -53,7 +55,7 @@ COMMANDS: Mapping[str, Command] = {
 @click.option("--debug", is_flag=True, help="Print the traceback of an error.")
 @click.pass_obj
 def cli(settings: CrashReport | None, debug: bool) -> None:
-    """A testbed for clusters whose network can be rewired with light."""
+    """Run a testbed for clusters with optical circuit switches (OCS)."""
     if settings is not None and debug:
         settings.traceback = True
 
@@ -62,14 +64,11 @@ def cli(settings: CrashReport | None, debug: bool) -> None:
     cls=LazyGroup,
     prefix="lab ",
     built_in=commands_in(
-        "patchlight.cli.lab",
-        files="check schema generate init",
-        show="show graph",
-        topology="topology discover",
+        "patchlight.cli.lab", files="check schema generate init", show="show", topology="discover"
     ),
 )
 def lab() -> None:
-    """Check, show, draw and generate lab files, and find out how a lab is wired."""
+    """Check, show and write lab files; find how a lab is wired."""
 
 
 @click.group(
@@ -77,7 +76,7 @@ def lab() -> None:
     prefix="job ",
     built_in=commands_in(
         "patchlight.cli.job",
-        submit="submit check schema",
+        submit="submit check",
         listing="list show",
         follow="follow logs wait top stop restart regroup",
     ),
@@ -93,21 +92,18 @@ def job() -> None:
     prefix="ocs ",
     built_in=commands_in(
         "patchlight.cli.ocs",
-        view="list show power verify history",
-        watch="alarms watch cancel",
-        change="connect disconnect apply diff plan rollback together light save restore "
-        "lock unlock drift stop",
-        emulate="emulate fault",
+        view="show verify history",
+        watch="watch",
+        change="connect disconnect apply colocate rollback save restore lock drift stop",
     ),
     epilog="OCS is the name of an optical circuit switch or a wavelength switch in the lab file. "
     "PORT is a number, ocs1.17, or what is plugged in, like server1.nic0; of a wavelength switch "
-    "a channel may follow: 3@193.100. Exit codes: 0 done; 1 refused, or failed and rolled back, "
-    "or (drift, verify) not as it should be; 2 wrong input, nothing done; 3 outcome unknown: look "
-    "with 'show' before anything else. Names complete in the shell: "
-    "'patchlight completion --help'.",
+    "a channel may follow: 3@193.100. Exit codes: 0 done; 1 refused, or failed and rolled back; "
+    "of drift and verify: a difference or a failure; 2 wrong input, nothing done; 3 outcome "
+    "unknown: run 'ocs show' first.",
 )
 def ocs() -> None:
-    """Read and change optical switches: circuit switches, and wavelength switches."""
+    """Show and change optical circuits, on circuit switches and wavelength switches."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 import click
-from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 
-from patchlight.console.rendering import say
+from patchlight.console.rendering import listing_options, say
+from patchlight.console.shared import SharedOption, described
 from patchlight.testbed.errors import BadInput, FileError, PatchlightError, nearest
 from patchlight.testbed.linux.processes import own_program
 
@@ -27,7 +27,7 @@ INTERRUPTED = 130
 LAB_VARIABLE = "PATCHLIGHT_LAB"
 # What a machine has run out of, and what to do. None of it is a bug of ours.
 _RUN_OUT = {
-    errno.ENOSPC: "free some space",
+    errno.ENOSPC: "free some disk space",
     errno.EDQUOT: "free some of your disk quota",
     errno.EROFS: "name a folder that can be written to",
     errno.EIO: "see what the kernel says of the device: dmesg",
@@ -35,14 +35,16 @@ _RUN_OUT = {
     errno.ENFILE: "close some programs, or raise the sysctl fs.file-max",
 }
 _DASHBOARD_ENDS_S = 10.0
+DAILY, OPERATE, RESEARCH = "Daily work", "Operate", "Research"
 
 
 @dataclass(frozen=True)
 class Command:
-    """The module that defines a command, and its line in help; if empty, help imports it."""
+    """The module that defines a command; its line in help, else help imports it; its heading."""
 
     module: str
     about: str = ""
+    heading: str = "Commands"
 
 
 def commands_in(package: str, **modules: str) -> dict[str, Command]:
@@ -102,14 +104,21 @@ class LazyGroup(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The names with their lines in help."""
-        rows = [(name, command.get_short_help_str(80)) for name, command in self.commands.items()]
+        sections = {
+            "Commands": [(name, c.get_short_help_str(80)) for name, c in self.commands.items()]
+        }
         room = formatter.width - 6 - max(map(len, self.list_commands(ctx)))
-        for name, described in self._described().items():
-            command = None if described.about else self.get_command(ctx, name)
-            about = described.about if command is None else command.get_short_help_str(room)
-            rows.append((name, about))
-        with formatter.section("Commands"):
-            formatter.write_dl(rows)
+        for name, lazy in self._described().items():
+            command = None if lazy.about else self.get_command(ctx, name)
+            about = lazy.about if command is None else command.get_short_help_str(room)
+            sections.setdefault(lazy.heading, []).append((name, about))
+        for heading, rows in sections.items():
+            if rows:
+                with formatter.section(heading):
+                    formatter.write_dl(rows)
+        if shared := described(ctx):
+            with formatter.section("Shared options"):
+                formatter.write_dl(shared)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -201,34 +210,45 @@ def complete_lab(
     return [*items, CompletionItem(incomplete, type="file")]
 
 
-class LabOption(click.Option):
-    """``--lab``, by name or file. One from the environment gives way to options in its place."""
-
-    def __init__(
-        self, names: Sequence[str], *, instead: tuple[str, ...] = (), **settings: Any
-    ) -> None:
-        super().__init__(names, **settings)
-        self._instead = instead
-
-    def process_value(self, ctx: click.Context, value: Any) -> Any:
-        """See ``click.Option``."""
-        source = ctx.get_parameter_source
-        # Options on the command line are processed first.
-        others = [source(name) is ParameterSource.COMMANDLINE for name in self._instead]
-        if source(self.name or "") is ParameterSource.ENVIRONMENT and any(others):
-            value = self.default
-        return super().process_value(ctx, value)
-
-
 def lab_option(
-    about: str = "The lab, by name or file; needed if several are up.",
+    about: str | None = None,
     name: str = "lab_name",
+    instead: tuple[str, ...] = ("address",),
     **settings: Any,
 ) -> Callable[[Decorated], Decorated]:
-    """Give a command ``--lab``, or ``PATCHLIGHT_LAB``, as its parameter ``name``."""
+    """Give a command ``--lab``, or ``PATCHLIGHT_LAB``, as its parameter ``name``.
+
+    With a text ``about`` it, the command's own help describes it.
+    """
     settings |= {"metavar": "LAB", "envvar": LAB_VARIABLE, "show_envvar": True}
-    settings |= {"shell_complete": complete_lab, "help": about}
-    return click.option("--lab", name, cls=LabOption, **settings)
+    settings |= {"shell_complete": complete_lab, "of": "" if about is None else None}
+    about = about or "The lab, by name or file; needed if several are up."
+    return click.option("--lab", name, cls=SharedOption, instead=instead, help=about, **settings)
+
+
+def _host_port(context: click.Context, parameter: click.Parameter, value: str | None) -> Any:
+    from patchlight.testbed.labfile.values import HOST_PORT
+    from patchlight.testbed.linux.sockets import UNIX
+
+    if value is None or value.startswith(UNIX):
+        return value
+    try:
+        return HOST_PORT.take(value.removeprefix("http://").rstrip("/"))
+    except BadInput as error:
+        expected = "expected HOST:PORT, like 127.0.0.1:8470, or unix:PATH"
+        raise click.BadParameter(f"{value!r}: {expected}", context, parameter) from error
+
+
+address_option = click.option(
+    "--controller",
+    "address",
+    cls=SharedOption,
+    metavar="HOST:PORT|unix:PATH",
+    callback=_host_port,
+    help="The controller's API address, instead of --lab.  [default: the lab's]",
+)
+# Made once, so that the help of ``patchlight`` can describe them without a command's module.
+lab_option()(address_option(listing_options(lambda: None)))
 
 
 @dataclass
@@ -253,8 +273,14 @@ def report(error: BaseException, settings: CrashReport) -> int:
     if isinstance(error, KeyboardInterrupt | click.Abort):
         say("patchlight: interrupted", err=True)
         return INTERRUPTED
-    if isinstance(error, click.ClickException):
+    if isinstance(error, click.exceptions.NoArgsIsHelpError):
         error.show()
+        return error.exit_code
+    if isinstance(error, click.ClickException):
+        text = error.format_message().rstrip(".")
+        say(f"patchlight: {text[:1].lower()}{text[1:]}", err=True)
+        if isinstance(error, click.UsageError) and error.ctx is not None:
+            say(f"  see: {error.ctx.command_path} --help", err=True)
         return error.exit_code
     if settings.traceback:
         traceback.print_exception(error)
@@ -316,7 +342,7 @@ def running_dashboard(controller: str, say: Callable[[str], None]) -> Iterator[N
     assert child.process.stdout is not None
     try:
         where = child.process.stdout.readline().strip()
-        say(where or "there is no dashboard: see above")
+        say(where or "the dashboard did not start: see above")
         yield
     finally:
         child.close()

@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 from click.shell_completion import CompletionItem, get_completion_class
 
-from patchlight.console.commands import LAB_VARIABLE, complete_lab, lab_option
+from patchlight.console.commands import LAB_VARIABLE, address_option, complete_lab, lab_option
 from patchlight.console.rendering import print_document, say
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.lab.model import Lab
 from patchlight.testbed.labfile.reader import builtin_labs, find_lab, parse_lab, read_lab
-from patchlight.testbed.labfile.values import HOST_PORT
 from patchlight.testbed.linux.processes import own_program
 from patchlight.testbed.linux.sockets import UNIX, unix_socket_answers
 from patchlight.testbed.wire.lab_api import RUN_ROOT, LabIdentity, api_address
@@ -46,29 +45,13 @@ def which_lab(command: Callable[..., Any]) -> Callable[..., Any]:
         source = click.get_current_context().get_parameter_source("lab_name")
         if source is click.core.ParameterSource.COMMANDLINE and named not in (None, lab_name):
             raise BadInput(f"which lab, {named} or {lab_name}? expected one of them")
+        if named and options.get("address"):
+            raise BadInput("LAB and --controller exclude each other: give one")
         if source is click.core.ParameterSource.ENVIRONMENT and options.get("every"):
             lab_name = None
         return command(lab=named or lab_name, **options)
 
     return with_lab
-
-
-def _host_port(context: click.Context, parameter: click.Parameter, value: str | None) -> Any:
-    if value is None or value.startswith(UNIX):
-        return value
-    try:
-        return HOST_PORT.take(value.removeprefix("http://").rstrip("/"))
-    except BadInput as error:
-        raise click.BadParameter(error.message, context, parameter) from error
-
-
-address_option = click.option(
-    "--controller",
-    "address",
-    metavar="HOST:PORT|unix:PATH",
-    callback=_host_port,
-    help="The controller's API address [default: the lab's].",
-)
 
 
 def controller_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -108,7 +91,7 @@ def running_lab(lab_name: str | None) -> Lab:
 
 def lab_meant(lab_name: str | None, address: str | None) -> Lab:
     """The lab whose names a command uses: that of the named controller, or ``running_lab``."""
-    if address is None or lab_name is not None:
+    if address is None:
         return running_lab(lab_name)
     with connect(None, address) as client:
         return parse_lab(client.lab_file(), f"the lab of the controller at {address}")
@@ -138,12 +121,12 @@ def connect(lab_name: str | None, address: str | None, uid: int | None = None) -
     from patchlight.client.client import ControllerClient
     from patchlight.client.connection import logins
 
-    if address is not None and lab_name is None:
+    if address is not None:
         return ControllerClient(address, user=user_name(), uid=uid, login=logins().get(address))
     file = running_lab_file(lab_name)
     lab = read_lab(file)
     identity = LabIdentity.of(lab, file)
-    address = address or api_address(lab)
+    address = api_address(lab)
     emulated = RUN_ROOT / lab.name / "lab.yaml"
     silent = address.startswith(UNIX) and not unix_socket_answers(Path(address.removeprefix(UNIX)))
     if silent and file != emulated and emulated.exists():

@@ -44,7 +44,7 @@ from patchlight.testbed.wire.rest import requests
 
 class _Direct(NoHooks):
     async def drain(self, moved: frozenset[Endpoint]) -> list[str]:
-        return ["direct: no job was asked to pause, and no flow table follows the light"]
+        return ["direct: no job paused, and no flow table follows the circuits"]
 
 
 # The service's method and the body's type for each request. In the path, ``*`` is an argument and
@@ -117,7 +117,7 @@ class DirectClient(ControllerClient):
                 raise
             except PatchlightError as error:
                 raise ControllerError(error.message, hint=error.hint) from error
-        raise ControllerError(f"there is no {method} {path} without a controller")
+        raise ControllerError(f"{method} {path} needs a controller")
 
 
 # A command without a controller prints itself what is logged of devices and changes.

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -10,6 +11,7 @@ import click
 from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 
+from patchlight.console.shared import SharedOption
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab.rules import KINDS, Allowance, Discipline, PolicyChoice, full_path
 from patchlight.testbed.units import parse_time
@@ -32,6 +34,11 @@ def complete_policy(
 
 class FiniteFloat(click.FloatRange):
     """A range without ``nan`` and infinities, which Python reads as numbers."""
+
+    name = "number"
+
+    def _describe_range(self) -> str:
+        return "" if self.min is None and self.max is None else super()._describe_range()
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """The number; a usage error for anything else."""
@@ -171,28 +178,34 @@ def taken_discipline(given: dict[str, Any], usual: Discipline) -> dict[str, Any]
 _POLICIES = {
     "--placement": ("Which GPUs a job gets.", "consolidated"),
     "--order": ("Which waiting job is next.", "fifo"),
-    "--topology": ("Which circuits are lit for a job that does not say.", "keep"),
-    "--partition": ("How many workers a job gets that leaves it open.", "it may not"),
-    "--elasticity": ("Which of these get other numbers while they run.", "rigid"),
+    "--topology": ("Which circuits a job gets that names no topology.", "keep"),
+    "--partition": (
+        "How many workers a job gets that names no number.",
+        "none, such jobs are refused",
+    ),
+    "--elasticity": ("Which running jobs get more or fewer workers.", "rigid"),
 }
 
 
 def kinds_of_policies(command: Command, *others: Any, defaults: bool = False) -> Command:
-    """Add the options of the kinds, these ``others`` and ``--defragment``."""
+    """Add the options of the kinds, these ``others`` and ``--defragment``.
+
+    With ``defaults`` they are those that ``patchlight policy use --help`` describes.
+    """
+    declare = partial(click.option, cls=SharedOption, of="policy use" if defaults else None)
     options = [
-        click.option(
+        declare(
             name,
             metavar="POLICY",
             shell_complete=complete_policy,
-            help=f"{about}  [default: {default}]" if defaults else about,
+            help=f"{about}  [default policy: {default}]",
         )
         for name, (about, default) in _POLICIES.items()
     ]
-    defragment = click.option(
+    defragment = declare(
         "--defragment",
         type=click.Choice(["on", "off"]),
-        help="Whether light moves under running jobs by itself, where that gains more than it "
-        "costs.",
+        help="Move circuits of running jobs where that gains more than it costs.",
     )
     for option in reversed((*options, *others, defragment)):
         command = option(command)
@@ -209,7 +222,7 @@ def policy_options(command: Command) -> Command:
         "--policy-deadline",
         type=ANY,
         metavar="SECONDS",
-        help="After this the default decides in a policy's place.  [default: 1]",
+        help="Time after which the default policy decides instead.  [default: 1]",
     )
     return kinds_of_policies(command, deadline, defaults=True)
 

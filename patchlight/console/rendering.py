@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import click
 
+from patchlight.console.shared import SharedOption
 from patchlight.testbed.errors import BadInput, PatchlightError
 
 if TYPE_CHECKING:
@@ -30,7 +31,9 @@ if TYPE_CHECKING:
 Command = TypeVar("Command", bound=Callable[..., Any])
 Meaning = Literal["good", "bad", "caution", "quiet"]
 
-json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+json_option = click.option(
+    "--json", "as_json", is_flag=True, cls=SharedOption, help="Print JSON, for programs."
+)
 _COLOURS: dict[Meaning, str] = {"good": "green", "bad": "red", "caution": "yellow", "quiet": "dim"}
 _WIDE = "patchlight.wide"
 # A pipe has no width: lines are then as long as they need to be, so that grep finds them whole.
@@ -45,10 +48,9 @@ def wide_option(command: Command) -> Command:
     def remember(context: click.Context, parameter: click.Parameter, wide: bool) -> None:
         context.meta[_WIDE] = wide
 
-    option = click.option(
-        "--wide", is_flag=True, expose_value=False, callback=remember, help="Show every column."
-    )
-    return option(command)
+    how: dict[str, Any] = {"is_flag": True, "expose_value": False, "callback": remember}
+    about = "Show every column of tables."
+    return click.option("--wide", cls=SharedOption, help=about, **how)(command)
 
 
 def listing_options(command: Command) -> Command:
@@ -163,10 +165,14 @@ class Table:
     """Rows under headings, in the look that all commands share."""
 
     def __init__(
-        self, *columns: str | Column, title: str | None = None, rows: Iterable[Sequence[Cell]] = ()
+        self,
+        *columns: str | Column,
+        title: str | None = None,
+        rows: Iterable[Sequence[Cell]] = (),
+        empty: str = "",
     ) -> None:
         self.columns = [Column(c) if isinstance(c, str) else c for c in columns]
-        self.title = title
+        self.title, self._empty = title, empty
         self._rows: list[tuple[Cell, ...]] = []
         self._ends: set[int] = set()
         for row in rows:
@@ -183,7 +189,13 @@ class Table:
         self._ends.add(len(self._rows))
 
     def print(self) -> None:
-        """Print it, no wider than the terminal unless names or numbers would be cut."""
+        """Print it, no wider than the terminal unless names or numbers would be cut.
+
+        Without a row, print the text ``empty`` instead, if there is one.
+        """
+        if self._empty and not self._rows:
+            say(self._empty)
+            return
         table, needed = self.drawn()
         out = console()
         out.width = max(out.width, needed)

@@ -10,7 +10,6 @@ import yaml
 
 from patchlight.testbed.errors import BadInput, nearest, short
 from patchlight.testbed.io.reader import FileIssues, Located, compose, stands_twice
-from patchlight.testbed.units import WRITTEN, Units, pattern
 
 # These decide what a scalar is: versions of YAML read ``on``, ``010`` or ``12:30`` differently.
 _NOTHING = re.compile(r"|~|null|Null|NULL")
@@ -189,17 +188,6 @@ def matching(regex: str, what: str, expected: str, example: str, longest: int = 
     return Text(what, take, {"pattern": f"^{regex}$", "maxLength": longest}, example=example)
 
 
-def printable(longest: int, refusal: str, needs: str = r"\S") -> Callable[[str], str]:
-    """What takes printable texts with a match of ``needs``, and refuses others by ``refusal``."""
-
-    def take(text: str) -> str:
-        if re.search(needs, text) and text.isprintable() and len(text) <= longest:
-            return text
-        raise BadInput(f"{short(text)!r} {refusal}")
-
-    return take
-
-
 def choice(what: str, *choices: str) -> Text:
     """One of some words."""
 
@@ -209,12 +197,6 @@ def choice(what: str, *choices: str) -> Text:
         raise BadInput(f"{short(text)!r} is not {what}: {nearest(text, choices)}")
 
     return Text(f"{what}: {' or '.join(choices)}", take, {"enum": list(choices)})
-
-
-def quantity(parse: Callable[[str], object], known: Units, what: str, example: str) -> Text:
-    """A number with one of the ``known`` units."""
-    json, names = {"pattern": pattern(known)}, tuple(known)
-    return Text(f"{what} with its unit", parse, json, False, example, names, *WRITTEN[names[0]])
 
 
 @dataclass(frozen=True)

@@ -2,16 +2,34 @@
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import yaml
 
-from patchlight.testbed.errors import BadInput
+from patchlight.testbed.errors import BadInput, short
 from patchlight.testbed.io import fields
 from patchlight.testbed.io.fields import FieldType, Group, Key, ListOf, Text, Whole, locate, plain
 from patchlight.testbed.io.reader import FileIssues, Located, stands_twice
+from patchlight.testbed.units import WRITTEN, Units, pattern
+
+
+def printable(longest: int, refusal: str) -> Callable[[str], str]:
+    """What takes printable texts that are not blank, and refuses others by ``refusal``."""
+
+    def take(text: str) -> str:
+        if text.strip() and text.isprintable() and len(text) <= longest:
+            return text
+        raise BadInput(f"{short(text)!r} {refusal}")
+
+    return take
+
+
+def quantity(parse: Callable[[str], object], known: Units, what: str, example: str) -> Text:
+    """A number with one of the ``known`` units."""
+    json, names = {"pattern": pattern(known)}, tuple(known)
+    return Text(f"{what} with its unit", parse, json, False, example, names, *WRITTEN[names[0]])
 
 
 @dataclass(frozen=True)

@@ -6,18 +6,8 @@ from typing import Any, get_args
 
 from patchlight.testbed import jobs, units
 from patchlight.testbed.errors import BadInput, short
-from patchlight.testbed.io.fields import (
-    Group,
-    Key,
-    ListOf,
-    Text,
-    Whole,
-    choice,
-    matching,
-    quantity,
-    required,
-)
-from patchlight.testbed.io.forms import Either, MapOf, Number, Spelled, YesNo, table
+from patchlight.testbed.io.fields import Group, Key, ListOf, Text, Whole, choice, matching, required
+from patchlight.testbed.io.forms import Either, MapOf, Number, Spelled, YesNo, quantity, table
 from patchlight.testbed.labfile.values import MODEL, VARIABLE_NAME
 
 LONGEST_NAME = 41
@@ -353,8 +343,8 @@ def json_schema() -> dict[str, Any]:
 _REFERENCE_HEAD = """\
 A job file is YAML or JSON in UTF-8: the keys of one job, or several jobs under `jobs`. Every key
 that is not listed here is a mistake, as is a key that stands twice. `patchlight job check FILE`
-names all mistakes with line and column, and needs no controller; `patchlight job schema` prints a
-JSON Schema for editors.
+names all mistakes with line and column, and needs no controller; `patchlight lab schema job`
+prints a JSON Schema for editors.
 """
 
 

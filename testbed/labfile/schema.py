@@ -1,16 +1,11 @@
 """The keys of a lab file, each with its type and the field of the model that it fills."""
 
-from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from ipaddress import IPv4Address
-from typing import Any
 
 from patchlight.testbed.io.fields import Group, Key, ListOf, choice, required
 from patchlight.testbed.io.forms import Number, YesNo
 from patchlight.testbed.lab import model
-from patchlight.testbed.lab.portmap import CrossConnect, PortMap
 from patchlight.testbed.lab.rules import SshAccess
-from patchlight.testbed.lab.wavelengths import Transceiver
 from patchlight.testbed.labfile import optical_schema as optical
 from patchlight.testbed.labfile import values as v
 from patchlight.testbed.labfile.sections import ACCESS, POLICIES, QUEUE, WORKERS
@@ -19,43 +14,6 @@ FABRICS = ("openvswitch", "bridge")
 PATHS = ("none", "nodes")
 
 LAUNCH_POWER = Key("launch_power", v.POWER, "optical power its ports send with")
-
-
-def _nic(*, address: IPv4Address, mac: str = "hardware", **said: Any) -> model.Nic:
-    own = model.default_mac(address)
-    given = own if mac in ("hardware", "lab") else mac
-    return model.Nic(address=address, mac=given, lab_mac=mac in ("lab", own), **said)
-
-
-def _said_mac(nic: model.Nic) -> str | None:
-    if nic.mac != model.default_mac(nic.address):
-        return nic.mac
-    return "lab" if nic.lab_mac else None
-
-
-def _packet_switch(
-    *, transceivers: Mapping[int, Transceiver] | None = None, **said: Any
-) -> model.PacketSwitch:
-    return model.PacketSwitch(transceivers=tuple(sorted((transceivers or {}).items())), **said)
-
-
-def _circuit_switch(
-    *, cross_connects: Iterable[tuple[CrossConnect, ...]] = (), **said: Any
-) -> model.CircuitSwitch:
-    initial = PortMap.of(one for listed in cross_connects for one in listed)
-    return model.CircuitSwitch(initial=initial, **said)
-
-
-def _fibre(*, ends: tuple[model.Endpoint, model.Endpoint], **said: Any) -> model.Fibre:
-    return model.Fibre(*ends, **said)
-
-
-def _lab(
-    *, controller: Mapping[str, Any] | None = None, defaults: object = None, **said: Any
-) -> model.Lab:
-    return model.Lab(**(controller or {}), **said)
-
-
 GPU = Group(
     "a GPU",
     required("name", v.PART_NAME, "what the GPU is called, like 'gpu0'", example="gpu0"),
@@ -121,8 +79,8 @@ NIC = Group(
     ),
     LAUNCH_POWER,
     model=model.Nic,
-    make=_nic,
-    said=lambda nic: {"mac": _said_mac(nic)},
+    make=v.nic,
+    said=lambda nic: {"mac": v.said_mac(nic)},
 )
 SSH = Group(
     "a server's SSH",
@@ -171,7 +129,7 @@ PACKET_SWITCH = Group(
     ),
     LAUNCH_POWER,
     model=model.PacketSwitch,
-    make=_packet_switch,
+    make=v.packet_switch,
 )
 CIRCUIT_SWITCH = Group(
     "a circuit switch",
@@ -201,7 +159,7 @@ CIRCUIT_SWITCH = Group(
     ),
     optical.EMULATED,
     model=model.CircuitSwitch,
-    make=_circuit_switch,
+    make=v.circuit_switch,
     said=lambda switch: {"cross_connects": switch.initial.texts or None},
     block=True,
 )
@@ -219,7 +177,7 @@ FIBRE = Group(
     Key("jitter", v.TIME, "by how much that varies, up and down"),
     Key("packet_loss", v.SHARE, "what share of packets an emulation loses in it"),
     model=model.Fibre,
-    make=_fibre,
+    make=v.fibre,
     said=lambda fibre: {"ends": (fibre.a, fibre.b)},
 )
 # What things of a kind may have in common: nothing that tells them apart.
@@ -377,7 +335,7 @@ LAB = Group(
     ),
     Key("fibres", ListOf(FIBRE, "fibres"), "the fibre pairs between ports", default="none"),
     model=model.Lab,
-    make=_lab,
+    make=v.lab,
     said=lambda lab: {"controller": lab},
     block=True,
 )

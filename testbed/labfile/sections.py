@@ -6,18 +6,8 @@ from typing import Any
 
 from patchlight.testbed import units
 from patchlight.testbed.errors import BadInput, short
-from patchlight.testbed.io.fields import (
-    Group,
-    Key,
-    ListOf,
-    Text,
-    Whole,
-    choice,
-    printable,
-    quantity,
-    required,
-)
-from patchlight.testbed.io.forms import Number, YesNo
+from patchlight.testbed.io.fields import Group, Key, ListOf, Text, Whole, choice, required
+from patchlight.testbed.io.forms import Number, YesNo, printable, quantity
 from patchlight.testbed.lab import rules
 from patchlight.testbed.labfile.values import USER_NAME
 

@@ -1,16 +1,18 @@
-"""What the values in a lab file are: names, addresses, rates, ports. Each a type of field."""
+"""The types of the values in a lab file, and the models that are made of its groups."""
 
 import difflib
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from importlib.metadata import entry_points
 from ipaddress import AddressValueError, IPv4Address, IPv4Interface, IPv4Network
-from typing import get_args
+from typing import Any, get_args
 
 from patchlight.testbed import units
 from patchlight.testbed.errors import BadInput, short
-from patchlight.testbed.io.fields import Text, Whole, choice, matching, printable, quantity
+from patchlight.testbed.io.fields import Text, Whole, choice, matching
+from patchlight.testbed.io.forms import quantity
+from patchlight.testbed.lab import model
 from patchlight.testbed.lab.model import Endpoint, NicMode, RdmaUse, Route
 from patchlight.testbed.lab.ocs_drivers import (
     DRIVER_GROUP,
@@ -19,7 +21,8 @@ from patchlight.testbed.lab.ocs_drivers import (
     WSS_DRIVERS,
     OcsDriver,
 )
-from patchlight.testbed.lab.portmap import CrossConnect, parse_cross_connects
+from patchlight.testbed.lab.portmap import CrossConnect, PortMap, parse_cross_connects
+from patchlight.testbed.lab.wavelengths import Transceiver
 
 # An OpenFlow 1.3 switch numbers its ports below OFPP_MAX; Open vSwitch ends at 65279.
 MOST_PACKET_PORTS = 65279
@@ -122,6 +125,15 @@ def _management(text: str) -> str:
         ) from error
 
 
+def _model(text: str) -> str:
+    if re.search("[A-Za-z0-9]", text) and text.isprintable() and len(text) <= 64:
+        return text
+    raise BadInput(
+        f"{short(text)!r} is not a GPU model: expected 1 to 64 printable characters, among them a "
+        "letter or digit, like 'Tesla M40'"
+    )
+
+
 def _cross_connects(text: str) -> tuple[CrossConnect, ...]:
     both = parse_cross_connects(text)
     if both[0].inp == both[0].out:
@@ -190,15 +202,7 @@ WSS_DRIVER = replace(
     example="waveshaper-http",
 )
 MODEL = Text(
-    "a GPU model",
-    printable(
-        64,
-        "is not a GPU model: expected 1 to 64 printable characters, among them a letter or digit, "
-        "like 'Tesla M40'",
-        "[A-Za-z0-9]",
-    ),
-    {"maxLength": 64, "pattern": "[A-Za-z0-9]"},
-    example="Tesla M40",
+    "a GPU model", _model, {"maxLength": 64, "pattern": "[A-Za-z0-9]"}, example="Tesla M40"
 )
 UUID = matching("[A-Za-z0-9-]+", "a GPU's UUID", "what nvidia-smi -L prints", "GPU-6f2a1b3c")
 _A_ROUTE = "10.2.0.0/16 via 192.168.10.1"
@@ -248,3 +252,44 @@ CROSS_CONNECT = Text(
 SHARE = quantity(units.parse_share, units.SHARE, "a share", "0.1%")
 PORT = Text("a port", Endpoint.parse, {"pattern": r"^.+\..+$"}, example="tor1.3")
 NETWORK = Text("a network", _network, example="192.168.10.0/24")
+
+
+def nic(*, address: IPv4Address, mac: str = "hardware", **said: Any) -> model.Nic:
+    """A NIC; ``mac`` is ``hardware``, ``lab`` or an address."""
+    own = model.default_mac(address)
+    given = own if mac in ("hardware", "lab") else mac
+    return model.Nic(address=address, mac=given, lab_mac=mac in ("lab", own), **said)
+
+
+def said_mac(nic: model.Nic) -> str | None:
+    """What a file says of a NIC's MAC address."""
+    if nic.mac != model.default_mac(nic.address):
+        return nic.mac
+    return "lab" if nic.lab_mac else None
+
+
+def packet_switch(
+    *, transceivers: Mapping[int, Transceiver] | None = None, **said: Any
+) -> model.PacketSwitch:
+    """A packet switch, its transceivers by port number."""
+    return model.PacketSwitch(transceivers=tuple(sorted((transceivers or {}).items())), **said)
+
+
+def circuit_switch(
+    *, cross_connects: Iterable[tuple[CrossConnect, ...]] = (), **said: Any
+) -> model.CircuitSwitch:
+    """An OCS that starts with these circuits."""
+    initial = PortMap.of(one for listed in cross_connects for one in listed)
+    return model.CircuitSwitch(initial=initial, **said)
+
+
+def fibre(*, ends: tuple[Endpoint, Endpoint], **said: Any) -> model.Fibre:
+    """A fibre between two ports."""
+    return model.Fibre(*ends, **said)
+
+
+def lab(
+    *, controller: Mapping[str, Any] | None = None, defaults: object = None, **said: Any
+) -> model.Lab:
+    """A lab; ``defaults`` are in its parts already."""
+    return model.Lab(**(controller or {}), **said)

@@ -114,7 +114,7 @@ def test_show_tells_who_is_lit_onto_which_switch() -> None:
         *("40Gbps", "tor2.3", "ocs1", "3→15", "2.1", "dB"),
     ]
     assert "tor1.7 – tor2.7" in output
-    assert "Dark: tor1 3, 4, 6; tor2 1, 2, 5" in output
+    assert "No link: tor1 3, 4, 6; tor2 1, 2, 5" in output
 
 
 def test_show_as_json_has_the_documented_shape() -> None:
@@ -175,17 +175,17 @@ def test_a_map_that_cannot_be_read_is_bad_input(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("suffix", ["svg", "png", "pdf"])
-def test_graph_writes_a_picture(tmp_path: Path, suffix: str) -> None:
+def test_show_writes_a_picture(tmp_path: Path, suffix: str) -> None:
     picture = tmp_path / f"lab.{suffix}"
-    result = run("graph", "ofc2022", "--start", "--output", str(picture))
+    result = run("show", "ofc2022", "--start", "--output", str(picture))
     assert result.exit_code == 0, result.exception
     assert picture.stat().st_size > 10_000
 
 
-def test_graph_refuses_what_it_cannot_write(tmp_path: Path) -> None:
-    wrong = run("graph", "ofc2022", "-o", "lab.gif").exception
+def test_show_refuses_what_it_cannot_write(tmp_path: Path) -> None:
+    wrong = run("show", "ofc2022", "-o", "lab.gif").exception
     assert "expected a name ending in .svg, .png, .pdf" in str(wrong)
-    nowhere = run("graph", "ofc2022", "-o", str(tmp_path / "none" / "lab.svg")).exception
+    nowhere = run("show", "ofc2022", "-o", str(tmp_path / "none" / "lab.svg")).exception
     assert "cannot write the picture" in str(nowhere)
 
 
@@ -238,6 +238,11 @@ def test_every_shape_can_be_generated(arguments: tuple[str, ...], switches: int)
 
 
 def test_generate_refuses_what_cannot_be(tmp_path: Path) -> None:
+    for words, message in (
+        (("single", "--hosts", "4", "--uplink-rate", "1Gbps"), "has no uplinks"),
+        (("fat-tree", "--hosts", "4", "--hosts-per-switch", "2"), "is for linear and tree"),
+    ):
+        assert message in str(run("generate", *words).exception)
     loops = run("generate", "fat-tree", "--hosts", "16", "--fabric", "bridge")
     assert isinstance(loops.exception, BadInput)
     assert run("generate", "tree", "--hosts", "0").exit_code == 2
@@ -316,7 +321,9 @@ def test_wrong_maps_are_refused_with_the_reason(text: str, message: str, tmp_pat
 
 
 @pytest.mark.parametrize(
-    "words", [("show", "--json"), ("topology",), ("graph", "--output", "lab.svg")], ids=" ".join
+    "words",
+    [("show", "--json"), ("show", "--format", "topology"), ("show", "--output", "lab.svg")],
+    ids=" ".join,
 )
 def test_the_lab_may_be_said_as_everywhere(
     words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -329,15 +336,17 @@ def test_the_lab_may_be_said_as_everywhere(
 
 
 def test_a_topology_for_other_schedulers() -> None:
-    found = json.loads(run("topology", "ofc2022").stdout)
+    found = json.loads(run("show", "ofc2022", "--format", "topology").stdout)
     assert found["switches"][0]["nodes"] == ["server1", "server3"]
-    conf = run("topology", "ofc2022", "--format", "slurm-conf").stdout
+    conf = run("show", "ofc2022", "--format", "slurm-conf").stdout
     assert "SwitchName=tor1 Nodes=server1,server3\n" in conf
-    moved = run("topology", "ofc2022", "--format", "slurm", "--map", "-", given="ocs1: [1-7]\n")
+    moved = run("show", "ofc2022", "--format", "slurm", "--map", "-", given="ocs1: [1-7]\n")
     assert yaml.safe_load(moved.stdout)[0]["tree"]["switches"] == [
         {"switch": "tor1", "nodes": "server1"}
     ]
-    result = run("topology", "--controller", "127.0.0.1:1", "--start")
+    both = run("show", "ofc2022", "--controller", "127.0.0.1:1")
+    assert "LAB and --controller exclude each other" in str(both.exception)
+    result = run("show", "--format", "slurm", "--controller", "127.0.0.1:1", "--start")
     assert isinstance(result.exception, BadInput)
 
 
@@ -368,7 +377,7 @@ def test_a_lab_with_wavelengths_is_checked_shown_and_drawn(tmp_path: Path) -> No
     assert seen["dark"] == ["server3.n", "server4.n"]
     shown = run("show", str(path)).output
     assert "4×4, grid 50GHz, switches in 50ms, loses 6 dB" in " ".join(shown.split())
-    assert run("graph", str(path), "-o", str(picture)).exit_code == 0
+    assert run("show", str(path), "-o", str(picture)).exit_code == 0
     assert picture.stat().st_size
     path.write_text(COLOURED.replace("1-2@193.100", "1>3@193.100"))
     result = run("check", str(path))

@@ -12,7 +12,8 @@ import click
 import pytest
 
 from patchlight.cli import main as command_line
-from patchlight.console.commands import Command, LabOption, kept, require_root
+from patchlight.console.commands import Command, kept, require_root
+from patchlight.console.shared import SharedOption
 from patchlight.testbed.errors import FileIssue, OutcomeUnknown, PatchlightError
 from patchlight.testbed.labfile.reader import LabFileError
 from tests.support.programs import ROOT, patchlight, python
@@ -121,7 +122,33 @@ def test_an_unknown_command_brings_the_nearest() -> None:
 def test_an_unknown_option_is_bad_input() -> None:
     result = patchlight("lab", "show", "--colour")
     assert result.returncode == 2
-    assert "No such option" in result.stderr
+    said = "patchlight: no such option '--colour'\n  see: patchlight lab show --help\n"
+    assert result.stderr == said
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--lab", "a", "--lab", "b"], "--lab is given twice: a and b"),
+        (["--lab", "a", "--controller", "b:1"], "--lab and --controller exclude each other"),
+        (["--controller", "b:1", "--controller", "b:2"], "--controller is given twice"),
+    ],
+)
+def test_which_lab_is_meant_is_said_once(words: list[str], said: str) -> None:
+    result = patchlight("job", "list", *words)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr.startswith(f"patchlight: {said}")
+    assert result.stderr.endswith("\n  see: patchlight job list --help\n")
+
+
+def test_shared_options_are_described_once() -> None:
+    about = "The lab, by name or file"
+    assert patchlight("--help").stdout.count(about) == 1
+    assert "Talk to the device" in patchlight("ocs", "--help").stdout
+    said = patchlight("ocs", "show", "--help").stdout
+    assert "--controller, --json, --lab, --wide" in said
+    assert "see patchlight ocs --help" in said
+    assert about not in said
 
 
 def test_a_reader_that_goes_is_no_error() -> None:
@@ -231,7 +258,7 @@ def run_with(
         (KeyboardInterrupt(), 130, "patchlight: interrupted\n"),
         (SystemExit(7), 7, ""),
         (SystemExit("stopped"), 1, "stopped\n"),
-        (click.UsageError("wrong"), 2, "Error: wrong\n"),
+        (click.UsageError("Wrong."), 2, "patchlight: wrong\n  see: patchlight fails --help\n"),
     ],
 )
 def test_errors_end_with_their_own_code(
@@ -319,10 +346,10 @@ def test_every_lab_option_is_the_same_one() -> None:
         for parameter in command.params
         if "--lab" in parameter.opts
     }
-    for name in ("emulate link", "emulate tune", "emulate capture", "emulate reboot", "simulate"):
+    for name in ("emulate link", "emulate tune", "emulate capture", "emulate fault", "simulate"):
         assert name in options
     for name, option in options.items():
-        assert type(option) is LabOption, name
+        assert type(option) is SharedOption, name
         assert (option.envvar, option.show_envvar) == ("PATCHLIGHT_LAB", True), name
 
 
@@ -336,9 +363,15 @@ def test_a_lab_of_the_environment_gives_way_to_options_in_its_place(
         ([], "ofc2022"),
         (["--network", "fat-tree:k=4"], None),
         (["--cluster", "1x2x2"], None),
-        (["--cluster", "1x2x2", "--lab", "mine"], "mine"),
+        (["--lab", "mine"], "mine"),
     ):
         assert simulate.make_context("simulate", list(words)).params["lab"] == lab
+    with pytest.raises(click.UsageError, match="exclude each other"):
+        simulate.make_context("simulate", ["--cluster", "1x2x2", "--lab", "mine"])
+    monkeypatch.setenv("PATCHLIGHT_LAB", "ofc2022")
+    listing = dict(every_command(command_line.cli))["job list"]
+    context = listing.make_context("list", ["--controller", "b:1"])
+    assert (context.params["lab_name"], context.params["address"]) == (None, "b:1")
 
 
 def test_an_answer_is_kept_until_a_file_of_its_packages_changes(

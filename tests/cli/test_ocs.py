@@ -10,6 +10,7 @@ from click.testing import CliRunner
 from patchlight.cli.dashboard.texts import change_row
 from patchlight.cli.main import cli
 from patchlight.cli.ocs.names import read_map_file
+from patchlight.cli.ocs.watch import _event_line
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.labfile.reader import read_lab
 from tests.support.controller_process import (
@@ -69,10 +70,10 @@ def test_a_map_is_applied_from_yaml_csv_and_what_show_prints(
 ) -> None:
     file = tmp_path / "map.yaml"
     file.write_text('o1: [7-8, "9>10", "b.n1:t1.2"]\n')
-    assert "o1 - 1>3" in ocs("diff", str(file))
-    planned = ocs("plan", str(file))
+    assert "o1 - 1>3" in ocs("apply", str(file), "--only", "--dry-run")
+    planned = ocs("apply", str(file), "--dry-run")
     assert "o1 - 2>5" in planned
-    assert "link goes: b.n1:t2.1" in planned
+    assert "link down: b.n1:t2.1" in planned
     assert "1>3" not in planned
     ocs("apply", str(file))
     assert map_of(running) == ["1>3", "2>4", "3>1", "4>2", "7>8", "8>7", "9>10"]
@@ -87,7 +88,7 @@ def test_a_map_is_applied_from_yaml_csv_and_what_show_prints(
     ocs("disconnect", "o1", "1", "7")
     ocs("apply", str(kept), "--only")
     assert map_of(running) == ["1>3", "2>5", "3>1", "5>2", "7>8"]
-    assert ocs("diff", str(kept)) == ""
+    assert "nothing to change" in ocs("apply", str(kept), "--only", "--dry-run")
 
 
 def test_every_mistake_of_a_map_file_is_told_with_its_place(tmp_path: Path) -> None:
@@ -144,7 +145,7 @@ def test_history_says_who_what_from_where_and_why_and_a_change_is_undone(
     ocs("connect", "o1", "9:10")
     ocs("rollback", str(last["id"]), "--why", "not needed")
     assert map_of(running) == ["1>3", "2>5", "3>1", "5>2", "9>10", "10>9"]
-    assert "o1 + 7>8" in ocs("history", "--id", str(last["id"]))
+    assert "o1 + 7>8" in ocs("history", str(last["id"]))
     undoing = json.loads(ocs("history", "o1", "--last", "1", "--json"))[0]
     assert undoing["why"] == f"undoes change {last['id']}: not needed"
     again = ocs("rollback", str(last["id"]), code=1)
@@ -170,14 +171,14 @@ def test_a_locked_port_stays_as_it_is(ocs: OcsCommand, running: ControllerProces
     assert "measuring" in refused
     assert "would be refused" in ocs("connect", "o1", "2:4", "--dry-run", code=1)
     assert map_of(running) == ["1>3", "2>5", "3>1", "5>2"]
-    assert "o1.2 is unlocked" in ocs("unlock", "o1.2", "--why", "done")
+    assert "o1.2 is unlocked" in ocs("lock", "--release", "o1.2", "--why", "done")
     ocs("connect", "o1", "2:4")
 
 
 def test_maps_are_saved_and_restored_whole(ocs: OcsCommand, running: ControllerProcess) -> None:
     ocs("save", "monday", "--why", "before the demo")
     ocs("connect", "o1", "2:4", "7:8")
-    assert "before the demo" in ocs("restore", "--list")
+    assert "before the demo" in ocs("restore")
     ocs("restore", "monday")
     assert map_of(running) == ["1>3", "2>5", "3>1", "5>2"]
     assert "no maps are saved as 'tuesday'" in ocs("restore", "tuesday", code=2)
@@ -188,7 +189,7 @@ def test_the_stop_button_is_pressed_and_cleared(
 ) -> None:
     assert "smoke" in ocs("stop", "--why", "smoke")
     assert "smoke" in ocs("connect", "o1", "7:8", code=1)
-    assert "not pressed" in ocs("stop", "--clear")
+    assert "changes are allowed" in ocs("stop", "--clear")
     ocs("connect", "o1", "7:8")
     assert json.loads(ocs("stop", "--status", "--json")) == {"pressed": None}
 
@@ -196,20 +197,31 @@ def test_the_stop_button_is_pressed_and_cleared(
 def test_what_can_be_looked_at_prints_and_is_json(
     ocs: OcsCommand, running: ControllerProcess
 ) -> None:
-    assert "dry-run" in ocs("list")
-    assert json.loads(ocs("list", "--json"))[0]["ports"] == 16
+    assert "dry-run" in ocs("show")
+    assert json.loads(ocs("show", "--json"))["o1"]["ports"] == 16
+    assert json.loads(ocs("show", "o1.5", "--json"))["o1"]["map"] == ["2>5", "5>2"]
     assert "unverified" in ocs("show", "--power")
-    circuits = json.loads(ocs("power", "b.n1", "--json"))["o1"]["circuits"]
+    circuits = json.loads(ocs("show", "b.n1", "--power", "--json"))["o1"]["circuits"]
     assert [row["cross_connect"] for row in circuits] == ["2>5", "5>2"]
     assert "none failed" in ocs("verify")
-    assert json.loads(ocs("alarms", "--json")) == []
+    assert json.loads(ocs("show", "--alarms", "--json")) == []
     assert "o1 is as committed" in ocs("drift")
     assert json.loads(ocs("drift", "--json"))["o1"]["missing"] == []
     seen = running.client.last_event()
     ocs("connect", "o1", "7:8", "--why", "look")
     line = ocs("watch", "--since", str(seen), "--count", "1")
-    assert "circuits" in line
+    assert "committed" in line
     assert "o1 + 7>8" in line
+
+
+def test_a_port_without_a_circuit_is_not_disconnected(
+    ocs: OcsCommand, running: ControllerProcess
+) -> None:
+    changes = len(running.client.reconfigurations())
+    assert ocs("disconnect", "o1", "7") == "o1: port 7 has no circuit: nothing was changed\n"
+    assert ocs("disconnect", "o1", "7", "8").startswith("o1: ports 7, 8 have no circuits")
+    assert json.loads(ocs("disconnect", "o1", "7", "--json"))["changes"] == {}
+    assert len(running.client.reconfigurations()) == changes
 
 
 def test_many_circuits_do_not_go_unasked(ocs: OcsCommand, running: ControllerProcess) -> None:
@@ -238,6 +250,7 @@ def completions(words: str, incomplete: str) -> list[str]:
 def test_names_complete_from_the_lab_file(running: ControllerProcess) -> None:
     lab = f"ocs connect --lab {running.lab}"
     assert completions(lab, "o") == ["o1"]
+    assert "b.n1:" in completions(lab, "b")
     assert completions(f"{lab} o1", "b") == ["b.n1:"]
     assert "b.n1:t1.2" in completions(f"{lab} o1", "b.n1:t1")
     assert completions(f"ocs lock --lab {running.lab}", "o1.6") == ["o1.6"]
@@ -267,14 +280,14 @@ def test_the_lab_comes_from_the_environment_and_the_only_one_is_named(
     running: ControllerProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATCHLIGHT_LAB", str(running.lab))
-    result = CliRunner().invoke(cli, ["ocs", "list"])
+    result = CliRunner().invoke(cli, ["ocs", "show"])
     assert "dry-run" in result.stdout
     assert result.stderr == ""
     monkeypatch.delenv("PATCHLIGHT_LAB")
     monkeypatch.setattr("patchlight.console.connection.RUN_ROOT", tmp_path)
     (tmp_path / "dry").mkdir()
     (tmp_path / "dry" / "lab.yaml").write_text(running.lab.read_text())
-    for command in (["ocs", "list"], ["job", "list"], ["controller", "status"]):
+    for command in (["ocs", "show"], ["job", "list"], ["controller", "status"]):
         result = CliRunner().invoke(cli, command)
         assert result.exit_code == 0, result.output
         assert result.stderr == "lab dry: the only one that is up\n"
@@ -285,3 +298,17 @@ def test_an_address_that_is_none_is_refused_in_words(address: str) -> None:
     result = CliRunner().invoke(cli, ["job", "list", "--controller", address])
     assert result.exit_code == 2
     assert "Invalid value for '--controller'" in result.output
+
+
+def test_an_event_of_many_ports_is_a_short_line() -> None:
+    line = _event_line({"at": 0, "kind": "locked", "ocs": "o1", "ports": [4, *range(6, 321)]})
+    assert line.endswith("locked  ocs o1, ports 4, 6-320")
+    done = {
+        "at": 0,
+        "kind": "circuits",
+        "id": 3,
+        "state": "committed",
+        "message": "done",
+        "by": "x",
+    }
+    assert _event_line(done).endswith("change 3 committed  by x")

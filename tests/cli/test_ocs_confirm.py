@@ -95,7 +95,7 @@ def test_a_circuit_that_a_job_uses_is_shown_and_asked_for(tmp_path: Path) -> Non
 
         start = client.circuits()
         shown = told(text="n\n")
-        for line in ("o1 - 2>5", "o1 + 2>4", "in use by job train-1", "link goes: b.n1:t2.1"):
+        for line in ("o1 - 2>5", "o1 + 2>4", "in use by job train-1", "link down: b.n1:t2.1"):
             assert line in shown
         assert client.circuits() == start
         assert "committed" in told(text="y\n")

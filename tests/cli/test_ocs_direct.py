@@ -61,7 +61,7 @@ def test_direct_talks_to_the_device_and_remembers(alone: DirectOcs) -> None:
     with device_lock([alone.lab.circuit_switch("ocs1")], "somebody"):
         assert "is held by somebody (pid" in alone("show", code=1)
     alone.device.fault(report="*C EQPT: 1.1.1: mirror stuck")
-    assert "ocs1" in alone("list")
+    assert "ocs1" in alone("show")
     alone.device.kill()
     assert "connecting to ocs1" in alone("show", code=1)
 
@@ -101,9 +101,9 @@ def test_direct_opens_only_the_switches_it_needs(direct: DirectOcs) -> None:
     assert "the map of ocs2 is not known" in direct("connect", "ocs2", "1:2", code=1)
     assert "ocs2 does not answer" in direct("verify", code=1)
     assert "ocs2 does not answer" in direct("drift", code=1)
-    found = json.loads(direct("list", "--json"))
-    assert [(row["name"], row["reachable"]) for row in found] == [("ocs1", True), ("ocs2", False)]
-    assert found[0]["identity"]["vendor"]
+    found, _ = json.JSONDecoder().raw_decode(direct("show", "--json", code=1))
+    assert {name: row["reachable"] for name, row in found.items()} == {"ocs1": True, "ocs2": False}
+    assert found["ocs1"]["identity"]["vendor"]
 
 
 def test_direct_alarms_and_watch_listen_to_the_devices(direct: DirectOcs) -> None:
@@ -116,7 +116,7 @@ def test_direct_alarms_and_watch_listen_to_the_devices(direct: DirectOcs) -> Non
         direct.device.fault(report=f"*C EQPT: 1.1.1: {words}")
 
     timer = later(lambda: report("mirror stuck"))
-    assert "mirror stuck" in direct("alarms", "ocs1", "--listen", "2")
+    assert "mirror stuck" in direct("watch", "ocs1", "--count", "1")
     timer.join()
     direct.device.fault(report="A EQPT: 1.1.1: mirror stuck")  # cleared
     timer = later(lambda: report("fan failed"))
@@ -137,13 +137,13 @@ def test_direct_alarms_and_watch_listen_to_the_devices(direct: DirectOcs) -> Non
 
 def test_alarms_that_stand_are_told_apart_from_those_that_have_gone(direct: DirectOcs) -> None:
     direct.device.fault(fail_ports=[9])
-    rows = json.loads(direct("alarms", "ocs1", "--json"))
+    rows = json.loads(direct("show", "--alarms", "ocs1", "--json"))
     assert [row["standing"] for row in rows if "mirror stuck" in row["words"]] == [True]
-    shown = direct("alarms", "ocs1")
+    shown = direct("show", "--alarms", "ocs1")
     assert "standing" in shown
     assert "yes" in shown
-    found = json.loads(direct("list", "--json"))
-    assert [row["standing_alarms"] for row in found] == [1, None]
+    found, _ = json.JSONDecoder().raw_decode(direct("show", "--json", code=1))
+    assert [row["standing_alarms"] for row in found.values()] == [1, None]
 
 
 def test_a_map_file_that_is_not_there_is_wrong_input(direct: DirectOcs, tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ def test_a_channel_is_connected_and_nothing_else_moves(
     assert shown.splitlines() == [
         "wss1 - 2>3@193.150",
         "wss1 + 2>4@193.150",
-        "link goes: server2.nic0:server4.nic0",
+        "link down: server2.nic0:server4.nic0",
     ]
     assert "committed" in ocs("connect", "wss1", "server2.nic0:4@193.150-2dB", "--one-way")
     assert json.loads(ocs("show", "wss1", "--json"))["wss1"]["map"] == [
@@ -78,8 +78,8 @@ def test_one_channel_of_a_port_is_freed_or_locked(ocs: OcsCommand) -> None:
         "2>3@193.150",
         "3>2@193.150",
     ]
-    ocs("unlock", "wss1.3@193.150")
-    assert "2>3@193.150" in ocs("power", "wss1.2@193.150")
+    ocs("lock", "--release", "wss1.3@193.150")
+    assert "2>3@193.150" in ocs("show", "--power", "wss1.2@193.150")
 
 
 def test_maps_of_both_kinds_are_in_one_file(ocs: OcsCommand, tmp_path: Path) -> None:
@@ -107,7 +107,7 @@ def test_maps_of_both_kinds_are_in_one_file(ocs: OcsCommand, tmp_path: Path) -> 
         (("connect", "ocs1", "1:2@193.100"), "ocs1 is a circuit switch, which passes all light"),
         (("disconnect", "ocs1", "1@193.100"), "expected 1"),
         (("lock", "wss1.9@193.100", "--why", "x"), "wss1 has ports 1–4, not 9"),
-        (("connect", "star", "1:2@193.100"), "no optical switch called 'star'"),
+        (("connect", "star", "1:2@193.100"), "'star' is neither a pair A:B nor an OCS"),
     ],
 )
 def test_an_entry_of_the_wrong_kind_is_bad_input(

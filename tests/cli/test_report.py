@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from patchlight.cli.main import cli
-from patchlight.cli.report import Period, as_page
+from patchlight.cli.report import Period, as_page, headline, time_with_data
 from patchlight.controller.policies.topology import regroup
 from patchlight.testbed.errors import BadInput
 from tests.support.change_bench import JOBS
@@ -67,7 +67,8 @@ def period(**more: object) -> Period:
     event = {"at": 120.0, "number": 1, "kind": "alarm", "ocs": "o1", "words": HOSTILE}
     fields = {"jobs": [job], "changes": [change], "events": [event]}
     samples = {"width_s": 10, "lab": [], "jobs": {}}
-    return Period("lab", 90.0, 200.0, **{**fields, "samples": samples, **more})  # type: ignore[arg-type]
+    whole = {"since": 90.0, "until": 200.0, **fields, "samples": samples, **more}
+    return Period("lab", **whole)  # type: ignore[arg-type]
 
 
 def check_loads_nothing(html: str) -> Page:
@@ -83,13 +84,26 @@ def test_what_users_and_devices_say_is_text() -> None:
     assert page.text.count("</td></svg><script src='//x.example'>") >= 5
     assert "\x1b" not in page.text
     assert "1 kWh" in page.text
-    assert "25ms" in page.text
+    assert "25 ms" in page.text
 
 
 def test_a_period_in_which_nothing_happened_is_a_page_too() -> None:
     page = check_loads_nothing(as_page(period(jobs=[], changes=[], events=[])))
-    for words in ("No job waited or ran", "No circuit was changed", "no samples of GPUs"):
+    for words in ("No job waited or ran", "No circuit was changed", "No GPU samples"):
         assert words in page.text
+
+
+def test_plots_show_the_time_that_has_records_and_events_are_short() -> None:
+    told = period(since=0.0, until=1e6)
+    assert time_with_data(told) == (100.0, 150.0)
+    assert time_with_data(period(jobs=[], changes=[], events=[])) == (90.0, 200.0)
+    assert headline(told) == (
+        "1 job (1 failed); 1 committed change of circuits, 500 ms each (median)."
+    )
+    ports = {f"p{number}": number for number in range(20)}
+    event = {"at": 120.0, "number": 1, "kind": "up", "ports": ports, "at_switch": {"a": [1, 2]}}
+    text = check_loads_nothing(as_page(period(events=[event]))).text
+    assert "ports: 20 entries; at switch: a 1, 2" in text
 
 
 def test_what_is_no_time_is_refused(tmp_path: Path) -> None:
@@ -110,12 +124,13 @@ async def test_a_lab_at_work_is_reported(tmp_path: Path) -> None:
         report = JobCommand(lab.address, "report")
         output = tmp_path / "report.html"
         said = await report("--since", "1h", "--output", str(output))
-        assert f"wrote {output}: 1 jobs, 1 changes of circuits" in " ".join(said.split())
+        assert f"wrote {output}: 1 job, 1 change, " in " ".join(said.split())
+        assert re.search(r"1 job \(1 running\); GPUs \d+ % busy on average; 1 committed", said)
         page = check_loads_nothing(output.read_text())
-        for words in (JOB, "why not: done", "committed", "busy share of GPUs"):
+        for words in (JOB, "why not: done", "committed", "GPU utilisation (%)"):
             assert words in page.text
         assert change.state == "committed"
-        assert "no samples" not in page.text
+        assert "samples." not in page.text
         unwritable = str(tmp_path / "nowhere" / "r.html")
         assert "cannot write the report" in await report("--output", unwritable, code=1)
 

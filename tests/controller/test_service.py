@@ -290,7 +290,7 @@ def test_status_and_lists_print_and_are_json(lasting: ControllerProcess) -> None
     assert "t1" in command(lasting, "controller", "status").output
     answer = json.loads(command(lasting, "controller", "status", "--json").output)
     assert answer["lab"] == "dry"
-    assert "calient" not in command(lasting, "ocs", "list").output
+    assert "calient" not in command(lasting, "ocs", "show").output
     assert json.loads(command(lasting, "ocs", "show", "--json").output)["o1"]["map"]
     assert json.loads(command(lasting, "job", "list", "--json").output) == []
 

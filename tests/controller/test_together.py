@@ -87,20 +87,20 @@ async def test_what_cannot_be_brought_together(bench: ChangeBench) -> None:
 def test_over_the_api_and_the_command(controller: ControllerProcess) -> None:
     client, ocs = controller.client, OcsCommand(["--controller", controller.api])
     assert [node["switch"] for node in client.topology()["nodes"]] == ["t1", "t2"]
-    assert "link comes: b.n1:t1.2" in ocs("together", "a", "b", "--dry-run")
+    assert "link up: b.n1:t1.2" in ocs("colocate", "a", "b", "--dry-run")
     assert [node["switch"] for node in client.topology()["nodes"]] == ["t1", "t2"]
-    assert "committed" in ocs("together", "a", "b")
+    assert "committed" in ocs("colocate", "a", "b")
     assert [node["switch"] for node in client.topology()["nodes"]] == ["t1", "t1"]
     assert "SwitchName=t1 Nodes=a,b\n" in client.topology_file("slurm-conf")
     assert "brings together a, b" in ocs("history")
-    assert "nothing to change" in ocs("together", "a", "b", "--dry-run")
+    assert "nothing to change" in ocs("colocate", "a", "b", "--dry-run")
     with pytest.raises(BadInput, match="format"):
         client.topology_file("toml")
-    assert "no host called" in ocs("together", "c", code=2)
+    assert "no host called" in ocs("colocate", "c", code=2)
 
 
 def topology_command(controller: ControllerProcess, file: Path) -> list[str]:
-    words = ["lab", "topology", "--controller", controller.api, "--format", "slurm"]
+    words = ["lab", "show", "--controller", controller.api, "--format", "slurm"]
     return [*words, "--output", str(file)]
 
 
@@ -118,7 +118,7 @@ def test_a_file_is_replaced_only_where_the_topology_differs(tmp_path: Path) -> N
         assert (run().stdout, file.stat()) == ("", first)
         file.chmod(0o640)
         ocs = OcsCommand(["--controller", controller.api])
-        ocs("together", "a", "b")
+        ocs("colocate", "a", "b")
         assert "wrote" in run().stdout
         assert (tmp_path / "link").is_symlink()
         assert (file.stat().st_mode & 0o777, b"a,b" in file.read_bytes()) == (0o640, True)
@@ -139,7 +139,7 @@ def test_a_file_follows_the_light(tmp_path: Path) -> None:
             try:
                 wait_until(file.exists, "the topology to be written")
                 ocs("connect", "o1", "13-14")  # no node is lit otherwise
-                ocs("together", "a", "b")
+                ocs("colocate", "a", "b")
                 wait_until(lambda: "a,b" in file.read_text(), "the topology to follow")
                 assert follower.stdout is not None  # a line follows each write at once
                 said = [follower.stdout.readline() for _ in range(2)]

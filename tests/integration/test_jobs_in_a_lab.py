@@ -313,7 +313,7 @@ def test_a_circuit_in_use_is_broken_only_when_somebody_agrees_and_its_job_goes_o
     move = ("connect", "ocs1", f"server1.nic0:{free}")
 
     refused = ocs(*move, text="n\n", code=1)
-    assert f"in use by job {four['id']}, which pauses meanwhile" in refused
+    assert f"in use by job {four['id']}, which pauses" in refused
     assert two["id"] not in refused, "the other job rides on other ports"
     assert f"ocs1 + 1>{free}" in refused
     assert "nothing was changed" in refused

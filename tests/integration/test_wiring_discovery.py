@@ -47,7 +47,7 @@ def test_two_swapped_fibres_are_found_and_the_lab_file_is_put_right(
 ) -> None:
     before = lab.maps()
     corrected = tmp_path / "corrected.yaml"
-    code, printed = _discover("--listen", "700ms", "--json", "--output", str(corrected))
+    code, printed = _discover("--for", "700ms", "--json", "--output", str(corrected))
     assert code == 1, printed
     wiring = json.loads(printed)["wiring"]
     assert wiring["differences"] == [
@@ -78,9 +78,7 @@ def test_beside_a_job_only_free_ports_are_looked_at_and_a_silent_server_is_not_t
         agent = agent_of(lab, "server3")
         agent.end()
         # A server's NIC that a silent agent has, a port of a switch, and one that is not plugged.
-        code, said = _discover(
-            "--listen", "500ms", "--ports", "ocs1.5,ocs1.11-13,ocs1.19", "--json"
-        )
+        code, said = _discover("--for", "500ms", "--ports", "ocs1.5,ocs1.11-13,ocs1.19", "--json")
         agent.start()
         until_agent_answers(lab, "server3")
         wiring = json.loads(said)["wiring"]

@@ -15,6 +15,8 @@ from types import CodeType, FrameType
 import click
 import networkx as nx
 
+from patchlight.console.shared import SharedOption
+
 ROOT = Path(__file__).resolve().parents[2]
 
 _LOWER = {"patchlight.testbed"}
@@ -322,19 +324,27 @@ def words(path: Path) -> int:
 
 
 def commands_and_options(group: click.Group) -> tuple[int, int]:
-    """How many commands a group has below it, and how many options they have in all."""
-    context = click.Context(group)
-    commands = options = 0
-    for name in group.list_commands(context):
-        command = group.get_command(context, name)
-        assert command is not None, name
-        if isinstance(command, click.Group):
-            below = commands_and_options(command)
-            commands, options = commands + below[0], options + below[1]
-        else:
+    """How many commands a group has below it, and how many options they have in all.
+
+    An option that a group describes for all of its commands counts once.
+    """
+    commands, own, shared = 0, 0, set[tuple[str, str]]()
+    groups = [group]
+    while groups:
+        context = click.Context(above := groups.pop())
+        for name in above.list_commands(context):
+            command = above.get_command(context, name)
+            assert command is not None, name
+            if isinstance(command, click.Group):
+                groups.append(command)
+                continue
             commands += 1
-            options += sum(isinstance(each, click.Option) for each in command.params)
-    return commands, options
+            for option in command.params:
+                if isinstance(option, SharedOption) and option.of is not None:
+                    shared.add((option.of, option.opts[-1]))
+                else:
+                    own += isinstance(option, click.Option)
+    return commands, own + len(shared)
 
 
 def start_s(*arguments: str) -> float:

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from patchlight.controller.policies.contract import JobView
 from patchlight.controller.prediction.network import Training
-from patchlight.emulation.simulator import results
+from patchlight.emulation.simulator import figures, results
 from patchlight.emulation.simulator.cluster import NetworkCluster, QueueJob, simulate
 from patchlight.emulation.simulator.cluster.networkcluster import Usage
 from patchlight.emulation.simulator.cluster.results import summary_of
@@ -116,7 +116,7 @@ def _figure(place: str, value: Any) -> float | str:
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if not number or not 0 <= value < math.inf:
         raise BadInput(
-            f"{place}: {value!r}: expected a number, 0 or more, or a dash and why there is none"
+            f"{place}: {value!r}: expected a number, 0 or more, or a dash and the reason"
         )
     return float(value)
 
@@ -172,7 +172,7 @@ class ArchitectureOptions:
 def run_experiment(
     options: ArchitectureOptions, tell: Callable[[int, int], None]
 ) -> dict[str, Any]:
-    """What ``result.json`` holds; ``tell`` hears (done, in all). ``BadInput`` for unlike sizes."""
+    """What ``result.json`` holds; ``tell`` gets (done, in all). ``BadInput`` for unlike sizes."""
     networks = [network_of(spec) for spec in options.networks]
     if len({network.nodes for network in networks}) > 1:
         sizes = ", ".join(f"{network.spec}: {network.nodes}" for network in networks)
@@ -250,29 +250,28 @@ def write_report(result: dict[str, Any], output: Path) -> list[Path]:
 
 
 def architectures_figure(result: dict[str, Any]) -> Figure:
-    """A row for each network; shorter bars are better in all three panels."""
+    """A row for each network; shorter bars are better. Power and cost only where all is known."""
     networks: dict[str, dict[str, Any]] = result["networks"]
-    figure = Figure(figsize=(11, 1.5 + 0.35 * len(networks)), layout="constrained")
-    panels = (
-        ("iteration_to_ideal", "iteration time / ideal switch", 1.0, "#2171b5"),
-        ("power_w", "power (kW)", 1e3, "#e6550d"),
-        ("cost_usd", "cost (k$)", 1e3, "#31a354"),
-    )
-    names = list(networks)
-    for axis, (key, label, unit, colour) in zip(
-        figure.subplots(1, 3, sharey=True), panels, strict=True
-    ):
-        values = [networks[name][key] for name in names]
-        bars = axis.barh(names, [(value or 0.0) / unit for value in values], color=colour)
-        unknown = [networks[name].get(key.split("_")[0] + "_unknown") for name in names]
-        labels = [
-            "–" if value is None else f"{'≥ ' if parts else ''}{value / unit:.3g}"
-            for value, parts in zip(values, unknown, strict=True)
-        ]
-        axis.bar_label(bars, labels, padding=3, fontsize=8)
+    panels = {"iteration_to_ideal": ("iteration time / ideal switch", 1.0)}
+    for key, label in (("power_w", "power (kW)"), ("cost_usd", "cost (1,000 $)")):
+        if any(_complete(row, key) is not None for row in networks.values()):
+            panels[key] = label, 1e3
+    figure = figures.new(0.7 + 0.2 * len(networks))
+    axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
+    for axis, (number, (key, (label, unit))) in zip(axes, enumerate(panels.items()), strict=True):
+        values = [_complete(row, key) for row in networks.values()]
+        widths = [(value or 0.0) / unit for value in values]
+        bars = axis.barh(list(networks), widths, color=figures.COLOURS[number])
+        labels = ["unknown" if value is None else f"{value / unit:.2f}" for value in values]
+        axis.bar_label(bars, labels, padding=2)
         axis.set_xlabel(label)
         axis.margins(x=0.2)
-        axis.spines[["top", "right"]].set_visible(False)
-    axis.invert_yaxis()
-    figure.suptitle(f"{result['jobs']} jobs on {result['nodes']} nodes, {result['placement']}")
+        axis.grid(visible=False)
+    axes[0].invert_yaxis()
     return figure
+
+
+def _complete(row: Mapping[str, Any], key: str) -> float | None:
+    """A figure of a network; ``None`` where it is a lower bound, as parts of it are unknown."""
+    value: float | None = row[key]
+    return None if row.get(key.split("_")[0] + "_unknown") else value

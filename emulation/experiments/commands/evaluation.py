@@ -248,7 +248,7 @@ def evaluate(
     _refuse(("lab",), "is for jobs of a --trace: without one partition policies run PAC-ML's")
     counted = range(first_seed, first_seed + seeds)
     folder = results_folder(output, "evaluate")
-    with out.progress_bar("episodes", out.console(stderr=as_json)) as tell:
+    with out.progress_bar("%", out.console(stderr=as_json)) as tell:
         found = of_partition(names, counted, processes or 0, tell=tell, **of_partitions)
     written, *_ = write_report(found.result, folder)
     figures = found.rows

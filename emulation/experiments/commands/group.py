@@ -17,7 +17,7 @@ from patchlight.console import rendering as out
 from patchlight.console.commands import lab_option, only_some_finished, require_root
 from patchlight.console.options import results_option
 from patchlight.emulation.experiments.commands.oddl import by_commas, oddl
-from patchlight.emulation.experiments.commands.pac_ml import episode_options, number, pac_ml_load
+from patchlight.emulation.experiments.commands.pac_ml import episode_options, number
 from patchlight.testbed.jobs import JobStatus
 
 
@@ -143,14 +143,13 @@ _NAMES: dict[str, Any] = {"callback": by_commas(str), "metavar": "NAMES"}
 @click.option(
     "--seeds", type=click.IntRange(min=1), help="Episodes of each kind.  [default: 10; quick: 3]"
 )
-@click.option("--quick", is_flag=True, help="Fewer seeds, and a roll-out that looks ahead less.")
+@click.option("--quick", is_flag=True, help="Fewer seeds and laws; the roll-out looks less ahead.")
 @episode_options
 @click.option(
     "--laws",
     **_NAMES,
-    default="A,B,C,D",
     help="Laws of jobs' requirements: A to D, or like uniform:0.2:0.6, skewed:-2, "
-    "values:0.25/0.5/1.",
+    "values:0.25/0.5/1.  [default: A,B,C,D; quick: A,D]",
 )
 @click.option(
     "--rules",
@@ -185,6 +184,7 @@ def pac_ml(
     arrivals: str | None,
     mix: str | None,
     milliseconds: bool,
+    laws: tuple[str, ...] | None,
     **chosen: Any,
 ) -> None:
     """How far to partition jobs that have to be done in time, on 32 servers of RAMP.
@@ -194,13 +194,17 @@ def pac_ml(
     (see docs/results/pac-ml.md). Simulated; needs no root.
     """
     # Not above: importing NumPy takes longer than --help should.
-    from patchlight.emulation.experiments.commands.pac_ml import print_tables
+    from patchlight.emulation.experiments.commands.pac_ml import print_first_look, print_tables
     from patchlight.emulation.experiments.pac_ml import results, run
     from patchlight.emulation.experiments.pac_ml.variation import Variation
     from patchlight.emulation.simulator.executors import Engine
+    from patchlight.emulation.simulator.ramp.workloads import LAW_NAMES
     from patchlight.emulation.simulator.results import results_folder
 
+    if laws is None:
+        laws = run.QUICK_LAWS if chosen["quick"] else LAW_NAMES
     options = run.PacMlOptions(
+        laws=laws,
         engine=Engine(engine, processes or 0, address),
         variation=replace(
             Variation.parse(arrivals=arrivals, mix=mix, milliseconds=milliseconds),
@@ -212,15 +216,15 @@ def pac_ml(
     options.variation.check_models(run.find_profiles(options.profiles).graphs)
     folder = results_folder(output, "pac-ml")
     terminal = out.console()
-    with out.progress_bar("episodes", terminal) as tell:
-        result = run.run_experiment(options, out.say, tell)
+    with out.progress_bar("%", terminal) as tell:
+        result = run.run_experiment(options, out.say, tell, print_first_look)
     files = results.write_report(result, folder)
     print_tables(result)
     for words in results.faults_of(result):
         out.say(words, meaning="caution")
     if not result["comparable"]:
         out.say(
-            "No published figures stand beside: they are for PipeDream's profiles "
+            "Published figures are not shown: they are for PipeDream's profiles "
             "(patchlight graph fetch pipedream --help), with the paper's arrivals and models."
         )
     out.say_written(files, folder)
@@ -230,14 +234,13 @@ def pac_ml(
 
 
 experiment.add_command(oddl)
-experiment.add_command(pac_ml_load)
 
 
 def print_ofc2022(result: dict[str, Any]) -> None:
     """The paper's figures beside the measured ones."""
     from patchlight.emulation.experiments.ofc2022.report import COLUMNS, rows_of, too_busy
 
-    title = "OFC 2022: static network → rewired with light"
+    title = "OFC 2022: static network → rewired network"
     if percent := result["mismatch_percent"]:
         title += f", second job computing {percent:g} % longer"
     case, job, paper, measured, difference = COLUMNS
@@ -252,6 +255,7 @@ def print_ofc2022(result: dict[str, Any]) -> None:
         previous = row[0]
         table.add_row(*row)
     table.print()
+    out.console().print(result["headline"], highlight=False)
     if busy := too_busy(result):
         out.say(busy, meaning="caution")
 

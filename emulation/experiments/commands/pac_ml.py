@@ -1,19 +1,16 @@
-"""The options and tables of PAC-ML's episodes, and ``patchlight experiment pac-ml-load``."""
+"""The options and tables of PAC-ML's episodes."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import click
 
 from patchlight.console import rendering as out
-from patchlight.console.commands import only_some_finished
-from patchlight.console.options import Command, profiles_option, results_option
+from patchlight.console.options import Command, profiles_option
 from patchlight.emulation.experiments import paper
 from patchlight.emulation.experiments.pac_ml import CONSTANTS, policies_in
-from patchlight.testbed.errors import BadInput
 
 _NOTHING = "–"
 
@@ -64,6 +61,17 @@ def episode_options(command: Command) -> Command:
     return command
 
 
+def print_first_look(cells: Mapping[Any, Mapping[str, Any]]) -> None:
+    """The blocking rates of the first seed, while the others still run."""
+    columns = [number(f"{rule.removeprefix('ramp-')} {law}") for rule, law in cells]
+    table = out.Table("policy", *columns, title="First look: blocking rate (%) with one seed")
+    for name in policies_in({cell: {"policies": found} for cell, found in cells.items()}):
+        there = [found.get(name) for found in cells.values()]
+        rates = [_percent(each.blocking_rate, None) if each else _NOTHING for each in there]
+        table.add_row(_short(name), *rates)
+    table.print()
+
+
 def print_tables(result: dict[str, Any]) -> None:
     """For each placement rule its tables; last the lowest rates beside the published ones."""
     for rule, laws in result["rules"].items():
@@ -72,7 +80,6 @@ def print_tables(result: dict[str, Any]) -> None:
         _print_blocking(result, rule, laws, beside)
         _print_less_constant(rule, laws)
         print_less_maximum(rule, laws, beside)
-        _print_work(rule, laws, beside)
     if rows := rows_beside_published(result):
         title = f"Lowest rates beside PAC-ML's best checkpoint, {paper.RULE}"
         table = out.Table("", "published", "measured", "policy", "difference", title=title)
@@ -97,10 +104,11 @@ def rows_beside_published(result: dict[str, Any]) -> list[tuple[str, ...]]:
 
 def _print_blocking(result: dict[str, Any], rule: str, laws: dict[str, Any], beside: bool) -> None:
     instance = result["law_instance"]
-    drawn = "laws made anew for each" if instance is None else f"instance {instance} of the laws"
+    drawn = "new laws in each" if instance is None else f"instance {instance} of the laws"
     count = len(result["seeds"])
+    seeds = "seed" if count == 1 else "seeds"
     other = "".join(f", {what} {text}" for what, text in result["varied"].items())
-    title = f"Blocking rate (%), {rule}, {count} seeds, {drawn}{other}, mean ± 95 %"
+    title = f"Blocking rate (%), {rule}, {count} {seeds}, {drawn}{other}, mean ± 95 %"
     names = policies_in(laws)
     faults = dict.fromkeys(names, 0)
     for cell in laws.values():
@@ -210,29 +218,6 @@ def print_less_maximum(rule: str, laws: dict[str, Any], beside: bool) -> None:
         out.say(f"The paper: up to {100 * paper.LESS_MAXIMUM:.1f} %", meaning="quiet")
 
 
-def _print_work(rule: str, laws: dict[str, Any], beside: bool) -> None:
-    columns = [c for law in laws for c in (number(f"{law}: JCT"), number("MB/s"))]
-    title = f"Mean completion time (s), demand throughput (MB/s), {rule}"
-    table = out.Table("policy", *columns, number("decisions/s", wide=True), title=title)
-    for name in policies_in(laws):
-        there = [cell["policies"].get(name, {}) for cell in laws.values()]
-        cells = [
-            text
-            for figures in there
-            for text in _work(figures.get("jct_mean_s"), figures.get("throughput_bytes_per_s"))
-        ]
-        speeds = [figures.get("decisions_per_s") or 0.0 for figures in there if figures]
-        table.add_row(_short(name), *cells, f"{sum(speeds) / len(speeds):,.0f}")
-    if beside:
-        table.end_section()
-        for name, times in paper.JCT_S.items():
-            rates = paper.THROUGHPUT_BYTES_PER_S.get(name, {})
-            cells = [text for law in laws for text in _work(times.get(law), rates.get(law))]
-            quiet = [out.Coloured(text, "quiet") for text in cells]
-            table.add_row(out.Coloured(f"{name} (published)", "quiet"), *quiet, "")
-    table.print()
-
-
 def number(heading: str, *, wide: bool = False) -> out.Column:
     """A column of numbers."""
     return out.Column(heading, wide=wide, whole=True, right=True)
@@ -253,66 +238,3 @@ def _percent(mean: float | None, half_width: float | None, signed: bool = False)
 
 def _published(rate: paper.Published | None) -> out.Cell:
     return "" if rate is None else out.Coloured(f"({100 * rate.blocking_rate:.2f})", "quiet")
-
-
-def _work(jct_s: float | None, bytes_per_s: float | None) -> tuple[str, str]:
-    moved = "" if bytes_per_s is None else f"{bytes_per_s / 1e6:.2f}"
-    return "" if jct_s is None else f"{jct_s:.0f}", moved
-
-
-@click.command("pac-ml-load")
-@click.argument("names", metavar="POLICY…", nargs=-1, required=True)
-@click.option(
-    "--intervals",
-    default="800,900,1000,1150,1300,1500",
-    metavar="SECONDS,…",
-    help="Between two jobs.",
-)
-@click.option("--poisson", is_flag=True, help="Jobs come at random, so far apart in the mean.")
-@click.option("--law", default="A", help="Law of jobs' requirements.")
-@click.option("--rule", default="ramp-first-fit", help="How operations are placed: or ramp-block.")
-@click.option("--mix", metavar="MODEL=SHARE,…", help="Which models.  [default: all alike]")
-@click.option("--seeds", type=click.IntRange(min=1), default=10, help="Episodes of each kind.")
-@click.option("--first-seed", type=click.IntRange(min=0), default=0, help="Seeds count from it.")
-@profiles_option
-@click.option("--processes", type=click.IntRange(min=1), help="At a time.  [default: the cores]")
-@results_option("results/pac-ml-load-<time>")
-def pac_ml_load(
-    names: tuple[str, ...], processes: int | None, output: Path | None, **chosen: Any
-) -> None:
-    """How many jobs policies block on PAC-ML's cluster when they come more or less often.
-
-    An episode has 1,001 jobs at every load. Prints a table, and writes a plot and result.json.
-    """
-    from patchlight.emulation.experiments.pac_ml import load
-    from patchlight.emulation.simulator.executors import Engine
-    from patchlight.emulation.simulator.results import results_folder
-
-    try:
-        intervals_s = [float(each) for each in chosen.pop("intervals").split(",")]
-    except ValueError:
-        raise BadInput("--intervals are seconds joined by commas, like 800,1000,1300") from None
-    folder = results_folder(output, "pac-ml-load")
-    options = load.LoadOptions(
-        names, tuple(intervals_s), engine=Engine("processes", processes or 0), **chosen
-    )
-    with out.progress_bar("episodes", out.console()) as tell:
-        result = load.run_loads(options, tell)
-    files = load.write_loads(result, folder)
-    _table(result).print()
-    out.say_written(files, folder)
-    if result["interrupted"]:
-        finished, wanted = result["loads_finished"], len(intervals_s)
-        only_some_finished(finished, wanted, "loads")
-
-
-def _table(result: dict[str, Any]) -> out.Table:
-    kind = "in the mean" if result["poisson"] else "apart"
-    title = f"Blocking rate (%), law {result['law']}, {result['rule']}, jobs SECONDS {kind}"
-    columns = [number(f"{each['interval_s']:g}") for each in result["loads"]]
-    table = out.Table("policy", *columns, title=title)
-    for name in result["policies"]:
-        rates = [each["policies"][name] for each in result["loads"]]
-        cells = [_percent(each["blocking_rate"], each["ci95"]) for each in rates]
-        table.add_row(_short(name), *cells)
-    return table

@@ -1,1 +1,1 @@
-"""ODDL (W. Li et al., 2024) in flows beside a fat-tree, SiP-Ring and an ideal switch."""
+"""ODDL (W. Li et al., 2024) in flows, compared with a fat-tree, SiP-Ring and an ideal switch."""

@@ -1,4 +1,4 @@
-"""Under which conditions an iteration is timed: the model, where the job is, and beside whom."""
+"""The conditions of a timed iteration: the model, where the job runs, and its neighbours."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

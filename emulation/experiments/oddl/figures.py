@@ -1,12 +1,15 @@
 """The plots of ODDL, in flows and in packets."""
 
+import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from patchlight.emulation.simulator import results
+from patchlight.emulation.simulator import figures, results
 
 LABELS = {
     "fat_tree": "fat-tree 1:1",
@@ -14,88 +17,100 @@ LABELS = {
     "sip_ring": "SiP-Ring",
     "ideal": "ideal switch",
 }
-COLOURS = {
-    "fat_tree": "#2171b5",
-    "fat_tree_2_1": "#08306b",
-    "sip_ring": "#e6550d",
-    "ideal": "#737373",
-}
+_LOOKS = {name: figures.look(number) for number, name in enumerate(LABELS)}
 _TAKES_PART = ("fat_tree", "fat_tree_2_1", "sip_ring")
+_TICKS = (1, 1.5, 2, 3, 5, 10, 20, 50, 100)
 
 
 def write_report(result: dict[str, Any], output: Path) -> list[Path]:
     """Write ``result.json`` and the plots into ``output``; the files."""
-    plots = {
-        "speedups": lambda: speedups_figure(result),
-        "decomposition": lambda: decomposition_figure(result),
-        "f-and-c": lambda: plane_figure(result),
-    }
+    plots = {"speedups": lambda: speedups_figure(result), "f-and-c": lambda: plane_figure(result)}
+    if decomposed := _decomposed(result):
+        plots["decomposition"] = lambda: decomposition_figure(decomposed)
     return results.write_report(result, output, plots)
 
 
 def speedups_figure(result: dict[str, Any]) -> Figure:
-    """A panel for each model: how many times as fast as on the other networks, over nodes."""
+    """A panel for each model: ODDL's speedup over the other networks, by the job's size."""
     speedups = result["speedups"]
-    figure = Figure(figsize=(3.2 * len(speedups), 3.4), layout="constrained")
-    axes = np.atleast_1d(figure.subplots(1, len(speedups), sharey=True))
-    for axis, (model, by_nodes) in zip(axes, speedups.items(), strict=True):
+    rows, columns = math.ceil(len(speedups) / 3), min(3, len(speedups))
+    figure = figures.new(0.6 + 1.9 * rows)
+    axes = list(figure.subplots(rows, columns, sharey=True, squeeze=False).flat)
+    for axis in axes[len(speedups) :]:
+        axis.remove()
+    most = 1.0
+    for axis, (model, by_nodes) in zip(axes, speedups.items(), strict=False):
         nodes = [int(each) for each in by_nodes]
         for name, label in LABELS.items():
             values = [row[name] for row in by_nodes.values()]
             ranges = np.array([row[name] for row in result["speedup_ranges"][model].values()]).T
-            axis.plot(nodes, values, "o-", color=COLOURS[name], label=label, markersize=4)
-            axis.fill_between(nodes, *ranges, color=COLOURS[name], alpha=0.15, linewidth=0)
+            axis.plot(nodes, values, marker="o", label=f"over {label}", **_LOOKS[name])
+            axis.fill_between(nodes, *ranges, color=_LOOKS[name]["color"], alpha=0.2, linewidth=0)
+            most = max(most, ranges.max())
         for published, row in result["paper"].get(model, {}).items():
             for name, value in row.items() if published in by_nodes else ():
-                axis.plot(int(published), value, "*", color=COLOURS[name], markersize=13)
+                look = {"color": _LOOKS[name]["color"], "markersize": 9, "linestyle": ""}
+                label = f"paper, over {LABELS[name]}"
+                axis.plot(int(published), value, marker="*", label=label, **look)
+                most = max(most, value)
         axis.set_xscale("log", base=2)
-        axis.set_yscale("log")
         axis.set_xticks(nodes, [str(each) for each in nodes])
-        axis.set_yticks([1, 2, 5, 10, 20], ["1", "2", "5", "10", "20"])
-        axis.minorticks_off()
         axis.set_title(model)
         axis.set_xlabel("nodes of the job")
-        axis.grid(alpha=0.3)
-    axes[0].set_ylabel("speedup of ODDL")
-    axes[0].legend(fontsize=8, title="over (★ paper)", title_fontsize=8)
+    _log_ticks(axes[0], 0.95, 1.1 * most)
+    for axis in axes[::columns]:
+        axis.set_ylabel("speedup of ODDL")
+    figures.legend(figure)
     return figure
 
 
-def decomposition_figure(result: dict[str, Any]) -> Figure:
-    """The speedup with one thing after the other put in, of the largest jobs."""
+def _log_ticks(axis: Axes, least: float, most: float) -> None:
+    axis.set_yscale("log")
+    ticks = [each for each in _TICKS if each < most]
+    axis.set_yticks(ticks, [f"{each:g}" for each in ticks])
+    axis.minorticks_off()
+    axis.set_ylim(least, most)
+
+
+def _decomposed(result: dict[str, Any]) -> list[tuple[str, list[dict[str, Any]]]]:
+    """Of the largest jobs the steps that change the speedup, where any does, and their titles."""
     model = result["scenarios_model"]
-    by_nodes = result["decomposition"][model]
-    sizes = list(by_nodes)[-3:]
-    shape = len(sizes), len(_TAKES_PART)
-    figure = Figure(figsize=(12, 1 + 2.2 * len(sizes)), layout="constrained")
-    axes = np.atleast_2d(figure.subplots(*shape))
-    for row, nodes in zip(axes, sizes, strict=True):
-        for axis, name in zip(row, _TAKES_PART, strict=True):
-            steps = by_nodes[nodes][name]
-            ends = [each["speedup"] for each in steps]
-            begins = [1.0, *ends[:-1]]
-            places = np.arange(len(steps))
-            grows = [end >= begin for begin, end in zip(begins, ends, strict=True)]
-            colours = ["#31a354" if each else "#de2d26" for each in grows]
-            widths = [end - begin for begin, end in zip(begins, ends, strict=True)]
-            axis.barh(places, widths, left=begins, color=colours)
-            for place, each, begin in zip(places, steps, begins, strict=True):
-                at = max(begin, each["speedup"])
-                axis.annotate(
-                    f"× {each['factor']:.2f} → {each['speedup']:.2f}",
-                    (at, place),
-                    xytext=(4, 0),
-                    textcoords="offset points",
-                    va="center",
-                    fontsize=7,
-                )
-            axis.axvline(1, color="black", linewidth=0.8)
-            axis.set_yticks(places, [each["step"] for each in steps], fontsize=8)
-            axis.set_xlim(min(0.9, *ends), 1 + 1.5 * max(0.5, *(each - 1 for each in ends)))
-            axis.invert_yaxis()
-            axis.set_title(f"{model}, {nodes} nodes, over {LABELS[name]}", fontsize=9)
-            axis.spines[["top", "right"]].set_visible(False)
-    figure.supxlabel("speedup of ODDL, with what stands at the left and above it", fontsize=9)
+    found = []
+    for nodes, by_network in list(result["decomposition"][model].items())[-3:]:
+        for name in _TAKES_PART:
+            steps = [step for step in by_network[name] if abs(step["factor"] - 1) >= _LEAST_CHANGE]
+            if steps:
+                found.append((f"{model}, {nodes} nodes, over {LABELS[name]}", steps))
+    return found
+
+
+_LEAST_CHANGE = 0.005
+
+
+def decomposition_figure(decomposed: Sequence[tuple[str, list[dict[str, Any]]]]) -> Figure:
+    """The speedup with one thing after the other put in; steps that change it by 0.5 % or more."""
+    rows, columns = math.ceil(len(decomposed) / 2), min(2, len(decomposed))
+    figure = figures.new(0.4 + 1.4 * rows)
+    axes = list(figure.subplots(rows, columns, squeeze=False).flat)
+    for axis in axes[len(decomposed) :]:
+        axis.remove()
+    for axis, (title, steps) in zip(axes, decomposed, strict=False):
+        ends = [each["speedup"] for each in steps]
+        begins = [end / each["factor"] for end, each in zip(ends, steps, strict=True)]
+        widths = [end - begin for begin, end in zip(begins, ends, strict=True)]
+        colours = [figures.GREEN if each > 0 else figures.VERMILION for each in widths]
+        bars = axis.barh([each["step"] for each in steps], widths, left=begins, color=colours)
+        for bar, begin, each in zip(bars, begins, steps, strict=True):
+            middle = bar.get_y() + bar.get_height() / 2
+            words = f" × {each['factor']:.2f} = {each['speedup']:.2f}"
+            axis.text(max(begin, each["speedup"]), middle, words, va="center")
+        axis.axvline(1, color="black", linewidth=0.8)
+        most = max(*ends, *begins)
+        axis.set_xlim(min(0.9, *ends), 1 + 1.5 * max(0.5, most - 1))
+        axis.invert_yaxis()
+        axis.grid(visible=False)
+        axis.set_title(title)
+    figure.supxlabel("speedup of ODDL, cumulative from top to bottom", fontsize=8)
     return figure
 
 
@@ -104,44 +119,39 @@ def plane_figure(result: dict[str, Any]) -> Figure:
     scenarios = result["scenarios"]
     model = result["scenarios_model"]
     compute_s = result["models"][model]["compute_s"]
-    most_f = 1.5 * max(row["f"] for row in scenarios if row["f"] < 20)
-    figure = Figure(figsize=(10, 5.5), layout="constrained")
+    most_f = 1.5 * max(row["f"] for row in scenarios)
+    figure = figures.new(4.4)
     shown = sorted({row["compared"] for row in scenarios})
     for axis, name in zip(figure.subplots(1, len(shown), sharey=True), shown, strict=True):
         rows = [row for row in scenarios if row["compared"] == name]
         oddl_s = float(np.median([row["oddl_s"] for row in rows]))
-        c, f = np.meshgrid(np.linspace(0, 6 * compute_s, 200), np.linspace(0.9, most_f, 400))
-        levels = [1.1, 1.25, 1.5, 2, 3, 5]
-        lines = axis.contour(1e3 * c, f, (c + f * oddl_s) / (c + oddl_s), levels, colors="#9ecae1")
-        axis.clabel(lines, fmt="%g ×", fontsize=7)
-        if rows[0]["paper"] is not None:
-            published = rows[0]["paper"]
-            c_s = np.linspace(0, 6 * compute_s, 200)
+        c_s = np.linspace(0, 6 * compute_s, 200)
+        c, f = np.meshgrid(c_s, np.geomspace(0.9, most_f, 400))
+        levels = [1.1, 1.25, 1.5, 2, 3, 5, 10]
+        contours = {"colors": figures.SKY, "linewidths": 0.8}
+        lines = axis.contour(1e3 * c, f, (c + f * oddl_s) / (c + oddl_s), levels, **contours)
+        # At the right, where no scenario is; at the top the lines that leave there.
+        tops = [oddl_s * (0.9 * most_f - level) / (level - 1) for level in levels]
+        at_c = [min(5.2 * compute_s, top) for top in tops]
+        places = [(1e3 * x, n + (n - 1) * x / oddl_s) for n, x in zip(levels, at_c, strict=True)]
+        axis.clabel(lines, fmt="%g ×", fontsize=8, manual=places)
+        if (published := rows[0]["paper"]) is not None:
             needed = published + (published - 1) * c_s / oddl_s
-            axis.plot(1e3 * c_s, needed, "--", color="#de2d26", label=f"paper: {published:g} ×")
-            axis.legend(loc="lower right", fontsize=8)
-        seen: list[float] = []
-        for row in sorted((row for row in rows if row["f"] <= most_f), key=lambda row: row["f"]):
-            axis.plot(1e3 * compute_s, row["f"], "o", color=COLOURS[name], markersize=4)
-            at = max([row["f"], *(1.13 * each for each in seen[-1:])])
-            seen.append(at)
+            line = {"linestyle": "--", "color": figures.VERMILION}
+            axis.plot(1e3 * c_s, needed, label=f"paper: {published:g} ×", **line)
+        at = 0.0
+        for row in sorted(rows, key=lambda row: row["f"]):
+            axis.plot(1e3 * compute_s, row["f"], "o", color=_LOOKS[name]["color"])
+            at = max(row["f"], 1.19 * at)
             words = (1e3 * compute_s, row["f"]), (1.35e3 * compute_s, at)
-            axis.annotate(
-                row["words"],
-                *words,
-                fontsize=7,
-                va="center",
-                arrowprops={"arrowstyle": "-", "linewidth": 0.4},
-            )
-        axis.set_yscale("log")
-        axis.set_ylim(0.9, most_f)
-        ticks = [each for each in (1, 2, 3, 5, 10, 20) if each < most_f]
-        axis.set_yticks(ticks, [str(each) for each in ticks])
-        axis.minorticks_off()
-        axis.set_xlim(0, 6e3 * compute_s)
+            arrow = {"arrowstyle": "-", "linewidth": 0.4}
+            axis.annotate(row["words"], *words, va="center", arrowprops=arrow)
         axis.set_xlabel("computing time C (ms)")
-        axis.set_title(f"{model}, over {LABELS[name]}; dots at C = {1e3 * compute_s:.0f} ms")
+        axis.set_xlim(0, 6e3 * compute_s)
+        axis.set_title(f"{model} over {LABELS[name]}; dots at C = {1e3 * compute_s:.0f} ms")
+    _log_ticks(figure.axes[0], 0.9, most_f)
     figure.axes[0].set_ylabel("f: communication time over ODDL's")
+    figures.legend(figure)
     return figure
 
 
@@ -163,19 +173,10 @@ ISOLATION_LABELS = {
     "star": "a star for each job",
     "channels": "channels for each job",
 }
-_ARM_COLOURS = {"kept": "#2171b5", "turned": "#e6550d"}
-_STAGE_COLOURS = {
-    "compute": "#d9d9d9",
-    "ask": "#de2d26",
-    "tune": "#fd8d3c",
-    "send": "#6baed6",
-    "acknowledge": "#756bb1",
-    "release": "#31a354",
-}
 
 
 def write_packets_report(result: dict[str, Any], output: Path) -> list[Path]:
-    """The same of the form with packets."""
+    """Write ``result.json`` and the plots of ODDL with packets; the files."""
     plots = {
         "tuning-time": lambda: sweep_figure(result),
         "stages": lambda: stages_figure(result),
@@ -188,76 +189,71 @@ def sweep_figure(result: dict[str, Any]) -> Figure:
     """Training time over that on the ideal switch, by tuning time."""
     rows = sorted(result["sweep"], key=lambda row: row["tuning_time_s"])
     tuning_ms = [1e3 * row["tuning_time_s"] for row in rows]
-    figure = Figure(figsize=(6.4, 4.2), layout="constrained")
+    figure = figures.new(3.4, figures.COLUMN_IN)
     axis = figure.subplots()
-    axis.axhspan(0.98, 1.02, color="#31a354", alpha=0.12, label="within 2 %")
+    axis.axhspan(0.98, 1.02, color=figures.GREEN, alpha=0.15, label="within 2 %")
     axis.axhline(1.0, color="black", linewidth=0.8)
-    for arm, colour in _ARM_COLOURS.items():
-        ratios = [row[arm] for row in rows]
-        axis.plot(tuning_ms, ratios, "o-", color=colour, label=ARM_LABELS[arm])
-    alone = [row["tuning_alone"] for row in rows]
-    axis.plot(tuning_ms, alone, "--", color="#737373", label="if nothing but tuning took time")
+    for number, arm in enumerate(("kept", "turned", "tuning_alone")):
+        label = ARM_LABELS.get(arm, "tuning alone, computed")
+        look = {**figures.look(number), "marker": "os "[number]}
+        axis.plot(tuning_ms, [row[arm] for row in rows], label=label, **look)
     axis.set_xscale("log")
     axis.set_xticks(tuning_ms, [f"{each:g}" for each in tuning_ms])
     axis.minorticks_off()
     axis.set_xlabel("tuning time of a transceiver (ms)")
-    axis.set_ylabel("training time over that on an ideal switch")
+    axis.set_ylabel("training time / ideal switch")
     axis.set_title(f"{result['model']}, {result['nodes']} nodes, ring all-reduce")
-    axis.grid(alpha=0.3)
-    axis.legend(fontsize=8)
+    figures.legend(figure, 1)
     return figure
 
 
 def stages_figure(result: dict[str, Any]) -> Figure:
-    """What an iteration is made of on each network; beside it, without computing and all-reduce."""
-    figure = Figure(figsize=(9, 3.2), layout="constrained")
+    """The stages of an iteration on each network: all, and those of tuning and control."""
+    figure = figures.new(2.4)
     arms = list(result["stages"])
     small = [stage for stage in STAGE_LABELS if stage not in ("compute", "send")]
+    colours = dict(zip(STAGE_LABELS, figures.COLOURS, strict=False))
     for axis, shown in zip(figure.subplots(1, 2), (list(STAGE_LABELS), small), strict=True):
         for row, arm in enumerate(arms):
             left_ms = 0.0
             for stage in shown:
                 ms = 1e3 * result["stages"][arm].get(stage, {"median_s": 0.0})["median_s"]
-                label = STAGE_LABELS[stage] if row == 0 else None
-                colour = _STAGE_COLOURS[stage]
-                axis.barh(row, ms, left=left_ms, color=colour, label=label)
+                label = STAGE_LABELS[stage]
+                axis.barh(row, ms, left=left_ms, label=label, color=colours[stage])
                 left_ms += ms
         axis.set_yticks(range(len(arms)), [ARM_LABELS[arm].replace(", ", ",\n") for arm in arms])
         axis.invert_yaxis()
         axis.set_xlabel("median of a node (ms)")
-        axis.spines[["top", "right"]].set_visible(False)
+        axis.grid(visible=False)
     first, second = figure.axes
     second.set_yticks([])
-    first.set_title("an iteration", fontsize=10)
-    second.set_title("tuning and control alone", fontsize=10)
-    handles, labels = first.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), fontsize=8)
+    first.set_title("an iteration")
+    second.set_title("tuning and control only")
+    figures.legend(figure, len(STAGE_LABELS))
     return figure
 
 
 def isolation_figure(result: dict[str, Any]) -> Figure:
     """By how much each iteration took longer while a neighbour flooded than just before."""
-    figure = Figure(figsize=(6.4, 2.8), layout="constrained")
+    figure = figures.new(2.2)
     axis = figure.subplots()
-    axis.axvspan(-2, 2, color="#31a354", alpha=0.12, label="within 2 %")
+    axis.axvspan(-2, 2, color=figures.GREEN, alpha=0.15, label="within 2 %")
     axis.axvline(0, color="black", linewidth=0.8)
     ways = [way for way in ISOLATION_LABELS if "iteration_change" in result["isolation"][way]]
     for row, way in enumerate(ways):
         found = result["isolation"][way]
         pairs = zip(found["quiet_iterations_s"], found["flooded_iterations_s"], strict=True)
         percents = [100 * (flooded / quiet - 1) for quiet, flooded in pairs]
-        first = row == 0
-        label = "a pair of iterations" if first else None
-        axis.plot(percents, [row] * len(percents), "o", color="#9ecae1", label=label)
+        label = "a pair of iterations"
+        axis.plot(percents, [row] * len(percents), "o", color=figures.SKY, label=label)
         median = 100 * found["iteration_change"]
         low, high = (100 * end for end in found["iteration_change_interval"])
-        label = "median, and 95 % interval" if first else None
-        reach = [[median - low], [high - median]]
-        axis.errorbar(median, row, xerr=reach, fmt="D", color="#08519c", capsize=4, label=label)
+        label, reach = "median and 95 % interval", [[median - low], [high - median]]
+        look: dict[str, Any] = {"fmt": "D", "color": figures.BLUE, "capsize": 3}
+        axis.errorbar(median, row, xerr=reach, label=label, **look)
     axis.set_yticks(range(len(ways)), [ISOLATION_LABELS[way] for way in ways])
     axis.set_ylim(-0.6, len(ways) - 0.4)
     axis.invert_yaxis()
-    axis.set_xlabel("iteration beside a job that floods, over one beside a quiet job (%)")
-    axis.spines[["top", "right"]].set_visible(False)
-    figure.legend(loc="outside lower center", ncols=3, fontsize=8)
+    axis.set_xlabel("change of an iteration's time while the other job floods (%)")
+    figures.legend(figure)
     return figure

@@ -248,7 +248,7 @@ def arrivals_of(options: FlowOptions, seed: int) -> conditions.JobArrivals:
 
 
 def run_flows(options: FlowOptions, tell: Callable[[int, int], None]) -> dict[str, Any]:
-    """What ``result.json`` holds; ``tell`` hears (done, in all). ``BadInput`` for bad options."""
+    """What ``result.json`` holds; ``tell`` gets (done, in all). ``BadInput`` for bad options."""
     models = {name: conditions.workload(name)._asdict() for name in options.models}
     origin = provenance(
         range(options.seed, options.seed + options.draws),

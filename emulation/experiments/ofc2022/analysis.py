@@ -1,7 +1,6 @@
 """What a run of one case measured, and figures of it: pure, at the rates of the unscaled lab."""
 
-import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import fmean
@@ -91,7 +90,8 @@ class CaseRun:
 
 
 SAMPLE_S = 1.0  # counters and GPUs are read once a second
-TENTH_S = 0.1
+_STEP_S = 2.0
+Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,27 +208,40 @@ def case_figures(run: CaseRun) -> CaseFigures:
     )
 
 
-def busy_tenths(job: JobRun, rank: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Unix times a tenth of a second apart, and the share of each in which the rank computed."""
+def whole_iterations(job: JobRun) -> Floats:
+    """Unix times that cut a job's training into whole iterations of 2 s together, or more.
+
+    A mean over such a step does not depend on where in an iteration it begins.
+    """
     start, end = training_window(job)
-    # From the start: Unix times have too few digits to take differences of tenths.
-    count = math.ceil((end - start) / TENTH_S)
-    edges: NDArray[np.float64] = np.linspace(0.0, count * TENTH_S, count + 1)
-    busy = np.zeros(len(edges) - 1)
-    for each in job.iterations:
-        if each.rank == rank:
-            ended = each.finished_at - start - each.communication_s
-            busy += np.diff(np.clip(edges, ended - each.compute_s, ended))
-    return np.add(edges[:-1], start + TENTH_S / 2), busy / TENTH_S
+    cuts = [start]
+    for at in iteration_ends(job):
+        if at - cuts[-1] >= _STEP_S and end - at >= _STEP_S / 2:
+            cuts.append(at)
+    cuts.append(end)
+    return np.array(cuts)
 
 
-def mean_utilization(samples: Iterable[GpuUse], gpus: Sequence[str]) -> dict[float, float]:
-    """The mean utilisation of these GPUs by the middle of each second, as sampled."""
-    found: dict[int, list[float]] = {}
-    for sample in samples:
-        if sample.gpu in gpus:
-            found.setdefault(math.floor(sample.at), []).append(sample.utilization)
-    return {second - SAMPLE_S / 2: fmean(found[second]) for second in sorted(found)}
+def busy_shares(job: JobRun, cuts: Floats) -> Floats:
+    """The share of each step in which each rank computed, 0…1: ranks × steps."""
+    found = []
+    for rank in range(len(job.status.spec.hosts)):
+        ended = [i.finished_at - i.communication_s for i in job.iterations if i.rank == rank]
+        lasted = [i.compute_s for i in job.iterations if i.rank == rank]
+        at = np.ravel([(end - s, end) for end, s in zip(ended, lasted, strict=True)])
+        done = np.repeat(np.cumsum([0.0, *lasted]), 2)[1:-1]
+        found.append(np.diff(np.interp(cuts, at, done)) / np.diff(cuts))
+    return np.array(found)
+
+
+def received_bps(run: CaseRun, job: JobRun, cuts: Floats) -> Floats:
+    """What each worker of a job received in each step, by its port's counter: ranks × steps."""
+    found = []
+    for host in job.status.spec.hosts:
+        samples = [(port.at, port.rx_bps * SAMPLE_S) for port in run.ports if port.host == host]
+        at, bits = np.array(samples).T
+        found.append(np.diff(np.interp(cuts, at, np.cumsum(bits))) / np.diff(cuts))
+    return np.array(found)
 
 
 def live_figures(run: CaseRun) -> LiveFigures:

@@ -9,43 +9,35 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from patchlight.emulation.experiments import paper as papers
 from patchlight.emulation.experiments.ofc2022 import analysis
-from patchlight.emulation.simulator import results
-
-# One family of shades for each job, so that a plot shows who trains with whom; a printer without
-# colours tells jobs by their marks, and the workers of one by their lines.
-_SHADES = (
-    ("#08306b", "#2171b5", "#4fa3d1", "#7fbfa8", "#3b8f8f", "#9ecae1"),
-    ("#7f2704", "#d94801", "#fdae6b", "#b30059", "#e7298a", "#fdd0a2"),
-)
-_MARKS = ("o", "s")
-_LINES: tuple[Any, ...] = ("-", "--", ":", "-.", (0, (8, 2)), (0, (3, 1, 1, 1, 1, 1)))
-_MARK_EVERY = 0.08  # of a plot's width
-_AFTER_S = 1.5
+from patchlight.emulation.simulator import figures, results
 
 
 def case_figure(static: analysis.CaseRun, optical: analysis.CaseRun) -> Figure:
-    """Static on the left, optical on the right, the same axes for both."""
-    figure = Figure(figsize=(11, 6), layout="constrained")
-    axes = figure.subplots(2, 2, sharex=True, sharey="row")
-    for column, run, title in ((0, static, "Static"), (1, optical, "Rewired by the controller")):
+    """Static on the left, optical on the right; a second is as wide in both."""
+    runs = {"static": static, "rewired": optical}
+    lasts = [
+        max(analysis.training_window(job)[1] for job in run.jobs)
+        - analysis.training_window(run.jobs[0])[0]
+        for run in runs.values()
+    ]
+    figure = figures.new(3.6)
+    ratios = [max(last, 0.3 * max(lasts)) for last in lasts]
+    axes = figure.subplots(2, 2, sharex="col", sharey="row", width_ratios=ratios)
+    for column, (title, run) in enumerate(runs.items()):
         rates, busy = axes[0][column], axes[1][column]
-        _throughput(rates, run)
-        _utilization(busy, run)
+        _steps(rates, busy, run)
         start, end = analysis.training_window(run.jobs[0])
-        rates.set_title(f"{title}: first job done after {end - start:.1f} s")
-        busy.set_xlabel("time since training began (s)")
-        for axis in (rates, busy):
-            axis.axvline(end - start, color="#444444", linewidth=1, linestyle=":")
-    _from_zero(axes[0][0], axes[1][0])
-    axes[0][0].set_ylabel("received by each worker (Gb/s)")
-    axes[1][0].set_ylabel("GPU utilisation (%)")
-    _share_legend(figure, axes[0][0])
-    figure.suptitle(f"Case ({static.case}): {_jobs_in_words(static.jobs)}")
+        rates.set_title(f"{title}: job 1 took {end - start:.1f} s")
+        busy.set_xlabel("training time (s)")
+        busy.set_xlim(0, ratios[column])
+    _label(*axes[:, 0])
+    figures.legend(figure)
     return figure
 
 
@@ -53,122 +45,67 @@ def live_figure(run: analysis.CaseRun) -> Figure:
     """Throughput, utilisation and each iteration's time, with the reconfiguration marked."""
     change = analysis.the_change(run)
     zero = analysis.training_window(run.jobs[0])[0]
-    figure = Figure(figsize=(9, 8), layout="constrained")
+    figure = figures.new(4.8)
     rates, busy, pace = figure.subplots(3, 1, sharex=True)
-    _throughput(rates, run)
-    _utilization(busy, run)
+    _steps(rates, busy, run)
     for number, job in enumerate(run.jobs):
-        ends = [end - zero for end in analysis.iteration_ends(job)]
-        times = [
-            b - a
-            for a, b in zip([analysis.training_window(job)[0] - zero, *ends], ends, strict=False)
-        ]
-        look = {**_look(number, 0), "markevery": 1, "markersize": 3, "linewidth": 1}
-        pace.plot(ends, times, label=job.status.spec.name, **look)
+        ends = np.array(analysis.iteration_ends(job)) - zero
+        times = np.diff(ends, prepend=analysis.training_window(job)[0] - zero)
+        pace.plot(ends, times, marker="os"[number % 2], **figures.look(number))
     began, ended = change.started_at - zero, change.finished_at - zero
     drained = ended - change.switching_s
     for axis in (rates, busy, pace):
-        axis.axvspan(began, drained, color="#31a354", alpha=0.15)
-        axis.axvspan(drained, ended, color="#31a354", alpha=0.8)
-    words = f"reconfiguration: drain {drained - began:.2f} s, switching {change.switching_s:.2f} s"
-    at: dict[str, Any] = {"xy": (began, 1), "xycoords": ("data", "axes fraction")}
-    shifted: dict[str, Any] = {"xytext": (-4, -12), "textcoords": "offset points"}
-    rates.annotate(words, **at, **shifted, ha="right", fontsize=8, color="#006d2c")
-    _from_zero(rates, busy, pace)
-    rates.set_ylabel("received by each worker (Gb/s)")
-    busy.set_ylabel("GPU utilisation (%)")
-    pace.set_ylabel("time of each iteration (s)")
+        label = f"drain, {drained - began:.2f} s"
+        axis.axvspan(began, drained, color=figures.GREEN, alpha=0.2, label=label, linewidth=0)
+        label = f"switching, {change.switching_s:.2f} s"
+        axis.axvspan(drained, ended, color=figures.GREEN, alpha=0.8, label=label)
+    _label(rates, busy)
+    pace.set_ylabel("iteration time (s)")
+    pace.set_ylim(bottom=0)
+    pace.set_xlim(left=0)
     pace.set_xlabel("time since training began (s)")
-    pace.legend(fontsize=8)
-    _share_legend(figure, rates)
-    figure.suptitle(f"Case ({run.case}), rewired while it trains: {_jobs_in_words(run.jobs)}")
+    figures.legend(figure)
     return figure
 
 
 def reductions_figure(
     measured: Mapping[str, tuple[float, float]], paper: Mapping[str, tuple[float, float]]
 ) -> Figure:
-    """Completion times (static, optical) as shares of the static one, the paper's beside ours."""
-    figure = Figure(figsize=(7, 4), layout="constrained")
+    """Completion times (static, optical) as shares of the static one: the paper's and ours."""
+    figure = figures.new(2.6, figures.COLUMN_IN)
     axis = figure.subplots()
     labels: list[str] = []
     for case, ours in measured.items():
-        for who, (static, optical) in (("paper", paper[case]), ("measured", ours)):
+        for who, (static, optical) in (("paper", paper[case]), ("ours", ours)):
             at, share = len(labels), optical / static
-            colour = "#2171b5" if who == "measured" else "#969696"
             axis.bar(at, 1, 0.6, color="#e5e5e5")
-            axis.bar(at, share, 0.6, color=colour)
-            axis.annotate(f"−{100 * (1 - share):.1f} %", (at, share), ha="center", va="bottom")
-            labels.append(f"({case}) {who}\n{static:.3g} s → {optical:.3g} s")
-    axis.set_xticks(range(len(labels)), labels, fontsize=8)
-    axis.set_ylabel("completion time, static = 1")
-    figure.suptitle("First job's completion time: static network → rewired with light")
+            axis.bar(at, share, 0.6, color=figures.BLUE if who == "ours" else figures.GREY)
+            axis.text(at, share, f"−{100 * (1 - share):.1f} %", ha="center", va="bottom")
+            labels.append(f"({case}) {who}\n{static:.3g} s\n→ {optical:.3g} s")
+    axis.set_xticks(range(len(labels)), labels)
+    axis.set_ylabel("completion time of job 1, static = 1")
     return figure
 
 
-def _utilization(axis: Axes, run: analysis.CaseRun) -> None:
-    """Each job's mean over its GPUs and a second, and under it each GPU in tenths of a second."""
+def _steps(rates: Axes, busy: Axes, run: analysis.CaseRun) -> None:
+    """For each job its workers' mean, over whole iterations, in a band from least to most."""
     zero = analysis.training_window(run.jobs[0])[0]
     for number, job in enumerate(run.jobs):
-        shades, hosts = _SHADES[number % 2], job.status.spec.hosts
-        for rank in range(len(hosts)):
-            at, busy = analysis.busy_tenths(job, rank)
-            thin: dict[str, Any] = {"linewidth": 0.5, "alpha": 0.35, "color": shades[2]}
-            axis.plot(at - zero, 100 * busy, **thin)
-        mean = analysis.mean_utilization(run.gpus, hosts)
-        axis.plot(
-            [at - zero for at in mean],
-            [100 * share for share in mean.values()],
-            label=f"job {number + 1}, mean",
-            **{**_look(number, 0), "linewidth": 1.8},
-        )
-    axis.grid(alpha=0.25)
-    axis.legend(fontsize=8)
-    axis.set_ylim(top=105)
+        cuts = analysis.whole_iterations(job)
+        received = analysis.received_bps(run, job, cuts) / 1e9
+        label, look = f"job {number + 1}, {len(received)} GPUs", figures.look(number)
+        for axis, rows in ((rates, received), (busy, 100 * analysis.busy_shares(job, cuts))):
+            axis.stairs(rows.mean(axis=0), cuts - zero, baseline=None, label=label, **look)
+            least, most = (np.append(ends, ends[-1]) for ends in (rows.min(0), rows.max(0)))
+            band = {"color": look["color"], "alpha": 0.2, "linewidth": 0, "step": "post"}
+            axis.fill_between(cuts - zero, least, most, **band)
 
 
-def _throughput(axis: Axes, run: analysis.CaseRun) -> None:
-    zero = analysis.training_window(run.jobs[0])[0]
-    last = max(analysis.training_window(job)[1] for job in run.jobs) - zero + _AFTER_S
-    for number, job in enumerate(run.jobs):
-        for rank, host in enumerate(job.status.spec.hosts):
-            points = [
-                (each.at - zero, each.rx_bps / 1e9)
-                for each in run.ports
-                if each.host == host and 0 <= each.at - zero <= last
-            ]
-            axis.plot(
-                [at for at, _ in points],
-                [value for _, value in points],
-                label=f"{host}, job {number + 1}",
-                **_look(number, rank),
-            )
-    axis.grid(alpha=0.25)
-
-
-def _look(job: int, rank: int) -> dict[str, Any]:
-    """Of a curve: the job's marks, and its worker's shade and line."""
-    # Of two jobs' marks none hides the other.
-    marks = {"marker": _MARKS[job % 2], "markevery": (0.04 * (job % 2), _MARK_EVERY)}
-    line = {"linestyle": _LINES[rank % len(_LINES)], "linewidth": 1.2, "markersize": 4}
-    return {"color": _SHADES[job % 2][rank % 6], **line, **marks}
-
-
-def _from_zero(*axes: Axes) -> None:
-    """Once all is drawn: earlier, shared axes would keep the first column's limits."""
-    for axis in axes:
-        axis.set_xlim(left=0)
-        axis.set_ylim(bottom=0)
-
-
-def _share_legend(figure: Figure, axis: Axes) -> None:
-    lines, labels = axis.get_legend_handles_labels()
-    figure.legend(lines, labels, loc="outside lower center", ncols=3, fontsize=8)
-
-
-def _jobs_in_words(jobs: Sequence[analysis.JobRun]) -> str:
-    sizes = [len(job.status.spec.hosts) for job in jobs]
-    return "jobs of " + " and ".join(str(size) for size in sizes) + " GPUs"
+def _label(rates: Axes, busy: Axes) -> None:
+    rates.set_ylabel("received per\nworker (Gb/s)")
+    rates.set_ylim(bottom=0)
+    busy.set_ylabel("GPU\nutilisation (%)")
+    busy.set_ylim(0, 105)
 
 
 Row = tuple[str, str, str, str, str]
@@ -238,14 +175,8 @@ def rows_of(result: dict[str, Any]) -> list[Row]:
         beside = compared[f"cases.{case}.gpu_utilization_ratio"]["relative_difference"]
         difference = f"{100 * abs(beside):.0f} % {'above' if beside >= 0 else 'below'}"
         rows.append((name, "GPU utilisation", ratio, measured, difference))
-        model = f"× {paper.model_utilization_ratio:.2f}"
-        rows.append((name, "… if T = C + V/B", model, "", ""))
-        for what, key in (
-            ("worker's throughput", "throughput_bps"),
-            ("… its peak", "throughput_peak_bps"),
-        ):
-            measured = f"{static[key] / 1e9:.1f} → {optical[key] / 1e9:.1f} Gb/s"
-            rows.append((name, what, "", measured, ""))
+        rates = f"{static['throughput_bps'] / 1e9:.1f} → {optical['throughput_bps'] / 1e9:.1f} Gb/s"
+        rows.append((name, "worker's throughput", "", rates, ""))
     if live := result.get("live"):
         pace = f"{live['iteration_before_s']:.2f} s → {live['iteration_after_s']:.2f} s"
         rows.append(("live", "iteration", "", pace, ""))
@@ -262,15 +193,15 @@ def rows_of(result: dict[str, Any]) -> list[Row]:
 
 
 def _rows_of_real(real: dict[str, Any], beside: dict[str, Any]) -> list[Row]:
-    """The case with a real model, and beside it the reduction with made-up gradients."""
+    """The case with a real model, and the reduction with synthetic gradients."""
     rows: list[Row] = []
     for wiring in ("static", "optical"):
         measured = f"{real[wiring]['completion_s']:.2f} s, {real[wiring]['iterations']} iterations"
         rows.append(("real", f"completion, {wiring}", "", measured, ""))
     rows.append(("real", "completion lower by", "", f"{100 * real['reduction']:.1f} %", ""))
     if "reduction" in beside:
-        made_up = f"{100 * beside['reduction']:.1f} %"
-        rows.append(("real", "… with made-up gradients", "", made_up, ""))
+        synthetic = f"{100 * beside['reduction']:.1f} %"
+        rows.append(("real", "… with synthetic gradients", "", synthetic, ""))
     return rows
 
 
@@ -299,15 +230,17 @@ def _of_real(result: dict[str, Any]) -> str:
     )
 
 
+_STEPS = (
+    "Each line is the mean over a job's workers and over whole iterations, at least 2 s of them; "
+    "the band is from the lowest worker to the highest. Throughput is from the counters of switch "
+    "ports, GPU utilisation from the workers' reports."
+)
 _CAPTIONS = {
     "completion.png": "Completion time of the first job as a share of the static network's.",
-    "case-a.png": "Case (a): a job of four GPUs beside one of two. What each worker's switch port "
-    "counted, second by second, and how busy the GPUs were: the mean of each job's over seconds "
-    "and, light, each GPU in tenths of a second, from its worker's reports; the dotted line is the "
-    "first job's end.",
-    "case-b.png": "Case (b): two jobs of three GPUs.",
-    "live.png": "Case (a), started static and regrouped half way while it trained. Light "
-    "green: the jobs finish the iteration they are in; dark green: the light is switched.",
+    "case-a.png": f"Case (a): a job of four GPUs and a job of two. {_STEPS}",
+    "case-b.png": f"Case (b): two jobs of three GPUs. {_STEPS}",
+    "live.png": "Case (a), started static and regrouped half way through training. Light green: "
+    "the jobs finish their iteration (drain); dark green: the circuits are switched.",
 }
 _STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem;
@@ -320,20 +253,21 @@ figure { margin: 2rem 0; } img { max-width: 100%; } figcaption { color: #555; }
 
 def page(result: dict[str, Any], rows: Sequence[Sequence[str]], plots: Sequence[Path]) -> str:
     """The whole page as text."""
-    machine = ", ".join(f"{key} {value}" for key, value in result["machine"].items())
     stages = result.get("reconfiguration", {}).get("stages_s", {})
+    mismatch = ""
+    if percent := result["mismatch_percent"]:
+        mismatch = f" The second job of each case computes {percent:g} % longer per iteration."
     parts = [
         "<!doctype html><html lang='en'><head><meta charset='utf-8'>",
         "<meta name='viewport' content='width=device-width, initial-scale=1'>",
         f"<title>Patchlight: OFC 2022</title><style>{_STYLE}</style></head><body>",
-        "<h1>Training on a network rewired with light</h1>",
+        "<h1>Two training jobs on a network with an optical circuit switch</h1>",
+        f"<p><strong>{escape(result['headline'])}</strong></p>",
         f"<p>The experiment of {escape(papers.SOURCE)}, run with packets on "
         f"lab {escape(result['lab'])} on {escape(result['started_at'])}. "
         f"OpenFlow engine: {escape(result['engine'])}. Workers: {escape(result['workers'])}. "
-        f"Rates, bytes and TCP windows are those of the lab divided by {result['scale']:g}, times "
-        f"are not; all figures here are the lab's. The second job of each case computes "
-        f"{result['mismatch_percent']:g} % longer than its GPUs say. "
-        f"Machine: {escape(machine)}.</p>",
+        f"Rates, bytes and TCP windows are emulated at 1:{result['scale']:g}, times at 1:1; all "
+        f"figures here are those of the unscaled lab.{mismatch}</p>",
         *([f"<p>{escape(words)}</p>"] if (words := _of_real(result)) else []),
         *([f"<p><strong>{escape(busy)}</strong></p>"] if (busy := too_busy(result)) else []),
         _table(COLUMNS, rows),
@@ -345,11 +279,20 @@ def page(result: dict[str, Any], rows: Sequence[Sequence[str]], plots: Sequence[
     ]
     if stages:
         spent = [(name, f"{1000 * seconds:.0f} ms") for name, seconds in stages.items()]
-        parts += [
-            "<h2>Where the reconfiguration's time went</h2>",
-            _table(("stage", "time"), spent),
-        ]
+        parts += ["<h2>Stages of the reconfiguration</h2>", _table(("stage", "time"), spent)]
+    parts += ["<h2>Machine</h2>", _table(("", ""), _machine(result["machine"]))]
     return "\n".join([*parts, "</body></html>", ""])
+
+
+def _machine(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """What the experiment ran on, as rows."""
+    shown = {key.replace("_", " "): str(fact) for key, fact in facts.items()}
+    if memory := facts.get("memory_bytes"):
+        del shown["memory bytes"]
+        shown["memory"] = f"{memory / 1e9:.0f} GB"
+    if load := facts.get("load_average_1min"):
+        shown["load average 1min"] = f"{load:.2f} before"
+    return list(shown.items())
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

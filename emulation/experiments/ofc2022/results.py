@@ -49,7 +49,7 @@ def jobs_of(
     if not (math.isfinite(mismatch_percent) and mismatch_percent >= 0):
         raise BadInput(f"a mismatch of {mismatch_percent} %: expected 0 or more")
     if case not in CASES:
-        raise BadInput(f"there is no case {case!r}: known are {', '.join(CASES)}")
+        raise BadInput(f"no case {case!r}: expected one of {', '.join(CASES)}")
     if iterations < 1:
         raise BadInput(f"{iterations} iterations: expected 1 or more")
     sizes = CASES[case]
@@ -87,7 +87,7 @@ def given_compute_s(spec: JobSpec, lab: Lab) -> tuple[float, ...]:
 
 
 def _tors(lab: Lab) -> dict[str, str]:
-    """The ToR that each GPU's NIC is lit onto at the start, by host name."""
+    """The ToR that each GPU's NIC is connected to at the start, by host name."""
     links = trace_links(lab, lab.initial_maps)
     found: dict[str, str] = {}
     for host in lab.hosts:
@@ -101,7 +101,7 @@ def _tors(lab: Lab) -> dict[str, str]:
         tor = links.switch_of(lab, host.endpoint)
         if tor is None:
             raise BadInput(
-                f"{host.name} is not lit onto a packet switch by the initial cross-connects "
+                f"{host.name} is not connected to a packet switch by the initial cross-connects "
                 f"of lab {lab.name}"
             )
         found[host.name] = tor
@@ -214,7 +214,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class PaperComparison:
-    """A measured figure beside the paper's; the difference is measured less published."""
+    """A measured figure and the paper's; the difference is measured less published."""
 
     name: str
     paper: float
@@ -259,6 +259,7 @@ def result_of(setting: Setting, every: Sequence[analysis.CaseRun]) -> dict[str, 
     }
     if live_run is not None and live is not None:
         result["live"] = {"case": live_run.case, **asdict(live)}
+    result["headline"] = headline(result)
     if real := {run.wiring: run for run in every if run.trainer == "torch"}:
         result["real"] = _real(real)
     if changes:
@@ -271,6 +272,25 @@ def result_of(setting: Setting, every: Sequence[analysis.CaseRun]) -> dict[str, 
             "cross_connects_changed": shown.cross_connects_changed,
         }
     return result
+
+
+def headline(result: Mapping[str, Any]) -> str:
+    """The result in a sentence or two."""
+    words = [
+        f"{100 * case['reduction']:.0f} % in case ({name}) "
+        f"(paper: {100 * case['paper_reduction']:.0f} %)"
+        for name, case in result["cases"].items()
+        if "reduction" in case
+    ]
+    said = f"Rewiring cuts the first job's completion time by {' and '.join(words)}. "
+    if live := result.get("live"):
+        before_s, after_s = live["iteration_before_s"], live["iteration_after_s"]
+        longest_s = live["longest_gap_s"]
+        said = (said if words else "") + (
+            f"Rewired while it trains, its iterations go from {before_s:.2f} s to {after_s:.2f} s; "
+            f"the longest time without one is {longest_s:.2f} s."
+        )
+    return said.strip() if words or live else "No case was run both static and rewired."
 
 
 def _real(runs: Mapping[analysis.Wiring, analysis.CaseRun]) -> dict[str, Any]:

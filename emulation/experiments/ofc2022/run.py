@@ -61,7 +61,7 @@ class ExperimentClient:
         )
 
     def regroup(self, job_ids: Sequence[str]) -> analysis.MeasuredChange:
-        """Bring each of these running jobs under a packet switch of its own."""
+        """Bring each of these running jobs under its own packet switch."""
         return _committed(self._controller.regroup(job_ids))
 
     def reconfigurations(self, since: float) -> tuple[analysis.MeasuredChange, ...]:
@@ -268,12 +268,12 @@ class WiredCase(NamedTuple):
 
 
 def plan_of(parts: Sequence[str], trainer: Trainer = "synthetic") -> list[WiredCase]:
-    """The runs that make up these parts; ``BadInput`` for one that there is not."""
+    """The runs that make up these parts; ``BadInput`` for an unknown one."""
     if not parts:
         raise BadInput(f"no case to run: expected some of {','.join(PARTS)}")
     for part in parts:
         if part not in PARTS:
-            raise BadInput(f"there is no case {part!r}: expected some of {','.join(PARTS)}")
+            raise BadInput(f"no case {part!r}: expected some of {','.join(PARTS)}")
     plan: list[WiredCase] = []
     for case in (part for part in PARTS if part in parts and part in results.CASES):
         plan += [WiredCase(case, "static"), WiredCase(case, "optical")]
@@ -290,7 +290,7 @@ def run_experiment(
     say: Callable[[str], None],
     beside: Callable[[str], AbstractContextManager[object]] = nullcontext,
 ) -> ExperimentResult:
-    """Run all cases; ``beside`` gets the API's address. The lab is taken down however this ends."""
+    """Run all cases; ``beside`` gets the API's address. The lab is always taken down."""
     plan = plan_of(wishes.parts, wishes.trainer)
     model = load_lab(wishes.lab)
     for run in plan:

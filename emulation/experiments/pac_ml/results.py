@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from patchlight.emulation.experiments import paper
 from patchlight.emulation.experiments.pac_ml import CONSTANTS, policies_in
-from patchlight.emulation.experiments.pac_ml.episodes import ROLL_OUT, EpisodeOutcome
-from patchlight.emulation.simulator import results
+from patchlight.emulation.experiments.pac_ml.episodes import EpisodeOutcome
+from patchlight.emulation.simulator import figures, results
 from patchlight.emulation.simulator.ramp import scenario
 from patchlight.emulation.simulator.ramp.rollout import LookAhead
 from patchlight.testbed.errors import BadInput
@@ -266,90 +265,75 @@ def _mean(values: Iterable[float]) -> float | None:
     return math.fsum(kept) / len(kept) if kept else None
 
 
-_CONSTANT_SHADES = ("#c6dbef", "#9ecae1", "#6baed6", "#4292c6", "#2171b5", "#084594")
-_COLOURS = {
-    "maximum": "#fdae6b",
-    "minimum": "#e6550d",
-    "sufficient": "#a63603",
-    "random": "#bdbdbd",
-    ROLL_OUT: "#31a354",
-}
-_OTHERS = ("#756bb1", "#dd1c77", "#1b9e77", "#d8b365", "#80cdc1", "#7f3b08")
-# Bars that a printer without colours tells apart.
-_HATCHES = ("", "//", "..", "\\\\", "xx", "--", "oo", "||", "++", "**", "OO", "/.", "\\o")
-_BOUNDS = (
-    ("hindsight_bound", "bound in hindsight", "-"),
-    ("online_bound", "bound without foresight", ":"),
+_LINES: tuple[tuple[str, str, dict[str, Any]], ...] = (
+    ("hindsight_bound", "bound in hindsight (no policy blocks less)", {"color": "black"}),
+    ("online_bound", "bound without foresight", {"color": "black", "linestyle": ":"}),
+    ("published", f"{paper.BEST} (published)", {"color": figures.VERMILION, "linestyle": "--"}),
 )
 
 
 def blocking_figure(result: dict[str, Any], rule: str) -> Figure:
-    """The blocking rates of a placement rule, with the bound and the published ones."""
+    """The blocking rates of a placement rule, with the bounds and the published ones."""
     laws: dict[str, Any] = result["rules"][rule]
-    figure = Figure(figsize=(11, 4.5), layout="constrained")
-    axis = figure.subplots()
-    _bars(axis, laws, "blocking_rate", 1.0, error="ci95")
-    _reference_lines(axis, result, laws)
-    axis.set_ylabel("blocking rate")
-    axis.set_ylim(bottom=0)
-    figure.legend(loc="outside right upper", fontsize=8)
-    figure.suptitle(f"Jobs blocked, {rule}, {len(result['seeds'])} seeds, 95 % intervals")
+    measured = {"blocking_rate": (1.0, f"blocking rate ({_seeds(laws)})")}
+    figure = _panels(laws, measured, "ci95")
+    for axis, (law, cell) in zip(figure.axes, laws.items(), strict=True):
+        lines = {key: cell[key]["blocking_rate"] for key in ("hindsight_bound", "online_bound")}
+        if result["comparable"] and law in result["published"]["blocking_rate"][paper.BEST]:
+            best = result["published"]["blocking_rate"][paper.BEST][law]
+            lines["published"] = best["blocking_rate"]
+        for key, label, look in _LINES:
+            if lines.get(key) is not None:
+                axis.axvline(lines[key], label=label, linewidth=1, **look)
+    figures.legend(figure, 2)
     return figure
 
 
 def completion_figure(result: dict[str, Any], rule: str) -> Figure:
     """Completion times and demand throughput of a placement rule."""
-    laws: dict[str, Any] = result["rules"][rule]
-    figure = Figure(figsize=(11, 7), layout="constrained")
-    times, moved = figure.subplots(2, 1, sharex=True)
-    _bars(times, laws, "jct_mean_s", 1e-3)
-    times.set_ylabel("mean completion time (1,000 s)")
-    _bars(moved, laws, "throughput_bytes_per_s", 1e-6)
-    moved.set_ylabel("demand throughput (MB/s)")
-    handles, labels = times.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside right upper", fontsize=8)
-    figure.suptitle(f"Completed jobs, {rule}, {len(result['seeds'])} seeds")
+    measured = {
+        "jct_mean_s": (1e-3, "mean completion time (1,000 s)"),
+        "throughput_bytes_per_s": (1e-6, "demand throughput (MB/s)"),
+    }
+    return _panels(result["rules"][rule], measured)
+
+
+def _panels(
+    laws: dict[str, Any], measured: Mapping[str, tuple[float, str]], error: str = ""
+) -> Figure:
+    """A column for each law and a row for each figure; policies are the lines of each panel."""
+    names = policies_in(laws)
+    known = [each for cell in laws.values() for each in cell["policies"].values()]
+    # Where no job was completed, there is no time of completion to show.
+    measured = {
+        key: what for key, what in measured.items() if any(p[key] is not None for p in known)
+    }
+    figure = figures.new(len(measured) * (0.6 + 0.145 * len(names)) + 0.3)
+    parts = figure.subfigures(len(measured), 1, squeeze=False)[:, 0]
+    for part, (key, (factor, label)) in zip(parts, measured.items(), strict=True):
+        axes = part.subplots(1, len(laws), sharex=True, sharey=True, squeeze=False)[0]
+        for axis, (law, cell) in zip(axes, laws.items(), strict=True):
+            found = [cell["policies"].get(name, {}) for name in names]
+            values = [math.nan if each.get(key) is None else each[key] * factor for each in found]
+            spread = [each.get(error) or 0.0 for each in found] if error else None
+            look = {"fmt": "o", "color": figures.BLUE, "elinewidth": 1}
+            axis.errorbar(values, range(len(names)), xerr=spread, **look)
+            axis.set_title(f"law {law}")
+        # A policy's file without its folders: the plot needs the room.
+        axes[0].set_yticks(range(len(names)), [name.rpartition("/")[2] for name in names])
+        axes[0].invert_yaxis()
+        axes[0].set_xlim(left=0)
+        part.supxlabel(label, fontsize=8)
     return figure
 
 
-def _bars(
-    axis: Axes, laws: dict[str, Any], key: str, factor: float, error: str | None = None
-) -> None:
-    names = policies_in(laws)
-    width = 0.8 / len(names)
-    for number, name in enumerate(names):
-        found = [cell["policies"].get(name, {}) for cell in laws.values()]
-        at = [place - 0.4 + width * (number + 0.5) for place in range(len(laws))]
-        heights = [(figures.get(key) or 0.0) * factor for figures in found]
-        spread = [figures.get(error) or 0.0 for figures in found] if error else None
-        # A policy's file without its folders: the plot needs the room.
-        label, colour = name.rpartition("/")[2], _colour(name, number)
-        turn, kind = divmod(number, len(_HATCHES))
-        look: dict[str, Any] = {"color": colour, "hatch": _HATCHES[kind] * (turn + 1)}
-        look |= {"edgecolor": "#ffffff", "linewidth": 0}
-        axis.bar(at, heights, width, yerr=spread, label=label, error_kw={"linewidth": 0.8}, **look)
-    axis.set_xticks(range(len(laws)), [f"law {law}" for law in laws])
-    axis.grid(axis="y", alpha=0.25)
-
-
-def _reference_lines(axis: Axes, result: dict[str, Any], laws: dict[str, Any]) -> None:
-    for number, (law, cell) in enumerate(laws.items()):
-        # Matplotlib leaves labels that begin with an underscore out of the legend.
-        first, span = "_" if number else "", (number - 0.4, number + 0.4)
-        for key, name, style in _BOUNDS:
-            bound, label = cell[key]["blocking_rate"], f"{first}{name} (no policy is below)"
-            if bound is not None:
-                axis.hlines(bound, *span, "#000000", linestyle=style, linewidth=1, label=label)
-        if result["comparable"] and law in result["published"]["blocking_rate"][paper.BEST]:
-            published = result["published"]["blocking_rate"][paper.BEST][law]["blocking_rate"]
-            label = f"{first}{paper.BEST} (published)"
-            axis.hlines(published, *span, "#d62728", linestyle="--", linewidth=1.2, label=label)
-
-
-def _colour(name: str, place: int) -> str:
-    if name in CONSTANTS:
-        return _CONSTANT_SHADES[list(CONSTANTS).index(name)]
-    return _COLOURS[name] if name in _COLOURS else _OTHERS[place % len(_OTHERS)]
+def _seeds(laws: dict[str, Any]) -> str:
+    """How many episodes a figure's means are over: less than all seeds once it is interrupted."""
+    counts = {
+        len(policy["episodes"]) for cell in laws.values() for policy in cell["policies"].values()
+    }
+    shown = "–".join(str(each) for each in dict.fromkeys((min(counts), max(counts))))
+    return "1 seed" if shown == "1" else f"{shown} seeds, 95 % interval"
 
 
 def write_report(result: dict[str, Any], output: Path) -> list[Path]:
@@ -358,7 +342,10 @@ def write_report(result: dict[str, Any], output: Path) -> list[Path]:
     for rule in result["rules"]:
         plots[f"blocking-{rule}"] = partial(blocking_figure, result, rule)
         plots[f"completion-{rule}"] = partial(completion_figure, result, rule)
-    return results.write_report(result, output, plots)
+    note = ""
+    if result["interrupted"]:
+        note = f"interrupted: {result['episodes_finished']} of {result['episodes_wanted']} episodes"
+    return results.write_report(result, output, plots, note=note)
 
 
 def faults_of(result: dict[str, Any]) -> list[str]:
@@ -366,9 +353,9 @@ def faults_of(result: dict[str, Any]) -> list[str]:
     found: dict[str, tuple[int, str]] = {}
     for laws in result["rules"].values():
         for cell in laws.values():
-            for name, figures in cell["policies"].items():
+            for name, policy in cell["policies"].items():
                 count, first = found.get(name, (0, ""))
-                faults = figures["faults"]
+                faults = policy["faults"]
                 found[name] = count + faults["count"], first or faults["first"]
     return [
         first if count == 1 else f"{count} times; at first: {first}"

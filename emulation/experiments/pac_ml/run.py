@@ -1,13 +1,14 @@
 """The whole experiment: its episodes, and their figures."""
 
 import datetime
-import itertools
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
+from patchlight.console.rendering import span
 from patchlight.emulation.experiments import paper
 from patchlight.emulation.experiments.pac_ml import episodes, results
 from patchlight.emulation.experiments.pac_ml.variation import Variation
@@ -22,8 +23,10 @@ from patchlight.testbed.errors import BadInput, nearest
 from patchlight.testbed.graphs import ComputationGraph, builtin_graph
 
 SEEDS, QUICK_SEEDS = 10, 3
+QUICK_LAWS = ("A", "D")
 FUTURES, QUICK_FUTURES, AHEAD = 32, 4, 40
 _SERIAL = Engine("serial")
+_START_S = 5.0  # of the processes
 
 
 @dataclass(frozen=True)
@@ -146,36 +149,72 @@ class PolicyRuns:
     outcomes: Mapping[episodes.Task, Any]
 
 
+FirstLook = Callable[[Mapping[episodes.TableCell, Mapping[str, results.PolicyFigures]]], None]
+"""Gets the figures of the first seed as soon as they are there, if there are more seeds."""
+
+
 def run_policies(
     options: PacMlOptions,
     tell: Callable[[int, int], None],
     say: Callable[[str], None] = lambda words: None,
     bounds: Sequence[episodes.BoundTask] = (),
+    early: FirstLook = lambda cells: None,
 ) -> PolicyRuns:
-    """Run all policies; ``tell`` hears (done, in all). Ctrl-C keeps what is finished."""
+    """Run all policies; ``tell`` gets (percent done, 100). Ctrl-C keeps what is finished."""
     profiles = find_profiles(options.profiles)
-    say(f"models: {profiles.source}")
     if not profiles.published:
-        say("these are not the profiles that the paper used: its figures are then no comparison")
+        say(
+            f"models: {profiles.source}, not the profiles that the paper used: "
+            "its figures are then no comparison"
+        )
     options.variation.check_models(profiles.graphs)
     origin = provenance(options.all_seeds, _files(options, profiles))
     runner = episodes.TaskRunner(profiles.graphs, options.horizon_s, options.variation)
-    looks = _tune(runner, options, say)
+    tunings = _tunings(options)
+    expected = {task.cell: LookAhead(task.futures) for task in tunings}
+    planned: list[episodes.Task] = [*tunings, *_runs(options, expected), *bounds]
+    done_s, all_s = 0.0, sum(map(episodes.cost_s, planned))
+
+    def tick(task: episodes.Task) -> None:
+        nonlocal done_s
+        done_s += episodes.cost_s(task)
+        tell(round(100 * done_s / all_s), 100)
+
+    say(f"{len(planned)} episodes and bounds, about {span(_estimate_s(all_s, options))}")
+    tell(0, 100)
+    found = run_all(tunings, runner.run, options.engine, hear=lambda n, _: tick(tunings[n]))
+    looks = {task.cell: cast(LookAhead, look) for task, look in zip(tunings, found, strict=True)}
     runs = _runs(options, looks)
-    say(f"{len(runs)} episodes of {int(options.horizon_s / 1000) + 1} arrivals")
-    done = _run([*runs, *bounds], runner, options, tell)
-    cells = {cell: _policies(runs, cell, done.outcomes) for cell in options.cells}
+
+    def cells(outcomes: Mapping[episodes.Task, Any]) -> dict[episodes.TableCell, Any]:
+        return {cell: _policies(runs, cell, outcomes) for cell in options.cells}
+
+    def look_at(outcomes: Mapping[episodes.Task, Any]) -> None:
+        early(cells(outcomes))
+
+    done = _run([*runs, *bounds], runner, options, tick, look_at)
     counts = done.interrupted, done.episodes, len(runs)
-    return PolicyRuns(cells, *counts, profiles, origin, looks, done.outcomes)
+    return PolicyRuns(cells(done.outcomes), *counts, profiles, origin, looks, done.outcomes)
+
+
+def _estimate_s(cost_s: float, options: PacMlOptions) -> float:
+    """How long tasks take while the machine is as busy as now."""
+    cost_s *= options.horizon_s / PAC_ML_HORIZON_S
+    cores, processes = os.cpu_count() or 1, options.engine.count
+    slowdown = max(1.0, (os.getloadavg()[0] + processes) / cores)
+    return _START_S + cost_s / processes * slowdown
 
 
 def run_experiment(
-    options: PacMlOptions, say: Callable[[str], None], tell: Callable[[int, int], None]
+    options: PacMlOptions,
+    say: Callable[[str], None],
+    tell: Callable[[int, int], None],
+    early: FirstLook = lambda cells: None,
 ) -> dict[str, Any]:
-    """What ``result.json`` holds: also bounds. ``tell`` and Ctrl-C are as in ``run_policies``."""
+    """What ``result.json`` holds: also bounds. The rest is as in ``run_policies``."""
     started, clock = datetime.datetime.now(datetime.UTC), time.monotonic()
     bounds = _bounds(options)
-    runs = run_policies(options, tell, say, bounds)
+    runs = run_policies(options, tell, say, bounds, early)
     figures: dict[str, dict[str, results.CellFigures]] = {}
     for cell, policies in runs.cells.items():
         if not policies:
@@ -230,22 +269,30 @@ def _run(
     wanted: Sequence[episodes.EpisodeTask | episodes.BoundTask],
     runner: episodes.TaskRunner,
     options: PacMlOptions,
-    tell: Callable[[int, int], None],
+    tick: Callable[[episodes.Task], None],
+    early: Callable[[Mapping[episodes.Task, Any]], None],
 ) -> _Done:
     """Do all tasks, or those until Ctrl-C: seed by seed, so that all policies get equally far."""
-    # Of a seed the long ones first, so that no process is left with one at the end.
-    tasks = sorted(
-        wanted, key=lambda task: (task.seed, getattr(task, "policy", "") != episodes.ROLL_OUT)
-    )
-    count = itertools.count(1)
+    tasks = sorted(wanted, key=lambda task: task.seed)
+    first = {number for number, task in enumerate(tasks) if task.seed == options.first_seed}
+    outcomes: dict[episodes.Task, Any] = {}
+
+    def hear(number: int, outcome: object) -> None:
+        outcomes[tasks[number]] = outcome
+        if number in first:
+            first.remove(number)
+            if not first and len(outcomes) < len(tasks):
+                early(outcomes)
+        tick(tasks[number])
+
     try:
-        found = run_all(tasks, runner.run, options.engine, lambda: tell(next(count), len(tasks)))
-    except Interrupted as stop:
-        done = _Done({tasks[number]: each for number, each in stop.results.items()}, True)
+        run_all(tasks, runner.run, options.engine, hear=hear)
+    except Interrupted:
+        done = _Done(outcomes, True)
         if not done.episodes:
             raise
         return done
-    return _Done(dict(zip(tasks, found, strict=True)), False)
+    return _Done(outcomes, False)
 
 
 def _files(options: PacMlOptions, profiles: Profiles) -> list[Path]:
@@ -283,17 +330,14 @@ def _bound(
     return results.BoundFigures.of([outcomes[task] for task in tasks if task in outcomes])
 
 
-def _tune(
-    runner: episodes.TaskRunner, options: PacMlOptions, say: Callable[[str], None]
-) -> dict[episodes.TableCell, LookAhead]:
-    cells = [cell for cell in options.cells if episodes.ROLL_OUT in options.names(cell.rule)]
-    if not cells:
-        return {}
-    say("choosing how the roll-out looks ahead, on separate drawn episodes")
+def _tunings(options: PacMlOptions) -> list[episodes.TuningTask]:
+    """How the roll-out looks ahead is chosen for each cell, on separate drawn episodes."""
     futures = QUICK_FUTURES if options.quick else FUTURES
-    tunings: list[episodes.Task] = [episodes.TuningTask(cell, futures, AHEAD) for cell in cells]
-    chosen = run_all(tunings, runner.run, options.engine)
-    return dict(zip(cells, cast(list[LookAhead], chosen), strict=True))
+    return [
+        episodes.TuningTask(cell, futures, AHEAD)
+        for cell in options.cells
+        if episodes.ROLL_OUT in options.names(cell.rule)
+    ]
 
 
 def _policies(

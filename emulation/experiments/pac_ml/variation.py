@@ -202,7 +202,7 @@ def outside_training(
     if law not in laws:
         found.append(f"trained on {_laws(laws)}, not on law {law}")
     elif law != LAW_NAMES[0] and instance is not None and instance != variation.law_instance:
-        here = "made anew for each episode here"
+        here = "new in each episode here"
         if variation.law_instance is not None:
             here = f"here it is instance {variation.law_instance}"
         found.append(f"trained on instance {instance} of law {law}, {here}")

@@ -1,10 +1,10 @@
-"""Writes what came of simulations: a table of jobs for each, the figures, and plots of them."""
+"""The results of simulations as files: a table of jobs for each, ``result.json``, and plots."""
 
 import re
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pyarrow as arrow
@@ -12,7 +12,7 @@ import pyarrow.parquet as parquet
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from patchlight.emulation.simulator import results
+from patchlight.emulation.simulator import figures, results
 from patchlight.emulation.simulator.cluster.results import Floats, QueueResult
 from patchlight.emulation.simulator.cluster.sweep import CombinationResult
 
@@ -70,109 +70,101 @@ def write_report(
         for file, each in zip(jobs_files(outcomes), outcomes, strict=True)
     }
     plots = {"completion": lambda: completion(named), "load": lambda: load(named)}
-    return results.write_report(result_of(outcomes, setting), folder, plots, tables)
+    note = ""
+    if setting.get("interrupted"):
+        note = f"interrupted: {len(outcomes)} of {setting['runs_wanted']} runs"
+    return results.write_report(result_of(outcomes, setting), folder, plots, tables, note)
 
 
-_COLOURS = ("#08519c", "#d94801", "#31a354", "#756bb1", "#b30059", "#3b8f8f", "#636363", "#a63603")
-# Curves that a printer without colours tells apart.
-_STYLES: tuple[Any, ...] = (
-    "-",
-    "--",
-    ":",
-    "-.",
-    (0, (8, 2)),
-    (0, (3, 1, 1, 1, 1, 1)),
-    (0, (1, 4)),
-    (0, (8, 2, 2, 2)),
-)
-_POINTS = 600
-_DAY_S = 86400.0
+def notes_on(
+    outcomes: Sequence[CombinationResult], *, preempts: bool, communicates: bool
+) -> list[str]:
+    """Which runs have equal results, and what about the simulation explains it."""
+    runs = {name: each.result for name, each in zip(run_names(outcomes), outcomes, strict=True)}
+    times = {name: [run.jobs["jct_s"], run.jobs["waited_s"]] for name, run in runs.items()}
+    waited = any(run.jobs["waited_s"].any() for run in runs.values())
+    reasons = [
+        "" if waited else "no job waited",
+        "" if preempts else "nothing is preempted",
+        "" if communicates else "jobs do not communicate, so placement cannot slow them",
+    ]
+    because = "; ".join(filter(None, reasons))
+    return [
+        f"equal job times: {', '.join(names)}" + (f" ({because})" if because else "")
+        for names, _ in figures.merged(times)
+        if len(names) > 1
+    ]
+
+
+_POINTS = 300
 
 
 def completion(runs: Mapping[str, QueueResult]) -> Figure:
-    """Which part of the jobs is done after, and waited for, at most so long."""
-    figure = Figure(figsize=(11, 4.5), layout="constrained")
-    done, waited = figure.subplots(1, 2, sharey=True)
-    for number, (name, result) in enumerate(runs.items()):
-        ended = np.array([state == "done" for state in result.jobs["state"]], dtype=bool)
-        look = _look(number)
-        _distribution(done, result.jobs["jct_s"][ended], name, look)
-        _distribution(waited, result.jobs["waited_s"][ended], name, look)
-    if not any(result.jobs["waited_s"].any() for result in runs.values()):
-        _nobody_waited(waited, "x")
-    for axis, words in ((done, "job completion time (s)"), (waited, "time in the queue (s)")):
+    """The share of completed jobs that took, and waited, at most so long."""
+    curves = {}
+    for name, result in runs.items():
+        done = np.array([state == "done" for state in result.jobs["state"]], dtype=bool)
+        curves[name] = [np.sort(result.jobs[key][done]) for key in ("jct_s", "waited_s")]
+    labels = ["job completion time"]
+    if any(result.jobs["waited_s"].any() for result in runs.values()):
+        labels.append("time in the queue")
+    figure = figures.new(2.8, figures.PAGE_IN if len(labels) == 2 else figures.COLUMN_IN)
+    panels = figure.subplots(1, len(labels), sharey=True, squeeze=False)[0]
+    for number, (names, columns) in enumerate(figures.merged(curves)):
+        for axis, values in zip(panels, columns, strict=False):
+            _distribution(axis, values, figures.label(names, len(runs)), figures.look(number))
+    for axis, label in zip(panels, labels, strict=True):
         if axis.lines:
-            axis.set_xscale("symlog", linthresh=1.0)
-            axis.set_xlim(left=0)
-        axis.set_xlabel(words)
-        axis.grid(alpha=0.25)
-    done.set_ylabel("part of the completed jobs")
-    done.set_ylim(0, 1)
-    _entitle(figure, done, "How long jobs take, and how much of it they wait")
+            figures.log_time_axis(axis)
+        axis.set_xlabel(label)
+    if len(labels) == 1:
+        panels[0].set_xlabel("job completion time (no job waited)")
+    panels[0].set_ylabel("share of completed jobs")
+    panels[0].set_ylim(0, 1)
+    figures.legend(figure)
     return figure
 
 
 def load(runs: Mapping[str, QueueResult]) -> Figure:
-    """GPUs held, jobs waiting and fragmentation over time."""
-    figure = Figure(figsize=(11, 8), layout="constrained")
-    held, queue, pieces = figure.subplots(3, 1, sharex=True)
-    for number, (name, result) in enumerate(runs.items()):
-        series, look = result.series, _look(number)
-        percents = (100 / result.gpus * series.held, series.queue, 100 * series.fragmentation)
-        for axis, values in zip((held, queue, pieces), percents, strict=True):
-            days, means = _means(series.until_s, values)
-            axis.plot(days, means, linewidth=1.1, label=name, **look)
-    if not any(result.series.queue.any() for result in runs.values()):
-        _nobody_waited(queue, "y")
+    """GPUs held, jobs waiting and fragmentation over time; only what is ever above 0."""
+    longest_s = max(float(r.series.until_s[-1]) for r in runs.values() if r.series.until_s.size)
+    unit_s, unit = figures.time_unit(longest_s)
+    curves: dict[str, list[Floats]] = {}
+    for name, result in runs.items():
+        held, series = 100 / result.gpus * result.series.held, result.series
+        scattered = 100 * series.fragmentation
+        curves[name] = [series.until_s / unit_s, held, series.queue, scattered]
     labels = ("GPUs held (%)", "jobs waiting", "free GPUs on servers\nin use (%)")
-    for axis, words in zip((held, queue, pieces), labels, strict=True):
-        axis.set_ylabel(words)
+    shown = [n for n in range(3) if not n or any(each[n + 1].any() for each in curves.values())]
+    figure = figures.new(0.7 + 1.4 * len(shown))
+    panels = figure.subplots(len(shown), 1, sharex=True, squeeze=False)[:, 0]
+    for number, (names, (until, *columns)) in enumerate(figures.merged(curves)):
+        for axis, column in zip(panels, shown, strict=True):
+            at, means = _means(until, columns[column])
+            axis.plot(at, means, label=figures.label(names, len(runs)), **figures.look(number))
+    for axis, column in zip(panels, shown, strict=True):
+        axis.set_ylabel(labels[column])
         axis.set_ylim(bottom=0)
-        axis.grid(alpha=0.25)
-    pieces.set_xlabel("time since the first job came (days)")
-    pieces.set_xlim(left=0)
-    _entitle(figure, held, "The cluster over time")
+    missing = "" if 1 in shown else "; no job waited"
+    panels[-1].set_xlabel(f"time since the first job arrived ({unit}){missing}")
+    panels[-1].set_xlim(left=0)
+    figures.legend(figure)
     return figure
 
 
-def _look(number: int) -> dict[str, Any]:
-    """Colour and line of a curve; more curves than colours have other lines the second time."""
-    turn, place = divmod(number, len(_COLOURS))
-    line = _STYLES[(place + 3 * turn) % len(_STYLES)]
-    return {"color": _COLOURS[place], "linestyle": line}
-
-
-def _distribution(axis: Axes, values: Floats, name: str, look: Mapping[str, Any]) -> None:
-    if len(values):
-        ordered = np.sort(values)
-        part = np.arange(1, len(ordered) + 1) / len(ordered)
+def _distribution(axis: Axes, ordered: Floats, name: str, look: Mapping[str, Any]) -> None:
+    if len(ordered):
+        share = np.arange(1, len(ordered) + 1) / len(ordered)
         # More points than a picture has columns would only make it slow.
-        chosen = np.unique(np.linspace(0, len(ordered) - 1, 4 * _POINTS).astype(int))
-        axis.step(ordered[chosen], part[chosen], where="post", label=name, **look)
+        chosen = np.unique(np.linspace(0, len(ordered) - 1, 8 * _POINTS).astype(int))
+        axis.step(ordered[chosen], share[chosen], where="post", label=name, **look)
 
 
-def _nobody_waited(axis: Axes, scale: Literal["x", "y"]) -> None:
-    """Say so: the scale of a line at 0 would mean nothing."""
-    for line in list(axis.lines):
-        line.remove()
-    axis.text(0.5, 0.5, "no job waited", transform=axis.transAxes, ha="center", va="center")
-    (axis.xaxis if scale == "x" else axis.yaxis).set_ticks([])
-
-
-def _means(until_s: Floats, values: Floats) -> tuple[Floats, Floats]:
-    """The mean over each of equal parts of the time, at their middles in days."""
-    if not len(until_s):
+def _means(until: Floats, values: Floats) -> tuple[Floats, Floats]:
+    """The mean over each of equal parts of the time, at their middles."""
+    if not len(until):
         return np.empty(0), np.empty(0)
-    ends = np.linspace(0.0, until_s[-1], _POINTS + 1)
-    area = np.concatenate(([0.0], np.cumsum(values * np.diff(until_s, prepend=0.0))))
-    at_ends = np.interp(ends, np.concatenate(([0.0], until_s)), area)
-    return (ends[:-1] + ends[1:]) / 2 / _DAY_S, np.diff(at_ends) / np.diff(ends)
-
-
-def _entitle(figure: Figure, axis: Axes, title: str) -> None:
-    handles, labels = axis.get_legend_handles_labels()
-    if len(labels) > 1:
-        figure.legend(handles, labels, loc="outside lower center", ncols=4, fontsize=8)
-        figure.suptitle(title)
-    else:
-        figure.suptitle(f"{title}: {labels[0]}" if labels else title)
+    ends = np.linspace(0.0, until[-1], _POINTS + 1)
+    area = np.concatenate(([0.0], np.cumsum(values * np.diff(until, prepend=0.0))))
+    at_ends = np.interp(ends, np.concatenate(([0.0], until)), area)
+    return (ends[:-1] + ends[1:]) / 2, np.diff(at_ends) / np.diff(ends)

@@ -1,4 +1,4 @@
-"""What came of a simulation: a record for each job, what was so over time, and the figures."""
+"""The results of a simulation: a record for each job, time series, and the figures."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from patchlight.emulation.simulator.cluster import sweep
 from patchlight.emulation.simulator.cluster.cluster import Cluster, LabCluster, TwoLevel
 from patchlight.emulation.simulator.cluster.jobs import QueueJob, jobs_of_specs, queue_jobs
 from patchlight.emulation.simulator.cluster.networkcluster import NetworkCluster
-from patchlight.emulation.simulator.cluster.report import result_of, write_report
+from patchlight.emulation.simulator.cluster.report import notes_on, result_of, write_report
 from patchlight.emulation.simulator.cluster.state import Settings
 from patchlight.emulation.simulator.executors import Engine, Interrupted
 from patchlight.emulation.simulator.network.specs import Trouble, network_of
@@ -152,10 +152,12 @@ def simulate_trace(
         "engine": engine.name if len(runs) > 1 else "serial",
         "duration_s": time.monotonic() - began,
         "interrupted": interrupted,
+        "runs_wanted": len(runs),
         "provenance": origin,
         "machine": origin["machine"],
     }
     files = write_report(outcomes, setting, folder)
+    notes += tuple(notes_on(outcomes, preempts=settings.preempt, communicates=bool(communication)))
     return TraceSimulation(outcomes, result_of(outcomes, setting), notes, files, interrupted)
 
 

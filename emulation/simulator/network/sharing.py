@@ -25,9 +25,6 @@ _numba: Any = None
 with suppress(ImportError):
     _numba = import_module("numba")
 
-IS_COMPILED = _numba is not None
-"""Whether loops are compiled here."""
-
 
 def compiled(loop: Loop) -> Loop:
     """The loop as machine code, kept on disk for the next process; itself without Numba."""

@@ -19,7 +19,7 @@ from patchlight.testbed.errors import BadInput, nearest
 from patchlight.testbed.io.fields import FieldType, ListOf
 from patchlight.testbed.io.forms import MapOf, mapping_of, value_of
 from patchlight.testbed.jobfile.reader import JobBatch, JobFileError, Overrides, jobs_of, read_jobs
-from patchlight.testbed.jobfile.schema import ARRAY, KEYS, SWEEP, json_schema
+from patchlight.testbed.jobfile.schema import ARRAY, KEYS, SWEEP
 
 if TYPE_CHECKING:
     from patchlight.testbed.wire.rest.jobs import Preview
@@ -166,7 +166,7 @@ def submit(
 ) -> None:
     """Submit the jobs of FILE (- reads standard input), or a job called NAME.
 
-    What is a file, or ends in .yaml, .yml or .json, is a job file ('patchlight job schema' has
+    What is a file, or ends in .yaml, .yml or .json, is a job file ('patchlight lab schema job' has
     its keys). Options go before what the file says; a file of several jobs takes none. With a
     PROGRAM, the job runs that in each worker.
 
@@ -266,12 +266,6 @@ def check(files: tuple[str, ...]) -> None:
         out.say(f"{file} is good: {counted}: {names}{more}")
     if wrong:
         sys.exit(JobFileError.exit_code)
-
-
-@click.command()
-def schema() -> None:
-    """Print the JSON Schema of job files, for editors."""
-    out.print_json(json_schema())
 
 
 def _overrides(

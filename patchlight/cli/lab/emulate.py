@@ -1,6 +1,7 @@
 """``patchlight emulate``: a lab made of software on this machine."""
 
 import math
+import os
 import signal
 import time
 from dataclasses import asdict
@@ -12,7 +13,7 @@ import click
 from patchlight.cli.lab import emulated
 from patchlight.console import options as opts
 from patchlight.console import rendering as out
-from patchlight.console.commands import complete_lab, lab_option, require_root
+from patchlight.console.commands import Command, LazyGroup, complete_lab, lab_option, require_root
 from patchlight.console.connection import complete_host, offline_lab, which_lab
 from patchlight.emulation.fabric.lab_state import recorded_labs
 from patchlight.emulation.lab.emulated_lab import EmulatedLab, down_lab
@@ -24,8 +25,10 @@ from patchlight.testbed.linux.rate_limits import Impairment
 from patchlight.testbed.linux.sockets import is_beyond_this_machine
 from patchlight.testbed.units import parse_share, parse_size, parse_time
 
+_DEVICE = Command("patchlight.cli.lab.device")
 
-@click.group()
+
+@click.group(cls=LazyGroup, prefix="emulate ", built_in={"ocs": _DEVICE, "fault": _DEVICE})
 def emulate() -> None:
     """Run a lab in software on this machine."""
 
@@ -35,42 +38,41 @@ def emulate() -> None:
 @click.option(
     "--scale",
     type=opts.ANY,
-    help="Divide rates and the bytes of jobs by this, so that times stay true.  "
-    "[default: the lab file's, or what this machine carries]",
+    help="Divide all rates, and the bytes of jobs, by this; times stay true.  "
+    "[default: the lab file's, or what fits]",
 )
-@click.option("--name", help="Call it otherwise than the lab file does.")
-@click.option("--replace", is_flag=True, help="Remove a lab of that name first.")
-@click.option("--no-controller", is_flag=True, help="Switches learn addresses by themselves.")
+@click.option("--name", help="The lab's name.  [default: the lab file's]")
+@click.option("--replace", is_flag=True, help="First take down a lab of that name.")
+@click.option("--no-controller", is_flag=True, help="Switches learn addresses instead.")
 @click.option(
     "--agents/--no-agents",
     default=None,
-    help="Run an agent on each server. [default: for a controller, up to 16 servers]",
+    help="Run an agent on each server.  [default: with a controller and up to 16 servers]",
 )
 @click.option(
-    "--workers",
+    "--worker-kind",
+    "workers",
     type=click.Choice(["auto", "docker", "process"]),
     default="auto",
-    help="What the agents run workers as.",
+    help="What agents start workers as.",
 )
 @click.option("--engine", type=click.Choice(["ryu", "os-ken"]), help="The OpenFlow engine.")
 @click.option(
     "--fabric",
     type=click.Choice(["openvswitch", "bridge"]),
-    help="What packet switches are made of. [default: as the lab file says]",
+    help="What packet switches are made of.  [default: as the lab file says]",
 )
 @click.option(
     "--real-time",
     is_flag=True,
-    help="Run the lab before every ordinary process of this machine: its times hold on a busy one.",
+    help="Schedule the lab before ordinary processes: for true times on a busy machine.",
 )
 @click.option(
-    "--servers",
-    type=click.Choice(["namespace", "ssh"]),
+    "--server-kind",
+    "servers",
+    type=click.Choice(["namespace", "ssh", "docker"]),
     default="namespace",
-    help="What servers are: a network and an agent, or a machine to deploy to over SSH.",
-)
-@click.option(
-    "--docker", is_flag=True, help="With --servers ssh: each server has a Docker engine of its own."
+    help="A network namespace with an agent, a machine to deploy to over SSH, or one with Docker.",
 )
 @click.option(
     "--swap",
@@ -78,20 +80,21 @@ def emulate() -> None:
     nargs=2,
     multiple=True,
     metavar="PORT PORT",
-    help="Plug the fibres of two ports in the wrong way round: 'patchlight lab discover' finds it.",
+    help="Swap the fibres of two ports; 'lab discover' finds it.",
 )
 @opts.policy_options
 def up(lab: str, no_controller: bool, **options: Any) -> None:
-    """Bring LAB up: a lab file, or the name of a built-in lab.
+    """Start an emulated lab from a lab file or a built-in lab.
 
-    Of a lab that is up but has lost processes, those are started and all else goes on: jobs too.
-    It keeps the lab file and the options that it was made with; --replace makes it from scratch.
+    If a lab of that name is up, only its processes that have died are started: jobs go on, and the
+    lab keeps its file and options. --replace makes it again from scratch.
 
-    With --servers ssh each server has a root file system, processes and an sshd of its own, and
-    answers at the management address that the runtime lab file says. No agent runs on it until
-    one is deployed; the controller runs, and finds the agents silent.
+    With --server-kind ssh or docker, each server has its own root file system, processes and sshd,
+    at the management address in the runtime lab file. No agent runs until you deploy one.
     """
-    require_root(f"making the emulated lab {lab}")
+    require_root(f"starting the emulated lab {lab}")
+    if docker := options["servers"] == "docker":
+        options |= {"servers": "ssh", "docker": docker}
     # A polite kill is undone like Ctrl-C.
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)
@@ -141,16 +144,18 @@ def _say(message: str) -> None:
 
 @emulate.command()
 @which_lab
-@click.option("--all", "every", is_flag=True, help="Every lab that is here.")
+@click.option("--all", "every", is_flag=True, help="All emulated labs of this machine.")
 def down(lab: str | None, every: bool) -> None:
-    """Take LAB down: a name, or the file it was made of."""
+    """Take an emulated lab down."""
     if (lab is None) == (not every):
         raise BadInput("expected the name of a lab, or --all")
     require_root(f"taking {'all emulated labs' if every else f'the emulated lab {lab}'} down")
     for name in recorded_labs() if lab is None else [emulated.meant(lab)]:
+        if name in recorded_labs():
+            _say(f"taking lab {name} down: some seconds")
         if not down_lab(name) and lab is not None:
-            hint = nearest(name, recorded_labs(), "the labs here:")
-            raise BadInput(f"no emulated lab is called {name!r}: nothing was done", hint=hint)
+            hint = nearest(name, recorded_labs(), "these are up:")
+            raise BadInput(f"no emulated lab {name!r}", hint=hint)
         _say(f"lab {name} is down")
 
 
@@ -158,15 +163,35 @@ def down(lab: str | None, every: bool) -> None:
 @which_lab
 @out.listing_options
 def status(lab: str | None, as_json: bool) -> None:
-    """Say what of LAB is there. Exits with 0 if it is up, else with 1."""
-    state = lab_status(emulated.meant(lab))
+    """Show the state of an emulated lab, or list them.
+
+    The exit code is 1 if a lab is not up. Without LAB, --json prints a list, of all labs.
+    """
+    names = recorded_labs() if lab is None else [emulated.meant(lab)]
+    states = [_state(name) for name in names]
+    if as_json:
+        out.print_json(states if lab is None else states[0])
+    elif len(states) == 1:
+        _print_status(states[0])
+    else:
+        rows = ((state["name"], _up(state["state"]), state.get("source", "")) for state in states)
+        columns = (out.Column("lab", whole=True), "state", "source")
+        out.Table(*columns, rows=rows, empty="no emulated lab is up").print()
+    if any(state["state"] != "up" for state in states):
+        click.get_current_context().exit(1)
+
+
+def _state(name: str) -> dict[str, Any]:
+    state = lab_status(name)
     state["hosts"] = []
     if "run_dir" in state and (Path(state["run_dir"]) / "lab.yaml").exists():
         started = EmulatedLab.attach(state["name"], half_there=True)
         state["hosts"] = [{"name": h.name, "address": h.address} for h in started.hosts]
-    out.print_answer(state, lambda: _print_status(state), as_json=as_json)
-    if state["state"] != "up":
-        click.get_current_context().exit(1)
+    return state
+
+
+def _up(state: str) -> out.Coloured:
+    return out.Coloured(state.replace("-", " "), "good" if state == "up" else "caution")
 
 
 def _print_status(state: dict[str, Any]) -> None:
@@ -204,105 +229,93 @@ def _print_status(state: dict[str, Any]) -> None:
     out.Table(out.Column("host", whole=True), "address", rows=rows).print()
 
 
-@emulate.command("list")
-@out.listing_options
-def list_labs(as_json: bool) -> None:
-    """List the labs that are here."""
-    labs = [lab_status(name) for name in recorded_labs()]
-    table = out.Table(out.Column("lab", whole=True), "state", "source")
-    for item in labs:
-        state = out.Coloured(item["state"], "good" if item["state"] == "up" else "caution")
-        table.add_row(item["name"], state, item.get("source", ""))
-    shown = table if labs else lambda: _say("no emulated lab is up")
-    out.print_answer(labs, shown, as_json=as_json)
-
-
 @emulate.command("exec", context_settings={"ignore_unknown_options": True})
-@click.argument("host", shell_complete=complete_host)
-@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+@click.argument("host", required=False, shell_complete=complete_host)
+@click.argument("command", nargs=-1, type=click.UNPROCESSED)
 @lab_option()
-def execute(host: str, command: tuple[str, ...], lab_name: str | None) -> None:
-    """Run a command as HOST: patchlight emulate exec gpu1 -- ping -c 1 192.168.10.12."""
-    require_root(f"running a command as {host} of an emulated lab")
-    click.get_current_context().exit(
-        emulated.run_attached(emulated.attached(lab_name).host(host), list(command))
-    )
+def execute(host: str | None, command: tuple[str, ...], lab_name: str | None) -> None:
+    """Run a command on a host of an emulated lab.
+
+    \b
+      patchlight emulate exec gpu1 -- ping -c 1 192.168.10.12
+      patchlight emulate exec gpu1          a shell on gpu1
+      patchlight emulate exec               a prompt, where 'gpu1 ping gpu2' works
+    """
+    require_root(f"running a command as {host} of an emulated lab" if host else "the prompt")
+    lab = emulated.attached(lab_name)
+    if host is None:
+        emulated.LabShell(lab).run()
+        return
+    words = list(command) or [os.environ.get("SHELL", "/bin/sh")]
+    click.get_current_context().exit(emulated.run_attached(lab.host(host), words))
 
 
 @emulate.command()
-@which_lab
-def shell(lab: str | None) -> None:
-    """Open a prompt for LAB, where 'gpu1 ping gpu2' works."""
-    require_root("the prompt of an emulated lab")
-    emulated.LabShell(emulated.attached(lab)).run()
-
-
-@emulate.command()
-@click.argument("a")
-@click.argument("b")
+@click.argument("a", required=False)
+@click.argument("b", required=False)
 @click.argument("state", type=click.Choice(["up", "down"]), required=False)
-@click.option("--delay", type=opts.Quantity(parse_time), help="Hold each packet so long, each way.")
-@click.option("--jitter", type=opts.Quantity(parse_time), help="By how much that varies.")
+@click.option("--delay", type=opts.Quantity(parse_time), help="Delay each packet, each way.")
+@click.option("--jitter", type=opts.Quantity(parse_time), help="Vary the delay by this much.")
 @click.option("--packet-loss", type=opts.Quantity(parse_share), help="Lose this share, like 0.1%.")
 @lab_option()
 @out.json_option
 def link(
-    a: str,
-    b: str,
+    a: str | None,
+    b: str | None,
     state: str | None,
-    delay: float | None,
-    jitter: float | None,
-    packet_loss: float | None,
     lab_name: str | None,
     as_json: bool,
+    **impairment: float | None,
 ) -> None:
-    """Cut, splice, delay or show the fibre between A and B: hosts, ports or devices.
+    """Cut, restore or delay a fibre of an emulated lab.
 
     \b
       patchlight emulate link gpu0 ocs1 down
       patchlight emulate link tor1.7 tor2.7 --delay 5ms --packet-loss 0.1%
+      patchlight emulate link                            all fibres
 
-    Delay, jitter and loss are those of the fibre in both directions; what is not given becomes
-    none, and rates stay. A way through an OCS is two fibres.
+    A and B are hosts, ports or devices that one fibre joins; a path through an OCS is two fibres.
+    Delay, jitter and loss hold in both directions; those that are not given become 0.
 
     \b
     With --json, the fibre as it is then: a, b (its ends), up, delay_s,
-    jitter_s, packet_loss (a share).
+    jitter_s, packet_loss (a share); without A and B, a list of them.
     """
-    require_root(f"the fibre between {a} and {b} of an emulated lab")
-    wires = emulated.attached(lab_name).wires
-    fibre = wires.between(a, b)
+    require_root("the fibres of an emulated lab")
+    lab = emulated.attached(lab_name)
+    if a is None:
+        states = lab.wires.states(lab.lab.fibres)
+        lines = "\n".join(map(emulated.fibre_line, states))
+        out.print_answer([emulated.fibre_row(each) for each in states], lines, as_json=as_json)
+        return
+    if b is None:
+        raise BadInput(f"which fibre of {a}? expected the other end, too")
+    fibre = lab.wires.between(a, b)
     if state is not None:
-        wires.set_up(fibre, up=state == "up")
-    if (delay, jitter, packet_loss) != (None, None, None):
-        wires.impair(fibre, Impairment(delay or 0.0, jitter or 0.0, packet_loss or 0.0))
-    found = wires.state(fibre)
+        lab.wires.set_up(fibre, up=state == "up")
+    if any(value is not None for value in impairment.values()):
+        delay, jitter, loss = (impairment[k] or 0.0 for k in ("delay", "jitter", "packet_loss"))
+        lab.wires.impair(fibre, Impairment(delay, jitter, loss))
+    found = lab.wires.state(fibre)
     out.print_answer(emulated.fibre_row(found), emulated.fibre_line(found), as_json=as_json)
 
 
 @emulate.command()
-@click.argument("server")
-@lab_option()
-def reboot(server: str, lab_name: str | None) -> None:
-    """Cut the power of SERVER, one that has an sshd, and boot it again.
-
-    All that runs there ends at once. Its disk and its fibres stay as they are.
-    """
-    require_root(f"rebooting {server} of an emulated lab")
-    from patchlight.emulation.lab.services import reboot as reboot_server
-
-    lab = emulated.attached(lab_name)
-    reboot_server(lab.lab, lab.plan, server, _say)
-    _say(f"{server} has booted")
-
-
-@emulate.command()
 @click.argument("host")
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="File to write.")
-@click.option("--for", "seconds", type=opts.Quantity(parse_time), help="How long, like 10s.")
-@click.option("--frames", type=click.IntRange(1), default=10_000_000, help="At most so many.")
 @click.option(
-    "--size", type=opts.Quantity(parse_size), default="1GiB", help="At most so long a file."
+    "-o", "--output", type=click.Path(path_type=Path), help="File to write.  [default: HOST.pcap]"
+)
+@click.option(
+    "--for",
+    "seconds",
+    type=opts.Quantity(parse_time),
+    help="How long, like 10s.  [default: until Ctrl-C]",
+)
+@click.option(
+    "--frames", type=click.IntRange(1), default=10_000_000, help="At most so many frames."
+)
+@click.option(
+    "--size", type=opts.Quantity(parse_size), default="1GiB", help="At most this file size."
 )
 @lab_option()
 @out.json_option
@@ -315,15 +328,15 @@ def capture(
     lab_name: str | None,
     as_json: bool,
 ) -> None:
-    """Record what the fibre of HOST carries, both ways, as a pcap file.
+    """Capture a host's packets into a pcap file.
 
-    It ends with the time, the frames, the size or Ctrl-C, whichever comes first.
+    It records both directions of the host's fibre, until the time, the frames, the size or Ctrl-C.
 
     \b
     With --json, what was written: file, frames, size_bytes, dropped (frames
     that came too fast).
     """
-    require_root(f"capturing what {host} of an emulated lab sends")
+    require_root(f"capturing packets of {host}")
     lab = emulated.attached(lab_name)
     path = output or Path(f"{lab.host(host).name}.pcap")
     _say(f"capturing {lab.host(host).name} into {path}")

@@ -1,10 +1,10 @@
 """An emulated lab that is up: which one is meant, its prompt, its fibres and transceivers."""
 
-import contextlib
+import cmd
 import shlex
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -25,17 +25,14 @@ from patchlight.testbed.lab.tuning import LightClient
 from patchlight.testbed.labfile.reader import read_lab
 from patchlight.testbed.units import format_rate, format_time, write_share
 
-_COMMANDS = ("nodes", "pingall", "iperf", "links", "link", "help")
+_COMMANDS = ("pingall", "iperf", "link", "help")
 _HELP = """\
-HOST COMMAND …   run a command as a host; host names among its arguments become addresses:
-                 gpu1 ping -c 3 gpu2
-nodes            the hosts, their addresses and where their NICs are now
-pingall          every host pings every other
-iperf A B        what one TCP connection carries from A to B
-links            who lights up whom now, and what is down or delayed
-link A B         the fibre between A and B now; link A B down cuts it, link A B up splices it
-help             this text
-exit             leave (the lab stays up); Ctrl-D does too"""
+HOST COMMAND …   run a command on a host; names of hosts become addresses: gpu1 ping -c 3 gpu2
+pingall          ping from every host to every other
+iperf A B        measure the rate of one TCP connection from A to B
+link A B         show the fibre between A and B; link A B down cuts it, link A B up restores it
+help             show this text
+exit             leave; the lab stays up (also Ctrl-D)"""
 
 
 def attached(lab: str | None) -> EmulatedLab:
@@ -52,12 +49,12 @@ def meant(lab: str | None) -> str:
     if Path(lab).is_file():
         return read_lab(lab).name
     if "/" in lab:
-        raise BadInput(f"no lab is called {lab!r}, and there is no such file (see {RUN_ROOT})")
+        raise BadInput(f"no emulated lab and no lab file {lab!r} (see {RUN_ROOT})")
     return lab
 
 
 def fibre_line(state: FibreState) -> str:
-    """A fibre as it is now, on one line."""
+    """A fibre's state on one line."""
     fibre, impairment = state.fibre, state.impairment
     parts = ["up" if state.up else "down"]
     if impairment.delay_s:
@@ -70,7 +67,7 @@ def fibre_line(state: FibreState) -> str:
 
 
 def fibre_row(state: FibreState) -> dict[str, Any]:
-    """A fibre as it is now, for JSON; times in seconds, the loss as a share."""
+    """A fibre's state for JSON; times in seconds, the loss as a share."""
     a, b = str(state.fibre.a), str(state.fibre.b)
     return {"a": a, "b": b, "up": state.up, **asdict(state.impairment)}
 
@@ -90,107 +87,53 @@ def run_attached(host: EmulatedHost, command: Sequence[str]) -> int:
     return status if status >= 0 else 128 - status
 
 
-class LabShell:
-    """Reads lines and runs them, with completion of host and command names."""
+class LabShell(cmd.Cmd):
+    """The prompt of a lab, with completion of host and command names."""
 
     def __init__(self, lab: EmulatedLab) -> None:
+        super().__init__()
         self._lab = lab
-        self._names = sorted(lab.lab.host_names)
+        self.prompt = ""
+        if sys.stdin.isatty():
+            self.prompt, hosts = f"{lab.lab.name}> ", len(lab.hosts)
+            self.intro = f"lab {lab.lab.name}: {hosts} hosts; type help"
 
     def run(self) -> None:
         """Read and run lines until ``exit`` or the end of input."""
-        interactive = sys.stdin.isatty()
-        if interactive:
-            self._complete_names()
-            hosts = len(self._lab.hosts)
-            say(f"lab {self._lab.lab.name}: {hosts} hosts; help lists what can be typed")
-        for line in self._lines(interactive):
-            try:
-                arguments = shlex.split(line)
-            except ValueError as error:
-                say(f"cannot read that: {error}", err=True)
-                continue
-            if arguments and arguments[0] in ("exit", "quit"):
-                return
-            if arguments:
-                try:
-                    self.execute(arguments)
-                except PatchlightError as error:
-                    say(str(error), err=True)
-
-    def _lines(self, interactive: bool) -> Iterator[str]:
         while True:
             try:
-                yield input(f"{self._lab.lab.name}> " if interactive else "")
-            except EOFError:
-                if interactive:
-                    say("")
-                return
+                self.cmdloop()
             except KeyboardInterrupt:
                 say("")
+                self.intro = None
+            else:
+                return
 
-    def execute(self, arguments: Sequence[str]) -> int:
-        """Do what one line says; the exit status of its command."""
-        first, *rest = arguments
-        if first in _COMMANDS:
-            getattr(self, f"_{first}")(rest)
-            return 0
-        hosts = self._lab.lab.host_names
-        words = [str(hosts[word].nic.address) if word in hosts else word for word in rest]
-        return run_attached(self._lab.host(first), words)
+    def onecmd(self, line: str) -> bool:
+        """Run a line; whether it was the last."""
+        try:
+            first, *words = shlex.split(line) or [""]
+            if first in ("exit", "quit", "EOF"):
+                return True
+            if first in _COMMANDS:
+                getattr(self, f"_{first}")(words)
+            elif first:
+                hosts = self._lab.lab.host_names
+                words = [str(hosts[word].nic.address) if word in hosts else word for word in words]
+                run_attached(self._lab.host(first), words)
+        except (PatchlightError, ValueError) as error:
+            say(str(error), err=True)
+        return False
+
+    def completenames(self, text: str, *_: Any) -> list[str]:
+        """Names of commands and hosts; for every word of a line."""
+        names = [*sorted(self._lab.lab.host_names), *_COMMANDS, "exit"]
+        return [f"{name} " for name in names if name.startswith(text)]
+
+    completedefault = completenames
 
     def _help(self, words: Sequence[str]) -> None:
         say(_HELP)
-
-    def _nodes(self, words: Sequence[str]) -> None:
-        table = Table(Column("host", whole=True), "GPU", "address", "NIC is in")
-        for host in self._lab.hosts:
-            try:
-                where = host.namespace().name
-            except PatchlightError:
-                where = "nowhere"
-            if where == "net":
-                where = "a worker"
-            gpu = host.host.gpu
-            table.add_row(host.name, gpu.model if gpu else "", host.address, where)
-        table.print()
-
-    def _links(self, words: Sequence[str]) -> None:
-        lab = self._lab.lab
-        states = self._lab.wires.states(lab.fibres)
-        if lab.coloured:
-            with self._lab.light as light:
-                for port, found in light.transceivers().items():
-                    receivers = ", ".join(found["to"])
-                    lit = f"{found['channel']} to {receivers}" if receivers else "dark"
-                    say(f"{port}  {lit}")
-        else:
-            self._print_circuits(states)
-        for state in states:
-            if not state.up or state.impairment:
-                say(f"fibre {fibre_line(state)}")
-
-    def _print_circuits(self, states: Sequence[FibreState]) -> None:
-        from patchlight.testbed.lab.wiring import trace_links
-
-        lab = self._lab.lab
-        try:
-            maps = self._lab.maps()
-        except PatchlightError as error:
-            say(f"as the lab file has them: {error.message}", err=True)
-            maps = lab.initial_maps
-        cut = {end for state in states if not state.up for end in (state.fibre.a, state.fibre.b)}
-        links = trace_links(lab, maps)
-        for a, b in links.pairs():
-            passed = {a, b} | {
-                Endpoint(ocs, str(port))
-                for ocs, hop in links.paths[a].hops
-                for port in (hop.inp, hop.out)
-            }
-            say(f"{a} – {b}{'  down' if passed & cut else ''}")
-        for host in lab.hosts:
-            if links.peer(host.endpoint) is None:
-                say(f"{host.endpoint}  dark")
 
     def _pingall(self, words: Sequence[str]) -> None:
         reached = self._lab.pingall()
@@ -213,20 +156,6 @@ class LabShell:
             wires.set_up(fibre, up=words[2] == "up")
         say(fibre_line(wires.state(fibre)))
 
-    def _complete_names(self) -> None:
-        with contextlib.suppress(ImportError):
-            import readline
-
-            names = [*self._names, *_COMMANDS, "exit"]
-
-            def complete(text: str, state: int) -> str | None:
-                matches = [f"{name} " for name in names if name.startswith(text)]
-                return matches[state] if state < len(matches) else None
-
-            readline.set_completer(complete)
-            readline.set_completer_delims(" ")
-            readline.parse_and_bind("tab: complete")
-
 
 @click.command()
 @click.argument("port", required=False)
@@ -234,21 +163,22 @@ class LabShell:
 @lab_option()
 @listing_options
 def tune(port: str | None, channel: str | None, lab_name: str | None, as_json: bool) -> None:
-    """Tune the transceiver of PORT, a host or port, to CHANNEL; without CHANNEL, show it.
+    """Tune a transceiver, or show transceivers.
 
     \b
       patchlight emulate tune
       patchlight emulate tune server1 193.200
       patchlight emulate tune server1 off
 
-    It is dark while it is tuned, and the command ends when it sends. Without
-    PORT: all transceivers, and how many frames others destroyed on which fibre.
+    PORT is a host or a port. The transceiver sends nothing while it is tuned; the command ends
+    when it sends again. Without PORT, show all transceivers and how many frames collisions
+    destroyed on each fibre.
 
     \b
     With --json: transceivers by port, each with channel, state (on, off,
     tuning), band, to (the ports that get its frames) and destroyed_at (fibres,
-    by the end that light leaves); destroyed (frames by fibre) and dark (frames
-    by the port that sent them).
+    by their sending end); destroyed (frames by fibre) and dark (frames by
+    the port that sent them).
     """
     require_root("tuning transceivers")
     lab = attached(lab_name)

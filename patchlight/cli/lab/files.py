@@ -1,9 +1,9 @@
-"""``patchlight lab`` commands on lab files: check them, generate them, print their schema."""
+"""``patchlight lab`` commands that check and write lab files."""
 
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
@@ -12,6 +12,7 @@ from patchlight.console.options import Quantity
 from patchlight.console.rendering import cannot_write, json_option, print_document, print_json, say
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.generate import generate as shapes
+from patchlight.testbed.jobfile.schema import json_schema as job_file_schema
 from patchlight.testbed.lab.model import Lab
 from patchlight.testbed.labfile import oversights, reader
 from patchlight.testbed.labfile.schema import FABRICS
@@ -20,20 +21,18 @@ from patchlight.testbed.labfile.writer import json_schema, write_commented_lab, 
 from patchlight.testbed.linux.processes import own_program
 from patchlight.testbed.units import parse_rate
 
-F = TypeVar("F", bound=Callable[..., Any])
-
 
 @click.command()
 @click.argument("files", metavar="FILE…", nargs=-1, required=True, shell_complete=complete_lab)
-@click.option("--strict", is_flag=True, help="Warnings are mistakes.")
+@click.option("--strict", is_flag=True, help="Treat warnings as mistakes.")
 @json_option
 def check(files: tuple[str, ...], strict: bool, as_json: bool) -> None:
-    """Print every mistake in lab files, one on a line: file:line:column: what is wrong.
+    """Check lab files: print every mistake.
 
-    What is likely forgotten is a warning: NICs without a fibre, switches that nothing joins,
-    servers without a management address, drivers that no emulated device speaks, a lab with
-    nothing but a name. Policies that the file names have to be there; the program of one in a file
-    is not run. Exit code 2 if there is a mistake.
+    Each line is file:line:column: message. What was probably forgotten is a warning: NICs without
+    a fibre, switches without a link, servers without a management address, drivers that no
+    emulated device speaks, an empty lab. Policies that the file names must exist; they are not run.
+    The exit code is 2 if there is a mistake.
 
     \b
     With --json, a list with an object for each file, with these keys:
@@ -105,115 +104,79 @@ def in_words(counts: dict[str, int]) -> str:
 
 
 @click.command()
-def schema() -> None:
-    """Print the JSON Schema of lab files, for editors."""
-    print_json(json_schema())
+@click.argument("what", type=click.Choice(["lab", "job"]), default="lab")
+def schema(what: str) -> None:
+    """Print the JSON Schema of lab files or job files.
+
+    For editors, which then complete keys and mark mistakes.
+    """
+    print_json(job_file_schema() if what == "job" else json_schema())
 
 
-_hosts = click.option("--hosts", type=click.IntRange(1), required=True, help="How many hosts.")
-_per_switch = click.option(
-    "--hosts-per-switch",
-    type=click.IntRange(1),
-    default=16,
-    help="How many hosts each switch with hosts has.",
-)
 _rate = click.option(
     "--rate",
     "rate_bps",
     type=Quantity(parse_rate),
-    help="Rate of the hosts' links, like 10Gbps.",
-    show_default="no limit",
+    help="Rate of the hosts' links, like 10Gbps.  [default: no limit]",
 )
-_uplink_rate = click.option(
+_name = click.option("--name", help="The lab's name.  [default: from kind and hosts]")
+_output = click.option(
+    "--output", "-o", metavar="FILE", help="File to write.  [default: standard output]"
+)
+_KINDS: dict[str, Callable[..., Lab]] = {
+    "single": shapes.single,
+    "linear": shapes.linear,
+    "tree": shapes.tree,
+    "fat-tree": shapes.fat_tree,
+}
+
+
+@click.command()
+@click.argument("kind", type=click.Choice(tuple(_KINDS)))
+@click.option("--hosts", type=click.IntRange(1), required=True, help="How many hosts.")
+@click.option(
+    "--hosts-per-switch",
+    type=click.IntRange(1),
+    help="Of linear and tree: hosts of each switch that has hosts.  [default: 16]",
+)
+@_rate
+@click.option(
     "--uplink-rate",
     "uplink_rate_bps",
     type=Quantity(parse_rate),
-    show_default="no limit",
-    help="Rate of the links between switches, like 40Gbps.",
+    help="Rate of the links between switches, like 40Gbps.  [default: no limit]",
 )
-
-_fabric = click.option(
-    "--fabric",
-    type=click.Choice(FABRICS),
-    default="openvswitch",
-    help="What an emulation makes the switches of.",
+@click.option(
+    "--ocs", type=click.Choice(KNOWN_DRIVERS), help="Put an OCS with this driver behind the NICs."
 )
-_name = click.option("--name", help="The lab's name.", show_default="the shape and the hosts")
-_ocs = click.option(
-    "--ocs",
-    type=click.Choice(KNOWN_DRIVERS),
-    help="Put an OCS with this driver between the NICs and their switches.",
-    show_default="no OCS",
-)
-_output = click.option(
-    "--output", "-o", metavar="FILE", help="File to write.", show_default="standard output"
-)
+@click.option("--fabric", type=click.Choice(FABRICS), help="What an emulation makes switches of.")
+@_name
+@_output
+def generate(kind: str, output: str | None, **options: Any) -> None:
+    """Write a lab file of a common shape.
 
+    \b
+      single    one switch with all hosts
+      linear    a chain of switches with hosts on each
+      tree      a root switch, and leaf switches with hosts
+      fat-tree  three layers of k-port switches, k the smallest even number with
+                k³/4 ≥ hosts; edge switches are filled in order
 
-def _common(command: F) -> F:
-    """The options that every shape has."""
-    return _ocs(_fabric(_name(_output(command))))
-
-
-@click.group()
-def generate() -> None:
-    """Write a lab of a common shape.
-
-    With --ocs, every NIC goes through an OCS to its switch, and the circuits at the start reach
-    everything. Hosts are h1, h2, … with one GPU and one NIC each, from 10.0.0.1 on; switches s1,
-    s2, ….
+    With --ocs, every NIC is connected to its switch through an OCS. Hosts are h1, h2, … with one
+    GPU and one NIC each, from 10.0.0.1 on; switches are s1, s2, ….
     """
-
-
-@generate.command()
-@_hosts
-@_rate
-@_common
-def single(output: str | None, **options: Any) -> None:
-    """One switch with all hosts on it."""
-    _write(write_lab, shapes.single(**options), output)
-
-
-@generate.command()
-@_hosts
-@_per_switch
-@_rate
-@_uplink_rate
-@_common
-def linear(output: str | None, **options: Any) -> None:
-    """A chain of switches with hosts on each."""
-    _write(write_lab, shapes.linear(**options), output)
-
-
-@generate.command()
-@_hosts
-@_per_switch
-@_rate
-@_uplink_rate
-@_common
-def tree(output: str | None, **options: Any) -> None:
-    """A root switch, and leaf switches with hosts on each."""
-    _write(write_lab, shapes.tree(**options), output)
-
-
-@generate.command("fat-tree")
-@_hosts
-@_rate
-@_uplink_rate
-@_common
-def fat_tree(output: str | None, **options: Any) -> None:
-    """A fat-tree of k-port switches, k the smallest even number with k³/4 ≥ hosts.
-
-    Where k³/4 is more than the hosts, edge switches are filled in order and the last host
-    ports stay free.
-    """
-    _write(write_lab, shapes.fat_tree(**options), output)
+    said = {name: value for name, value in options.items() if value is not None}
+    if kind == "single" and "uplink_rate_bps" in said:
+        raise BadInput("a single switch has no uplinks: leave out --uplink-rate")
+    if kind in ("single", "fat-tree") and "hosts_per_switch" in said:
+        raise BadInput(f"--hosts-per-switch is for linear and tree, not for {kind}")
+    _write(write_lab, _KINDS[kind](**said), output)
 
 
 @click.command()
 @click.option("--servers", type=click.IntRange(1), default=4, help="How many servers.")
 @click.option(
-    "--gpus", type=click.IntRange(1), default=1, help="GPUs of each server, with a NIC for each."
+    "--gpus", type=click.IntRange(1), default=1, help="GPUs of each server, each with a NIC."
 )
 @click.option("--gpu-model", default="Generic", help="Model of the GPUs, like 'Tesla M40'.")
 @click.option(
@@ -228,15 +191,15 @@ def fat_tree(output: str | None, **options: Any) -> None:
 )
 @click.option("--name", default="my-lab", help="The lab's name.")
 @_output
-@click.option("--force", is_flag=True, help="Write over a file that is there.")
+@click.option("--force", is_flag=True, help="Overwrite an existing file.")
 def init(output: str | None, force: bool, **options: Any) -> None:
-    """Write a first lab file: servers, two ToR switches and an OCS, every key explained.
+    """Write a first lab file, with every key explained.
 
-    What may be left out is there behind a #. Change it to the lab you have, then look at it with
-    patchlight lab check and patchlight lab show.
+    It has servers, two ToR switches and an OCS; optional keys are commented out. Change it to your
+    lab, then run patchlight lab check and patchlight lab show.
     """
     if output not in (None, "-") and Path(output).exists() and not force:
-        raise BadInput(f"{output} is there already", hint="write over it with --force")
+        raise BadInput(f"{output} exists", hint="overwrite it with --force")
     _write(write_commented_lab, shapes.two_tors(**options), output)
     file = "FILE" if output in (None, "-") else output
     up = f"sudo {own_program()} emulate up {file}"

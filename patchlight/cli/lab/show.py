@@ -1,4 +1,4 @@
-"""``patchlight lab show`` and ``graph``: a lab as it is lit, as JSON, tables, a picture."""
+"""``patchlight lab show``: a lab and its links, as tables, JSON, a picture or a topology."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -8,24 +8,65 @@ from typing import Any
 import click
 
 from patchlight.cli.lab.files import counts, in_words
-from patchlight.cli.lab.topology import lab_and_maps, map_option, start_option
+from patchlight.cli.lab.topology import lab_and_maps, topology
 from patchlight.console import rendering as out
+from patchlight.console.commands import address_option
 from patchlight.console.connection import which_lab
+from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab.model import Endpoint, Host, Lab, OpticalSwitch
 from patchlight.testbed.lab.portmap import PortMap
+from patchlight.testbed.lab.topology import FORMATS
 from patchlight.testbed.lab.wiring import LightPath, Links, trace_links
+from patchlight.testbed.linux.sockets import UNIX
 from patchlight.testbed.units import format_rate, format_time
 
 
 @click.command()
 @which_lab
+@address_option
 @out.listing_options
-@map_option
-@start_option
-def show(lab: str | None, as_json: bool, map_file: str | None, at_start: bool) -> None:
-    """Print a lab's devices, and who lights up whom.
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["topology", *FORMATS]),
+    help="The nodes under each packet switch, for other schedulers: JSON; Slurm's topology.yaml "
+    "(25.05 on) or topology.conf; Kueue's Topology and node labels.",
+)
+@click.option(
+    "--output",
+    "-o",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Draw the lab: .svg, .png or .pdf. With --format, write this file if it changes.",
+)
+@click.option("--follow", is_flag=True, help="With --format: after each change of circuits.")
+@click.option(
+    "--map",
+    "map_file",
+    metavar="FILE",
+    help="Show these circuits: a file as 'ocs apply' takes it, or - for standard input.",
+)
+@click.option("--start", "at_start", is_flag=True, help="Show the circuits of the lab file.")
+def show(
+    lab: str | None,
+    address: str | None,
+    as_json: bool,
+    form: str | None,
+    output: Path | None,
+    follow: bool,
+    map_file: str | None,
+    at_start: bool,
+) -> None:
+    """Show a lab: devices, hosts, links; or draw it.
 
-    The name of an emulated lab that is up shows its circuits and dark NICs of now.
+    \b
+      patchlight lab show ofc2022 --output lab.svg
+      patchlight lab show --format slurm --output topology.yaml --follow
+
+    A lab that is up is shown with its present circuits, also with --controller; a lab file with
+    those that it starts with. In a topology, a node is a server; one with links to several packet
+    switches is under the one that has most of its GPUs. While a circuit switch does not answer,
+    the topology is incomplete: --output then leaves the file as it is.
 
     \b
     With --json, an object with these keys (rates in bits per second, null
@@ -33,18 +74,28 @@ def show(lab: str | None, as_json: bool, map_file: str | None, at_start: bool) -
       lab, network, fabric, scale
       devices   name, kind (server | packet-switch | circuit-switch |
                 wavelength-switch | coupler | awg | multiplexer), ports,
-                fibres, and what is particular to the kind
+                fibres, and more by kind
       hosts     name, server, gpu, model, nic, address, mac, rate_bps; and,
-                null or empty while dark: peer, peers (several where
-                light is split; then there is no peer), switch, link_rate_bps,
-                loss_db, channel (THz), via (a list of ocs, inp, out: all
-                devices that the light passes)
+                null or empty without a link: peer, peers (several where
+                a coupler splits the signal; then peer is null), switch,
+                link_rate_bps, loss_db, channel (THz), via (a list of ocs, inp,
+                out: all devices on the path)
       links     two-way links: a, b, rate_bps, loss_db, channel, via (from a on)
       circuits  cross-connects by OCS: a-b both ways, a>b one way
-      spectra   ways of channels by wavelength switch, as the lab starts
+      spectra   channels by wavelength switch, as the lab starts
       dark      NICs, and switch ports with a fibre, without a two-way link
     """
-    lab_read, maps, source = lab_and_maps(lab, map_file, at_start)
+    if form is not None:
+        topology(lab, form, output, follow, address, map_file, at_start)
+        return
+    if follow:
+        raise BadInput("--follow needs --format and --output FILE")
+    lab_read, maps, source = lab_and_maps(lab, address, map_file, at_start)
+    if output is not None:
+        from patchlight.testbed.draw.drawing import draw_lab
+
+        out.save_picture(output, lambda: draw_lab(lab_read, maps))
+        return
     described = describe_lab(lab_read, maps)
     if as_json:
         out.print_json(described)
@@ -55,28 +106,6 @@ def show(lab: str | None, as_json: bool, map_file: str | None, at_start: bool) -
         table.print()
         out.say("")
     out.say(dark_line(described["dark"]))
-
-
-@click.command()
-@which_lab
-@click.option(
-    "--output",
-    "-o",
-    type=click.Path(path_type=Path),
-    required=True,
-    metavar="FILE",
-    help="Picture to write: .svg, .png or .pdf.",
-)
-@map_option
-@start_option
-def graph(lab: str | None, output: Path, map_file: str | None, at_start: bool) -> None:
-    """Draw a lab: servers, circuit switches, packet switches, and the lit circuits.
-
-    The name of an emulated lab that is up draws its circuits of now.
-    """
-    from patchlight.testbed.draw.drawing import draw_lab
-
-    out.save_picture(output, lambda: draw_lab(*lab_and_maps(lab, map_file, at_start)[:2]))
 
 
 def describe_lab(lab: Lab, maps: Mapping[str, PortMap]) -> dict[str, Any]:
@@ -183,7 +212,7 @@ def tables(lab: Lab, described: Mapping[str, Any]) -> Iterator[out.Table]:
         out.Column("NIC", wide=True),
         "address",
         *out.numbers("rate"),
-        "lit onto",
+        "linked to",
         "through",
         out.Column("loss", wide=True, right=True),
         *([out.Column("THz", whole=True)] if lab.coloured else []),
@@ -191,14 +220,14 @@ def tables(lab: Lab, described: Mapping[str, Any]) -> Iterator[out.Table]:
     )
     for host in described["hosts"]:
         up, peers = host["peer"] is not None, host["peers"]
-        lit_onto = peers[0] if len(peers) == 1 else f"{len(peers)} ports"
+        linked_to = peers[0] if len(peers) == 1 else f"{len(peers)} ports"
         hosts.add_row(
             host["name"],
             host["model"] or "none",
             host["nic"],
             host["address"],
             format_rate(host["rate_bps"]),
-            lit_onto if peers else out.Coloured("dark", "bad"),
+            linked_to if peers else out.Coloured("no link", "bad"),
             _through(host["via"]) if up else "",
             f"{host['loss_db']:g} dB" if up else "",
             *([host["channel"] or ""] if lab.coloured else []),
@@ -223,21 +252,21 @@ def tables(lab: Lab, described: Mapping[str, Any]) -> Iterator[out.Table]:
 
 
 def dark_line(dark: Iterable[str]) -> str:
-    """One line with the dark ports, by device."""
+    """One line with the ports without a link, by device."""
     by_device: dict[str, list[str]] = {}
     for end in map(Endpoint.parse, dark):
         by_device.setdefault(end.device, []).append(end.port)
     if not by_device:
-        return "No port is dark."
-    return "Dark: " + "; ".join(f"{name} {', '.join(p)}" for name, p in by_device.items())
+        return "All ports have a link."
+    return "No link: " + "; ".join(f"{name} {', '.join(p)}" for name, p in by_device.items())
 
 
 def _particulars(device: Mapping[str, Any]) -> str:
     if device["kind"] == "server":
         models = [gpu["model"] for gpu in device["gpus"]]
         counted = [f"{models.count(m)} × {m}" for m in dict.fromkeys(models)]
-        agent = [f"agent {device['management']}"] if device["management"] else []
-        return ", ".join(counted + agent)
+        at = device["management"] or UNIX
+        return ", ".join(counted if at.startswith(UNIX) else [*counted, f"agent {at}"])
     if device["kind"] == "packet-switch":
         return f"datapath {device['datapath_id']}"
     if device["kind"] == "wavelength-switch":

@@ -1,4 +1,4 @@
-"""``patchlight lab topology`` and ``discover``: how a running lab is lit, and how it is plugged."""
+"""The links of a lab for other schedulers, and ``patchlight lab discover``: what is plugged in."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import click
 from patchlight.cli.ocs.names import complete_any_port, ports_by_switch, read_map_file
 from patchlight.console import connection
 from patchlight.console import rendering as out
-from patchlight.console.commands import complete_lab
+from patchlight.console.commands import address_option
 from patchlight.console.options import Quantity
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.lab.model import Lab
@@ -30,37 +30,27 @@ if TYPE_CHECKING:
     from patchlight.client.client import ControllerClient
     from patchlight.testbed.wire.rest.lab import Search, SearchPlan, Wiring
 
-# Events after which nodes may be lit otherwise, or the circuits of a switch are known again.
-_LIGHT_MAY_DIFFER = ("circuits", "drift", "reachable", "skipped")
+# Events after which links may differ, or the circuits of a switch are known again.
+_LINKS_MAY_DIFFER = ("circuits", "drift", "reachable", "skipped")
 _RANGE = re.compile(r"(?P<before>.*?)(?P<first>\d{1,6})-(?P<last>\d{1,6})")
 _MEANINGS: dict[str, out.Meaning] = {"as said": "good", "differs": "bad", "not told": "caution"}
 
-map_option = click.option(
-    "--map",
-    "map_file",
-    metavar="FILE",
-    help="Cross-connects to show instead of those that the lab starts with: a map file "
-    "('patchlight ocs apply --help'), or what 'patchlight ocs show --json' prints; - reads "
-    "standard input.",
-)
-start_option = click.option(
-    "--start", "at_start", is_flag=True, help="The circuits of the lab file, even if the lab is up."
-)
-
 
 def lab_and_maps(
-    lab_name: str | None, file: str | None, at_start: bool
+    lab_name: str | None, address: str | None, file: str | None, at_start: bool
 ) -> tuple[Lab, dict[str, PortMap], str]:
     """The lab, or else the only one that is up; its maps, and a text on their origin.
 
-    The maps are those in the file; else, where a lab of that name is up, those of now; else those
-    of the start.
+    The maps are those in the file; else, of a lab that is up, the present ones; else those of the
+    start.
     """
+    if address is not None:
+        return _as_it_is_now(connection.lab_meant(None, address), address)
     name = lab_name or connection.only_lab(connection.labs_up())
     up = connection.labs_up().get(name)
     lab_read = load_lab(name) if up is None else read_lab(up)
     if up is not None and file is None and not at_start:
-        return _as_it_is_now(lab_read)
+        return _as_it_is_now(lab_read, None)
     if file is None:
         return lab_read, lab_read.initial_maps, "circuits at the start"
     return *_with_maps(lab_read, read_map_file(file, lab_read)), f"circuits of {file}"
@@ -74,12 +64,12 @@ def _with_maps(lab_read: Lab, given: Mapping[str, Sequence[str]]) -> tuple[Lab, 
     return now, {**lab_read.initial_maps, **circuits_of(maps)}
 
 
-def _as_it_is_now(lab_up: Lab) -> tuple[Lab, dict[str, PortMap], str]:
+def _as_it_is_now(lab_up: Lab, address: str | None) -> tuple[Lab, dict[str, PortMap], str]:
     """A lab that is up, with its controller's circuits, or else those of its file."""
     if not any(switch.driver for switch in lab_up.optical_switches):
         return lab_up, {}, "up; it has no circuits"
     try:
-        with connection.connect(lab_up.name, None) as client:
+        with connection.connect(None if address else lab_up.name, address) as client:
             answer = client.circuits()
         switches = [switch.name for switch in lab_up.optical_switches if switch.driver]
         if unread := [name for name in switches if answer[name]["map"] is None]:
@@ -87,34 +77,12 @@ def _as_it_is_now(lab_up: Lab) -> tuple[Lab, dict[str, PortMap], str]:
         shown, maps = _with_maps(lab_up, {name: answer[name]["map"] or () for name in switches})
     except (PatchlightError, KeyError) as error:
         reason = error.message if isinstance(error, PatchlightError) else f"it has no {error}"
-        note = f"lab {lab_up.name} is up, but its circuits now are not known: {reason}"
-        out.say(f"note: {note}; these are those of the start", err=True)
+        note = f"lab {lab_up.name} is up, but its circuits are not known: {reason}"
+        out.say(f"note: {note}; shown are those of the start", err=True)
         return lab_up, lab_up.initial_maps, "up; circuits at the start"
-    return shown, maps, "up; circuits as they are now"
+    return shown, maps, "up; present circuits"
 
 
-@click.command()
-@connection.which_lab
-@click.option(
-    "--format",
-    "form",
-    type=click.Choice(["json", "slurm", "slurm-conf", "kueue"]),
-    default="json",
-    show_default=True,
-    help="slurm: topology.yaml, from Slurm 25.05 on; slurm-conf: topology.conf, before; kueue: a "
-    "Topology and the nodes' labels.",
-)
-@click.option(
-    "--output",
-    "-o",
-    type=click.Path(dir_okay=False, path_type=Path),
-    metavar="FILE",
-    help="Write it to this file, and only if that changes the file. Prints a line if it did.",
-)
-@click.option("--follow", is_flag=True, help="With --output: again after each change of circuits.")
-@connection.address_option
-@map_option
-@start_option
 def topology(
     lab: str | None,
     form: str,
@@ -124,30 +92,22 @@ def topology(
     map_file: str | None,
     at_start: bool,
 ) -> None:
-    """Print which node is under which packet switch, for other schedulers.
-
-    The name of an emulated lab that is up prints it as it is lit now, and so does --controller for
-    any lab; a lab file alone has the circuits that it starts with. A node is a server; one that
-    is lit to several packet switches counts to the one that has most of its GPUs.
-
-    The same topology gives the same bytes. While a circuit switch does not answer, part of the
-    topology is unknown: --output then leaves the file as it is.
-    """
+    """Print or write the nodes under each packet switch; the same topology gives the same bytes."""
     from patchlight.testbed.lab.topology import FORMATS, topology_of
 
     if follow and output is None:
-        raise BadInput("--follow needs a file to keep up to date: add --output FILE")
+        raise BadInput("--follow needs --output FILE")
     other = map_file is not None or at_start
     if address or follow or (output and not other and (lab is None or lab in connection.labs_up())):
         if other:
-            raise BadInput("this needs the circuits of now: leave out --map and --start")
+            raise BadInput("this needs the present circuits: leave out --map and --start")
         with connection.connect(lab, address) as client:
             _topology_of_now(client, form, output, follow)
         return
-    lab_read, maps, source = lab_and_maps(lab, map_file, at_start)
+    lab_read, maps, source = lab_and_maps(lab, None, map_file, at_start)
     out.say(f"lab {lab_read.name}: {source}", err=True)
     found = topology_of(lab_read, trace_links(lab_read, maps))
-    text = out.json_text(found.as_json) if form == "json" else FORMATS[form](found)
+    text = out.json_text(found.as_json) if form == "topology" else FORMATS[form](found)
     out.print_document(text) if output is None else _keep(output, text)
 
 
@@ -157,10 +117,10 @@ def _topology_of_now(
     """Print a running lab's topology, or keep it in a file; with ``follow`` until Ctrl-C."""
     events = client.follow_events(client.last_event()) if follow else ()
     for event in chain([{"kind": "circuits"}], events):
-        if event["kind"] not in _LIGHT_MAY_DIFFER:
+        if event["kind"] not in _LINKS_MAY_DIFFER:
             continue
         found = client.topology()
-        text = out.json_text(found) if form == "json" else client.topology_file(form)
+        text = out.json_text(found) if form == "topology" else client.topology_file(form)
         unread = found["unread"] or client.topology()["unread"]
         if output is None:
             out.print_document(text)
@@ -171,7 +131,7 @@ def _topology_of_now(
         else:
             raise PatchlightError(
                 f"{output} is left as it is: {', '.join(unread)} did not answer",
-                hint="'patchlight ocs list' says why",
+                hint="'patchlight ocs show' says why",
             )
 
 
@@ -197,42 +157,42 @@ def _keep(file: Path, text: str) -> None:
 
 
 @click.command()
-@click.argument("name", metavar="[LAB]", required=False, shell_complete=complete_lab)
-@connection.address_option
+@connection.which_lab
+@address_option
 @click.option(
     "--ports",
     "texts",
     metavar="PORT,…",
     multiple=True,
     shell_complete=complete_any_port,
-    help="Look at these only: ocs1.17, ocs1.7-12, or what is plugged in there. The lab need not be "
-    "idle then, but no job's traffic may ride on them. [default: all]",
+    help="Only these: ocs1.17, ocs1.7-12, or what is plugged in. Then jobs may run whose traffic "
+    "uses none of them.  [default: all]",
 )
 @click.option(
-    "--listen",
+    "--for",
     "listen_s",
     default="2s",
     type=Quantity(parse_time),
-    metavar="TEXT",
-    help="How long each round listens: longer than the NICs and switches take for a link to come "
-    "up; 35s where others' LLDP is to be heard.",
+    metavar="TIME",
+    help="How long each round listens: longer than a link of your NICs and switches takes to come "
+    "up; 35s to receive LLDP of other devices.",
 )
-@click.option(
-    "--every-port", is_flag=True, help="Go on to unused ports once all of the lab is found."
-)
+@click.option("--every-port", is_flag=True, help="Probe unused ports, too, after the lab's own.")
 @click.option(
     "--output",
     "-o",
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE",
-    help="Write the lab file with its fibres put right.",
+    help="Write the lab file with its fibres corrected.",
 )
-@click.option("--restore", is_flag=True, help="Put circuits back that were left away.")
-@click.option("--dry-run", is_flag=True, help="Say what would be done, and do nothing.")
+@click.option(
+    "--restore", is_flag=True, help="Restore the circuits of a discovery that was interrupted."
+)
+@click.option("--dry-run", is_flag=True, help="Show what would be done, and do nothing.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 @out.listing_options
 def discover(
-    name: str | None,
+    lab: str | None,
     address: str | None,
     texts: tuple[str, ...],
     listen_s: float,
@@ -243,34 +203,29 @@ def discover(
     yes: bool,
     as_json: bool,
 ) -> None:
-    """Find out what hangs on each port of the circuit switches of LAB.
+    """Find what is plugged into each OCS port.
 
-    In a maintenance window, idle NICs and all ports of packet switches send frames that name them,
-    while the circuits are switched through in rounds. All circuits are as before in the end, also
-    after Ctrl-C. No job starts meanwhile, and none may run. Ends with 1 where the lab file
-    differs.
+    NICs and the ports of packet switches send frames with their names, while circuits connect them
+    in rounds. It needs a maintenance window: no job may run, and none starts. The circuits are
+    restored at the end, also after Ctrl-C. The exit code is 1 if the lab file differs.
 
     \b
     With --json, an object with these keys:
       state        done
       rounds_done, took_s
       wiring       ports (ocs, port, sends and hears: whose transmitter and whose
-                   receiver hang there, null if nobody was heard; said: by the
+                   receiver are plugged in, null if none was found; said: by the
                    lab file; verdict: as said | differs | not told | free; words),
-                   differences and doubts in words, silent (why an end was not
-                   probed, by its name), fibres (of the corrected lab file)
+                   differences and doubts as text, silent (why an end was not
+                   probed, by name), fibres (of the corrected lab file)
     """
-    ports = ports_by_switch(connection.lab_meant(name, address), _expanded(texts)) if texts else {}
-    with connection.connect(name, address) as client:
+    ports = ports_by_switch(connection.lab_meant(lab, address), _expanded(texts)) if texts else {}
+    with connection.connect(lab, address) as client:
         if restore:
             client.stop_discovery()
-            out.say("all circuits are as before")
+            out.say("all circuits are restored")
             return
-        text = (
-            client.lab_file()
-            if address and not name
-            else connection.running_lab_file(name).read_text()
-        )
+        text = client.lab_file() if address else connection.running_lab_file(lab).read_text()
         preview = client.preview_discovery(ports, listen_s=listen_s, every_port=every_port)
         if dry_run:
             out.print_answer(preview, _in_words(preview), as_json=as_json)
@@ -285,15 +240,13 @@ def discover(
             client.discover(ports, listen_s=listen_s, every_port=every_port)
             status = _followed(client)
         except KeyboardInterrupt:
-            out.say("patchlight: broken off, and the circuits are put back", err=True)
+            out.say("patchlight: interrupted, restoring the circuits", err=True)
             client.stop_discovery()
-            out.say("patchlight: all circuits are as before", err=True)
+            out.say("patchlight: all circuits are restored", err=True)
             raise
     wiring = status["wiring"]
     if status["state"] != "done" or wiring is None:
-        raise PatchlightError(
-            f"the wiring was not found out: {status['message']}", hint=status["hint"]
-        )
+        raise PatchlightError(f"the wiring was not found: {status['message']}", hint=status["hint"])
     out.print_answer(status, lambda: _print_found(status, wiring), as_json=as_json)
     if output is not None:
         _write_corrected(output, text, wiring["fibres"])
@@ -310,7 +263,7 @@ def _expanded(texts: tuple[str, ...]) -> Iterator[str]:
             continue
         first, last = int(found["first"]), int(found["last"])
         if first > last:
-            raise BadInput(f"{text!r} is no range of ports: expected the lower number first")
+            raise BadInput(f"{text!r} is not a range of ports: expected the lower number first")
         yield from (f"{found['before']}{number}" for number in range(first, last + 1))
 
 
@@ -329,8 +282,8 @@ def _in_words(preview: SearchPlan) -> str:
     ports = ", ".join(f"{len(numbers)} of {ocs}" for ocs, numbers in preview["ports"].items())
     circuits = sum(map(len, preview["circuits"].values()))
     return (
-        f"ports to look at: {ports or 'none'}; {circuits} cross-connects are away meanwhile, for "
-        f"about {preview['takes_s']:.0f} s if all is as the lab file says; no job starts"
+        f"ports to probe: {ports or 'none'}; {circuits} cross-connects are removed for about "
+        f"{preview['takes_s']:.0f} s if the lab file is right; no job starts meanwhile"
     )
 
 
@@ -343,7 +296,7 @@ def _print_found(status: Search, wiring: Wiring) -> None:
             sends, hears = row["sends"], row["hears"]
             ends = sends or ""
             if hears not in (sends, None):
-                ends = f"{hears} (from {sends or 'nobody'})"
+                ends = f"{hears} (from {sends or 'none'})"
             cells = (ends, row["said"] or "", out.Coloured(row["verdict"], meaning))
             table.add_row(port, *cells)
     table.print()
@@ -353,11 +306,11 @@ def _print_found(status: Search, wiring: Wiring) -> None:
         out.say(f"not certain: {words}", meaning="caution")
     for row in wiring["ports"]:
         if row["verdict"] == "not told":
-            out.say(f"not told: {row['words']}", meaning="caution")
+            out.say(f"not found: {row['words']}", meaning="caution")
     count = len(wiring["differences"])
     found = f"{count or 'no'} difference{'' if count == 1 else 's'} from the lab file"
     took = f"{status['rounds_done']} rounds and {status['took_s']:.0f} s"
-    out.say(f"{found}, in {took}; all circuits are as before")
+    out.say(f"{found}, in {took}; all circuits are restored")
 
 
 def _write_corrected(output: Path, text: str, fibres: Sequence[tuple[str, str]]) -> None:

@@ -7,13 +7,15 @@ import functools
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from patchlight.console.connection import connect, controller_options, lab_meant, user_name
-from patchlight.console.rendering import harmless, listing_options, print_json, say
+from patchlight.console.rendering import harmless, listing_options, print_answer, print_json, say
+from patchlight.console.shared import SharedOption
 from patchlight.testbed.errors import BadInput, OutcomeUnknown, PatchlightError
 from patchlight.testbed.lab.model import Lab
 from patchlight.testbed.lab.wiring import driven
@@ -87,7 +89,8 @@ class Flags:
     detach: bool = False
 
 
-why_option = click.option(
+_of_ocs = partial(click.option, cls=SharedOption, of="ocs")
+why_option = _of_ocs(
     "--why", default="", show_default=False, metavar="TEXT", help="The reason, for the history."
 )
 
@@ -97,13 +100,13 @@ def target_options(command: Callable[..., Any]) -> Callable[..., Any]:
     ``--json`` as ``as_json``, and ``--wide``."""
 
     @controller_options
-    @click.option(
+    @_of_ocs(
         "--state",
         type=click.Path(path_type=Path, file_okay=False),
         metavar="DIR",
-        help="Where --direct keeps its journal [default: where the controller does].",
+        help="Where --direct keeps its journal.  [default: where the controller does]",
     )
-    @click.option("--direct", is_flag=True, help="Talk to the device without a controller.")
+    @_of_ocs("--direct", is_flag=True, help="Talk to the device without a controller.")
     @listing_options
     @functools.wraps(command)
     def with_target(
@@ -120,18 +123,16 @@ def change_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
     @target_options
     @why_option
-    @click.option(
+    @_of_ocs(
         "-y",
         "--yes",
         count=True,
         show_default=False,
-        help="Do not ask; given twice, not even before many circuits go.",
+        help="Do not ask; given twice, not even before many circuits are removed.",
     )
-    @click.option("--dry-run", is_flag=True, help="Show what would change, change nothing.")
-    @click.option(
-        "--detach",
-        is_flag=True,
-        help="Begin the change and do not wait: 'ocs watch ID' follows it.",
+    @_of_ocs("--dry-run", is_flag=True, help="Show what would change, and change nothing.")
+    @_of_ocs(
+        "--detach", is_flag=True, help="Start the change and return; 'ocs watch ID' follows it."
     )
     @functools.wraps(command)
     def with_options(
@@ -163,14 +164,19 @@ def carry_out(
     options: Flags,
     *arguments: Any,
     repairs: bool = False,
+    nothing: str = "",
     **named: Any,
 ) -> None:
     """Show a change, confirm it where something in use would break, make it, print the outcome.
 
     ``plan`` and ``change`` take the arguments, ``change`` also ``HowToChange``. ``repairs``: what
-    others made is to go, without a question about it.
+    others made is removed without a question. With a text for ``nothing``, a change of nothing is
+    not made, and that is said.
     """
     preview = plan(*arguments, **named)
+    if nothing and not (preview["objections"] or change_lines(preview["changes"])):
+        print_answer(preview, f"{nothing}: nothing was changed", as_json=options.as_json)
+        return
     if options.dry_run:
         print_preview(preview, as_json=options.as_json)
         return
@@ -221,7 +227,7 @@ def print_preview(preview: shapes.PlanAnswer, *, as_json: bool) -> None:
     if as_json:
         print_json(preview)
     else:
-        for line in _lines(preview) or ["nothing to change: the maps are so already"]:
+        for line in _lines(preview) or ["nothing to change"]:
             say(line)
     if preview["objections"]:
         raise PatchlightError("this change would be refused")
@@ -229,14 +235,14 @@ def print_preview(preview: shapes.PlanAnswer, *, as_json: bool) -> None:
 
 def _lines(preview: shapes.PlanAnswer) -> list[str]:
     lines = change_lines(preview["changes"])
-    lines += [f"link goes: {link}" for link in preview["links_down"]]
-    lines += [f"link comes: {link}" for link in preview["links_up"]]
-    lines += [f"in use by job {job}, which pauses meanwhile" for job in preview["jobs"]]
+    lines += [f"link down: {link}" for link in preview["links_down"]]
+    lines += [f"link up: {link}" for link in preview["links_up"]]
+    lines += [f"in use by job {job}, which pauses" for job in preview["jobs"]]
     lines += [
-        f"{name}: {', '.join(texts)} made by somebody else: 'patchlight ocs drift'"
+        f"{name}: {', '.join(texts)} made by somebody else (see: patchlight ocs drift)"
         for name, texts in preview["strangers"].items()
     ]
-    return lines + [f"against it: {words}" for words in preview["objections"]]
+    return lines + [f"refused: {words}" for words in preview["objections"]]
 
 
 def say_unreachable(answers: Mapping[str, Any]) -> None:
@@ -245,7 +251,7 @@ def say_unreachable(answers: Mapping[str, Any]) -> None:
     if silent:
         raise PatchlightError(
             "\n".join(f"{name} does not answer: {words}" for name, words in silent.items()),
-            hint="what is said of the others holds; of these nothing is known",
+            hint="the answer is about the other switches only",
         )
 
 
@@ -274,7 +280,7 @@ def print_change(record: shapes.ChangeAnswer, *, as_json: bool) -> None:
         print_json(record)
     else:
         say(f"change {number} has begun: {progress_line(record['progress'])}")
-        say(f"patchlight ocs watch {number} follows it, patchlight ocs cancel {number} halts it")
+        say(f"patchlight ocs watch {number} follows it, patchlight ocs stop {number} stops it")
 
 
 def progress_line(progress: shapes.ProgressAnswer) -> str:
@@ -293,9 +299,9 @@ def print_record(record: shapes.ChangeAnswer, *, as_json: bool, one_line: bool =
     if state == "unknown":
         raise OutcomeUnknown(f"change {number} has an unknown outcome")
     if state == "intent":
-        raise PatchlightError(f"change {number} is not over yet")
+        raise PatchlightError(f"change {number} is still under way")
     if state != "committed":
-        raise PatchlightError(f"change {number} did not come about")
+        raise PatchlightError(f"change {number} was not made")
 
 
 def say_record(record: shapes.ChangeAnswer, *, as_json: bool, one_line: bool = False) -> None:
@@ -306,6 +312,9 @@ def say_record(record: shapes.ChangeAnswer, *, as_json: bool, one_line: bool = F
     say_changes(record["changes"])
     for note in record["notes"]:
         say(f"note: {note}")
-    stages = ", ".join(f"{name} {1e3 * s:.1f} ms" for name, s in record["stages_s"].items())
+    stages = {name: f"{1e3 * s:.0f} ms" for name, s in record["stages_s"].items()}
+    longest = ", ".join(f"{name} {took}" for name, took in stages.items() if took != "0 ms")
+    took = f" in {1e3 * sum(record['stages_s'].values()):.0f} ms ({longest})" if longest else ""
     number = f"change {record['id']} " if record["id"] else ""
-    say(f"{number}{record['state']}: {record['message']} ({stages})")
+    message = "" if record["message"] == "done" else f": {record['message']}"
+    say(f"{number}{record['state']}{took}{message}")

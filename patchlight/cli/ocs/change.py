@@ -1,4 +1,4 @@
-"""``patchlight ocs`` commands that change circuits, or keep them from being changed."""
+"""``patchlight ocs`` commands that change circuits, lock them or stop changes."""
 
 from __future__ import annotations
 
@@ -8,61 +8,80 @@ import click
 
 from patchlight.cli import ocs
 from patchlight.cli.ocs import names
+from patchlight.cli.ocs.watch import refuse_direct, to_its_end
 from patchlight.console.rendering import Column, Table, print_answer, print_json, say, when
-from patchlight.testbed.errors import BadInput, PatchlightError
+from patchlight.testbed.errors import BadInput, PatchlightError, nearest
 from patchlight.testbed.lab.wiring import driven
 
 if TYPE_CHECKING:
     from patchlight.testbed.wire.rest.circuits import Lock
 
-_switch = click.argument("name", metavar="OCS", shell_complete=names.complete_switch)
 _switches = click.argument(
     "switches", nargs=-1, metavar="[OCS…]", shell_complete=names.complete_switch
 )
-_pairs = click.argument(
-    "pairs", nargs=-1, required=True, metavar="A:B…", shell_complete=names.complete_pair
-)
 _file = click.argument("file", type=click.Path(dir_okay=False, allow_dash=True))
 _only = click.option(
-    "--only", is_flag=True, help="Also remove what the file does not have, of each OCS in it."
-)
-_any_ports = click.argument(
-    "ports", nargs=-1, metavar="PORT…", shell_complete=names.complete_any_port
+    "--only", is_flag=True, help="Remove all other circuits of each OCS in the file."
 )
 
 
 @click.command("connect")
-@_switch
-@_pairs
-@click.option("--one-way/--duplex", show_default=False, help="Only A to B, or also back [default].")
+@click.argument(
+    "pairs", nargs=-1, required=True, metavar="[OCS] A:B…", shell_complete=names.complete_pair
+)
+@click.option("--one-way", is_flag=True, help="From A to B only.")
 @ocs.change_options
 def connect_ports(
-    name: str, pairs: tuple[str, ...], one_way: bool, target: ocs.Target, options: ocs.Flags
+    pairs: tuple[str, ...], one_way: bool, target: ocs.Target, options: ocs.Flags
 ) -> None:
-    """Join ports: by number (3:17) or by what is plugged in (server1.nic0:tor1.1).
+    """Connect ports of an OCS, or ends over any OCS.
 
-    Of a wavelength switch with the channel in THz: 3:17@193.100, weaker 3:17@193.100-2dB.
+    \b
+      patchlight ocs connect ocs1 3:17 server1.nic0:tor1.1
+      patchlight ocs connect wss1 3:17@193.100-2dB
+      patchlight ocs connect server1.nic0:tor1
+
+    With an OCS, A and B are its ports, by number or by what is plugged in; of a wavelength switch
+    the channel in THz follows, and an attenuation. Without one, A and B are a NIC or host, a packet
+    switch (any free port of it) or its port, and the path may lead over several circuit switches:
+    the one with the fewest changes is taken.
     """
-    texts = [names.cross_connect_text(target.lab, name, pair, one_way=one_way) for pair in pairs]
+    name, *others = pairs
+    if ":" in name:
+        if one_way:
+            raise BadInput("--one-way needs an OCS: patchlight ocs connect --one-way OCS A:B")
+        ends = [names.named_pair(text) for text in pairs]
+        with target.client() as client:
+            ocs.carry_out(client.preview_light_paths, client.light_paths, options, ends)
+        return
+    if name not in (known := [switch.name for switch in target.lab.optical_switches]):
+        raise BadInput(f"{name!r} is neither a pair A:B nor an OCS: {nearest(name, known)}")
+    if not others:
+        raise BadInput(f"expected ports of {name} to connect: A:B, like 3:17")
+    texts = [names.cross_connect_text(target.lab, name, pair, one_way=one_way) for pair in others]
     with target.client([name]) as client:
         ocs.carry_out(client.preview_reconfiguration, client.reconfigure, options, {name: texts})
 
 
 @click.command()
-@_switch
+@click.argument("name", metavar="OCS", shell_complete=names.complete_switch)
 @click.argument(
     "ports", nargs=-1, required=True, metavar="PORT…", shell_complete=names.complete_port
 )
 @ocs.change_options
 def disconnect(name: str, ports: tuple[str, ...], target: ocs.Target, options: ocs.Flags) -> None:
-    """Break every cross-connect of these ports, in and out.
+    """Disconnect ports, in both directions.
 
-    Of a wavelength switch also of one channel there: 3@193.100.
+    Of a wavelength switch also one channel of a port: 3@193.100.
     """
     wanted = {name: sorted({names.place_number(target.lab, name, p) for p in ports}, key=str)}
     with target.client([name]) as client:
         plan, change = client.preview_reconfiguration, client.reconfigure
-        ocs.carry_out(plan, change, options, {}, disconnect=wanted)
+        which = ", ".join(map(str, wanted[name]))
+        nothing = f"{name}: port {which} has no circuit"
+        if len(wanted[name]) > 1:
+            nothing = f"{name}: ports {which} have no circuits"
+        ocs.carry_out(plan, change, options, {}, disconnect=wanted, nothing=nothing)
 
 
 @click.command("apply")
@@ -70,11 +89,13 @@ def disconnect(name: str, ports: tuple[str, ...], target: ocs.Target, options: o
 @_only
 @ocs.change_options
 def apply_map(file: str, only: bool, target: ocs.Target, options: ocs.Flags) -> None:
-    """Bring about the cross-connects of FILE: YAML, JSON or CSV, ports or names.
+    """Connect what a file lists: YAML, JSON or CSV.
+
+    With --only --dry-run, see how the devices differ from it: '-' they have, '+' they lack.
 
     \b
     ocs1: [1-7, 2>8, "server1.nic0:tor1.1"]      YAML: both ways, one way, by names
-    wss1: [1-3@193.100, 2>4@193.150-2dB]         of a wavelength switch with the channel
+    wss1: [1-3@193.100, 2>4@193.150-2dB]         of a wavelength switch, with the channel
     ocs1,server1.nic0,tor1.1,one-way             CSV: OCS, from, to, way
     """
     maps = names.read_map_file(file, target.lab)
@@ -82,33 +103,11 @@ def apply_map(file: str, only: bool, target: ocs.Target, options: ocs.Flags) -> 
         ocs.carry_out(client.preview_reconfiguration, client.reconfigure, options, maps, only=only)
 
 
-@click.command()
-@_file
-@_only
-@ocs.target_options
-def plan(file: str, only: bool, target: ocs.Target, as_json: bool) -> None:
-    """What applying FILE would change, which links and jobs ride on it, what is against it."""
-    maps = names.read_map_file(file, target.lab)
-    with target.client(maps) as client:
-        ocs.print_preview(client.preview_reconfiguration(maps, only=only), as_json=as_json)
-
-
-@click.command("diff")
-@_file
-@ocs.target_options
-def diff_map(file: str, target: ocs.Target, as_json: bool) -> None:
-    """How the devices differ from FILE: '-' they have, '+' they lack."""
-    maps = names.read_map_file(file, target.lab)
-    with target.client(maps) as client:
-        changes = client.preview_reconfiguration(maps, only=True)["changes"]
-    print_answer(changes, lambda: ocs.say_changes(changes), as_json=as_json)
-
-
 @click.command("rollback")
 @click.argument("number", metavar="ID", type=int)
 @ocs.change_options
 def roll_back(number: int, target: ocs.Target, options: ocs.Flags) -> None:
-    """Undo change ID and nothing that other changes did ('patchlight ocs history')."""
+    """Undo change ID, and nothing that other changes did."""
     with target.client(
         lambda store: (store.reconfiguration(number) or {}).get("changes", {})
     ) as client:
@@ -119,27 +118,14 @@ def roll_back(number: int, target: ocs.Target, options: ocs.Flags) -> None:
 @click.argument("nodes", nargs=-1, required=True, metavar="NODE…")
 @click.option("--force", is_flag=True, help="Also move circuits of running jobs, which pause.")
 @ocs.change_options
-def together(nodes: tuple[str, ...], force: bool, target: ocs.Target, options: ocs.Flags) -> None:
-    """Light the NICs of servers (or hosts) onto one packet switch, with the fewest moves.
+def colocate(nodes: tuple[str, ...], force: bool, target: ocs.Target, options: ocs.Flags) -> None:
+    """Connect servers or hosts to one packet switch.
 
-    For schedulers that place work themselves: see 'patchlight lab topology'. Circuits of running
-    jobs stay where they are unless --force is given.
+    The one with the fewest changes of circuits is taken. For schedulers that place jobs
+    themselves: see 'patchlight lab show --format slurm'.
     """
     with target.client() as client:
         ocs.carry_out(client.preview_together, client.together, options, nodes, force=force)
-
-
-@click.command("light")
-@_pairs
-@ocs.change_options
-def light_paths(pairs: tuple[str, ...], target: ocs.Target, options: ocs.Flags) -> None:
-    """Join ends by light, over as many circuit switches as it takes, with the fewest changes.
-
-    An end is a NIC or a host (server1.nic0), a packet switch (tor1: any port) or its port (tor1.3).
-    """
-    ends = [names.named_pair(text) for text in pairs]
-    with target.client() as client:
-        ocs.carry_out(client.preview_light_paths, client.light_paths, options, ends)
 
 
 def _counts(maps: dict[str, list[str]]) -> str:
@@ -152,7 +138,10 @@ def _counts(maps: dict[str, list[str]]) -> str:
 @ocs.why_option
 @ocs.target_options
 def save(name: str, switches: tuple[str, ...], why: str, target: ocs.Target, as_json: bool) -> None:
-    """Keep the present maps under NAME, for 'restore'. Replaces what had that name."""
+    """Save the present circuits under NAME.
+
+    Circuits saved earlier under that name are replaced.
+    """
     with target.client(switches) as client:
         record = client.save_map(name, switches, why)
     print_answer(record, f"saved as {name}: {_counts(record['maps'])}", as_json=as_json)
@@ -160,11 +149,10 @@ def save(name: str, switches: tuple[str, ...], why: str, target: ocs.Target, as_
 
 @click.command()
 @click.argument("name", required=False)
-@click.option("--list", "listing", is_flag=True, help="List the saved maps instead.")
 @ocs.change_options
-def restore(name: str | None, listing: bool, target: ocs.Target, options: ocs.Flags) -> None:
-    """Bring about the maps saved as NAME, whole."""
-    if name is not None and not listing:
+def restore(name: str | None, target: ocs.Target, options: ocs.Flags) -> None:
+    """Restore the circuits saved as NAME; without NAME, list them."""
+    if name is not None:
         with target.client(
             lambda store: store.saved_maps().get(name, {}).get("maps", {})
         ) as client:
@@ -176,52 +164,49 @@ def restore(name: str | None, listing: bool, target: ocs.Target, options: ocs.Fl
         (row["name"], when(row["at"]), row["by"], _counts(row["maps"]), row["why"]) for row in saved
     )
     columns = (Column("name", whole=True), "saved", "by", "circuit switches", "why")
-    print_answer(saved, Table(*columns, rows=rows), as_json=options.as_json)
+    print_answer(
+        saved, Table(*columns, rows=rows, empty="no saved circuits"), as_json=options.as_json
+    )
 
 
 @click.command()
-@_any_ports
-@click.option(
-    "--why", default="", show_default=False, metavar="TEXT", help="The reason; others are shown it."
-)
-@click.option("--keep", is_flag=True, help="Only keep others off: your own changes still go.")
-@ocs.target_options
-def lock(ports: tuple[str, ...], why: str, keep: bool, target: ocs.Target, as_json: bool) -> None:
-    """Lock ports (ocs1.17, or what is plugged in): no change touches them until 'unlock'.
-
-    Of a wavelength switch also one channel of a port: wss1.3@193.100.
-    Without ports: list the locks.
-    """
-    by_switch = names.places_by_switch(target.lab, ports)
-    with target.client(by_switch, talks=False) as client:
-        if not ports:
-            rows = client.locks()
-        elif not why:
-            raise BadInput("say --why: whoever is stopped by the lock is shown the reason")
-        else:
-            rows = [
-                row
-                for name, places in by_switch.items()
-                for row in client.lock(name, places, keep=keep, why=why)
-            ]
-    cells = ((_place(row), row["kind"], row["by"], when(row["at"]), row["why"]) for row in rows)
-    table = Table(Column("port", whole=True), "lock", "by", "since", "why", rows=cells)
-    print_answer(rows, table, as_json=as_json)
-
-
-@click.command()
-@_any_ports
+@click.argument("ports", nargs=-1, metavar="[PORT…]", shell_complete=names.complete_any_port)
+@click.option("--keep", is_flag=True, help="Lock only others out: your own changes still go.")
+@click.option("--release", is_flag=True, help="Unlock the ports, also those that others locked.")
 @ocs.why_option
 @ocs.target_options
-def unlock(ports: tuple[str, ...], why: str, target: ocs.Target, as_json: bool) -> None:
-    """Unlock ports, whoever locked them."""
-    if not ports:
+def lock(
+    ports: tuple[str, ...], keep: bool, release: bool, why: str, target: ocs.Target, as_json: bool
+) -> None:
+    """Lock ports against changes, unlock them, or list the locks.
+
+    A port is ocs1.17, or what is plugged in; of a wavelength switch also one channel of a port:
+    wss1.3@193.100. Without ports, list the locks.
+    """
+    if keep and release:
+        raise BadInput("--keep and --release exclude each other: give one")
+    if release and not ports:
         raise BadInput("name the ports to unlock: 'patchlight ocs lock' lists those locked")
+    if ports and not (why or release):
+        raise BadInput("say --why: users who meet the lock are shown the reason")
     by_switch = names.places_by_switch(target.lab, ports)
     with target.client(by_switch, talks=False) as client:
-        rows = [row for ocs, places in by_switch.items() for row in client.unlock(ocs, places, why)]
-    lines = [f"{_place(row)} is unlocked (was {row['kind']} by {row['by']})" for row in rows]
-    print_answer(rows, "\n".join(lines) or "none of these was locked", as_json=as_json)
+        rows = [] if ports else client.locks()
+        for name, places in by_switch.items():
+            rows += (
+                client.unlock(name, places, why)
+                if release
+                else client.lock(name, places, keep=keep, why=why)
+            )
+    if release:
+        lines = [f"{_place(row)} is unlocked (was {row['kind']} by {row['by']})" for row in rows]
+        print_answer(rows, "\n".join(lines) or "none of these was locked", as_json=as_json)
+        return
+    cells = ((_place(row), row["kind"], row["by"], when(row["at"]), row["why"]) for row in rows)
+    table = Table(
+        Column("port", whole=True), "lock", "by", "since", "why", rows=cells, empty="no locks"
+    )
+    print_answer(rows, table, as_json=as_json)
 
 
 def _place(lock: Lock) -> str:
@@ -231,13 +216,16 @@ def _place(lock: Lock) -> str:
 
 @click.command()
 @_switches
-@click.option("--adopt", is_flag=True, help="Take what the devices have as committed.")
-@click.option("--repair", is_flag=True, help="Bring the devices back to what was committed.")
+@click.option("--adopt", is_flag=True, help="Accept what the devices have.")
+@click.option("--repair", is_flag=True, help="Bring the devices back to the last change.")
 @ocs.change_options
 def drift(
     switches: tuple[str, ...], adopt: bool, repair: bool, target: ocs.Target, options: ocs.Flags
 ) -> None:
-    """How the devices differ from their last committed maps; ends with 1 if they do."""
+    """Show circuits that differ from the last change.
+
+    The exit code is 1 if any do.
+    """
     if adopt and repair:
         raise BadInput("--adopt and --repair exclude each other")
     wanted = [driven(target.lab.optical_switch(name)) for name in switches]
@@ -268,26 +256,45 @@ def drift(
 
 
 @click.command()
-@click.option("--clear", is_flag=True, help="Let changes begin again.")
-@click.option("--status", is_flag=True, help="Only say whether it is pressed.")
+@click.argument("number", metavar="[ID]", type=int, required=False)
+@click.option("--clear", is_flag=True, help="Allow changes again.")
+@click.option("--status", is_flag=True, help="Only show whether changes are stopped.")
 @ocs.why_option
 @ocs.target_options
-def stop(clear: bool, status: bool, why: str, target: ocs.Target, as_json: bool) -> None:
-    """Press the stop button: the change under way halts before its next step and rolls back.
+def stop(
+    number: int | None, clear: bool, status: bool, why: str, target: ocs.Target, as_json: bool
+) -> None:
+    """Stop change ID, or all changes, and roll back.
 
-    New changes are refused until somebody says 'stop --clear', also after the controller
-    started anew. Circuits that stand are not touched.
+    A change halts before its next step, and the command waits until it is rolled back; at its last
+    steps it is refused: 'rollback' undoes it then. Without ID, new changes are refused as well,
+    until 'stop --clear', also by a later controller. Standing circuits are not touched.
     """
+    if number is not None:
+        if clear or status:
+            raise BadInput("a change that is stopped is over: leave out --clear and --status")
+        _stop_one(number, why, target, as_json=as_json)
+        return
     # Nothing is held for this: it must reach a change that is under way with --direct.
     with target.client(lambda _: (), talks=False) as client:
         unwritten = ""
         if not status:
             unwritten = (client.clear_stop if clear else client.press_stop)(why)["unwritten"]
         pressed = client.stop_button()
-    text = "the stop button is not pressed: changes may begin"
+    text = "the stop button is not pressed: changes are allowed"
     if pressed is not None:
         reason = f": {pressed['why']}" if pressed["why"] else ""
-        text = f"pressed by {pressed['by']} at {when(pressed['at'])}{reason}"
+        text = f"all changes stopped by {pressed['by']} at {when(pressed['at'])}{reason}"
     print_answer({"pressed": pressed}, text, as_json=as_json)
     if unwritten:
         say(f"this counts, and is written once there is room: {unwritten}", err=True)
+
+
+def _stop_one(number: int, why: str, target: ocs.Target, *, as_json: bool) -> None:
+    refuse_direct(target)
+    with target.client() as client:
+        client.cancel_change(number, why)
+        record = to_its_end(client, number, lambda _: None)
+    ocs.say_record(record, as_json=as_json)
+    if record["state"] not in ("refused", "rolled-back"):
+        raise PatchlightError(f"change {number} was not stopped: it is {record['state']}")

@@ -162,7 +162,10 @@ def _port_names(lab: Lab, ocs: str | None) -> Iterator[str]:
 
 
 def _pairs(lab: Lab, context: click.Context, incomplete: str) -> Iterator[str]:
-    names = list(_port_names(lab, context.params.get("name")))
+    given = context.params.get("pairs") or ()
+    if not given:
+        yield from (switch.name for switch in driven_switches(lab))
+    names = list(_port_names(lab, given[0] if given and ":" not in given[0] else None))
     left, colon, _ = incomplete.partition(":")
     if colon:
         yield from (f"{left}:{name}" for name in names if name != left)

@@ -1,9 +1,10 @@
-"""``patchlight ocs`` commands that listen: alarms of the devices, and what happens to them."""
+"""``patchlight ocs watch``: follow events of circuits, or one change."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -12,8 +13,7 @@ from patchlight.cli import ocs
 from patchlight.cli.ocs.view import named_switches, switches_argument
 from patchlight.console import rendering as out
 from patchlight.console.connection import NEWS_WITHIN_S, patiently
-from patchlight.console.options import FiniteFloat
-from patchlight.testbed.errors import BadInput, PatchlightError
+from patchlight.testbed.errors import BadInput
 
 if TYPE_CHECKING:
     from patchlight.client.client import ControllerClient
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 Answer = dict[str, Any]
 
 _POLL_S = 0.5
-_SEVERITIES: dict[str, out.Meaning] = {"critical": "bad", "major": "bad", "notice": "quiet"}
 _CIRCUIT_EVENTS = {
     *("circuits", "circuits-begun", "map", "baselines", "drift"),
     *("alarm", "unreachable", "reachable"),
@@ -32,49 +31,13 @@ _CIRCUIT_EVENTS = {
 
 @click.command()
 @switches_argument
-@click.option(
-    "--listen",
-    "listen_s",
-    type=FiniteFloat(0, 86_400),
-    metavar="SECONDS",
-    help="First listen so long [default: 0; with --direct 2].",
-)
-@ocs.target_options
-def alarms(
-    switches: tuple[str, ...], listen_s: float | None, target: ocs.Target, as_json: bool
-) -> None:
-    """What the devices reported by themselves since they are connected, notices included.
-
-    With --direct they are connected only now: what they report while we listen.
-    """
-    names = named_switches(target.lab, switches)
-    if target.direct:
-        from patchlight.console.direct import watching
-
-        with watching(target.lab, names, target.state_dir) as happened:
-            heard = happened(2.0 if listen_s is None else listen_s)
-        rows: list[Answer] = [event for event in heard if event["kind"] == "alarm"]
-        silent = [event for event in heard if event["kind"] == "unreachable"]
-    else:
-        with target.client() as client:
-            time.sleep(listen_s or 0)
-            rows, silent = [{**alarm} for alarm in client.alarms(names)], []
-    table = out.Table("when", "OCS", "severity", "standing", "about", "words")
-    for row in rows:
-        severity = out.Coloured(row["severity"], _SEVERITIES.get(row["severity"], "caution"))
-        standing = "yes" if row["standing"] else ""
-        cells = (row["ocs"], severity, standing, row["subject"], row["words"])
-        table.add_row(out.when(row["at"]), *cells)
-    out.print_answer(rows, table, as_json=as_json)
-    ocs.say_unreachable({row["ocs"]: {"unreachable": row["message"]} for row in silent})
-
-
-@click.command()
-@switches_argument
-@click.option("--since", type=int, metavar="N", help="Begin after event N [default: now].")
+@click.option("--since", type=int, metavar="N", help="Start after event N.  [default: now]")
 @click.option("--count", type=click.IntRange(min=1), metavar="N", help="End after N events.")
 @click.option(
-    "--all", "everything", is_flag=True, help="Also notices, and what is not of circuits."
+    "--all",
+    "everything",
+    is_flag=True,
+    help="Also notices, and events of other things than circuits.",
 )
 @ocs.target_options
 def watch(
@@ -85,11 +48,10 @@ def watch(
     target: ocs.Target,
     as_json: bool,
 ) -> None:
-    """Follow what happens: changes, alarms, drift, locks. Ends with Ctrl-C.
+    """Follow changes, alarms, drift and locks until Ctrl-C.
 
-    With the ID of a change: follow that one to its end, stage by stage.
-    With --direct: what the devices report and what changes on them. They are not held, so
-    that others can work on them meanwhile.
+    With the ID of a change, follow that one to its end, stage by stage. With --direct, follow what
+    the devices report and what changes on them; they are not locked, so others can work on them.
     """
     is_id = len(switches) == 1 and switches[0].isdecimal()
     if is_id and all(switch.name != switches[0] for switch in target.lab.optical_switches):
@@ -114,26 +76,8 @@ def watch(
             return
 
 
-@click.command()
-@click.argument("number", metavar="ID", type=int)
-@ocs.why_option
-@ocs.target_options
-def cancel(number: int, why: str, target: ocs.Target, as_json: bool) -> None:
-    """Halt change ID before its next step, and undo what it did; wait until that is done.
-
-    Refused for one that is over, or at its last steps: 'rollback' undoes that.
-    """
-    _refuse_direct(target)
-    with target.client() as client:
-        client.cancel_change(number, why)
-        record = _to_its_end(client, number, lambda _: None)
-    ocs.say_record(record, as_json=as_json)
-    if record["state"] not in ("refused", "rolled-back"):
-        raise PatchlightError(f"change {number} was not cancelled: it is {record['state']}")
-
-
 def _follow_change(target: ocs.Target, number: int, *, as_json: bool) -> None:
-    _refuse_direct(target)
+    refuse_direct(target)
 
     def tell(record: ChangeAnswer) -> None:
         if as_json:
@@ -143,11 +87,11 @@ def _follow_change(target: ocs.Target, number: int, *, as_json: bool) -> None:
             out.say(f"{out.when(progress['since'])}  {ocs.progress_line(progress)}")
 
     with target.client() as client:
-        record = _to_its_end(client, number, tell)
+        record = to_its_end(client, number, tell)
     ocs.print_record(record, as_json=as_json, one_line=True)
 
 
-def _to_its_end(
+def to_its_end(
     client: ControllerClient, number: int, tell: Callable[[ChangeAnswer], None]
 ) -> ChangeAnswer:
     """A change as it is once it is over; ``tell`` is called with each step before."""
@@ -163,7 +107,8 @@ def _to_its_end(
     return record
 
 
-def _refuse_direct(target: ocs.Target) -> None:
+def refuse_direct(target: ocs.Target) -> None:
+    """``BadInput`` for a change under way with ``--direct``."""
     if target.direct:
         raise BadInput("a change with --direct is over when its command is: leave out --direct")
 
@@ -189,8 +134,20 @@ def _followed(target: ocs.Target, names: set[str] | None, since: int | None) -> 
 
 def _event_line(event: Answer) -> str:
     rest = {k: v for k, v in event.items() if k not in ("number", "at", "kind") and v}
-    changes = rest.pop("changes", {})
-    texts = {k: ", ".join(map(str, v)) if isinstance(v, list) else str(v) for k, v in rest.items()}
+    changes, kind = rest.pop("changes", {}), event["kind"]
+    if kind == "circuits" and "id" in rest:
+        kind = f"change {rest.pop('id')} {rest.pop('state', '')}"
+        rest = {k: v for k, v in rest.items() if (k, v) != ("message", "done")}
+    texts = {k: _listed(v) if isinstance(v, list) else str(v) for k, v in rest.items()}
     words = ", ".join(f"{key} {out.harmless(text)}" for key, text in texts.items())
-    lines = [f"{out.when(event['at'])}  {event['kind']}  {words}"]
+    lines = [f"{out.when(event['at'])}  {kind}  {words}"]
     return "\n".join(lines + [f"    {line}" for line in ocs.change_lines(changes)])
+
+
+def _listed(values: list[Any]) -> str:
+    """``[1, 2, 3, 7]`` as ``1-3, 7``."""
+    if not all(isinstance(value, int) for value in values):
+        return ", ".join(map(str, values))
+    runs = groupby(enumerate(sorted(values)), lambda pair: pair[1] - pair[0])
+    found = [[value for _, value in run] for _, run in runs]
+    return ", ".join(f"{run[0]}-{run[-1]}" if run[1:] else f"{run[0]}" for run in found)

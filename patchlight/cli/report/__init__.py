@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import math
 import re
 import time
@@ -21,7 +20,7 @@ import click
 from patchlight.console.connection import with_client
 from patchlight.console.rendering import cannot_write, harmless, say, span, when
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.units import format_time, parse_time
+from patchlight.testbed.units import parse_time
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -32,14 +31,16 @@ if TYPE_CHECKING:
     from patchlight.testbed.wire.rest.jobs import JobInList
     from patchlight.testbed.wire.rest.lab import Samples
 
-# The states of jobs and the ends of changes are elsewhere in a report.
+# The states of jobs and the ends of changes have their own tables.
 _TOLD_ELSEWHERE = ("job-", "circuits")
 _MOST_ROWS = 1000
 
 MOST_JOBS = 60
-_COLOURS = {"done": "#2e7d32", "failed": "#c62828", "stopped": "#757575"}
-_AT_WORK, _WAITING, _CHANGE = "#1565c0", "#b0bec5", "#ef6c00"
+# Okabe and Ito's colours, which colour-blind readers tell apart.
+_COLOURS = {"done": "#009e73", "failed": "#d55e00", "stopped": "#757575"}
+_AT_WORK, _WAITING, _CHANGE = "#0072b2", "#cccccc", "#cc79a7"
 MOST_EVENTS = 500
+_MOST_VALUES = 6
 
 _PAGE = Path(__file__).with_name("page.html.j2")
 
@@ -49,22 +50,21 @@ _PAGE = Path(__file__).with_name("page.html.j2")
     "--since",
     default="1d",
     metavar="TIME",
-    help="How long ago it begins, like 2h or 7d; or a date, with a time of day or without.",
+    help="Start of the period: how long ago, like 2h or 7d, or a date with or without a time.",
 )
-@click.option("--until", default="0s", metavar="TIME", help="When it ends, in the same ways.")
+@click.option("--until", default="0s", metavar="TIME", help="End of the period, likewise.")
 @click.option(
     "--output",
     type=click.Path(path_type=Path, dir_okay=False),
     default=Path("report.html"),
     metavar="FILE",
-    help="Where the page is written.",
+    help="File to write.",
 )
 @with_client
 def report(client: ControllerClient, since: str, until: str, output: Path) -> None:
-    """Write an HTML page on what happened in the lab: jobs, GPUs, changes of circuits, events.
+    """Write an HTML report of the lab: jobs, GPUs, changes of circuits, events.
 
-    It is one file that loads nothing, with pictures in it, and goes back as far as the lab keeps
-    what happened.
+    The report is one file that loads nothing else. It goes back as far as the lab keeps records.
     """
     now = time.time()
     begins, ends = _moment(since, now, "--since"), _moment(until, now, "--until")
@@ -75,8 +75,16 @@ def report(client: ControllerClient, since: str, until: str, output: Path) -> No
         output.write_text(as_page(period), encoding="utf-8", errors="replace")
     except OSError as error:
         raise cannot_write(f"the report {output}", error) from error
-    jobs, changes = len(period.jobs), len(period.changes)
-    say(f"wrote {output}: {jobs} jobs, {changes} changes of circuits, {len(period.events)} events")
+    counts = [
+        _so_many(len(period.jobs), "job"),
+        _so_many(len(period.changes), "change"),
+        _so_many(len(period.events), "event"),
+    ]
+    say(f"{headline(period)}\nwrote {output}: {', '.join(counts)}")
+
+
+def _so_many(count: int, what: str) -> str:
+    return f"{count} {what}" + ("s" if count != 1 else "")
 
 
 def _moment(text: str, now: float, option: str) -> float:
@@ -119,6 +127,35 @@ class Period:
         return [(n, len(s), fmean(s), median(s), max(s)) for n, s in took.items()]
 
 
+def headline(period: Period) -> str:
+    """What happened, in a sentence."""
+    states = Counter(job["state"] for job in period.jobs)
+    said = [_so_many(len(period.jobs), "job") + (f" ({_counted(states)})" if states else "")]
+    busy = [spread["mean"] for window in period.samples["lab"] if (spread := window["busy"])]
+    if busy:
+        said.append(f"GPUs {100 * fmean(busy):.0f} % busy on average")
+    committed = [c for c in period.changes if c["state"] == "committed" and c["changes"]]
+    words = _so_many(len(committed), "committed change") + " of circuits"
+    took = [c["finished_at"] - c["started_at"] for c in committed if c["finished_at"]]
+    said.append(words + (f", {_took(median(took))} each (median)" if took else ""))
+    return "; ".join(said) + "."
+
+
+def time_with_data(period: Period) -> tuple[float, float]:
+    """The part of a period from its first record to its last; all of it without any."""
+    width_s = period.samples["width_s"]
+    times = [event["at"] for event in period.events]
+    for job in period.jobs:
+        times += [job["submitted_at"], job["finished_at"] or period.until]
+    for change in period.changes:
+        times += [change["started_at"], change["finished_at"] or change["started_at"]]
+    for window in period.samples["lab"]:
+        if window["busy"] or window["sent_bps"]:
+            times += [window["at"], window["at"] + width_s]
+    inside = [min(max(at, period.since), period.until) for at in times]
+    return (min(inside), max(inside)) if inside else (period.since, period.until)
+
+
 def look_back(client: ControllerClient, since: float, until: float) -> Period:
     """A controller's records of a period."""
     return Period(
@@ -146,7 +183,7 @@ def _all(latest: Callable[..., list[Any]], number: str) -> list[Any]:
 
 
 def as_page(period: Period) -> str:
-    """The page. Text of users and devices is never read as HTML."""
+    """The report as HTML. Text of users and devices is never read as HTML."""
     from jinja2 import Environment, StrictUndefined
     from markupsafe import Markup
 
@@ -154,13 +191,17 @@ def as_page(period: Period) -> str:
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     environment.filters |= {"when": when, "span": span, "shown": harmless, "took": _took}
+    shown = time_with_data(period)
     pictures = {
-        "timeline": timeline(period) if period.jobs else None,
-        "utilization": _band(period.samples, "busy", 1.0, "busy share of GPUs"),
-        "throughput": _band(period.samples, "sent_bps", 1e-9, "sent by a host (Gb/s)"),
+        "timeline": timeline(period, shown) if period.jobs else None,
+        "utilization": _band(period.samples, shown, "busy", 100.0, "GPU utilisation (%)"),
+        "throughput": _band(period.samples, shown, "sent_bps", 1e-9, "sent per host (Gb/s)"),
     }
     return environment.from_string(_PAGE.read_text(encoding="utf-8")).render(
         period=period,
+        headline=headline(period),
+        begins=shown[0],
+        ends=shown[1],
         stages=period.stages(),
         # As far as GPUs report it.
         energy_j=sum(sum(job.get("energy_j", {}).values()) for job in period.jobs),
@@ -174,7 +215,7 @@ def as_page(period: Period) -> str:
     )
 
 
-def timeline(period: Period) -> str:
+def timeline(period: Period, shown: tuple[float, float]) -> str:
     """The latest jobs as bars: waiting, then running; changes of circuits as lines."""
     from matplotlib.figure import Figure
 
@@ -192,12 +233,16 @@ def timeline(period: Period) -> str:
             axes.axvline(_at(change["started_at"]), color=_CHANGE, linewidth=0.8)
     axes.set_yticks(range(len(jobs)), [_plain(job["id"]) for job in jobs], fontsize=7)
     axes.set_ylim(len(jobs) - 0.4, -0.6)
-    _time_axis(axes, period.since, period.until)
+    _time_axis(axes, *shown)
     return _svg(figure)
 
 
 def _band(
-    samples: Samples, key: Literal["busy", "sent_bps"], factor: float, about: str
+    samples: Samples,
+    shown: tuple[float, float],
+    key: Literal["busy", "sent_bps"],
+    factor: float,
+    about: str,
 ) -> str | None:
     """The mean of a sample, and its least and most; ``None`` without samples."""
     from matplotlib.figure import Figure
@@ -224,7 +269,7 @@ def _band(
     axes.plot(times, means, color=_AT_WORK, linewidth=1.5)
     axes.set_ylabel(about)
     axes.set_ylim(bottom=0)
-    _time_axis(axes, edges[0], edges[-1])
+    _time_axis(axes, *shown)
     return _svg(figure)
 
 
@@ -268,20 +313,33 @@ def _svg(figure: Figure) -> str:
 
 
 def _took(seconds: float) -> str:
-    return format_time(float(f"{seconds:.3g}"))
+    return f"{seconds:.3g} s" if seconds >= 1 else f"{1000 * seconds:.3g} ms"
 
 
 def _counts(rows: Sequence[Mapping[str, Any]]) -> str:
-    counts = Counter(row["state"] for row in rows)
-    words = ", ".join(f"{count} {state}" for state, count in counts.items())
+    words = _counted(Counter(row["state"] for row in rows))
     return f": {words}" if words else ""
 
 
+def _counted(states: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} {state}" for state, count in states.items())
+
+
 def _words_of(event: Mapping[str, Any]) -> str:
-    """An event's message, else all its fields."""
-    ocs = f"{event['ocs']}: " if event.get("ocs") else ""
+    """An event's message, else its fields."""
     words = event.get("message") or event.get("words")
     if not words:
         rest = {k: v for k, v in event.items() if k not in ("at", "kind", "number", "ocs") and v}
-        words = json.dumps(rest, ensure_ascii=False) if rest else ""
-    return harmless(f"{ocs}{words}")
+        words = "; ".join(f"{key.replace('_', ' ')}: {_brief(v)}" for key, v in rest.items())
+    return harmless(f"{event['ocs']}: {words}" if event.get("ocs") else words)
+
+
+def _brief(value: object) -> str:
+    """A value as text; of many values how many there are."""
+    if isinstance(value, list | dict):
+        if len(value) > _MOST_VALUES:
+            return f"{len(value)} entries"
+        parts = value.items() if isinstance(value, dict) else enumerate(value)
+        named = isinstance(value, dict)
+        return ", ".join(f"{k} {_brief(v)}" if named else _brief(v) for k, v in parts)
+    return str(value)

@@ -186,6 +186,6 @@ def test_files_are_checked_without_a_controller(spec: Path, tmp_path: Path) -> N
 
 
 def test_the_schema_is_printed() -> None:
-    printed = json.loads(CliRunner().invoke(cli, ["job", "schema"]).output)
+    printed = json.loads(CliRunner().invoke(cli, ["lab", "schema", "job"]).output)
     assert printed["title"] == "Patchlight job file"
     assert "gradient" in printed["properties"]

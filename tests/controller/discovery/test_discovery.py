@@ -52,16 +52,16 @@ def _is_as_before(controller: ControllerProcess) -> bool:
 def test_what_cannot_be_looked_at_is_refused_and_nothing_is_changed(
     controller: ControllerProcess,
 ) -> None:
-    code, said = _discover(controller, "--yes", "--listen", "100ms")
+    code, said = _discover(controller, "--yes", "--for", "100ms")
     assert code == 1
     assert "nobody sent or heard anything: the lab file names no agent of a" in said
     assert "t1 is not connected" in said
-    code, said = _discover(controller, "--dry-run", "--ports", "a.n0,o1.3-4", "--listen", "1s")
+    code, said = _discover(controller, "--dry-run", "--ports", "a.n0,o1.3-4", "--for", "1s")
     assert code == 0
-    assert "3 of o1; 2 cross-connects are away meanwhile, for about 6 s" in said
+    assert "3 of o1; 2 cross-connects are removed for about 6 s" in said
     for ports, expected, wanted in (
         ("o1.17", 2, "o1 has ports 1–16, not 17"),
-        ("o1.4-3", 2, "no range of ports"),
+        ("o1.4-3", 2, "is not a range of ports"),
         ("o1.9", 2, "o1.9 alone has nowhere to get light from"),
         ("o1.1,o1.4", 1, "circuit 1>3 of o1 leads out of the ports that were named"),
     ):
@@ -79,7 +79,7 @@ def test_what_cannot_be_looked_at_is_refused_and_nothing_is_changed(
     code, said = _discover(controller, "--yes")
     assert (code, "the stop button was pressed" in said) == (1, True)
     controller.client.clear_stop()
-    assert _discover(controller, "--restore") == (0, "all circuits are as before\n")
+    assert _discover(controller, "--restore") == (0, "all circuits are restored\n")
     assert _is_as_before(controller)
 
 
@@ -123,12 +123,12 @@ def test_ctrl_c_breaks_it_off_and_returns_once_the_circuits_are_back(
     controller: ControllerProcess,
 ) -> None:
     command = [sys.executable, "-m", "patchlight", "lab", "discover", str(controller.lab), "--yes"]
-    with subprocess.Popen([*command, "--listen", "100s"], stderr=subprocess.PIPE) as looking:
+    with subprocess.Popen([*command, "--for", "100s"], stderr=subprocess.PIPE) as looking:
         wait_until(lambda: not controller.client.circuits()["o1"]["map"], "the ports to go dark")
         looking.send_signal(signal.SIGINT)
         assert looking.stderr is not None
         said = looking.stderr.read().decode()
-    assert (looking.returncode, "all circuits are as before" in said) == (130, True), said
+    assert (looking.returncode, "all circuits are restored" in said) == (130, True), said
     assert _is_as_before(controller)
 
 
@@ -144,7 +144,7 @@ def test_what_the_stop_button_keeps_from_being_put_back_is_put_back_later(
     assert {lock["port"] for lock in controller.client.locks()} == set(range(1, 17))
     assert controller.client.status()["drained"]
     controller.client.clear_stop()
-    assert _discover(controller, "--restore") == (0, "all circuits are as before\n")
+    assert _discover(controller, "--restore") == (0, "all circuits are restored\n")
     assert _is_as_before(controller)
 
 

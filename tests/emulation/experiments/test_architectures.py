@@ -21,6 +21,7 @@ from patchlight.emulation.experiments.architectures.run import (
 )
 from patchlight.emulation.simulator.network.specs import network_of
 from patchlight.testbed.errors import BadInput
+from tests.support.figures import for_a_paper
 
 # Loops are compiled once, where nothing is on the disk yet.
 pytestmark = pytest.mark.xdist_group("networks")
@@ -44,6 +45,11 @@ def test_the_command_writes_figures_of_each_network(tmp_path: Path) -> None:
     assert oddl["dark_s"] > ideal["dark_s"] == 0
     assert oddl["iteration_to_ideal"] > 1.0
     assert (tmp_path / "architectures.pdf").stat().st_size > 0
+    # No panel of costs that nobody has published, and none of powers that are lower bounds.
+    text = for_a_paper(tmp_path / "architectures.svg")
+    assert "iteration time / ideal switch" in text
+    assert "cost" not in text
+    assert "power" not in text
 
 
 def test_networks_of_several_sizes_are_refused() -> None:
@@ -88,7 +94,7 @@ def test_what_nobody_knows_is_left_out_and_said(tmp_path: Path) -> None:
     [
         ({"ocs-port": {"usd": "dear", "watts": 1, "source": "x"}}, "ocs-port: usd: 'dear'"),
         ({"ocs-port": {"usd": 1, "watts": -1, "source": "x"}}, "ocs-port: watts: -1"),
-        ({"ocs-port": {"usd": 1, "watts": "–", "source": "x"}}, "a dash and why there is none"),
+        ({"ocs-port": {"usd": 1, "watts": "–", "source": "x"}}, "a dash and the reason"),
         ({"ocs-port": {"usd": 1}}, "ocs-port: expected usd, watts and source"),
         ("text", "is not a price list"),
     ],

@@ -1,6 +1,7 @@
 """Ctrl-C in the middle of partition policies' episodes: what is finished is written, and said."""
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from patchlight.emulation.experiments.commands.pac_ml import print_tables
 from patchlight.emulation.experiments.pac_ml.results import write_report
 from patchlight.emulation.experiments.pac_ml.run import PacMlOptions, run_experiment
 from patchlight.emulation.simulator.executors import Engine
+from tests.support.figures import for_a_paper
 from tests.support.waiting import PATIENCE_S, wait_until
 
 # The second of its episodes never ends.
@@ -126,10 +128,11 @@ class Stop:
     """Presses Ctrl-C once so many episodes are done."""
 
     def __init__(self, after: int) -> None:
-        self.after = after
+        self.left = after
 
     def __call__(self, done: int, total: int) -> None:
-        if done == self.after:
+        self.left -= done > 0
+        if not self.left:
             raise KeyboardInterrupt
 
 
@@ -145,7 +148,14 @@ def part(options: PacMlOptions, after: int) -> dict[str, Any]:
 def test_figures_are_those_of_the_finished_episodes(
     engine: Engine, stops: tuple[int, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    whole = run_experiment(SHORT, lambda words: None, lambda done, total: None)
+    said: list[str] = []
+    looks: list[Any] = []
+    told: list[int] = []
+    whole = run_experiment(SHORT, said.append, lambda done, _: told.append(done), looks.append)
+    assert re.search(r"^18 episodes and bounds, about \d+ s$", said[-1])
+    assert (told[0], told[-1]) == (0, 100)
+    (first,) = looks  # once the first of three seeds is done
+    assert [len(each.episodes) for cell in first.values() for each in cell.values()] == [1] * 4
     assert not whole["interrupted"]
     assert whole["episodes_finished"] == whole["episodes_wanted"] == 12
     for after in stops:
@@ -164,5 +174,8 @@ def test_figures_are_those_of_the_finished_episodes(
             continue
         # Tables and plots do without what is not there.
         assert len(write_report(some, tmp_path / "out")) == 7
+        for plot in ("blocking-ramp-block", "completion-ramp-block"):
+            text = for_a_paper(tmp_path / "out" / f"{plot}.svg")
+            assert f"interrupted: {episodes} of 12 episodes" in text
         print_tables(some)
         assert "constant-8" in capsys.readouterr().out

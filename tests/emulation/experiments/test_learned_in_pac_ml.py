@@ -145,7 +145,7 @@ def card_of(training: object) -> Card:
         ("A", {}, []),
         ("B", {"law_instance": 0}, []),
         ("B", {"law_instance": 1}, ["trained on instance 0 of law B, here it is instance 1"]),
-        ("B", {}, ["trained on instance 0 of law B, made anew for each episode here"]),
+        ("B", {}, ["trained on instance 0 of law B, new in each episode here"]),
         ("C", {}, ["trained on laws A, B, not on law C"]),
         ("A", {"arrivals": "fixed:1300"}, ["trained on a job every 1000 s"]),
         ("A", {"arrivals": "poisson:1000"}, ["trained on a job every 1000 s"]),

@@ -10,6 +10,7 @@ from patchlight.cli.main import cli
 from patchlight.emulation.experiments.oddl.packets.isolation import Pairs, change_in
 from patchlight.emulation.experiments.oddl.packets.run import PacketOptions, light_lab, switch_lab
 from patchlight.testbed.errors import BadInput
+from tests.support.figures import for_a_paper
 
 
 def test_both_labs_have_the_same_hosts_and_rates() -> None:
@@ -99,4 +100,5 @@ def test_four_nodes_train_over_light_and_over_a_switch(tmp_path: Path) -> None:
         assert isolation[way]["frames_at_neighbour"] == 0
         assert isolation[way]["frames_at_flooding_job"] > 0
         assert len(isolation[way]["flooded_iterations_s"]) == 6
-    assert (tmp_path / "out" / "tuning-time.png").exists()
+    for plot in ("tuning-time", "stages", "isolation"):
+        for_a_paper(tmp_path / "out" / f"{plot}.svg")

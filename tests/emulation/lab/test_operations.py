@@ -93,16 +93,18 @@ def test_what_does_not_exist_is_bad_input(lab: EmulatedLab) -> None:
 
 def test_the_commands_and_the_shell(lab: EmulatedLab, tmp_path: Path) -> None:
     name = lab.lab.name
-    typed = "links\nlink tor1.3 tor2.3 down\nlinks\npingall\nlink tor1 tor2 up\niperf gpu0\nlink\n"
-    shell = patchlight("emulate", "shell", name, typed=typed)
-    assert "tor1.3 – tor2.3\n" in shell.stdout
+    typed = "link tor1.3 tor2.3 down\npingall\nlink tor1 tor2 up\niperf gpu0\nlink\n"
+    shell = patchlight("emulate", "exec", "--lab", name, typed=typed)
     assert "tor1.3 – tor2.3  down\n" in shell.stdout
-    assert "fibre tor1.3 – tor2.3  down" in shell.stdout
     assert "2 of 6 pings answered" in shell.stdout
     assert "expected two hosts: iperf A B" in shell.stderr
     assert "link A B [up|down]" in shell.stderr
     shown = patchlight("emulate", "link", "tor1.3", "tor2", "--lab", name)
     assert shown.stdout == "tor1.3 – tor2.3  up\n"
+    assert shown.stdout in patchlight("emulate", "link", "--lab", name).stdout
+    address = lab.host("gpu0").address
+    on_host = patchlight("emulate", "exec", "--lab", name, "gpu0", typed="ip -br address\n")
+    assert address in on_host.stdout
     wrong = patchlight("emulate", "link", "tor1", "tor2", "--delay", "5", "--lab", name)
     assert wrong.returncode == 2
     nowhere = tmp_path / "none" / "x.pcap"
@@ -208,24 +210,28 @@ def test_light_and_jobs_from_python_and_what_lab_show_says(
         assert (now["circuits"]["ocs1"], now["dark"]) == (["1-3", "2-4"], ["tor2.1"])
         first = json.loads(patchlight("lab", "show", name, "--json", "--start").stdout)
         assert first["circuits"]["ocs1"] == ["1-3", "2-5"]
-        assert "circuits as they are now" in patchlight("lab", "show", name).stdout
+        assert "present circuits" in patchlight("lab", "show", name).stdout
         picture = tmp_path / "lab.svg"
-        assert patchlight("lab", "graph", name, "-o", str(picture)).returncode == 0
+        assert patchlight("lab", "show", name, "-o", str(picture)).returncode == 0
         spec = JobSpec("two", 2, 1_000_000, {"A100": 0.01}, workers=2)
         assert lab.wait_for(lab.submit(spec)[0]["id"])["state"] == "done"
         ocs.disconnect(2)
-        links = patchlight("emulate", "shell", name, typed="links\n").stdout
-        assert "server2.nic0  dark" in links
-        assert "server1.nic0 – tor1.1" in links
+        links = json.loads(patchlight("lab", "show", name, "--json").stdout)
+        assert "server2.nic0" in links["dark"]
+        assert ("server1.nic0", "tor1.1") in [(link["a"], link["b"]) for link in links["links"]]
         assert ocs.fault(fail_ports=[7])["fail_ports"] == [7]
-        with pytest.raises(BadInput, match="a fault of ocs1"):
+        fault = ("emulate", "fault", "--lab", name, "ocs1")
+        assert patchlight(*fault).stdout == "ocs1: fail_ports [7]\n"
+        assert patchlight(*fault, "end").stdout == "ocs1: no faults\n"
+        assert patchlight(*fault, "lose", "1>3").stdout.startswith("ocs1: lose 1>3: done\n")
+        with pytest.raises(BadInput, match="refuses the fault: no fault is called 'fail_prots'"):
             ocs.fault(fail_prots=[7])
         controller = next(p for p in lab.state.processes if p.name == "controller")
         os.kill(controller.pid, signal.SIGKILL)
         until(lambda: process_start(controller.pid) is None, "the controller to end")
         shown = patchlight("lab", "show", name, "--json")
         assert json.loads(shown.stdout)["circuits"]["ocs1"] == ["1-3", "2-5"]
-        assert "its circuits now are not known" in shown.stderr
+        assert "its circuits are not known" in shown.stderr
     assert left_of(name) == []
 
 

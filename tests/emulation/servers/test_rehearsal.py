@@ -202,7 +202,7 @@ def _runs(command: str) -> bool:
 
 def test_down_removes_what_a_killed_up_left(lab_file: Path) -> None:
     name = f"{NAME}-k"
-    up = ["emulate", "up", str(lab_file), "--name", name, "--servers", "ssh"]
+    up = ["emulate", "up", str(lab_file), "--name", name, "--server-kind", "ssh"]
     with subprocess.Popen(
         [sys.executable, "-c", PAUSING, "servers", *up, "--no-controller", "--fabric", "bridge"],
         stdout=subprocess.PIPE,

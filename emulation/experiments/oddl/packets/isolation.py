@@ -151,9 +151,9 @@ WAYS: Mapping[str, Mapping[str, Sequence[str]]] = {
     "star": {f"wss{n}": [f"1-{2 if n < 3 else 3}@{_ALL_CHANNELS}"] for n in range(1, 5)},
     "channels": {f"wss{n}": [f"1-2@{_FIRST_TWO if n < 3 else _LAST_TWO}"] for n in range(1, 5)},
 }
-"""How a job gets light of its own in the lab ``oddl4``: what the wavelength switches then have."""
+"""The maps of the wavelength switches of the lab ``oddl4`` that keep jobs apart."""
 LEAST_PAIRS = 6
-"""Of fewer than so many there is no interval that holds a median with 95 %."""
+"""Fewer values have no 95 % interval of the median."""
 _TOGETHER_S = 1.0
 _CONFIDENCE = 0.95
 
@@ -196,7 +196,7 @@ def measure_isolation(
         found["together"] = arrived(flooded.frames)
         with crew_of(emulated, load, own) as crew:
             for way, maps in WAYS.items():
-                say(f"each job with {'a star' if way == 'star' else 'channels'} of its own")
+                say(f"each job with its own {'star' if way == 'star' else 'channels'}")
                 took_s = _rewire(emulated.lab, maps)
                 crew.train(1)  # Its connections find their pace.
                 arrivals.count()
@@ -236,10 +236,10 @@ def _rewire(lab: Lab, maps: Mapping[str, Sequence[str]]) -> float:
         _host_keys_in(Path(journal) / "known_hosts"),
         direct_client(lab, Path(journal)) as client,
     ):
-        changed = client.reconfigure(maps, only=True, why="each job has light of its own")
+        changed = client.reconfigure(maps, only=True, why="each job has its own optical paths")
     if changed["state"] != "committed":
         raise PatchlightError(
-            f"giving each job light of its own: {changed['message']}",
+            f"giving each job its own optical paths: {changed['message']}",
             hint="run it again; 'patchlight doctor' says whether this machine has what it needs",
         )
     return time.monotonic() - began

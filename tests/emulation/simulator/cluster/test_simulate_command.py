@@ -24,6 +24,7 @@ from patchlight.emulation.simulator.executors import Engine
 from patchlight.emulation.simulator.traces.files import read_trace
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.labfile.reader import builtin_lab
+from tests.support.figures import for_a_paper
 from tests.support.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.usefixtures("one_core", "undrawn")
@@ -358,18 +359,32 @@ def test_help_imports_nothing_heavy() -> None:
     assert "--backfill" in done.stdout
 
 
-def test_where_nobody_waited_the_plots_say_so(trace: Path, tmp_path: Path) -> None:
+def test_where_nobody_waited_the_plots_say_so_and_have_no_empty_panel(trace: Path) -> None:
     jobs = queue_jobs(read_trace(trace))
-    roomy = Sweep(TwoLevel(4, 4, 4), jobs)(Combination())
-    tight = Sweep(TwoLevel(1, 1, 4), jobs)(Combination())
-    assert _words(report.completion({"a": roomy.result})) == ["no job waited"]
-    assert _words(report.load({"a": roomy.result})) == ["no job waited"]
-    assert _words(report.completion({"a": roomy.result, "b": tight.result})) == []
-    assert _words(report.load({"b": tight.result})) == []
+    roomy = Sweep(TwoLevel(4, 4, 4), jobs)(Combination()).result
+    tight = Sweep(TwoLevel(1, 1, 4), jobs)(Combination()).result
+    for draw, fewer, all_of_them in ((report.completion, 1, 2), (report.load, 2, 3)):
+        alone, both = draw({"a": roomy}), draw({"a": roomy, "b": tight})
+        assert len(alone.axes) == fewer
+        assert "no job waited" in alone.axes[-1].get_xlabel()
+        assert len(both.axes) == all_of_them
+        assert "no job waited" not in both.axes[-1].get_xlabel()
+        assert all(axis.has_data() for axis in (*alone.axes, *both.axes))
 
 
-def _words(figure: Any) -> list[str]:
-    return [text.get_text() for axis in figure.axes for text in axis.texts]
+def test_equal_runs_are_one_curve_that_names_them_all(
+    trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.undo()  # with plots
+    policies = ("--order", "fifo,las,srpt", "--cluster", "1x1x4", "--engine", "serial")
+    done = command(trace, tmp_path / "out", *policies)
+    assert done.exit_code == 0, done.output
+    assert "equal job times: fifo first-fit, las first-fit (nothing is preempted;" in done.output
+    for plot in ("completion", "load"):
+        text = for_a_paper(tmp_path / "out" / f"{plot}.svg")
+        assert "fifo first-fit" in text
+        assert "= las first-fit" in text
+        assert "interrupted" not in text
 
 
 RAISES = """

@@ -1,4 +1,4 @@
-"""``patchlight ocs emulate`` as a user runs it: a process of its own, without root."""
+"""``patchlight emulate ocs`` as a user runs it: a process of its own, without root."""
 
 import asyncio
 import functools
@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from patchlight.cli.main import ocs
+from patchlight.cli.main import cli
 from patchlight.controller.circuits.contract import LoginRefused
 from patchlight.controller.circuits.registry import open_driver
 from patchlight.testbed.errors import BadInput
@@ -30,7 +30,7 @@ from patchlight.testbed.labfile.reader import parse_lab
 from tests.support.programs import ROOT, patchlight
 from tests.support.waiting import PATIENCE_S
 
-emulate = functools.partial(patchlight, "ocs", "emulate")
+emulate = functools.partial(patchlight, "emulate", "ocs")
 EMULATED = [driver.name for driver in OCS_DRIVERS.values() if driver.device]
 
 
@@ -38,7 +38,7 @@ EMULATED = [driver.name for driver in OCS_DRIVERS.values() if driver.device]
 def emulated(*options: str, **environment: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """The process, and what it printed once it answered."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "patchlight", "ocs", "emulate", *options],
+        [sys.executable, "-m", "patchlight", "emulate", "ocs", *options],
         cwd=ROOT,
         text=True,
         stdout=subprocess.PIPE,
@@ -88,8 +88,8 @@ def test_every_driver_drives_its_device(driver: str) -> None:
         finally:
             await device.close()
 
-    options = ("--driver", driver, "--listen", "127.0.0.1:0", "--switching-time", "1ms")
-    with emulated(*options, "--map", "1-7,2>8") as (process, printed):
+    options = (driver, "--listen", "127.0.0.1:0", "--switching-time", "1ms")
+    with emulated(*options, "--circuits", "1-7,2>8") as (process, printed):
         at = "and connects to" if driver == "openflow" else "at"
         assert f"32 ports speaks {driver} {at} {address(printed)}" in printed
         asyncio.run(drive(address(printed)))
@@ -112,9 +112,9 @@ def test_a_wavelength_switch_alone() -> None:
         finally:
             await device.close()
 
-    shape = ("--driver", "waveshaper-http", "--inputs", "1", "--outputs", "4")
+    shape = ("waveshaper-http", "--ports", "1x4")
     options = (*shape, "--listen", "127.0.0.1:0", "--switching-time", "1ms")
-    with emulated(*options, "--map", "1>2@193.100") as (_, printed):
+    with emulated(*options, "--circuits", "1>2@193.100") as (_, printed):
         line = re.search("lab file: +(.*)\n", printed)
         assert line is not None
         (switch,) = parse_lab(line[1]).wavelength_switches
@@ -131,7 +131,7 @@ def test_a_wavelength_switch_alone() -> None:
     ],
 )
 def test_what_it_says_to_do_by_hand_works(driver: str, answer: str) -> None:
-    options = ("--driver", driver, "--listen", "127.0.0.1:0", "--map", "1>7")
+    options = (driver, "--listen", "127.0.0.1:0", "--circuits", "1>7")
     with emulated(*options, "--password-env", "PW", PW="se1") as (_, printed):
         line = re.search(r"by hand: +(printf .*) \| nc -q \d (\S+) (\d+)\n", printed)
         assert line is not None
@@ -149,7 +149,7 @@ def test_what_it_says_to_do_by_hand_works(driver: str, answer: str) -> None:
 def test_a_taken_port_names_who_has_it() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        ended = emulate("--driver", "polatis-scpi", "--listen", f"127.0.0.1:{port}")
+        ended = emulate("polatis-scpi", "--listen", f"127.0.0.1:{port}")
     assert ended.returncode == 1
     assert f"(pid {os.getpid()})" in ended.stderr
     assert "another port" in ended.stderr
@@ -157,8 +157,8 @@ def test_a_taken_port_names_who_has_it() -> None:
 
 def test_circuits_outlive_it_and_faults_are_taken(tmp_path: Path) -> None:
     state, control = tmp_path / "state", tmp_path / "control"
-    options = ("--driver", "polatis-scpi", "--listen", "127.0.0.1:0", "--ports", "8")
-    kept = ("--state", str(state), "--control", str(control))
+    options = ("polatis-scpi", "--listen", "127.0.0.1:0", "--ports", "8")
+    kept = ("--save", str(state), "--control", str(control))
 
     async def drive(where: str, wanted: PortMap) -> None:
         device = open_driver(switch_at("polatis-scpi", where, 8), "")
@@ -173,9 +173,11 @@ def test_circuits_outlive_it_and_faults_are_taken(tmp_path: Path) -> None:
             assert process.stdout is not None
             said = re.fullmatch(r"faults: +patchlight (.*)\n", process.stdout.readline())
             assert said is not None
-            told = CliRunner().invoke(ocs, shlex.split(said[1])[1:])
-            assert told.exit_code == 0
-            assert json.loads(told.output)["refuse_next"] == "busy"
+            words = shlex.split(said[1])
+            told = CliRunner().invoke(cli, words)
+            assert (told.exit_code, told.output) == (0, f"{control}: refuse_next busy\n")
+            ended = CliRunner().invoke(cli, [*words[:3], "end"])
+            assert (ended.exit_code, ended.output) == (0, f"{control}: no faults\n")
             process.terminate()
             assert process.wait(PATIENCE_S) == 0
 
@@ -189,14 +191,14 @@ def test_a_wrong_password_is_refused(driver: str) -> None:
         assert "wrong-one" not in str(caught.value)
         await device.close()
 
-    options = ("--driver", driver, "--listen", "127.0.0.1:0", "--password-env", "PW")
+    options = (driver, "--listen", "127.0.0.1:0", "--password-env", "PW")
     with emulated(*options, PW="right") as (_, printed):
         assert "password_env: PW" in printed
         asyncio.run(drive(address(printed)))
 
 
 def test_a_control_socket_that_cannot_be_made_is_told(tmp_path: Path) -> None:
-    ended = emulate("--driver", "polatis-scpi", "--control", str(tmp_path / ("s" * 120)))
+    ended = emulate("polatis-scpi", "--control", str(tmp_path / ("s" * 120)))
     assert ended.returncode == 1
     assert "choose a path of at most 107 bytes" in ended.stderr
 
@@ -205,24 +207,24 @@ def test_a_control_socket_that_cannot_be_made_is_told(tmp_path: Path) -> None:
     ("options", "words"),
     [
         (("polatis-scip",), "did you mean 'polatis-scpi'?"),
-        (("polatis-scpi", "--map", "1-40"), "40"),
+        (("polatis-scpi", "--circuits", "1-40"), "40"),
         (("polatis-scpi", "--listen", "nonsense"), "host:port"),
         (("polatis-scpi", "--switching-time", "fast"), "fast"),
         (("polatis-scpi", "--password-env", "NOT_SET_AT_ALL"), "is not set"),
-        (("polatis-scpi", "--state", "/no/such/folder/file"), "no directory"),
-        (("polatis-scpi", "--viewer", "guest"), "nobody logs in to a polatis-scpi"),
-        (("waveshaper-http",), "has --inputs and --outputs"),
-        (("waveshaper-http", "--inputs", "2", "--outputs", "4"), "has one common port"),
-        (("telescent-ssh", "--conflict-time", "500ms"), "is for calient-tl1 and calient-rest"),
+        (("polatis-scpi", "--save", "/no/such/folder/file"), "is not a folder"),
+        (("waveshaper-http",), "outputs"),
+        (("waveshaper-http", "--ports", "2x4"), "has one common port"),
+        (("calient-tl1", "--ports", "many"), "ports"),
+        (("ocs9", "--lab", "ofc2022"), "lab ofc2022 has no OCS called 'ocs9'"),
     ],
 )
 def test_wrong_input_is_told(options: tuple[str, ...], words: str) -> None:
-    ended = emulate("--driver", *options)
+    ended = emulate(*options)
     assert ended.returncode == 2
     assert words in ended.stderr
 
 
-def test_a_viewer_may_only_look() -> None:
+def test_a_viewer_may_only_look(tmp_path: Path) -> None:
     async def drive(where: str, user: str) -> bool:
         switch = CircuitSwitch("ocs1", "calient-tl1", where, 32, user=user)
         device = open_driver(switch, "pw")
@@ -232,34 +234,61 @@ def test_a_viewer_may_only_look() -> None:
         finally:
             await device.close()
 
-    options = ("--driver", "calient-tl1", "--listen", "127.0.0.1:0", "--viewer", "guest")
-    with emulated(*options) as (_, printed):
+    file = tmp_path / "lab.yaml"
+    users = "emulated: {users: [{name: guest, read_only: true}]}"
+    switch = f"{{name: ocs1, driver: calient-tl1, address: '127.0.0.1:1', ports: 32, {users}}}"
+    file.write_text(f"{{name: bench, circuit_switches: [{switch}]}}")
+    with emulated("ocs1", "--lab", str(file), "--listen", "127.0.0.1:0") as (_, printed):
         assert not asyncio.run(drive(address(printed), "guest"))
         assert asyncio.run(drive(address(printed), "admin"))
 
 
 @pytest.mark.parametrize(
     ("fault", "words"),
-    [("{", "is not JSON"), ('{"refuse_nex": 1}', "no fault is called"), ("[]", "a JSON object")],
+    [
+        (("refuse_nex", "1"), "did you mean 'refuse_next'?"),
+        (("stall_s", "long"), "expected a value for stall_s: N"),
+        (("fail_ports", "7,x"), "expected a value for fail_ports: 7,8"),
+        (("lose",), "expected a value for lose: a cross-connect"),
+        (("cut", "never"), "cut cannot be 'never'"),
+    ],
 )
-def test_a_fault_that_is_none_is_told(fault: str, words: str, tmp_path: Path) -> None:
+def test_a_wrong_fault_is_refused(fault: tuple[str, ...], words: str, tmp_path: Path) -> None:
     control = tmp_path / "control"
-    options = ("--driver", "polatis-scpi", "--listen", "127.0.0.1:0", "--control", str(control))
+    options = ("polatis-scpi", "--listen", "127.0.0.1:0", "--control", str(control))
     with emulated(*options):
-        told = CliRunner().invoke(ocs, ["fault", str(control), fault])
+        told = CliRunner().invoke(cli, ["emulate", "fault", str(control), *fault])
     assert isinstance(told.exception, BadInput)
     assert words in str(told.exception)
-    nobody = CliRunner().invoke(ocs, ["fault", str(control), "{}"])
+    nobody = CliRunner().invoke(cli, ["emulate", "fault", str(control)])
     assert "no emulated switch answers" in str(nobody.exception)
+
+
+def test_faults_of_every_type_stand_until_they_are_ended(tmp_path: Path) -> None:
+    control = tmp_path / "control"
+    options = ("polatis-scpi", "--listen", "127.0.0.1:0", "--control", str(control))
+    fault = ["emulate", "fault", str(control)]
+    with emulated(*options):
+        for words in (
+            ("fail_ports", "7,8"),
+            ("drift_db", "9=1.5"),
+            ("read_only",),
+            ("stall_s", "2"),
+        ):
+            assert CliRunner().invoke(cli, [*fault, *words]).exit_code == 0
+        found = json.loads(CliRunner().invoke(cli, [*fault, "--json"]).output)
+        ended = CliRunner().invoke(cli, [*fault, "end"]).output
+    assert (found["fail_ports"], found["drift_db"]) == ([7, 8], {"9": 1.5})
+    assert (found["read_only"], found["stall_s"]) == (True, 2.0)
+    assert ended == f"{control}: no faults\n"
 
 
 def test_any_password_for_other_machines_is_warned_of() -> None:
     everywhere = ("--listen", "0.0.0.0:0")
-    calient = ("--driver", "calient-tl1")
+    calient = ("calient-tl1",)
     for options, warning in (
-        ((*calient, *everywhere), "takes any password"),
-        ((*calient, *everywhere, "--password-env", "PW", "--viewer", "v"), "takes any password"),
-        (("--driver", "polatis-scpi", *everywhere), "asks for no password"),
+        ((*calient, *everywhere), "accepts any password"),
+        (("polatis-scpi", *everywhere), "asks for no password"),
         ((*calient, *everywhere, "--password-env", "PW"), None),
         ((*calient, "--listen", "127.0.0.1:0"), None),
     ):
