@@ -1,5 +1,6 @@
 # make demo      the OFC 2022 experiment, end to end, on this machine, with a dashboard to look at
 # make lab-demo  servers with an sshd each: deploy to them, train, regroup, take it all away
+# make first-hour  the README's commands for a lab of your own, one after the other, timed
 # make test      every check that CI runs
 # make os-ken    the OpenFlow tests and a lab where Ryu is not installed; make test does this first
 # make core      the core's tests in a copy without the wings
@@ -23,7 +24,7 @@ LAB_DEMO_ARGS ?=
 # The variable silences a notice about a successor of mkdocs.
 MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
-.PHONY: demo lab-demo test core os-ken bytecode coverage bench house audit release lint style types pages \
+.PHONY: demo lab-demo first-hour test core os-ken bytecode coverage bench house audit release lint style types pages \
     server-bases docs clean
 
 demo:
@@ -33,6 +34,10 @@ demo:
 lab-demo:
 	@deploy/bootstrap.sh
 	@$(ROOT_RUN) deploy/lab-demo.sh $(LAB_DEMO_ARGS)
+
+first-hour:
+	@deploy/bootstrap.sh
+	@$(ROOT_RUN) tests/first-hour.sh
 
 # Threads that wait for each other in a loop take the cores from what runs beside them.
 ONE_THREAD := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1

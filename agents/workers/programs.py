@@ -184,6 +184,8 @@ def _rendezvous(launch: WorkerLaunch, places: WorkerPlaces) -> dict[str, str]:
     }
     if places.checkpoint is not None:
         variables["PATCHLIGHT_CHECKPOINT"] = places.checkpoint
+    if spec.gpu is not None:
+        variables["PATCHLIGHT_GPU"] = spec.gpu
     if launch.gpu_uuid is not None:
         variables["CUDA_VISIBLE_DEVICES"] = launch.gpu_uuid
     return variables

@@ -21,6 +21,8 @@ from patchlight.testbed.units import format_rate
 
 UNLIMITED_BPS = 1e15
 """The rate of a link for which the lab file sets no limit."""
+MACHINE = "machine"
+"""What all packet switches of an emulated lab share: the machine that emulates it."""
 
 Demand = Mapping[Hashable, int]
 """For each directed link that a ring uses, how many of its edges are on it."""
@@ -128,7 +130,8 @@ class LabNetwork:
     of one circuit it uses no other link. GPUs are numbered as ``hosts``, in the order of the lab
     file. A link is ``(number, "up" | "down")`` at a NIC, ``(switch, switch)`` between switches,
     and ``(switch, switch, port)`` for one of several fibres between the same two. Rates are those
-    of the lab file, not divided by its scale. ``BadInput`` for a lab without GPUs that have a NIC.
+    of the lab file, not divided by its scale; predictions of an emulated lab also share
+    the ``MACHINE``, decisions do not. ``BadInput`` for a lab without GPUs that have a NIC.
     """
 
     edge_bps = float("inf")  # NICs are among the links.
@@ -143,6 +146,8 @@ class LabNetwork:
         self.nic_bps = slowest_nic_bps(lab)
         self.switches: list[str | None] = [None] * len(self.hosts)
         self.capacity_bps: dict[Hashable, float] = {}
+        if lab.machine_rate_bps is not None:
+            self.capacity_bps[MACHINE] = lab.machine_rate_bps * lab.scale
         for number in range(len(self.hosts)):
             self._light(number)
         self._ways = Ways(lab, links)
@@ -361,28 +366,35 @@ def _run_of(network: LabNetwork, job: PredictedJob) -> _Run:
     known = models <= training.compute_s.keys()
     compute_s = training.slowest_s(workers, models) if known else math.nan
     bits = ring_bits(workers, training.gradient_bytes) if workers > 1 else 0.0
-    return _Run(network.demand(ring), Load(training.iterations, compute_s, bits))
+    demand = network.demand(ring)
+    if demand and MACHINE in network.capacity_bps:
+        # Each edge passes as many packet switches as it has links, less one.
+        demand = {**demand, MACHINE: sum(demand.values()) - workers}
+    return _Run(demand, Load(training.iterations, compute_s, bits))
 
 
 def _bottleneck(network: LabNetwork, job: PredictedJob, run: _Run, going: Sequence[_Run]) -> str:
     if run.demand is None:
         hosts = [network.number(name) for name in job.hosts]
-        dark = [network.hosts[n].name for n in hosts if network.switches[n] is None]
-        words = f"{', '.join(dark)} dark" if dark else "no way between its packet switches"
-        return f"no light: {words}"
+        loose = [network.hosts[n].name for n in hosts if network.switches[n] is None]
+        why = f"{', '.join(loose)} without a link" if loose else "none between its packet switches"
+        return f"no route: {why}"
     if not run.shares:
-        return "it shares no link"
+        return "it uses no link"
 
     def part_used(link: Hashable) -> float:
         used_bps = sum(each.shares.get(link, 0) * each.rate_bps for each in going)
         return used_bps / network.capacity_bps[link]
 
     link = max(run.shares, key=part_used)
+    if link == MACHINE:
+        return f"bound by this machine: {format_rate(network.lab.machine_rate_bps)}"
     if network.capacity_bps[link] >= UNLIMITED_BPS:
         return "no link has a limit"
     edges = [each.shares[link] for each in going if link in each.shares]
     rate = format_rate(round(network.capacity_bps[link]))
-    if sum(edges) == 1:
-        return f"held up by {network.words(link)}, {rate}, which it has to itself"
-    jobs = "its own" if len(edges) == 1 else f"{len(edges)} jobs"
-    return f"held up by {network.words(link)}, {rate}, with {sum(edges)} edges of {jobs} on it"
+    users = "it alone"
+    if sum(edges) > 1:
+        jobs = "this job" if len(edges) == 1 else f"{len(edges)} jobs"
+        users = f"{sum(edges)} edges of {jobs}"
+    return f"limited by {network.words(link)}, {rate}, used by {users}"

@@ -23,8 +23,15 @@ from patchlight.emulation.fabric import lab_state as states
 from patchlight.emulation.fabric.plan import FabricPlan, check_fabric, plan_fabric, with_swapped
 from patchlight.emulation.fabric.processes import Supervisor
 from patchlight.emulation.lab import network, teardown
+from patchlight.emulation.lab.capacity import suited
 from patchlight.emulation.lab.hosts import EmulatedHost, write_hosts_file
-from patchlight.emulation.lab.options import LabKeywords, LabOptions, has_agents, runtime_lab
+from patchlight.emulation.lab.options import (
+    LabKeywords,
+    LabOptions,
+    has_agents,
+    has_controller,
+    runtime_lab,
+)
 from patchlight.emulation.lab.services import LabServices, boot_again
 from patchlight.emulation.servers.rehearsal import Rehearsal, prepare_rehearsal, service_name
 from patchlight.testbed.errors import BadInput, PatchlightError, nearest
@@ -57,12 +64,14 @@ class EmulatedLab:
         *,
         source: str,
         options: LabOptions,
+        scale: float | None = None,
         replace: bool = False,
         progress: Callable[[str], None] | None = None,
     ) -> None:
         self.lab = lab
         self.run_dir = states.run_dir(lab.name)
         self._source, self._options, self._replace = source, options, replace
+        self._scale = scale
         self._say = progress or (lambda _: None)
         self._plan: FabricPlan | None = None
         self._client: ControllerClient | None = None
@@ -79,10 +88,10 @@ class EmulatedLab:
         progress: Callable[[str], None] | None = None,
         **options: Unpack[LabKeywords],
     ) -> Self:
-        """The lab of a file, or a built-in one. ``scale`` divides every rate (``None``: the
-        file's); ``name`` is another name for it; ``replace`` removes a lab of that name first;
-        ``progress`` gets a message at every step; the rest as in ``LabOptions``. ``BadInput`` if
-        not possible."""
+        """The lab of a file, or a built-in one. ``scale`` divides every rate (``None``: the file's,
+        or what this machine carries); ``name`` is another name for it; ``replace`` removes a lab of
+        that name first; ``progress`` gets a message at every step; the rest as in ``LabOptions``.
+        ``BadInput`` if not possible."""
         lab = read_lab(find_lab(str(path)))
         emulated = cls.from_lab(
             lab, scale, name=name, replace=replace, progress=progress, **options
@@ -102,9 +111,9 @@ class EmulatedLab:
         **options: Unpack[LabKeywords],
     ) -> Self:
         """A lab that a program made (see ``LabBuilder``); arguments as of ``from_file``."""
-        if scale is None:
+        if scale is None and lab.scale != 1:
             scale = lab.scale
-        if not scale > 0:
+        if scale is not None and not scale > 0:
             raise BadInput(f"scale {scale:g} is not possible: expected more than 0, like 1000")
         if unknown := options.keys() - LabKeywords.__annotations__:
             hint = nearest(min(unknown), LabKeywords.__annotations__)
@@ -113,13 +122,14 @@ class EmulatedLab:
             raise BadInput(f"an emulated lab has no option {min(unknown)!r}", hint=hint)
         chosen = LabOptions(**options)
         lab = lab.with_changes(
-            name=name or lab.name, scale=float(scale), fabric=chosen.fabric or lab.fabric
+            name=name or lab.name, scale=float(scale or 1), fabric=chosen.fabric or lab.fabric
         )
         wanted = {f"rdma: {h.nic.rdma}" for h in lab.hosts if h.nic.rdma in ("exclusive", "shared")}
         if wanted and progress is not None:
             said = ", ".join(sorted(wanted))
             progress(f"warning: emulated NICs have no RDMA: {said} of the lab file is left out")
-        return cls(lab, source=lab.name, options=chosen, replace=replace, progress=progress)
+        again: dict[str, Any] = {"scale": scale, "replace": replace, "progress": progress}
+        return cls(lab, source=lab.name, options=chosen, **again)
 
     @classmethod
     def attach(cls, name: str, *, half_there: bool = False) -> Self:
@@ -210,6 +220,9 @@ class EmulatedLab:
                 boot_again(self.lab, self.plan, state, server, self._say)
 
     def _make(self) -> None:
+        if self._scale is None or has_controller(self.lab, self._options):
+            self.lab = suited(self.lab, self._scale, self._say)
+            self._plan = None
         state = states.new_state(self.lab.name, self._source, self.lab.scale)
         agents = has_agents(self.lab, self._options)
         openflow = self.lab.controller_openflow

@@ -33,7 +33,6 @@ from patchlight.testbed.linux.sockets import (
     listen,
     unix_socket_answers,
 )
-from patchlight.testbed.units import format_rate
 from patchlight.testbed.wire.lab_api import system_socket
 
 if TYPE_CHECKING:
@@ -56,8 +55,6 @@ _IMPORTS = (
     "pydantic.v1",  # FastAPI checks each route for its classes
     "pyroute2",
 )
-# What a userspace Open vSwitch was seen to carry on one core.
-_NETDEV_BPS = 400e6
 
 
 class LabServices:
@@ -118,13 +115,6 @@ class LabServices:
         if self._state.phase != "up":
             count = len(plan.bridges)
             self._say(f"starting Open vSwitch ({self.datapath} datapath), {count} switches")
-            rates = [end.rate_bps for end in plan.ends if end.rate_bps]
-            if self.datapath == "netdev" and rates and max(rates) > _NETDEV_BPS:
-                self._say(
-                    f"note: links of {format_rate(max(rates))}, but this kernel has no Open "
-                    f"vSwitch and a userspace switch carries some {format_rate(_NETDEV_BPS)} a "
-                    "core; use --scale to divide rates"
-                )
         is_new = switches.start(supervisor.start)
         if self.has_controller:
             # It starts while the switches get their ports, and gets their address afterwards.

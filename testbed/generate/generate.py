@@ -241,7 +241,8 @@ def two_tors(
 
     ``servers`` servers ``server1``… have ``gpus`` GPUs each and a NIC for each GPU. The OCS has
     the NICs on its first ports, then the ports of ``tor1``, then those of ``tor2``; it starts
-    with the first half of the servers on ``tor1``. One more port of each ToR leads to the other.
+    with the first half of the servers on ``tor1``. One more port of each ToR leads to the other, at
+    a quarter of the NICs' rate, as in the testbed of OFC 2022.
     """
     _check_count("GPUs for each server", gpus, MOST_CIRCUIT_PORTS)
     MODEL.take(gpu_model)
@@ -259,7 +260,7 @@ def two_tors(
     tor1, tor2 = ([Endpoint(f"tor{n}", str(port + 1)) for port in range(hosts + 1)] for n in (1, 2))
     to_ocs = enumerate([*nics, *tor1[:-1], *tor2[:-1]], start=1)
     fibres = [Fibre(end, Endpoint("ocs1", str(port))) for port, end in to_ocs]
-    fibres.append(Fibre(tor1[-1], tor2[-1]))
+    fibres.append(Fibre(tor1[-1], tor2[-1], rate_bps // 4 if rate_bps else None))
     first = (servers + 1) // 2 * gpus
     circuits = [(nic, nic + (hosts if nic <= first else 2 * hosts)) for nic in range(1, hosts + 1)]
     ocs = _ocs("ocs1", driver, "10.0.0.5", 3 * hosts, PortMap.duplex(circuits), 0x51)

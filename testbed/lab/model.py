@@ -202,11 +202,10 @@ NO_NETWORK = IPv4Network("0.0.0.0/32")
 class Lab:
     """A whole lab. ``scale`` divides rates and workload bytes alike, so times stay true.
 
-    ``fabric`` is what an emulation uses as packet switches: ``openvswitch`` or ``bridge`` (learning
-    bridges without OpenFlow). Without ``controller_api`` the controller answers at a Unix socket of
-    the lab (``lab_api.api_address``). ``paths`` says who assigns the optical paths of synthetic
-    jobs: ``none`` (their light is always on) or ``nodes`` (the nodes among themselves).
-    """
+    ``machine_rate_bps``: what packet switches of the emulating machine carry in all; ``fabric``:
+    what they are, ``openvswitch`` or ``bridge`` (learning, without OpenFlow). ``controller_api``
+    may be empty: see ``lab_api.api_address``. ``paths``: who assigns the optical paths of synthetic
+    jobs: ``none`` (their circuits stay) or ``nodes`` (the nodes among themselves)."""
 
     name: str
     network: IPv4Network = NO_NETWORK
@@ -216,6 +215,7 @@ class Lab:
     fibres: tuple[Fibre, ...] = ()
     fabric: str = "openvswitch"
     scale: float = 1.0
+    machine_rate_bps: int | None = None
     controller_api: str = ""
     controller_openflow: str = "127.0.0.1:6653"
     controller_openflow_tls: bool = False

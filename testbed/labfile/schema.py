@@ -264,7 +264,15 @@ LAB = Group(
         "scale",
         Number("a scale", above=0),
         "what an emulation divides rates and bytes by",
+        default="chosen by 'emulate up'",
         example="1000",
+    ),
+    Key(
+        "machine_rate",
+        v.RATE,
+        "what the emulating machine carries in all; 'emulate up' writes it",
+        default="no limit",
+        example="9Gbps",
     ),
     Key(
         "paths",

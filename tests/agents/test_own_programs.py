@@ -92,7 +92,7 @@ def test_a_program_finds_its_peers_and_begins_when_it_is_told(
         **{"GROUP_RANK": "0", "MASTER_ADDR": f"{NETWORK}.11", "MASTER_PORT": "29500"},
         **{"NCCL_SOCKET_IFNAME": "=nic0", "GLOO_SOCKET_IFNAME": "nic0"},
         **{"PATCHLIGHT_JOB": "job", "PATCHLIGHT_RANK": "0", "MINE": "a b"},
-        "PATCHLIGHT_PEERS": f"{NETWORK}.11,{NETWORK}.12",
+        **{"PATCHLIGHT_GPU": "gpu0", "PATCHLIGHT_PEERS": f"{NETWORK}.11,{NETWORK}.12"},
     }
     assert expected.items() <= environment.items()
     assert environment["PYTHONPATH"].startswith("/mine:")

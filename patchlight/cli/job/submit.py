@@ -188,6 +188,10 @@ def submit(
             rows = client.preview(jobs)
             out.print_answer(rows, lambda: _print_preview(rows), as_json=as_json)
             return
+        if not as_json and len(jobs.specs) == 1:
+            (row,) = client.preview(jobs)
+            if expected := _expected(row):
+                out.say(expected, err=True)
         statuses = client.submit(jobs)
         ids = "\n".join(status["id"] for status in statuses)
         out.print_answer(statuses[0] if len(statuses) == 1 else statuses, ids, as_json=as_json)
@@ -217,20 +221,25 @@ def _named(name: str, given: Overrides, lab_name: str | None, address: str | Non
     return jobs_of({"name": name}, Overrides(values, given.sweep, given.array))
 
 
+def _expected(row: Preview) -> str:
+    """What a job waits for, or how long it would take as predicted, and what limits it."""
+    if row["waits_for"]:
+        return f"waits: {row['waits_for']}"
+    iteration_s, all_s = row.get("predicted_iteration_s"), row.get("predicted_completion_s")
+    if iteration_s is None or all_s is None:
+        return row.get("bottleneck", "")
+    whole = f"{all_s:.1f} s" if all_s < 120 else f"{all_s / 60:.0f} min"
+    limit = row.get("bottleneck", "")
+    return f"predicted to take {whole}, {iteration_s:.3f} s an iteration, {limit}"
+
+
 def _print_preview(rows: Sequence[Preview]) -> None:
-    table = out.Table(out.Column("job", whole=True), "now", "circuits", *out.numbers("iteration"))
+    table = out.Table(out.Column("job", whole=True), "now", "circuits")
     for row in rows:
-        now = f"starts on {', '.join(row['hosts'])}"
-        if row["waits_for"]:
-            now = f"waits: {row['waits_for']}"
+        now = [f"starts on {', '.join(row['hosts'])}"] if row["hosts"] else []
         ahead = [f"jobs ahead of it: {row['ahead']}"] if row["ahead"] else []
-        seconds = row.get("predicted_iteration_s")
-        table.add_row(
-            row["job"],
-            "; ".join([now, *ahead, *row.get("objections", ())]),
-            ", ".join(row.get("circuits", ())),
-            "" if seconds is None else f"{seconds:.3f} s",
-        )
+        now += filter(None, [_expected(row), *ahead, *row.get("objections", ())])
+        table.add_row(row["job"], "; ".join(now), ", ".join(row.get("circuits", ())))
     table.print()
 
 

@@ -39,7 +39,7 @@ def emulate() -> None:
     "--scale",
     type=opts.ANY,
     help="Divide all rates, and the bytes of jobs, by this; times stay true.  "
-    "[default: the lab file's, else 1]",
+    "[default: the lab file's, or what fits]",
 )
 @click.option("--name", help="The lab's name.  [default: the lab file's]")
 @click.option("--replace", is_flag=True, help="First take down a lab of that name.")

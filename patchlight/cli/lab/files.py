@@ -179,7 +179,13 @@ def generate(kind: str, output: str | None, **options: Any) -> None:
     "--gpus", type=click.IntRange(1), default=1, help="GPUs of each server, each with a NIC."
 )
 @click.option("--gpu-model", default="Generic", help="Model of the GPUs, like 'Tesla M40'.")
-@_rate
+@click.option(
+    "--rate",
+    "rate_bps",
+    type=Quantity(parse_rate),
+    default="40Gbps",
+    help="Rate of the NICs; the link between the ToRs has a quarter of it.",
+)
 @click.option(
     "--driver", type=click.Choice(KNOWN_DRIVERS), default="calient-tl1", help="Driver of the OCS."
 )
@@ -196,7 +202,7 @@ def init(output: str | None, force: bool, **options: Any) -> None:
         raise BadInput(f"{output} exists", hint="overwrite it with --force")
     _write(write_commented_lab, shapes.two_tors(**options), output)
     file = "FILE" if output in (None, "-") else output
-    up = f"sudo {own_program()} emulate up --scale 1000 {file}"
+    up = f"sudo {own_program()} emulate up {file}"
     say(f"next: patchlight lab check {file}; then {up}", err=True)
 
 

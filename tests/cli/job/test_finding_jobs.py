@@ -26,7 +26,7 @@ def job(running: ControllerProcess, *words: str) -> Result:
 
 
 def submitted(running: ControllerProcess, name: str) -> str:
-    return job(running, "submit", name, "--workers", "1").output.strip()
+    return job(running, "submit", name, "--workers", "1").stdout.strip()
 
 
 def test_a_job_is_meant_by_its_id_the_start_of_one_or_its_name(running: ControllerProcess) -> None:

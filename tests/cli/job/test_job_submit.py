@@ -63,7 +63,9 @@ async def test_a_sweep_and_an_array_are_submitted_one_by_one(
 
 
 async def test_a_job_without_a_file_has_defaults(job: JobCommand, cluster: Cluster) -> None:
-    job_id = (await job("submit", "plain", "--workers", "1")).strip()
+    printed = await job("submit", "plain", "--workers", "1")
+    assert printed.startswith("predicted to take 5.0 s, 0.500 s an iteration, it uses no link")
+    job_id = printed.split()[-1]
     told = cluster.table[job_id].spec
     assert (told.iterations, told.gradient_bytes) == (10, 553_000_000)
     assert dict(told.compute_s) == {"Tesla M40": 0.5, "Titan V": 0.5}
@@ -73,7 +75,7 @@ async def test_a_model_is_all_that_real_training_has_to_name(
     job: JobCommand, cluster: Cluster
 ) -> None:
     words = ("--workers", "2", "--model", "resnet18", "--batch", "16", "--checkpoint", "/srv/kept")
-    job_id = (await job("submit", "real", *words)).strip()
+    job_id = (await job("submit", "real", *words)).split()[-1]
     told = cluster.table[job_id].spec
     assert (told.trainer, told.model, told.batch, told.iterations) == ("torch", "resnet18", 16, 10)
     # Its own gradient, and nothing is said of how long it computes.
@@ -87,7 +89,7 @@ async def test_a_model_is_all_that_real_training_has_to_name(
 
 async def test_words_after_two_dashes_are_a_program(job: JobCommand, cluster: Cluster) -> None:
     words = ("--env", "A=b=c", "--mount", "/srv/data:/data:rw", "--", "python", "-u", "--lr", "1")
-    job_id = (await job("submit", "mine", "--workers", "1", *words)).strip()
+    job_id = (await job("submit", "mine", "--workers", "1", *words)).split()[-1]
     told = cluster.table[job_id].spec
     assert (told.trainer, told.command) == ("command", ("python", "-u", "--lr", "1"))
     assert dict(told.environment) == {"A": "b=c"}
@@ -99,8 +101,8 @@ async def test_words_after_two_dashes_are_a_program(job: JobCommand, cluster: Cl
 async def test_a_job_waits_for_the_latest_of_a_name(
     job: JobCommand, cluster: Cluster, spec: Path
 ) -> None:
-    first, second = [(await job("submit", str(spec))).strip() for _ in range(2)]
-    job_id = (await job("submit", "next", "--workers", "1", "--after", f"vgg,{first}")).strip()
+    first, second = [(await job("submit", str(spec))).split()[-1] for _ in range(2)]
+    job_id = (await job("submit", "next", "--workers", "1", "--after", f"vgg,{first}")).split()[-1]
     assert cluster.table[job_id].spec.after == (second, first)
 
 
@@ -148,6 +150,7 @@ async def test_a_dry_run_says_what_would_come_of_it_and_queues_nothing(
     assert "it wants 6 GPUs" in rows[1]["waits_for"]
     printed = await job("submit", str(spec), *words)
     assert "starts on server" in printed
+    assert " s an iteration, limited by the NIC of server" in " ".join(printed.split())
     assert "waits: it wants 6 GPUs" in printed
     assert [status.id for status in cluster.table.page()] == [job_id]
 

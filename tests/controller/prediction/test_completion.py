@@ -42,7 +42,7 @@ def test_the_formula_and_what_holds_a_job_up(lab: Lab) -> None:
     assert first.iteration_s == pytest.approx(iteration_s)
     assert first.completion_s == pytest.approx(12 * iteration_s)
     assert first.bottleneck == (
-        "held up by the link from tor1 to tor2, 10Gbps, with 3 edges of 2 jobs on it"
+        "limited by the link from tor1 to tor2, 10Gbps, used by 3 edges of 2 jobs"
     )
     # Once the first has ended, the second has the link to itself, with one edge each way.
     assert second.iteration_s is not None
@@ -58,8 +58,8 @@ def test_light_under_one_switch_leaves_the_nics(lab: Lab) -> None:
     bits = 138.36e6 * 32
     assert first.iteration_s == pytest.approx(0.5 + 1.5 * bits / 40e9)
     assert second.iteration_s == pytest.approx(0.5 / 3 + bits / 40e9)
-    assert first.bottleneck.startswith("held up by the NIC of server")
-    assert first.bottleneck.endswith("40Gbps, which it has to itself")
+    assert first.bottleneck.startswith("limited by the NIC of server")
+    assert first.bottleneck.endswith("40Gbps, used by it alone")
 
 
 @given(
@@ -101,16 +101,31 @@ def test_jobs_end_when_they_do_in_the_simulator(
     )
 
 
+def test_an_emulated_lab_is_bound_by_its_machine_where_the_scale_is_too_small(lab: Lab) -> None:
+    first, second = case(lab, "a")
+    free = predict(lab, lab.initial_maps, [first])
+    emulated = lab.with_changes(machine_rate_bps=860_000_000)
+    assert predict(emulated.with_changes(scale=1000), lab.initial_maps, [first]) == free
+    (found,) = predict(emulated, lab.initial_maps, [first])
+    bits = 138.36e6 * 32
+    # Each of its four edges passes both switches.
+    assert found.iteration_s == pytest.approx(0.5 + 8 * 1.5 * bits / 860e6)
+    assert found.bottleneck == "bound by this machine: 860Mbps"
+    both = predict(emulated, lab.initial_maps, [first, second])
+    assert (both[0].iteration_s or 0) > (found.iteration_s or math.inf)
+    assert both[1].bottleneck == "bound by this machine: 860Mbps"
+
+
 def test_without_light_nothing_is_known(lab: Lab) -> None:
     maps = {"ocs1": PortMap.parse(["1-7", "2-8"])}
     job = PredictedJob("far", ("gpu0", "gpu2"), Training(10, 1e9, {"Tesla M40": 0.1}))
     (found,) = predict(lab, maps, [job])
     assert (found.iteration_s, found.completion_s) == (None, None)
-    assert found.bottleneck == "no light: server2.gpu2 dark"
+    assert found.bottleneck == "no route: server2.gpu2 without a link"
     alone = PredictedJob("alone", ("gpu2",), Training(10, 1e9, {"Tesla M40": 0.1}))
     (found,) = predict(lab, maps, [alone])
     assert found.completion_s == pytest.approx(1.0)
-    assert found.bottleneck == "it shares no link"
+    assert found.bottleneck == "it uses no link"
 
 
 def test_a_job_of_which_nothing_is_known_still_takes_its_share(lab: Lab) -> None:
@@ -120,7 +135,7 @@ def test_a_job_of_which_nothing_is_known_still_takes_its_share(lab: Lab) -> None
     assert first.iteration_s == pytest.approx(0.1 + 8e9 / 5e9)
     assert first.completion_s is not None
     assert (second.iteration_s, second.completion_s) == (None, None)
-    assert second.bottleneck.startswith("held up by the link from")
+    assert second.bottleneck.startswith("limited by the link from")
 
 
 def test_hosts_that_cannot_be(lab: Lab) -> None:

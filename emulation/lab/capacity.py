@@ -1,0 +1,106 @@
+"""Measures what this machine carries in emulated labs, and chooses the scale of a lab by it.
+
+A small lab sends over TCP for a second. What counts is the processor time that this takes, so a
+busy machine gives the same result as an idle one. It is measured once and kept.
+"""
+
+import json
+import os
+import platform
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from patchlight.emulation.fabric import build
+from patchlight.emulation.fabric.plan import plan_fabric
+from patchlight.testbed.generate.generate import single
+from patchlight.testbed.lab.model import Lab
+from patchlight.testbed.linux.processes import processor_ticks
+from patchlight.testbed.units import format_rate
+
+CACHE = Path("/var/cache/patchlight/capacity.json")
+_SECONDS = 1.0
+# Switches take half of the processor time at most: workers and a second switch need the rest.
+_SHARE = 0.5
+_NIC_BPS = 10_000_000_000
+"""What a NIC with a GPU counts if the lab file has no rate for it."""
+
+
+def machine_rate_bps(fabric: str, say: Callable[[str], None]) -> int:
+    """What the packet switches of this machine carry in all, in bit/s; measured if not known."""
+    datapath = build.datapath_type() if fabric == "openvswitch" else fabric
+    cores = len(os.sched_getaffinity(0))
+    machine = f"{platform.release()}, {cores} × {_processor()}, {datapath}"
+    known: dict[str, int] = {}
+    with suppress(OSError, ValueError):
+        known = dict(json.loads(CACHE.read_text()))
+    if machine not in known:
+        say("measuring what this machine carries (once)")
+        known[machine] = _measured_bps(fabric, cores)
+        with suppress(OSError):
+            CACHE.parent.mkdir(parents=True, exist_ok=True)
+            new = CACHE.with_suffix(f".{os.getpid()}")
+            new.write_text(json.dumps(known))
+            new.replace(CACHE)
+    return known[machine]
+
+
+def _processor() -> str:
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    models = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(models, platform.machine())
+
+
+def _measured_bps(fabric: str, cores: int) -> int:
+    from patchlight.emulation.lab.emulated_lab import EmulatedLab
+
+    lab = single(2, name=f"measure-{os.getpid()}", fabric=fabric)
+    with EmulatedLab.from_lab(lab, 1, controller=False) as emulated:
+        pids = [each.pid for each in emulated.state.processes if each.name == "ovs-vswitchd"]
+
+        def switch_s() -> float:
+            return sum(map(processor_ticks, pids)) / os.sysconf("SC_CLK_TCK")
+
+        began_s, own_s = switch_s(), time.process_time()
+        bits = emulated.iperf("h1", "h2", _SECONDS) * _SECONDS
+        own_s = time.process_time() - own_s
+        used_s = switch_s() - began_s
+    # A userspace switch has one thread; all else shares the processors.
+    return int(float(f"{bits / max(used_s, (used_s + own_s) / cores):.2g}"))
+
+
+def nics_bps(lab: Lab) -> float:
+    """What the NICs of a lab send together at most, at scale 1, in bit/s."""
+    ends = plan_fabric(lab.with_changes(scale=1.0)).ends
+    limits = {str(end.address.ip): end.rate_bps for end in ends if end.address is not None}
+    usual = {str(h.nic.address): float(_NIC_BPS) for h in lab.hosts if h.gpu is not None}
+    return sum(limit or usual.get(address, 0.0) for address, limit in limits.items())
+
+
+def scale_for(needed_bps: float, machine_bps: float) -> float:
+    """The smallest of 1, 10, 100, … at which this machine carries what NICs send together."""
+    scale = 1.0
+    while needed_bps / scale > _SHARE * machine_bps:
+        scale *= 10
+    return scale
+
+
+def suited(lab: Lab, scale: float | None, say: Callable[[str], None]) -> Lab:
+    """The lab with what this machine carries, and with the scale that suits it unless one is given
+    or in the lab file; says which, or warns of one that is too small."""
+    machine_bps = machine_rate_bps(lab.fabric, say)
+    needed_bps = nics_bps(lab)
+    fits = scale_for(needed_bps, machine_bps)
+    carries = (
+        f"this machine carries some {format_rate(machine_bps)}, "
+        f"the lab's NICs send up to {format_rate(needed_bps)}"
+    )
+    if scale is None:
+        say(f"scale {fits:g}: {carries}")
+    elif needed_bps / scale > machine_bps:
+        say(
+            f"warning: at scale {scale:g} jobs take longer than in the lab: {carries}; "
+            f"--scale {fits:g} fits"
+        )
+    return lab.with_changes(scale=fits if scale is None else scale, machine_rate_bps=machine_bps)
