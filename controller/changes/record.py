@@ -305,11 +305,9 @@ def wanted_maps(
             wanted[name] = asked[name]
             continue
         gone = dropped.get(name, ())
-        for place in gone:
-            if not entries_at(present[name], [place]):
-                raise BadInput(
-                    f"{name} port {place} has no circuit: there is nothing to disconnect"
-                )
+        if gone and not asked and not entries_at(present[name], gone):
+            ports = ", ".join(map(str, gone))
+            raise BadInput(f"{name} port {ports} has no circuit: there is nothing to disconnect")
         kept = present[name].without(entries_at(present[name], gone)) if gone else present[name]
         wanted[name] = kept.joined(asked[name]) if name in asked else kept
     return wanted

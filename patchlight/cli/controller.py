@@ -409,7 +409,10 @@ def backup(file: Path, lab_name: str, state: Path | None) -> None:
     help="An empty or new folder for the state.",
 )
 def restore(file: Path, state: Path) -> None:
-    """Unpack a backup into an empty folder; then run a controller on it."""
+    """Unpack a backup into an empty folder; then run a controller on it.
+
+    The controller ends workers of jobs that began after the backup was made: it does not know them.
+    """
     if state.exists() and any(state.iterdir()):
         raise BadInput(
             f"{state} is not empty: nothing was restored",

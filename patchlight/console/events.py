@@ -3,6 +3,7 @@
 import json
 from collections import defaultdict
 from collections.abc import Mapping
+from itertools import groupby
 from typing import Any
 
 _SENTENCES = {
@@ -31,6 +32,7 @@ _SENTENCES = {
     "openflow-refused-switch": "packet switch {datapath_id} at {address} refused: {why}",
     "openflow-second-switch": "packet switch {datapath_id} connected twice, from {address}: {why}",
 }
+_MOST_VALUES = 6
 
 
 def event_words(event: Mapping[str, Any]) -> str:
@@ -62,7 +64,13 @@ def event_words(event: Mapping[str, Any]) -> str:
 
 def _plain(value: Any) -> str:
     if isinstance(value, Mapping):
+        if len(value) > _MOST_VALUES:
+            return f"{len(value)} entries"
         return ", ".join(f"{key} {_plain(its)}" for key, its in value.items())
     if isinstance(value, list | tuple):
-        return " ".join(map(_plain, value)) or "none"
+        if all(isinstance(each, int) for each in value):  # ports: 1-3, 7
+            runs = groupby(enumerate(sorted(value)), lambda pair: pair[1] - pair[0])
+            ports = [[port for _, port in run] for _, run in runs]
+            value = [f"{run[0]}-{run[-1]}" if run[1:] else f"{run[0]}" for run in ports]
+        return ", ".join(map(_plain, value)) or "none"
     return value if isinstance(value, str) else json.dumps(value)

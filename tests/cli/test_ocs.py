@@ -219,9 +219,7 @@ def test_a_port_without_a_circuit_is_not_disconnected(
     ocs: OcsCommand, running: ControllerProcess
 ) -> None:
     changes = len(running.client.reconfigurations())
-    assert ocs("disconnect", "o1", "7") == "o1: port 7 has no circuit: nothing was changed\n"
-    assert ocs("disconnect", "o1", "7", "8").startswith("o1: ports 7, 8 have no circuits")
-    assert json.loads(ocs("disconnect", "o1", "7", "--json"))["changes"] == {}
+    assert "o1 port 7 has no circuit" in ocs("disconnect", "o1", "7", code=2)
     assert len(running.client.reconfigurations()) == changes
 
 
@@ -303,7 +301,7 @@ def test_an_address_that_is_none_is_refused_in_words(address: str) -> None:
 
 def test_an_event_of_many_ports_is_a_short_line() -> None:
     line = _event_line({"at": 0, "kind": "locked", "ocs": "o1", "ports": [4, *range(6, 321)]})
-    assert line.endswith("locked  ocs o1, ports 4, 6-320")
+    assert line.endswith("locked o1 4, 6-320")
     done = {
         "at": 0,
         "kind": "circuits",
@@ -312,4 +310,4 @@ def test_an_event_of_many_ports_is_a_short_line() -> None:
         "message": "done",
         "by": "x",
     }
-    assert _event_line(done).endswith("change 3 committed  by x")
+    assert _event_line(done).endswith("change 3 committed")

@@ -164,19 +164,14 @@ def carry_out(
     options: Flags,
     *arguments: Any,
     repairs: bool = False,
-    nothing: str = "",
     **named: Any,
 ) -> None:
     """Show a change, confirm it where something in use would break, make it, print the outcome.
 
     ``plan`` and ``change`` take the arguments, ``change`` also ``HowToChange``. ``repairs``: what
-    others made is removed without a question. With a text for ``nothing``, a change of nothing is
-    not made, and that is said.
+    others made is removed without a question.
     """
     preview = plan(*arguments, **named)
-    if nothing and not (preview["objections"] or change_lines(preview["changes"])):
-        print_answer(preview, f"{nothing}: nothing was changed", as_json=options.as_json)
-        return
     if options.dry_run:
         print_preview(preview, as_json=options.as_json)
         return

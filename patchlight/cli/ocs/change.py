@@ -77,11 +77,7 @@ def disconnect(name: str, ports: tuple[str, ...], target: ocs.Target, options: o
     wanted = {name: sorted({names.place_number(target.lab, name, p) for p in ports}, key=str)}
     with target.client([name]) as client:
         plan, change = client.preview_reconfiguration, client.reconfigure
-        which = ", ".join(map(str, wanted[name]))
-        nothing = f"{name}: port {which} has no circuit"
-        if len(wanted[name]) > 1:
-            nothing = f"{name}: ports {which} have no circuits"
-        ocs.carry_out(plan, change, options, {}, disconnect=wanted, nothing=nothing)
+        ocs.carry_out(plan, change, options, {}, disconnect=wanted)
 
 
 @click.command("apply")

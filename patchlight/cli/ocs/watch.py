@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -13,6 +12,7 @@ from patchlight.cli import ocs
 from patchlight.cli.ocs.view import named_switches, switches_argument
 from patchlight.console import rendering as out
 from patchlight.console.connection import NEWS_WITHIN_S, patiently
+from patchlight.console.events import event_words
 from patchlight.testbed.errors import BadInput
 
 if TYPE_CHECKING:
@@ -133,21 +133,6 @@ def _followed(target: ocs.Target, names: set[str] | None, since: int | None) -> 
 
 
 def _event_line(event: Answer) -> str:
-    rest = {k: v for k, v in event.items() if k not in ("number", "at", "kind") and v}
-    changes, kind = rest.pop("changes", {}), event["kind"]
-    if kind == "circuits" and "id" in rest:
-        kind = f"change {rest.pop('id')} {rest.pop('state', '')}"
-        rest = {k: v for k, v in rest.items() if (k, v) != ("message", "done")}
-    texts = {k: _listed(v) if isinstance(v, list) else str(v) for k, v in rest.items()}
-    words = ", ".join(f"{key} {out.harmless(text)}" for key, text in texts.items())
-    lines = [f"{out.when(event['at'])}  {kind}  {words}"]
-    return "\n".join(lines + [f"    {line}" for line in ocs.change_lines(changes)])
-
-
-def _listed(values: list[Any]) -> str:
-    """``[1, 2, 3, 7]`` as ``1-3, 7``."""
-    if not all(isinstance(value, int) for value in values):
-        return ", ".join(map(str, values))
-    runs = groupby(enumerate(sorted(values)), lambda pair: pair[1] - pair[0])
-    found = [[value for _, value in run] for _, run in runs]
-    return ", ".join(f"{run[0]}-{run[-1]}" if run[1:] else f"{run[0]}" for run in found)
+    changes = ocs.change_lines(event.get("changes", {}))
+    lines = [f"{out.when(event['at'])}  {out.harmless(event_words(event))}"]
+    return "\n".join(lines + [f"    {line}" for line in changes])

@@ -179,5 +179,5 @@ async def test_a_change_names_the_hosts_that_lose_their_link(bench: ChangeBench)
 
 def test_a_port_without_a_circuit_is_not_disconnected() -> None:
     with pytest.raises(BadInput, match="ocs1 port 100 has no circuit"):
-        wanted_maps(LAB, {"ocs1": START}, {}, {"ocs1": [1, 100]}, only=False)
-    assert wanted_maps(LAB, {"ocs1": START}, {}, {"ocs1": [1]}, only=False)["ocs1"] != START
+        wanted_maps(LAB, {"ocs1": START}, {}, {"ocs1": [100]}, only=False)
+    assert wanted_maps(LAB, {"ocs1": START}, {}, {"ocs1": [1, 100]}, only=False)["ocs1"] != START

@@ -12,6 +12,7 @@ from prometheus_client.openmetrics.parser import (
 )
 from prometheus_client.parser import text_string_to_metric_families
 
+from patchlight.controller.changes.record import Notifier
 from patchlight.controller.metrics.exposition import (
     KEPT_S,
     EventMetrics,
@@ -106,7 +107,7 @@ async def test_changes_are_timed_by_stage_with_their_number(bench: ChangeBench) 
 
 
 async def test_power_that_is_lost_shows_at_the_next_measurement(bench: ChangeBench) -> None:
-    power = OpticalPower(bench.service)
+    power = OpticalPower(bench.service, Notifier())
     assert looked_up(power) == {}
     change = await bench.regroup()
     await power.measure()
