@@ -331,7 +331,7 @@ class JobTraffic:
         elif dark:
             limit_s = job.spec.dark_limit_s
             if time.monotonic() - job.dark_since > limit_s:
-                why = f"job {job.spec.name}: {words} for more than {limit_s:g} s, the job's limit"
+                why = f"{words} for more than {limit_s:g} s, the job's limit"
                 job.give_up(why, dark)
         elif state is JobState.RUNNING:
             if not hold:
