@@ -186,14 +186,13 @@ async def test_follow_says_why_a_job_waits_and_how_to_stop_it(
 ) -> None:
     await running(cluster, "first", "gpu0")
     (waits,) = cluster.submit(spec("second", "gpu0"))
-    cluster.table.keep(replace(cluster.table[waits], message="gpu0 is in a job"))
 
     def interrupt(seconds: float) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("patchlight.cli.job.follow.time.sleep", interrupt)
     said, goes_on = (await job("follow", "second", code=130)).splitlines()
-    assert said == f"{waits} queued: gpu0 is in a job"
+    assert said == f"{waits} queued: server1.gpu0 is busy"
     assert goes_on == f"job {waits} goes on; stop it with: patchlight job stop {waits}"
 
 
