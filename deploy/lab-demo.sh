@@ -61,8 +61,8 @@ patchlight deploy push $LAB "${workers[@]}"
 patchlight deploy status $LAB
 
 step "The controller finds their agents"
-until_true 60 "every agent answers" 'all(agent["reachable"] for agent in it["agents"])' controller status
-patchlight controller status --lab $LAB
+until_true 60 "every agent answers" 'all(agent["reachable"] for agent in it["agents"])' status
+patchlight status --wide --lab $LAB
 
 step "A job over both ToRs, regrouped under one of them while it trains"
 patchlight job submit demo --lab $LAB --hosts gpu0,gpu2,gpu4,gpu5 --iterations 14 "${trains[@]}"

@@ -45,7 +45,7 @@ class KnownMaps(dict[str, M]):
             raise KeyError(name)
         raise Refused(
             f"nothing was written: the map of {name} is not known: {self.unread[name]}",
-            hint="'patchlight controller status' says when it answers again; changes of other "
+            hint="'patchlight status --wide' says when it answers again; changes of other "
             "switches go on meanwhile",
         )
 

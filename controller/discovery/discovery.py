@@ -167,8 +167,7 @@ class Discovery:
             why = "; ".join(dict.fromkeys(dark.silent.values()))
             raise PatchlightError(
                 f"nobody sent or heard anything: {why or 'the lab has no NICs and switches'}",
-                hint="start the agents, and have the packet switches connect: patchlight "
-                "controller status",
+                hint="start the agents, and have the packet switches connect: patchlight status",
             )
         elsewhere = dark.beside(dark)
         expected = expected_ends(self._lab)

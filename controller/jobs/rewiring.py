@@ -325,8 +325,8 @@ class JobTraffic:
         elif dark:
             limit_s = job.spec.dark_limit_s
             if time.monotonic() - job.dark_since > limit_s:
-                limit = f"no link for more than {limit_s:g} s, the job's limit"
-                job.give_up(f"job {job.spec.name}: {limit}: {as_text(dark)}", [*dark])
+                why = f"no link for more than {limit_s:g} s, the job's limit: {as_text(dark)}"
+                job.give_up(why, [*dark])
         elif state is JobState.RUNNING:
             if not hold:
                 await job.release()

@@ -199,8 +199,7 @@ class RunningJob:
             if time.monotonic() > deadline:
                 names = ", ".join(f"{w.host.name} ({w.state})" for w in waiting)
                 raise JobFailed(
-                    f"job {self.spec.name}: after {deadline_s:.0f} s not all workers are "
-                    f"{state}: {names}",
+                    f"after {deadline_s:.0f} s not all workers are {state}: {names}",
                     [line for w in waiting for line in w.status.last_lines],
                     [w.host.name for w in waiting],
                 )
@@ -218,7 +217,7 @@ class RunningJob:
             await run_all(worker.refresh() for worker in self.workers)
         except agent_client.AgentSilent as error:
             lost = [w.host.name for w in self.workers if w.is_silent]
-            raise JobFailed(f"job {self.spec.name}: {error}", hosts=lost) from error
+            raise JobFailed(str(error), hosts=lost) from error
         if any(worker.has_failed for worker in self.workers):
             raise await self._failure()
 
@@ -237,14 +236,13 @@ class RunningJob:
                 await run_all(worker.refresh() for worker in self.workers)
         first = (by_itself or failed)[0]
         why = first.status.message or f"exit code {first.status.exit_code}"
+        worker = f"worker {first.spec.rank} on {first.host.name}"
+        words = f"{worker} {first.state}: {why}"
+        if why.startswith("the worker ended"):
+            words = f"{worker} {why.removeprefix('the worker ')}"
         lost = first.status.lost_rank
         blamed = first if lost is None or lost >= len(self.workers) else self.workers[lost]
-        return JobFailed(
-            f"job {self.spec.name}: the worker on {first.host.name} (rank {first.spec.rank}) "
-            f"{first.state}: {why}",
-            first.status.last_lines,
-            [blamed.host.name],
-        )
+        return JobFailed(words, first.status.last_lines, [blamed.host.name])
 
     async def watch(self) -> bool:
         """Collect reports until all workers are done; ``False`` if it is to go on elsewhere."""
@@ -340,7 +338,7 @@ class RunningJob:
             if isinstance(answer, agent_client.NicWithoutCarrier)
         }
         if dark:
-            self.give_up(f"job {self.spec.name}: {'; '.join(dark.values())}", [*dark])
+            self.give_up("; ".join(dark.values()), [*dark])
 
     def energy_j(self) -> dict[str, float]:
         """Joules that its workers' GPUs have used, by the GPUs' full names, if measured."""

@@ -27,12 +27,11 @@ from patchlight.testbed.errors import BadInput, PatchlightError
 if TYPE_CHECKING:
     from patchlight.client.client import ControllerClient
     from patchlight.testbed.wire.rest.circuits import PathsShape
-    from patchlight.testbed.wire.rest.lab import Status
 
 
 @click.group()
 def controller() -> None:
-    """Run the controller of a lab, and ask it how it is."""
+    """Run, drain and stop the controller of a lab."""
 
 
 @controller.command()
@@ -174,61 +173,6 @@ def run(
                 beside.callback(Dashboard(local or settings.api, dashboard_at).close)
 
         serve(lab, settings, ready)
-
-
-@controller.command()
-@out.listing_options
-@with_client
-def status(client: ControllerClient, as_json: bool) -> None:
-    """Which switches, circuit switches and agents the controller has."""
-    answer = client.status()
-    out.print_answer(answer, lambda: _status_table(answer).print(), as_json=as_json)
-
-
-def _status_table(answer: Status) -> out.Table:
-    title = f"lab {answer['lab']}, engine {answer['engine']}"
-    table = out.Table(out.Column("device", whole=True), "kind", "state", title=title)
-    for switch in answer["switches"]:
-        state = (
-            out.Coloured("connected", "good")
-            if switch["connected"]
-            else out.Coloured("away", "bad")
-        )
-        if switch["second_from"]:
-            state = out.Coloured(
-                f"connected; another from {switch['second_from']} is refused", "bad"
-            )
-        table.add_row(switch["name"], f"packet switch {switch['datapath_id']:#x}", state)
-    for ocs in answer["circuit_switches"]:
-        reach = out.Coloured("answers", "good")
-        if not ocs["reachable"]:
-            silent_s = time.time() - (ocs["since"] or time.time())
-            reach = out.Coloured(f"silent for {silent_s:.0f} s: {ocs['words']}", "bad")
-        table.add_row(ocs["name"], "circuit switch", reach)
-    for agent in answer["agents"]:
-        words = "; ".join(("answers", *agent["problems"]))
-        if not agent["reachable"]:
-            why = f": {agent['words']}" if agent["words"] else ""
-            words = f"{agent['presence']}, silent for {agent['silence_s']:.0f} s{why}"
-        well = agent["reachable"] and not agent["problems"]
-        table.add_row(agent["server"], "agent", out.Coloured(words, "good" if well else "bad"))
-    for words in answer["nic_differences"]:
-        table.add_row("NICs", "that light joins", out.Coloured(words, "caution"))
-    light = answer["light"]
-    if light["defragment"]:
-        seen = f", looked at {out.when(light['looked_at'])}" if light["looked_at"] else ""
-        table.add_row("light", "of running jobs", f"follows them{seen}: {light['words']}")
-    if answer["drained"]:
-        table.add_row("queue", "of jobs", out.Coloured("drained: no job is started", "caution"))
-    for policy in answer["policy_faults"]:
-        words = f"failed {policy['faults']} times: the default decided"
-        table.add_row(policy["policy"], f"{policy['kind']} policy", out.Coloured(words, "bad"))
-    for part in answer["parts"]:
-        if part["faults"]:
-            now = "runs" if part["running"] else "begins again"
-            words = f"{now}; failed {part['faults']} times, last: {part['last_fault']}"
-            table.add_row(part["name"], "part of the controller", out.Coloured(words, "bad"))
-    return table
 
 
 @controller.command()

@@ -28,7 +28,7 @@ COMMANDS: Mapping[str, Command] = {
     "job": Command(f"{_HERE}.main", "Submit and follow training jobs.", DAILY),
     "ocs": Command(f"{_HERE}.main", "Show and change optical circuits.", DAILY),
     "status": Command(f"{_HERE}.status", "Show the state of a lab on one screen.", DAILY),
-    "top": Command(f"{_HERE}.status", "Watch jobs, GPUs and circuits.", DAILY),
+    "top": Command(f"{_HERE}.top", "Watch jobs, GPUs and circuits.", DAILY),
     "dashboard": Command(f"{_HERE}.dashboard", "Show a lab in a browser.", DAILY),
     "controller": Command(f"{_HERE}.controller", "Run and manage a controller.", OPERATE),
     "agent": Command(f"{_HERE}.agent", "Run the agent of a server.", OPERATE),
@@ -78,7 +78,7 @@ def lab() -> None:
         "patchlight.cli.job",
         submit="submit check",
         listing="list show",
-        follow="follow logs wait top stop restart regroup",
+        follow="follow logs stop restart regroup",
     ),
     epilog="JOB is a job's id, the start of one, or its name: of several of that name, the one "
     "that has not ended.",

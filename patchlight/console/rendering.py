@@ -53,6 +53,12 @@ def wide_option(command: Command) -> Command:
     return click.option("--wide", cls=SharedOption, help=about, **how)(command)
 
 
+def is_wide() -> bool:
+    """Whether the command that runs was given ``--wide``."""
+    context = click.get_current_context(silent=True)
+    return context is not None and context.meta.get(_WIDE, False)
+
+
 def listing_options(command: Command) -> Command:
     """Give a command that prints tables ``--json``, as ``as_json``, and ``--wide``."""
     return json_option(wide_option(command))
@@ -105,6 +111,11 @@ def print_answer(
         shown.print()
     else:
         shown()
+
+
+def counted(count: float, noun: str) -> str:
+    """A count and its noun: 1 alarm, 2 alarms."""
+    return f"{count:.0f} {noun}{'' if round(count) == 1 else 's'}"
 
 
 def when(at: float) -> str:
@@ -208,8 +219,7 @@ class Table:
         from rich.table import Table as RichTable
         from rich.text import Text
 
-        context = click.get_current_context(silent=True)
-        every = context is not None and context.meta.get(_WIDE, False)
+        every = is_wide()
         shown = [i for i, column in enumerate(self.columns) if every or not column.wide]
         look: dict[str, Any] = {"box": box.SIMPLE_HEAD, "show_edge": False}
         look |= {"title_justify": "left", "title_style": "bold", "padding": (0, 1, 0, 0)}

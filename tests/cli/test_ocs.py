@@ -286,7 +286,7 @@ def test_the_lab_comes_from_the_environment_and_the_only_one_is_named(
     monkeypatch.setattr("patchlight.console.connection.RUN_ROOT", tmp_path)
     (tmp_path / "dry").mkdir()
     (tmp_path / "dry" / "lab.yaml").write_text(running.lab.read_text())
-    for command in (["ocs", "show"], ["job", "list"], ["controller", "status"]):
+    for command in (["ocs", "show"], ["job", "list"], ["status"]):
         result = CliRunner().invoke(cli, command)
         assert result.exit_code == 0, result.output
         assert result.stderr == "lab dry: the only one that is up\n"

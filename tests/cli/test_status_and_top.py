@@ -10,12 +10,14 @@ import subprocess
 import sys
 import termios
 import time
+from dataclasses import replace
 from fcntl import ioctl
 from pathlib import Path
 
 import pytest
 
-from patchlight.cli.status import JobPace, Scrape, job_paces, screen, status_rows
+from patchlight.cli.status import Scrape, status_rows
+from patchlight.cli.top import JobPace, job_paces, screen
 from tests.support.job_api import JobCommand
 from tests.support.waiting import PATIENCE_S, eventually
 from tests.support.watched_lab import JOB, watched_lab
@@ -77,15 +79,22 @@ def test_gpus_of_a_silent_agent_are_counted_while_they_are_in_jobs() -> None:
     [
         (('ocs_up{ocs="o1"} 1', 'ocs_up{ocs="o1"} 0'), "o1", "does not answer", "bad"),
         (('"degraded"} 0', '"degraded"} 2'), "o1", "2 degraded", "caution"),
+        (
+            (
+                'ocs_cross_connects{ocs="o1"} 8',
+                'ocs_drift_cross_connects{ocs="o1",kind="unknown"} 1',
+            ),
+            *("o1", "1 that nobody committed", "bad"),
+        ),
         (('agent_up{server="s"} 1', 'agent_up{server="s"} 0'), "agents", "not: s", "bad"),
         (
             ('agent_up{server="s"} 1', 'agent_root_workers{server="s"} 1'),
             *("workers", "as root on s", "caution"),
         ),
-        (("speaker_up 1", "speaker_up 0"), "controller", "does not run", "bad"),
+        (("speaker_up 1", "speaker_up 0"), "controller", "is down", "bad"),
         (('gpu_up{gpu="s.g1"} 1', 'gpu_up{gpu="s.g1"} 0'), "GPUs", "used: s.g1", "bad"),
     ],
-    ids=["OCS away", "power low", "agent silent", "root", "speaker ended", "GPU gone"],
+    ids=["OCS away", "power low", "drift", "agent silent", "root", "speaker ended", "GPU gone"],
 )
 def test_what_is_not_well_is_said(
     change: tuple[str, str], of: str, words: str, meaning: str
@@ -95,6 +104,12 @@ def test_what_is_not_well_is_said(
     said = dict(status_rows(Scrape.read(WELL.replace(*change), 0.0)))[of]
     assert words in said.text
     assert said.meaning == meaning
+
+
+def test_an_iteration_is_compared_with_its_prediction() -> None:
+    pace = JobPace("j", "n", (), False, 1, 2, iterations_per_s=0.5, predicted_s=1.6)
+    assert pace.off == "+25 %"
+    assert replace(pace, predicted_s=None).off == ""
 
 
 def test_a_large_lab_fits_a_small_terminal(
@@ -114,12 +129,12 @@ def test_a_large_lab_fits_a_small_terminal(
         for g in range(500)
     )
     found = Scrape.read(text, 100.0)
-    screen(found, found, 24).print()
+    screen(job_paces(found, found), found, 24).print()
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) <= 24
     assert max(map(len, lines)) <= 80
     assert [line for line in lines if "more" in line] != []
-    screen(found, found, 60).print()
+    screen(job_paces(found, found), found, 60).print()
     assert 40 < len(capsys.readouterr().out.splitlines()) <= 60
 
 
@@ -160,7 +175,7 @@ async def test_a_lab_at_work_fits_one_screen(tmp_path: Path) -> None:
         assert len(shown.splitlines()) <= 24
         assert max(map(len, shown.splitlines())) <= 80
         assert "6 of 6 in jobs, busy 90 %, all draw 1800 W" in shown
-        rows = {row["of"]: row["meaning"] for row in json.loads(await status("--json"))}
+        rows = {row["of"]: row["meaning"] for row in json.loads(await status("--json"))["lines"]}
         assert rows["ocs1"] == rows["GPUs"] == "good"
         once = await top("--once", "--every", "1s")
         assert f"{JOB} " in once

@@ -61,7 +61,7 @@ def test_a_command_for_one_lab_never_changes_another(
     assert len(lab_a.client.reconfigurations()) == changes
     assert lab_a.client.locks() == []
     assert lab_a.client.stop_button() is None
-    for command in (["job", "list"], ["controller", "status"]):
+    for command in (["job", "list"], ["status"]):
         result = CliRunner().invoke(cli, [*command, "--lab", str(lab_b)])
         assert isinstance(result.exception, OtherLab), command
 

@@ -287,8 +287,8 @@ def test_a_taken_port_names_who_has_it(lasting: ControllerProcess) -> None:
 
 @pytest.mark.xdist_group("a lasting controller")
 def test_status_and_lists_print_and_are_json(lasting: ControllerProcess) -> None:
-    assert "t1" in command(lasting, "controller", "status").output
-    answer = json.loads(command(lasting, "controller", "status", "--json").output)
+    assert "t1" in command(lasting, "status", "--wide").output
+    answer = json.loads(command(lasting, "status", "--json").output)
     assert answer["lab"] == "dry"
     assert "calient" not in command(lasting, "ocs", "show").output
     assert json.loads(command(lasting, "ocs", "show", "--json").output)["o1"]["map"]

@@ -50,19 +50,19 @@ def test_the_third_job_waits_says_for_what_and_runs_when_one_ends(lab: EmulatedL
     job("submit", "-", text=four + SMALL)
     two = lab.submit({"name": "two", "hosts": ["gpu1", "gpu3"], "command": "sleep 600"})[0]["id"]
     wait_until(lambda: lab.controller.job(two)["state"] == "running")
-    wait_until(lambda: json.loads(job("top", "--json"))[0]["compute_s"])
+    wait_until(lambda: lab.controller.job(two)["iterations_done"] > 0)
     third = "name: third\nworkers: 2\niterations: 2\n" + SMALL
     (row,) = json.loads(job("submit", "-", "--dry-run", "--json", text=third))
     assert "it wants 2 GPUs" in row["waits_for"]
     job("submit", "-", text=third)
     wait_until(lambda: "it wants 2 GPUs" in job("show", "third"))
     job("stop", "four")
-    job("wait", "third", "--timeout", "2min")
+    job("follow", "third", "--timeout", "2min")
     states = [row["state"] for row in json.loads(job("show", "third", "--why", "--json"))["states"]]
     assert states[0] == "queued"
     assert states[-2:] == ["running", "done"]
     job("stop", "two")
-    assert job("wait", "four", "two", code=1).count("stopped by the user") == 2
+    assert job("follow", "four", "two", code=1).count("stopped by the user") == 2
 
 
 needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="no PyTorch: pip install torch")
@@ -76,7 +76,7 @@ def test_an_unchanged_script_of_pytorch_is_a_job(lab: EmulatedLab, tmp_path: Pat
     words = ("--workers", "2", "--hold", "freeze", "--", sys.executable, script, "--steps", "3")
     job_id = job("submit", "gloo", *words).strip()
     wait_until(lambda: "rank 1 step 2" in job("logs", "gloo"))
-    job("wait", job_id, "--timeout", "2min")
+    job("follow", job_id, "--timeout", "2min")
 
 
 @needs_torch
@@ -88,7 +88,7 @@ def test_a_real_model_is_regrouped_while_it_learns(lab: EmulatedLab) -> None:
     wait_until(lambda: lab.controller.job(job_id)["iterations_done"] >= 12)
     assert lab.controller.job(job_id)["predicted_iteration_s"]
     job("regroup", "real")
-    job("wait", "real", "--timeout", "2min")
+    job("follow", "real", "--timeout", "2min")
     ended = lab.controller.job(job_id)
     assert ended["restarts"] == 0
     reports, _ = lab.controller.iterations(job_id)

@@ -215,7 +215,7 @@ def _wait_for_samples(client: ExperimentClient, end: float, since: float) -> Non
         time.sleep(_POLL_S)
     raise PatchlightError(
         f"no port counters or GPU samples of the end of the run came within {_SAMPLES_S:.0f} s",
-        hint="'patchlight controller status' says whether switches and agents are connected",
+        hint="'patchlight status' says whether switches and agents are connected",
     )
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from statistics import fmean
-from typing import TYPE_CHECKING, Any, cast
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -16,53 +17,15 @@ from patchlight.client.client import ControllerClient, ControllerError
 from patchlight.console import rendering as out
 from patchlight.console.connection import complete_job, patiently, with_client
 from patchlight.console.options import Quantity
-from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.jobs import JobState
 from patchlight.testbed.units import parse_time
 
 if TYPE_CHECKING:
-    from patchlight.testbed.wire.rest.jobs import IterationReport, JobAnswer, JobInList
+    from patchlight.testbed.wire.rest.jobs import JobAnswer
 
-_POLL_S = 0.5
-_TOP_EVERY_S = 1.0
-# As many iterations of each worker as a figure of ``top`` is the mean of.
-_ITERATIONS = 8
-_FAILED, _TIMED_OUT = 1, 2
+_POLL_S, _REPEAT_S = 0.5, 10.0
+_FAILED, _TIMED_OUT, _INTERRUPTED = 1, 2, 130
 _NOTHING = "No running job gains more by other circuits than they would cost."
-
-
-def follow_job(client: ControllerClient, job_id: str, *, as_json: bool) -> None:
-    """Show a job's iterations until it ends; ``PatchlightError`` unless it is done then."""
-    after = 0
-    while True:
-        status = patiently(lambda: client.job(job_id))
-        known = after
-        reports, after = patiently(lambda: client.iterations(job_id, known))  # noqa: B023
-        for r in reports:
-            if as_json:
-                out.print_json(r, one_line=True)
-                continue
-            out.say(
-                f"rank {r['rank']} iteration {r['index']}: compute {r['compute_s']:.3f} s, "
-                f"communication {r['communication_s']:.3f} s"
-            )
-        if JobState(status["state"]).is_final:
-            break
-        time.sleep(_POLL_S)
-    if status["state"] != JobState.DONE:
-        lines = "".join(f"\n  | {line}" for line in status["last_lines"])
-        raise PatchlightError(f"job {job_id} {status['state']}: {status['message']}{lines}")
-    if not as_json:
-        out.say(f"done in {listing.elapsed(status)}")
-
-
-@click.command()
-@listing.job_argument
-@out.json_option
-@with_client
-def follow(client: ControllerClient, job: str, as_json: bool) -> None:
-    """Show a job's iterations as they finish, until it ends; with --json one on a line."""
-    follow_job(client, listing.find_job(client, job), as_json=as_json)
 
 
 class _Output:
@@ -111,7 +74,7 @@ class _Output:
 def logs(
     client: ControllerClient, job: str, following: bool, worker: int | None, as_json: bool
 ) -> None:
-    """Print what a job's workers print; with --json a line of theirs on each.
+    """Print the output of a job's workers; with --json an object for each line.
 
     With several workers, each line begins with the rank of its worker. Of a job that has ended,
     the last MiB of each is kept.
@@ -146,110 +109,108 @@ def logs(
     "timeout_s",
     type=Quantity(parse_time),
     metavar="TIME",
-    help="Wait no longer than this.",
+    help="Follow for this long at most.",
 )
 @out.json_option
 @with_client
-def wait(
+def follow(
     client: ControllerClient, jobs: tuple[str, ...], timeout_s: float | None, as_json: bool
 ) -> None:
-    """Wait until jobs have ended.
+    """Wait until jobs have ended; of one job, show its progress.
 
-    Exit code 0 if all are done, 1 if one failed or was stopped, 2 if the time is over before.
+    The progress of a program is what its worker 0 prints, of other jobs their iterations. Exit
+    code 0 if all are done, 1 if one failed or was stopped, 2 after the timeout. With --json, each
+    line is an object: an iteration, a line of output, or a job that has ended.
     """
-    ends = None if timeout_s is None else time.monotonic() + timeout_s
-    ended: list[JobAnswer] = []
-    left = [listing.find_job(client, job) for job in dict.fromkeys(jobs)]
-    while True:
-        for job_id in list(left):
-            status = patiently(lambda: client.job(job_id))  # noqa: B023
-            if JobState(status["state"]).is_final:
-                left.remove(job_id)
-                ended.append(status)
-                if not as_json:
-                    out.say(listing.outcome(status))
-        if not left or (ends is not None and time.monotonic() >= ends):
-            break
-        time.sleep(_POLL_S if ends is None else min(_POLL_S, max(0, ends - time.monotonic())))
-    if as_json:
-        out.print_json(ended)
+    ids = [listing.find_job(client, job) for job in dict.fromkeys(jobs)]
+    follow_jobs(client, ids, timeout_s, as_json=as_json)
+
+
+def follow_jobs(
+    client: ControllerClient,
+    job_ids: Sequence[str],
+    timeout_s: float | None = None,
+    *,
+    as_json: bool,
+) -> None:
+    """Wait until these jobs have ended, as ``job follow`` does; exits unless all are done."""
+    ends = math.inf if timeout_s is None else time.monotonic() + timeout_s
+    progress = _Progress(client, job_ids[0], as_json=as_json) if len(job_ids) == 1 else None
+    left, failed = list(job_ids), False
+    try:
+        while True:
+            for job_id in list(left):
+                status = patiently(lambda: client.job(job_id))  # noqa: B023
+                if progress is not None:
+                    progress.show(status)
+                if JobState(status["state"]).is_final:
+                    left.remove(job_id)
+                    failed = failed or status["state"] != JobState.DONE
+                    _say_end(status, as_json=as_json)
+            if not left or time.monotonic() >= ends:
+                break
+            time.sleep(min(_POLL_S, max(0, ends - time.monotonic())))
+    except KeyboardInterrupt:
+        for job_id in left:
+            stop = f"patchlight job stop {job_id}"
+            out.say(f"job {job_id} goes on; stop it with: {stop}", err=True)
+        sys.exit(_INTERRUPTED)
     if left:
         out.say(f"after {timeout_s:g} s these have not ended: {', '.join(left)}", err=True)
-        sys.exit(_TIMED_OUT)
-    if any(status["state"] != JobState.DONE for status in ended):
-        sys.exit(_FAILED)
+    if left or failed:
+        sys.exit(_TIMED_OUT if left else _FAILED)
 
 
-@click.command()
-@click.option("--once", is_flag=True, help="Print it once; so it is done where no terminal is.")
-@out.listing_options
-@with_client
-def top(client: ControllerClient, once: bool, as_json: bool) -> None:
-    """Show how fast the running jobs are, again each second. Ends with Ctrl-C.
-
-    Figures are means over a job's latest eight iterations: how many there are in a second, how
-    long one computes and communicates, how long it was predicted to take, and how far off that was.
-    With --json it is printed once.
-    """
+def _say_end(status: JobAnswer, *, as_json: bool) -> None:
     if as_json:
-        out.print_json(_rows(client))
-    else:
-        out.live(lambda: _table(patiently(lambda: _rows(client))), _TOP_EVERY_S, once=once)
+        out.print_json(status, one_line=True)
+        return
+    took = f" in {listing.elapsed(status)}" if status["state"] == JobState.DONE else ""
+    out.say(f"{listing.outcome(status)}{took}")
+    # A single worker's output was printed.
+    printed = status["spec"]["trainer"] == "command" and len(status["hosts"]) == 1
+    for line in status["last_lines"] if status["state"] == JobState.FAILED and not printed else ():
+        out.say(f"  | {line}")
 
 
-def _rows(client: ControllerClient) -> list[dict[str, Any]]:
-    running = [*client.jobs(state=JobState.RUNNING), *client.jobs(state=JobState.PAUSED)]
-    found: list[dict[str, Any]] = []
-    for status in running:
-        latest = min(1000, _ITERATIONS * max(1, len(status["hosts"])))
-        found.append({**status, **pace(client.latest_iterations(status["id"], latest))})
-    return found
+class _Progress:
+    """Prints what a job does: its iterations or its output, and why it does not run."""
 
+    def __init__(self, client: ControllerClient, job_id: str, *, as_json: bool) -> None:
+        self._client, self._job_id, self._as_json = client, job_id, as_json
+        self._output = _Output(client, job_id, as_json=as_json)
+        self._after = 0
+        self._said, self._said_at = "", -math.inf
 
-def pace(reports: Sequence[IterationReport]) -> dict[str, Any]:
-    """``iterations_per_s``, ``compute_s`` and ``communication_s``, as means over these reports.
+    def show(self, status: JobAnswer) -> None:
+        """Print what is new."""
+        state = JobState(status["state"])
+        if status["spec"]["trainer"] == "command":
+            # A worker that is being made, or was taken away just now, has no output.
+            with suppress(ControllerError):
+                self._output.print(0, marked=True)
+            if state.is_final:
+                self._output.end(marked=True)
+        else:
+            self._iterations()
+        if state.is_final or state == JobState.RUNNING:
+            self._said = ""
+            return
+        now, words = time.monotonic(), listing.outcome(status)
+        if words != self._said or now - self._said_at >= _REPEAT_S:
+            self._said, self._said_at = words, now
+            out.say(words, err=True)
 
-    ``None`` where nothing, or only one iteration, was reported.
-    """
-    ends: defaultdict[int, float] = defaultdict(float)
-    for report in reports:
-        ends[report["index"]] = max(ends[report["index"]], report["finished_at"])
-    at = sorted(ends.values())
-    seconds = at[-1] - at[0] if at else 0.0
-    return {
-        "iterations_per_s": (len(at) - 1) / seconds if seconds > 0 else None,
-        "compute_s": fmean(r["compute_s"] for r in reports) if reports else None,
-        "communication_s": fmean(r["communication_s"] for r in reports) if reports else None,
-    }
-
-
-def _table(rows: list[dict[str, Any]]) -> out.Table:
-    def figure(value: float | None, unit: str) -> str:
-        return "" if value is None else f"{value:.3f}{unit}"
-
-    table = out.Table(
-        "id",
-        *out.numbers("GPUs", "done", "in 1 s", "compute", "communicate", "predicted", "off"),
-        *(out.Column(name, wide=True) for name in ("user", "hosts", "message")),
-        title="running jobs" if rows else "no job runs",
-    )
-    for row in rows:
-        per_s, predicted_s = row["iterations_per_s"], row.get("predicted_iteration_s")
-        off = f"{1 / (per_s * predicted_s) - 1:+.0%}" if per_s and predicted_s else ""
-        table.add_row(
-            row["id"],
-            str(len(row["hosts"])),
-            listing.iterations(cast("JobInList", row)),
-            figure(per_s, ""),
-            figure(row["compute_s"], " s"),
-            figure(row["communication_s"], " s"),
-            figure(predicted_s, " s"),
-            off.replace("%", " %"),
-            row["by"],
-            ", ".join(row["hosts"]),
-            listing.message(cast("JobInList", row)),
-        )
-    return table
+    def _iterations(self) -> None:
+        reports, self._after = patiently(lambda: self._client.iterations(self._job_id, self._after))
+        for r in reports:
+            if self._as_json:
+                out.print_json(r, one_line=True)
+                continue
+            out.say(
+                f"[{r['rank']}] iteration {r['index']}: compute {r['compute_s']:.3f} s, "
+                f"communication {r['communication_s']:.3f} s"
+            )
 
 
 @click.command()
@@ -281,7 +242,7 @@ def restart(client: ControllerClient, job: str, force: bool, as_json: bool) -> N
 @click.argument("jobs", metavar="[JOB…]", nargs=-1, shell_complete=complete_job)
 @click.option("--dry-run", is_flag=True, help="Print what would change, and change nothing.")
 @click.option(
-    "--detach", is_flag=True, help="Begin it and do not wait: 'patchlight ocs watch ID' follows it."
+    "--detach", is_flag=True, help="Start it and do not wait: 'patchlight ocs watch ID' follows it."
 )
 @out.json_option
 @with_client
@@ -291,7 +252,7 @@ def regroup(
     """Bring running jobs under one packet switch each, without stopping them.
 
     Without JOB those whose regrouping is predicted to gain the most, if that is more than it costs:
-    the iteration that each ends first, and the time without light.
+    the iteration that each ends first, and the outage.
     """
     from patchlight.cli.ocs import print_change
 

@@ -151,8 +151,10 @@ class _WithProgram(click.Command):
 @click.command(cls=_WithProgram)
 @click.argument("job", metavar="NAME|FILE|-")
 @_job_options
-@click.option("--dry-run", is_flag=True, help="Say what would come of it now, and queue nothing.")
-@click.option("--follow", is_flag=True, help="Wait for the end and show progress.")
+@click.option(
+    "--dry-run", is_flag=True, help="Print where and when it would start, and queue nothing."
+)
+@click.option("--follow", is_flag=True, help="Show its output or iterations until it ends.")
 @out.json_option
 @connection.controller_options
 def submit(
@@ -166,9 +168,9 @@ def submit(
 ) -> None:
     """Submit the jobs of FILE (- reads standard input), or a job called NAME.
 
-    What is a file, or ends in .yaml, .yml or .json, is a job file ('patchlight lab schema job' has
-    its keys). Options go before what the file says; a file of several jobs takes none. With a
-    PROGRAM, the job runs that in each worker.
+    A file, or a name that ends in .yaml, .yml or .json, is a job file ('patchlight lab schema job'
+    prints its keys). Options override the file; a file of several jobs takes none. A PROGRAM runs
+    in each worker.
 
     \b
       patchlight job submit vgg.yaml --workers 4
@@ -182,7 +184,7 @@ def submit(
     else:
         jobs = _named(job, given, lab_name, address)
     if follow and len(jobs.specs) > 1:
-        raise BadInput("--follow is for one job: 'patchlight job wait' waits for several")
+        raise BadInput("--follow is for one job: 'patchlight job follow' waits for several")
     with connection.connect(lab_name, address) as client:
         if dry_run:
             rows = client.preview(jobs)
@@ -196,9 +198,9 @@ def submit(
         ids = "\n".join(status["id"] for status in statuses)
         out.print_answer(statuses[0] if len(statuses) == 1 else statuses, ids, as_json=as_json)
         if follow:
-            from patchlight.cli.job.follow import follow_job
+            from patchlight.cli.job.follow import follow_jobs
 
-            follow_job(client, statuses[0]["id"], as_json=as_json)
+            follow_jobs(client, [statuses[0]["id"]], as_json=as_json)
 
 
 def _named(name: str, given: Overrides, lab_name: str | None, address: str | None) -> JobBatch:

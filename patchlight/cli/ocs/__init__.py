@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from patchlight.console.connection import connect, controller_options, lab_meant, user_name
-from patchlight.console.rendering import harmless, listing_options, print_answer, print_json, say
+from patchlight.console.rendering import harmless, listing_options, print_json, say
 from patchlight.console.shared import SharedOption
 from patchlight.testbed.errors import BadInput, OutcomeUnknown, PatchlightError
 from patchlight.testbed.lab.model import Lab

@@ -3,12 +3,10 @@
 import asyncio
 import json
 from dataclasses import replace
-from typing import Any
 
 import pytest
 from pydantic import TypeAdapter
 
-from patchlight.cli.job.follow import pace
 from patchlight.client.client import ControllerClient
 from patchlight.testbed.jobs import JobSpec, JobState
 from patchlight.testbed.wire.rest.jobs import (
@@ -152,46 +150,50 @@ async def test_of_a_job_that_failed_the_last_lines_are_kept(
     assert f"{job_id} failed: " in printed
 
 
-async def test_wait_ends_with_what_became_of_the_jobs(job: JobCommand, cluster: Cluster) -> None:
+async def test_follow_ends_with_the_result_of_the_jobs(job: JobCommand, cluster: Cluster) -> None:
     good, bad = await running(cluster, "good", "gpu0"), await running(cluster, "bad", "gpu1")
-    printed = await job("wait", "good", "bad", "--timeout", "10ms", code=2)
+    printed = await job("follow", "good", "bad", "--timeout", "10ms", code=2)
     assert f"these have not ended: {good}, {bad}" in printed
-    waiting = asyncio.create_task(job("wait", "good"))
+    following = asyncio.create_task(job("follow", "good"))
+    cluster.report_all(good, 0, 1.0)
     cluster.fleet.put(good, WorkerState.DONE)
-    assert await waiting == f"{good} done\n"
+    iteration, end = (await following).splitlines()
+    assert iteration.startswith("[0] iteration 0: compute")
+    assert end.startswith(f"{good} done in ")
     cluster.fleet.put(bad, WorkerState.FAILED, "why not")
-    assert f"{bad} failed: " in await job("wait", good, bad, code=1)
+    assert f"{bad} failed: worker 0 on " in await job("follow", good, bad, code=1)
 
 
-async def test_top_shows_how_fast_jobs_are(job: JobCommand, cluster: Cluster) -> None:
-    assert "no job runs" in await job("top", "--once")
-    job_id = await running(cluster, "fast", "gpu0")
+async def test_follow_shows_the_output_of_a_program(job: JobCommand, cluster: Cluster) -> None:
+    program = JobSpec("mine", 0, 0, {}, hosts=("gpu0",), trainer="command", command=("train",))
+    (job_id,) = cluster.submit(program)
+    await cluster.until_state(job_id, JobState.RUNNING)
     (name,) = cluster.fleet.job_workers(job_id)
-    for index in range(3):
-        cluster.fleet.report(name, index)
-    await cluster.until(lambda: cluster.table[job_id].iterations_done == 3)
-    (row,) = json.loads(await job("top", "--json"))
-    assert row["id"] == job_id
-    assert row["compute_s"] == row["communication_s"] == pytest.approx(0.1)
-    printed = await job("top", "--once")
-    assert max(map(len, printed.splitlines())) <= 80
-    assert "3/5" in printed
+    cluster.fleet.printed[name] = "epoch 1\nepo"
+    following = asyncio.create_task(job("follow", "mine"))
+    await cluster.until(lambda: ("log", name) in cluster.fleet.calls)
+    calls = cluster.fleet.calls.count(("log", name))
+    cluster.fleet.printed[name] += "ch 2"
+    await cluster.until(lambda: cluster.fleet.calls.count(("log", name)) > calls + 2)
+    cluster.fleet.put(job_id, WorkerState.DONE)
+    *output, end = (await following).splitlines()
+    assert output == ["[0] epoch 1", "[0] epoch 2"]
+    assert end.startswith(f"{job_id} done")
 
 
-def test_the_pace_is_that_of_the_slowest_rank() -> None:
-    reports: Any = [
-        {
-            "index": index,
-            "finished_at": 10.0 + 2 * index + rank,
-            "compute_s": 1,
-            "communication_s": rank,
-        }
-        for index in range(5)
-        for rank in range(2)
-    ]
-    assert pace(reports) == {"iterations_per_s": 0.5, "compute_s": 1, "communication_s": 0.5}
-    assert pace([]) == {"iterations_per_s": None, "compute_s": None, "communication_s": None}
-    assert pace(reports[:1])["iterations_per_s"] is None
+async def test_follow_says_why_a_job_waits_and_how_to_stop_it(
+    job: JobCommand, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await running(cluster, "first", "gpu0")
+    (waits,) = cluster.submit(spec("second", "gpu0"))
+
+    def interrupt(seconds: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("patchlight.cli.job.follow.time.sleep", interrupt)
+    said, goes_on = (await job("follow", "second", code=130)).splitlines()
+    assert said == f"{waits} queued: server1.gpu0 is busy"
+    assert goes_on == f"job {waits} goes on; stop it with: patchlight job stop {waits}"
 
 
 async def test_a_job_that_ended_is_restarted_as_a_new_one(
@@ -204,7 +206,7 @@ async def test_a_job_that_ended_is_restarted_as_a_new_one(
     await cluster.until_state(new, JobState.RUNNING)
 
 
-@pytest.mark.parametrize("words", [("show",), ("logs",), ("wait",), ("restart",), ("stop",)])
+@pytest.mark.parametrize("words", [("show",), ("logs",), ("follow",), ("restart",), ("stop",)])
 async def test_a_job_that_there_is_not_is_told_with_those_there_are(
     job: JobCommand, cluster: Cluster, words: tuple[str, ...]
 ) -> None:

@@ -66,7 +66,7 @@ async def test_a_job_that_fails_leaves_the_others_of_its_gang_alone(cluster: Clu
     cluster.fleet.put_worker(f"{fails}-1", WorkerState.FAILED, "out of memory")
     await cluster.until_state(fails, JobState.FAILED)
     status = cluster.scheduler.job(fails)
-    assert "server1.gpu1 (rank 1) failed: out of memory" in status.message
+    assert "worker 1 on server1.gpu1 failed: out of memory" in status.message
     assert status.last_lines == ("out of memory",)
     await cluster.until(lambda: not cluster.fleet.job_workers(fails))
     assert cluster.table[goes_on].state is JobState.RUNNING

@@ -215,7 +215,7 @@ async def test_the_worker_that_failed_first_is_blamed_and_not_who_lost_it(
     await cluster.until(lambda: cluster.table[job_id].attempt == 1)
     assert cluster.table[job_id].avoid == (hosts[2],)
     said = [each["message"] for each in cluster.table.ledger.history(job_id)]
-    assert any("(rank 2) failed: its GPU is gone" in each for each in said)
+    assert any("worker 2 on " in each and "failed: its GPU is gone" in each for each in said)
 
 
 async def test_a_job_that_fails_after_its_last_iteration_trains_that_once_more(
