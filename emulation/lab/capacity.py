@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from patchlight.emulation.fabric import build
 from patchlight.emulation.fabric.plan import plan_fabric
@@ -19,6 +20,8 @@ from patchlight.testbed.lab.model import Lab
 from patchlight.testbed.linux.processes import processor_ticks
 from patchlight.testbed.units import format_rate
 
+# Makes a lab at scale 1, without a controller, that is up inside a ``with`` block.
+Emulate = Callable[[Lab], Any]
 CACHE = Path("/var/cache/patchlight/capacity.json")
 _SECONDS = 1.0
 # Switches take half of the processor time at most: workers and a second switch need the rest.
@@ -27,7 +30,7 @@ _NIC_BPS = 10_000_000_000
 """What a NIC with a GPU counts if the lab file has no rate for it."""
 
 
-def machine_rate_bps(fabric: str, say: Callable[[str], None]) -> int:
+def machine_rate_bps(fabric: str, say: Callable[[str], None], emulated_lab: Emulate) -> int:
     """What the packet switches of this machine carry in all, in bit/s; measured if not known."""
     datapath = build.datapath_type() if fabric == "openvswitch" else fabric
     cores = len(os.sched_getaffinity(0))
@@ -37,7 +40,7 @@ def machine_rate_bps(fabric: str, say: Callable[[str], None]) -> int:
         known = dict(json.loads(CACHE.read_text()))
     if machine not in known:
         say("measuring what this machine carries (once)")
-        known[machine] = _measured_bps(fabric, cores)
+        known[machine] = _measured_bps(fabric, cores, emulated_lab)
         with suppress(OSError):
             CACHE.parent.mkdir(parents=True, exist_ok=True)
             new = CACHE.with_suffix(f".{os.getpid()}")
@@ -52,11 +55,9 @@ def _processor() -> str:
     return next(models, platform.machine())
 
 
-def _measured_bps(fabric: str, cores: int) -> int:
-    from patchlight.emulation.lab.emulated_lab import EmulatedLab
-
+def _measured_bps(fabric: str, cores: int, emulated_lab: Emulate) -> int:
     lab = single(2, name=f"measure-{os.getpid()}", fabric=fabric)
-    with EmulatedLab.from_lab(lab, 1, controller=False) as emulated:
+    with emulated_lab(lab) as emulated:
         pids = [each.pid for each in emulated.state.processes if each.name == "ovs-vswitchd"]
 
         def switch_s() -> float:
@@ -86,10 +87,10 @@ def scale_for(needed_bps: float, machine_bps: float) -> float:
     return scale
 
 
-def suited(lab: Lab, scale: float | None, say: Callable[[str], None]) -> Lab:
+def suited(lab: Lab, scale: float | None, say: Callable[[str], None], emulated_lab: Emulate) -> Lab:
     """The lab with what this machine carries, and with the scale that suits it unless one is given
     or in the lab file; says which, or warns of one that is too small."""
-    machine_bps = machine_rate_bps(lab.fabric, say)
+    machine_bps = machine_rate_bps(lab.fabric, say, emulated_lab)
     needed_bps = nics_bps(lab)
     fits = scale_for(needed_bps, machine_bps)
     carries = (

@@ -221,7 +221,7 @@ class EmulatedLab:
 
     def _make(self) -> None:
         if self._scale is None or has_controller(self.lab, self._options):
-            self.lab = suited(self.lab, self._scale, self._say)
+            self.lab = suited(self.lab, self._scale, self._say, _for_a_measurement)
             self._plan = None
         state = states.new_state(self.lab.name, self._source, self.lab.scale)
         agents = has_agents(self.lab, self._options)
@@ -379,6 +379,10 @@ def down_lab(name: str) -> bool:
         return False
     with states.lab_lock(name), _uninterrupted():
         return teardown.remove_lab(name)
+
+
+def _for_a_measurement(lab: Lab) -> EmulatedLab:
+    return EmulatedLab.from_lab(lab, 1, controller=False)
 
 
 @contextmanager

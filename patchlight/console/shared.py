@@ -42,7 +42,7 @@ class SharedOption(click.Option):
     ) -> tuple[Any, click.core.ParameterSource]:
         """See ``click.Parameter``."""
         given = opts.get(self.name)
-        if isinstance(given, list):
+        if isinstance(given, list) and not self.multiple:
             if len(given) > 1:
                 raise click.UsageError(
                     f"{self.opts[-1]} is given twice: {' and '.join(given)}", ctx

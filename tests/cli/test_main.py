@@ -120,9 +120,9 @@ def test_an_unknown_command_brings_the_nearest() -> None:
 
 
 def test_an_unknown_option_is_bad_input() -> None:
-    result = patchlight("lab", "show", "--colour")
+    result = patchlight("lab", "show", "--zzzz")
     assert result.returncode == 2
-    said = "patchlight: no such option '--colour'\n  see: patchlight lab show --help\n"
+    said = "patchlight: no such option '--zzzz'\n  see: patchlight lab show --help\n"
     assert result.stderr == said
 
 

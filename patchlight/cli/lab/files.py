@@ -12,7 +12,6 @@ from patchlight.console.options import Quantity
 from patchlight.console.rendering import cannot_write, json_option, print_document, print_json, say
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.generate import generate as shapes
-from patchlight.testbed.jobfile.schema import json_schema as job_file_schema
 from patchlight.testbed.lab.model import Lab
 from patchlight.testbed.labfile import oversights, reader
 from patchlight.testbed.labfile.schema import FABRICS
@@ -110,7 +109,12 @@ def schema(what: str) -> None:
 
     For editors, which then complete keys and mark mistakes.
     """
-    print_json(job_file_schema() if what == "job" else json_schema())
+    if what == "job":
+        from patchlight.testbed.jobfile.schema import json_schema as job_file_schema
+
+        print_json(job_file_schema())
+    else:
+        print_json(json_schema())
 
 
 _rate = click.option(

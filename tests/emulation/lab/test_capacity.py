@@ -6,8 +6,14 @@ from pathlib import Path
 import pytest
 
 from patchlight.emulation.lab import capacity
+from patchlight.emulation.lab.emulated_lab import EmulatedLab
 from patchlight.testbed.generate.generate import single
+from patchlight.testbed.lab.model import Lab
 from patchlight.testbed.labfile.reader import load_lab
+
+
+def emulated(lab: Lab) -> EmulatedLab:
+    return EmulatedLab.from_lab(lab, 1, controller=False)
 
 
 def test_the_scale_is_the_smallest_round_one_that_fits() -> None:
@@ -25,7 +31,7 @@ def test_the_scale_is_the_smallest_round_one_that_fits() -> None:
 def test_the_machine_is_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(capacity, "CACHE", tmp_path / "cache" / "capacity.json")
     said: list[str] = []
-    measured_bps = capacity.machine_rate_bps("openvswitch", said.append)
+    measured_bps = capacity.machine_rate_bps("openvswitch", said.append, emulated)
     assert measured_bps > 10e6
     assert said == ["measuring what this machine carries (once)"]
     (machine,) = json.loads(capacity.CACHE.read_text())
@@ -33,13 +39,13 @@ def test_the_machine_is_measured_once(tmp_path: Path, monkeypatch: pytest.Monkey
     said.clear()
     lab = load_lab("ofc2022")
     carries = "this machine carries some 9Gbps, the lab's NICs send up to 240Gbps"
-    suited = capacity.suited(lab, None, said.append)
+    suited = capacity.suited(lab, None, said.append, emulated)
     assert (suited.scale, suited.machine_rate_bps) == (100, 9_000_000_000)
     assert said == [f"scale 100: {carries}"]
     said.clear()
-    assert capacity.suited(lab, 50, said.append).scale == 50
+    assert capacity.suited(lab, 50, said.append, emulated).scale == 50
     assert said == []
-    assert capacity.suited(lab, 1, said.append).scale == 1
+    assert capacity.suited(lab, 1, said.append, emulated).scale == 1
     assert said == [
         f"warning: at scale 1 jobs take longer than in the lab: {carries}; --scale 100 fits"
     ]
