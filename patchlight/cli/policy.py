@@ -22,7 +22,7 @@ _INSTALLED = "installed, patchlight."
 
 @click.group(cls=LazyGroup, prefix="policy ", context_settings={"show_default": True})
 def policy() -> None:
-    """List, show, test, train and export policies.
+    """Show, test, train and export policies.
 
     A policy is written NAME, FILE.py:CLASS or FILE.onnx, with parameters after colons, like
     constant:8 or random:seed=3. See docs/policies.md.
@@ -115,11 +115,7 @@ def _words(answer: Any) -> str:
     return "wait" if answer is None else str(answer)
 
 
-@policy.command("list")
-@click.option("--kind", type=click.Choice(KINDS), help="Only this kind.")
-@out.listing_options
-def list_policies(kind: Any, as_json: bool) -> None:
-    """The policies that have a name."""
+def _list(kind: Any, as_json: bool) -> None:
     from patchlight.controller.policies.registry import DEFAULTS, policies
 
     ours = ("built in", "learned, shipped", _INSTALLED)
@@ -148,15 +144,21 @@ def list_policies(kind: Any, as_json: bool) -> None:
 
 
 @policy.command()
-@click.argument("name", metavar="POLICY", shell_complete=options.complete_policy)
+@click.argument("name", metavar="[POLICY]", required=False, shell_complete=options.complete_policy)
 @lab_option("Also what a learned policy of any lab would miss in this one.", "lab")
+@click.option("--kind", type=click.Choice(KINDS), help="List only this kind.")
 @out.listing_options
-def show(name: str, lab: str | None, as_json: bool) -> None:
-    """What POLICY does, its parameters, and where it comes from; of a learned one its card.
+def show(name: str | None, lab: str | None, kind: Any, as_json: bool) -> None:
+    """Show what POLICY does, its parameters and origin; without one list the policies.
 
-    With --lab also which inputs of a learned policy the lab would not have, and what of the lab is
-    outside the range that it was tested in.
+    Of a learned policy also its card; with --lab which of its inputs the lab would not have, and
+    what of the lab is outside the range that it was tested in.
     """
+    if name is None:
+        _list(kind, as_json)
+        return
+    if kind is not None:
+        raise click.UsageError("--kind is for the list: leave POLICY out")
     from patchlight.controller.policies.contract import METHODS
     from patchlight.controller.policies.registry import find
 

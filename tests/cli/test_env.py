@@ -80,10 +80,10 @@ def run(*arguments: str) -> Result:
 
 
 def test_list_and_show_name_what_there_is() -> None:
-    listed = json.loads(run("list", "--json").output)
+    listed = json.loads(run("show", "--json").output)
     assert [each["name"] for each in listed] == [each.name for each in ENVIRONMENTS]
     assert all(len(each["heuristics"]) >= 2 for each in listed)
-    assert "which waiting job is next" in run("list").output
+    assert "which waiting job is next" in run("show").output
     shown = run("show", "Schedule").output
     assert 'gymnasium.make("patchlight/Schedule-v0")' in shown
     assert "16 × 5 numbers, 0 to 1" in shown

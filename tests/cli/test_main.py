@@ -56,7 +56,7 @@ def test_commands_are_listed_and_names_completed_without_a_client_of_the_control
 @pytest.mark.parametrize(
     ("words", "slow"),
     [
-        ("policy list", ["scipy.optimize", "matplotlib", "torch"]),
+        ("policy show", ["scipy.optimize", "matplotlib", "torch"]),
         ("lab show ofc2022", ["numpy", "httpx", "matplotlib"]),
         ("--version", ["rich", "yaml", "numpy"]),
     ],
@@ -184,7 +184,7 @@ def shell(line: str, **variables: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.parametrize("words", ["lab show ring16", "lab show ring16 --json", "policy list"])
+@pytest.mark.parametrize("words", ["lab show ring16", "lab show ring16 --json", "policy show"])
 def test_a_reader_that_goes_at_once_is_none_either(words: str) -> None:
     result = shell(f"patchlight {words} | true", PYTHONUNBUFFERED="1")
     assert (result.returncode, result.stderr) == (0, "")

@@ -53,11 +53,11 @@ def run(*arguments: str) -> Result:
 
 
 def test_list_says_what_there_is() -> None:
-    rows = json.loads(run("list", "--json").output)
+    rows = json.loads(run("show", "--json").output)
     assert {row["kind"] for row in rows} == set(KINDS)
     defaults = [row["name"] for row in rows if row["default"]]
     assert defaults == ["sufficient", "consolidated", "fifo", "keep", "rigid"]
-    orders = run("list", "--kind", "order").output
+    orders = run("show", "--kind", "order").output
     assert "srpt" in orders
     assert "first-fit" not in orders
 
@@ -197,7 +197,7 @@ def test_wrong_input(arguments: tuple[str, ...], words: str) -> None:
 def test_help_needs_no_learning() -> None:
     result = run("--help")
     assert result.exit_code == 0
-    for name in ("list", "show", "evaluate", "train", "export"):
+    for name in ("show", "evaluate", "train", "export"):
         assert name in result.output
 
 

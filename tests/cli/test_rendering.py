@@ -61,8 +61,8 @@ def test_wide_shows_every_column_and_names_are_never_cut() -> None:
     "command",
     [
         "lab show ofc2022",
-        "policy list",
-        pytest.param("graph list", marks=pytest.mark.wings),
+        "policy show",
+        pytest.param("graph show", marks=pytest.mark.wings),
         pytest.param("graph show alexnet", marks=pytest.mark.wings),
     ],
 )

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 @click.group()
 def env() -> None:
-    """List, show, check and compare learning environments.
+    """Show, check and compare learning environments.
 
-    NAME is one of 'env list', or FILE.py:CLASS for one of your own.
+    NAME is one that 'env show' lists, or FILE.py:CLASS for one of your own.
     """
     from importlib.util import find_spec
 
@@ -28,10 +28,7 @@ def env() -> None:
         )
 
 
-@env.command("list")
-@listing_options
-def list_environments(as_json: bool) -> None:
-    """List the environments: what is decided in each; with --wide the rules to compare with."""
+def _list(as_json: bool) -> None:
     found = kept("environments", ["patchlight.emulation", "patchlight.controller"], _all)
     if as_json:
         print_json(found)
@@ -58,10 +55,16 @@ def list_environments(as_json: bool) -> None:
 
 
 @env.command()
-@click.argument("name")
+@click.argument("name", required=False)
 @listing_options
-def show(name: str, as_json: bool) -> None:
-    """Show an environment's actions, what is observed, and how it is used."""
+def show(name: str | None, as_json: bool) -> None:
+    """Show an environment's actions, observation and use; without NAME list the environments.
+
+    The list says what is decided in each, with --wide also the rules to compare with.
+    """
+    if name is None:
+        _list(as_json)
+        return
     from patchlight.emulation.learning.envs.registry import find_environment
 
     recipe = find_environment(name)
@@ -211,7 +214,7 @@ def _chosen(names: tuple[str, ...], every: bool) -> "list[EnvironmentRecipe]":
     if every == bool(names):
         raise BadInput(
             "--all and names exclude each other" if every else "no environment is named",
-            hint="name some of 'patchlight env list', or FILE.py:CLASS, or give --all",
+            hint="name some of 'patchlight env show', or FILE.py:CLASS, or give --all",
         )
     return [find_environment(n) for n in names or [each.name for each in ENVIRONMENTS]]
 

@@ -11,7 +11,7 @@ from patchlight.testbed.graphs.files import graph_to_json
 from patchlight.testbed.units import format_size
 
 _TOTALS = ("forward_ms", "backward_ms", "activation_bytes", "parameter_bytes")
-_NAME_HELP = "A graph file (PipeDream's graph.txt or Patchlight's JSON), or a name: see list."
+_NAME_HELP = "A graph file (PipeDream's graph.txt or Patchlight's JSON), or a name that show lists."
 
 
 @click.group()
@@ -19,16 +19,7 @@ def graph() -> None:
     """Show, measure and fetch computation graphs: what a training step computes and moves."""
 
 
-@graph.command("list")
-@out.listing_options
-def list_graphs(as_json: bool) -> None:
-    """List the graphs that have a name: built in, and PipeDream's profiles in the cache.
-
-    \b
-    With --json, a list of objects: name, origin (profiled | computed), device,
-    batch, operations, edges, forward_ms, backward_ms, activation_bytes,
-    parameter_bytes.
-    """
+def _list(as_json: bool) -> None:
     found = {name: _load(name) for name in _names()}
     counted = out.numbers("operations", "forward", "backward", "weights", "batch")
     table = out.Table(out.Column("name", whole=True), "from", *counted)
@@ -55,7 +46,7 @@ def list_graphs(as_json: bool) -> None:
 
 
 @graph.command(epilog=_NAME_HELP)
-@click.argument("name", metavar="FILE|NAME")
+@click.argument("name", metavar="[FILE|NAME]", required=False)
 @out.listing_options
 @click.option("--backward", is_flag=True, help="Mirror it: show the training step's totals too.")
 @click.option(
@@ -63,8 +54,19 @@ def list_graphs(as_json: bool) -> None:
     type=click.Path(path_type=Path, dir_okay=False),
     help="Draw it instead: a picture to write, .svg, .png or .pdf.",
 )
-def show(name: str, as_json: bool, backward: bool, draw: Path | None) -> None:
-    """Print a graph's operations, who feeds whom, and the totals; or draw it."""
+def show(name: str | None, as_json: bool, backward: bool, draw: Path | None) -> None:
+    """Show a graph's operations, edges and totals, or draw it; without a name list the graphs.
+
+    \b
+    The list has the built-in graphs and PipeDream's profiles in the cache. With
+    --json, objects: name, origin (profiled | computed), device, batch,
+    operations, edges, forward_ms, backward_ms, activation_bytes, parameter_bytes.
+    """
+    if name is None:
+        if backward or draw is not None:
+            raise click.UsageError("--backward and --draw need a graph: name one")
+        _list(as_json)
+        return
     if draw is not None:
         if as_json or backward:
             raise click.UsageError("--draw draws instead: leave out --json and --backward")
@@ -114,7 +116,7 @@ def fetch(what: str, source: Path | None, url: str | None) -> None:
 
     They are downloaded from https://github.com/msr-fiddle/pipedream (MIT licence), or copied
     with --from. Each is checked by its SHA-256; if one is missing or another file, nothing is
-    written. They are then found by name (list, show) and by patchlight experiment pac-ml.
+    written. They are then found by name and by patchlight experiment pac-ml.
     """
     from patchlight.emulation.simulator.graphs.profiles import download_profiles, fetch_profiles
 

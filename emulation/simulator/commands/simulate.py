@@ -207,7 +207,7 @@ def simulation_options(command: Callable[..., Any]) -> Callable[..., Any]:
 def simulate(options: SimulationOptions, output: Path | None, strict: bool, as_json: bool) -> None:
     """Simulate a cluster with a queue under a job trace.
 
-    Policies are names (patchlight policy list) or FILE.py:CLASS; where several are joined by
+    Policies are names (patchlight policy show) or FILE.py:CLASS; where several are joined by
     commas, every combination is run. Prints a table and writes plots, a table of all jobs for
     each run, and result.json (see docs/simulator.md). With --chakra: jobs as they were recorded.
     """
