@@ -23,9 +23,9 @@ from tests.support.house import ROOT, House, Way, commands_and_options, start_s,
 _STARTS = (
     ["--help"],
     ["lab", "show", "ofc2022"],
-    ["policy", "list"],
-    ["env", "list"],
-    ["graph", "list"],
+    ["policy", "show"],
+    ["env", "show"],
+    ["graph", "show"],
 )
 
 

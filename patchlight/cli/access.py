@@ -28,6 +28,7 @@ _COLOURS: Mapping[str, out.Meaning] = {
     "failed": "caution",
     "unknown": "bad",
 }
+_VERBS = {"POST": "create", "PUT": "set", "PATCH": "change", "DELETE": "remove"}
 
 
 def _address(lab_name: str | None, address: str | None) -> str:
@@ -166,7 +167,7 @@ def revoke(client: ControllerClient, token_id: str) -> None:
 def audit(
     client: ControllerClient, last: int, user: str, outcome: str | None, as_json: bool
 ) -> None:
-    """Who wanted to change what, from where, why, and what came of it."""
+    """List requests to change something: who, from where, what, the outcome and the reason."""
     rows = client.audit(last, user=user, outcome=outcome or "")
     table = out.Table("when", "who", "from", "what", "outcome", "why")
     for row in rows:
@@ -175,7 +176,8 @@ def audit(
             words += f", and {row['repeated']} more"
         outcome_cell = out.Coloured(words, _COLOURS[row["outcome"]])
         who = row["by"] or "(nobody known)"
-        table.add_row(
-            out.when(row["at"]), who, row["origin"], row["what"], outcome_cell, row["why"]
-        )
+        method, _, path = row["what"].partition(" ")
+        what = f"{_VERBS.get(method, method)} {path.removeprefix('/v1/')}"
+        origin = re.sub(r":\d+( |$)", r"\1", row["origin"])  # a client's port says nothing
+        table.add_row(out.when(row["at"]), who, origin, what, outcome_cell, row["why"])
     out.print_answer({"attempts": rows}, table, as_json=as_json)
