@@ -13,7 +13,6 @@ from patchlight.controller.jobs.cluster_view import WiredLab
 from patchlight.controller.policies.engineered import Ring
 from patchlight.controller.policies.engineering.traffic import pairs
 from patchlight.controller.policies.topology import regroup
-from patchlight.emulation.simulator.network.topologies.schedules import assignment, birkhoff
 from patchlight.testbed.lab.model import Lab
 from patchlight.testbed.lab.rules import PolicyChoice
 from patchlight.testbed.labfile.reader import load_lab
@@ -33,19 +32,6 @@ def run(*, full: bool = False) -> list[dict[str, Any]]:
     """Processor seconds of the library; a job of 16 workers in packets beside the flow model."""
     random = np.random.default_rng(0)
     figures = []
-    for ports, delay_s, limit in ((512, 0.01, "5 s"), (512, 0.001, "")):
-        # Demands as of a data centre: a few large flows of each port, and many small ones.
-        demand = random.random((ports, ports)) * 1e-3
-        for _ in range(8):
-            demand[np.arange(ports), random.permutation(ports)] += random.random() * 0.2
-        spent_s = _cpu_s(lambda d=demand, s=delay_s: birkhoff(d, s))  # type: ignore[misc]
-        name = f"topology: Birkhoff–von Neumann, {ports} ports, {1e3 * delay_s:g} ms of delay"
-        figures.append(figure(name, spent_s, "s of processor", limit))
-    for ports, limit in ((1024, "1 s"), (4096, "30 s")):
-        weights = random.random((ports, ports))
-        spent_s = _cpu_s(lambda w=weights: assignment(w))  # type: ignore[misc]
-        name = f"topology: Hungarian method, {ports} ports, dense"
-        figures.append(figure(name, spent_s, "s of processor", limit))
     for ports, limit in ((1024, "1 s"), (4096, "30 s")):
         sparse = np.zeros((ports, ports))
         for _ in range(_PARTNERS):
