@@ -81,7 +81,7 @@ def choose_network(servers: int, taken: Iterable[IPv4Network]) -> IPv4Network:
         raise NoManagementNetwork(
             f"looking for addresses for {servers:,} servers: a network has room for "
             f"{_MOST_SERVERS:,} at most",
-            hint="Take fewer, or use --servers namespace.",
+            hint="Take fewer, or use --server-kind namespace.",
         )
     in_the_way = [other for other in taken if other.prefixlen >= _SHORTEST_TAKEN]
     for network in _POOL.subnets(new_prefix=length):
@@ -89,7 +89,7 @@ def choose_network(servers: int, taken: Iterable[IPv4Network]) -> IPv4Network:
             return network
     raise NoManagementNetwork(
         f"looking for addresses for {servers} servers: this machine has routes to all of {_POOL}",
-        hint="Take the routes away (ip route), or use --servers namespace.",
+        hint="Take the routes away (ip route), or use --server-kind namespace.",
     )
 
 
@@ -215,7 +215,7 @@ def prepare_rehearsal(
     base, network, keys, disks. ``NoRehearsalServers`` where this machine can have none; what was
     made so far stays for the caller to remove."""
     if not lab.servers:
-        raise BadInput(f"lab {lab.name} has no servers: expected some, with --servers ssh")
+        raise BadInput(f"lab {lab.name} has no servers: expected some, with --server-kind ssh")
     base = machines.server_base(say, docker=docker)
     state.servers, state.base = "ssh", str(base)
     state.namespaces[management_namespace(lab.name)] = 0

@@ -173,7 +173,7 @@ def check_overlay(base: Path, trial: Path) -> None:
     except FileNotFoundError as error:
         raise NoRehearsalServers(
             "starting a server with a root of its own: there is no command unshare here",
-            hint="Install util-linux, or use --servers namespace.",
+            hint="Install util-linux, or use --server-kind namespace.",
         ) from error
     shutil.rmtree(trial)
     if tried.returncode:
@@ -181,7 +181,7 @@ def check_overlay(base: Path, trial: Path) -> None:
             f"mounting a server's root over {base}: {tried.stderr.strip()}",
             hint="It needs overlay file systems, namespaces of processes and mounts, and "
             f"{trial.parent} on a plain disk: a container has them only if it is privileged, "
-            "with a volume there. --servers namespace needs none of it.",
+            "with a volume there. --server-kind namespace needs none of it.",
         )
 
 

@@ -54,9 +54,7 @@ def test_the_controller_status_tells_of_agents_over_tls(
         agent = subprocess.Popen(command, stdout=log, stderr=log)
     try:
         wait_until(lambda: agents()["a"] == "answers", "the agent to answer")
-        said = CliRunner().invoke(
-            cli, ["controller", "status", "--wide", "--lab", str(controller.lab)]
-        )
+        said = CliRunner().invoke(cli, ["status", "--wide", "--lab", str(controller.lab)])
         rows = {line.split()[0]: line for line in said.output.splitlines() if " agent " in line}
         assert "answers" in rows["a"]
         assert "silent for" in rows["b"]

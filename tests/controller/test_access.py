@@ -294,7 +294,7 @@ def test_a_user_elsewhere_logs_in_over_tls_with_a_token(
         assert f"logged in to controller.{name} at {process.api} as eva, user" in said.output
         kept = tmp_path / "config/patchlight/logins.json"
         assert stat.S_IMODE(kept.stat().st_mode) == 0o600
-        assert run.invoke(cli, ["controller", "status", *at]).exit_code == 0
+        assert run.invoke(cli, ["job", "list", *at]).exit_code == 0
         with ControllerClient(process.api, login=logins()[process.api]) as client:
             assert client.whoami()["user"] == "eva"
             with pytest.raises(ControllerError, match="is for operators; eva is a user"):
@@ -308,6 +308,9 @@ def test_a_user_elsewhere_logs_in_over_tls_with_a_token(
         with ControllerClient(local) as client:
             assert client.audit()[-1]["by"] == "eva"
             client.revoke_token(row["id"])
-        assert run.invoke(cli, ["controller", "status", *at]).exit_code == 1
+        told = run.invoke(cli, ["audit", "--controller", local, "--wide"]).output
+        assert "create tokens" in told
+        assert "POST" not in told
+        assert run.invoke(cli, ["job", "list", *at]).exit_code == 1
     finally:
         process.stop()
