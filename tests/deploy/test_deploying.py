@@ -173,9 +173,10 @@ def test_a_server_without_gpus_emulates_them_and_its_controller_is_reached_by_th
         pushed = deploy.invoke("push", str(file), *words)
         assert pushed.exit_code == 0, pushed.stdout
         on_server, over_ssh, login, over_tls = pushed.stdout.splitlines()[-4:]
-        assert f"lab {lab.name}, Patchlight" in on(one, command_in(on_server))
+        # The other servers have no agent yet, and status exits with 1.
+        assert f"lab {lab.name}, Patchlight" in on(one, f"{command_in(on_server)} || true")
         for line in (over_ssh, login, over_tls):
-            answer = deploy.shell(command_in(line))
+            answer = deploy.shell(command_in(line) + " || true" * (line != login))
             assert ("logged in to" if line == login else f"lab {lab.name}, Patchlight") in answer
         job = f"job submit trains --hosts {one.name}.gpu0 --iterations 2 --follow"
         assert "done in " in deploy.shell(command_in(over_tls).replace(" status ", f" {job} "))

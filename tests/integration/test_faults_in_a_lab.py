@@ -113,7 +113,7 @@ def test_a_job_without_more_attempts_fails_and_says_why(
         lose_light(lab, "gpu4")
         client.drift()  # the switch is looked at
         wait_until(lambda: client.job(job_id)["state"] == "failed")
-        words = "no link for more than 1 s, the job's limit: server3.gpu4: no circuit at ocs1 port"
+        words = "no link for more than 1 s, the job's limit: server3.gpu4: no circuit"
         assert words in client.job(job_id)["message"]
     client.repair(["ocs1"])
 

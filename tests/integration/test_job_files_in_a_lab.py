@@ -50,7 +50,7 @@ def test_the_third_job_waits_says_for_what_and_runs_when_one_ends(lab: EmulatedL
     job("submit", "-", text=four + SMALL)
     two = lab.submit({"name": "two", "hosts": ["gpu1", "gpu3"], "command": "sleep 600"})[0]["id"]
     wait_until(lambda: lab.controller.job(two)["state"] == "running")
-    wait_until(lambda: lab.controller.job(two)["iterations_done"] > 0)
+    wait_until(lambda: json.loads(job("show", "four", "--json"))["iterations_done"] > 0)
     third = "name: third\nworkers: 2\niterations: 2\n" + SMALL
     (row,) = json.loads(job("submit", "-", "--dry-run", "--json", text=third))
     assert "it wants 2 GPUs" in row["waits_for"]

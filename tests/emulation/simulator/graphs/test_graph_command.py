@@ -41,12 +41,12 @@ def run(*arguments: str) -> Result:
 
 
 def test_list_has_every_built_in_graph() -> None:
-    found = json.loads(run("list", "--json").output)
+    found = json.loads(run("show", "--json").output)
     assert [each["name"] for each in found] == list(BUILTIN_NAMES)
     vgg = next(each for each in found if each["name"] == "vgg16")
     assert vgg["origin"] == "computed"
     assert vgg["parameter_bytes"] == 4 * 138_357_544
-    assert "computed" in run("list").output
+    assert "computed" in run("show").output
 
 
 def test_show_prints_operations_and_totals() -> None:
@@ -98,7 +98,7 @@ def test_fetch_brings_the_five_profiles_into_the_cache(pipedream: Path, cache: P
     graphs, published = read_profiles(cache)
     assert published
     assert [each.name for each in graphs] == list(SOURCES)
-    assert "pipedream/gnmt" in run("list").output
+    assert "pipedream/gnmt" in run("show").output
     assert "48 operations, 58 edges" in run("show", "pipedream/gnmt").output
 
 
