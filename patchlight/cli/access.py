@@ -28,7 +28,7 @@ _COLOURS: Mapping[str, out.Meaning] = {
     "failed": "caution",
     "unknown": "bad",
 }
-_VERBS = {"POST": "create", "PUT": "set", "PATCH": "change", "DELETE": "remove"}
+_VERBS = {"POST": "request", "PUT": "set", "PATCH": "change", "DELETE": "remove"}
 
 
 def _address(lab_name: str | None, address: str | None) -> str:

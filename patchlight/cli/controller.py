@@ -51,7 +51,7 @@ def controller() -> None:
 @click.option(
     "--metrics",
     metavar="HOST:PORT",
-    help="Where metrics for Prometheus are besides, for this machine alone: /metrics and nothing "
+    help="Also serve metrics for Prometheus here, for this machine only: /metrics and nothing "
     "else  [default: at the API's address only].",
 )
 @click.option(
@@ -64,7 +64,7 @@ def controller() -> None:
     "--dashboard",
     "dashboard_at",
     metavar="HOST:PORT",
-    help="Where a dashboard is besides, for this machine alone: a process of its own.",
+    help="Also run a dashboard here, in its own process, for this machine only.",
 )
 @click.option("--openflow", metavar="HOST:PORT", help="Where packet switches connect to.")
 @click.option(
@@ -197,7 +197,7 @@ def stop(client: ControllerClient, as_json: bool) -> None:
 def drain(client: ControllerClient, why: str, as_json: bool) -> None:
     """End all running jobs, and start none until 'controller resume'.
 
-    Queued jobs stay queued, also when the controller is started anew.
+    Queued jobs stay queued, also after a restart of the controller.
     """
     ended = client.drain(why)
     text = f"no job is started any more; ended: {', '.join(ended) or 'none, none ran'}"

@@ -40,7 +40,7 @@ def use(
 
     They decide from the next job on, and what runs is left as it is. The choice goes before the lab
     file, and outlives the controller until that is started with other options. A policy in a file
-    is a program: root has to name it, or whoever runs the controller.
+    is a program: root has to name it, or the user who runs the controller.
     """
     wanted: dict[str, Any] = {kind: options.absolute(name) for kind, name in chosen.items() if name}
     if defragment is not None:

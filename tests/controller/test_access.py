@@ -309,7 +309,7 @@ def test_a_user_elsewhere_logs_in_over_tls_with_a_token(
             assert client.audit()[-1]["by"] == "eva"
             client.revoke_token(row["id"])
         told = run.invoke(cli, ["audit", "--controller", local, "--wide"]).output
-        assert "create tokens" in told
+        assert "request tokens" in told
         assert "POST" not in told
         assert run.invoke(cli, ["job", "list", *at]).exit_code == 1
     finally:

@@ -234,7 +234,8 @@ def test_a_worker_that_dies_fails_its_job_alone(lab: EmulatedLab, client: Contro
     os.kill(max(pids_of(f"{dying}-2")), signal.SIGKILL)
     end = ended(client, dying)
     assert end["state"] == "failed"
-    assert "worker" in end["message"]
+    assert "worker 2 on " in end["message"]
+    assert "exit code 137" in end["message"]
     assert ended(client, living)["state"] == "done"
     wait_until(lambda: idle(lab))
     assert pids_of(dying) == []
