@@ -39,12 +39,12 @@ case $* in
         image=$(deploy/worker-image.sh --torch --save)
         echo "$image"
         kind=docker
-        workers=(--workers docker --image patchlight-worker-torch:latest --image-file "$image")
+        workers=(--worker-kind docker --image patchlight-worker-torch:latest --image-file "$image")
         trains=(--model tiny-transformer --batch 8) ;;
     --processes)
         step "Made once: the root file system of servers"
         deploy/server-base.sh
-        kind=ssh workers=(--workers process) trains=() ;;
+        kind=ssh workers=(--worker-kind process) trains=() ;;
     *) fail "unknown arguments $*: expected --processes or none" ;;
 esac
 began=$(date +%s)

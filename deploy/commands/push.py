@@ -36,7 +36,8 @@ _FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
     help="The lab's controller runs on this server, too. [default: it stays where it is]",
 )
 @click.option(
-    "--workers",
+    "--worker-kind",
+    "workers",
     type=click.Choice(["docker", "process", "auto"]),
     default="auto",
     help="What the agents run workers as; auto: a container where a Docker engine is.",
@@ -163,7 +164,8 @@ def bundle(
 @click.command()
 @click.argument("lab", shell_complete=complete_lab)
 @click.option(
-    "--workers",
+    "--worker-kind",
+    "workers",
     type=click.Choice(["docker", "process", "auto"]),
     default="auto",
     help="What workers are to be; auto: no Docker engine is no failure.",
