@@ -54,7 +54,7 @@ step "The OFC 2022 lab: four servers with an sshd each, two ToRs, an optical swi
 patchlight emulate up ofc2022 --name $LAB --scale 1000 --server-kind $kind --replace
 
 step "What the servers lack"
-patchlight deploy check $LAB "${workers[@]:0:2}"
+patchlight deploy push $LAB --dry-run "${workers[@]}"
 
 step "Patchlight on all of them"
 patchlight deploy push $LAB "${workers[@]}"
