@@ -284,7 +284,7 @@ async def test_a_program_with_an_event_loop_uses_threads(controller: ControllerP
         assert next(e for e in events if e["kind"] == "circuits")["id"] == made["id"]
         with pytest.raises(BadInput, match="did you mean"):
             client.reconfigure({"o2": ["7-8"]})
-        with pytest.raises(BadInput, match="cannot be the name of saved maps"):
+        with pytest.raises(BadInput, match="invalid name for saved maps"):
             client.save_map("..")
     with (
         ControllerClient("127.0.0.1:1") as client,
