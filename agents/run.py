@@ -171,13 +171,13 @@ def make_runner(choice: str, options: BackendOptions) -> Runner:
     installed = {point.name: point for point in entry_points(group=WORKER_BACKENDS)}
     if choice not in installed:
         more = "".join(f", {name!r}" for name in sorted(installed.keys() - {"docker", "process"}))
-        raise BadInput(f"--workers {choice!r}: expected 'docker', 'process' or 'auto'{more}")
+        raise BadInput(f"--worker-kind {choice!r}: expected 'docker', 'process' or 'auto'{more}")
     point = installed[choice]
     try:
         load = point.load()
     except Exception as error:
         raise BadInput(
-            f"--workers {point.name}: it is installed as {point.value} but cannot be imported: "
+            f"--worker-kind {point.name}: it is installed as {point.value} but cannot be imported: "
             f"{type(error).__name__}: {error}"
         ) from error
     made: Runner = load(options)
@@ -196,4 +196,4 @@ def gpu_backend(choice: str, server: Server, rate_hz: float = SAMPLES_PER_S) -> 
         return NvmlGpus(server, rate_hz)
     if kind == "socket" and directory:
         return SocketGpus(server, Path(directory))
-    raise BadInput(f"--gpus {choice!r}: expected 'nvml' or 'socket:DIR'")
+    raise BadInput(f"--gpu-source {choice!r}: expected 'nvml' or 'socket:DIR'")
