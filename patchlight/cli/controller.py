@@ -38,25 +38,25 @@ def controller() -> None:
     "--state",
     type=click.Path(path_type=Path, file_okay=False),
     metavar="DIR",
-    help="Where journal and jobs are kept [default: /var/lib/patchlight/LAB].",
+    help="Folder of the journal and jobs.  [default: /var/lib/patchlight/LAB]",
 )
 @click.option(
     "--api",
     metavar="HOST:PORT|unix:PATH",
-    help="Where the REST API listens; beyond this machine, with --tls  [default: the lab file's, "
-    "else a Unix socket of the lab's own].",
+    help="Address of the REST API; for other machines, add --tls.  [default: the lab file's, else "
+    "a Unix socket]",
 )
 @click.option(
     "--metrics",
     metavar="HOST:PORT",
-    help="Also serve metrics for Prometheus here, for this machine only: /metrics and nothing "
-    "else  [default: at the API's address only].",
+    help="Also serve /metrics for Prometheus here, for this machine only.  [default: only at the "
+    "API's address]",
 )
 @click.option(
     "--traces",
     metavar="URL",
-    help="Where the ways of jobs to their first iterations are sent as OpenTelemetry traces, like "
-    "http://127.0.0.1:4318 (OTLP over HTTP)  [default: nowhere].",
+    help="Send OpenTelemetry traces of starting jobs here, like http://127.0.0.1:4318 (OTLP over "
+    "HTTP).  [default: none]",
 )
 @click.option(
     "--dashboard",
@@ -64,7 +64,7 @@ def controller() -> None:
     metavar="HOST:PORT",
     help="Also run a dashboard here, in its own process, for this machine only.",
 )
-@click.option("--openflow", metavar="HOST:PORT", help="Where packet switches connect to.")
+@click.option("--openflow", metavar="HOST:PORT", help="Address that packet switches connect to.")
 @click.option(
     "--openflow-netns",
     type=click.Path(path_type=Path, exists=True),
@@ -74,7 +74,7 @@ def controller() -> None:
 @click.option(
     "--engine",
     type=click.Choice(["ryu", "os-ken"]),
-    help="OpenFlow engine [default: Ryu where it is installed].",
+    help="OpenFlow engine.  [default: Ryu if it is installed]",
 )
 @click.option(
     "--tls",
@@ -88,7 +88,7 @@ def controller() -> None:
     "ryu_apps",
     multiple=True,
     metavar="MODULE:CLASS",
-    help="A Ryu application of yours, run beside ours; may be given again.",
+    help="Your own Ryu application, to run beside Patchlight's; may be given again.",
 )
 @click.option(
     "--power-ceiling",
@@ -96,21 +96,21 @@ def controller() -> None:
     type=ANY,
     default=POWER_CEILING_DBM,
     metavar="DBM",
-    help="More optical power than this at an OCS input is not switched.",
+    help="Do not switch more optical power than this at an OCS input.",
 )
 @click.option(
     "--loss-tolerance",
     type=AT_LEAST_0,
     default=DEFAULT_TOLERANCES.budget_db,
     metavar="DB",
-    help="How far from the loss budget the power at an output may be.",
+    help="How far the power at an output may be from the loss budget.",
 )
 @click.option(
     "--baseline-tolerance",
     type=AT_LEAST_0,
     default=DEFAULT_TOLERANCES.baseline_db,
     metavar="DB",
-    help="How much less than before makes a circuit degraded.",
+    help="A circuit that loses more than this since its baseline is degraded.",
 )
 @policy_options
 def run(
@@ -123,9 +123,9 @@ def run(
     baseline_tolerance: float,
     **options: Any,
 ) -> None:
-    """Run the controller of LAB until Ctrl-C; circuits and flows outlive it.
+    """Run the controller of LAB until Ctrl-C; circuits and flows stay.
 
-    Of an emulated lab that is up, by its name, it goes on with what the one before it left.
+    For an emulated lab that is up, given by name, it continues where the last controller stopped.
     """
     from patchlight.controller.parts import ControllerSettings
     from patchlight.controller.service import serve
@@ -177,10 +177,10 @@ def run(
 @out.json_option
 @with_client
 def stop(client: ControllerClient, as_json: bool) -> None:
-    """End the controller; its jobs, circuits and flows outlive it.
+    """Stop the controller; jobs, circuits and flows stay.
 
-    Jobs that run go on, and queued ones stay queued: the next controller of the lab follows them.
-    To end jobs, too, drain it first.
+    Running jobs continue, and queued jobs stay queued: the next controller of the lab takes them
+    over. To end jobs too, drain it first.
     """
     left = client.shut_down()
     jobs = ", ".join(f"{count} {state}" for state, count in left.items()) or "none"
@@ -194,7 +194,7 @@ def stop(client: ControllerClient, as_json: bool) -> None:
 @out.json_option
 @with_client
 def drain(client: ControllerClient, end: bool, why: str, as_json: bool) -> None:
-    """End all running jobs, and start none until 'controller drain --end'.
+    """End all running jobs; start none until --end.
 
     Queued jobs stay queued, also after a restart of the controller.
     """
@@ -279,12 +279,12 @@ def backup(file: Path, lab_name: str, state: Path | None) -> None:
     type=click.Path(path_type=Path, file_okay=False),
     metavar="DIR",
     required=True,
-    help="An empty or new folder for the state.",
+    help="A new or empty folder for the state.",
 )
 def restore(file: Path, state: Path) -> None:
-    """Unpack a backup into an empty folder; then run a controller on it.
+    """Unpack a backup into an empty folder, for a controller to run on.
 
-    The controller ends workers of jobs that began after the backup was made: it does not know them.
+    That controller does not know jobs that started after the backup, and ends their workers.
     """
     if state.exists() and any(state.iterdir()):
         raise BadInput(

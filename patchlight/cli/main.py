@@ -68,7 +68,7 @@ def cli(settings: CrashReport | None, debug: bool) -> None:
     ),
 )
 def lab() -> None:
-    """Check, show and write lab files; find how a lab is wired."""
+    """Check, show and write lab files; find out how a lab is wired."""
 
 
 @click.group(
@@ -80,8 +80,8 @@ def lab() -> None:
         listing="list",
         follow="show logs stop restart regroup",
     ),
-    epilog="JOB is a job's id, the start of one, or its name: of several of that name, the one "
-    "that has not ended.",
+    epilog="JOB is a job's id, the start of an id, or a name. If several jobs have that name, it "
+    "means the one that has not ended.",
 )
 def job() -> None:
     """Submit, list, follow and stop training jobs."""
@@ -97,7 +97,7 @@ def job() -> None:
         change="connect disconnect apply colocate rollback save lock stop",
     ),
     epilog="OCS is the name of an optical circuit switch or a wavelength switch in the lab file. "
-    "PORT is a number, ocs1.17, or what is plugged in, like server1.nic0; of a wavelength switch "
+    "PORT is a number, ocs1.17, or what is plugged in, like server1.nic0; on a wavelength switch "
     "a channel may follow: 3@193.100. Exit codes: 0 done; 1 refused, or failed and rolled back; "
     "of verify: a difference or a failure; 2 wrong input, nothing done; 3 outcome "
     "unknown: run 'ocs show' first.",

@@ -64,19 +64,19 @@ class _Output:
 
 @click.command()
 @listing.job_argument
-@click.option("-f", "--follow", "following", is_flag=True, help="Go on until the job ends.")
+@click.option("-f", "--follow", "following", is_flag=True, help="Keep printing until the job ends.")
 @click.option(
-    "--worker", type=click.IntRange(min=0), metavar="RANK", help="Of one worker  [default: of all]."
+    "--worker", type=click.IntRange(min=0), metavar="RANK", help="Only this worker.  [default: all]"
 )
 @out.json_option
 @with_client
 def logs(
     client: ControllerClient, job: str, following: bool, worker: int | None, as_json: bool
 ) -> None:
-    """Print the output of a job's workers; with --json an object for each line.
+    """Print the output of a job's workers.
 
-    With several workers, each line begins with the rank of its worker. Of a job that has ended,
-    the last MiB of each is kept.
+    With several workers, each line begins with the rank of its worker; with --json it is an object.
+    After the job has ended, the last MiB of each worker is kept.
     """
     job_id = listing.find_job(client, job)
     output = _Output(client, job_id, as_json=as_json)
@@ -106,7 +106,7 @@ def logs(
 @click.option(
     "--history", "past", is_flag=True, help="Also its past states, and what policies decided."
 )
-@click.option("-f", "--follow", "following", is_flag=True, help="Wait until the jobs have ended.")
+@click.option("-f", "--follow", "following", is_flag=True, help="Show progress until the end.")
 @out.listing_options
 @with_client
 def show(
@@ -221,7 +221,7 @@ class _Progress:
 @out.json_option
 @with_client
 def stop(client: ControllerClient, job: str, force: bool, as_json: bool) -> None:
-    """Stop a job and those submitted together with it."""
+    """Stop a job and the jobs that were submitted together with it."""
     status = client.stop(listing.find_job(client, job), force=force)
     out.print_answer(status, status["state"], as_json=as_json)
 
@@ -232,9 +232,9 @@ def stop(client: ControllerClient, job: str, force: bool, as_json: bool) -> None
 @out.json_option
 @with_client
 def restart(client: ControllerClient, job: str, force: bool, as_json: bool) -> None:
-    """Begin a job again: one that has ended as a new job, one that runs where it is.
+    """Start a job again: an ended job as a new one, a running job as its next attempt.
 
-    A synthetic job that runs goes on at its iteration, on whatever GPUs it gets now.
+    A running synthetic job continues at its iteration, on whatever GPUs it gets now.
     """
     status = client.restart(listing.find_job(client, job), force=force)
     out.print_answer(status, f"{status['id']} {status['state']}", as_json=as_json)
@@ -244,17 +244,17 @@ def restart(client: ControllerClient, job: str, force: bool, as_json: bool) -> N
 @click.argument("jobs", metavar="[JOB…]", nargs=-1, shell_complete=complete_job)
 @click.option("--dry-run", is_flag=True, help="Print what would change, and change nothing.")
 @click.option(
-    "--detach", is_flag=True, help="Start it and do not wait: 'patchlight ocs watch ID' follows it."
+    "--detach", is_flag=True, help="Start the change and return; 'ocs watch ID' follows it."
 )
 @out.json_option
 @with_client
 def regroup(
     client: ControllerClient, jobs: tuple[str, ...], dry_run: bool, detach: bool, as_json: bool
 ) -> None:
-    """Bring running jobs under one packet switch each, without stopping them.
+    """Connect each running job's GPUs to one packet switch, without stopping it.
 
-    Without JOB those whose regrouping is predicted to gain the most, if that is more than it costs:
-    the iteration that each ends first, and the outage.
+    Without JOB, choose the jobs that gain the most by it, as predicted, if they gain more than the
+    change costs them: the rest of an iteration and the outage.
     """
     from patchlight.cli.ocs import print_change
 

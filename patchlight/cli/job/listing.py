@@ -33,7 +33,7 @@ _HELD_BY = {
 }
 
 job_argument = click.argument("job", metavar="JOB", shell_complete=complete_job)
-force_option = click.option("--force", is_flag=True, help="Also a job that another user submitted.")
+force_option = click.option("--force", is_flag=True, help="Also if another user submitted the job.")
 
 
 def find_job(client: ControllerClient, text: str) -> str:
@@ -91,20 +91,20 @@ def _state(status: shapes.JobInList | shapes.StateOfJob) -> out.Coloured:
     "--status",
     "state",
     type=click.Choice([str(each) for each in JobState]),
-    help="Only those in this state.",
+    help="Only jobs in this state.",
 )
-@click.option("--user", metavar="USER", help="Only those of this user.")
-@click.option("--name", metavar="NAME", help="Only those of this name.")
+@click.option("--user", metavar="USER", help="Only jobs of this user.")
+@click.option("--name", metavar="NAME", help="Only jobs with this name.")
 @click.option(
-    "-n", "--last", type=click.IntRange(min=1), default=20, metavar="N", help="The latest so many."
+    "-n", "--last", type=click.IntRange(min=1), default=20, metavar="N", help="The latest N jobs."
 )
-@click.option("--all", "every", is_flag=True, help="All of them, however many.")
+@click.option("--all", "every", is_flag=True, help="All jobs.")
 @out.listing_options
 @with_client
 def list_jobs(
     client: ControllerClient, last: int, every: bool, as_json: bool, **which: str | None
 ) -> None:
-    """The latest jobs and their states, oldest first."""
+    """List the latest jobs and their states, oldest first."""
     wanted = {key: value or "" for key, value in which.items()}
     jobs = client.jobs(None if every else last + 1, **wanted)
     left_out = not every and len(jobs) > last

@@ -35,7 +35,7 @@ from patchlight.testbed.units import parse_rate
 def check(files: tuple[str, ...], strict: bool, schema: str | None, as_json: bool) -> None:
     """Check lab files: print every mistake.
 
-    Each line is file:line:column: message. What was probably forgotten is a warning: NICs without
+    Each line is file:line:column: message. What you probably forgot is a warning: NICs without
     a fibre, switches without a link, servers without a management address, drivers that no
     emulated device speaks, an empty lab. Policies that the file names must exist; they are not run.
     The exit code is 2 if there is a mistake.
@@ -136,7 +136,9 @@ _KINDS: dict[str, Callable[..., Lab]] = {
 
 @click.command()
 @click.argument("kind", type=click.Choice(tuple(_KINDS)))
-@click.option("--servers", "hosts", type=click.IntRange(1), required=True, help="How many servers.")
+@click.option(
+    "--servers", "hosts", type=click.IntRange(1), required=True, help="Number of servers."
+)
 @click.option(
     "--servers-per-switch",
     "hosts_per_switch",
@@ -161,7 +163,7 @@ _KINDS: dict[str, Callable[..., Lab]] = {
 @_name
 @_output
 def generate(kind: str, output: str | None, **options: Any) -> None:
-    """Write a lab file of a common shape.
+    """Write a lab file of a common topology.
 
     \b
       single    one switch with all servers
@@ -182,9 +184,9 @@ def generate(kind: str, output: str | None, **options: Any) -> None:
 
 
 @click.command()
-@click.option("--servers", type=click.IntRange(1), default=4, help="How many servers.")
+@click.option("--servers", type=click.IntRange(1), default=4, help="Number of servers.")
 @click.option(
-    "--gpus", type=click.IntRange(1), default=1, help="GPUs of each server, each with a NIC."
+    "--gpus", type=click.IntRange(1), default=1, help="GPUs in each server, each with a NIC."
 )
 @click.option("--gpu-model", default="Generic", help="Model of the GPUs, like 'Tesla M40'.")
 @click.option(
@@ -192,7 +194,7 @@ def generate(kind: str, output: str | None, **options: Any) -> None:
     "rate_bps",
     type=Quantity(parse_rate),
     default="40Gbps",
-    help="Rate of the NICs; the link between the ToRs has a quarter of it.",
+    help="Rate of the NICs; the link between the ToRs has a quarter of this.",
 )
 @click.option(
     "--driver", type=click.Choice(KNOWN_DRIVERS), default="calient-tl1", help="Driver of the OCS."
@@ -203,8 +205,8 @@ def generate(kind: str, output: str | None, **options: Any) -> None:
 def init(output: str | None, force: bool, **options: Any) -> None:
     """Write a first lab file, with every key explained.
 
-    It has servers, two ToR switches and an OCS; optional keys are commented out. Change it to your
-    lab, then run patchlight lab check and patchlight lab show.
+    It has servers, two ToR switches and an OCS; optional keys are commented out. Edit it to match
+    your lab, then run patchlight lab check and patchlight lab show.
     """
     if output not in (None, "-") and Path(output).exists() and not force:
         raise BadInput(f"{output} exists", hint="overwrite it with --force")

@@ -128,7 +128,7 @@ def change_options(command: Callable[..., Any]) -> Callable[..., Any]:
         "--yes",
         count=True,
         show_default=False,
-        help="Do not ask; given twice, not even before many circuits are removed.",
+        help="Do not ask; given twice, not even before removing many circuits.",
     )
     @_of_ocs("--dry-run", is_flag=True, help="Show what would change, and change nothing.")
     @_of_ocs(

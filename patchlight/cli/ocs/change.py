@@ -37,10 +37,10 @@ def connect_ports(
       patchlight ocs connect wss1 3:17@193.100-2dB
       patchlight ocs connect server1.nic0:tor1
 
-    With an OCS, A and B are its ports, by number or by what is plugged in; of a wavelength switch
-    the channel in THz follows, and an attenuation. Without one, A and B are a NIC or host, a packet
-    switch (any free port of it) or its port, and the path may lead over several circuit switches:
-    the one with the fewest changes is taken.
+    With an OCS, A and B are its ports, by number or by what is plugged in; for a wavelength switch
+    the channel in THz and an attenuation follow. Without an OCS, each end is a NIC, a host, a
+    packet switch (any free port) or its port. The path may cross several circuit switches; the one
+    that needs the fewest changes is chosen.
     """
     name, *others = pairs
     if ":" in name:
@@ -68,7 +68,7 @@ def connect_ports(
 def disconnect(name: str, ports: tuple[str, ...], target: ocs.Target, options: ocs.Flags) -> None:
     """Disconnect ports, in both directions.
 
-    Of a wavelength switch also one channel of a port: 3@193.100.
+    On a wavelength switch also one channel of a port: 3@193.100.
     """
     wanted = {name: sorted({names.place_number(target.lab, name, p) for p in ports}, key=str)}
     with target.client([name]) as client:
@@ -83,12 +83,13 @@ def disconnect(name: str, ports: tuple[str, ...], target: ocs.Target, options: o
 def apply_map(file: str, only: bool, target: ocs.Target, options: ocs.Flags) -> None:
     """Connect what a file lists, or restore saved circuits.
 
-    The file is YAML, JSON or CSV. With --only --dry-run, see how the devices differ from it: '-'
-    they have, '+' they lack. NAME is that of 'ocs save': each OCS is as it was then.
+    The file is YAML, JSON or CSV. --only --dry-run shows how the devices differ from it: '-' is on
+    the device only, '+' in the file only. NAME is one given to 'ocs save'; it restores each OCS
+    completely.
 
     \b
     ocs1: [1-7, 2>8, "server1.nic0:tor1.1"]      YAML: both ways, one way, by names
-    wss1: [1-3@193.100, 2>4@193.150-2dB]         of a wavelength switch, with the channel
+    wss1: [1-3@193.100, 2>4@193.150-2dB]         a wavelength switch, with the channel
     ocs1,server1.nic0,tor1.1,one-way             CSV: OCS, from, to, way
     """
     if file != "-" and not Path(file).exists():
@@ -110,7 +111,7 @@ def apply_map(file: str, only: bool, target: ocs.Target, options: ocs.Flags) -> 
 @click.argument("number", metavar="ID", type=int)
 @ocs.change_options
 def roll_back(number: int, target: ocs.Target, options: ocs.Flags) -> None:
-    """Undo change ID, and nothing that other changes did."""
+    """Undo change ID, but not what other changes did."""
     with target.client(
         lambda store: (store.reconfiguration(number) or {}).get("changes", {})
     ) as client:
@@ -124,8 +125,8 @@ def roll_back(number: int, target: ocs.Target, options: ocs.Flags) -> None:
 def colocate(nodes: tuple[str, ...], force: bool, target: ocs.Target, options: ocs.Flags) -> None:
     """Connect servers or hosts to one packet switch.
 
-    The one with the fewest changes of circuits is taken. For schedulers that place jobs
-    themselves: see 'patchlight lab show --format slurm'.
+    It chooses the packet switch that needs the fewest changes. This is for schedulers that place
+    jobs themselves: see 'patchlight lab show --format slurm'.
     """
     with target.client() as client:
         ocs.carry_out(client.preview_together, client.together, options, nodes, force=force)
@@ -164,8 +165,8 @@ def save(
 
 @click.command()
 @click.argument("ports", nargs=-1, metavar="[PORT…]", shell_complete=names.complete_any_port)
-@click.option("--keep", is_flag=True, help="Lock only others out: your own changes still go.")
-@click.option("--release", is_flag=True, help="Unlock the ports, also those that others locked.")
+@click.option("--keep", is_flag=True, help="Lock out other users, but not yourself.")
+@click.option("--release", is_flag=True, help="Unlock the ports, even if others locked them.")
 @ocs.why_option
 @ocs.target_options
 def lock(
@@ -173,7 +174,7 @@ def lock(
 ) -> None:
     """Lock ports against changes, unlock them, or list the locks.
 
-    A port is ocs1.17, or what is plugged in; of a wavelength switch also one channel of a port:
+    A port is ocs1.17, or what is plugged in; on a wavelength switch also one channel of a port:
     wss1.3@193.100. Without ports, list the locks.
     """
     if keep and release:
@@ -218,9 +219,9 @@ def stop(
 ) -> None:
     """Stop change ID, or all changes, and roll back.
 
-    A change halts before its next step, and the command waits until it is rolled back; at its last
-    steps it is refused: 'rollback' undoes it then. Without ID, new changes are refused as well,
-    until 'stop --clear', also by a later controller. Standing circuits are not touched.
+    The change halts before its next step, and the command waits until it is rolled back. A change
+    at its last steps cannot be stopped: undo it with 'ocs rollback'. Without ID, new changes are
+    refused too, until 'ocs stop --clear', even after a restart. Existing circuits stay.
     """
     if number is not None:
         if clear or show:

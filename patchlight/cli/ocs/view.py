@@ -69,7 +69,7 @@ def named_switches(lab: Lab, names: Collection[str]) -> list[str]:
 @click.command()
 @click.argument("places", nargs=-1, metavar="[OCS|PORT…]", shell_complete=complete_any_port)
 @click.option("--power", is_flag=True, help="Measure the optical power of the circuits instead.")
-@click.option("--alarms", is_flag=True, help="Show what the devices have reported instead.")
+@click.option("--alarms", is_flag=True, help="Show the alarms of the devices instead.")
 @click.option("--paths", is_flag=True, help="Show the paths of tunable transceivers instead.")
 @target_options
 def show(
@@ -77,9 +77,9 @@ def show(
 ) -> None:
     """Show optical switches and their circuits.
 
-    With ports, only the circuits of these. Alarms are those since the controller connected to the
-    device, notices included; with --direct those that stand now. Paths are those that programs
-    use or wait for, and the networks that offer them: see docs/paths.md.
+    With ports, show only their circuits. Alarms are all since the controller connected to the
+    device, including notices; with --direct only the present ones. Paths are those that programs
+    use or wait for, with the networks that offer them: see docs/paths.md.
     """
     if power + alarms + paths > 1:
         raise BadInput("--power, --alarms and --paths exclude each other: give one")
@@ -258,8 +258,8 @@ def _print_paths(found: PathsShape) -> None:
 @click.command()
 @switches_argument
 @click.option("--accept", is_flag=True, help="Make the present power the baseline.")
-@click.option("--adopt", is_flag=True, help="Accept the circuits that the devices have.")
-@click.option("--repair", is_flag=True, help="Change the circuits back to the last change.")
+@click.option("--adopt", is_flag=True, help="Record the present circuits as intended.")
+@click.option("--repair", is_flag=True, help="Restore the circuits of the last change.")
 @change_options
 def verify(
     switches: tuple[str, ...],
@@ -271,8 +271,8 @@ def verify(
 ) -> None:
     """Check circuits against the last change, and their optical power.
 
-    The power is compared with the loss budget and with a baseline: what the same circuit had when
-    it was made before. The exit code is 1 if a circuit differs from the last change, or if a
+    The power is compared with the loss budget and with a baseline: the power that this circuit had
+    when it was made before. The exit code is 1 if a circuit differs from the last change, or if a
     circuit, a port or a device has failed. A circuit that cannot be measured is 'unverified'; one
     within the budget that lost power since its baseline is 'degraded'. Neither is a failure.
     """
@@ -327,12 +327,12 @@ def _committed(answer: Mapping[str, Any]) -> str:
 
 @click.command()
 @click.argument("what", metavar="[OCS|ID]", required=False, shell_complete=complete_switch)
-@click.option("--last", type=click.IntRange(min=1), default=20, help="How many changes.")
+@click.option("--last", type=click.IntRange(min=1), default=20, help="Number of changes.")
 @target_options
 def history(what: str | None, last: int, target: Target, as_json: bool) -> None:
     """Show past changes: who, when, from where, why, and the result.
 
-    With the ID of a change, only that one, with every circuit.
+    With the ID of a change, show only that change, with every circuit.
     """
     names = [switch.name for switch in target.lab.optical_switches]
     number = int(what) if what is not None and what.isdecimal() and what not in names else None

@@ -39,7 +39,7 @@ _CIRCUIT_EVENTS = {
     "--all",
     "everything",
     is_flag=True,
-    help="Also notices, and events of other things than circuits.",
+    help="Also notices, and events that are not about circuits.",
 )
 @ocs.target_options
 def watch(
@@ -52,8 +52,8 @@ def watch(
 ) -> None:
     """Follow changes, alarms, drift and locks until Ctrl-C.
 
-    With the ID of a change, follow that one to its end, stage by stage. With --direct, follow what
-    the devices report and what changes on them; they are not locked, so others can work on them.
+    With the ID of a change, follow that change to its end, stage by stage. With --direct, follow
+    what the devices report and what changes on them; others can still work on them.
     """
     is_id = len(switches) == 1 and switches[0].isdecimal()
     if is_id and all(switch.name != switches[0] for switch in target.lab.optical_switches):
