@@ -333,9 +333,14 @@ class Transactions:
         return plan, [*self.parts.preflight.halts(plan), *checked.objections]
 
     async def drift(self) -> dict[str, Drift]:
-        """How the devices differ from their last committed maps, while no change is under way."""
+        """How the devices differ from their last committed maps, while no change is under way.
+
+        The map of a device that was never seen before counts as committed.
+        """
         async with self._one_at_a_time:
-            return self.parts.committed.drift(await self.parts.maps.read())
+            maps = await self.parts.maps.read()
+            self.parts.committed.begin_with(maps)
+            return self.parts.committed.drift(maps)
 
     async def resume(self) -> list[Reconfiguration]:
         """Finish or undo the changes that a dead controller left, and return their records.
