@@ -33,7 +33,7 @@ class Options:
     lab: Path
     server: str
     listen: str
-    workers: str
+    worker_kind: str
     gpus: str
     state: Path
     image: str
@@ -62,7 +62,7 @@ def run_agent(options: Options) -> None:
 
         user = options.worker_user or lab.workers.user
         how = options.image, options.gpu_access, user, options.fork_from
-        runner = make_runner(options.workers, BackendOptions(lab.name, server.name, *how))
+        runner = make_runner(options.worker_kind, BackendOptions(lab.name, server.name, *how))
         gpus = gpu_backend(options.gpus, server, options.gpu_rate)
         service = AgentService(lab, server, runner, gpus, options.state, options.light)
         metrics = AgentMetrics(service, own.not_after.timestamp() if own else None)

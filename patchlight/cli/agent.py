@@ -28,7 +28,6 @@ def agent() -> None:
 )
 @click.option(
     "--worker-kind",
-    "workers",
     default="auto",
     metavar="docker|process|auto",
     help="What a worker is; auto: a container if a Docker engine runs, else a process. Installed "
