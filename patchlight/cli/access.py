@@ -1,4 +1,4 @@
-"""``patchlight login``, ``logout``, ``token`` and ``audit``: who may do what, and who did."""
+"""``patchlight login``, ``token`` and ``audit``: who may do what, and who did."""
 
 from __future__ import annotations
 
@@ -45,7 +45,6 @@ def _address(lab_name: str | None, address: str | None) -> str:
 @click.option(
     "--ca",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
-    required=True,
     metavar="FILE",
     help="The certificate of the lab's authority: ca.pem, from 'deploy certificates'.",
 )
@@ -53,19 +52,29 @@ def _address(lab_name: str | None, address: str | None) -> str:
     "--token-file",
     type=click.File("r"),
     metavar="FILE",
-    help="Where the token is  [default: you are asked for it]; - is standard input.",
+    help="A file with the token; - is standard input.  [default: ask for it]",
 )
+@click.option("--forget", is_flag=True, help="Forget the token; 'token revoke' makes it useless.")
 @controller_options
-def login(ca: Path, token_file: Any, lab_name: str | None, address: str | None) -> None:
+def login(
+    ca: Path | None, token_file: Any, forget: bool, lab_name: str | None, address: str | None
+) -> None:
     """Log in to a controller on another machine, with a token.
 
-    An admin makes it there: 'patchlight token create'. It is kept for this user alone, and used
-    by each command that asks that controller.
+    An admin makes the token there: 'patchlight token create'. It is kept for you alone, and every
+    command that talks to that controller uses it.
     """
     from patchlight.client.client import ControllerClient
     from patchlight.client.connection import Login, controller_name_at, keep_login
 
-    where, authority = _address(lab_name, address), ca.read_text()
+    where = _address(lab_name, address)
+    if forget:
+        keep_login(where, None)
+        out.say(f"no token is kept for {where}")
+        return
+    if ca is None:
+        raise BadInput("--ca is missing: expected the certificate of the lab's authority, ca.pem")
+    authority = ca.read_text()
     name = controller_name_at(where, authority)
     if token_file is not None:
         token = token_file.readline().strip()
@@ -76,17 +85,6 @@ def login(ca: Path, token_file: Any, lab_name: str | None, address: str | None) 
         who = client.whoami()
     keep_login(where, made)
     out.say(f"logged in to {name} at {where} as {who['user']}, {who['role']}")
-
-
-@click.command()
-@controller_options
-def logout(lab_name: str | None, address: str | None) -> None:
-    """Forget the token for a controller; 'token revoke' makes it useless."""
-    from patchlight.client.connection import keep_login
-
-    where = _address(lab_name, address)
-    keep_login(where, None)
-    out.say(f"no token is kept for {where}")
 
 
 @click.group()

@@ -1,4 +1,4 @@
-"""``patchlight controller``: run a controller, and show its state; ``paths``, which it grants."""
+"""``patchlight controller``: run, drain, stop, back up and restore a controller."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import sqlite3
 import sys
 import tarfile
 import tempfile
-import time
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,7 +25,6 @@ from patchlight.testbed.errors import BadInput, PatchlightError
 
 if TYPE_CHECKING:
     from patchlight.client.client import ControllerClient
-    from patchlight.testbed.wire.rest.circuits import PathsShape
 
 
 @click.group()
@@ -191,93 +189,24 @@ def stop(client: ControllerClient, as_json: bool) -> None:
 
 
 @controller.command()
-@click.option("--why", default="", metavar="TEXT", help="Why; kept with the mark.")
+@click.option("--end", is_flag=True, help="Start jobs again.")
+@click.option("--why", default="", metavar="TEXT", help="The reason, for the history.")
 @out.json_option
 @with_client
-def drain(client: ControllerClient, why: str, as_json: bool) -> None:
-    """End all running jobs, and start none until 'controller resume'.
+def drain(client: ControllerClient, end: bool, why: str, as_json: bool) -> None:
+    """End all running jobs, and start none until 'controller drain --end'.
 
     Queued jobs stay queued, also after a restart of the controller.
     """
+    if end:
+        if why:
+            raise BadInput("--end takes no --why: leave it out")
+        client.resume()
+        out.print_answer({"drained": False}, "jobs are started again", as_json=as_json)
+        return
     ended = client.drain(why)
     text = f"no job is started any more; ended: {', '.join(ended) or 'none, none ran'}"
     out.print_answer({"ended": ended}, text, as_json=as_json)
-
-
-@controller.command()
-@with_client
-def resume(client: ControllerClient) -> None:
-    """Start jobs again after 'controller drain'."""
-    client.resume()
-    out.say("jobs are started again")
-
-
-@click.command()
-@click.option("--networks", is_flag=True, help="Show the networks of light and their channels.")
-@out.listing_options
-@with_client
-def paths(client: ControllerClient, networks: bool, as_json: bool) -> None:
-    """Who sends to whom on which channel, and who waits for a path.
-
-    Programs ask for paths through the API; see docs/paths.md.
-    """
-    found = client.paths()
-    out.print_answer(
-        found, lambda: _print_networks(found) if networks else _print_paths(found), as_json=as_json
-    )
-
-
-def _print_paths(found: PathsShape) -> None:
-    if not found["networks"]:
-        out.say("No host of this lab has a tunable transceiver whose light reaches another's.")
-        return
-    if found["nodes"]:
-        title = "Hosts that agree among themselves"
-        nodes = out.Table("host", "job", "state", "to", "THz", title=title)
-        for node in found["nodes"]:
-            nodes.add_row(
-                node["host"],
-                node["job"],
-                out.Coloured(node["state"], "good" if node["state"] == "sends" else "quiet"),
-                node["destination"] or "",
-                node["channel"] or "",
-            )
-        nodes.print()
-    if not found["paths"]:
-        out.say("The controller has given no path, and nobody waits for one.")
-        return
-    table = out.Table("path", "from", "to", "THz", "state", "for", "bytes", "user")
-    now = time.time()
-    # Those that send come before those that wait.
-    for path in sorted(found["paths"], key=lambda path: path["state"]):
-        is_granted = path["state"] == "granted"
-        began_at = path["starts_at"] if is_granted else None
-        since = path["wanted_at"] if began_at is None else began_at
-        table.add_row(
-            str(path["id"]),
-            path["source"],
-            path["destination"],
-            path["channel"] or "",
-            out.Coloured(path["state"], "good" if is_granted else "quiet"),
-            out.span(max(0.0, now - since)),
-            f"{path['bytes']:.3g}",
-            path["by"],
-        )
-    table.print()
-
-
-def _print_networks(found: PathsShape) -> None:
-    table = out.Table("network", "hosts", "channels", "a channel is for", "tuned in")
-    for number, network in enumerate(found["networks"], 1):
-        channels = network["channels"]
-        table.add_row(
-            str(number),
-            f"{network['hosts'][0]} … {network['hosts'][-1]} ({len(network['hosts'])})",
-            f"{channels[0]}-{channels[-1]} ({len(channels)})",
-            "one destination" if network["routed"] else "one sender at a time",
-            f"{network['tuning_s'] * 1e3:g} ms",
-        )
-    table.print()
 
 
 _KEPT = "controller.db", "samples.db"

@@ -25,6 +25,11 @@ from patchlight.testbed.wire.lab_api import RUN_ROOT, LabIdentity, api_address
 if TYPE_CHECKING:
     from patchlight.client.client import ControllerClient
 
+
+class NoLabUp(BadInput):
+    """No lab was named, and none is up."""
+
+
 T = TypeVar("T")
 Complete = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
 
@@ -72,7 +77,7 @@ def only_lab(names: Iterable[str]) -> str:
             f"several labs are up ({', '.join(found)}): name one with --lab or {LAB_VARIABLE}"
         )
     if not found:
-        raise BadInput(
+        raise NoLabUp(
             "no lab is up on this machine",
             hint=f"start one with 'sudo {own_program()} emulate up LAB', or name a lab file with "
             "--lab",

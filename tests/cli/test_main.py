@@ -153,7 +153,7 @@ def test_shared_options_are_described_once() -> None:
 
 def test_a_reader_that_goes_is_no_error() -> None:
     result = subprocess.run(
-        f"{sys.executable} -m patchlight lab generate single --hosts 5000 | head -1",
+        f"{sys.executable} -m patchlight lab generate single --servers 5000 | head -1",
         shell=True,
         executable="/bin/bash",
         capture_output=True,
@@ -201,9 +201,9 @@ def test_a_full_disk_is_no_bug(words: str) -> None:
 def test_closed_streams_are_empty_ones() -> None:
     assert shell("patchlight lab show ofc2022 >&-").returncode == 0
     assert shell("patchlight lab check nothing.yaml 2>&-").returncode == 2
-    result = shell("patchlight job check - <&-")
-    assert (result.returncode, result.stderr) == (2, "")
-    assert result.stdout.startswith("standard input:1:1: the file is empty")
+    result = shell("patchlight job submit - --dry-run <&-")
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr.startswith("standard input:1:1: the file is empty")
 
 
 ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONIOENCODING": "ascii"}

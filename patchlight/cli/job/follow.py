@@ -1,4 +1,4 @@
-"""``patchlight job`` commands for jobs that run: follow them, stop, restart and regroup them."""
+"""``patchlight job`` commands about some jobs: show, follow, stop, restart and regroup them."""
 
 from __future__ import annotations
 
@@ -16,15 +16,14 @@ from patchlight.cli.job import listing
 from patchlight.client.client import ControllerClient, ControllerError
 from patchlight.console import rendering as out
 from patchlight.console.connection import complete_job, patiently, with_client
-from patchlight.console.options import Quantity
+from patchlight.testbed.errors import BadInput
 from patchlight.testbed.jobs import JobState
-from patchlight.testbed.units import parse_time
 
 if TYPE_CHECKING:
     from patchlight.testbed.wire.rest.jobs import JobAnswer
 
 _POLL_S, _REPEAT_S = 0.5, 10.0
-_FAILED, _TIMED_OUT, _INTERRUPTED = 1, 2, 130
+_FAILED, _INTERRUPTED = 1, 130
 _NOTHING = "No running job gains more by other circuits than they would cost."
 
 
@@ -105,36 +104,41 @@ def logs(
 @click.command()
 @click.argument("jobs", metavar="JOB…", nargs=-1, required=True, shell_complete=complete_job)
 @click.option(
-    "--timeout",
-    "timeout_s",
-    type=Quantity(parse_time),
-    metavar="TIME",
-    help="Follow for this long at most.",
+    "--history", "past", is_flag=True, help="Also its past states, and what policies decided."
 )
-@out.json_option
+@click.option("-f", "--follow", "following", is_flag=True, help="Wait until the jobs have ended.")
+@out.listing_options
 @with_client
-def follow(
-    client: ControllerClient, jobs: tuple[str, ...], timeout_s: float | None, as_json: bool
+def show(
+    client: ControllerClient, jobs: tuple[str, ...], past: bool, following: bool, as_json: bool
 ) -> None:
-    """Wait until jobs have ended; of one job, show its progress.
+    """Show all that is known of jobs, or follow them to their end.
 
-    The progress of a program is what its worker 0 prints, of other jobs their iterations. Exit
-    code 0 if all are done, 1 if one failed or was stopped, 2 after the timeout. With --json, each
-    line is an object: an iteration, a line of output, or a job that has ended.
+    With --follow, one job's progress is shown: the output of a program's worker 0, or the
+    iterations of other jobs. The exit code is then 0 if all are done, and 1 if one failed or was
+    stopped. With --json, each line is an object: an iteration, a line of output, or a job that has
+    ended.
     """
     ids = [listing.find_job(client, job) for job in dict.fromkeys(jobs)]
-    follow_jobs(client, ids, timeout_s, as_json=as_json)
+    if following:
+        if past:
+            raise BadInput("--follow and --history exclude each other: give one")
+        follow_jobs(client, ids, as_json=as_json)
+        return
+    answers: list[dict[str, Any]] = [{**client.job(job_id)} for job_id in ids]
+    for answer in answers if past else ():
+        answer["states"] = client.history(answer["id"])
+        answer["decisions"] = client.decisions(answer["id"])
+
+    def show_text() -> None:
+        for answer in answers:
+            listing.print_job(answer)
+
+    out.print_answer(answers if len(answers) > 1 else answers[0], show_text, as_json=as_json)
 
 
-def follow_jobs(
-    client: ControllerClient,
-    job_ids: Sequence[str],
-    timeout_s: float | None = None,
-    *,
-    as_json: bool,
-) -> None:
-    """Wait until these jobs have ended, as ``job follow`` does; exits unless all are done."""
-    ends = math.inf if timeout_s is None else time.monotonic() + timeout_s
+def follow_jobs(client: ControllerClient, job_ids: Sequence[str], *, as_json: bool) -> None:
+    """Wait until these jobs have ended; exits unless all are done. Of one, print its progress."""
     progress = _Progress(client, job_ids[0], as_json=as_json) if len(job_ids) == 1 else None
     left, failed = list(job_ids), False
     try:
@@ -147,18 +151,16 @@ def follow_jobs(
                     left.remove(job_id)
                     failed = failed or status["state"] != JobState.DONE
                     _say_end(status, as_json=as_json)
-            if not left or time.monotonic() >= ends:
+            if not left:
                 break
-            time.sleep(min(_POLL_S, max(0, ends - time.monotonic())))
+            time.sleep(_POLL_S)
     except KeyboardInterrupt:
         for job_id in left:
             stop = f"patchlight job stop {job_id}"
             out.say(f"job {job_id} goes on; stop it with: {stop}", err=True)
         sys.exit(_INTERRUPTED)
-    if left:
-        out.say(f"after {timeout_s:g} s these have not ended: {', '.join(left)}", err=True)
-    if left or failed:
-        sys.exit(_TIMED_OUT if left else _FAILED)
+    if failed:
+        sys.exit(_FAILED)
 
 
 def _say_end(status: JobAnswer, *, as_json: bool) -> None:

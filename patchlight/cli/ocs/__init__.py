@@ -234,7 +234,7 @@ def _lines(preview: shapes.PlanAnswer) -> list[str]:
     lines += [f"link up: {link}" for link in preview["links_up"]]
     lines += [f"in use by job {job}, which pauses" for job in preview["jobs"]]
     lines += [
-        f"{name}: {', '.join(texts)} made by somebody else (see: patchlight ocs drift)"
+        f"{name}: {', '.join(texts)} made by somebody else (see: patchlight ocs verify)"
         for name, texts in preview["strangers"].items()
     ]
     return lines + [f"refused: {words}" for words in preview["objections"]]

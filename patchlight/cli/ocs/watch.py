@@ -31,7 +31,9 @@ _CIRCUIT_EVENTS = {
 
 @click.command()
 @switches_argument
-@click.option("--since", type=int, metavar="N", help="Start after event N.  [default: now]")
+@click.option(
+    "--after-event", "since", type=int, metavar="N", help="Start after event N.  [default: now]"
+)
 @click.option("--count", type=click.IntRange(min=1), metavar="N", help="End after N events.")
 @click.option(
     "--all",
