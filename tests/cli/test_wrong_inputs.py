@@ -37,7 +37,7 @@ no command 'nosuch'
 did you mean 'lab'?
     labb check x
 missing argument
-    lab check
+    ocs rollback L
     job submit L
     job stop L
     ocs connect L
@@ -63,6 +63,8 @@ tab.yaml:2:1: not YAML
     job submit tab.yaml L
 expected 2 ends, found 1
     lab check end.yaml
+expected lab files to check
+    lab check
 no such option '--nosuch'
     lab check ofc2022 --nosuch
     ocs show --nosuch L
@@ -81,11 +83,10 @@ is not one of
     lab generate nosuch
     lab init --driver nosuch
     emulate up ofc2022 --server-kind moon
-    job list --state sleeping L
+    job list --status sleeping L
     token create x --role king L
-    completion tcsh
 is not in the range
-    lab generate single --hosts 0
+    lab generate single --servers 0
     lab init --servers 0
     job list --last -1 L
     ocs history --last 0 L
@@ -202,7 +203,7 @@ no change 999
     ocs stop 999 L
 is not a valid integer
     ocs rollback x L
-    ocs watch --since yesterday L
+    ocs watch --after-event yesterday L
 --why
     ocs lock o1 99 L
 cannot be the name
