@@ -39,9 +39,6 @@ COMMANDS: Mapping[str, Command] = {
     "audit": Command(f"{_HERE}.access", "Show the audit log.", OPERATE),
     "report": Command(f"{_HERE}.report", "Write a report on a period.", OPERATE),
     "policy": Command(f"{_HERE}.policy", "List, compare and train policies.", RESEARCH),
-    "completion": Command(
-        "patchlight.console.connection", "Print the completion script of a shell.", "Shell"
-    ),
 }
 
 
@@ -49,7 +46,9 @@ COMMANDS: Mapping[str, Command] = {
     cls=LazyGroup,
     built_in=COMMANDS,
     context_settings={"help_option_names": ["-h", "--help"], "show_default": True},
-    epilog="LAB is a lab file or the name of a built-in lab, like ofc2022.",
+    epilog="LAB is a lab file or the name of a built-in lab, like ofc2022. Commands, options and "
+    'names complete in bash after  eval "$(_PATCHLIGHT_COMPLETE=bash_source patchlight)"; other '
+    "shells: zsh_source, fish_source.",
 )
 @click.version_option(package_name="patchlight", message="%(prog)s %(version)s")
 @click.option("--debug", is_flag=True, help="Print the traceback of an error.")

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
-from click.shell_completion import CompletionItem, get_completion_class
+from click.shell_completion import CompletionItem
 
 from patchlight.console.commands import LAB_VARIABLE, address_option, complete_lab, lab_option
-from patchlight.console.rendering import print_document, say
+from patchlight.console.rendering import say
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.lab.model import Lab
 from patchlight.testbed.labfile.reader import builtin_labs, find_lab, parse_lab, read_lab
@@ -182,22 +182,6 @@ def user_name() -> str:
         return getpass.getuser()
     except (KeyError, OSError):  # a user id without a name
         return f"uid {os.getuid()}"
-
-
-@click.command(
-    epilog='For every new shell: in ~/.bashrc  eval "$(patchlight completion bash)", in ~/.zshrc '
-    "the same with zsh; patchlight completion fish > ~/.config/fish/completions/patchlight.fish"
-)
-@click.argument("shell", type=click.Choice(("bash", "zsh", "fish")))
-def completion(shell: str) -> None:
-    """Print the script that completes commands, options and names in a shell.
-
-    Labs, hosts, ports, jobs and policies complete too.
-    """
-    found = get_completion_class(shell)
-    assert found is not None
-    root = click.get_current_context().find_root().command
-    print_document(found(root, {}, "patchlight", "_PATCHLIGHT_COMPLETE").source())
 
 
 def completer(

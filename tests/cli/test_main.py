@@ -44,7 +44,7 @@ def test_help_imports_no_command_and_nothing_slow() -> None:
 def test_commands_are_listed_and_names_completed_without_a_client_of_the_controller() -> None:
     code = (
         "import sys\nfrom patchlight.cli.main import main\n"
-        "for noun in ('ocs', 'controller', 'lab', 'policy', 'simulate', 'completion'):\n"
+        "for noun in ('ocs', 'controller', 'lab', 'policy', 'simulate'):\n"
         "    try: main([noun, '--help'])\n    except SystemExit as end: assert not end.code\n"
         "print(sorted({'httpx', 'pydantic', 'numpy'} & set(sys.modules)))\n"
     )

@@ -40,6 +40,7 @@ expected lab files to check, or --schema
     lab check
     lab check ofc2022 --schema
 missing argument
+    ocs rollback L
     job submit L
     job stop L
     ocs connect L
@@ -65,6 +66,8 @@ tab.yaml:2:1: not YAML
     job submit tab.yaml L
 expected 2 ends, found 1
     lab check end.yaml
+expected lab files to check
+    lab check
 no such option '--nosuch'
     lab check ofc2022 --nosuch
     ocs show --nosuch L
@@ -85,7 +88,6 @@ is not one of
     emulate up ofc2022 --server-kind moon
     job list --status sleeping L
     token create x --role king L
-    completion tcsh
 is not in the range
     lab generate single --servers 0
     lab init --servers 0
