@@ -48,19 +48,18 @@ def _list(as_json: bool) -> None:
 @graph.command(epilog=_NAME_HELP)
 @click.argument("name", metavar="[FILE|NAME]", required=False)
 @out.listing_options
-@click.option("--backward", is_flag=True, help="Mirror it: show the training step's totals too.")
+@click.option(
+    "--backward", is_flag=True, help="Add the totals of a training step with its backward pass."
+)
 @click.option(
     "--draw",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="Draw it instead: a picture to write, .svg, .png or .pdf.",
+    help="Draw it into this file: .svg, .png or .pdf.",
 )
 def show(name: str | None, as_json: bool, backward: bool, draw: Path | None) -> None:
     """Show a graph's operations, edges and totals, or draw it; without a name list the graphs.
 
-    \b
-    The list has the built-in graphs and PipeDream's profiles in the cache. With
-    --json, objects: name, origin (profiled | computed), device, batch,
-    operations, edges, forward_ms, backward_ms, activation_bytes, parameter_bytes.
+    The list has the built-in graphs and PipeDream's profiles in the cache.
     """
     if name is None:
         if backward or draw is not None:
@@ -102,25 +101,21 @@ def show(name: str | None, as_json: bool, backward: bool, draw: Path | None) -> 
 @click.option(
     "--from",
     "source",
-    type=click.Path(path_type=Path, file_okay=False),
-    help="Copy from a folder with alexnet.txt, … or from a clone of the repository.",
+    metavar="FOLDER|URL",
+    help="A clone of the repository, a folder with alexnet.txt, …, or the URL of a mirror of the "
+    "repository's folder profiler/.",
 )
-@click.option(
-    "--url",
-    envvar="PATCHLIGHT_PIPEDREAM_URL",
-    show_envvar=True,
-    help="Download from this mirror of the repository's folder profiler/.",
-)
-def fetch(what: str, source: Path | None, url: str | None) -> None:
-    """Bring PipeDream's five profiles of PAC-ML's experiments into your cache.
+def fetch(what: str, source: str | None) -> None:
+    """Put PipeDream's five profiles, which PAC-ML's experiments use, into your cache.
 
-    They are downloaded from https://github.com/msr-fiddle/pipedream (MIT licence), or copied
-    with --from. Each is checked by its SHA-256; if one is missing or another file, nothing is
-    written. They are then found by name and by patchlight experiment pac-ml.
+    Downloads them from https://github.com/msr-fiddle/pipedream (MIT licence), or takes them from
+    --from. Each is checked by its SHA-256; nothing is written if one is missing or differs.
+    Commands then find them by name.
     """
     from patchlight.emulation.simulator.graphs.profiles import download_profiles, fetch_profiles
 
-    for path in fetch_profiles(source) if source else download_profiles(url):
+    is_folder = source is not None and "://" not in source
+    for path in fetch_profiles(Path(source or "")) if is_folder else download_profiles(source):
         out.say(f"wrote {path}")
 
 
@@ -185,18 +180,18 @@ def _ms(value: float) -> str:
 @click.option(
     "--batch",
     type=click.IntRange(min=1),
-    help="Samples in the mini-batch.  [default: the model's own]",
+    help="Samples per mini-batch.  [default: the model's own]",
 )
 @click.option(
     "--device",
     type=click.Choice(["cpu", "cuda"]),
-    help="Where to measure.  [default: cuda where there is a GPU]",
+    help="Where to measure.  [default: cuda if PyTorch sees a GPU]",
 )
 @click.option(
     "--repeat",
     type=click.IntRange(min=1),
     default=10,
-    help="Runs of each operation; the median counts.",
+    help="Runs of each operation; the graph has the median.",
 )
 @click.option(
     "--output",
@@ -208,11 +203,9 @@ def profile(
 ) -> None:
     """Measure a model with PyTorch, operation by operation, and write its graph (JSON).
 
-    MODEL is a built-in model (see list) or FILE.py:FUNCTION. The function returns the model, a
-    torch.nn.Module, and a mini-batch for it, a tensor or a tuple of tensors; if it takes a
-    parameter named batch, --batch sets it. The file is run as it is.
-
-    Needs PyTorch: pip install 'patchlight[learn]'.
+    MODEL is a built-in model ('graph show' lists them) or FILE.py:FUNCTION. The function returns a
+    torch.nn.Module and a mini-batch for it, a tensor or a tuple of tensors; --batch sets its
+    parameter named batch, if it has one. Needs PyTorch: pip install 'patchlight[learn]'.
     """
     try:
         import torch

@@ -18,10 +18,7 @@ COMMIT = "11c40c015e1b7a8e668363c8521609ad48e287f3"
 BASE_URL = f"https://raw.githubusercontent.com/msr-fiddle/pipedream/{COMMIT}/profiler/"
 _REPOSITORY = "https://github.com/msr-fiddle/pipedream"
 _AT_MOST = 1 << 20  # bytes a file; the largest is 14 kB
-_HINT = (
-    "with another way to the files, use it: --url for a mirror of the repository's profiler/ "
-    f"folder, or --from for a clone of {_REPOSITORY}"
-)
+_HINT = f"give --from a clone of {_REPOSITORY}, or the URL of a mirror of its folder profiler/"
 
 
 def download(

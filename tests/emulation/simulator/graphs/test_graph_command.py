@@ -256,20 +256,12 @@ def test_the_public_repository_is_asked_at_one_commit() -> None:
 
 
 def test_the_five_come_into_the_cache(full: Mirror, cache: Path) -> None:
-    result = fetch("--url", full.url)
+    result = fetch("--from", full.url)
     assert result.exit_code == 0, result.output
     assert result.output.count("wrote ") == 5
     assert sorted(full.asked) == sorted(path for path, _ in SOURCES.values())
     assert sorted(path.name for path in cache.iterdir()) == sorted(f"{n}.txt" for n in SOURCES)
     assert read_profiles(cache)[1]
-
-
-def test_the_mirror_may_be_named_in_the_environment(
-    full: Mirror, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PATCHLIGHT_PIPEDREAM_URL", full.url)
-    assert fetch().exit_code == 0
-    assert len(list(cache.iterdir())) == 5
 
 
 def test_another_content_is_refused_and_nothing_is_written(full: Mirror, cache: Path) -> None:
@@ -292,7 +284,7 @@ def test_what_was_in_the_cache_stays_if_the_new_is_refused(full: Mirror, cache: 
 
 def test_a_file_that_is_not_there(full: Mirror, cache: Path) -> None:
     del full.contents[SOURCES["gnmt"][0]]
-    error = fetch("--url", full.url).exception
+    error = fetch("--from", full.url).exception
     assert isinstance(error, PatchlightError)
     assert "translation/profiles/gnmt/graph.txt: the server answered 404 Not Found" in str(error)
     assert "--from" in str(error)
@@ -313,7 +305,7 @@ def test_a_server_that_says_nothing(mirror: Mirror) -> None:
 
 def test_no_server_at_all(mirror: Mirror, cache: Path) -> None:
     # Port 1 of loopback: nobody listens there, and the answer comes at once.
-    error = fetch("--url", "http://127.0.0.1:1/profiler").exception
+    error = fetch("--from", "http://127.0.0.1:1/profiler").exception
     assert isinstance(error, PatchlightError)
     assert "downloading http://127.0.0.1:1/profiler/image_classification/" in str(error)
     assert "refused" in str(error)
