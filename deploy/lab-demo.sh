@@ -39,12 +39,12 @@ case $* in
         image=$(deploy/worker-image.sh --torch --save)
         echo "$image"
         kind=docker
-        workers=(--workers docker --image patchlight-worker-torch:latest --image-file "$image")
+        workers=(--worker-kind docker --image patchlight-worker-torch:latest --image-file "$image")
         trains=(--model tiny-transformer --batch 8) ;;
     --processes)
         step "Made once: the root file system of servers"
         deploy/server-base.sh
-        kind=ssh workers=(--workers process) trains=() ;;
+        kind=ssh workers=(--worker-kind process) trains=() ;;
     *) fail "unknown arguments $*: expected --processes or none" ;;
 esac
 began=$(date +%s)
@@ -54,7 +54,7 @@ step "The OFC 2022 lab: four servers with an sshd each, two ToRs, an optical swi
 patchlight emulate up ofc2022 --name $LAB --scale 1000 --server-kind $kind --replace
 
 step "What the servers lack"
-patchlight deploy check $LAB "${workers[@]:0:2}"
+patchlight deploy push $LAB --dry-run "${workers[@]}"
 
 step "Patchlight on all of them"
 patchlight deploy push $LAB "${workers[@]}"

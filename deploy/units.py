@@ -136,7 +136,7 @@ def agent_command(
         "--listen": listen,
         "--tls": f"{home}/configuration/agent-tls",
         "--state": f"{_STATE}/{lab}/agent",
-        "--workers": workers,
+        "--worker-kind": workers,
         "--gpus": gpus,
         "--image": image,
     }

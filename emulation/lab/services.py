@@ -249,7 +249,7 @@ class LabServices:
             options = {
                 "--server": server.name,
                 "--listen": server.management,
-                "--workers": workers,
+                "--worker-kind": workers,
                 "--gpus": f"socket:{self._run_dir / 'gpus'}",
                 "--fork-from": forks,
                 "--state": self._run_dir / "agents" / server.name,

@@ -27,7 +27,7 @@ def agent() -> None:
     help="Where to answer; TCP needs --tls.",
 )
 @click.option(
-    "--workers",
+    "--worker-kind",
     default="auto",
     metavar="docker|process|auto",
     help="What a worker is; auto: a container where a Docker engine is, else a process. Installed "

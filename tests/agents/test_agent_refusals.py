@@ -117,7 +117,7 @@ def test_wrong_options_are_said(agent: Agent) -> None:
     lab, state = ("--lab", str(bench.lab_file)), ("--state", str(bench.directory / "s"))
     listen = ("--listen", f"unix:{bench.directory}/c.sock")
     server = ("--server", "server1")
-    process = ("--gpus", "nvml", "--workers", "process")
+    process = ("--gpus", "nvml", "--worker-kind", "process")
     for options, code, words in [
         ((*lab, *state, *listen, "--server", "server9"), 2, "no device called 'server9'"),
         ((*lab, *state, *server, "--listen", "nowhere"), 2, "expected unix:PATH"),
