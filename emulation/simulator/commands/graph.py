@@ -11,16 +11,15 @@ from patchlight.testbed.graphs.files import graph_to_json
 from patchlight.testbed.units import format_size
 
 _TOTALS = ("forward_ms", "backward_ms", "activation_bytes", "parameter_bytes")
-_NAME_HELP = "A graph file (PipeDream's graph.txt or Patchlight's JSON), or a name that show lists."
 
 
 @click.group()
 def graph() -> None:
-    """Show, measure and fetch computation graphs: what a training step computes and moves."""
+    """Show and measure computation graphs: what a training step computes and moves."""
 
 
 def _list(as_json: bool) -> None:
-    found = {name: _load(name) for name in _names()}
+    found = {name: _load(name) for name in graphs.BUILTIN_NAMES}
     counted = out.numbers("operations", "forward", "backward", "weights", "batch")
     table = out.Table(out.Column("name", whole=True), "from", *counted)
     for name, loaded in found.items():
@@ -45,7 +44,7 @@ def _list(as_json: bool) -> None:
     out.print_answer(answer, table, as_json=as_json)
 
 
-@graph.command(epilog=_NAME_HELP)
+@graph.command()
 @click.argument("name", metavar="[FILE|NAME]", required=False)
 @out.listing_options
 @click.option(
@@ -59,7 +58,7 @@ def _list(as_json: bool) -> None:
 def show(name: str | None, as_json: bool, backward: bool, draw: Path | None) -> None:
     """Show a graph's operations, edges and totals, or draw it; without a name list the graphs.
 
-    The list has the built-in graphs and PipeDream's profiles in the cache.
+    The list has the built-in graphs; a FILE may be PipeDream's graph.txt or Patchlight's JSON.
     """
     if name is None:
         if backward or draw is not None:
@@ -96,54 +95,18 @@ def show(name: str | None, as_json: bool, backward: bool, draw: Path | None) -> 
         )
 
 
-@graph.command()
-@click.argument("what", type=click.Choice(["pipedream"]))
-@click.option(
-    "--from",
-    "source",
-    metavar="FOLDER|URL",
-    help="A clone of the repository, a folder with alexnet.txt, …, or the URL of a mirror of the "
-    "repository's folder profiler/.",
-)
-def fetch(what: str, source: str | None) -> None:
-    """Put PipeDream's five profiles, which PAC-ML's experiments use, into your cache.
-
-    Downloads them from https://github.com/msr-fiddle/pipedream (MIT licence), or takes them from
-    --from. Each is checked by its SHA-256; nothing is written if one is missing or differs.
-    Commands then find them by name.
-    """
-    from patchlight.emulation.simulator.graphs.profiles import download_profiles, fetch_profiles
-
-    is_folder = source is not None and "://" not in source
-    for path in fetch_profiles(Path(source or "")) if is_folder else download_profiles(source):
-        out.say(f"wrote {path}")
-
-
-def _names() -> list[str]:
-    from patchlight.emulation.simulator.graphs.profiles import SOURCES, profile_cache, profile_in
-
-    cache = profile_cache()
-    kept = [f"pipedream/{name}" for name in SOURCES if profile_in(cache, name)]
-    return [*graphs.BUILTIN_NAMES, *kept]
-
-
 def _load(name: str) -> graphs.ComputationGraph:
     """The graph in a file of that name, or else of that name."""
-    from patchlight.emulation.simulator.graphs.profiles import profile_cache
-
     path = Path(name)
     if path.is_file():
         return graphs.read_graph(path)
     if name in graphs.BUILTIN_NAMES:
         return graphs.builtin_graph(name)
-    if name in _names():
-        return graphs.read_graph(profile_cache() / f"{name.removeprefix('pipedream/')}.txt")
     if path.is_dir():
         raise BadInput(f"cannot show {name!r}: it is a folder, expected a graph file in it")
     raise BadInput(
         f"no graph {name!r}: there is no such file, and no graph has that name "
-        f"({nearest(name, _names(), 'the names are')})",
-        hint="PipeDream's profiles come by: patchlight graph fetch pipedream",
+        f"({nearest(name, graphs.BUILTIN_NAMES, 'the names are')})"
     )
 
 
