@@ -261,7 +261,7 @@ def train_with_seeds(
     several = [(seeded(config, seed), folder / f"seed-{seed}") for seed in range(seeds)]
     for number, (each, where) in enumerate(several if seeds > 1 else [(config, folder)]):
         if seeds > 1:
-            say(f"training seed {number} of 0 to {seeds - 1}")
+            say(f"seed {number}, run {number + 1} of {seeds}")
         run = TrainingRun(each, graphs, where, say)
         if resume and (seeds == 1 or (where / CHECKPOINT).exists()):
             run.resume()

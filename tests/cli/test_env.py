@@ -127,7 +127,6 @@ def test_bad_names_are_refused(mine: Path) -> None:
         (("check",), "no environment is named"),
         (("check", "Schedule", "--all"), "exclude"),
         (("check", f"{mine}:Good", "--episodes", "1"), None),
-        (("check", "Schedule", "--model", "x.onnx"), "--model needs --episodes"),
     ):
         done = run(*arguments)
         assert done.exit_code

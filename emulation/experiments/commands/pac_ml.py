@@ -27,8 +27,8 @@ _NOTHING = "–"
 profiles_option = click.option(
     "--profiles",
     type=click.Path(path_type=Path),
-    help="Folder with PipeDream's five profiles, or a clone of PipeDream.  [default: the cache, "
-    "else the built-in computed ones]",
+    help="A clone of PipeDream, or a folder with its five profiles.  [default: "
+    "$PATCHLIGHT_PROFILES, else built-in computed ones]",
 )
 _WHOLE = click.IntRange(min=0)
 
@@ -169,7 +169,7 @@ def pac_ml(
         if not result["comparable"]:
             out.say(
                 "Published figures are not shown: they are for PipeDream's profiles "
-                "(patchlight graph fetch pipedream --help), with the paper's arrivals and models."
+                "(--profiles), with the paper's arrivals and models."
             )
         out.say_written(files, folder)
     if result["interrupted"]:

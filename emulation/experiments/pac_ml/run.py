@@ -113,25 +113,18 @@ class Profiles:
 
 
 def find_profiles(folder: Path | None) -> Profiles:
-    """PipeDream's profiles of a folder or the cache, else computed ones; all or ``BadInput``."""
-    cache = pipedream.profile_cache()
-    if (
-        folder is None
-        and cache.is_dir()
-        and any(pipedream.profile_in(cache, name) for name in pipedream.SOURCES)
-    ):
-        folder = cache
+    """PipeDream's profiles in ``folder``, else in ``$PATCHLIGHT_PROFILES``, else computed ones.
+
+    ``BadInput`` if some are missing there.
+    """
+    folder = folder or (Path(named) if (named := os.environ.get("PATCHLIGHT_PROFILES")) else None)
     if folder is None:
         graphs = tuple(builtin_graph(name) for name in pipedream.SOURCES)
         return Profiles(graphs, "built in, computed", published=False)
-    found, published = pipedream.read_profiles(folder)
+    files = pipedream.profile_files(folder)
+    found, published = pipedream.read_profiles(files)
     kind = "PipeDream's" if published else "the user's"
-    files = tuple(
-        file
-        for name in pipedream.SOURCES
-        if (file := pipedream.profile_in(folder, name)) is not None
-    )
-    return Profiles(tuple(found), f"{kind}, in {folder}", published, files)
+    return Profiles(tuple(found), f"{kind}, in {folder}", published, tuple(files.values()))
 
 
 FirstLook = Callable[[Mapping[episodes.TableCell, Mapping[str, results.PolicyFigures]]], None]

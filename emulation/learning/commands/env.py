@@ -1,6 +1,5 @@
 """``patchlight env``: shows and checks Gymnasium environments, and compares rules in them."""
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -111,41 +110,22 @@ def show(name: str | None, as_json: bool) -> None:
     type=click.IntRange(min=2),
     help="Also compare heuristics and trained models on N episodes, with the seeds 0, 1, …",
 )
-@click.option(
-    "--model",
-    "models",
-    type=click.Path(path_type=Path, dir_okay=False),
-    multiple=True,
-    help="Compare this ONNX model too, with its card beside it; repeatable.",
-)
 @listing_options
 def check(
-    names: tuple[str, ...],
-    every: bool,
-    steps: int,
-    episodes: int | None,
-    models: tuple[Path, ...],
-    as_json: bool,
+    names: tuple[str, ...], every: bool, steps: int, episodes: int | None, as_json: bool
 ) -> None:
     """Check environments with Gymnasium's checker, and check masks and seeds.
 
     The speed is in steps per second of CPU time, of several environments on one core. With
     --episodes all rules play the same episodes; random takes any allowed action. Less is better.
     """
-    from patchlight.emulation.learning.envs.testing import (
-        baselines_of,
-        check_environment,
-        load_baseline,
-    )
+    from patchlight.emulation.learning.envs.testing import baselines_of, check_environment
 
     recipes = _chosen(names, every)
-    if models and (episodes is None or len(recipes) != 1):
-        raise BadInput("--model needs --episodes, and the one environment it was trained in")
-    loaded = {path.stem: load_baseline(path) for path in models}
     found = [check_environment(recipe, steps) for recipe in recipes]
     bad = [each.name for each in found if not each.is_good]
     compared = [
-        (recipe.name, *baselines_of(recipe, range(episodes), loaded))
+        (recipe.name, *baselines_of(recipe, range(episodes)))
         for recipe in recipes
         if episodes is not None and recipe.name not in bad
     ]

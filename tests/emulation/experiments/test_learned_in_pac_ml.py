@@ -52,8 +52,8 @@ def write_model(
 
 
 @pytest.fixture(autouse=True)
-def empty_cache_and_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+def no_profiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PATCHLIGHT_PROFILES", raising=False)
     monkeypatch.chdir(tmp_path)  # Where results go.
 
 

@@ -48,8 +48,8 @@ SHORT = PacMlOptions(
 
 
 @pytest.fixture(autouse=True)
-def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+def no_profiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PATCHLIGHT_PROFILES", raising=False)
 
 
 @pytest.fixture
