@@ -67,7 +67,7 @@ class DockerRunner:
             raise LaunchError(
                 f"reaching the Docker engine at {where}: {exc}",
                 hint=f"start one: sudo bash {deploy_file('docker-engine.sh')} start; or run the "
-                "agent with --workers process",
+                "agent with --worker-kind process",
             ) from exc
         self._check_image(self._image)
         engine = self._client.info()
@@ -220,7 +220,7 @@ def mapped_root(engine: Mapping[str, Any]) -> limits.WorkerUser | None:
     raise LaunchError(
         "the Docker engine uses user namespaces but does not report the user that root is "
         "mapped to",
-        hint="run the agent with --workers process, or the engine without userns-remap",
+        hint="run the agent with --worker-kind process, or the engine without userns-remap",
     )
 
 

@@ -61,8 +61,8 @@ class ProcessRunner(contract.Runner):
             raise BadRequest(
                 f"worker {launch.spec.id} requests {what}, but this agent runs workers as "
                 "processes",
-                hint="run the agent with --workers docker, or omit image and mounts: the program "
-                "then sees the server's files",
+                hint="run the agent with --worker-kind docker, or omit image and mounts: the "
+                "program then sees the server's files",
             )
         handle, child = await asyncio.to_thread(self._launch, launch)
         return _ProcessWorker(handle, launch.namespace, launch.directory, self._cgroups, child)

@@ -144,8 +144,10 @@ class Placement:
         self._reach = Reach(lab, None)
 
     def reach(self) -> Reach:
-        """Which hosts reach each other, by the last known maps and the agents' reports."""
-        links, lost = self._circuits.maps.present_links(), self._fleet.faults().lost
+        """Which hosts reach each other, by the last known maps, agents' reports, and the flow
+        entries that packet switches refused."""
+        links = self._circuits.maps.present_links()
+        lost = {**self._circuits.flows.unserved(), **self._fleet.faults().lost}
         if (links, lost) != self._reach_of:
             self._reach_of, self._reach = (links, lost), Reach(self._lab, links, lost)
         return self._reach

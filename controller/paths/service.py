@@ -83,7 +83,7 @@ class PathBook:
             raise BadInput(
                 f"no path leads from {wanted.source} to {wanted.destination}: they are in "
                 "different networks",
-                hint="see 'patchlight paths --networks'",
+                hint="see 'patchlight ocs show --paths'",
             )
         if len(self._live) >= _MOST_PATHS:
             raise Refused(f"{_MOST_PATHS} paths are in use or waiting: retry later")
@@ -141,7 +141,7 @@ class PathBook:
     def _found(self, number: int) -> PathShape:
         path = self._live.get(number) or next((p for p in self._ended if p["id"] == number), None)
         if path is None:
-            raise BadInput(f"unknown path {number}: see 'patchlight paths'")
+            raise BadInput(f"unknown path {number}: see 'patchlight ocs show --paths'")
         return path
 
     def _lane(self, host: str) -> _Lane:

@@ -188,7 +188,7 @@ def no_card(path: Path, what: str) -> CardError:
     """The mistake of a file that should be a card."""
     return CardError(
         f"{path} is not a card of a learned policy: {what}",
-        hint="a card is written by `patchlight policy export`",
+        hint="a card is written by `patchlight policy train`",
     )
 
 

@@ -86,10 +86,7 @@ _FILE = re.compile(r"(?P<path>.+?\.(?P<suffix>py|onnx))(?::(?P<rest>.*))?", re.D
 _PICKLED = (".pkl", ".pickle", ".pt", ".pth", ".joblib", ".zip", ".ckpt")
 # ``*args`` and ``**kwargs``, which are optional.
 _ANY_NUMBER = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-_HINTS = {
-    "scenario": "it plans with the simulator: use it in 'patchlight experiment pac-ml' or "
-    "'patchlight policy evaluate'"
-}
+_HINTS = {"scenario": "it plans with the simulator: use it in 'patchlight experiment pac-ml'"}
 
 
 @dataclass(frozen=True)
@@ -318,7 +315,7 @@ def _named(name: str, kind: PolicyKind | None) -> PolicyRecipe:
     if Path(name).suffix in _PICKLED:
         raise BadInput(
             f"{name} is not a policy file: expected FILE.py:CLASS or FILE.onnx",
-            hint="pickled models are not supported; export them with 'patchlight policy export'",
+            hint="pickled models are not supported; 'patchlight policy train' writes ONNX files",
         )
     what = f"{kind} policies are" if kind else "policies are"
     raise BadInput(f"unknown policy {name!r}: {nearest(name, [e.name for e in known], what)}")

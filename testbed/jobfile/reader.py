@@ -16,7 +16,7 @@ from patchlight.testbed.io.reader import FileIssues, Located, read_standard_inpu
 from patchlight.testbed.jobfile.schema import FILE, JOB, LONGEST_NAME, OF_FILES
 from patchlight.testbed.jobs import MOST_JOBS, JobSpec, Mount, checked_specs, contradictions
 
-EXPECTED = "a job file: 'patchlight lab schema job' prints its keys"
+EXPECTED = "a job file: 'patchlight lab check --schema job' prints its keys"
 # Exclusive keys: an option for one of a pair replaces the other.
 _INSTEAD = ({"workers", "hosts"}, {"deadline", "requirement"})
 _FIELDS = {key.name: key.field for key in JOB.keys}

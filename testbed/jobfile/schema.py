@@ -104,7 +104,7 @@ _MEMORY = _size(16 * 2**20, 2**44, "a size of memory", "64GB")
 _CPUS = Number("a number of CPUs", lowest=0.01, highest=4096)
 _REQUIREMENT = Number("a requirement", above=0, highest=1000)
 _DEADLINE = _time(jobs.LONGEST_LIMIT_S, "a deadline", "2h")
-_DARK_LIMIT = _time(jobs.LONGEST_DARK_S, "an outage", "10min")
+_DARK_LIMIT = _time(jobs.LONGEST_DARK_S, "a time without a circuit", "10min")
 _PRIORITY = Whole("a priority", -1000, 1000)
 _RETRIES = Whole("how often", 0, jobs.MOST_RETRIES)
 _COMMAND = Either(
@@ -125,16 +125,24 @@ JOB = Group(
     Key(
         "trainer",
         choice("a trainer", *get_args(jobs.Trainer)),
-        "what runs: a ring all-reduce of synthetic gradients, a model trained by PyTorch, or "
-        "your program",
-        default="command with a command, torch with a model, else synthetic",
+        "what runs: a ring all-reduce of synthetic gradients, a model trained by PyTorch, or your "
+        "own program",
+        default="command if there is a command, torch if there is a model, else synthetic",
+    ),
+    Key("model", _MODEL_NAME, "the model that PyTorch trains: a built-in graph's name"),
+    Key(
+        "batch",
+        _BATCH,
+        "samples of each worker in an iteration, where a model is trained",
+        "that of the graph",
+        "16",
     ),
     Key("model", _MODEL_NAME, "the model that PyTorch trains: the name of a built-in graph"),
     Key("batch", _BATCH, "mini-batch: samples per worker and iteration", "that of the graph", "16"),
     Key(
         "data",
         _FOLDER,
-        "the folder with the samples, inputs.npy and targets.npy",
+        "the folder of the model's samples, with inputs.npy and targets.npy",
         "synthetic samples",
         "/srv/data/images",
     ),
@@ -148,7 +156,7 @@ JOB = Group(
             example="4",
         ),
         "how many GPUs it gets; the placement policy chooses which. With auto, the partition "
-        "policy chooses how many, and the elasticity policy while it runs",
+        "policy chooses how many, and the elasticity policy changes that while it runs",
     ),
     Key(
         "degrees",
@@ -162,14 +170,14 @@ JOB = Group(
             ),
             "numbers of workers",
         ),
-        "the numbers that auto may choose",
+        "the numbers of workers that auto may choose",
         default="any",
         example="[2, 4]",
     ),
-    Key("hosts", ListOf(_HOST, "hosts"), "its GPUs in ring order, instead of a number"),
-    Key("gpu_models", _one_or_more(MODEL, "GPU models"), "the only models it takes", "any"),
+    Key("hosts", ListOf(_HOST, "hosts"), "its GPUs, in ring order, instead of a number"),
+    Key("gpu_models", _one_or_more(MODEL, "GPU models"), "the only GPU models it may get", "any"),
     Key("iterations", _ITERATIONS, "how many iterations it runs", example="100"),
-    Key("gradient", _GRADIENT, "the size of one gradient; a model has its own"),
+    Key("gradient", _GRADIENT, "the size of one gradient; not for a model, whose size is known"),
     Key(
         "compute",
         MapOf(
@@ -178,10 +186,10 @@ JOB = Group(
             "the compute time of an iteration on each GPU model",
             "{Tesla M40: 500ms, Titan V: 250ms}",
         ),
-        "the compute time of an iteration (forward and backward) on each GPU model; with "
-        "workers auto on one GPU, shared by the workers; measured for a model unless given",
+        "how long an iteration computes, forward and backward, on each GPU model; with workers "
+        "auto, on one GPU: its workers share that time; for a model it is measured unless given",
     ),
-    Key("seed", _SEED, "seed of a synthetic job's gradients or a model's samples", default="0"),
+    Key("seed", _SEED, "the seed of a synthetic job's gradients or a model's samples", default="0"),
     Key("command", _COMMAND, "the program of each worker: a shell line, or a list of words"),
     Key(
         "image",
@@ -189,7 +197,7 @@ JOB = Group(
             "[A-Za-z0-9][A-Za-z0-9_./:@-]*", "an image", "a container image", "pytorch/pytorch"
         ),
         "the container image it runs in",
-        default="that of Patchlight's workers",
+        default="Patchlight's own image",
     ),
     Key(
         "environment",
@@ -204,7 +212,7 @@ JOB = Group(
     Key(
         "mounts",
         ListOf(Either(_SHORT_MOUNT, MOUNT), "mounts"),
-        "folders of the server that its containers see",
+        "folders of the server that are mounted into its containers",
     ),
     Key("shared_memory", _SHARED_MEMORY, "the size of a worker's /dev/shm"),
     Key(
@@ -213,19 +221,20 @@ JOB = Group(
         "the most memory that a worker may use",
         default="eight gradients and 1 GiB (synthetic jobs), or the worker's share of the server's",
     ),
-    Key("cpus", _CPUS, "how many CPUs a worker may use", "all", "7.5"),
+    Key("cpus", _CPUS, "how many CPUs of its server a worker may use", "all", "7.5"),
     Key("working_directory", _FOLDER, "the program's working directory", example="/srv/vgg"),
     Key(
         "hold",
         choice("how to hold it", *get_args(jobs.HowHeld)),
-        "how a program is held while circuits change: by the hold protocol, frozen, or by the "
-        "protocol if it supports it",
+        "how a program is paused while its circuits change: by the control protocol, frozen, or "
+        "(auto) by the protocol if it speaks it",
         default="auto",
     ),
     Key(
         "graph",
         _line("a computation graph", "vgg16"),
-        "its computation graph: a built-in one, or a graph file relative to the job file",
+        "what it computes: a built-in computation graph, or a graph file, relative to the job "
+        "file's folder",
     ),
     Key(
         "requirement",
@@ -233,32 +242,27 @@ JOB = Group(
         "its deadline, as a multiple of its time on one GPU",
         example="0.5",
     ),
-    Key("deadline", _DEADLINE, "its deadline, counted from submission"),
-    Key("priority", _PRIORITY, "jobs with a higher priority start sooner", "0", "10"),
+    Key("deadline", _DEADLINE, "how long after its submission it has to end"),
+    Key("priority", _PRIORITY, "a job with a higher priority is earlier in the queue", "0", "10"),
     Key(
         "after",
         _one_or_more(_line("a job", "prepare"), "jobs"),
-        "the jobs, by name or id, that must be done before it begins",
+        "the jobs, by name or id, that must be done before it starts",
     ),
-    Key("retries", _RETRIES, "how often it restarts after a failure", "0", "3"),
+    Key("retries", _RETRIES, "how often it is started again after it failed", "0", "3"),
     Key("checkpoint", _FOLDER, "the folder of its checkpoints", example="/srv/checkpoints/vgg"),
-    Key(
-        "checkpoint_every",
-        _ITERATIONS,
-        "how often a model's checkpoint is written, in iterations",
-        "100",
-    ),
+    Key("checkpoint_every", _ITERATIONS, "iterations between two checkpoints of a model", "100"),
     Key(
         "preemptible",
-        YesNo("whether other jobs may interrupt it"),
-        "whether a job that comes earlier in the queue may interrupt it",
+        YesNo("whether others may interrupt it"),
+        "whether a job that is earlier in the queue may interrupt it",
         default="true",
     ),
     Key(
         "topology",
         _line("a topology policy", "regroup"),
-        "how circuits change for it: not at all (keep), so that its GPUs are under one packet "
-        "switch (regroup), or by the policy of that name",
+        "its circuits: as they are (keep), all its GPUs under one packet switch (regroup), or as a "
+        "topology policy of that name decides",
         default="the lab's policy",
     ),
     Key(
@@ -270,7 +274,7 @@ JOB = Group(
     Key(
         "dark_limit",
         _DARK_LIMIT,
-        "how long it may be paused by an outage before it fails",
+        "how long it may pause because a NIC has no circuit, before it fails",
         default="10min",
     ),
 )
@@ -299,6 +303,7 @@ SWEEP = Group(
 )
 ARRAY = Whole("how many jobs", 1, jobs.MOST_JOBS)
 _COMMON = [replace(key, required=False) for key in JOB.keys if key.name != "name"]
+DEFAULTS = Group("a job", *_COMMON)
 OF_FILES = Group(
     "a job file",
     Key(
@@ -309,8 +314,8 @@ OF_FILES = Group(
     ),
     Key(
         "defaults",
-        Group("what the jobs have", *_COMMON),
-        "defaults for each of the jobs",
+        DEFAULTS,
+        "the values of the keys that a job does not give",
         default="none",
         example="{iterations: 100, gradient: 553MB}",
     ),
@@ -322,7 +327,11 @@ OF_FILES = Group(
         example="{workers: [2, 4, 6]}",
     ),
     Key(
-        "array", ARRAY, "how many copies of the job to submit separately", default="1", example="10"
+        "array",
+        ARRAY,
+        "how many times the job is submitted, each time alone",
+        default="1",
+        example="10",
     ),
 )
 FILE = Group("a job file", *(replace(key, required=False) for key in JOB.keys), *OF_FILES.keys)
@@ -343,8 +352,9 @@ def json_schema() -> dict[str, Any]:
 
 _REFERENCE_HEAD = """\
 A job file is YAML or JSON in UTF-8: the keys of one job, or several jobs under `jobs`. Unknown and
-duplicate keys are mistakes. `patchlight job check FILE` lists all mistakes with line and column,
-without a controller; `patchlight lab schema job` prints a JSON Schema for editors.
+duplicate keys are mistakes. `patchlight job submit FILE --dry-run` lists all mistakes with line and
+column, also without a controller; `patchlight lab check --schema job` prints a JSON Schema for
+editors.
 """
 
 
