@@ -225,9 +225,7 @@ def architectures(
         }
         if unknown:
             said = "; ".join(f"{part} {why}" for part, why in unknown.items())
-            out.say(
-                f"Not in {what}, for want of a public figure: {said}. Give yours with --prices."
-            )
+            out.say(f"No public figure, so not in {what}: {said}. Add your own with --prices.")
     out.say_written(files, folder)
 
 

@@ -175,7 +175,9 @@ def oddl(
         return
     _print_speedups(result)
     _print_scenarios(result)
-    out.say(f"Jobs beside it: {result['arrivals']}; drawn {options.draws} ×, {options.placement}.")
+    out.say(
+        f"Other jobs: {result['arrivals']}; draws: {options.draws}; placement: {options.placement}."
+    )
     out.say_written(files, folder)
 
 

@@ -74,7 +74,7 @@ class SimulationOptions:
 
 @dataclass(frozen=True)
 class TraceSimulation:
-    """What came of it: each run, ``result.json``'s content, notes on the trace, files written.
+    """The result: each run, ``result.json``'s content, notes on the trace, files written.
 
     ``interrupted``: these are only the runs that were finished when somebody pressed Ctrl-C.
     """
