@@ -17,7 +17,7 @@ def main() -> int:
     add("--server", required=True, help="which server of the lab this is")
     add("--listen", required=True, metavar="unix:PATH|HOST:PORT")
     add("--worker-kind", default="auto", metavar="docker|process|auto")
-    add("--gpus", default="nvml", metavar="nvml|socket:DIR")
+    add("--gpu-source", dest="gpus", default="nvml", metavar="nvml|socket:DIR")
     add(
         "--gpu-rate", type=float, default=SAMPLES_PER_S, metavar="HZ", help="how often NVML is read"
     )

@@ -77,7 +77,7 @@ def test_the_help_of_every_command() -> None:
 
 @pytest.mark.parametrize("what", ["lab", "job"])
 def test_the_schemas(what: str) -> None:
-    result = CliRunner().invoke(cli, ["lab", "schema", what])
+    result = CliRunner().invoke(cli, ["lab", "check", "--schema", what])
     assert result.exit_code == 0
     compare(f"{what}-schema.json", result.output)
 

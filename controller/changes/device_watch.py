@@ -40,9 +40,7 @@ class DeviceWatch:
 
     async def begin(self) -> None:
         """Finish or undo what a dead controller left, then report drift, which is not repaired."""
-        for record in await self._transactions.resume():
-            event = {"reconfiguration": record.id, "state": record.state, "message": record.message}
-            self._parts.store.add_event(time.time(), "resumed", event)
+        await self._transactions.resume()
         await self._report_drift()
 
     async def run(self) -> None:

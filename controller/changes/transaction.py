@@ -333,20 +333,16 @@ class Transactions:
         return plan, [*self.parts.preflight.halts(plan), *checked.objections]
 
     async def drift(self) -> dict[str, Drift]:
-        """How the devices differ from their last committed maps, while no change is under way.
-
-        The map of a device that was never seen before counts as committed.
-        """
+        """How the devices differ from their last committed maps, while no change is under way."""
         async with self._one_at_a_time:
-            maps = await self.parts.maps.read()
-            self.parts.committed.begin_with(maps)
-            return self.parts.committed.drift(maps)
+            return self.parts.committed.drift(await self.parts.maps.read())
 
     async def resume(self) -> list[Reconfiguration]:
         """Finish or undo the changes that a dead controller left, and return their records.
 
         A change found whole on the devices is committed, any other is undone. A change of a device
         that does not answer stays open, and its devices take no other, until this is called again.
+        The map of a device that was never seen before counts as committed.
         """
         parts = self.parts
         ended: list[Reconfiguration] = []
@@ -373,7 +369,10 @@ class Transactions:
                         parts.locks.mark_bad(changed, record.id)
                 parts.journal_end(record, parts.committed.of(record), {})
                 ended.append(record)
-            parts.maps.forget()
+                event = {"reconfiguration": record.id, "state": record.state}
+                event |= {"message": record.message}
+                parts.store.add_event(time.time(), "resumed", event)
+            parts.committed.begin_with(await parts.maps.read())
         return ended
 
     def _read(self, row: dict[str, Any]) -> Reconfiguration:

@@ -250,7 +250,7 @@ class LabServices:
                 "--server": server.name,
                 "--listen": server.management,
                 "--worker-kind": workers,
-                "--gpus": f"socket:{self._run_dir / 'gpus'}",
+                "--gpu-source": f"socket:{self._run_dir / 'gpus'}",
                 "--fork-from": forks,
                 "--state": self._run_dir / "agents" / server.name,
                 "--light": self._run_dir / LIGHT_SOCKET if self._lab.coloured else None,

@@ -80,11 +80,11 @@ class Scrape:
 @out.listing_options
 @with_client
 def status(client: ControllerClient, as_json: bool) -> None:
-    """Show how a lab is: jobs, GPUs, circuits, packet switches, agents.
+    """Show the state of a lab: jobs, GPUs, circuits, packet switches, agents.
 
-    Problems are red or yellow. Exit code 1 if anything is red, for monitoring. With --wide, a table
-    of each switch, agent and part of the controller follows. No device is asked: 'patchlight ocs
-    verify' measures circuits.
+    Problems are red or yellow. For monitoring, the exit code is 1 if anything is red. --wide adds a
+    table of every switch, agent and part of the controller. No device is contacted: use 'patchlight
+    ocs verify' to measure circuits.
     """
     found, answer = Scrape.of(client), client.status()
     rows = list(status_rows(found))

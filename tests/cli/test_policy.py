@@ -324,7 +324,7 @@ def test_show_says_what_a_model_would_miss_in_a_lab(tmp_path: Path) -> None:
     topology = write_option_model(tmp_path, ("topology",))
     lab_file = tmp_path / "flat.yaml"
     made = CliRunner().invoke(
-        cli, ["lab", "generate", "tree", "--hosts", "8", "--output", str(lab_file)]
+        cli, ["lab", "generate", "tree", "--servers", "8", "--output", str(lab_file)]
     )
     assert made.exit_code == 0, made.output
     wrong = run("show", str(topology), "--lab", str(lab_file))

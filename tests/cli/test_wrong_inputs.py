@@ -36,8 +36,11 @@ no command 'nosuch'
     nosuch
 did you mean 'lab'?
     labb check x
-missing argument
+expected lab files to check, or --schema
     lab check
+    lab check ofc2022 --schema
+missing argument
+    ocs rollback L
     job submit L
     job stop L
     ocs connect L
@@ -63,6 +66,8 @@ tab.yaml:2:1: not YAML
     job submit tab.yaml L
 expected 2 ends, found 1
     lab check end.yaml
+expected lab files to check
+    lab check
 no such option '--nosuch'
     lab check ofc2022 --nosuch
     ocs show --nosuch L
@@ -81,11 +86,10 @@ is not one of
     lab generate nosuch
     lab init --driver nosuch
     emulate up ofc2022 --server-kind moon
-    job list --state sleeping L
+    job list --status sleeping L
     token create x --role king L
-    completion tcsh
 is not in the range
-    lab generate single --hosts 0
+    lab generate single --servers 0
     lab init --servers 0
     job list --last -1 L
     ocs history --last 0 L
@@ -152,6 +156,10 @@ is neither built in nor the lab's policy
     J --topology nosuch
 'nosuch'
     J --after nosuch
+expected KEY=VALUE
+    J --set hold
+--set:2:1: unknown key 'sed'
+    J --set hold=freeze --set sed=1
 expected NAME=VALUE
     J --env NAME
 expected one of workers
@@ -164,6 +172,8 @@ expected either --workers N or --hosts
 expected HOST:PORT
     job list --controller nowhere
 exclude each other
+    ocs verify --adopt --repair L
+    ocs show --paths --power L
     job list --controller 127.0.0.1:1 L
 no job 'nosuch'
     job show nosuch L
@@ -193,6 +203,8 @@ has no circuit
     ocs disconnect o1 16 L
 no OCS called 'o9'
     ocs apply other-map.yaml L
+is neither a file nor saved circuits
+    ocs apply nosuch L
 is not a port
     ocs apply map.csv L
 expected a list of cross-connects
@@ -202,7 +214,7 @@ no change 999
     ocs stop 999 L
 is not a valid integer
     ocs rollback x L
-    ocs watch --since yesterday L
+    ocs watch --after-event yesterday L
 --why
     ocs lock o1 99 L
 cannot be the name
@@ -213,6 +225,10 @@ no device called 'nosuch'
     agent run --lab ofc2022 --server nosuch --listen unix:x.sock
 needs certificates
     agent run --lab ofc2022 --server server1 --listen 127.0.0.1:1
+--ca is missing
+    login --controller 127.0.0.1:1
+--end takes no --why
+    controller drain --end --why x L
 does not exist
     login --ca nosuch.pem L
 certificate

@@ -21,7 +21,7 @@ from patchlight.controller.circuits.dialect import (
     filled,
     shortened,
 )
-from patchlight.controller.circuits.drivers.base import Numbering, PolatisDriver, condition
+from patchlight.controller.circuits.drivers.base import Numbering, PolatisDriver
 from patchlight.controller.circuits.drivers.table import TABLES_KEPT, UP, Row
 from patchlight.controller.circuits.protocols import tcp
 from patchlight.controller.circuits.protocols.session import DeviceSession
@@ -79,8 +79,8 @@ class PolatisScpiDialect(PolatisDialect):
     size_answer: Pattern = r"(?P<ins>\d{1,9})\s*,\s*(?P<outs>\d{1,9})"
     map_answer: Pattern = r"\(@(?P<ins>[^()]*)\)\s*,\s*\(@(?P<outs>[^()]*)\)"
     states_answer: Pattern = r"\((?P<states>[^()]*)\)"
-    port_enabled: Pattern = r"E"
-    port_disabled: Pattern = r"D"
+    port_ready: Pattern = r"E"
+    port_locked: Pattern = r"D"
     power_answer: Pattern = r"\((?P<powers>[^()]*)\)"
 
 
@@ -325,11 +325,8 @@ class PolatisScpi(PolatisDriver):
     async def _powers(
         self, ports: Sequence[contract.DirectedPort]
     ) -> dict[contract.DirectedPort, str]:
-        dialect, monitored = self._dialect, await self._with_monitors(ports)
-        return await self._per_port(monitored, dialect.power, dialect.power_answer, "powers")
-
-    def _condition(self, state: str) -> contract.Condition:
-        return condition(state, self._dialect.port_enabled, self._dialect.port_disabled)
+        dialect = self._dialect
+        return await self._per_port(ports, dialect.power, dialect.power_answer, "powers")
 
     async def _has_monitor(self, number: int) -> bool:
         command = filled(self._dialect.power, quoted, ports=number)
