@@ -156,9 +156,14 @@ class Column:
     cut: bool = False
 
 
+def number(heading: str, *, wide: bool = False) -> Column:
+    """A column of numbers: to the right, and never folded."""
+    return Column(heading, wide=wide, whole=True, right=True)
+
+
 def numbers(*headings: str) -> list[Column]:
-    """Columns of numbers: to the right, and never folded."""
-    return [Column(heading, whole=True, right=True) for heading in headings]
+    """Columns of numbers."""
+    return [number(heading) for heading in headings]
 
 
 @dataclass(frozen=True)

@@ -218,7 +218,7 @@ def _cluster(options: SimulationOptions) -> Cluster:
         return NetworkCluster(network, trouble=trouble.checked(network))
     if options.slow or options.failures:
         raise BadInput(
-            "--slow and outages of nodes and links are for a --network",
+            "--slow and single outages are for the nodes and links of a --network",
             hint="servers and GPUs fail at random with --failures server:30d:4h",
         )
     if options.lab is None:
