@@ -14,7 +14,7 @@ from rich.console import Console
 
 from patchlight.console import rendering as out
 from patchlight.console.commands import LazyGroup, lab_option, require_root
-from patchlight.emulation.experiments.commands.oddl import number, oddl
+from patchlight.emulation.experiments.commands.oddl import oddl
 from patchlight.emulation.experiments.commands.pac_ml import pac_ml
 from patchlight.emulation.simulator.commands.run_options import run_options
 from patchlight.testbed.jobs import JobStatus
@@ -225,23 +225,21 @@ def architectures(
         }
         if unknown:
             said = "; ".join(f"{part} {why}" for part, why in unknown.items())
-            out.say(
-                f"Not in {what}, for want of a public figure: {said}. Give yours with --prices."
-            )
+            out.say(f"No public figure, so not in {what}: {said}. Add your own with --prices.")
     out.say_written(files, folder)
 
 
 def _print_architectures(result: dict[str, Any]) -> None:
     table = out.Table(
         "network",
-        number("iteration"),
-        number("JCT"),
-        number("p99", wide=True),
-        number("links"),
-        number("fullest", wide=True),
-        number("dark"),
-        number("kW"),
-        number("k$"),
+        out.number("iteration"),
+        out.number("JCT"),
+        out.number("p99", wide=True),
+        out.number("links"),
+        out.number("fullest", wide=True),
+        out.number("dark"),
+        out.number("kW"),
+        out.number("k$"),
         title=f"{result['jobs']} jobs on {result['nodes']} nodes (iteration: times ideal switch)",
     )
     for spec, row in result["networks"].items():
