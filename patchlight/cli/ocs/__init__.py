@@ -260,12 +260,6 @@ def change_lines(changes: Mapping[str, shapes.MapChangeAnswer]) -> list[str]:
     ]
 
 
-def say_changes(changes: Mapping[str, shapes.MapChangeAnswer]) -> None:
-    """Print ``change_lines``."""
-    for line in change_lines(changes):
-        say(line)
-
-
 def print_change(record: shapes.ChangeAnswer, *, as_json: bool) -> None:
     """Print a change as ``print_record``; of one under way, how to follow it."""
     number = record["id"]
@@ -304,9 +298,9 @@ def say_record(record: shapes.ChangeAnswer, *, as_json: bool, one_line: bool = F
     if as_json:
         print_json(record, one_line=one_line)
         return
-    say_changes(record["changes"])
-    for note in record["notes"]:
-        say(f"note: {note}")
+    notes = (f"note: {note}" for note in record["notes"])
+    for line in (*change_lines(record["changes"]), *notes):
+        say(line)
     stages = {name: f"{1e3 * s:.0f} ms" for name, s in record["stages_s"].items()}
     longest = ", ".join(f"{name} {took}" for name, took in stages.items() if took != "0 ms")
     took = f" in {1e3 * sum(record['stages_s'].values()):.0f} ms ({longest})" if longest else ""

@@ -13,9 +13,9 @@ from patchlight.cli.ocs import (
     Flags,
     Target,
     carry_out,
+    change_lines,
     change_options,
     print_record,
-    say_changes,
     say_unreachable,
     target_options,
 )
@@ -343,7 +343,8 @@ def history(what: str | None, last: int, target: Target, as_json: bool) -> None:
             # Few of the changes may be of this switch, so all are looked at.
             rows = client.reconfigurations(None if what else last)
     if number is not None and not as_json:
-        say_changes(rows[0]["changes"])
+        for line in change_lines(rows[0]["changes"]):
+            out.say(line)
     elif what is not None and number is None:
         name = target.lab.optical_switch(what).name
         rows = [row for row in rows if name in row["changes"]][-last:]
