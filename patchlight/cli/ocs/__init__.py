@@ -6,7 +6,7 @@ import contextlib
 import functools
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -135,21 +135,13 @@ def change_options(command: Callable[..., Any]) -> Callable[..., Any]:
         "--detach", is_flag=True, help="Start the change and return; 'ocs watch ID' follows it."
     )
     @functools.wraps(command)
-    def with_options(
-        target: Target,
-        dry_run: bool,
-        yes: int,
-        why: str,
-        as_json: bool,
-        detach: bool,
-        **others: Any,
-    ) -> Any:
-        if detach and target.direct:
+    def with_options(target: Target, **given: Any) -> Any:
+        options = Flags(**{each.name: given.pop(each.name) for each in fields(Flags)})
+        if options.detach and target.direct:
             raise BadInput(
                 "--detach and --direct exclude each other: a controller makes the change"
             )
-        options = Flags(dry_run, yes, why, as_json, detach)
-        return command(target=target, options=options, **others)
+        return command(target=target, options=options, **given)
 
     return with_options
 
