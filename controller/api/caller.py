@@ -171,9 +171,7 @@ def _dependency(role: Role, *, dry_run: Role | None = None) -> Callable[[Request
 
     async def needs(request: Request) -> Caller:
         caller = who_asks(request)
-        needed = role
-        if dry_run is not None and await _is_dry_run(request):
-            needed = dry_run
+        needed = role if dry_run is None or not await _is_dry_run(request) else dry_run
         if caller.role < needed:
             raise NotAllowed(
                 f"{request.method} {request.url.path[:200]} needs the role {needed}; "

@@ -378,14 +378,6 @@ def cannot_write(what: str, error: OSError) -> PatchlightError:
     return PatchlightError(f"cannot write {what}: {error.strerror}", hint=hint)
 
 
-def give_to_caller(paths: Sequence[Path]) -> None:
-    """Under sudo, results belong to who called it, not to root."""
-    owner, group = os.environ.get("SUDO_UID"), os.environ.get("SUDO_GID")
-    if os.geteuid() == 0 and owner and group:
-        for path in {*paths, *(p.parent for p in paths if p.parent.name == "results")}:
-            os.chown(path, int(owner), int(group))
-
-
 def say_written(files: Sequence[Path], folder: Path) -> None:
     """Say which plots and ``result.json`` there are."""
     pictures = ", ".join(file.name for file in files if file.suffix == ".png")

@@ -251,7 +251,7 @@ def run_with_packets(
     # Not above: importing NumPy and Matplotlib takes longer than --help should.
     from patchlight.emulation.experiments.oddl import figures
     from patchlight.emulation.experiments.oddl.packets import run
-    from patchlight.emulation.simulator.results import results_folder
+    from patchlight.emulation.simulator.results import give_to_caller, results_folder
 
     if len(models) > 1:
         raise BadInput("expected one --model: with packets, a single job is trained")
@@ -273,7 +273,7 @@ def run_with_packets(
 
     result = run.run_packets(options, tell)
     files = figures.write_packets_report(result, folder)
-    out.give_to_caller([folder, *files])
+    give_to_caller([folder, *files])
     if as_json:
         out.print_json(result)
         return

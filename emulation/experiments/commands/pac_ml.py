@@ -10,13 +10,13 @@ from typing import Any
 import click
 
 from patchlight.console import rendering as out
-from patchlight.console.commands import only_some_finished
 from patchlight.console.options import Command, complete_policy
 from patchlight.emulation.experiments import paper
 from patchlight.emulation.experiments.commands.oddl import by_commas
 from patchlight.emulation.experiments.pac_ml import CONSTANTS, policies_in
 from patchlight.emulation.simulator.commands.run_options import (
     engine_of,
+    only_some_finished,
     refuse_faults,
     run_options,
 )
