@@ -133,8 +133,7 @@ class EmulatedLab:
 
     @classmethod
     def attach(cls, name: str, *, half_there: bool = False) -> Self:
-        """A lab that is up, by its name (``half_there``: or unfinished); ``BadInput`` if not
-        found."""
+        """A lab that is up, by its name (``half_there``: or unfinished); else ``BadInput``."""
         state = states.read_state(name)
         if state is None or not state.is_of_this_boot:
             up = ", ".join(states.recorded_labs()) or "none"
@@ -202,7 +201,6 @@ class EmulatedLab:
                 raise
 
     def _go_on(self, state: states.LabState) -> None:
-        """Restart the processes that a lab has lost."""
         missing = teardown.missing_parts(state)
         self._say(
             f"lab {state.lab} has lost {', '.join(missing)}: restarting with its original lab "

@@ -210,8 +210,7 @@ class BorrowedNic:
 
 
 class CommandResult(subprocess.CompletedProcess[str]):
-    """The result of a command: ``args``, ``exit_status`` and ``output`` (both streams, in
-    order)."""
+    """The result of a command: ``args``, ``exit_status`` and ``output`` (both streams)."""
 
     @property
     def exit_status(self) -> int:

@@ -99,8 +99,7 @@ class LabServices:
     def start(
         self, plan: FabricPlan, supervisor: Supervisor, servers: Iterable[LabService] = ()
     ) -> None:
-        """Start everything that is not running, including ``servers``; return when all of it
-        answers."""
+        """Start everything that is not running, and ``servers``; return when all of it answers."""
         light, optical = [*self._light()], [*self._optical_switches()]
         if supervisor.missing(light):
             # Optical switches report their maps to it only at their start.
@@ -164,7 +163,6 @@ class LabServices:
         return f"{UNIX}{system_socket(self._lab.name)}" if is_beyond_this_machine(at) else at
 
     def _controller_status(self) -> "Status | None":
-        """The status of this lab's controller; ``None`` if another lab took the port."""
         if self._client is None:
             self._client = ControllerClient(self.api, deadline_s=2)
         with suppress(PatchlightError):
@@ -289,7 +287,6 @@ class LabServices:
         announces: Path | None = None,
         namespace: Path | None = None,
     ) -> LabService:
-        """A command behind ``python -m``; options without a value are omitted."""
         argv = [sys.executable, "-m", *command.split(), f"--lab={self._run_dir / 'lab.yaml'}"]
         argv += [o if v is True else f"{o}={v}" for o, v in options.items() if v]
         return LabService(name, argv, ready, namespace, imports=_IMPORTS, announces=announces)

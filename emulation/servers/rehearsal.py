@@ -153,8 +153,7 @@ _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 @dataclass(frozen=True, slots=True)
 class Rehearsal:
-    """The servers of a lab, not yet booted, and the runtime lab with their addresses, users and
-    keys."""
+    """The servers of a lab, not yet booted, and the runtime lab with their logins."""
 
     lab: Lab
     base: Path
@@ -212,8 +211,7 @@ def prepare_rehearsal(
     lab: Lab, state: states.LabState, say: Callable[[str], None], *, docker: bool = False
 ) -> Rehearsal:
     """Make what precedes the NICs of rehearsal servers (with ``docker`` also their engines): base,
-    network, keys, disks. ``NoRehearsalServers`` if this machine cannot run them; the caller cleans
-    up."""
+    network, keys, disks. ``NoRehearsalServers`` if that fails; the caller cleans up."""
     if not lab.servers:
         raise BadInput(f"lab {lab.name} has no servers: --server-kind ssh needs some")
     base = machines.server_base(say, docker=docker)

@@ -115,7 +115,6 @@ def has_image(image: str, url: str = "", recipe: str | None = None) -> bool:
 
 
 def _tell() -> None:
-    """Print the reply of the engine at ``engine_url()``, as one line of JSON."""
     told: dict[str, Any] = {"url": engine_url(), "answers": False}
     try:
         ping = ask("GET", "/_ping", timeout_s=5)
