@@ -48,10 +48,10 @@ class ProcessRecord:
 @dataclass(slots=True)
 class LabState:
     """``state.json``. ``phase``: ``making`` until the lab is complete, then ``up``; ``namespaces``:
-    each one's inode, 0 while it is only intended; ``servers``: ``namespace``, or ``ssh`` with the
-    root file system ``base``; ``datapath``: ``bridge``, ``netdev`` or ``system``; ``docker``: the
-    URL of the workers' engine; ``swapped``: pairs of ports; ``options``: what the processes were
-    started with."""
+    each one's inode, 0 while it is only intended; ``servers``: ``namespace``, or ``ssh`` or ``vm``
+    with the root file system ``base``; ``datapath``: ``bridge``, ``netdev`` or ``system``;
+    ``docker``: the URL of the workers' engine; ``swapped``: pairs of ports; ``options``: what the
+    processes were started with."""
 
     lab: str
     source: str
@@ -88,7 +88,7 @@ class LabState:
     @property
     def ssh_config(self) -> Path | None:
         """The configuration for OpenSSH's client, where the servers answer SSH."""
-        return self.run_dir / "ssh/config" if self.servers == "ssh" else None
+        return self.run_dir / "ssh/config" if self.servers != "namespace" else None
 
     @property
     def is_of_this_boot(self) -> bool:

@@ -40,11 +40,11 @@ class LabOptions:
     ``auto``. ``engine``: the OpenFlow engine (``None``: the controller's choice). ``fabric``:
     overrides the lab file's, as do ``policies``. ``real_time``: the lab's processes run before
     every ordinary process of this machine, where the kernel permits. ``servers``: network
-    namespaces (``namespace``), or with their own root file system and sshd (``ssh``), where no
-    agent runs; with ``docker``, such servers have a Docker engine each. ``tls``: the folder of the
-    controller's credentials, for agents on such servers and for OpenFlow over TLS; ``switch_tls``:
-    that of the packet switches', which are one machine. ``swapped``: pairs of ports whose fibres
-    are swapped, which the runtime lab file does not show.
+    namespaces (``namespace``), or with their own root file system and sshd (``ssh``) or kernel
+     (``vm``), where no agent runs; with ``docker``, those of ``ssh`` have an engine each. ``tls``:
+    the folder of the controller's credentials, for agents on such servers and for OpenFlow over
+    TLS; ``switch_tls``: that of the packet switches', which are one machine. ``swapped``: pairs of
+    ports whose fibres are swapped, which the runtime lab file does not show.
     """
 
     controller: bool = True
@@ -65,13 +65,13 @@ class LabOptions:
             ("engine", self.engine or "ryu", ("ryu", "os-ken")),
             ("workers", self.workers, ("auto", "docker", "process")),
             ("fabric", self.fabric or "bridge", ("openvswitch", "bridge")),
-            ("servers", self.servers, ("namespace", "ssh")),
+            ("servers", self.servers, ("namespace", "ssh", "vm")),
         ):
             if value not in expected:
                 raise BadInput(
                     f"{option} {value!r}: expected {', '.join(expected[:-1])} or {expected[-1]}"
                 )
-        if self.agents and self.servers == "ssh":
+        if self.agents and self.servers != "namespace":
             raise BadInput(
                 "agents do not come with servers that have an sshd: expected one or the other",
                 hint="Leave out --agents, or take --server-kind namespace.",

@@ -18,12 +18,24 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from patchlight.testbed.errors import PatchlightError
+from patchlight.testbed.lab.model import Server
 from patchlight.testbed.linux import deploy_file, processes
 
 _PREFIX = "server-base: "
 USER = "admin"
 """The user who deploys: may log in with the lab's key, and use sudo without a password."""
 _USER_ID = 1000  # as deploy/server-base.sh makes it
+
+
+def service_name(server: str) -> str:
+    """The name of a server's first process among those of its lab."""
+    return f"server-{server}"
+
+
+def interface_of(server: Server) -> str:
+    """A server's management interface: ``mgmt0``, or the first name that no NIC of it has."""
+    taken = {nic.name for nic in server.nics}
+    return next(name for name in (f"mgmt{n}" for n in range(len(taken) + 1)) if name not in taken)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,11 +133,12 @@ class NoRehearsalServers(PatchlightError):
     """This machine cannot run servers with their own root file system."""
 
 
-def server_base(say: Callable[[str], None], *, docker: bool = False) -> Path:
-    """The folder of the root file system (with a Docker engine), made if it is missing, in about a
-    minute. ``say`` gets a message at each step. ``NoRehearsalServers`` where it cannot be made."""
+def server_base(say: Callable[[str], None], *options: str) -> Path:
+    """The folder of the root file system (with ``--docker`` or ``--vm``: of such servers), made if
+    it is missing, in about a minute. ``say`` gets a message at each step. ``NoRehearsalServers``
+    where it cannot be made."""
     script = str(deploy_file("server-base.sh"))
-    command = ["bash", script, *(["--docker"] if docker else [])]
+    command = ["bash", script, *options]
     lines: list[str] = []
     with subprocess.Popen(
         command,
