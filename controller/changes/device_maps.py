@@ -227,10 +227,11 @@ class DeviceMonitor:
                 log.warning("%s is back, then: %s", name, in_words(error))
 
     async def _open(self, name: str) -> None:
-        if name not in self._opened:
+        if name in self._opened:
+            self._last_maps[name] = await self._drivers[name].read_map()
+        else:
             await self._drivers[name].open()
             self._opened.add(name)
-        self._last_maps[name] = await self._drivers[name].read_map()
         self._mark_reachable(name)
 
     def _mark_unreachable(self, name: str, error: Exception) -> None:
@@ -368,7 +369,8 @@ class CommittedMaps:
 
     def begin_with(self, present: Mapping[str, AnyMap]) -> None:
         """Commit what devices that were never seen before have."""
-        new = {name: m for name, m in present.items() if name not in self._maps}
+        if not (new := {name: m for name, m in present.items() if name not in self._maps}):
+            return
         origin = {"reconfiguration": None, "at": time.time()}
         self._store.commit_maps(
             {name: {"map": [*m.one_way_texts], **origin} for name, m in new.items()}

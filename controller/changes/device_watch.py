@@ -39,14 +39,8 @@ class DeviceWatch:
         self._look_now = True
 
     async def begin(self) -> None:
-        """Finish or undo what a dead controller left, then report drift, which is not repaired.
-
-        The map of a device that was never seen before counts as committed.
-        """
-        for record in await self._transactions.resume():
-            event = {"reconfiguration": record.id, "state": record.state, "message": record.message}
-            self._parts.store.add_event(time.time(), "resumed", event)
-        self._parts.committed.begin_with(await self._parts.maps.read())
+        """Finish or undo what a dead controller left, then report drift, which is not repaired."""
+        await self._transactions.resume()
         await self._report_drift()
 
     async def run(self) -> None:

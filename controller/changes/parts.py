@@ -67,45 +67,43 @@ class PlanExecutor:
             links = lab_links(self.lab, maps) if several or unread else plan.links_after
             should: list[power.Should] = []
             if change.makes:
-                with record.stage("make"):
-                    _, should = await asyncio.gather(
-                        self._tell("make", name, driver.connect, change.makes, record),
-                        self._expected(links, name, change.makes),
-                    )
-                self._check(record)
-            with record.stage("verify"):
-                if not judged:
-                    await _read_back(driver, plan.wanted[name])
-                    continue
-                arriving_dbm = checked.arriving_dbm.get(name)
-                results = await asyncio.gather(
-                    _read_back(driver, plan.wanted[name]),
-                    self.power_check.verify(driver, should, arriving_dbm),
-                    return_exceptions=True,
+                record.enter("make")
+                _, should = await asyncio.gather(
+                    self._tell("make", name, driver.connect, change.makes, record),
+                    self._expected(links, name, change.makes),
                 )
-                for result in results:
-                    if isinstance(result, BaseException):
-                        raise result
-                    if isinstance(result, power.Verified) and not several:
-                        record.note(result.remarks)
-                        readings |= self.power_check.baselines.with_readings(name, result.good)
+                self._check(record)
+            record.enter("verify")
+            if not judged:
+                await _read_back(driver, plan.wanted[name])
+                continue
+            arriving_dbm = checked.arriving_dbm.get(name)
+            results = await asyncio.gather(
+                _read_back(driver, plan.wanted[name]),
+                self.power_check.verify(driver, should, arriving_dbm),
+                return_exceptions=True,
+            )
+            for result in results:
+                if isinstance(result, BaseException):
+                    raise result
+                if isinstance(result, power.Verified) and not several:
+                    record.note(result.remarks)
+                    readings |= self.power_check.baselines.with_readings(name, result.good)
         if several and judged:
-            with record.stage("verify"):
-                links = lab_links(self.lab, maps) if unread else plan.links_after
-                for name, change in plan.changes.items():
-                    should = self.power_check.should_show(links, name, change.makes)
-                    verified = await self.power_check.verify(self.drivers[name], should)
-                    record.note(verified.remarks)
-                    readings |= self.power_check.baselines.with_readings(name, verified.good)
+            links = lab_links(self.lab, maps) if unread else plan.links_after
+            for name, change in plan.changes.items():
+                should = self.power_check.should_show(links, name, change.makes)
+                verified = await self.power_check.verify(self.drivers[name], should)
+                record.note(verified.remarks)
+                readings |= self.power_check.baselines.with_readings(name, verified.good)
         self._check(record)
         return readings
 
     async def _break(self, name: str, change: MapChange[Any], record: Reconfiguration) -> None:
         self._check(record)
         if change.breaks:
-            with record.stage("break"):
-                disconnect = self.drivers[name].disconnect
-                await self._tell("break", name, disconnect, change.breaks, record)
+            record.enter("break")
+            await self._tell("break", name, self.drivers[name].disconnect, change.breaks, record)
             self._check(record)
 
     async def _tell(
@@ -228,6 +226,10 @@ class FlowHook(Protocol):
         """Make the switches forward over these links only; returns what failed, as text."""
         return []
 
+    def unserved(self) -> Mapping[str, str]:
+        """Hosts to which a packet switch does not forward, by name, and the reason."""
+        return {}
+
     def rates_bps(self) -> Mapping[str, tuple[float, float]]:
         """What each host sent and received lately, by name, if it is counted."""
         return {}
@@ -308,10 +310,10 @@ class CircuitParts:
         record.finished_at = time.time()
         if record.state != "committed":
             committed, readings = {}, {}
-        with record.stage("commit"):
-            origin = {"reconfiguration": record.id, "at": record.finished_at}
-            maps = {name: {"map": [*m.one_way_texts], **origin} for name, m in committed.items()}
-            row = record.as_row
-            self.store.update_reconfiguration(record.id, record.state, row, maps, readings)
-            self.committed.take(committed)
-            self.power_check.baselines.take(readings)
+        record.enter("commit")
+        origin = {"reconfiguration": record.id, "at": record.finished_at}
+        maps = {name: {"map": [*m.one_way_texts], **origin} for name, m in committed.items()}
+        self.store.update_reconfiguration(record.id, record.state, record.as_row, maps, readings)
+        self.committed.take(committed)
+        self.power_check.baselines.take(readings)
+        record.enter("over")

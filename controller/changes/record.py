@@ -2,8 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from hashlib import blake2s
 from typing import Any, Literal, Self
@@ -132,7 +132,7 @@ class ChangeProgress:
 
     def __init__(self) -> None:
         self.news = Notifier()
-        self.stage, self.since = WAITING, time.time()
+        self.stage, self.since, self._began = WAITING, time.time(), time.monotonic()
         self.ocs, self.cross_connects, self.done = "", 0, 0
         self.cancelled = ""
 
@@ -147,11 +147,14 @@ class ChangeProgress:
         names = ("stage", "since", "ocs", "cross_connects", "done", "cancelled", "may_cancel")
         return {"step": self.news.step} | {name: getattr(self, name) for name in names}
 
-    def enter(self, stage: str) -> None:
-        """Begin a stage."""
-        self.stage, self.since = stage, time.time()
+    def enter(self, stage: str) -> tuple[str, float]:
+        """Begin a stage; the one before, and the seconds spent in it."""
+        now, ended = time.monotonic(), self.stage
+        spent_s = now - self._began
+        self.stage, self.since, self._began = stage, time.time(), now
         self.ocs, self.cross_connects, self.done = "", 0, 0
         self.news.tell()
+        return ended, spent_s
 
     def count(self, ocs: str, done: int, cross_connects: int) -> None:
         """Set how many cross-connects of an OCS are done."""
@@ -253,16 +256,11 @@ class Reconfiguration:
         """Add those of these remarks that are new."""
         self.notes += [remark for remark in remarks if remark not in self.notes]
 
-    @contextmanager
-    def stage(self, name: str) -> Iterator[None]:
-        """Count the time of the block as spent in this stage."""
-        self.progress.enter(name)
-        began = time.monotonic()
-        try:
-            yield
-        finally:
-            spent = time.monotonic() - began
-            self.stages_s[name] = round(self.stages_s.get(name, 0.0) + spent, 6)
+    def enter(self, stage: str) -> None:
+        """Begin a stage, which ends the one before."""
+        ended, spent_s = self.progress.enter(stage)
+        if ended != WAITING:
+            self.stages_s[ended] = round(self.stages_s.get(ended, 0.0) + spent_s, 6)
 
 
 def without_link_words(lost: Mapping[str, str]) -> list[str]:

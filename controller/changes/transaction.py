@@ -75,19 +75,19 @@ class _ChangeRun:
         remembered = parts.maps.last if from_memory else None
         if from_memory and (self._options.planned_from or remembered is None):
             return False
-        with record.stage("read"):
-            maps = remembered if remembered is not None else await parts.maps.read()
-        with record.stage("plan"):
-            try:
-                self._plan = parts.maps.plan(maps, self._decide)
-            except PatchlightError:
-                if from_memory:
-                    return False
-                raise
-            self._committed = parts.committed.after(self._plan, self._options.adopts)
-            record.fill(self._plan, self._committed, self._plan.losing_link(parts.lab))
-        with record.stage("check"):
-            preflight = await self._check()
+        record.enter("read")
+        maps = remembered if remembered is not None else await parts.maps.read()
+        record.enter("plan")
+        try:
+            self._plan = parts.maps.plan(maps, self._decide)
+        except PatchlightError:
+            if from_memory:
+                return False
+            raise
+        self._committed = parts.committed.after(self._plan, self._options.adopts)
+        record.fill(self._plan, self._committed, self._plan.losing_link(parts.lab))
+        record.enter("check")
+        preflight = await self._check()
         if from_memory and (preflight.objections or not self._plan):
             return False
         if not record.id:
@@ -141,14 +141,14 @@ class _ChangeRun:
         parts, plan, record = self._parts, self._plan, self.record
         try:
             try:
-                with record.stage("drain"):
-                    record.note(await parts.traffic.drain(plan.moved))
-                    record.note(await parts.flows.follow(plan.links_staying))
-                with record.stage("check"):
-                    maps = await parts.maps.read()
-                    for name in plan.changes:
-                        maps[name]  # refuses where it cannot be read any more
-                    changed = difference(plan.before, maps)
+                record.enter("drain")
+                record.note(await parts.traffic.drain(plan.moved))
+                record.note(await parts.flows.follow(plan.links_staying))
+                record.enter("check")
+                maps = await parts.maps.read()
+                for name in plan.changes:
+                    maps[name]  # refuses where it cannot be read any more
+                changed = difference(plan.before, maps)
             except PatchlightError as error:
                 changed, from_memory = error.message, False
             if not changed:
@@ -163,8 +163,8 @@ class _ChangeRun:
                 await self._set_flows(plan.links_before)
             return True
         finally:
-            with record.stage("undrain"):
-                await parts.traffic.undrain()
+            record.enter("undrain")
+            await parts.traffic.undrain()
 
     async def _write(self, preflight: PreflightResult, maps: Maps) -> None:
         """Break, make, verify, and set the flows; back to the ``maps`` before if that fails."""
@@ -188,10 +188,10 @@ class _ChangeRun:
             parts.port_states.forget(name)
         parts.maps.forget()
         try:
-            with record.stage("roll-back"):
-                now, undone = await parts.executor.undo(plan.before, plan.changes)
-                # The light is where the devices say it is, also where another client moved it.
-                await self._set_flows(parts.maps.links({**plan.before, **now}))
+            record.enter("roll-back")
+            now, undone = await parts.executor.undo(plan.before, plan.changes)
+            # The light is where the devices say it is, also where another client moved it.
+            await self._set_flows(parts.maps.links({**plan.before, **now}))
             record.state = "rolled-back"
             record.message = f"{reason}; {undone}"
         except Exception as second:
@@ -209,8 +209,8 @@ class _ChangeRun:
         self.record.state, self.record.message = "refused", f"nothing was written: {reason}"
 
     async def _set_flows(self, links: Links) -> None:
-        with self.record.stage("flows"):
-            self.record.note(await self._parts.flows.follow(links))
+        self.record.enter("flows")
+        self.record.note(await self._parts.flows.follow(links))
 
     def _close(self) -> None:
         """Journal the end; where the journal takes no more, close the devices to changes."""
@@ -342,6 +342,7 @@ class Transactions:
 
         A change found whole on the devices is committed, any other is undone. A change of a device
         that does not answer stays open, and its devices take no other, until this is called again.
+        The map of a device that was never seen before counts as committed.
         """
         parts = self.parts
         ended: list[Reconfiguration] = []
@@ -368,7 +369,13 @@ class Transactions:
                         parts.locks.mark_bad(changed, record.id)
                 parts.journal_end(record, parts.committed.of(record), {})
                 ended.append(record)
-            parts.maps.forget()
+                event = {
+                    "reconfiguration": record.id,
+                    "state": record.state,
+                    "message": record.message,
+                }
+                parts.store.add_event(time.time(), "resumed", event)
+            parts.committed.begin_with(await parts.maps.read())
         return ended
 
     def _read(self, row: dict[str, Any]) -> Reconfiguration:

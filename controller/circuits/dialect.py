@@ -142,10 +142,18 @@ class NumberedDialect(Dialect):
 
 @dataclass(frozen=True)
 class PolatisDialect(NumberedDialect):
-    """A Polatis: a model in which ``any_to_any`` is found has no inputs and outputs."""
+    """A Polatis: a model in which ``any_to_any`` is found has no inputs and outputs.
+
+    ``port_ready``, ``port_locked`` and ``port_absent`` match the state of a port; all else has
+    failed. ``model_size`` is searched in the model, where the device tells its size no other way.
+    """
 
     vendor: str = "Polatis"
     any_to_any: Pattern = r"\b\d+xCC\b"
+    model_size: Pattern = r"\b(?P<ins>\d{1,9})x(?P<outs>\d{1,9})\b"
+    port_ready: Pattern = r"ENABLED"
+    port_locked: Pattern = r"DISABLED"
+    port_absent: Pattern = r"(?!)"
 
 
 D = TypeVar("D", bound=Dialect)

@@ -184,9 +184,10 @@ class Store(Database):
         self, name: str, read: Callable[[dict[str, Any]], T], unreadable: Record | None = None
     ) -> T | None:
         """The record under that name; one that cannot be read is replaced by ``unreadable``."""
-        is_there = self.rows("SELECT 1 FROM marks WHERE name = ?", name)
+        if not self.rows("SELECT 1 FROM marks WHERE name = ?", name):
+            return None
         found = self.each("marks", "WHERE name = ?", read, values=(name,))
-        if is_there and not found and unreadable is not None:
+        if not found and unreadable is not None:
             self.write_soon(_mark(name, unreadable), always=True)
             return read(dict(unreadable))
         return next(iter(found), None)

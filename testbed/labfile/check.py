@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from ipaddress import IPv4Address, IPv4Network
+from itertools import chain
 from typing import Any
 
 from patchlight.testbed.errors import BadInput, nearest
@@ -20,11 +21,7 @@ from patchlight.testbed.labfile.optical_schema import part_channels
 
 SWITCHES = ("packet_switches", "circuit_switches", "wavelength_switches", "passive_parts")
 """The lists of what fibres end on, but for servers."""
-
-
-def devices(lab: Fields) -> list[Fields]:
-    """Everything that has ports."""
-    return [device for kind in ("servers", *SWITCHES) for device in lab.listed(kind)]
+_NO_FIELDS = Fields()
 
 
 def repeated(values: Iterable[Located[Any]]) -> Iterator[tuple[Located[Any], Located[Any]]]:
@@ -44,7 +41,7 @@ def _check_emulated(
     switch: Fields, drivers: Mapping[str, OcsDriver], issues: FileIssues, mark: str = ""
 ) -> None:
     # ``mark`` is in every entry of the map of a switch of its kind, and in none of others.
-    emulated: Fields = switch.value_of("emulated", Fields())
+    emulated: Fields = switch.value_of("emulated", _NO_FIELDS)
     driver = switch.value_of("driver")
     known = drivers.get(driver or "")
     if "users" in emulated:
@@ -81,16 +78,25 @@ def _ports(fault: Fields) -> Iterator[tuple[int, Located[Any]]]:
 
 def check_lab(lab: Fields, issues: FileIssues) -> None:
     """Note every mistake that only shows when parts of the file are seen together."""
-    _once("device", "name", devices(lab), issues)
-    switches = [*lab.listed("packet_switches"), *lab.listed("circuit_switches")]
-    _once("datapath id", "datapath_id", switches, issues)
-    driven = [*lab.listed("circuit_switches"), *lab.listed("wavelength_switches")]
-    _once("address of a switch", "address", driven, issues)
-    _once("management address", "management", lab.listed("servers"), issues)
-    for server in lab.listed("servers"):
-        _check_server(server, issues)
-    nics = [nic for server in lab.listed("servers") for nic in server.listed("nics")]
-    gpus = [gpu for server in lab.listed("servers") for gpu in server.listed("gpus")]
+    servers, *switches = (lab.listed(key) for key in ("servers", *SWITCHES))
+    packet_switches, circuit_switches, wavelength_switches, parts = switches
+    devices = list(chain(servers, *switches))
+    _once("device", "name", devices, issues)
+    _once("datapath id", "datapath_id", [*packet_switches, *circuit_switches], issues)
+    _once("address of a switch", "address", [*circuit_switches, *wavelength_switches], issues)
+    _once("management address", "management", servers, issues)
+    nics, gpus = list[Fields](), list[Fields]()
+    ports: dict[str, float | list[str] | None] = {}
+    for server in servers:
+        its_nics, its_gpus = server.listed("nics"), server.listed("gpus")
+        nics += its_nics
+        gpus += its_gpus
+        _check_server(server, its_nics, its_gpus, issues)
+        if "name" in server:
+            ports.setdefault(server["name"].value, _names_of(server, its_nics))
+    for switch in chain(*switches):
+        if "name" in switch:
+            ports.setdefault(switch["name"].value, _port_count(switch))
     _once("GPU UUID", "uuid", gpus, issues)
     _once("address", "address", nics, issues)
     _each_once("MAC address", _macs(nics), issues)
@@ -108,22 +114,22 @@ def check_lab(lab: Fields, issues: FileIssues) -> None:
             "a lab with servers lacks 'network': expected the IPv4 network of their NICs, like "
             "'192.168.10.0/24'",
         )
-    for switch in lab.listed("circuit_switches"):
+    for switch in circuit_switches:
         _check_datapath_id(switch, issues)
         _check_cross_connects(switch, issues)
         _check_emulated(switch, OCS_DRIVERS, issues)
-    for packet_switch in lab.listed("packet_switches"):
-        _check_transceivers(packet_switch, issues)
-    for wavelength_switch in lab.listed("wavelength_switches"):
-        _check_wavelength_switch(wavelength_switch, issues)
-        _check_emulated(wavelength_switch, WSS_DRIVERS, issues, "@")
-    for part in lab.listed("passive_parts"):
+    for switch in packet_switches:
+        _check_transceivers(switch, issues)
+    for switch in wavelength_switches:
+        _check_wavelength_switch(switch, issues)
+        _check_emulated(switch, WSS_DRIVERS, issues, "@")
+    for part in parts:
         _check_passive_part(part, issues)
-    if "fibres" in lab:
-        _check_fibres(lab, issues)
-    queue: Fields = lab.value_of("queue", Fields())
-    _once("user", "name", queue.listed("users"), issues)
-    controller: Fields = lab.value_of("controller", Fields())
+    named = not lab.broken & {"servers", *SWITCHES} and all("name" in each for each in devices)
+    _check_fibres(lab.listed("fibres"), ports, issues, every_device_named=named)
+    if "queue" in lab:
+        _once("user", "name", lab["queue"].value.listed("users"), issues)
+    controller: Fields = lab.value_of("controller", _NO_FIELDS)
     addresses = [controller[key] for key in ("api", "openflow") if key in controller]
     _each_once("controller address", addresses, issues)
 
@@ -139,12 +145,13 @@ def _each_once(what: str, values: Iterable[Located[Any]], issues: FileIssues) ->
         issues.at(value, f"{message}: expected one of its own")
 
 
-def _check_server(server: Fields, issues: FileIssues) -> None:
-    ssh: Fields = server.value_of("ssh", Fields())
+def _check_server(
+    server: Fields, nics: list[Fields], gpus: list[Fields], issues: FileIssues
+) -> None:
+    ssh: Fields = server.value_of("ssh", _NO_FIELDS)
     if "jump_host_key" in ssh and "jump" not in ssh.broken and ssh.value_of("jump") is None:
         message = "there is no host to go through whose key this is: expected 'jump' beside it"
         issues.at(ssh["jump_host_key"], message)
-    gpus, nics = server.listed("gpus"), server.listed("nics")
     owner = f"server {server['name'].value}" if "name" in server else "the server"
     _once(f"in {owner}, the name", "name", [*gpus, *nics], issues)
     interfaces = (nic.get("interface", nic.get("name")) for nic in nics)
@@ -198,7 +205,7 @@ def _check_way(nic: Fields, issues: FileIssues) -> None:
     if "relock" in nic and nic["relock"].value > MOST_RELOCK_S:
         message = f"relock is more than {MOST_RELOCK_S:g} s: expected less, as jobs wait for it"
         issues.at(nic["relock"], message)
-    way: Fields = nic.value_of("rendezvous", Fields())
+    way: Fields = nic.value_of("rendezvous", _NO_FIELDS)
     if "interface" in nic and way.value_of("interface") == nic["interface"].value:
         message = "the rendezvous is over the NIC itself: expected another interface"
         issues.at(way["interface"], message)
@@ -258,21 +265,14 @@ def _check_transceivers(switch: Fields, issues: FileIssues) -> None:
         _check_transceiver(transceiver, issues)
 
 
-def _ports_of(lab: Fields) -> dict[str, float | list[str] | None]:
-    """How many ports a switch has (``inf``: not known), and the NICs of a server (``None``)."""
-    ports: dict[str, float | list[str] | None] = {}
-    for server in (server for server in lab.listed("servers") if "name" in server):
-        nics = server.listed("nics")
-        whole = "nics" in server and "nics" not in server.broken and all("name" in n for n in nics)
-        names = [nic["name"].value for nic in nics] if whole else None
-        ports.setdefault(server["name"].value, names)
-    for switch in (switch for key in SWITCHES for switch in lab.listed(key)):
-        if "name" in switch:
-            ports.setdefault(switch["name"].value, _port_count(switch))
-    return ports
+def _names_of(server: Fields, nics: list[Fields]) -> list[str] | None:
+    """The names of its NICs; ``None`` if one is not known."""
+    whole = "nics" in server and "nics" not in server.broken and all("name" in n for n in nics)
+    return [nic["name"].value for nic in nics] if whole else None
 
 
 def _port_count(switch: Fields) -> float:
+    """How many ports a switch has; ``inf`` if that is not known."""
     count: float = switch.value_of("ports", math.inf)
     if "inputs" in switch and "outputs" not in switch.broken:
         count = max(switch["inputs"].value, switch.value_of("outputs", 0))
@@ -282,12 +282,15 @@ def _port_count(switch: Fields) -> float:
     return count
 
 
-def _check_fibres(lab: Fields, issues: FileIssues) -> None:
-    ports = _ports_of(lab)
-    unread = lab.broken & {"servers", *SWITCHES}
-    every_device_named = not unread and all("name" in device for device in devices(lab))
+def _check_fibres(
+    fibres: Iterable[Fields],
+    ports: Mapping[str, float | list[str] | None],
+    issues: FileIssues,
+    *,
+    every_device_named: bool,
+) -> None:
     plugged: list[Located[Endpoint]] = []
-    for fibre in lab.listed("fibres"):
+    for fibre in fibres:
         if "jitter" in fibre and fibre["jitter"].value > fibre.value_of("delay", 0.0):
             message = "jitter is more than the delay that it varies: expected at most as much"
             issues.at(fibre["jitter"], message)

@@ -63,6 +63,7 @@ class SessionTable(TableDriver[C, M, R]):
     ) -> None:
         super().__init__(switch)
         self._dialect = dialect or corrected(switch.driver, self.built_in)
+        self._list_limit = getattr(self._dialect, "list_limit", self._list_limit)
         self.client = self.client_class(Session.of(switch, password, timeouts), self._dialect)
 
     async def open(self) -> None:
@@ -93,9 +94,6 @@ class CircuitTableDriver(TableDriver[CrossConnect, PortMap, R]):
 
     def _map_of(self, entries: Iterable[CrossConnect]) -> PortMap:
         return PortMap.of(entries)
-
-    def _count(self, side: contract.Side) -> int:
-        return self.ports
 
     def _in_use(self, port: contract.DirectedPort, by: CrossConnect) -> str:
         return f"{port} is in use on the device: {by}"
@@ -136,11 +134,13 @@ def powers_dbm(
     return {port: power_dbm(text, dark_dbm) for port, text in texts}
 
 
-def condition(answer: str, ready: str, locked: str) -> contract.Condition:
-    """What a port's state means, given the patterns for two of the meanings."""
+def condition(answer: str, ready: str, locked: str, absent: str) -> contract.Condition:
+    """What a port's state means, given the patterns for all but ``failed``."""
     if re.fullmatch(ready, answer):
         return "ready"
-    return "locked" if re.fullmatch(locked, answer) else "failed"
+    if re.fullmatch(locked, answer):
+        return "locked"
+    return "absent" if re.fullmatch(absent, answer) else "failed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,20 +203,11 @@ class NumberedDriver(SessionDriver[Row]):
 
     _dialect: NumberedDialect
     _known: Numbering | None = None
-    _capabilities = contract.Capabilities()
+    capabilities = contract.Capabilities()
 
     @abstractmethod
     async def _learn(self) -> Numbering:
-        """The size of the device; and what else never changes, into ``_capabilities``."""
-
-    @property
-    def _list_limit(self) -> int:
-        return self._dialect.list_limit
-
-    @property
-    def capabilities(self) -> contract.Capabilities:
-        """Which power monitors it has; known after ``open``."""
-        return self._capabilities
+        """The size of the device; and what else never changes, into ``capabilities``."""
 
     async def open(self) -> None:
         """Reach the device, log in, and learn its size and which power monitors there are."""
@@ -246,9 +237,12 @@ class PolatisDriver(NumberedDriver):
     async def identify(self) -> contract.Identity:
         """Vendor, model, serial number and software of the device."""
 
-    @abstractmethod
     async def _size(self, model: str) -> tuple[int, int]:
         """How many inputs and outputs."""
+        size = re.search(self._dialect.model_size, model)
+        if size is None:
+            raise self._nonsense("the question for its size", model or "nothing")
+        return int(size["ins"]), int(size["outs"])
 
     @abstractmethod
     async def _monitored_sides(self, numbering: Numbering) -> Collection[contract.Side]:
@@ -264,33 +258,25 @@ class PolatisDriver(NumberedDriver):
     ) -> Mapping[contract.DirectedPort, str]:
         """The power at these ports, or at more, as the device tells it."""
 
-    @abstractmethod
-    def _condition(self, state: str) -> contract.Condition:
-        """What the device's word for a port's state means."""
-
     async def port_states(self) -> contract.PortStates:
         """Of each port that the lab knows: enabled, disabled, failed."""
-        states, last = await self._states(), self.ports
+        states, last, dialect = await self._states(), self.ports, self._dialect
+        patterns = dialect.port_ready, dialect.port_locked, dialect.port_absent
         known = {
-            state: contract.PortState(self._condition(state), state) for state in {*states.values()}
+            state: contract.PortState(condition(state, *patterns), state)
+            for state in {*states.values()}
         }
         return {port: known[state] for port, state in states.items() if port.number <= last}
 
     async def power(self, ports: Iterable[contract.DirectedPort]) -> contract.Powers:
         """At the ports that have monitors."""
-        asked = self._checked_ports(ports)
-        if not asked:
+        checked = self._checked_ports(ports)
+        await self._numbering()
+        monitored = {"in": self.capabilities.power_in, "out": self.capabilities.power_out}
+        if not (asked := [port for port in checked if monitored[port.side]]):
             return {}
         powers, dark_dbm = await self._powers(asked), self._dialect.dark_dbm
         return powers_dbm(((port, powers[port]) for port in asked if port in powers), dark_dbm)
-
-    async def _with_monitors(
-        self, ports: Iterable[contract.DirectedPort]
-    ) -> list[contract.DirectedPort]:
-        await self._numbering()
-        power = self._capabilities
-        monitored = {"in": power.power_in, "out": power.power_out}
-        return [port for port in ports if monitored[port.side]]
 
     async def _learn(self) -> Numbering:
         model = (await self.identify()).model
@@ -302,7 +288,7 @@ class PolatisDriver(NumberedDriver):
         numbering = Numbering.polatis(*await self._size(model))
         numbering.check_holds(self.name, self.ports)
         sides = await self._monitored_sides(numbering)
-        self._capabilities = contract.Capabilities(power_in="in" in sides, power_out="out" in sides)
+        self.capabilities = contract.Capabilities(power_in="in" in sides, power_out="out" in sides)
         return numbering
 
 
@@ -331,9 +317,6 @@ class WavelengthTableDriver(TableDriver[ChannelConnect, SpectrumMap, R]):
 
     def _map_of(self, entries: Iterable[ChannelConnect]) -> SpectrumMap:
         return SpectrumMap.of(entries)
-
-    def _count(self, side: contract.Side) -> int:
-        return self.inputs if side == "in" else self.outputs
 
     def _busy(
         self, pairs: Sequence[ChannelConnect], table: Mapping[ChannelConnect, R]

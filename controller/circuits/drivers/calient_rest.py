@@ -114,7 +114,8 @@ class CalientRest(rest.RestDriver[calient.CalientRow]):
             if re.fullmatch(dialect.no_alarm, half.alarm):
                 continue
             words = f"{self._id(half.cross_connect)}: {half.alarm}"
-            now.append(contract.Standing(self._severity(half), str(half.cross_connect), words))
+            severity = rest.severity(half.alarm, dialect.critical, dialect.major)
+            now.append(contract.Standing(severity, str(half.cross_connect), words))
         self.client.alarms.stands(now)
         return self.client.alarms.all
 
@@ -243,11 +244,6 @@ class CalientRest(rest.RestDriver[calient.CalientRow]):
             (calient.to_port(rest.json_text(row, key).partition("/")[0]), row) for row in rows
         )
         return {number: row for number, row in numbers if number is not None}
-
-    def _severity(self, half: Half) -> contract.Severity:
-        if re.fullmatch(self._dialect.critical, half.alarm):
-            return "critical"
-        return "major" if re.fullmatch(self._dialect.major, half.alarm) else "minor"
 
     def _id(self, c: CrossConnect, *, two_way: bool = False) -> str:
         template = self._dialect.two_way_id if two_way else self._dialect.one_way_id

@@ -87,6 +87,11 @@ class CalientTl1Dialect(CalientDialect, SessionDialect):
     port_locked: Pattern = r"(UMA|OOS).*"
     no_such_circuit: Pattern = r"no such|not found|does not exist|invalid connection"
 
+    @property
+    def list_limit(self) -> int:
+        """How many circuits one command takes."""
+        return self.bulk_limit if self.bulk else 1
+
 
 CALIENT = CalientTl1Dialect()
 
@@ -99,6 +104,7 @@ class CalientTl1(SessionDriver[CalientRow]):
     client: Tl1Client
     _dialect: CalientTl1Dialect
     capabilities = contract.Capabilities(power_in=True, power_out=True)
+    _looks_at_once = False
 
     async def identify(self) -> contract.Identity:
         """From ``RTRV-NE``."""
@@ -220,14 +226,6 @@ class CalientTl1(SessionDriver[CalientRow]):
 
     def _in_use(self, port: contract.DirectedPort, by: CrossConnect) -> str:
         return f"{to_aid(port.number)} is in use: {conn_id(by)}"
-
-    @property
-    def _list_limit(self) -> int:
-        return self._dialect.bulk_limit if self._dialect.bulk else 1
-
-    @property
-    def _first_look_s(self) -> float:
-        return self._switch.switching_time_s
 
     async def _ask(self, c: CrossConnect) -> dict[CrossConnect, CalientRow] | None:
         """The circuit of ``c``, if there is one; ``None`` if the question is not understood."""

@@ -98,15 +98,8 @@ class LumentumRoadm(WavelengthSessionDriver[ConnectionRow]):
     client: NetconfClient
     _dialect: LumentumDialect
     capabilities = contract.Capabilities(power_in=True, power_out=True)
-
-    @property
-    def _list_limit(self) -> int:
-        return self._dialect.list_limit
-
-    @property
-    def _first_look_s(self) -> float:
-        # A connection is in the list at once; that its light passes is not told.
-        return self._switch.switching_time_s
+    # A connection is in the list at once; that its light passes is not told.
+    _looks_at_once = False
 
     async def identify(self) -> contract.Identity:
         """From ``system-state`` and the list of chassis."""
@@ -259,7 +252,7 @@ class LumentumRoadm(WavelengthSessionDriver[ConnectionRow]):
 
     def _fibre(self, port: contract.DirectedPort) -> int:
         """A port of the lab as the device numbers it."""
-        dialect, more = self._dialect, self._count(port.side) > 1
+        dialect, more = self._dialect, self._counts[port.side] > 1
         line = dialect.line_in if port.side == "in" else dialect.line_out
         base = dialect.add_base if port.side == "in" else dialect.drop_base
         above = port.number - self._beside_line
@@ -267,7 +260,7 @@ class LumentumRoadm(WavelengthSessionDriver[ConnectionRow]):
 
     def _number(self, side: contract.Side, fibre: int) -> int | None:
         """The other way round; ``None`` if the lab's switch has no such fibre."""
-        dialect, more = self._dialect, self._count(side) > 1
+        dialect, more = self._dialect, self._counts[side] > 1
         if fibre == (dialect.line_in if side == "in" else dialect.line_out):
             return 1 if self._beside_line or not more else None
         above = fibre - (dialect.add_base if side == "in" else dialect.drop_base)

@@ -263,6 +263,7 @@ class OpenFlowSwitch(CircuitTableDriver[FlowRow]):
             )
         self._dialect = dialect or corrected(switch.driver, OpenFlowDialect())
         super().__init__(switch)
+        self._list_limit = self._dialect.list_limit
         self.client = OpenFlowConnection(switch, self._dialect, self._heard)
         self._foreign: tuple[FlowEntry, ...] = ()
         self._alarms = contract.AlarmLog()
@@ -312,10 +313,6 @@ class OpenFlowSwitch(CircuitTableDriver[FlowRow]):
             self._alarms.stands(now)
         return self._alarms.all
 
-    @property
-    def _list_limit(self) -> int:
-        return self._dialect.list_limit
-
     async def _table(self) -> Mapping[CrossConnect, FlowRow]:
         table, self._foreign = await self._flows()
         return table
@@ -326,11 +323,11 @@ class OpenFlowSwitch(CircuitTableDriver[FlowRow]):
         table: dict[CrossConnect, FlowRow] = {}
         foreign = []
         for entry in (FlowEntry.from_json(flow) for flow in flows):
-            cross_connect = self._cross_connect(entry) if entry.is_ours else None
-            if cross_connect is None or not self._is_on(cross_connect):
-                foreign.append(entry)
+            c = self._cross_connect(entry) if entry.is_ours else None
+            if c is not None and min(c) >= 1 and max(c) <= self.ports:
+                table[c] = FlowRow(entry=entry)
             else:
-                table[cross_connect] = FlowRow(entry=entry)
+                foreign.append(entry)
         return table, tuple(foreign)
 
     async def _make(self, pairs: Sequence[CrossConnect]) -> None:
@@ -381,9 +378,6 @@ class OpenFlowSwitch(CircuitTableDriver[FlowRow]):
             return None
         out = inp if entry.outputs[0] == OFPP_IN_PORT else entry.outputs[0]
         return CrossConnect(inp - self._dialect.in_base, out - self._dialect.out_base)
-
-    def _is_on(self, c: CrossConnect) -> bool:
-        return 1 <= c.inp <= self.ports and 1 <= c.out <= self.ports
 
     def _held_by_others(self, c: CrossConnect) -> FlowEntry | None:
         """The entry of another application that takes this input's light or sends to its output."""

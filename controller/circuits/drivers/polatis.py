@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import starmap
-from typing import ClassVar, TypeVar, cast
+from typing import ClassVar, cast
 
 from patchlight.controller.circuits import contract
 from patchlight.controller.circuits.dialect import (
@@ -21,7 +21,7 @@ from patchlight.controller.circuits.dialect import (
     filled,
     shortened,
 )
-from patchlight.controller.circuits.drivers.base import Numbering, PolatisDriver, condition
+from patchlight.controller.circuits.drivers.base import Numbering, PolatisDriver
 from patchlight.controller.circuits.drivers.table import TABLES_KEPT, UP, Row
 from patchlight.controller.circuits.protocols import tcp
 from patchlight.controller.circuits.protocols.session import DeviceSession
@@ -38,7 +38,6 @@ _WORD = re.compile(r"[A-Za-z0-9_.-]+")
 _UNQUOTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _CHANNELS_LIMIT = 1 << 16
 Errors = list[tuple[str, str]]  # code and words
-A = TypeVar("A")
 
 
 @dataclass(frozen=True)
@@ -80,8 +79,8 @@ class PolatisScpiDialect(PolatisDialect):
     size_answer: Pattern = r"(?P<ins>\d{1,9})\s*,\s*(?P<outs>\d{1,9})"
     map_answer: Pattern = r"\(@(?P<ins>[^()]*)\)\s*,\s*\(@(?P<outs>[^()]*)\)"
     states_answer: Pattern = r"\((?P<states>[^()]*)\)"
-    port_enabled: Pattern = r"E"
-    port_disabled: Pattern = r"D"
+    port_ready: Pattern = r"E"
+    port_locked: Pattern = r"D"
     power_answer: Pattern = r"\((?P<powers>[^()]*)\)"
 
 
@@ -161,14 +160,18 @@ class ScpiClient(DeviceSession[str, PolatisScpiDialect]):
 
     async def hear(self) -> tuple[contract.Alarm, ...]:
         """Alarms so far, after its error queue was read for the newest."""
-        await self._told("", self._reported, lambda: self._dialect.errors, changes=False)
+        errors = self._dialect.errors
+        await self._in_step(errors, self._reported, lambda: errors, changes=False)
         return self.alarms
 
     async def _command(self, command: str, answer: str, *, changes: bool) -> str:
         def shown() -> str:
             return self._mask(shortened(command))
 
-        def understood(answers: list[str], errors: Errors) -> str:
+        def take(lines: Sequence[str]) -> str | None:
+            if (told := self._told(command, lines)) is None:
+                return None
+            answers, errors = told
             if errors and (changes or not answers):
                 raise self._refused(shown(), _words(errors), errors[0][0])
             self._note(errors)
@@ -176,26 +179,28 @@ class ScpiClient(DeviceSession[str, PolatisScpiDialect]):
                 raise tcp.FramingError(f"it answered {self._mask(shortened('; '.join(answers)))!r}")
             return answers[0]
 
-        return await self._told(command, understood, shown, changes=changes)
+        # The question for errors ends each answer.
+        text = f"{command}{self._dialect.then}{self._dialect.errors}"
+        return await self._in_step(text, take, shown, changes=changes)
 
     def _framer(self) -> tcp.LineFramer:
         return tcp.LineFramer(protocol=self.protocol)
 
     async def _log_in(self) -> None:
-        session, command, understood = self._session, "", self._reported
+        session, text, take = self._session, self._dialect.errors, self._reported
         if self._dialect.login:
-            command = filled(
-                self._dialect.login, quoted, user=session.user, password=session.password
-            )
+            user, password = session.user, session.password
+            command = filled(self._dialect.login, quoted, user=user, password=password)
+            text = f"{command}{self._dialect.then}{text}"
 
             # A banner may stand before the first answer: only the errors are looked at.
-            def understood(answers: list[str], errors: Errors) -> bool:
-                if errors:
-                    raise session.login_refused(_words(errors))
-                return True
+            def take(lines: Sequence[str]) -> bool | None:
+                told = self._told(command, lines)
+                if told and told[1]:
+                    raise session.login_refused(_words(told[1]))
+                return None if told is None else True
 
-        self._sends(self._mask(command))
-        text, take = self._message(command), self._taking(command, understood)
+        self._sends(self._mask(text))
         await self._connected().exchange(text, take, session.timeouts.answer_s)
 
     async def _log_out(self) -> None:
@@ -204,49 +209,25 @@ class ScpiClient(DeviceSession[str, PolatisScpiDialect]):
     async def _say_something(self) -> None:
         await self.ask(self._dialect.keep_alive, r".*")
 
-    async def _told(
-        self,
-        command: str,
-        understood: Callable[[list[str], Errors], A],
-        shown: Callable[[], str],
-        *,
-        changes: bool,
-    ) -> A:
-        taking = functools.partial(self._taking, command, understood)
-        return await self._in_step(self._message(command), taking, shown, changes=changes)
-
-    def _message(self, command: str) -> str:
-        """A command, and the question for errors that ends its answer."""
-        return f"{command}{self._dialect.then if command else ''}{self._dialect.errors}"
-
-    def _taking(
-        self, command: str, understood: Callable[[list[str], Errors], A]
-    ) -> tcp.Take[str, A]:
-        """Gathers the answers up to the error queue's, and what that holds."""
+    def _told(self, command: str, lines: Sequence[str]) -> tuple[list[str], Errors] | None:
+        """The answers up to the error queue's, and what that holds; ``None`` before it came."""
         answers: list[str] = []
-        size, sent = 0, (command, self._dialect.errors)
+        if sum(map(len, lines)) > tcp.BUFFER_LIMIT:
+            raise tcp.FramingError(f"the answer is longer than {tcp.BUFFER_LIMIT} bytes")
+        for line in lines:
+            if line in (command, self._dialect.errors):
+                continue  # an echo
+            for unit in units(line):
+                errors = self._errors(unit)
+                if errors is not None:
+                    return answers, errors
+                answers.append(unit)
+        return None
 
-        def take(lines: Sequence[str]) -> A | None:
-            nonlocal size
-            for line in lines:
-                size += len(line)
-                if size > tcp.BUFFER_LIMIT:
-                    raise tcp.FramingError(f"the answer is longer than {tcp.BUFFER_LIMIT} bytes")
-                if line in sent:
-                    continue  # an echo
-                for unit in units(line):
-                    errors = self._errors(unit)
-                    if errors is not None:
-                        return understood(answers, errors)
-                    answers.append(unit)
-            return None
-
-        return take
-
-    def _reported(self, answers: list[str], errors: Errors) -> bool:
-        """Errors that no command of ours explains: the device tells of itself."""
-        self._note(errors)
-        return True
+    def _reported(self, lines: Sequence[str]) -> bool | None:
+        if (told := self._told("", lines)) is not None:
+            self._note(told[1])
+        return None if told is None else True
 
     def _errors(self, text: str) -> Errors | None:
         """The entries of the error queue's answer (without "no error"), if it is one."""
@@ -344,11 +325,8 @@ class PolatisScpi(PolatisDriver):
     async def _powers(
         self, ports: Sequence[contract.DirectedPort]
     ) -> dict[contract.DirectedPort, str]:
-        dialect, monitored = self._dialect, await self._with_monitors(ports)
-        return await self._per_port(monitored, dialect.power, dialect.power_answer, "powers")
-
-    def _condition(self, state: str) -> contract.Condition:
-        return condition(state, self._dialect.port_enabled, self._dialect.port_disabled)
+        dialect = self._dialect
+        return await self._per_port(ports, dialect.power, dialect.power_answer, "powers")
 
     async def _has_monitor(self, number: int) -> bool:
         command = filled(self._dialect.power, quoted, ports=number)

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 from xml.sax.saxutils import escape
 
-from patchlight.controller.circuits.contract import SIDES, Condition, DirectedPort, Identity, Side
+from patchlight.controller.circuits.contract import SIDES, DirectedPort, Identity, Side
 from patchlight.controller.circuits.dialect import Bare, Pattern, PolatisDialect, Template, filled
-from patchlight.controller.circuits.drivers.base import Numbering, PolatisDriver, condition
+from patchlight.controller.circuits.drivers.base import Numbering, PolatisDriver
 from patchlight.controller.circuits.drivers.table import UP, Row
 from patchlight.controller.circuits.protocols.netconf import NetconfClient
 from patchlight.testbed.lab.portmap import CrossConnect
@@ -29,7 +29,7 @@ class PolatisNetconfDialect(PolatisDialect):
 
     ``connect`` and ``disconnect`` hold ``{pairs}``: ``pair`` or ``unpair`` for
     each, with the device's port numbers. In ``{ports}`` stand ``port`` for each, or nothing
-    for all. Patterns match whole texts; those of the size are searched in the model's name.
+    for all.
     """
 
     FIELDS: ClassVar[frozenset[str]] = frozenset({"pairs", "ports", "port", "inp", "out"})
@@ -44,9 +44,7 @@ class PolatisNetconfDialect(PolatisDialect):
     port_states: Template = f"<port-config {_XMLNS}><port><port-id/><status/></port></port-config>"
     power: Template = f"<opm-power {_XMLNS}>{{ports}}</opm-power>"
     port: Template = "<port><port-id>{port}</port-id><power/></port>"
-    size: Pattern = r"\b(?P<ins>\d{1,9})x(?P<outs>\d{1,9})\b"
     port_ready: Pattern = r"ENABLED|UNSUPPORTED"
-    port_disabled: Pattern = r"DISABLED"
 
 
 POLATIS = PolatisNetconfDialect()
@@ -88,12 +86,6 @@ class PolatisNetconf(PolatisDriver):
     ) -> None:
         await self._edit(self._dialect.disconnect, self._dialect.unpair, pairs)
 
-    async def _size(self, model: str) -> tuple[int, int]:
-        size = re.search(self._dialect.size, model)
-        if size is None:
-            raise self._nonsense("the question for its size", model or "nothing")
-        return int(size["ins"]), int(size["outs"])
-
     async def _monitored_sides(self, numbering: Numbering) -> set[Side]:
         first = [DirectedPort(side, 1) for side in SIDES]
         data = await self.client.get(self._power_filter(numbering, first))
@@ -107,9 +99,6 @@ class PolatisNetconf(PolatisDriver):
         numbering = await self._numbering()
         data = await self.client.get(self._power_filter(numbering, ports))
         return self._per_port(data, numbering, "power")
-
-    def _condition(self, state: str) -> Condition:
-        return condition(state, self._dialect.port_ready, self._dialect.port_disabled)
 
     async def _edit(self, template: str, pair: str, pairs: Sequence[CrossConnect]) -> None:
         numbers = await self._numbers(pairs)

@@ -3,7 +3,6 @@
 Run against the emulated device only so far.
 """
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -11,7 +10,7 @@ from typing import Any, ClassVar
 from patchlight.controller.circuits import contract
 from patchlight.controller.circuits.dialect import Bare, Pattern, PolatisDialect, Template, filled
 from patchlight.controller.circuits.drivers import rest
-from patchlight.controller.circuits.drivers.base import Numbering, PolatisDriver, condition
+from patchlight.controller.circuits.drivers.base import Numbering, PolatisDriver
 from patchlight.controller.circuits.drivers.table import UP, Row
 from patchlight.controller.circuits.protocols.http import HttpClient, HttpDialect, in_json, in_url
 from patchlight.testbed.lab.portmap import CrossConnect
@@ -22,7 +21,7 @@ class PolatisRestconfDialect(HttpDialect, PolatisDialect):
     """What a Polatis takes.
 
     ``{ingress}`` and ``{egress}`` are the device's port numbers, ``{pairs}`` is a list of
-    ``pair``. The ``…_key`` entries are keys of the answers. ``size`` is searched in the model.
+    ``pair``. The ``…_key`` entries are keys of the answers.
     ``guard`` sends the map's ETag along with a change, so that the device does nothing if the
     map is no longer the one that was read.
     """
@@ -49,12 +48,9 @@ class PolatisRestconfDialect(HttpDialect, PolatisDialect):
     model_key: str = "model-name"
     serial_key: str = "serial-number"
     version_key: str = "software-version"
-    size: Pattern = r"\b(?P<ins>\d{1,9})x(?P<outs>\d{1,9})\b"
-    enabled: str = "ENABLED"
-    disabled: str = "DISABLED"
-    absent: Pattern = r"UNSUPPORTED"
-    critical: Pattern = r"(?i)critical"
-    major: Pattern = r"(?i)major"
+    port_absent: Pattern = r"UNSUPPORTED"
+    critical: Pattern = r"(?i).*critical.*"
+    major: Pattern = r"(?i).*major.*"
 
 
 POLATIS = PolatisRestconfDialect()
@@ -86,7 +82,11 @@ class PolatisRestconf(PolatisDriver):
         rows = await self.client.read(self._dialect.system_alarms, rest.json_rows, missing=[])
         now = dict.fromkeys(rest.json_short(row) for row in rows)
         alarms = self.client.alarms
-        alarms.stands(contract.Standing(self._severity(words), self.name, words) for words in now)
+        critical, major = self._dialect.critical, self._dialect.major
+        alarms.stands(
+            contract.Standing(rest.severity(words, critical, major), self.name, words)
+            for words in now
+        )
         return alarms.all
 
     async def _table(self) -> Mapping[CrossConnect, Row]:
@@ -133,12 +133,6 @@ class PolatisRestconf(PolatisDriver):
         # The map is another now: what guards the next step of ours is its ETag, if it is told.
         self._etag = reply.etag
 
-    async def _size(self, model: str) -> tuple[int, int]:
-        size = re.search(self._dialect.size, model)
-        if size is None:
-            raise self.client.nonsense(self._dialect.identity, f"no size in {model!r}")
-        return int(size["ins"]), int(size["outs"])
-
     async def _monitored_sides(self, numbering: Numbering) -> set[contract.Side]:
         return {port.side for port in await self._listed(self._dialect.power, numbering)}
 
@@ -174,13 +168,3 @@ class PolatisRestconf(PolatisDriver):
         if cross_connect is None:
             raise ValueError(rest.json_short(row))
         return cross_connect
-
-    def _condition(self, state: str) -> contract.Condition:
-        if re.fullmatch(self._dialect.absent, state):
-            return "absent"
-        return condition(state, re.escape(self._dialect.enabled), re.escape(self._dialect.disabled))
-
-    def _severity(self, words: str) -> contract.Severity:
-        if re.search(self._dialect.critical, words):
-            return "critical"
-        return "major" if re.search(self._dialect.major, words) else "minor"

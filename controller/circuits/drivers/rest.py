@@ -4,9 +4,11 @@ No vendor promises the shape of its JSON: what is not as it should be is a ``Val
 """
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
+from patchlight.controller.circuits import contract
 from patchlight.controller.circuits.drivers.base import SessionDriver
 from patchlight.controller.circuits.drivers.table import R
 from patchlight.controller.circuits.protocols.http import HttpClient, HttpDialect
@@ -61,6 +63,13 @@ def json_number(row: Mapping[str, Any], key: str) -> int:
     if type(value) is not int:
         raise ValueError(f"expected a number at {key!r} of {json_short(row)}")
     return value
+
+
+def severity(alarm: str, critical: str, major: str) -> contract.Severity:
+    """That of an alarm, given the patterns for two of them."""
+    if re.fullmatch(critical, alarm):
+        return "critical"
+    return "major" if re.fullmatch(major, alarm) else "minor"
 
 
 def json_short(body: object) -> str:

@@ -90,10 +90,6 @@ class SonicOcs(rest.RestDriver[SonicRow]):
     capabilities = contract.Capabilities()
     _losses: Mapping[CrossConnect, float] | None = None
 
-    @property
-    def _list_limit(self) -> int:
-        return self._dialect.list_limit
-
     async def open(self) -> None:
         """Reach the device, and see that it has the ports that the lab says."""
         counted = Counter(port.number for port in await self._per_port(self._dialect.ports))

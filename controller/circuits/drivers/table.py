@@ -25,6 +25,7 @@ from patchlight.controller.circuits import contract
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab.model import OpticalSwitch
 from patchlight.testbed.lab.portmap import JoinsPorts
+from patchlight.testbed.lab.wavelengths import WavelengthSwitch
 
 _JUST_READ_S = 0.01
 T = TypeVar("T")
@@ -107,10 +108,22 @@ R = TypeVar("R", bound=Row)
 
 
 class TableDriver(ABC, Generic[C, M, R]):
-    """See ``SwitchDriver`` for what the methods do."""
+    """See ``SwitchDriver`` for what the methods do.
+
+    ``_list_limit``: cross-connects in one command. Unless it ``_looks_at_once``, the table is read
+    a switching time after some were made.
+    """
+
+    _list_limit = 1
+    _looks_at_once = True
 
     def __init__(self, switch: OpticalSwitch) -> None:
-        self._switch = switch
+        self._switch, self.name = switch, switch.name
+        if isinstance(switch, WavelengthSwitch):
+            ins, outs = switch.inputs, switch.outputs
+        else:
+            ins = outs = switch.ports
+        self._counts: dict[contract.Side, int] = {"in": ins, "out": outs}  # of ports
         self._told = False  # whether the change under way has told the device anything yet
         self._one_change = asyncio.Lock()
         self._just_read = JustRead[Mapping[C, R]]()
@@ -129,10 +142,6 @@ class TableDriver(ABC, Generic[C, M, R]):
     @abstractmethod
     def _busy(self, pairs: Sequence[C], table: Mapping[C, R]) -> dict[C, str]:
         """Those that are not in the table and need what an entry of it has, with words."""
-
-    @abstractmethod
-    def _count(self, side: contract.Side) -> int:
-        """How many ports there are on that side."""
 
     # --- what a device adds -----------------------------------------------------------------
 
@@ -163,21 +172,6 @@ class TableDriver(ABC, Generic[C, M, R]):
     async def _left(self, pairs: Sequence[C], words: Mapping[C, str]) -> Mapping[C, object]:
         """What the table still holds of ``pairs``; ``words`` for those it refused to break."""
         return await self._just_read.read(self._table)
-
-    @property
-    def _list_limit(self) -> int:
-        """Cross-connects in one command."""
-        return 1
-
-    @property
-    def _first_look_s(self) -> float:
-        """How long after making some the table is read."""
-        return 0.0
-
-    @property
-    def name(self) -> str:
-        """The switch's name in the lab."""
-        return self._switch.name
 
     async def read_map(self) -> M:
         """What the device's table holds active, with what failed: that holds its ports."""
@@ -258,19 +252,16 @@ class TableDriver(ABC, Generic[C, M, R]):
 
     def _checked_ports(self, ports: Iterable[contract.DirectedPort]) -> list[contract.DirectedPort]:
         """Each once, in order; ``BadInput`` for one outside the device."""
-        unique, last_of = sorted(set(ports)), {side: self._count(side) for side in contract.SIDES}
+        unique = sorted(set(ports))
         for port in unique:
-            last = last_of[port.side]
+            last = self._counts[port.side]
             if type(port.number) is not int or not 1 <= port.number <= last:
                 raise BadInput(f"{self.name} has ports 1–{last}, not {port}")
         return unique
 
     def _all_ports(self) -> list[contract.DirectedPort]:
-        return [
-            contract.DirectedPort(side, n)
-            for side in contract.SIDES
-            for n in range(1, self._count(side) + 1)
-        ]
+        sides = self._counts.items()
+        return [contract.DirectedPort(side, n) for side, last in sides for n in range(1, last + 1)]
 
     def _nonsense(self, command: str, answer: str) -> contract.DeviceRefused:
         return contract.DeviceRefused(
@@ -356,7 +347,8 @@ class TableDriver(ABC, Generic[C, M, R]):
         """
         loop, longest_s = asyncio.get_running_loop(), self._switch.switching_time_s + _SETTLE_S
         deadline, step_s = loop.time() + longest_s, _FIRST_POLL_S
-        pause_s = self._first_look_s if any(c not in words for c in ours) else 0.0
+        first_look_s = 0.0 if self._looks_at_once else self._switch.switching_time_s
+        pause_s = first_look_s if any(c not in words for c in ours) else 0.0
         singly = len(waiting) > 1 and self._list_limit > 1
         asked, activated = waiting, set[C]()
         while waiting:
@@ -387,7 +379,7 @@ class TableDriver(ABC, Generic[C, M, R]):
             words |= await self._send(activate, _once(entered, table), most=1)
             activated.update(entered)
             if missing or entered:
-                pause_s, deadline = self._first_look_s, loop.time() + longest_s
+                pause_s, deadline = first_look_s, loop.time() + longest_s
             if refused:
                 mine = set(ours)
                 failed = [c for c in waiting if c in refused and c in mine and c in table]

@@ -12,7 +12,7 @@ from typing import ClassVar
 
 from patchlight.controller.circuits import contract
 from patchlight.controller.circuits.dialect import Pattern, Template, filled
-from patchlight.controller.circuits.drivers.base import SessionDriver
+from patchlight.controller.circuits.drivers.base import SessionDriver, condition
 from patchlight.controller.circuits.drivers.table import Row
 from patchlight.controller.circuits.protocols.ssh import ShellClient, ShellDialect
 from patchlight.testbed.errors import PatchlightError
@@ -84,16 +84,13 @@ class TelescentSsh(SessionDriver[Row]):
 
     async def port_states(self) -> contract.PortStates:
         """From ``switchstate``, which tells of outputs; an input is ready where that is."""
-        cells = await self._cells()
-        states = {}
+        cells, dialect = await self._cells(), self._dialect
+        patterns = f"(?:{dialect.joined})|(?:{dialect.free})", dialect.locked, dialect.absent
+        states = dict.fromkeys(self._all_ports(), contract.PortState("ready", "not told"))
         for number in range(1, self.ports + 1):
             status = cells[number].status
-            states[contract.DirectedPort("out", number)] = contract.PortState(
-                self._condition(status), status
-            )
-            states[contract.DirectedPort("in", number)] = contract.PortState(
-                "ready", "not told by the device"
-            )
+            state = contract.PortState(condition(status, *patterns), status)
+            states[contract.DirectedPort("out", number)] = state
         return states
 
     async def _table(self) -> Mapping[CrossConnect, Row]:
@@ -146,11 +143,3 @@ class TelescentSsh(SessionDriver[Row]):
                 hint="correct 'ports' of the circuit switch in the lab file",
             )
         return outputs
-
-    def _condition(self, status: str) -> contract.Condition:
-        dialect = self._dialect
-        if re.fullmatch(f"(?:{dialect.joined})|(?:{dialect.free})", status):
-            return "ready"
-        if re.fullmatch(dialect.locked, status):
-            return "locked"
-        return "absent" if re.fullmatch(dialect.absent, status) else "failed"

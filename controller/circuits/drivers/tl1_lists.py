@@ -63,7 +63,7 @@ class PolatisTl1Dialect(ListDialect, PolatisDialect):
     )
     serial_line: Pattern = r".*\bSN=(?P<serial>\w+)"
     any_to_any: Pattern = r"\d+xCC\b"
-    port_closed: Pattern = r"CLOSED"
+    port_locked: Pattern = r"CLOSED"
     power_line: Pattern = r"(?P<port>[0-9]{1,9}):(?P<power>[^,]*)"
 
 
@@ -185,7 +185,7 @@ class GlimmerglassTl1(Tl1ListDriver[GlimmerglassDialect]):
     """A Glimmerglass OCS. See ``CircuitDriver`` for what the methods do."""
 
     built_in = GLIMMERGLASS
-    _capabilities = contract.Capabilities(power_in=True, power_out=True)
+    capabilities = contract.Capabilities(power_in=True, power_out=True)
 
     async def identify(self) -> contract.Identity:
         """From ``rtrv-system-info``, which has a line for each item."""
@@ -266,11 +266,8 @@ class PolatisTl1(Tl1ListDriver[PolatisTl1Dialect], base.PolatisDriver):
     async def _powers(
         self, ports: Sequence[contract.DirectedPort]
     ) -> dict[contract.DirectedPort, str]:
-        dialect, monitored = self._dialect, await self._with_monitors(ports)
-        return await self._per_port(monitored, dialect.power, dialect.power_line, "power")
-
-    def _condition(self, state: str) -> contract.Condition:
-        return base.condition(state, self._dialect.port_ready, self._dialect.port_closed)
+        dialect = self._dialect
+        return await self._per_port(ports, dialect.power, dialect.power_line, "power")
 
     async def _has_monitor(self, number: int) -> bool:
         try:

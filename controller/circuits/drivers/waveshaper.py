@@ -207,10 +207,7 @@ class WaveShaper(WavelengthSessionDriver[Row]):
     _dialect: WaveShaperDialect
     capabilities = contract.Capabilities()
     _list_limit = 1 << 16
-
-    @property
-    def _first_look_s(self) -> float:
-        return self._switch.switching_time_s
+    _looks_at_once = False
 
     async def open(self) -> None:
         """Reach the device, and see that it has the ports that the lab says."""

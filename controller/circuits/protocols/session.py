@@ -282,21 +282,18 @@ class DeviceSession(KeptSession[tcp.DeviceConnection[M], D], Generic[M, D]):
     async def _in_step(
         self,
         text: str,
-        taking: Callable[[], tcp.Take[M, R]],
+        take: tcp.Take[M, R],
         shown: Callable[[], str],
         timeout_s: float | None = None,
         *,
         changes: bool,
     ) -> R:
-        """Send a command without a tag; what its answer says. For the rest see ``_run``.
-
-        ``taking`` begins to understand an answer.
-        """
+        """Send a command without a tag; what its answer says. For the rest see ``_run``."""
 
         def exchange(connection: tcp.DeviceConnection[M], timeout_s: float) -> Awaitable[R]:
             if self.log.isEnabledFor(logging.DEBUG):
                 self._sends(shown())
-            return connection.exchange(text, taking(), timeout_s)
+            return connection.exchange(text, take, timeout_s)
 
         return await self._run(exchange, shown, timeout_s, changes=changes)
 

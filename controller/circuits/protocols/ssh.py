@@ -279,9 +279,8 @@ class ShellClient(DeviceSession[str, ShellDialect]):
         Raises ``DeviceRefused`` with the device's words if it tells of an error. One that
         ``changes`` something and is not answered raises ``OutcomeUnknown``.
         """
-        taking = partial(partial, self._take, command)
-        shown = partial(shortened, command)
-        return await self._in_step(command, taking, shown, timeout_s, changes=changes)
+        take, shown = partial(self._take, command), partial(shortened, command)
+        return await self._in_step(command, take, shown, timeout_s, changes=changes)
 
     async def hear(self) -> tuple[Alarm, ...]:
         """Unsolicited lines, after a poll of its state so that they arrive."""

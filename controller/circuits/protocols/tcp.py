@@ -29,7 +29,7 @@ _IAC, _DONT, _DO, _WONT, _WILL, _SB, _SE = 255, 254, 253, 252, 251, 250, 240
 M = TypeVar("M")
 R = TypeVar("R")
 Take = Callable[[Sequence[M]], R | None]
-"""What the messages that came say, with those before them; ``None`` while more is to come."""
+"""What the messages say that came so far; ``None`` while more is to come."""
 
 
 class FramingError(PatchlightError):
@@ -269,8 +269,9 @@ class DeviceConnection(asyncio.Protocol, Generic[M]):
         try:
             async with asyncio.timeout(timeout_s):
                 self.send(text)
-                while (answer := take(await self.receive())) is None:
-                    pass
+                messages = await self.receive()
+                while (answer := take(messages)) is None:
+                    messages += await self.receive()
                 return answer
         except DeviceRefused:
             raise
