@@ -196,4 +196,4 @@ def gpu_backend(choice: str, server: Server, rate_hz: float = SAMPLES_PER_S) -> 
         return NvmlGpus(server, rate_hz)
     if kind == "socket" and directory:
         return SocketGpus(server, Path(directory))
-    raise BadInput(f"--gpus {choice!r}: expected 'nvml' or 'socket:DIR'")
+    raise BadInput(f"--gpu-source {choice!r}: expected 'nvml' or 'socket:DIR'")

@@ -68,7 +68,7 @@ step "A job over both ToRs, regrouped under one of them while it trains"
 patchlight job submit demo --lab $LAB --hosts gpu0,gpu2,gpu4,gpu5 --iterations 14 "${trains[@]}"
 until_true 120 "the job trains over the link between the ToRs" 'it["iterations_done"] >= 2' job show demo
 patchlight job regroup demo --lab $LAB
-patchlight job follow demo --lab $LAB
+patchlight job show demo --follow --lab $LAB
 patchlight ocs history --lab $LAB
 
 step "Nothing is left on the servers"

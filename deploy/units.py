@@ -137,7 +137,7 @@ def agent_command(
         "--tls": f"{home}/configuration/agent-tls",
         "--state": f"{_STATE}/{lab}/agent",
         "--worker-kind": workers,
-        "--gpus": gpus,
+        "--gpu-source": gpus,
         "--image": image,
     }
     words = [word for option in options.items() for word in option]

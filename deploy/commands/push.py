@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tempfile
 from contextlib import ExitStack
 from dataclasses import asdict
@@ -157,6 +158,10 @@ def bundle(
     """
     from patchlight.deploy.bundle import ROLES, FromHere, Target, here, parts_for, write_bundle
 
+    if old := [p for p in pythons if not re.fullmatch(r"3\.(1[1-9]|[2-9]\d)", p)]:
+        raise BadInput(f"--python {old[0]}: expected 3.11 or newer, like 3.12")
+    if not output.absolute().parent.is_dir():
+        raise BadInput(f"--output {output}: there is no folder {output.parent}")
     wanted = [Target(python, machine or here().machine) for python in pythons or [here().python]]
     roles = ROLES if controller else ROLES[:1]
     supply = FromHere(lambda text: out.say(text, err=True))

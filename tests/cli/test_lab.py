@@ -62,9 +62,9 @@ def test_warnings_are_mistakes_only_if_it_is_strict(tmp_path: Path) -> None:
     path.write_text("name: bare\n")
     loose, strict = run("check", str(path)), run("check", str(path), "--strict")
     assert (loose.exit_code, strict.exit_code) == (0, 2)
-    assert loose.output.startswith(f"{path}:1:7: warning: the lab has nothing but a name")
+    assert loose.output.startswith(f"{path}:1:7: warning: the lab has only a name")
     assert "lab bare is good" in loose.output
-    assert strict.output.startswith(f"{path}:1:7: the lab has nothing but a name")
+    assert strict.output.startswith(f"{path}:1:7: the lab has only a name")
     assert "good" not in strict.output
 
 
@@ -98,7 +98,7 @@ def test_what_was_found_as_json(tmp_path: Path) -> None:
 @pytest.mark.parametrize("ocs", [(), ("--ocs", "polatis-scpi")])
 def test_generated_labs_lack_nothing(tmp_path: Path, shape: str, ocs: tuple[str, ...]) -> None:
     path = tmp_path / "lab.yaml"
-    assert run("generate", shape, "--hosts", "20", *ocs, "-o", str(path)).exit_code == 0
+    assert run("generate", shape, "--servers", "20", *ocs, "-o", str(path)).exit_code == 0
     checked = run("check", "--strict", str(path))
     assert checked.exit_code == 0, checked.output
     init = run("init", "--servers", "3", "--gpus", "2", "-o", str(tmp_path / "first.yaml"))
@@ -190,7 +190,7 @@ def test_show_refuses_what_it_cannot_write(tmp_path: Path) -> None:
 
 
 def test_the_schema_is_one_and_takes_the_built_in_labs() -> None:
-    schema = json.loads(run("schema").output)
+    schema = json.loads(run("check", "--schema").output)
     assert schema["$schema"] == "https://json-schema.org/draft/2020-12/schema"
     Draft202012Validator.check_schema(schema)
     validator = Draft202012Validator(schema)
@@ -203,7 +203,7 @@ def test_the_schema_is_one_and_takes_the_built_in_labs() -> None:
     [("netwrk", "10.0.0.0/24"), ("network", 10), ("fabric", "ovs"), ("servers", {}), ("scale", 0)],
 )
 def test_the_schema_refuses_what_the_reader_refuses(key: str, value: object) -> None:
-    validator = Draft202012Validator(json.loads(run("schema").output))
+    validator = Draft202012Validator(json.loads(run("check", "--schema").output))
     document = {"name": "x", "network": "10.0.0.0/24", "servers": []}
     validator.validate(document)
     parse_lab(json.dumps(document))
@@ -214,10 +214,10 @@ def test_the_schema_refuses_what_the_reader_refuses(key: str, value: object) -> 
 
 
 def test_generated_labs_are_printed_or_written(tmp_path: Path) -> None:
-    printed = run("generate", "tree", "--hosts", "40", "--rate", "10Gbps").stdout
+    printed = run("generate", "tree", "--servers", "40", "--rate", "10Gbps").stdout
     assert len(parse_lab(printed).hosts) == 40
     path = tmp_path / "lab.yaml"
-    written = run("generate", "tree", "--hosts", "40", "--rate", "10Gbps", "-o", str(path))
+    written = run("generate", "tree", "--servers", "40", "--rate", "10Gbps", "-o", str(path))
     assert written.exit_code == 0
     assert path.read_text() == printed
     assert run("check", str(path)).exit_code == 0
@@ -226,10 +226,10 @@ def test_generated_labs_are_printed_or_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "switches"),
     [
-        (("single", "--hosts", "300"), 1),
-        (("linear", "--hosts", "8", "--hosts-per-switch", "2", "--uplink-rate", "1Gbps"), 4),
-        (("tree", "--hosts", "8", "--hosts-per-switch", "2", "--fabric", "bridge"), 5),
-        (("fat-tree", "--hosts", "16", "--name", "clos"), 20),
+        (("single", "--servers", "300"), 1),
+        (("linear", "--servers", "8", "--servers-per-switch", "2", "--uplink-rate", "1Gbps"), 4),
+        (("tree", "--servers", "8", "--servers-per-switch", "2", "--fabric", "bridge"), 5),
+        (("fat-tree", "--servers", "16", "--name", "clos"), 20),
     ],
 )
 def test_every_shape_can_be_generated(arguments: tuple[str, ...], switches: int) -> None:
@@ -239,17 +239,17 @@ def test_every_shape_can_be_generated(arguments: tuple[str, ...], switches: int)
 
 def test_generate_refuses_what_cannot_be(tmp_path: Path) -> None:
     for words, message in (
-        (("single", "--hosts", "4", "--uplink-rate", "1Gbps"), "has no uplinks"),
-        (("fat-tree", "--hosts", "4", "--hosts-per-switch", "2"), "is for linear and tree"),
+        (("single", "--servers", "4", "--uplink-rate", "1Gbps"), "has no uplinks"),
+        (("fat-tree", "--servers", "4", "--servers-per-switch", "2"), "is for linear and tree"),
     ):
         assert message in str(run("generate", *words).exception)
-    loops = run("generate", "fat-tree", "--hosts", "16", "--fabric", "bridge")
+    loops = run("generate", "fat-tree", "--servers", "16", "--fabric", "bridge")
     assert isinstance(loops.exception, BadInput)
-    assert run("generate", "tree", "--hosts", "0").exit_code == 2
-    wrong = run("generate", "tree", "--hosts", "4", "--rate", "fast")
+    assert run("generate", "tree", "--servers", "0").exit_code == 2
+    wrong = run("generate", "tree", "--servers", "4", "--rate", "fast")
     assert wrong.exit_code == 2
     assert "'fast' is not a rate: expected a number with one of bps" in wrong.output
-    nowhere = run("generate", "single", "--hosts", "1", "-o", str(tmp_path / "none" / "x"))
+    nowhere = run("generate", "single", "--servers", "1", "-o", str(tmp_path / "none" / "x"))
     assert "cannot write the lab" in str(nowhere.exception)
 
 
@@ -308,8 +308,8 @@ def test_maps_are_read_as_written_and_as_the_controller_answers(tmp_path: Path) 
         ('{"ocs1": [1]}', "m.json:1:11: '1' is not a pair"),
         ('{"ocs1": ["1-321"]}', "m.json:1:11: ocs1 has ports 1–320, not 321"),
         ('{"ocs1": ["1-2", "1>3"]}', "m.json:1:18: in:1 is used twice"),
-        ('{"ocs1": ["3-3"]}', "m.json:1:11: '3-3' sends light back where it came from"),
-        ('{"ocs1": ["1-2"],\n "ocs1": []}', "m.json:2:2: key 'ocs1' stands twice, first on line 1"),
+        ('{"ocs1": ["3-3"]}', "m.json:1:11: '3-3' connects a port to itself"),
+        ('{"ocs1": ["1-2"],\n "ocs1": []}', "m.json:2:2: key 'ocs1' stands first on line 1"),
     ],
 )
 def test_wrong_maps_are_refused_with_the_reason(text: str, message: str, tmp_path: Path) -> None:
@@ -382,4 +382,4 @@ def test_a_lab_with_wavelengths_is_checked_shown_and_drawn(tmp_path: Path) -> No
     path.write_text(COLOURED.replace("1-2@193.100", "1>3@193.100"))
     result = run("check", str(path))
     assert result.exit_code == 2
-    assert "two signals would meet at out:3: 1>3@193.100 and 4>3@193.100-2dB" in result.output
+    assert "two signals would collide at out:3: 1>3@193.100 and 4>3@193.100-2dB" in result.output

@@ -105,7 +105,7 @@ def test_every_mistake_of_a_map_file_is_told_with_its_place(tmp_path: Path) -> N
         ("c.yaml", "o1: [3-3, 4>4, {a: b}]", [":1:6: '3-3' sends", ":1:11: '4>4' sends", ":1:16:"]),
         ("d.yaml", "just words", [":1:1: expected cross-connects by OCS"]),
         ("e.csv", "1,2,3,4,5\n1,2\n1,3\n", [":1:1: expected OCS,A,B", ":3:1: in:1 is used"]),
-        ("f.yaml", "o1: [1-2]\no1: [3-4]\n", [":2:1: key 'o1' stands twice, first on line 1"]),
+        ("f.yaml", "o1: [1-2]\no1: [3-4]\n", [":2:1: key 'o1' stands first on line 1"]),
         ("g.yaml", "[" * 9_000, ["nested more than 32 levels deep"]),
         ("i.yaml", "o1: !!python/tuple [1-2]", [":1:1: expected a list of cross-connects"]),
         ("h.csv", f"1,2\n{'3' * 200_000},4\n", [":2:1: not CSV: field larger than"]),
@@ -157,7 +157,7 @@ def test_history_says_who_what_from_where_and_why_and_a_change_is_undone(
     assert can_undo(running) == {last["id"]: True, undoing["id"]: False}
     ocs("disconnect", "o1", "7")
     gone = ocs("rollback", str(last["id"]), code=1)
-    assert "cannot be undone by itself: o1 7>8 is gone" in gone
+    assert "cannot be undone alone: o1 7>8 is gone" in gone
     assert can_undo(running) == {last["id"]: False, undoing["id"]: False}
     assert "no change 99999" in ocs("rollback", "99999", code=2)
 
@@ -179,10 +179,11 @@ def test_a_locked_port_stays_as_it_is(ocs: OcsCommand, running: ControllerProces
 def test_maps_are_saved_and_restored_whole(ocs: OcsCommand, running: ControllerProcess) -> None:
     ocs("save", "monday", "--why", "before the demo")
     ocs("connect", "o1", "2:4", "7:8")
-    assert "before the demo" in ocs("restore")
-    ocs("restore", "monday")
+    assert "before the demo" in ocs("save")
+    ocs("apply", "monday")
     assert map_of(running) == ["1>3", "2>5", "3>1", "5>2"]
-    assert "no maps are saved as 'tuesday'" in ocs("restore", "tuesday", code=2)
+    wrong = ocs("apply", "tuesday", code=2)
+    assert "'tuesday' is neither a file nor saved circuits: saved are monday" in wrong
 
 
 def test_the_stop_button_is_pressed_and_cleared(
@@ -192,7 +193,7 @@ def test_the_stop_button_is_pressed_and_cleared(
     assert "smoke" in ocs("connect", "o1", "7:8", code=1)
     assert "changes are allowed" in ocs("stop", "--clear")
     ocs("connect", "o1", "7:8")
-    assert json.loads(ocs("stop", "--status", "--json")) == {"pressed": None}
+    assert json.loads(ocs("stop", "--show", "--json")) == {"pressed": None}
 
 
 def test_what_can_be_looked_at_prints_and_is_json(
@@ -206,11 +207,11 @@ def test_what_can_be_looked_at_prints_and_is_json(
     assert [row["cross_connect"] for row in circuits] == ["2>5", "5>2"]
     assert "none failed" in ocs("verify")
     assert json.loads(ocs("show", "--alarms", "--json")) == []
-    assert "o1 is as committed" in ocs("drift")
-    assert json.loads(ocs("drift", "--json"))["o1"]["missing"] == []
+    assert "o1 is as committed" in ocs("verify")
+    assert json.loads(ocs("verify", "--json"))["o1"]["missing"] == []
     seen = running.client.last_event()
     ocs("connect", "o1", "7:8", "--why", "look")
-    line = ocs("watch", "--since", str(seen), "--count", "1")
+    line = ocs("watch", "--after-event", str(seen), "--count", "1")
     assert "committed" in line
     assert "o1 + 7>8" in line
 

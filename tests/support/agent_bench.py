@@ -53,7 +53,7 @@ class Agent:
         """Start it."""
         words = ["--lab", str(self.bench.lab_file), "--server", self.server]
         words += ["--listen", f"unix:{self.socket}", "--worker-kind", self.workers]
-        words += ["--gpus", self.gpus]
+        words += ["--gpu-source", self.gpus]
         words += ["--state", str(self.bench.directory / f"state-{self.server}")]
         namespace = namespaces.namespace_path(self.bench.namespace(self.server))
         if "LD_LIBRARY_PATH" not in os.environ:

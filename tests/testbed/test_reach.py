@@ -36,8 +36,8 @@ def test_links_that_are_not_known_are_no_reason() -> None:
     ("circuits", "one_way", "why"),
     [
         ({}, (), "no circuit at ocs1 port 1"),
-        ({}, ("1>7",), "no circuit that leads both ways at ocs1 port 1"),
-        ({}, ("1>7", "8>1"), "no circuit that leads both ways at ocs1 port 1"),
+        ({}, ("1>7",), "no two-way circuit at ocs1 port 1"),
+        ({}, ("1>7", "8>1"), "no two-way circuit at ocs1 port 1"),
         ({1: 300}, (), "its circuit ends at ocs1 port 300, which has no fibre"),
         ({1: 7}, (), ""),
     ],
@@ -104,5 +104,5 @@ def test_a_lab_whose_nics_are_connected_to_each_other_is_well() -> None:
 
 def test_of_many_hosts_the_first_are_named() -> None:
     assert as_text({}) == ""
-    assert as_text({str(n): "x" for n in range(5)}) == "0: x; 1: x; 2: x; 3: x; and 1 more host"
+    assert as_text({str(n): "x" for n in range(5)}) == "0, 1, 2, 3: x; and 1 more host"
     assert as_text({str(n): "x" for n in range(6)}).endswith("and 2 more hosts")

@@ -1,4 +1,4 @@
-"""What drivers share: a table of cross-connects or channels over a session, and port numbering."""
+"""Shared base of drivers: a table of entries over a session, and port numbering."""
 
 from __future__ import annotations
 
@@ -32,22 +32,22 @@ M = TypeVar("M")
 
 
 class Client(Protocol):
-    """What a driver talks to its device with."""
+    """A driver's connection to its device."""
 
     def __init__(self, session: Session, dialect: Any) -> None: ...
 
     async def open(self) -> None:
-        """Reach the device and log in."""
+        """Connect to the device and log in."""
 
     async def close(self) -> None:
-        """Log out and let go."""
+        """Log out and disconnect."""
 
     async def hear(self) -> tuple[contract.Alarm, ...]:
-        """What the device reported, oldest first."""
+        """The device's reports, oldest first."""
 
 
 class SessionTable(TableDriver[C, M, R]):
-    """A driver over a session: it says which ``client_class`` it talks with."""
+    """A driver over a session of type ``client_class``."""
 
     client: Client
     built_in: ClassVar[Dialect]
@@ -63,10 +63,11 @@ class SessionTable(TableDriver[C, M, R]):
     ) -> None:
         super().__init__(switch)
         self._dialect = dialect or corrected(switch.driver, self.built_in)
+        self._list_limit = getattr(self._dialect, "list_limit", self._list_limit)
         self.client = self.client_class(Session.of(switch, password, timeouts), self._dialect)
 
     async def open(self) -> None:
-        """Reach the device and log in."""
+        """Connect to the device and log in."""
         await self.client.open()
 
     async def close(self) -> None:
@@ -74,12 +75,12 @@ class SessionTable(TableDriver[C, M, R]):
         await self.client.close()
 
     async def alarms(self) -> tuple[contract.Alarm, ...]:
-        """What the device reported, and what it lists where it can be asked."""
+        """The device's reports, and its list of alarms if it has one."""
         return await self.client.hear()
 
 
 class CircuitTableDriver(TableDriver[CrossConnect, PortMap, R]):
-    """See ``CircuitDriver`` for what the methods do. A driver sets ``client``."""
+    """See ``CircuitDriver`` for the methods. A driver sets ``client``."""
 
     _switch: CircuitSwitch
 
@@ -94,16 +95,13 @@ class CircuitTableDriver(TableDriver[CrossConnect, PortMap, R]):
     def _map_of(self, entries: Iterable[CrossConnect]) -> PortMap:
         return PortMap.of(entries)
 
-    def _count(self, side: contract.Side) -> int:
-        return self.ports
-
     def _in_use(self, port: contract.DirectedPort, by: CrossConnect) -> str:
         return f"{port} is in use on the device: {by}"
 
     def _busy(
         self, pairs: Sequence[CrossConnect], table: Mapping[CrossConnect, R]
     ) -> dict[CrossConnect, str]:
-        """Those that are not in the table and need a port of what is, with words."""
+        """Those that are not in the table but conflict with it, with reasons."""
         at_input, at_output = {c.inp: c for c in table}, {c.out: c for c in table}
         words = {}
         for c in pairs:
@@ -117,11 +115,11 @@ class CircuitTableDriver(TableDriver[CrossConnect, PortMap, R]):
 
 
 class SessionDriver(SessionTable[CrossConnect, PortMap, R], CircuitTableDriver[R]):
-    """See ``CircuitDriver``. A driver says which ``client_class`` it talks with, and its table."""
+    """See ``CircuitDriver``. A driver sets its ``client_class``, and its table."""
 
 
 def power_dbm(text: str, dark_dbm: float = -math.inf) -> float | None:
-    """A power as the device writes it, in dBm; ``None`` at or below ``dark_dbm`` or if none."""
+    """A power from the device in dBm; ``None`` at or below ``dark_dbm`` or if missing."""
     try:
         power = float(text)
     except ValueError:
@@ -132,15 +130,17 @@ def power_dbm(text: str, dark_dbm: float = -math.inf) -> float | None:
 def powers_dbm(
     texts: Iterable[tuple[contract.DirectedPort, str]], dark_dbm: float
 ) -> dict[contract.DirectedPort, float | None]:
-    """The same of many ports."""
+    """The same for many ports."""
     return {port: power_dbm(text, dark_dbm) for port, text in texts}
 
 
-def condition(answer: str, ready: str, locked: str) -> contract.Condition:
-    """What a port's state means, given the patterns for two of the meanings."""
+def condition(answer: str, ready: str, locked: str, absent: str) -> contract.Condition:
+    """What a port's state means, given the patterns for all but ``failed``."""
     if re.fullmatch(ready, answer):
         return "ready"
-    return "locked" if re.fullmatch(locked, answer) else "failed"
+    if re.fullmatch(locked, answer):
+        return "locked"
+    return "absent" if re.fullmatch(absent, answer) else "failed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +179,7 @@ class Numbering:
         return None
 
     def to_directed(self, inp: int, out: int) -> CrossConnect | None:
-        """An input's number and an output's → a cross-connect; ``None`` if they are not that."""
+        """An input's and an output's number → a cross-connect; ``None`` if they are invalid."""
         first, second = self.to_port(inp), self.to_port(out)
         if first is None or second is None or (first.side, second.side) != ("in", "out"):
             return None
@@ -190,7 +190,7 @@ class Numbering:
         return self.to_directed(min(one, other), max(one, other))
 
     def check_holds(self, name: str, ports: int) -> None:
-        """``PatchlightError`` if the lab's ``ports`` on each side are more than there are."""
+        """``PatchlightError`` if the lab's ``ports`` exceed the device's."""
         if min(self.ins, self.outs) < ports:
             raise PatchlightError(
                 f"{name} is a switch of {self}, but the lab file says {ports} ports",
@@ -199,32 +199,23 @@ class Numbering:
 
 
 class NumberedDriver(SessionDriver[Row]):
-    """See ``CircuitDriver`` for what the methods do."""
+    """See ``CircuitDriver`` for the methods."""
 
     _dialect: NumberedDialect
     _known: Numbering | None = None
-    _capabilities = contract.Capabilities()
+    capabilities = contract.Capabilities()
 
     @abstractmethod
     async def _learn(self) -> Numbering:
-        """The size of the device; and what else never changes, into ``_capabilities``."""
-
-    @property
-    def _list_limit(self) -> int:
-        return self._dialect.list_limit
-
-    @property
-    def capabilities(self) -> contract.Capabilities:
-        """Which power monitors it has; known after ``open``."""
-        return self._capabilities
+        """The size of the device; and what else never changes, into ``capabilities``."""
 
     async def open(self) -> None:
-        """Reach the device, log in, and learn its size and which power monitors there are."""
+        """Connect to the device, log in, and read its size and power monitors."""
         await super().open()
         await self._numbering()
 
     async def _numbering(self) -> Numbering:
-        """How many inputs and outputs there are, and their numbers; asked once."""
+        """How many inputs and outputs it has, and their numbers; read once."""
         if self._known is None:
             numbering = await self._learn()
             numbering.check_holds(self.name, self.ports)
@@ -238,7 +229,7 @@ class NumberedDriver(SessionDriver[Row]):
 
 
 class PolatisDriver(NumberedDriver):
-    """What drivers of Polatis switches share, whatever they speak. See ``CircuitDriver``."""
+    """Shared by drivers of Polatis switches, for all protocols. See ``CircuitDriver``."""
 
     _dialect: PolatisDialect
 
@@ -246,13 +237,16 @@ class PolatisDriver(NumberedDriver):
     async def identify(self) -> contract.Identity:
         """Vendor, model, serial number and software of the device."""
 
-    @abstractmethod
     async def _size(self, model: str) -> tuple[int, int]:
         """How many inputs and outputs."""
+        size = re.search(self._dialect.model_size, model)
+        if size is None:
+            raise self._nonsense("the question for its size", model or "nothing")
+        return int(size["ins"]), int(size["outs"])
 
     @abstractmethod
     async def _monitored_sides(self, numbering: Numbering) -> Collection[contract.Side]:
-        """The sides that have power monitors."""
+        """The sides with power monitors."""
 
     @abstractmethod
     async def _states(self) -> Mapping[contract.DirectedPort, str]:
@@ -262,52 +256,44 @@ class PolatisDriver(NumberedDriver):
     async def _powers(
         self, ports: Sequence[contract.DirectedPort]
     ) -> Mapping[contract.DirectedPort, str]:
-        """The power at these ports, or at more, as the device tells it."""
-
-    @abstractmethod
-    def _condition(self, state: str) -> contract.Condition:
-        """What the device's word for a port's state means."""
+        """The power at these ports, or at more, from the device."""
 
     async def port_states(self) -> contract.PortStates:
-        """Of each port that the lab knows: enabled, disabled, failed."""
-        states, last = await self._states(), self.ports
+        """For each port in the lab: enabled, disabled, failed."""
+        states, last, dialect = await self._states(), self.ports, self._dialect
+        patterns = dialect.port_ready, dialect.port_locked, dialect.port_absent
         known = {
-            state: contract.PortState(self._condition(state), state) for state in {*states.values()}
+            state: contract.PortState(condition(state, *patterns), state)
+            for state in {*states.values()}
         }
         return {port: known[state] for port, state in states.items() if port.number <= last}
 
     async def power(self, ports: Iterable[contract.DirectedPort]) -> contract.Powers:
-        """At the ports that have monitors."""
-        asked = self._checked_ports(ports)
-        if not asked:
+        """Only ports with monitors."""
+        checked = self._checked_ports(ports)
+        await self._numbering()
+        monitored = {"in": self.capabilities.power_in, "out": self.capabilities.power_out}
+        if not (asked := [port for port in checked if monitored[port.side]]):
             return {}
         powers, dark_dbm = await self._powers(asked), self._dialect.dark_dbm
         return powers_dbm(((port, powers[port]) for port in asked if port in powers), dark_dbm)
-
-    async def _with_monitors(
-        self, ports: Iterable[contract.DirectedPort]
-    ) -> list[contract.DirectedPort]:
-        await self._numbering()
-        power = self._capabilities
-        monitored = {"in": power.power_in, "out": power.power_out}
-        return [port for port in ports if monitored[port.side]]
 
     async def _learn(self) -> Numbering:
         model = (await self.identify()).model
         if re.search(self._dialect.any_to_any, model):
             raise PatchlightError(
                 f"{self.name} is a {model}: a switch of single fibres, any to any",
-                hint="this driver knows switches with inputs and outputs only",
+                hint="this driver supports only switches with separate inputs and outputs",
             )
         numbering = Numbering.polatis(*await self._size(model))
         numbering.check_holds(self.name, self.ports)
         sides = await self._monitored_sides(numbering)
-        self._capabilities = contract.Capabilities(power_in="in" in sides, power_out="out" in sides)
+        self.capabilities = contract.Capabilities(power_in="in" in sides, power_out="out" in sides)
         return numbering
 
 
 class WavelengthTableDriver(TableDriver[ChannelConnect, SpectrumMap, R]):
-    """See ``WavelengthDriver`` for what the methods do. A driver sets ``client``."""
+    """See ``WavelengthDriver`` for the methods. A driver sets ``client``."""
 
     _switch: WavelengthSwitch
 
@@ -332,13 +318,10 @@ class WavelengthTableDriver(TableDriver[ChannelConnect, SpectrumMap, R]):
     def _map_of(self, entries: Iterable[ChannelConnect]) -> SpectrumMap:
         return SpectrumMap.of(entries)
 
-    def _count(self, side: contract.Side) -> int:
-        return self.inputs if side == "in" else self.outputs
-
     def _busy(
         self, pairs: Sequence[ChannelConnect], table: Mapping[ChannelConnect, R]
     ) -> dict[ChannelConnect, str]:
-        """Those whose light would meet that of an entry of the table, or leave its way."""
+        """Entries whose signals would collide with the table's, or that conflict otherwise."""
         words = {}
         for way in pairs:
             if way not in table and (other := next((w for w in table if way.clashes(w)), None)):
@@ -349,7 +332,7 @@ class WavelengthTableDriver(TableDriver[ChannelConnect, SpectrumMap, R]):
 class WavelengthSessionDriver(
     SessionTable[ChannelConnect, SpectrumMap, R], WavelengthTableDriver[R]
 ):
-    """See ``WavelengthDriver``. A driver says its ``client_class``, and its table."""
+    """See ``WavelengthDriver``. A driver sets its ``client_class``, and its table."""
 
     def __init__(
         self,

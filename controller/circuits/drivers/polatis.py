@@ -1,6 +1,6 @@
 """The driver ``polatis-scpi``: Polatis (HUBER+SUHNER) switches over SCPI (TCP 5025).
 
-Run against the emulated device only so far.
+Tested with the emulated device only.
 """
 
 import functools
@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import starmap
-from typing import ClassVar, TypeVar, cast
+from typing import ClassVar, cast
 
 from patchlight.controller.circuits import contract
 from patchlight.controller.circuits.dialect import (
@@ -21,15 +21,15 @@ from patchlight.controller.circuits.dialect import (
     filled,
     shortened,
 )
-from patchlight.controller.circuits.drivers.base import Numbering, PolatisDriver, condition
+from patchlight.controller.circuits.drivers.base import Numbering, PolatisDriver
 from patchlight.controller.circuits.drivers.table import TABLES_KEPT, UP, Row
 from patchlight.controller.circuits.protocols import tcp
 from patchlight.controller.circuits.protocols.session import DeviceSession
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab.portmap import CrossConnect
 
-# No byte fits two branches, so it takes linear time whatever comes. (A doubled quote in quotes
-# is two quoted texts here. Not possessive: CPython 3.11 gets nested possessive groups wrong.)
+# The branches exclude each other, so matching takes linear time. (A doubled quote counts as two
+# quoted texts. Not possessive: CPython 3.11 handles nested possessive groups wrongly.)
 _UNIT = re.compile(r'(?:"[^"]*"?|\([^)]*\)?|[^;"(]+)*')
 _CHANNEL = re.compile(r"\s*(\d{1,9})\s*(?::\s*(\d{1,9})\s*)?")
 _PLAIN = re.compile(r"[0-9,]+")
@@ -38,21 +38,19 @@ _WORD = re.compile(r"[A-Za-z0-9_.-]+")
 _UNQUOTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _CHANNELS_LIMIT = 1 << 16
 Errors = list[tuple[str, str]]  # code and words
-A = TypeVar("A")
 
 
 @dataclass(frozen=True)
 class PolatisScpiDialect(PolatisDialect):
     """What a session with a Polatis switch takes.
 
-    ``confirm`` is put behind a command that changes something, and the device answers it
-    with ``confirmed`` when it is done. ``errors`` asks for all errors and is sent after
-    every command, with ``then`` between (``;`` would put both in one message): a device
-    answers a command in error with nothing at all. Set ``login`` where a unit wants one.
+    ``confirm`` follows a command that changes something, and the device answers it with
+    ``confirmed`` when it is done. ``errors`` reads all errors and is sent after every command,
+    separated by ``then`` (``;`` would put both in one message): a device does not answer a wrong
+    command. Set ``login`` if a unit needs one.
 
-    ``{ins}``, ``{outs}`` and ``{ports}`` are lists of the device's port numbers. Patterns
-    match a whole answer and name their groups as below. ``ask_limit`` is how many ports one
-    question takes.
+    ``{ins}``, ``{outs}`` and ``{ports}`` are lists of the device's port numbers. Patterns match a
+    whole answer and name their groups as below. ``ask_limit`` limits the ports per query.
     """
 
     FIELDS: ClassVar[frozenset[str]] = frozenset({"user", "password", "ins", "outs", "ports"})
@@ -80,8 +78,8 @@ class PolatisScpiDialect(PolatisDialect):
     size_answer: Pattern = r"(?P<ins>\d{1,9})\s*,\s*(?P<outs>\d{1,9})"
     map_answer: Pattern = r"\(@(?P<ins>[^()]*)\)\s*,\s*\(@(?P<outs>[^()]*)\)"
     states_answer: Pattern = r"\((?P<states>[^()]*)\)"
-    port_enabled: Pattern = r"E"
-    port_disabled: Pattern = r"D"
+    port_ready: Pattern = r"E"
+    port_locked: Pattern = r"D"
     power_answer: Pattern = r"\((?P<powers>[^()]*)\)"
 
 
@@ -89,22 +87,22 @@ POLATIS = PolatisScpiDialect()
 
 
 def quoted(text: str) -> str:
-    """A text as it may stand in a command: a plain word as it is, all else in quotes.
+    """A text in a command: a plain word unchanged, all else in quotes.
 
-    ``BadInput``, which does not repeat the text (it may be a password), if no command can hold it.
+    ``BadInput``, without the text (it may be a password), if no command can contain it.
     """
     if _WORD.fullmatch(text):
         return text
     if _UNQUOTABLE.search(text):
         raise BadInput(
-            "a SCPI command cannot hold a text with control characters in it",
-            hint="change the user or password that has them",
+            "a SCPI command cannot contain control characters",
+            hint="change the user or password that contains them",
         )
     return '"' + text.replace('"', '""') + '"'
 
 
 def units(line: str) -> Iterator[str]:
-    """The answers in one line between its ``;``, quotes and parentheses kept whole."""
+    """The answers in one line, separated by ``;``, with quotes and parentheses kept whole."""
     at = 0
     while at <= len(line):
         match = _UNIT.match(line, at)
@@ -115,8 +113,8 @@ def units(line: str) -> Iterator[str]:
 
 
 def channels(text: str) -> list[int]:
-    """``1,2,5:7`` → the numbers; raises ``ValueError`` if it is no channel list."""
-    if _PLAIN.fullmatch(text):  # nearly always, and a map is long
+    """``1,2,5:7`` → the numbers; ``ValueError`` if it is not a channel list."""
+    if _PLAIN.fullmatch(text):  # the usual case, and maps are long
         plain = text.split(",")
         if all(plain) and max(map(len, plain)) <= _DIGITS:
             return list(map(int, plain))
@@ -144,31 +142,35 @@ class ScpiClient(DeviceSession[str, PolatisScpiDialect]):
         self._entry = re.compile(dialect.error_entry)
 
     async def ask(self, command: str, answer: str) -> str:
-        """Ask something; the answer, which matches the pattern ``answer``.
+        """Send a query; returns the answer, which matches the pattern ``answer``.
 
-        Raises ``DeviceRefused`` with the device's words if it answers with errors alone.
+        Raises ``DeviceRefused`` with the device's message if it only reports errors.
         """
         return await self._command(command, answer, changes=False)
 
     async def tell(self, command: str) -> None:
-        """Have something changed, and wait until the device says that it is done.
+        """Change something, and wait until the device confirms it.
 
-        Raises ``DeviceRefused`` with the device's words; an unanswered command raises
+        Raises ``DeviceRefused`` with the device's message; an unanswered command raises
         ``OutcomeUnknown``. A refused list may have been done in part.
         """
         confirmed = f"{command}{self._dialect.confirm}"
         await self._command(confirmed, self._dialect.confirmed, changes=True)
 
     async def hear(self) -> tuple[contract.Alarm, ...]:
-        """Alarms so far, after its error queue was read for the newest."""
-        await self._told("", self._reported, lambda: self._dialect.errors, changes=False)
+        """Alarms so far, after reading its error queue for new ones."""
+        errors = self._dialect.errors
+        await self._in_step(errors, self._reported, lambda: errors, changes=False)
         return self.alarms
 
     async def _command(self, command: str, answer: str, *, changes: bool) -> str:
         def shown() -> str:
             return self._mask(shortened(command))
 
-        def understood(answers: list[str], errors: Errors) -> str:
+        def take(lines: Sequence[str]) -> str | None:
+            if (told := self._told(command, lines)) is None:
+                return None
+            answers, errors = told
             if errors and (changes or not answers):
                 raise self._refused(shown(), _words(errors), errors[0][0])
             self._note(errors)
@@ -176,80 +178,58 @@ class ScpiClient(DeviceSession[str, PolatisScpiDialect]):
                 raise tcp.FramingError(f"it answered {self._mask(shortened('; '.join(answers)))!r}")
             return answers[0]
 
-        return await self._told(command, understood, shown, changes=changes)
+        # The question for errors ends each answer.
+        text = f"{command}{self._dialect.then}{self._dialect.errors}"
+        return await self._in_step(text, take, shown, changes=changes)
 
     def _framer(self) -> tcp.LineFramer:
         return tcp.LineFramer(protocol=self.protocol)
 
     async def _log_in(self) -> None:
-        session, command, understood = self._session, "", self._reported
+        session, text, take = self._session, self._dialect.errors, self._reported
         if self._dialect.login:
-            command = filled(
-                self._dialect.login, quoted, user=session.user, password=session.password
-            )
+            user, password = session.user, session.password
+            command = filled(self._dialect.login, quoted, user=user, password=password)
+            text = f"{command}{self._dialect.then}{text}"
 
-            # A banner may stand before the first answer: only the errors are looked at.
-            def understood(answers: list[str], errors: Errors) -> bool:
-                if errors:
-                    raise session.login_refused(_words(errors))
-                return True
+            # A banner may precede the first answer: only the errors are read.
+            def take(lines: Sequence[str]) -> bool | None:
+                told = self._told(command, lines)
+                if told and told[1]:
+                    raise session.login_refused(_words(told[1]))
+                return None if told is None else True
 
-        self._sends(self._mask(command))
-        text, take = self._message(command), self._taking(command, understood)
+        self._sends(self._mask(text))
         await self._connected().exchange(text, take, session.timeouts.answer_s)
 
     async def _log_out(self) -> None:
-        """SCPI knows no farewell."""
+        """SCPI has no logout."""
 
     async def _say_something(self) -> None:
         await self.ask(self._dialect.keep_alive, r".*")
 
-    async def _told(
-        self,
-        command: str,
-        understood: Callable[[list[str], Errors], A],
-        shown: Callable[[], str],
-        *,
-        changes: bool,
-    ) -> A:
-        taking = functools.partial(self._taking, command, understood)
-        return await self._in_step(self._message(command), taking, shown, changes=changes)
-
-    def _message(self, command: str) -> str:
-        """A command, and the question for errors that ends its answer."""
-        return f"{command}{self._dialect.then if command else ''}{self._dialect.errors}"
-
-    def _taking(
-        self, command: str, understood: Callable[[list[str], Errors], A]
-    ) -> tcp.Take[str, A]:
-        """Gathers the answers up to the error queue's, and what that holds."""
+    def _told(self, command: str, lines: Sequence[str]) -> tuple[list[str], Errors] | None:
+        """The answers up to the error queue's, and what that holds; ``None`` before it came."""
         answers: list[str] = []
-        size, sent = 0, (command, self._dialect.errors)
+        if sum(map(len, lines)) > tcp.BUFFER_LIMIT:
+            raise tcp.FramingError(f"the answer is longer than {tcp.BUFFER_LIMIT} bytes")
+        for line in lines:
+            if line in (command, self._dialect.errors):
+                continue  # an echo
+            for unit in units(line):
+                errors = self._errors(unit)
+                if errors is not None:
+                    return answers, errors
+                answers.append(unit)
+        return None
 
-        def take(lines: Sequence[str]) -> A | None:
-            nonlocal size
-            for line in lines:
-                size += len(line)
-                if size > tcp.BUFFER_LIMIT:
-                    raise tcp.FramingError(f"the answer is longer than {tcp.BUFFER_LIMIT} bytes")
-                if line in sent:
-                    continue  # an echo
-                for unit in units(line):
-                    errors = self._errors(unit)
-                    if errors is not None:
-                        return understood(answers, errors)
-                    answers.append(unit)
-            return None
-
-        return take
-
-    def _reported(self, answers: list[str], errors: Errors) -> bool:
-        """Errors that no command of ours explains: the device tells of itself."""
-        self._note(errors)
-        return True
+    def _reported(self, lines: Sequence[str]) -> bool | None:
+        if (told := self._told("", lines)) is not None:
+            self._note(told[1])
+        return None if told is None else True
 
     def _errors(self, text: str) -> Errors | None:
-        """The entries of the error queue's answer (without "no error"), if it is one."""
+        """The entries in an answer of the error queue (without "no error"), if it is one."""
         entries: Errors = []
         at = 0
         while match := self._entry.match(text, at):
@@ -264,7 +244,7 @@ class ScpiClient(DeviceSession[str, PolatisScpiDialect]):
         return None
 
     def _note(self, errors: Errors) -> None:
-        """Errors that no command of ours explains: the device tells of itself."""
+        """Errors that no command explains: events of the device."""
         for code, words in errors:
             self._alarm("minor", "", f"{code},{words}")
 
@@ -277,7 +257,7 @@ _PAIRS_KEPT = 1 << 14
 
 
 class PolatisScpi(PolatisDriver):
-    """A Polatis OCS. See ``CircuitDriver`` for what the methods do."""
+    """A Polatis OCS. See ``CircuitDriver`` for the methods."""
 
     built_in = POLATIS
     client_class = ScpiClient
@@ -299,8 +279,7 @@ class PolatisScpi(PolatisDriver):
 
     @functools.cached_property
     def _understood(self) -> Callable[[str], Mapping[CrossConnect, Row]]:
-        """The table of an answer. A map is read several times in each change, and mostly as it
-        was; if it is another one, few of its pairs are new."""
+        """The table of an answer. A map is read several times per change, and few pairs are new."""
         assert self._known is not None
         to_cross_connect = functools.lru_cache(_PAIRS_KEPT)(self._known.to_cross_connect)
 
@@ -344,11 +323,8 @@ class PolatisScpi(PolatisDriver):
     async def _powers(
         self, ports: Sequence[contract.DirectedPort]
     ) -> dict[contract.DirectedPort, str]:
-        dialect, monitored = self._dialect, await self._with_monitors(ports)
-        return await self._per_port(monitored, dialect.power, dialect.power_answer, "powers")
-
-    def _condition(self, state: str) -> contract.Condition:
-        return condition(state, self._dialect.port_enabled, self._dialect.port_disabled)
+        dialect = self._dialect
+        return await self._per_port(ports, dialect.power, dialect.power_answer, "powers")
 
     async def _has_monitor(self, number: int) -> bool:
         command = filled(self._dialect.power, quoted, ports=number)
@@ -366,7 +342,7 @@ class PolatisScpi(PolatisDriver):
     async def _per_port(
         self, ports: Sequence[contract.DirectedPort], template: str, answer: str, group: str
     ) -> dict[contract.DirectedPort, str]:
-        """One value for each port, asked for in lists as long as the device takes."""
+        """One value per port, queried in lists as long as the device accepts."""
         per_port: dict[contract.DirectedPort, str] = {}
         numbering, limit = self._known or await self._numbering(), self._dialect.ask_limit
         for start in range(0, len(ports), limit):

@@ -1,7 +1,7 @@
 """The driver ``polatis-netconf``: Polatis (HUBER+SUHNER) switches over NETCONF (port 830).
 
-Needs ncclient (``pip install 'patchlight[netconf]'``). Run against the emulated device only so
-far. What is sent follows the YANG module ``optical-switch`` of 2018-03-22.
+Needs ncclient (``pip install 'patchlight[netconf]'``). Tested with the emulated device only.
+Requests follow the YANG module ``optical-switch`` of 2018-03-22.
 """
 
 import re
@@ -11,25 +11,24 @@ from dataclasses import dataclass
 from typing import ClassVar
 from xml.sax.saxutils import escape
 
-from patchlight.controller.circuits.contract import SIDES, Condition, DirectedPort, Identity, Side
+from patchlight.controller.circuits.contract import SIDES, DirectedPort, Identity, Side
 from patchlight.controller.circuits.dialect import Bare, Pattern, PolatisDialect, Template, filled
-from patchlight.controller.circuits.drivers.base import Numbering, PolatisDriver, condition
+from patchlight.controller.circuits.drivers.base import Numbering, PolatisDriver
 from patchlight.controller.circuits.drivers.table import UP, Row
 from patchlight.controller.circuits.protocols.netconf import NetconfClient
 from patchlight.testbed.lab.portmap import CrossConnect
 
 _NAMESPACE = "http://www.polatis.com/yang/optical-switch"
 _XMLNS = f'xmlns="{_NAMESPACE}"'
-_FEW = 16  # up to so many ports are asked for one by one, more all together
+_FEW = 16  # up to this many ports are read one by one, more all together
 
 
 @dataclass(frozen=True)
 class PolatisNetconfDialect(PolatisDialect):
     """What a Polatis takes, as XML to fill in.
 
-    ``connect`` and ``disconnect`` hold ``{pairs}``: ``pair`` or ``unpair`` for
-    each, with the device's port numbers. In ``{ports}`` stand ``port`` for each, or nothing
-    for all. Patterns match whole texts; those of the size are searched in the model's name.
+    ``connect`` and ``disconnect`` hold ``{pairs}``: ``pair`` or ``unpair`` for each, with the
+    device's port numbers. ``{ports}`` has ``port`` for each; empty: all.
     """
 
     FIELDS: ClassVar[frozenset[str]] = frozenset({"pairs", "ports", "port", "inp", "out"})
@@ -44,16 +43,14 @@ class PolatisNetconfDialect(PolatisDialect):
     port_states: Template = f"<port-config {_XMLNS}><port><port-id/><status/></port></port-config>"
     power: Template = f"<opm-power {_XMLNS}>{{ports}}</opm-power>"
     port: Template = "<port><port-id>{port}</port-id><power/></port>"
-    size: Pattern = r"\b(?P<ins>\d{1,9})x(?P<outs>\d{1,9})\b"
     port_ready: Pattern = r"ENABLED|UNSUPPORTED"
-    port_disabled: Pattern = r"DISABLED"
 
 
 POLATIS = PolatisNetconfDialect()
 
 
 class PolatisNetconf(PolatisDriver):
-    """A Polatis OCS. See ``CircuitDriver`` for what the methods do."""
+    """A Polatis OCS. See ``CircuitDriver`` for the methods."""
 
     built_in = POLATIS
     client_class = NetconfClient
@@ -76,7 +73,7 @@ class PolatisNetconf(PolatisDriver):
             if all(re.fullmatch(r"[0-9]{1,9}", number) for number in numbers):
                 cross_connect = numbering.to_cross_connect(int(numbers[0]), int(numbers[1]))
             if cross_connect is None:
-                raise self._nonsense("the question for its map", ",".join(numbers))
+                raise self._nonsense("the query for its map", ",".join(numbers))
             table[cross_connect] = UP
         return table
 
@@ -87,12 +84,6 @@ class PolatisNetconf(PolatisDriver):
         self, pairs: Sequence[CrossConnect], table: Mapping[CrossConnect, Row]
     ) -> None:
         await self._edit(self._dialect.disconnect, self._dialect.unpair, pairs)
-
-    async def _size(self, model: str) -> tuple[int, int]:
-        size = re.search(self._dialect.size, model)
-        if size is None:
-            raise self._nonsense("the question for its size", model or "nothing")
-        return int(size["ins"]), int(size["outs"])
 
     async def _monitored_sides(self, numbering: Numbering) -> set[Side]:
         first = [DirectedPort(side, 1) for side in SIDES]
@@ -107,9 +98,6 @@ class PolatisNetconf(PolatisDriver):
         numbering = await self._numbering()
         data = await self.client.get(self._power_filter(numbering, ports))
         return self._per_port(data, numbering, "power")
-
-    def _condition(self, state: str) -> Condition:
-        return condition(state, self._dialect.port_ready, self._dialect.port_disabled)
 
     async def _edit(self, template: str, pair: str, pairs: Sequence[CrossConnect]) -> None:
         numbers = await self._numbers(pairs)
@@ -126,7 +114,7 @@ class PolatisNetconf(PolatisDriver):
     def _per_port(
         self, data: ET.Element, numbering: Numbering, leaf: str
     ) -> dict[DirectedPort, str]:
-        """What a leaf says of each port that the device tells of."""
+        """The value of a leaf for each port in the device's list."""
         leaves = {}
         for entry in data.iterfind(f".//{{{self._dialect.namespace}}}port"):
             number, text = self._text(entry, "{*}port-id"), self._text(entry, f"{{*}}{leaf}")

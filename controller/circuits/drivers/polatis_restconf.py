@@ -1,9 +1,8 @@
 """The driver ``polatis-restconf``: Polatis (HUBER+SUHNER) switches over RESTCONF (HTTPS).
 
-Run against the emulated device only so far.
+Tested with the emulated device only.
 """
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -11,7 +10,7 @@ from typing import Any, ClassVar
 from patchlight.controller.circuits import contract
 from patchlight.controller.circuits.dialect import Bare, Pattern, PolatisDialect, Template, filled
 from patchlight.controller.circuits.drivers import rest
-from patchlight.controller.circuits.drivers.base import Numbering, PolatisDriver, condition
+from patchlight.controller.circuits.drivers.base import Numbering, PolatisDriver
 from patchlight.controller.circuits.drivers.table import UP, Row
 from patchlight.controller.circuits.protocols.http import HttpClient, HttpDialect, in_json, in_url
 from patchlight.testbed.lab.portmap import CrossConnect
@@ -22,7 +21,7 @@ class PolatisRestconfDialect(HttpDialect, PolatisDialect):
     """What a Polatis takes.
 
     ``{ingress}`` and ``{egress}`` are the device's port numbers, ``{pairs}`` is a list of
-    ``pair``. The ``…_key`` entries are keys of the answers. ``size`` is searched in the model.
+    ``pair``. The ``…_key`` entries are keys of the answers.
     ``guard`` sends the map's ETag along with a change, so that the device does nothing if the
     map is no longer the one that was read.
     """
@@ -49,25 +48,22 @@ class PolatisRestconfDialect(HttpDialect, PolatisDialect):
     model_key: str = "model-name"
     serial_key: str = "serial-number"
     version_key: str = "software-version"
-    size: Pattern = r"\b(?P<ins>\d{1,9})x(?P<outs>\d{1,9})\b"
-    enabled: str = "ENABLED"
-    disabled: str = "DISABLED"
-    absent: Pattern = r"UNSUPPORTED"
-    critical: Pattern = r"(?i)critical"
-    major: Pattern = r"(?i)major"
+    port_absent: Pattern = r"UNSUPPORTED"
+    critical: Pattern = r"(?i).*critical.*"
+    major: Pattern = r"(?i).*major.*"
 
 
 POLATIS = PolatisRestconfDialect()
 
 
 class PolatisRestconf(PolatisDriver):
-    """A Polatis OCS. See ``CircuitDriver`` for what the methods do."""
+    """A Polatis OCS. See ``CircuitDriver`` for the methods."""
 
     built_in = POLATIS
     client_class = HttpClient
     client: HttpClient
     _dialect: PolatisRestconfDialect
-    # The map that was read last, and what guards it.
+    # The last map read, and its ETag.
     _last: Mapping[CrossConnect, Row]
     _etag = ""
 
@@ -86,7 +82,11 @@ class PolatisRestconf(PolatisDriver):
         rows = await self.client.read(self._dialect.system_alarms, rest.json_rows, missing=[])
         now = dict.fromkeys(rest.json_short(row) for row in rows)
         alarms = self.client.alarms
-        alarms.stands(contract.Standing(self._severity(words), self.name, words) for words in now)
+        critical, major = self._dialect.critical, self._dialect.major
+        alarms.stands(
+            contract.Standing(rest.severity(words, critical, major), self.name, words)
+            for words in now
+        )
         return alarms.all
 
     async def _table(self) -> Mapping[CrossConnect, Row]:
@@ -100,7 +100,7 @@ class PolatisRestconf(PolatisDriver):
         return self._last
 
     async def _make(self, pairs: Sequence[CrossConnect]) -> None:
-        # The device would take ports from their circuits without a word; we do not.
+        # The device would silently take busy ports; Patchlight does not.
         for words in self._busy(pairs, self._last).values():
             raise self._will_not(words)
         dialect, numbers = self._dialect, await self._numbers(pairs)
@@ -130,14 +130,8 @@ class PolatisRestconf(PolatisDriver):
         guard = {"If-Match": self._etag} if self._dialect.guard and self._etag else {}
         with self._telling():
             reply = await self.client.change(method, path, body, guard)
-        # The map is another now: what guards the next step of ours is its ETag, if it is told.
+        # The map has changed: the next step is guarded by its new ETag, if reported.
         self._etag = reply.etag
-
-    async def _size(self, model: str) -> tuple[int, int]:
-        size = re.search(self._dialect.size, model)
-        if size is None:
-            raise self.client.nonsense(self._dialect.identity, f"no size in {model!r}")
-        return int(size["ins"]), int(size["outs"])
 
     async def _monitored_sides(self, numbering: Numbering) -> set[contract.Side]:
         return {port.side for port in await self._listed(self._dialect.power, numbering)}
@@ -157,7 +151,7 @@ class PolatisRestconf(PolatisDriver):
     async def _listed(
         self, path: str, numbering: Numbering
     ) -> dict[contract.DirectedPort, Mapping[str, Any]]:
-        """The rows of a list by their port; none where the device has no such list."""
+        """The rows of a list by port; empty if the device has no such list."""
         key = self._dialect.port_key
 
         def listed(body: object) -> dict[contract.DirectedPort, Mapping[str, Any]]:
@@ -174,13 +168,3 @@ class PolatisRestconf(PolatisDriver):
         if cross_connect is None:
             raise ValueError(rest.json_short(row))
         return cross_connect
-
-    def _condition(self, state: str) -> contract.Condition:
-        if re.fullmatch(self._dialect.absent, state):
-            return "absent"
-        return condition(state, re.escape(self._dialect.enabled), re.escape(self._dialect.disabled))
-
-    def _severity(self, words: str) -> contract.Severity:
-        if re.search(self._dialect.critical, words):
-            return "critical"
-        return "major" if re.search(self._dialect.major, words) else "minor"

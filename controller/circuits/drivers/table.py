@@ -1,8 +1,8 @@
-"""What drivers have in common whose device holds a table of entries, ports joined or channels led.
+"""Shared by drivers of devices with a table of entries: circuits or channels.
 
-A device makes an entry in one step, or in two: it is entered, then activated. It may break what
-stands in the way of a new one without a word. So the table is read before each write, and what
-would need a busy port is refused here; it is read again after, and then shows the outcome.
+A device makes an entry in one step, or in two: it is entered, then activated. It may silently break
+entries that conflict with a new one. So the table is read before each write, and conflicts are
+refused here; it is read again afterwards, and then shows the result.
 """
 
 import asyncio
@@ -25,6 +25,7 @@ from patchlight.controller.circuits import contract
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab.model import OpticalSwitch
 from patchlight.testbed.lab.portmap import JoinsPorts
+from patchlight.testbed.lab.wavelengths import WavelengthSwitch
 
 _JUST_READ_S = 0.01
 T = TypeVar("T")
@@ -32,10 +33,10 @@ C = TypeVar("C", bound=JoinsPorts)
 
 
 class JustRead(Generic[T]):
-    """A device's table, for as long as it is as good as one that is asked for now.
+    """A device's table, while it is as good as one read now.
 
-    That is 10 ms from when the question was sent, what it takes on its way to a device in another
-    building, and until something is told to the device. It spares reading a map twice in a change.
+    That is 10 ms from when the query was sent, the round trip to another building, and until a
+    command is sent to the device. It avoids reading a map twice in a change.
     """
 
     def __init__(self) -> None:
@@ -44,33 +45,33 @@ class JustRead(Generic[T]):
         self._told = 0
 
     async def read(self, ask: Callable[[], Awaitable[T]]) -> T:
-        """Ask, and keep the answer."""
+        """Read the table, and keep it."""
         asked_at, told = asyncio.get_running_loop().time(), self._told
         table = await ask()
-        # Somebody else may have told the device something while this question was on its way.
+        # A command may have been sent during this query.
         if told == self._told:
             self._table, self._asked_at = table, asked_at
         return table
 
     @property
     def table(self) -> T | None:
-        """The table that was just read; ``None`` if it was not."""
+        """The table if it was just read, else ``None``."""
         age_s = asyncio.get_running_loop().time() - self._asked_at
         return self._table if age_s <= _JUST_READ_S else None
 
     async def again(self, ask: Callable[[], Awaitable[T]]) -> T:
-        """The table that was just read, or else a new one."""
+        """The table if it was just read, or a new one."""
         table = self.table
         return await self.read(ask) if table is None else table
 
     def forget(self) -> None:
-        """The device is told something now, or has just done it: say so before and after."""
+        """A command is about to be sent or has just finished: call it before and after."""
         self._told += 1
         self._table = None
 
 
 def outcome(asked: tuple[C, ...], refused: dict[C, str], elapsed_s: float) -> contract.Outcome[C]:
-    """What came of ``asked``, given the words for those that were refused."""
+    """The result for ``asked``, given the reasons for refused ones."""
     return contract.Outcome(
         done=tuple(c for c in asked if c not in refused),
         refused=tuple(contract.Refusal(c, refused[c]) for c in asked if c in refused),
@@ -79,9 +80,9 @@ def outcome(asked: tuple[C, ...], refused: dict[C, str], elapsed_s: float) -> co
 
 
 _SETTLE_S = 10.0  # a circuit that is not up by then has failed (G2MPLS waits as long)
-_NOT_HELD = "the command was accepted, but the device does not hold it"
+_NOT_HELD = "the command was accepted, but the map lacks it"
 TABLES_KEPT = 2
-"""So many of a device's answers are kept with what they say: most reads find one of them."""
+"""The number of cached answers: most reads repeat one."""
 _FIRST_POLL_S, _POLL_GROWTH, _LAST_POLL_S = 0.001, 1.6, 1.0
 
 RowState = Literal["up", "coming", "failed", "entered"]
@@ -89,10 +90,10 @@ RowState = Literal["up", "coming", "failed", "entered"]
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """How a cross-connect stands in the device's table; ``words`` are the device's.
+    """The state of a cross-connect in the device's table; ``words`` are the device's.
 
-    ``entered``: it is in the table, and carries nothing until it is activated. ``conn`` is what the
-    device calls the circuit. The directions of a ``two_way`` circuit come and go together.
+    ``entered``: it is in the table, but inactive. ``conn`` is the device's id of the circuit. The
+    directions of a ``two_way`` circuit are made and broken together.
     """
 
     state: RowState = "up"
@@ -107,11 +108,23 @@ R = TypeVar("R", bound=Row)
 
 
 class TableDriver(ABC, Generic[C, M, R]):
-    """See ``SwitchDriver`` for what the methods do."""
+    """See ``SwitchDriver`` for what the methods do.
+
+    ``_list_limit``: cross-connects in one command. Unless it ``_looks_at_once``, the table is read
+    a switching time after some were made.
+    """
+
+    _list_limit = 1
+    _looks_at_once = True
 
     def __init__(self, switch: OpticalSwitch) -> None:
-        self._switch = switch
-        self._told = False  # whether the change under way has told the device anything yet
+        self._switch, self.name = switch, switch.name
+        if isinstance(switch, WavelengthSwitch):
+            ins, outs = switch.inputs, switch.outputs
+        else:
+            ins = outs = switch.ports
+        self._counts: dict[contract.Side, int] = {"in": ins, "out": outs}  # of ports
+        self._told = False  # whether the present change has sent a command yet
         self._one_change = asyncio.Lock()
         self._just_read = JustRead[Mapping[C, R]]()
         self._last_map: tuple[Mapping[C, R], M] | None = None
@@ -120,19 +133,15 @@ class TableDriver(ABC, Generic[C, M, R]):
 
     @abstractmethod
     def _checked(self, pairs: Iterable[C]) -> tuple[C, ...]:
-        """The pairs without repeats, in order; ``BadInput`` if they cannot be."""
+        """The pairs without repeats, in order; ``BadInput`` if they are not possible."""
 
     @abstractmethod
     def _map_of(self, entries: Iterable[C]) -> M:
-        """The map of these entries; ``BadInput`` if they cannot be."""
+        """The map of these entries; ``BadInput`` if they are not possible."""
 
     @abstractmethod
     def _busy(self, pairs: Sequence[C], table: Mapping[C, R]) -> dict[C, str]:
-        """Those that are not in the table and need what an entry of it has, with words."""
-
-    @abstractmethod
-    def _count(self, side: contract.Side) -> int:
-        """How many ports there are on that side."""
+        """Those that are not in the table but conflict with it, with reasons."""
 
     # --- what a device adds -----------------------------------------------------------------
 
@@ -142,56 +151,41 @@ class TableDriver(ABC, Generic[C, M, R]):
 
     @abstractmethod
     async def _make(self, pairs: Sequence[C]) -> None:
-        """Tell the device to make (or enter) these; raises ``DeviceRefused``."""
+        """Make (or enter) these on the device; raises ``DeviceRefused``."""
 
     @abstractmethod
     async def _break(self, pairs: Sequence[C], table: Mapping[C, R]) -> None:
-        """Tell the device to break the circuits of these; raises ``DeviceRefused``."""
+        """Break the circuits of these on the device; raises ``DeviceRefused``."""
 
     async def _activate(self, pairs: Sequence[C], table: Mapping[C, R]) -> None:
-        """Tell the device to finish what is only entered, by the same command as before."""
+        """Activate what is only entered, by the same command as before."""
         await self._make(pairs)
 
     async def _beside(self, pairs: Sequence[C]) -> Mapping[C, R]:
-        """The table as far as it concerns the ports of ``pairs``, or more of it."""
+        """The table for the ports of ``pairs``, or more of it."""
         return await self._just_read.again(self._table)
 
     async def _about(self, pairs: Sequence[C]) -> Mapping[C, R]:
-        """The table as far as it concerns ``pairs``, or more of it."""
+        """The table for ``pairs``, or more of it."""
         return await self._table()
 
     async def _left(self, pairs: Sequence[C], words: Mapping[C, str]) -> Mapping[C, object]:
-        """What the table still holds of ``pairs``; ``words`` for those it refused to break."""
+        """What the table still has of ``pairs``; ``words`` for those it refused to break."""
         return await self._just_read.read(self._table)
 
-    @property
-    def _list_limit(self) -> int:
-        """Cross-connects in one command."""
-        return 1
-
-    @property
-    def _first_look_s(self) -> float:
-        """How long after making some the table is read."""
-        return 0.0
-
-    @property
-    def name(self) -> str:
-        """The switch's name in the lab."""
-        return self._switch.name
-
     async def read_map(self) -> M:
-        """What the device's table holds active, with what failed: that holds its ports."""
+        """The active entries of the device's table, and failed ones, which use ports."""
         table = await self._just_read.read(self._table)
         if self._last_map is None or self._last_map[0] is not table:
             try:
                 port_map = self._map_of([c for c, row in table.items() if row.state != "entered"])
             except BadInput as error:
-                raise self._nonsense("the question for its map", error.message) from error
+                raise self._nonsense("the query for its map", error.message) from error
             self._last_map = table, port_map
         return self._last_map[1]
 
     async def connect(self, pairs: Iterable[C]) -> contract.Outcome[C]:
-        """In lists as long as the device takes; what a list did not bring about, singly."""
+        """In lists as long as the device accepts; failures of a list are retried one by one."""
         loop = asyncio.get_running_loop()
         began, asked = loop.time(), self._checked(pairs)
         async with self._change():
@@ -214,9 +208,9 @@ class TableDriver(ABC, Generic[C, M, R]):
         return outcome(asked, refused, loop.time() - began)
 
     async def disconnect(self, pairs: Iterable[C]) -> contract.Outcome[C]:
-        """In lists as long as the device takes; what a list did not bring about, singly.
+        """In lists as long as the device accepts; failures of a list are retried one by one.
 
-        A two-way circuit breaks whole or not at all.
+        A two-way circuit breaks as a whole or not at all.
         """
         loop = asyncio.get_running_loop()
         began, asked = loop.time(), self._checked(pairs)
@@ -245,38 +239,35 @@ class TableDriver(ABC, Generic[C, M, R]):
                 left = await self._left(again, words)
             for c in again:
                 if c in left:
-                    kept = "the command was accepted, but the device holds it still"
+                    kept = "the command was accepted, but the map still has it"
                     refused[c] = words.get(c, kept)
                     if table[c].two_way:
                         refused[c.reverse] = refused[c]
         return outcome(asked, refused, loop.time() - began)
 
     async def power(self, ports: Iterable[contract.DirectedPort]) -> contract.Powers:
-        """Nothing, where a driver does not say otherwise: it has no power monitors."""
+        """Empty unless a driver overrides it: there are no power monitors."""
         self._checked_ports(ports)
         return {}
 
     def _checked_ports(self, ports: Iterable[contract.DirectedPort]) -> list[contract.DirectedPort]:
         """Each once, in order; ``BadInput`` for one outside the device."""
-        unique, last_of = sorted(set(ports)), {side: self._count(side) for side in contract.SIDES}
+        unique = sorted(set(ports))
         for port in unique:
-            last = last_of[port.side]
+            last = self._counts[port.side]
             if type(port.number) is not int or not 1 <= port.number <= last:
                 raise BadInput(f"{self.name} has ports 1–{last}, not {port}")
         return unique
 
     def _all_ports(self) -> list[contract.DirectedPort]:
-        return [
-            contract.DirectedPort(side, n)
-            for side in contract.SIDES
-            for n in range(1, self._count(side) + 1)
-        ]
+        sides = self._counts.items()
+        return [contract.DirectedPort(side, n) for side, last in sides for n in range(1, last + 1)]
 
     def _nonsense(self, command: str, answer: str) -> contract.DeviceRefused:
         return contract.DeviceRefused(
-            f"{self.name} answered {command} with what cannot be: {answer}",
+            f"{self.name} answered {command} with an invalid value: {answer}",
             words=answer,
-            hint=f"if its firmware says it differently, correct the dialect {self._switch.driver}",
+            hint=f"if its firmware has another format, correct the dialect {self._switch.driver}",
         )
 
     def _will_not(self, words: str) -> contract.DeviceRefused:
@@ -284,7 +275,7 @@ class TableDriver(ABC, Generic[C, M, R]):
 
     @contextlib.asynccontextmanager
     async def _change(self) -> AsyncIterator[None]:
-        """One change at a time; what fails once something was told is an unknown outcome."""
+        """One change at a time; a failure after a command was sent is an unknown result."""
         async with self._one_change:
             self._told = False
             try:
@@ -297,12 +288,12 @@ class TableDriver(ABC, Generic[C, M, R]):
                 if not self._told:
                     raise
                 raise contract.outcome_unknown(
-                    f"{self.name} was told to change, then: {error.message}"
+                    f"{self.name} got a command, then: {error.message}"
                 ) from error
 
     @contextlib.contextmanager
     def _telling(self) -> Iterator[None]:
-        """The device is told something in the block: some of it may be done where it refuses."""
+        """Commands are sent in the block: if refused, some of it may be done."""
         try:
             yield
         except contract.DeviceRefused:
@@ -312,7 +303,7 @@ class TableDriver(ABC, Generic[C, M, R]):
 
     @contextlib.contextmanager
     def _noting(self, refused: list[str], done: str = "", begin: str = "") -> Iterator[None]:
-        """What is refused in the block goes into ``refused``, unless its code means ``done``."""
+        """Refusals in the block are added to ``refused``, unless their code means ``done``."""
         try:
             yield
         except contract.DeviceRefused as refusal:
@@ -320,7 +311,7 @@ class TableDriver(ABC, Generic[C, M, R]):
                 refused.append(f"{begin}{refusal.words}")
 
     def _raise_if(self, refused: Sequence[str]) -> None:
-        """``DeviceRefused`` with the words of all that were refused, if any were."""
+        """``DeviceRefused`` with the reasons of all refused ones, if any."""
         if refused:
             raise contract.DeviceRefused(
                 f"{self.name} refused {refused[0]}", words="; ".join(refused)
@@ -332,7 +323,7 @@ class TableDriver(ABC, Generic[C, M, R]):
         pairs: Sequence[C],
         most: int | None = None,
     ) -> dict[C, str]:
-        """Tell the device in lists; its words for the pairs of each list that it refused."""
+        """Send lists to the device; returns its reasons for the pairs of each refused list."""
         limit, words = most or self._list_limit, dict[C, str]()
         for start in range(0, len(pairs), limit):
             chunk = pairs[start : start + limit]
@@ -343,20 +334,21 @@ class TableDriver(ABC, Generic[C, M, R]):
                 words.update(dict.fromkeys(chunk, refusal.words))
             finally:
                 self._just_read.forget()
-            # Of a refused list some may have been done.
+            # Part of a refused list may have been done.
             self._told = True
         return words
 
     async def _settle(
         self, waiting: list[C], ours: Sequence[C], words: dict[C, str], refused: dict[C, str]
     ) -> None:
-        """Poll until every circuit is up or known not to come up.
+        """Poll until every circuit is up or has failed.
 
-        Of the latter those are cleared away that are ``ours``; others were there before.
+        Failed ones are removed if they are ``ours``; others existed before.
         """
         loop, longest_s = asyncio.get_running_loop(), self._switch.switching_time_s + _SETTLE_S
         deadline, step_s = loop.time() + longest_s, _FIRST_POLL_S
-        pause_s = self._first_look_s if any(c not in words for c in ours) else 0.0
+        first_look_s = 0.0 if self._looks_at_once else self._switch.switching_time_s
+        pause_s = first_look_s if any(c not in words for c in ours) else 0.0
         singly = len(waiting) > 1 and self._list_limit > 1
         asked, activated = waiting, set[C]()
         while waiting:
@@ -381,13 +373,13 @@ class TableDriver(ABC, Generic[C, M, R]):
                     coming.append(c)
             singly = False
             if missing:
-                # One bad entry may deny a list: each has the device's own words this way.
+                # One bad entry may deny a list: single commands give each its own reason.
                 words = await self._send(self._make, missing, most=1)
             activate = partial(self._activate, table=table)
             words |= await self._send(activate, _once(entered, table), most=1)
             activated.update(entered)
             if missing or entered:
-                pause_s, deadline = self._first_look_s, loop.time() + longest_s
+                pause_s, deadline = first_look_s, loop.time() + longest_s
             if refused:
                 mine = set(ours)
                 failed = [c for c in waiting if c in refused and c in mine and c in table]

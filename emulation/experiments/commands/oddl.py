@@ -12,8 +12,7 @@ import click
 
 from patchlight.console import rendering as out
 from patchlight.console.commands import require_root
-from patchlight.console.options import results_option
-from patchlight.emulation.experiments.commands.pac_ml import number
+from patchlight.emulation.simulator.commands.run_options import engine_of, run_options
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.units import format_rate, format_time, parse_time
 
@@ -46,7 +45,7 @@ def by_commas(read: Callable[[str], Any]) -> Callable[..., Any]:
 
 
 @click.command(context_settings={"show_default": True})
-@click.option("--flows", is_flag=True, help="In the flow simulator, instead of with packets.")
+@click.option("--flows", is_flag=True, help="Simulate flows, instead of emulating with packets.")
 @click.option(
     "--quick",
     is_flag=True,
@@ -57,59 +56,60 @@ def by_commas(read: Callable[[str], Any]) -> Callable[..., Any]:
     "models",
     multiple=True,
     metavar="NAME",
-    help="vgg19, resnet50, bert-large, gpt2 or mixture-of-experts; give it again for each.  "
-    "[default: all; packets: vgg19, and one only]",
+    help="vgg19, resnet50, bert-large, gpt2 or mixture-of-experts; repeatable with --flows.  "
+    "[default: all; packets: vgg19]",
 )
 @click.option(
     "--iterations",
     type=click.IntRange(min=2),
     default=4,
-    help="Packets: of each network in its turn.",
+    help="Packets: iterations on each network per round.",
 )
 @click.option(
     "--scale",
     type=click.FloatRange(min=1),
     default=1000,
-    help="Packets: what rates and bytes are divided by; times stay as they are.",
+    help="Packets: divide rates and bytes by this; times stay the same.",
 )
 @click.option(
     "--slowdown",
     type=click.FloatRange(min=1),
     default=4,
-    help="Packets: computing, transfers and tuning take so many times as long.",
+    help="Packets: multiply the times of computing, transfers and tuning by this.",
 )
 @click.option("--replace", is_flag=True, help="Packets: take down labs of these names first.")
 @click.option(
     "--nodes",
     callback=_whole,
     metavar="N,N…",
-    help="Flows: sizes of the job that is looked at.  [default: 16,64,256,512,1024; quick: "
-    "16,64,128]",
+    help="Flows: sizes of the measured job.  [default: 16,64,256,512,1024; quick: 16,64,128]",
 )
 @click.option(
     "--trace",
     type=click.Path(path_type=Path),
-    help="Flows: the jobs that come and go beside it, like the Philly trace.  [default: drawn by a "
-    "law with that trace's statistics]",
+    help="Flows: a trace of the other jobs, like Philly's.  [default: random jobs with that "
+    "trace's statistics]",
 )
-@click.option("--placement", default="first-fit", metavar="NAME", help="Flows: a policy.")
-@click.option("--draws", type=_COUNT, help="Flows: of jobs beside it.  [default: 3; quick: 1]")
-@click.option("--seed", type=click.IntRange(min=0), default=0, help="Flows: of the first draw.")
+@click.option("--placement", default="first-fit", metavar="POLICY", help="Flows: placement policy.")
+@click.option(
+    "--draws", type=_COUNT, help="Flows: average over N sets of other jobs.  [default: 3; quick: 1]"
+)
+@click.option("--seed", type=click.IntRange(min=0), default=0, help="Flows: seed of the first set.")
 @click.option(
     "--control-delay",
     metavar="TIME",
-    help="Flows: one-way from a node to the path scheduler.  [default: as nodes among "
-    "themselves took, 100us]",
+    help="Flows: one-way delay from a node to the path scheduler.  [default: 100us, as measured "
+    "between nodes]",
 )
 @click.option(
     "--tuning-time",
     "tuning_times_s",
     callback=by_commas(parse_time),
     metavar="TIME,TIME…",
-    help="Of a transceiver; several for packets only.  [default: 1ms,4ms,16ms,64ms; flows: 100ns]",
+    help="Tuning time of a transceiver; with --flows only one.  [default: 1ms,4ms,16ms,64ms; "
+    "flows: 100ns]",
 )
-@click.option("--processes", type=_COUNT, help="Flows: at a time.  [default: one for each core]")
-@results_option("results/oddl-<time>")
+@run_options("--output", "--processes")
 @out.listing_options
 @click.pass_context
 def oddl(
@@ -127,12 +127,12 @@ def oddl(
     as_json: bool,
     **chosen: Any,
 ) -> None:
-    """Training with ODDL's tunable transceivers beside other networks.
+    """Compare training over ODDL's tunable transceivers with other networks.
 
-    W. Li et al., J. Opt. Commun. Netw., 2024. With packets: four emulated nodes beside the same
-    four on an ideal switch, and what tuning and control cost; needs root. With --flows: up to 1,024
-    nodes beside a fat-tree, SiP-Ring and an ideal switch; quicker with the extra 'fast'. Writes
-    plots and result.json (see docs/results/oddl.md).
+    W. Li et al., J. Opt. Commun. Netw., 2024. With packets (needs root): four emulated nodes
+    beside the same four on an ideal switch, and the cost of tuning and control. With --flows: up
+    to 1,024 nodes beside a fat-tree, SiP-Ring and an ideal switch; faster with the extra 'fast'.
+    Writes plots and result.json (see docs/results/oddl.md).
     """
     for name in _OF_PACKETS if flows else _OF_FLOWS:
         if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
@@ -147,7 +147,6 @@ def oddl(
     # Not above: importing NumPy takes longer than --help should.
     from patchlight.emulation.experiments.oddl import figures, run
     from patchlight.emulation.experiments.oddl.conditions import LightTimes
-    from patchlight.emulation.simulator.executors import Engine
     from patchlight.emulation.simulator.results import results_folder
 
     given: dict[str, Any] = {"models": models} if models else {}
@@ -161,7 +160,7 @@ def oddl(
     if control_delay is not None:
         light = light._replace(control_s=parse_time(control_delay))
     given["light"] = light
-    options = run.FlowOptions(engine=Engine("processes", processes or 0), **given, **chosen)
+    options = run.FlowOptions(engine=engine_of(processes), **given, **chosen)
     folder = results_folder(output, "oddl")
     with out.progress_bar("parts", out.console(stderr=as_json)) as tell:
         result = run.run_flows(options, tell)
@@ -171,7 +170,9 @@ def oddl(
         return
     _print_speedups(result)
     _print_scenarios(result)
-    out.say(f"Jobs beside it: {result['arrivals']}; drawn {options.draws} ×, {options.placement}.")
+    out.say(
+        f"Other jobs: {result['arrivals']}; draws: {options.draws}; placement: {options.placement}."
+    )
     out.say_written(files, folder)
 
 
@@ -182,13 +183,13 @@ def _times(value: float | None) -> str:
 def _print_speedups(result: dict[str, Any]) -> None:
     table = out.Table(
         "model",
-        number("nodes"),
-        number("fat-tree"),
-        number("paper"),
-        number("2:1"),
-        number("SiP-Ring"),
-        number("paper"),
-        number("ideal"),
+        out.number("nodes"),
+        out.number("fat-tree"),
+        out.number("paper"),
+        out.number("2:1"),
+        out.number("SiP-Ring"),
+        out.number("paper"),
+        out.number("ideal"),
         title=f"How many times as fast ODDL trains, in a cluster of {result['cluster_nodes']}",
     )
     for model, by_nodes in result["speedups"].items():
@@ -213,10 +214,10 @@ def _print_scenarios(result: dict[str, Any]) -> None:
     table = out.Table(
         out.Column("over"),
         out.Column("communication"),
-        number("f"),
-        number("speedup"),
-        number("paper"),
-        number("if C is"),
+        out.number("f"),
+        out.number("speedup"),
+        out.number("paper"),
+        out.number("if C is"),
         title=f"{model}, {result['cluster_nodes']} nodes; speedup if C is {compute_ms:.0f} ms",
     )
     names = {"fat_tree": "fat-tree", "sip_ring": "SiP-Ring"}
@@ -250,7 +251,7 @@ def run_with_packets(
     # Not above: importing NumPy and Matplotlib takes longer than --help should.
     from patchlight.emulation.experiments.oddl import figures
     from patchlight.emulation.experiments.oddl.packets import run
-    from patchlight.emulation.simulator.results import results_folder
+    from patchlight.emulation.simulator.results import give_to_caller, results_folder
 
     if len(models) > 1:
         raise BadInput("expected one --model: with packets, a single job is trained")
@@ -272,7 +273,7 @@ def run_with_packets(
 
     result = run.run_packets(options, tell)
     files = figures.write_packets_report(result, folder)
-    out.give_to_caller([folder, *files])
+    give_to_caller([folder, *files])
     if as_json:
         out.print_json(result)
         return
@@ -288,10 +289,10 @@ def run_with_packets(
 
 def _print_sweep(result: dict[str, Any]) -> None:
     table = out.Table(
-        number("tuning time"),
-        number("ring kept"),
-        number("ring turned in each iteration"),
-        number("tuning alone"),
+        out.number("tuning time"),
+        out.number("ring kept"),
+        out.number("ring turned in each iteration"),
+        out.number("tuning alone"),
         title=f"{result['model']}, {result['nodes']} nodes: training time over an ideal switch's",
     )
     for row in result["sweep"]:
@@ -305,7 +306,7 @@ def _print_stages(result: dict[str, Any], labels: dict[str, str]) -> None:
     tuning = format_time(result["sweep"][0]["tuning_time_s"])
     table = out.Table(
         out.Column("stage, ms"),
-        *(number(heading) for arm in arms for heading in (arm, "longest")),
+        *(out.number(heading) for arm in arms for heading in (arm, "longest")),
         title=f"What an iteration is made of (medians; {tuning} to tune)",
     )
     for stage, words in labels.items():
@@ -321,10 +322,10 @@ def _print_stages(result: dict[str, Any], labels: dict[str, str]) -> None:
 def _print_isolation(found: dict[str, Any], labels: dict[str, str]) -> None:
     table = out.Table(
         out.Column("light", whole=True),
-        number("flooded frames"),
-        number("at the neighbour"),
-        number("its iteration"),
-        number("95 %"),
+        out.number("flooded frames"),
+        out.number("at the neighbour"),
+        out.number("its iteration"),
+        out.number("95 %"),
         title="A job that floods on all channels, and its neighbour",
     )
     for way, words in labels.items():

@@ -37,10 +37,10 @@ class Pacing(Protocol):
     """Says how fast the running jobs of a cluster go; they are a simulation's own."""
 
     def route(self, job: Any, demand: Demand | None) -> bool:
-        """A job is on these links; whether they are to be shared out anew. Else it has its pace."""
+        """A job is on these links; whether to share them again. Otherwise it has its pace."""
 
     def remove(self, job: Any) -> bool:
-        """A job is gone; whether links are to be shared out anew."""
+        """A job is gone; whether to share links again."""
 
     def new_paces(self) -> Iterator[tuple[Any, float]]:
         """The jobs whose pace changes, each with its seconds for a unit."""
@@ -186,15 +186,19 @@ class TwoLevel:
             raise BadInput(f"NICs cannot have {self.nic_bps} bit/s: expected more than 0")
 
     @classmethod
-    def parse(cls, text: str, oversubscription: float = 1.0) -> TwoLevel:
-        """``"16x16x8"``: racks × servers in each × GPUs in each; ``BadInput`` otherwise."""
-        match = re.fullmatch(r"(\d{1,7})[x×](\d{1,7})[x×](\d{1,7})", text.strip())
-        if match is None:
+    def parse(cls, text: str) -> TwoLevel:
+        """``"16x16x8,taper=2"``: racks × servers per rack × GPUs per server; else ``BadInput``."""
+        form = r"(\d{1,7})[x×](\d{1,7})[x×](\d{1,7})(?:,taper=([\d.]+))?"
+        match = re.fullmatch(form, text.strip())
+        try:
+            *sizes, taper = match.groups("1") if match else ()
+            racks, servers, gpus = map(int, sizes)
+            return cls(racks, servers, gpus, oversubscription=float(taper))
+        except ValueError as error:
             raise BadInput(
-                f"{text!r} is not a cluster: expected racks x servers x GPUs, like 16x16x8"
-            )
-        racks, servers, gpus = (int(part) for part in match.groups())
-        return cls(racks, servers, gpus, oversubscription=oversubscription)
+                f"{text!r} is not a cluster: expected racks x servers x GPUs, like 16x16x8 or "
+                "16x16x8,taper=2"
+            ) from error
 
     @cached_property
     def shape(self) -> ClusterShape:
@@ -307,7 +311,7 @@ class LabCluster:
         return RingNetwork(self)
 
     def _show(self, network: LabNetwork) -> None:
-        """Write down which links there are, and where each GPU is that was lit anew."""
+        """Write down which links there are, and where each GPU with a new circuit is."""
         self._network, self.links = network, network.links
         self.capacity_bps: Mapping[Hashable, float] = network.capacity_bps
         relit = members(network.relit)

@@ -219,7 +219,7 @@ def pac_ml_scenario(
 ) -> Scenario:
     """PAC-ML's experiment: 32 servers, a job every 1,000 s until ``horizon_s``.
 
-    Each episode has laws B, C and D made anew, as PAC-ML's simulator makes them, or all the
+    Each episode has new laws B, C and D, as PAC-ML's simulator makes them, or all the
     ``law_instance``: see ``requirements.SkewNormal``.
 
     ``BadInput`` for an unknown law or rule.
@@ -376,10 +376,3 @@ def paired_difference(first: Sequence[float], second: Sequence[float]) -> Interv
     What the pairs have in common, which jobs came, is not in the interval.
     """
     return mean_and_interval([a - b for a, b in zip(first, second, strict=True)])
-
-
-def blocking_rates(
-    results: Sequence[EpisodeResult], counting: Counting | str = Counting.FAITHFUL
-) -> Interval:
-    """The blocking rate over several episodes."""
-    return mean_and_interval([result.blocking_rate(counting) for result in results])

@@ -48,9 +48,8 @@ def dashboard(
 ) -> None:
     """Show the lab in a browser.
 
-    Circuits, jobs and history, live, until Ctrl-C. You may do on the page what you may do at the
-    controller. Only you can open it; if root runs it, every user of this machine can, each with
-    their own role.
+    It shows circuits, jobs and history, live, until Ctrl-C, and lets you do what your role allows.
+    Only you can open it; if root runs it, every user of this machine can, each with their own role.
     """
     if find_spec("nicegui") is None:
         raise PatchlightError(
@@ -90,7 +89,7 @@ async def _serve(
     for_all: bool,
     while_stdin: bool,
 ) -> None:
-    # Not above: NiceGUI takes most of a second, and --help none of it.
+    # Imported late: NiceGUI takes most of a second, which --help does not need.
     from patchlight.cli.dashboard.auth import Visitors
     from patchlight.cli.dashboard.lab_watch import LabWatch
     from patchlight.testbed.linux.http_server import http_server
@@ -114,7 +113,7 @@ async def _serve(
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, end)
-    if while_stdin:  # the parent writes nothing there
+    if while_stdin:  # the parent never writes to it
         loop.add_reader(sys.stdin.fileno(), partial(end, of_input=True))
     watch.start()
     try:
@@ -126,7 +125,7 @@ async def _serve(
 
 
 def dashboard_app(watch: "LabWatch", visitors: "Visitors") -> "ASGIApp":
-    """The pages of one lab, for authenticated visitors; a process has one such application."""
+    """The pages of one lab, for authenticated visitors; one application per process."""
     from fastapi import FastAPI, Request
     from nicegui import app as pages
     from nicegui import ui

@@ -281,7 +281,7 @@ def test_a_base_that_cannot_be_mounted_is_an_error(tmp_path: Path) -> None:
 
 
 def test_options_that_exclude_each_other() -> None:
-    with pytest.raises(BadInput, match="agents do not come with servers that have an sshd"):
+    with pytest.raises(BadInput, match="agents cannot be combined with servers that have an sshd"):
         LabOptions(agents=True, servers="ssh")
     with pytest.raises(BadInput, match="servers 'vm': expected namespace or ssh"):
         LabOptions(servers="vm")
@@ -290,5 +290,5 @@ def test_options_that_exclude_each_other() -> None:
 def test_a_lab_without_servers_is_refused_before_anything_is_made() -> None:
     lab = Lab(f"{NAME}-e")
     with pytest.raises(BadInput, match="has no servers"):
-        prepare_rehearsal(lab, states.new_state(lab.name, "", 1.0), print)
+        prepare_rehearsal(lab, states.new_state(lab.name, "", 1.0), print, kind="ssh")
     assert left_of(lab.name) == []

@@ -62,7 +62,8 @@ def test_jobs_of_a_job_file_wait_as_in_the_labs_queue(
     starts = started_s(tmp_path, found)
     assert 0 == starts["half"] == starts["small"] < starts["all"]
 
-    found = simulated(tmp_path, jobs, "--lab", str(backfilled), "--no-backfill", "--quota", "5")
+    quota = ("--no-backfill", "--set", "each_user={gpus: 5}")
+    found = simulated(tmp_path, jobs, "--lab", str(backfilled), *quota)
     assert found["settings"]["backfill"] is False
     assert found["settings"]["each_user"]["gpus"] == 5
     assert found["settings"]["users"]["nobody-here"]["gpus"] == 1
@@ -118,7 +119,11 @@ def _mine(tmp_path: Path, name: str) -> str:
     [
         (JOBS, (), "its jobs run in a lab"),
         (JOBS.replace("workers: 4", "hosts: [gpu0]"), ("--lab", "ofc2022"), "names its hosts"),
-        (JOBS.replace("workers: 6", "workers: 7"), ("--lab", "ofc2022"), "7 workers asked for"),
+        (
+            JOBS.replace("workers: 6", "workers: 7"),
+            ("--lab", "ofc2022"),
+            "7 workers requested, but",
+        ),
         ("{name: a, workers: 1, command: [ls]}", ("--lab", "ofc2022"), "nobody knows how long"),
         ("name: 1", ("--lab", "ofc2022"), "jobs.yaml:1:"),
         (OPEN, ("--lab", "ofc2022"), "expected 'workers'"),
