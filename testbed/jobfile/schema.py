@@ -104,6 +104,7 @@ _CPUS = Number("a number of CPUs", lowest=0.01, highest=4096)
 _REQUIREMENT = Number("a requirement", above=0, highest=1000)
 _DEADLINE = _time(jobs.LONGEST_LIMIT_S, "a deadline", "2h")
 _DARK_LIMIT = _time(jobs.LONGEST_DARK_S, "a time without light", "10min")
+_POLICY = _line("a policy", "regroup")
 _PRIORITY = Whole("a priority", -1000, 1000)
 _RETRIES = Whole("how often", 0, jobs.MOST_RETRIES)
 _COMMAND = Either(
@@ -114,7 +115,7 @@ MOUNT = Group(
     "a mount",
     required("source", _FOLDER, "the folder on the server", "/srv/data"),
     required("target", _FOLDER, "where the worker sees it", "/data"),
-    Key("read_only", YesNo("whether it is only read"), "whether it is only read", default="true"),
+    Key("read_only", YesNo(), "whether it is only read", default="true"),
 )
 _SHORT_MOUNT = Text("SOURCE:TARGET, or SOURCE:TARGET:rw", _mount, example="/srv/data:/data")
 
@@ -129,19 +130,9 @@ JOB = Group(
         default="command where there is a command, torch where there is a model, else synthetic",
     ),
     Key("model", _MODEL_NAME, "the model that PyTorch trains: a built-in graph's name"),
+    Key("batch", _BATCH, "samples of a worker in each iteration", "that of the graph", "16"),
     Key(
-        "batch",
-        _BATCH,
-        "how many samples a worker of such a job takes in an iteration",
-        "that of the graph",
-        "16",
-    ),
-    Key(
-        "data",
-        _FOLDER,
-        "the folder of such a job's samples, with inputs.npy and targets.npy",
-        "made-up samples",
-        "/srv/data/images",
+        "data", _FOLDER, "the folder of inputs.npy and targets.npy", "made-up samples", "/srv/data"
     ),
     Key(
         "workers",
@@ -206,11 +197,7 @@ JOB = Group(
         ),
         "environment variables of the program",
     ),
-    Key(
-        "mounts",
-        ListOf(Either(_SHORT_MOUNT, MOUNT), "mounts"),
-        "folders of the server that its containers see",
-    ),
+    Key("mounts", ListOf(Either(_SHORT_MOUNT, MOUNT), "mounts"), "folders that containers see"),
     Key("shared_memory", _SHARED_MEMORY, "how large a worker's /dev/shm is"),
     Key(
         "memory",
@@ -221,82 +208,35 @@ JOB = Group(
     Key("cpus", _CPUS, "how many CPUs of its server a worker may use", "all", "7.5"),
     Key("working_directory", _FOLDER, "where the program begins", example="/srv/vgg"),
     Key(
-        "hold",
-        choice("how to hold it", *get_args(jobs.HowHeld)),
-        "how a program is held while light moves: by our protocol, frozen, or by the protocol if "
-        "it speaks it",
-        default="auto",
+        "hold", choice("how to hold it", *get_args(jobs.HowHeld)), "how a program is paused", "auto"
     ),
-    Key(
-        "graph",
-        _line("a computation graph", "vgg16"),
-        "what it computes: a built-in computation graph, or a graph file, named from the job "
-        "file's folder on",
-    ),
-    Key(
-        "requirement",
-        _REQUIREMENT,
-        "by when it is to end: within so much of its time on one GPU",
-        example="0.5",
-    ),
+    Key("graph", _line("a graph", "vgg16"), "a built-in computation graph, or a file"),
+    Key("requirement", _REQUIREMENT, "it ends within so much of its time on a GPU", example="0.5"),
     Key("deadline", _DEADLINE, "by when it is to end, from its submission on"),
     Key("priority", _PRIORITY, "jobs of a higher one are sooner in their turn", "0", "10"),
-    Key(
-        "after",
-        _one_or_more(_line("a job", "prepare"), "jobs"),
-        "the jobs, by name or id, that have to be done before it begins",
-    ),
+    Key("after", _one_or_more(_line("a job", "prepare"), "jobs"), "the jobs to be done before it"),
     Key("retries", _RETRIES, "how often it begins again after it failed", "0", "3"),
     Key("checkpoint", _FOLDER, "the folder of its checkpoints", example="/srv/checkpoints/vgg"),
     Key("checkpoint_every", _ITERATIONS, "how often a model's is written, in iterations", "100"),
     Key(
-        "preemptible",
-        YesNo("whether others may interrupt it"),
-        "whether a job that is sooner in its turn may interrupt it",
-        default="true",
+        "preemptible", YesNo(), "a job that is sooner in its turn may interrupt it", default="true"
     ),
-    Key(
-        "topology",
-        _line("a topology policy", "regroup"),
-        "which circuits are lit for it: as they are (keep), its GPUs under one packet switch "
-        "(regroup), or as a policy of that name says",
-        default="the lab's policy",
-    ),
-    Key(
-        "placement",
-        _line("a placement policy", "consolidated"),
-        "the policy that chooses its GPUs",
-        default="the lab's policy",
-    ),
-    Key(
-        "dark_limit",
-        _DARK_LIMIT,
-        "how long it may be paused because a NIC has no light, before it fails",
-        default="10min",
-    ),
+    Key("topology", _POLICY, "the policy that chooses its circuits, or keep", "the lab's policy"),
+    Key("placement", _POLICY, "the policy that chooses its GPUs", "the lab's policy"),
+    Key("dark_limit", _DARK_LIMIT, "how long it may wait for light before it fails", "10min"),
 )
 KEYS = {key.name: key for key in JOB.keys}
 
 
-def _swept(name: str, type: Any) -> Key:
-    values = ListOf(Spelled(type), "values")
+def _swept(name: str) -> Key:
+    values = ListOf(Spelled(_WORKER_COUNT if name == "workers" else KEYS[name].type), "values")
     return Key(name, values, f"a job for each of these values of {name}", default="none")
 
 
 SWEEP = Group(
     "a sweep",
-    _swept("workers", _WORKER_COUNT),
-    _swept("iterations", _ITERATIONS),
-    _swept("gradient", _GRADIENT),
-    _swept("seed", _SEED),
-    _swept("shared_memory", _SHARED_MEMORY),
-    _swept("memory", _MEMORY),
-    _swept("cpus", _CPUS),
-    _swept("requirement", _REQUIREMENT),
-    _swept("deadline", _DEADLINE),
-    _swept("priority", _PRIORITY),
-    _swept("retries", _RETRIES),
-    _swept("dark_limit", _DARK_LIMIT),
+    *map(_swept, ("workers", "iterations", "gradient", "seed", "shared_memory", "memory", "cpus")),
+    *map(_swept, ("requirement", "deadline", "priority", "retries", "dark_limit")),
 )
 ARRAY = Whole("how many jobs", 1, jobs.MOST_JOBS)
 _COMMON = [replace(key, required=False) for key in JOB.keys if key.name != "name"]

@@ -98,37 +98,21 @@ FAULT = _Fault(
     Key("refuse_ports", ListOf(_PORT, "port numbers"), "ports that are locked"),
     Key("fail_ports", ListOf(_PORT, "port numbers"), "ports whose mirrors are stuck"),
     Key(
-        "drift_db",
-        MapOf(_PORT_KEY, Number("dB"), "dB by port", "{3: 1.5}"),
-        "more loss at these outputs, in dB",
+        "drift_db", MapOf(_PORT_KEY, Number("dB"), "dB by port", "{3: 1.5}"), "more loss at outputs"
     ),
-    Key("read_only", YesNo("whether nobody may change anything"), "whoever logs in may only look"),
-    Key(
-        "repeat_pages",
-        YesNo("whether long replies come as several whole ones"),
-        "long replies come as several whole ones",
-    ),
+    Key("read_only", YesNo(), "whoever logs in may only look"),
+    Key("repeat_pages", YesNo(), "long replies come as several whole ones"),
     Key(
         "monitors",
         choice("where power monitors are", "both", "out", "none"),
-        "where there are power monitors",
-        default="both",
+        "on which side",
+        "both",
     ),
-    Key(
-        "acknowledge",
-        YesNo("whether a stalled command is acknowledged"),
-        "keep saying that a stalled command is in progress",
-    ),
-    Key(
-        "names",
-        Text("a name", _name, example="x;DLT-CRS-ALL:::7"),
-        "what every circuit and port is called (Calient, Glimmerglass)",
-    ),
+    Key("acknowledge", YesNo(), "keep saying that a stalled command is in progress"),
+    Key("names", Text("a name", _name, example="x;DLT-CRS-ALL:::7"), "the name of each circuit"),
     Key("refuse_next", _WORDS, "refuse the next change with these words", example="busy"),
     Key(
-        "cut",
-        choice("when the connection is cut", "before", "after"),
-        "drop the connection before or after doing the next change",
+        "cut", choice("when the connection is cut", "before", "after"), "drop it at the next change"
     ),
     Key("stall_s", Number("seconds", lowest=0), "do the next change so many seconds later"),
     Key(
@@ -141,22 +125,9 @@ FAULT = _Fault(
     Key("strays", _COUNT, "before so many of the next answers comes one to nothing (TL1)"),
     Key("flood", _COUNT, "so many alarms come before the next answer"),
     Key("report", _WORDS, "say this unasked, as an alarm", example="power supply 2 failed"),
-    Key(
-        "lose",
-        Text("a cross-connect", _circuit, example="3>9"),
-        "a cross-connect that is gone without a word",
-    ),
-    Key(
-        "reboot",
-        choice("what becomes of the map", "keep", "forget"),
-        "restart, with or without its map",
-    ),
-    Key(
-        "after",
-        replace(v.TIME, example="30s"),
-        "so long after the device began to answer",
-        default="at once",
-    ),
+    Key("lose", Text("a cross-connect", _circuit, example="3>9"), "it is gone without a word"),
+    Key("reboot", choice("what becomes of the map", "keep", "forget"), "restart"),
+    Key("after", replace(v.TIME, example="30s"), "so long after its start", default="at once"),
     Key("after_changes", _COUNT, "once so many commands that change something have come"),
     make=lambda after_s=0.0, after_changes=0, **said: wavelengths.OcsFault.of(
         said, after_s=after_s, after_changes=after_changes
@@ -176,7 +147,7 @@ _EMULATED_USER = Group(
         "the environment variable that holds the password",
         default="any password will do",
     ),
-    Key("read_only", YesNo("whether the user may only look"), "may look, not change"),
+    Key("read_only", YesNo(), "may look, not change"),
     model=wavelengths.OcsUser,
 )
 EMULATED = Key(
@@ -204,8 +175,8 @@ EMULATED = Key(
 )
 LOGIN = (
     Key("user", v.USER_NAME, "whom to log in as"),
-    Key("password_env", v.VARIABLE_NAME, "the environment variable that holds the password"),
-    Key("legacy_ssh", YesNo("whether it may use them"), "it may use old SSH algorithms"),
+    Key("password_env", v.VARIABLE_NAME, "the variable with the password", "any password will do"),
+    Key("legacy_ssh", YesNo(), "it may use old SSH algorithms"),
 )
 
 _CHANNEL = Text("a channel", spectrum.Channel.parse, numbers=True, example="193.100")
@@ -339,12 +310,7 @@ PASSIVE_PART = Group(
         "further on, k from 0) or multiplexer (port 1 has all channels, port k + 2 the k-th)",
         example="multiplexer",
     ),
-    Key(
-        "ports",
-        _PART_PORTS,
-        "how many ports it has",
-        default="of a multiplexer one more than channels",
-    ),
+    Key("ports", _PART_PORTS, "how many it has", "of a multiplexer one more than channels"),
     Key(
         "channels",
         _BAND,

@@ -52,11 +52,7 @@ NIC = Group(
     Key("vlan", v.VLAN, "the VLAN that its workers are in", default="none", example="100"),
     Key("routes", ListOf(v.ROUTE, "routes"), "more routes of the worker", default="none"),
     Key("dscp", v.DSCP, "what RDMA packets of NCCL are marked with", default="none", example="26"),
-    Key(
-        "rdma",
-        v.RDMA_USE,
-        "whether a worker gets its RDMA device: auto where there is one; exclusive, shared or none",
-    ),
+    Key("rdma", v.RDMA_USE, "how a worker gets its RDMA device; auto: where there is one"),
     Key(
         "relock",
         v.TIME,
@@ -89,16 +85,9 @@ SSH = Group(
     Key("user", v.USER_NAME, "whom to log in as", default="as the SSH client says"),
     Key("identity", v.FILE_PATH, "the file of the private key", default="as the SSH client says"),
     Key("host_key", v.HOST_KEY, "the fingerprint of its host key", default="what known_hosts has"),
-    Key(
-        "legacy", YesNo("whether it may use them"), "it may use old SSH algorithms", default="false"
-    ),
+    Key("legacy", YesNo(), "it may use old SSH algorithms", default="false"),
     Key("jump", v.JUMP, "the host to go through: [USER@]HOST[:PORT]", default="none"),
-    Key(
-        "jump_host_key",
-        v.HOST_KEY,
-        "the fingerprint of that host's key",
-        default="what known_hosts has",
-    ),
+    Key("jump_host_key", v.HOST_KEY, "that host's fingerprint", default="what known_hosts has"),
     model=SshAccess,
 )
 SERVER = Group(
@@ -107,11 +96,7 @@ SERVER = Group(
     Key("management", v.MANAGEMENT, "where the server's agent answers: host:port or unix:/path"),
     Key("ssh", SSH, "where and how its SSH answers", example="{user: admin}"),
     Key("gpus", ListOf(GPU, "GPUs"), "its GPUs", default="none"),
-    Key(
-        "emulated_gpus",
-        YesNo("whether its GPUs are emulated"),
-        "it has no such GPUs: 'deploy push' has them emulated there",
-    ),
+    Key("emulated_gpus", YesNo(), "'deploy push' has its GPUs emulated"),
     required("nics", ListOf(NIC, "NICs"), "its NIC ports in the lab's network"),
     model=model.Server,
     block=True,
@@ -140,12 +125,7 @@ CIRCUIT_SWITCH = Group(
         v.HOST_PORT,
         "where it answers: host:port; with driver openflow, where Patchlight listens for it",
     ),
-    Key(
-        "datapath_id",
-        v.DATAPATH_ID,
-        "its OpenFlow datapath id, like 0x51; only with driver openflow",
-        example="0x51",
-    ),
+    Key("datapath_id", v.DATAPATH_ID, "its id, with driver openflow", example="0x51"),
     required("ports", v.CIRCUIT_PORTS, "how many duplex ports it has", example="320"),
     Key("switching_time", v.TIME, "how long a new circuit stays dark"),
     Key("insertion_loss", v.LOSS, "what a circuit through it loses"),
@@ -235,16 +215,11 @@ CONTROLLER = Group(
         example="10.0.0.1:6653",
         of="controller_openflow",
     ),
-    Key(
-        "openflow_tls",
-        YesNo("whether packet switches come over TLS"),
-        "packet switches come over TLS, with certificates of the lab's authority",
-        of="controller_openflow_tls",
-    ),
+    Key("openflow_tls", YesNo(), "packet switches come over TLS", of="controller_openflow_tls"),
     Key(
         "access",
         ACCESS,
-        "what users of its machine may do, where they are not root",
+        "what the machine's users may do",
         example="{group: optics, others: nobody}",
     ),
     model=model.Lab,
@@ -253,27 +228,16 @@ CONTROLLER = Group(
 LAB = Group(
     "a lab",
     required("name", v.LAB_NAME, "what the lab is called"),
-    Key(
-        "network",
-        v.NETWORK,
-        "the IPv4 network of the NICs, like '192.168.10.0/24'; needed with servers",
-        default="none",
-    ),
+    Key("network", v.NETWORK, "the IPv4 network of the NICs; needed with servers", default="none"),
     Key("fabric", choice("a fabric", *FABRICS), "what an emulation makes packet switches of"),
     Key(
         "scale",
         Number("a scale", above=0),
-        "what an emulation divides rates and bytes by",
-        default="chosen by 'emulate up'",
-        example="1000",
+        "what emulated rates are divided by",
+        "by 'emulate up'",
+        "1000",
     ),
-    Key(
-        "machine_rate",
-        v.RATE,
-        "what the emulating machine carries in all; 'emulate up' writes it",
-        default="no limit",
-        example="9Gbps",
-    ),
+    Key("machine_rate", v.RATE, "what the emulating machine carries in all", "no limit", "9Gbps"),
     Key(
         "paths",
         choice("who gives paths of light", *PATHS),
@@ -301,24 +265,11 @@ LAB = Group(
         "what equal things have in common, written once",
         example="{gpu: {model: Tesla M40}, nic: {rate: 40Gbps}}",
     ),
+    Key("servers", ListOf(SERVER, "servers"), "with their GPUs and NICs", "none: switches alone"),
     Key(
-        "servers",
-        ListOf(SERVER, "servers"),
-        "the servers, with their GPUs and NICs",
-        default="none: a lab of switches alone",
+        "packet_switches", ListOf(PACKET_SWITCH, "packet switches"), "ToR, core and others", "none"
     ),
-    Key(
-        "packet_switches",
-        ListOf(PACKET_SWITCH, "packet switches"),
-        "the switches that forward packets (ToR, aggregator, core)",
-        default="none",
-    ),
-    Key(
-        "circuit_switches",
-        ListOf(CIRCUIT_SWITCH, "circuit switches"),
-        "the optical circuit switches",
-        default="none",
-    ),
+    Key("circuit_switches", ListOf(CIRCUIT_SWITCH, "circuit switches"), "optical switches", "none"),
     Key(
         "wavelength_switches",
         ListOf(optical.WAVELENGTH_SWITCH, "wavelength switches"),

@@ -48,37 +48,15 @@ _ALLOWED = (
     Key("share", _number("share", "a share"), "how much counts as fair", default="1"),
     Key("gpus", _whole("gpus", "a number of GPUs"), "the most at once", default="no limit"),
     Key("jobs", _whole("jobs", "a number of jobs"), "the most that wait or run", "no limit"),
-    Key(
-        "gpu_hours",
-        _number("gpu_hours", "GPU-hours"),
-        "after so many in a window none of the user's jobs starts until the next",
-        default="no limit",
-    ),
+    Key("gpu_hours", _number("gpu_hours", "GPU-hours"), "the most in a quota window", "no limit"),
 )
 QUEUE = Group(
     "how jobs wait",
-    Key(
-        "backfill",
-        YesNo("whether jobs behind may start"),
-        "whether jobs behind the next one start where they do not put it off",
-    ),
-    Key(
-        "backfill_depth",
-        _whole("backfill_depth", "a number of jobs"),
-        "how many of them are looked at",
-    ),
-    Key(
-        "preempt",
-        YesNo("whether jobs are preempted"),
-        "whether the next job takes the GPUs of running ones that come after it",
-    ),
+    Key("backfill", YesNo(), "jobs behind the next one start where they do not put it off"),
+    Key("backfill_depth", _whole("backfill_depth", "a number of jobs"), "how many it looks at"),
+    Key("preempt", YesNo(), "the next job takes the GPUs of running ones that come after it"),
     Key("quantum", _time_of("quantum_s", "6min"), "how long a job runs before that", "6min"),
-    Key(
-        "half_life",
-        _time_of("half_life_s", "7d"),
-        "with order fair-share, after how long what users had counts half as much",
-        default="7d",
-    ),
+    Key("half_life", _time_of("half_life_s", "7d"), "fair-share: when past use counts half", "7d"),
     Key("quota_window", _time_of("quota_window_s", "7d"), "how long GPU-hours are for", "7d"),
     Key(
         "each_user",
@@ -102,17 +80,8 @@ QUEUE = Group(
         default="none",
         example="[{name: alice, share: 2, gpus: 6}]",
     ),
-    Key(
-        "keep_jobs",
-        _whole("keep_jobs", "a number of jobs"),
-        "so many jobs that have ended are remembered, the latest",
-    ),
-    Key(
-        "keep_for",
-        _time_of("keep_for_s", "90d"),
-        "how long a job that has ended, and whatever else happened, is remembered",
-        default="no limit",
-    ),
+    Key("keep_jobs", _whole("keep_jobs", "a number of jobs"), "how many ended jobs are kept"),
+    Key("keep_for", _time_of("keep_for_s", "90d"), "how long jobs and events are kept", "no limit"),
     model=rules.Discipline,
     block=True,
 )
@@ -135,30 +104,12 @@ POLICIES = Group(
         Key(kind, POLICY, f"the {kind} policy: a name, FILE.py:CLASS or FILE.onnx")
         for kind in rules.KINDS
     ),
+    Key("deadline", _time("deadline_s", "1s"), "after this the default decides instead", "1s"),
+    Key("defragment", YesNo(), "light moves under running jobs where that gains", "false"),
     Key(
-        "deadline",
-        _time("deadline_s", "1s"),
-        "after this the default decides in a policy's place",
-        default="1s",
+        "defragment_every", _time("defragment_every_s", "10min"), "how often that is tried", "10min"
     ),
-    Key(
-        "defragment",
-        YesNo("whether light follows jobs"),
-        "whether light moves under running jobs by itself, where that gains more than it costs",
-        default="false",
-    ),
-    Key(
-        "defragment_every",
-        _time("defragment_every_s", "10min"),
-        "how often that is looked at, beside each end of a job",
-        default="10min",
-    ),
-    Key(
-        "minimum_gain",
-        _time("minimum_gain_s", "10s"),
-        "what all jobs together have to gain at least",
-        default="10s",
-    ),
+    Key("minimum_gain", _time("minimum_gain_s", "10s"), "the least gain, over all jobs", "10s"),
     model=rules.PolicyChoice,
     block=True,
 )
@@ -211,17 +162,11 @@ WORKERS = Group(
     ),
     Key(
         "memory",
-        quantity(_memory, units.SIZE, "a size of memory", "64GB"),
-        "the most memory of a server that one worker may have",
-        default="no limit of the lab's",
+        quantity(_memory, units.SIZE, "a size", "64GB"),
+        "what a worker may use",
+        "no limit",
     ),
-    Key(
-        "cpus",
-        Number("a number of CPUs", lowest=0.01, highest=4096),
-        "the most CPUs of a server that one worker may use",
-        default="no limit of the lab's",
-        example="16",
-    ),
+    Key("cpus", Number("a number of CPUs", 0.01, 4096), "what a worker may use", "no limit", "16"),
     Key(
         "user",
         Text("a user of the servers", _user, {"pattern": _USER}, example="trainer"),
