@@ -16,8 +16,8 @@ def main() -> int:
     add("--lab", type=Path, required=True, help="the lab file")
     add("--server", required=True, help="which server of the lab this is")
     add("--listen", required=True, metavar="unix:PATH|HOST:PORT")
-    add("--workers", default="auto", metavar="docker|process|auto")
-    add("--gpus", default="nvml", metavar="nvml|socket:DIR")
+    add("--worker-kind", default="auto", metavar="docker|process|auto")
+    add("--gpu-source", dest="gpus", default="nvml", metavar="nvml|socket:DIR")
     add(
         "--gpu-rate", type=float, default=SAMPLES_PER_S, metavar="HZ", help="how often NVML is read"
     )

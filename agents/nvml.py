@@ -269,8 +269,8 @@ class NvmlGpus(GpuBackend):
         except pynvml.NVMLError as exc:
             raise GpuError(
                 f"opening the NVIDIA driver: {exc}",
-                hint="install the NVIDIA driver (nvidia-smi must work), or give --gpus socket:DIR "
-                "for emulated GPUs",
+                hint="install the NVIDIA driver (nvidia-smi must work), or give --gpu-source "
+                "socket:DIR for emulated GPUs",
             ) from exc
         self._nvml = pynvml
         try:

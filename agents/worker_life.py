@@ -75,7 +75,7 @@ class LeasedWorker:
         elif lease.runner != self._runner.name:
             self._ending = keeper.Ending(
                 WorkerState.FAILED,
-                f"the agent was started again with --workers {self._runner.name}, and ended this "
+                f"the agent was restarted with --worker-kind {self._runner.name}, and ended this "
                 f"{lease.runner} worker",
             )
             await self._follow(ExitInfo(137))

@@ -25,7 +25,7 @@ def run() -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "patchlight", "experiment", "ofc2022"]
         done = subprocess.run(
-            [*command, "--name", "bench-ofc2022", "--workers", "process", "--output", folder],
+            [*command, "--name", "bench-ofc2022", "--worker-kind", "process", "--output", folder],
             capture_output=True,
             text=True,
             check=False,

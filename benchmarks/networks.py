@@ -97,7 +97,7 @@ def _large() -> list[dict[str, Any]]:
 
 
 def _philly(trace: Path) -> dict[str, Any]:
-    jobs = queue_jobs(load_trace(trace, None).jobs[:1000], 0.25, 20)
+    jobs = queue_jobs(load_trace(trace).jobs[:1000], 0.25, 20)
     cluster = NetworkCluster(network_of("fat-tree:k=16,taper=2"))
     policies = load_policies("fifo", "random", "keep", 0, print)
     cpu_s = _cpu_s(lambda: simulate(cluster, jobs, policies))

@@ -28,7 +28,7 @@ trace, cluster, oversubscription, communication, speed, preempt, order, placemen
 began = time.process_time()
 jobs = queue_jobs(read_trace(trace, skip_bad=True), float(communication), float(speed))
 read_s = time.process_time() - began
-where = TwoLevel.parse(cluster, float(oversubscription))
+where = TwoLevel.parse(f"{cluster},taper={oversubscription}")
 outcome = Sweep(where, jobs, Settings(preempt=preempt == "preempt"))(Combination(order, placement))
 print(json.dumps({
     "jobs": len(jobs), "read_s": read_s, "cpu_s": outcome.cpu_s,

@@ -60,7 +60,7 @@ from patchlight.emulation.simulator.cluster import Settings, TwoLevel
 from patchlight.emulation.simulator.cluster.jobs import SyntheticJobs
 from patchlight.emulation.simulator.cluster.sweep import Combination, Sweep
 cluster, jobs, placement = sys.argv[1], int(sys.argv[2]), sys.argv[3]
-where = TwoLevel.parse(cluster, 1.0)
+where = TwoLevel.parse(cluster)
 gpus = len(where.shape.gpus)
 drawn = SyntheticJobs(count=jobs, communication=0.0).draw(np.random.default_rng(0), gpus)
 found = Sweep(where, drawn, Settings())(Combination("fifo", placement))

@@ -157,6 +157,7 @@ class Controller:
         """The answer of ``GET /v1/status``."""
         last = self.scheduler.policies.last_faults
         connected, second_from = self.switches.connected(), self.switches.second_from(time.time())
+        lacking = self.switches.lacking()
         return {
             "lab": self.lab.name,
             "version": VERSION,
@@ -176,6 +177,7 @@ class Controller:
                     "datapath_id": s.datapath_id,
                     "connected": connected[s.name],
                     "second_from": second_from.get(s.name),
+                    "lacks": lacking.get(s.name),
                 }
                 for s in self.lab.packet_switches
             ],

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs what Patchlight needs on Debian 12 / Ubuntu 24.04 and makes .venv. Run it as often as
+# Installs what Patchlight needs on Debian 12 and 13, or Ubuntu 24.04, and makes .venv. Run it as often as
 # you like: with nothing missing it ends at once. Needs root or sudo only where apt must install.
 #
 #   deploy/bootstrap.sh           what `make demo` needs
@@ -22,13 +22,17 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 fail() { printf 'bootstrap: %s\n' "$*" >&2; exit 1; }
 say() { printf 'bootstrap: %s\n' "$*" >&2; }
 
-packages=(openvswitch-switch docker.io bubblewrap iproute2 ethtool iputils-ping libseccomp2 util-linux mmdebstrap)
+packages=(openvswitch-switch docker.io bubblewrap iproute2 ethtool iputils-ping libseccomp2 util-linux mmdebstrap
+    openssh-client python3-venv)
 # A kernel with AppArmor on lets Docker start containers only where its parser is there too.
 if grep -qs Y /sys/module/apparmor/parameters/enabled; then packages+=(apparmor); fi
+# From Debian 13 on the docker command is a package of its own; the tests use it.
+docker_cli=()
+if grep -qs '^VERSION_ID="1[3-9]' /etc/os-release; then docker_cli=(docker-cli); fi
 learn='' docs='' release='' unlocked=''
 for option in "$@"; do
     case $option in
-        --test) packages+=(gcc libc6-dev prometheus chromium); learn=yes docs=yes ;;
+        --test) packages+=(gcc libc6-dev prometheus chromium "${docker_cli[@]}"); learn=yes docs=yes ;;
         --docs) docs=yes ;;
         --bench) packages+=(mininet openvswitch-testcontroller iperf3 python3-simgrid chromium); learn=yes ;;
         --learn) learn=yes ;;
@@ -51,9 +55,13 @@ installed() {
     [ "$(dpkg-query -W -f '${db:Status-Abbrev}' "$1" 2>/dev/null)" = 'ii ' ]
 }
 
-# docker.io stands for any Docker engine: one from docker.com conflicts with Debian's.
+# These stand for any Docker: that of docker.com conflicts with Debian's.
 present() {
-    installed "$1" || { [ "$1" = docker.io ] && command -v dockerd >/dev/null; }
+    case $1 in
+        docker.io) command -v dockerd >/dev/null ;;
+        docker-cli) command -v docker >/dev/null ;;
+        *) installed "$1" ;;
+    esac
 }
 
 # The packages are wanted for their programs. Patchlight runs an Open vSwitch and Docker
@@ -182,13 +190,8 @@ make_venv() {
     local python extras=(dashboard)
     if ! is_new_enough .venv/bin/python; then
         python=$(choose_python)
-        # Debian's python3 comes without the module that puts pip into a new environment.
-        if ! "$python" -c 'import ensurepip, venv' 2>/dev/null; then
-            case $python in
-                /usr/bin/*) install_packages "$(basename "$(readlink -f "$python")")-venv" ;;
-                *) fail "$python cannot make virtual environments: its ensurepip module is missing" ;;
-            esac
-        fi
+        "$python" -c 'import ensurepip, venv' 2>/dev/null ||
+            fail "$python cannot make virtual environments: its ensurepip module is missing"
         say "making .venv with $python"
         "$python" -m venv --clear .venv
     fi

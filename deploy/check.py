@@ -35,11 +35,13 @@ def check_servers(
     progress: Callable[[int, int], None],
     passwords: Passwords | None = None,
     workers: Workers = "auto",
+    servers: Sequence[Server] | None = None,
 ) -> list[Finding]:
-    """The findings on all servers, in their order; one server that fails stops no other."""
+    """The findings on ``servers`` (default: all); one that fails stops no other."""
     facts: dict[str, ServerFacts | PatchlightError] = {}
     with Connections(passwords) as connections, ThreadPoolExecutor(_AT_ONCE) as pool:
-        asked = {pool.submit(_ask, connections, server): server.name for server in lab.servers}
+        chosen = lab.servers if servers is None else servers
+        asked = {pool.submit(_ask, connections, server): server.name for server in chosen}
         for done, future in enumerate(as_completed(asked), 1):
             facts[asked[future]] = future.result()
             progress(done, len(asked))
@@ -58,14 +60,10 @@ def judge(
     lab: Lab, facts: Mapping[str, ServerFacts | PatchlightError], workers: Workers = "auto"
 ) -> Iterator[Finding]:
     """What follows from what the servers answered, or from the errors that they gave instead."""
-    answered = [
-        (server, told)
-        for server in lab.servers
-        if isinstance(told := facts[server.name], ServerFacts)
-    ]
+    asked = [(server, facts[server.name]) for server in lab.servers if server.name in facts]
+    answered = [(server, told) for server, told in asked if isinstance(told, ServerFacts)]
     usual_mtu = check_machine.usual_mtu(answered)
-    for server in lab.servers:
-        told = facts[server.name]
+    for server, told in asked:
         if isinstance(told, PatchlightError):
             check = _STAGES.get(type(told), "commands")
             yield Finding(server.name, check, False, told.message, told.hint or "")

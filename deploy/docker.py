@@ -48,7 +48,7 @@ def _checked(script: str, *arguments: str) -> str:
     if process.returncode:
         raise NoEngine(
             f"{deploy_file(script)} ended with status {process.returncode} (see above)",
-            hint="With --workers process no Docker engine is needed.",
+            hint="With --worker-kind process no Docker engine is needed.",
         )
     return process.stdout.strip()
 

@@ -39,12 +39,12 @@ case $* in
         image=$(deploy/worker-image.sh --torch --save)
         echo "$image"
         kind=docker
-        workers=(--workers docker --image patchlight-worker-torch:latest --image-file "$image")
+        workers=(--worker-kind docker --image patchlight-worker-torch:latest --image-file "$image")
         trains=(--model tiny-transformer --batch 8) ;;
     --processes)
         step "Made once: the root file system of servers"
         deploy/server-base.sh
-        kind=ssh workers=(--workers process) trains=() ;;
+        kind=ssh workers=(--worker-kind process) trains=() ;;
     *) fail "unknown arguments $*: expected --processes or none" ;;
 esac
 began=$(date +%s)
@@ -54,7 +54,7 @@ step "The OFC 2022 lab: four servers with an sshd each, two ToRs, an optical swi
 patchlight emulate up ofc2022 --name $LAB --scale 1000 --server-kind $kind --replace
 
 step "What the servers lack"
-patchlight deploy check $LAB "${workers[@]:0:2}"
+patchlight deploy push $LAB --dry-run "${workers[@]}"
 
 step "Patchlight on all of them"
 patchlight deploy push $LAB "${workers[@]}"
@@ -68,7 +68,7 @@ step "A job over both ToRs, regrouped under one of them while it trains"
 patchlight job submit demo --lab $LAB --hosts gpu0,gpu2,gpu4,gpu5 --iterations 14 "${trains[@]}"
 until_true 120 "the job trains over the link between the ToRs" 'it["iterations_done"] >= 2' job show demo
 patchlight job regroup demo --lab $LAB
-patchlight job follow demo --lab $LAB
+patchlight job show demo --follow --lab $LAB
 patchlight ocs history --lab $LAB
 
 step "Nothing is left on the servers"

@@ -22,6 +22,7 @@ import paramiko
 
 from patchlight.controller.access.authority import Authority
 from patchlight.deploy.bundle import BundleFile, Part, Role, Supply
+from patchlight.deploy.check_machine import Workers
 from patchlight.deploy.host_keys import known_name
 from patchlight.deploy.remote import ConnectionCut, Remote
 from patchlight.deploy.ssh import openssh_words, ssh_place
@@ -124,7 +125,7 @@ class PushOptions:
     """
 
     who: str
-    workers: str = "auto"
+    workers: Workers = "auto"
     image: str = "patchlight-worker:latest"
     image_file: BundleFile | None = None
     controller: str | None = None
@@ -138,6 +139,24 @@ class Pushed:
     changed: bool
     copied_bytes: int
     version: str
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a push would do on a server: the release, the one that runs now, bytes to send."""
+
+    release: str
+    runs: str | None
+    copy_bytes: int
+
+
+def plan_push(supply: Supply, settings: PushOptions, server: Server, remote: Remote) -> Plan:
+    """The plan of a push to one server; nothing changes there."""
+    found = remote.ask("look")
+    _, part, images = _needed(supply, settings, server, remote, found)
+    missing = _missing([*part.files.values(), *images], found)
+    runs = found["release"] and found["release"]["id"]
+    return Plan(part.release, runs, sum(file.size - sent for file, sent in missing))
 
 
 class Push:
@@ -158,18 +177,11 @@ class Push:
         listen = listening_at(server)
         remote.ask("lock", who=self._settings.who)
         found = remote.ask("look")
-        roles: list[Role] = ["agent"]
-        chosen = self._settings.controller
-        if server.name == chosen or (chosen is None and "controller" in found["services"]):
-            roles.append("controller")
-        # A controller's part has all that an agent needs.
-        part = self._supply.part(remote.target, roles[-1])
-        _check_fits(part, remote)
+        roles, part, images = _needed(self._supply, self._settings, server, remote, found)
         copied = _copy(part.files.values(), found, remote)
-        image, image_file = self._settings.image, self._settings.image_file
-        if image_file is not None and found["images"].get(image) != image_file.sha256:
-            copied += _copy([image_file], found, remote)
-            remote.ask("load_image", sha256=image_file.sha256, image=image)
+        for image in images:
+            copied += _copy([image], found, remote)
+            remote.ask("load_image", sha256=image.sha256, image=self._settings.image)
         release = part.release
         if copied or release not in [
             (found[key] or {}).get("id") for key in ("release", "previous")
@@ -293,6 +305,22 @@ def _failure(remote: Remote, role: Role, again: bool, hint: str | None) -> DidNo
     )
 
 
+def _needed(
+    supply: Supply, settings: PushOptions, server: Server, remote: Remote, found: dict[str, Any]
+) -> tuple[list[Role], Part, list[BundleFile]]:
+    """The roles of a server, the release for them, and image files that its engine lacks."""
+    roles: list[Role] = ["agent"]
+    chosen = settings.controller
+    if server.name == chosen or (chosen is None and "controller" in found["services"]):
+        roles.append("controller")
+    # A controller's part has all that an agent needs.
+    part = supply.part(remote.target, roles[-1])
+    _check_fits(part, remote)
+    file = settings.image_file
+    lacks = file is not None and found["images"].get(settings.image) != file.sha256
+    return roles, part, [file] if file and lacks else []
+
+
 def _check_fits(part: Part, remote: Remote) -> None:
     if part.glibc > remote.glibc:
         needs, has = (".".join(map(str, each)) for each in (part.glibc, remote.glibc))
@@ -310,11 +338,15 @@ def _copy(files: Iterable[BundleFile], found: dict[str, Any], remote: Remote) ->
         nonlocal copied
         copied += size
 
-    here = set(found["files"])
-    for file in files:
-        if file.sha256 not in here:
-            remote.send(file, min(file.size, found["partial"].get(file.sha256, 0)), count)
+    for file, sent in _missing(files, found):
+        remote.send(file, sent, count)
     return copied
+
+
+def _missing(files: Iterable[BundleFile], found: dict[str, Any]) -> list[tuple[BundleFile, int]]:
+    """The files that a server lacks, each with the bytes of it that are there already."""
+    here, partial = set(found["files"]), found["partial"]
+    return [(f, min(f.size, partial.get(f.sha256, 0))) for f in files if f.sha256 not in here]
 
 
 def _credentials_in(folder: Path, name: str) -> dict[str, tuple[str, int]]:

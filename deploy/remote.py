@@ -251,7 +251,7 @@ class Remote:
         said = text.strip().splitlines()[-1:] or ["nothing"]
         return NoPython(
             f"running python3 on {self.server}: it says {said[0]!r}",
-            hint=f"Install Python 3.11 or newer there; see 'patchlight deploy check {self._lab}'.",
+            hint="Install Python 3.11 or newer there; see 'patchlight deploy push --dry-run'.",
         )
 
     @contextlib.contextmanager

@@ -136,8 +136,8 @@ def agent_command(
         "--listen": listen,
         "--tls": f"{home}/configuration/agent-tls",
         "--state": f"{_STATE}/{lab}/agent",
-        "--workers": workers,
-        "--gpus": gpus,
+        "--worker-kind": workers,
+        "--gpu-source": gpus,
         "--image": image,
     }
     words = [word for option in options.items() for word in option]

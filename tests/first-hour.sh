@@ -45,10 +45,15 @@ timed() {
 page() {
     patchlight dashboard --listen 127.0.0.1:8489 &
     local pid=$!
-    curl --silent --fail --retry 30 --retry-delay 1 --retry-connrefused --output /dev/null \
-        http://127.0.0.1:8489/
+    local answers=false
+    for _ in {1..60}; do
+        python -c 'import urllib.request as u; u.urlopen("http://127.0.0.1:8489/")' 2>/dev/null &&
+            answers=true && break
+        sleep 0.5
+    done
     kill -INT $pid
     wait $pid || true
+    $answers || { echo "first-hour: the page does not answer" >&2; return 1; }
     echo "the page answers"
 }
 

@@ -77,7 +77,7 @@ def test_the_help_of_every_command() -> None:
 
 @pytest.mark.parametrize("what", ["lab", "job"])
 def test_the_schemas(what: str) -> None:
-    result = CliRunner().invoke(cli, ["lab", "schema", what])
+    result = CliRunner().invoke(cli, ["lab", "check", "--schema", what])
     assert result.exit_code == 0
     compare(f"{what}-schema.json", result.output)
 
@@ -104,7 +104,7 @@ def test_the_results_of_six_seeds(
     seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    words = ["simulate", *RUNS[seed].split(), "--seed", str(seed), "--engine", "serial", "--json"]
+    words = ["simulate", *RUNS[seed].split(), "--seed", str(seed), "--processes", "1", "--json"]
     result = CliRunner().invoke(cli, [*words, "--output", "out"])
     assert result.exit_code == 0, result.output
     found = rounded(json.loads(result.stdout))

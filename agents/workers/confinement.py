@@ -110,7 +110,7 @@ def check_possible() -> None:
         raise LaunchError(
             f"confining workers with bubblewrap: {done.stderr.strip()}",
             hint="run the agent where root may make namespaces and mount /proc (a container has to "
-            "be privileged), or with --workers docker",
+            "be privileged), or with --worker-kind docker",
         )
 
 
@@ -244,7 +244,7 @@ def _devices(launch: WorkerLaunch) -> Iterator[str]:
             raise LaunchError(
                 f"worker {launch.spec.id}: the driver does not say which device node is the GPU "
                 f"{launch.gpu.uuid}",
-                hint="run the agent with --workers docker",
+                hint="run the agent with --worker-kind docker",
             )
         yield from (f"/dev/{each}" for each in (f"nvidia{launch.gpu.minor}", *_NVIDIA))
     yield from map(str, launch.rdma_devices)

@@ -67,7 +67,7 @@ class DockerRunner:
             raise LaunchError(
                 f"reaching the Docker engine at {where}: {exc}",
                 hint=f"start one: sudo bash {deploy_file('docker-engine.sh')} start; or run the "
-                "agent with --workers process",
+                "agent with --worker-kind process",
             ) from exc
         self._check_image(self._image)
         engine = self._client.info()
@@ -219,7 +219,7 @@ def mapped_root(engine: Mapping[str, Any]) -> limits.WorkerUser | None:
         return limits.WorkerUser(int(found[1]), int(found[2]), f"uid-{found[1]}")
     raise LaunchError(
         "the Docker engine has user namespaces, and does not say who is root in them",
-        hint="run the agent with --workers process, or the engine without userns-remap",
+        hint="run the agent with --worker-kind process, or the engine without userns-remap",
     )
 
 

@@ -61,7 +61,7 @@ class ProcessRunner(contract.Runner):
             raise BadRequest(
                 f"worker {launch.spec.id} asks for {what}, but this agent runs workers as "
                 "processes",
-                hint="run the agent with --workers docker, or leave image and mounts out: the "
+                hint="run the agent with --worker-kind docker, or leave image and mounts out: the "
                 "program then sees the server's own files",
             )
         handle, child = await asyncio.to_thread(self._launch, launch)

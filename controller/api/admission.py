@@ -291,7 +291,7 @@ class Admission:
         self, request: Request, caller: Caller, exchange: HttpExchange, repeated: int = 0
     ) -> None:
         asked, answer = exchange.asked, exchange.answered
-        planned = asked.get("dry_run") is True and exchange.status == 200
+        planned = asked.get("dry_run") is True and exchange.status not in (401, 403)
         if self._audit is None or planned:
             return
         why = asked.get("why")

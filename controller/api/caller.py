@@ -166,12 +166,17 @@ _IN_WORDS: Mapping[Role, str] = {
 }
 
 
-def _dependency(role: Role) -> Callable[[Request], Awaitable[Caller]]:
+def _dependency(role: Role, *, dry_run: Role | None = None) -> Callable[[Request], Awaitable[Any]]:
+    """The caller, who needs ``role``, or for a ``dry_run`` that one."""
+
     async def needs(request: Request) -> Caller:
         caller = who_asks(request)
-        if caller.role < role:
+        needed = role
+        if dry_run is not None and await _is_dry_run(request):
+            needed = dry_run
+        if caller.role < needed:
             raise NotAllowed(
-                f"{request.method} {request.url.path[:200]} is for {role}s; "
+                f"{request.method} {request.url.path[:200]} is for {needed}s; "
                 f"{caller.by or UNKNOWN} is {_IN_WORDS[caller.role]}",
                 hint="an admin gives roles with 'patchlight token create', or with "
                 "controller: {access: …} in the lab file; the users of its group are operators",
@@ -181,11 +186,20 @@ def _dependency(role: Role) -> Callable[[Request], Awaitable[Caller]]:
     return needs
 
 
+async def _is_dry_run(request: Request) -> bool:
+    try:
+        body = await request.json()
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(body, dict) and body.get("dry_run") is True
+
+
 as_viewer = _dependency(Role.VIEWER)
 as_operator = _dependency(Role.OPERATOR)
 
 Viewer = Annotated[Caller, Depends(as_viewer)]
 User = Annotated[Caller, Depends(_dependency(Role.USER))]
+Submitter = Annotated[Caller, Depends(_dependency(Role.USER, dry_run=Role.VIEWER))]
 Operator = Annotated[Caller, Depends(as_operator)]
 Admin = Annotated[Caller, Depends(_dependency(Role.ADMIN))]
 

@@ -11,13 +11,13 @@ from fastapi import APIRouter, Response
 from pydantic import field_validator
 from pydantic_core import to_json
 
-from patchlight.controller.api.caller import UNKNOWN, Caller, NotAllowed, Operator, User
+from patchlight.controller.api.caller import UNKNOWN, Caller, NotAllowed, Operator, Submitter, User
 from patchlight.controller.api.circuits import begun
 from patchlight.controller.api.openapi import JsonAnswer, begins, gives
 from patchlight.controller.hosts.agent_client import NotOnServer
 from patchlight.controller.jobs.rewiring import record_of
 from patchlight.controller.policies.registry import is_built_in
-from patchlight.testbed.errors import BadInput
+from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.jobs import JobSpec, JobStatus, checked_specs
 from patchlight.testbed.lab.rules import KINDS, PolicyChoice, Role
 from patchlight.testbed.wire.rest import jobs as shapes
@@ -41,13 +41,14 @@ LogBytes = Annotated[int, Ge(4), Le(1 << 20)]
 class JobsRequest(requests.Strict):
     """Jobs that start ``together``, or each alone, and whether they are regrouped first.
 
-    Without ``topology`` theirs, or else the lab's, decides. ``dry_run``: answer what would come of
-    them now, and queue nothing.
+    Without ``topology`` theirs, or else the lab's, decides. ``plan``: also answer where and when
+    they would start, as of now; ``dry_run``: answer only that, and queue nothing.
     """
 
     jobs: list[JobSpec]
     topology: Literal["keep", "regroup"] | None = None
     together: bool = True
+    plan: bool = False
     dry_run: bool = False
 
     @field_validator("jobs", mode="before")
@@ -197,16 +198,30 @@ def _may_force(caller: Caller, force: bool) -> None:
 def _change(routes: APIRouter, controller: Controller) -> None:
     scheduler, light = controller.scheduler, controller.scheduler.rewiring
 
-    @routes.post("/jobs", **gives(shapes.Jobs | shapes.Previews, 201))
-    async def submit(request: JobsRequest, caller: User) -> Answer:
-        topology, by = request.topology, caller.by
+    async def plans(request: JobsRequest, by: str) -> list[Answer]:
+        gangs = [request.jobs] if request.together else [[job] for job in request.jobs]
+        rows = [await scheduler.preview(gang, request.topology, by) for gang in gangs]
+        return [row for gang in rows for row in gang]
+
+    submits = gives(shapes.Submitted, 201)
+    submits["responses"] |= gives(shapes.Previews)["responses"]
+
+    @routes.post("/jobs", **submits)
+    async def submit(request: JobsRequest, caller: Submitter) -> Any:
+        """Queue jobs (201), or with ``dry_run`` only plan them (200), which a viewer may."""
         if request.dry_run:
-            gangs = [request.jobs] if request.together else [[job] for job in request.jobs]
-            rows = [await scheduler.preview(gang, topology, by) for gang in gangs]
-            return {"jobs": [row for gang in rows for row in gang]}
-        together = request.together
-        statuses = scheduler.submit(request.jobs, topology, by, together=together)
-        return {"jobs": [status.as_record for status in statuses]}
+            return JsonAnswer({"jobs": await plans(request, caller.by)})
+        planned: list[Answer] = []
+        if request.plan:
+            with contextlib.suppress(PatchlightError):  # no reason not to queue them
+                planned = await plans(request, caller.by)
+        statuses = scheduler.submit(
+            request.jobs, request.topology, caller.by, together=request.together
+        )
+        rows = [status.as_record for status in statuses]
+        for row, plan in zip(rows, planned, strict=False):
+            row["plan"] = plan
+        return {"jobs": rows}
 
     @routes.delete("/jobs/{job_id}", **gives(shapes.JobInList))
     async def stop(job_id: str, caller: User, force: bool = False) -> Answer:

@@ -226,6 +226,10 @@ class FlowHook(Protocol):
         """Make the switches forward over these links only; returns what failed, as text."""
         return []
 
+    def unserved(self) -> Mapping[str, str]:
+        """Hosts to which a packet switch does not forward, by name, and the reason."""
+        return {}
+
     def rates_bps(self) -> Mapping[str, tuple[float, float]]:
         """What each host sent and received lately, by name, if it is counted."""
         return {}

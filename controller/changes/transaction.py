@@ -369,8 +369,11 @@ class Transactions:
                         parts.locks.mark_bad(changed, record.id)
                 parts.journal_end(record, parts.committed.of(record), {})
                 ended.append(record)
-                event: dict[str, Any] = {"state": record.state, "message": record.message}
-                event["reconfiguration"] = record.id
+                event = {
+                    "reconfiguration": record.id,
+                    "state": record.state,
+                    "message": record.message,
+                }
                 parts.store.add_event(time.time(), "resumed", event)
             parts.committed.begin_with(await parts.maps.read())
         return ended

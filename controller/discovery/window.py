@@ -123,7 +123,7 @@ class MaintenanceWindow:
             found.append(f"the lab is not idle: {', '.join(busy)}")
         drifted = [o for o, d in (await self._transactions.drift()).items() if d and o in ports]
         if drifted:
-            found.append(f"{', '.join(drifted)}: not as committed, see 'patchlight ocs drift'")
+            found.append(f"{', '.join(drifted)}: not as committed, see 'patchlight ocs verify'")
         options = ChangeOptions(spare_jobs=True)
         _, against = await self._transactions.preview(_only(ports, {}), options)
         return list(dict.fromkeys(found + against))

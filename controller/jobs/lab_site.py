@@ -87,7 +87,7 @@ class LabSite:
     def look(self, lab: LabSnapshot, now_s: float) -> None:
         """Begin a pass with the lab as it is now."""
         view = lab.view._replace(usage=contract.Frozen(self.accounts.shares(now_s)))
-        shown = (view.broken, dict(view.circuits), view.failed)
+        shown = (view.broken, dict(view.circuits), view.failed, lab.reach.without_link)
         if shown != self._shown:
             self.layout += 1
             self.released += 1

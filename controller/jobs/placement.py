@@ -143,8 +143,11 @@ class Placement:
         self._reach = Reach(lab, None)
 
     def reach(self) -> Reach:
-        """Which hosts reach each other, by the maps as last read and what agents say of NICs."""
-        links, lost = self._circuits.maps.present_links(), self._fleet.faults().lost
+        """Which hosts reach each other, by the maps as last read, what agents say of NICs, and the
+        flow entries that packet switches refused.
+        """
+        links = self._circuits.maps.present_links()
+        lost = {**self._circuits.flows.unserved(), **self._fleet.faults().lost}
         if (links, lost) != self._reach_of:
             self._reach_of, self._reach = (links, lost), Reach(self._lab, links, lost)
         return self._reach

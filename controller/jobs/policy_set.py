@@ -1,10 +1,12 @@
 """The policies of a lab, each guarded: after a fault, which is an event, the default decides."""
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
@@ -41,6 +43,17 @@ jobs that do not name one."""
 _log = logging.getLogger(__name__)
 
 _MARK = "policies"
+_planning: ContextVar[bool] = ContextVar("planning", default=False)
+
+
+@contextlib.contextmanager
+def planning() -> Iterator[None]:
+    """Policies are asked for a preview meanwhile: their faults do not count."""
+    token = _planning.set(True)
+    try:
+        yield
+    finally:
+        _planning.reset(token)
 
 
 def in_words(choice: PolicyChoice) -> dict[str, str | None]:
@@ -201,7 +214,7 @@ class PoliciesInUse:
 
     def _on_fault(self, fault: guard.Fault) -> None:
         # In the thread of the policy's call.
-        if self._loop is not None:
+        if self._loop is not None and not _planning.get():
             self._loop.call_soon_threadsafe(self._note, fault)
 
     def _note(self, fault: guard.Fault) -> None:

@@ -215,6 +215,9 @@ def openflow_metrics(
     yield gauge("packet_switch_connected", about, switches.connected(), "switch")
     about = "Connections of switches that are not in the lab file."
     yield counter("speaker_unknown_switch_connections", about, unknown_switch_connections)
+    lacking = dict.fromkeys(switches.connected(), 0) | switches.lacking_entries()
+    about = "Flow entries that a packet switch refused."
+    yield gauge("packet_switch_lacking_entries", about, lacking, "switch")
     by_switch = switches.traffic_by_switch()
     for key, (name, about) in _COUNTED.items():
         counted = {switch: each[key] for switch, each in by_switch.items()}

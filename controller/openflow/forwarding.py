@@ -13,7 +13,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from functools import lru_cache
 from hashlib import blake2b
 from ipaddress import IPv4Address
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from patchlight.controller.openflow.flowtable import FlowEntry, FlowTable, Match, MatchValue
 from patchlight.testbed.lab.model import Endpoint, Host, Lab, default_mac
@@ -274,6 +274,21 @@ def flow_tables(lab: Lab, links: Links) -> dict[str, FlowTable]:
 def entry_to(mac: str, port: int) -> FlowEntry:
     """The entry that sends frames for ``mac`` out of ``port``: its bytes are the NIC's."""
     return _entry(*_to_mac(mac.lower()), port)
+
+
+def leads_to(match: Match, mac: str, address: IPv4Address) -> bool:
+    """Whether a frame for this NIC, or an ARP request for its address, matches."""
+
+    def number(text: Any) -> int:
+        is_mac = ":" in text
+        return int(text.replace(":", ""), 16) if is_mac else int(IPv4Address(text))
+
+    for field, own in (("eth_dst", mac), ("arp_tpa", str(address))):
+        if (wanted := match.get(field)) is not None:
+            value, mask = wanted if isinstance(wanted, tuple) else (wanted, None)
+            bits = -1 if mask is None else number(mask)
+            return number(value) & bits == number(own) & bits
+    return False
 
 
 @lru_cache(maxsize=1 << 16)

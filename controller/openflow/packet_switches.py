@@ -1,7 +1,8 @@
 """The lab's packet switches: flow tables that follow the circuits, and are kept; counters.
 
 To install a table, the switch is read, and what differs is removed and added. It is checked again
-when a switch connects, and when its counters show that an entry of ours is missing.
+when a switch connects, when its counters show that an entry of ours is missing, and from time to
+time while it refuses entries: its table may have room again.
 """
 
 from __future__ import annotations
@@ -9,8 +10,10 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import re
+import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from statistics import fmean
@@ -19,7 +22,12 @@ from typing import Any, NamedTuple
 from patchlight.controller.openflow import flowtable
 from patchlight.controller.openflow.client import Speaker, SpeakerRefused
 from patchlight.controller.openflow.flowtable import FlowEntry, FlowTable, Match, Message
-from patchlight.controller.openflow.forwarding import PRIORITY_ARP, Forwarding, assumed_mac
+from patchlight.controller.openflow.forwarding import (
+    PRIORITY_ARP,
+    Forwarding,
+    assumed_mac,
+    leads_to,
+)
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.lab.model import Endpoint, Host, Lab
 from patchlight.testbed.lab.wiring import Links
@@ -28,11 +36,21 @@ from patchlight.testbed.wire.probe_frames import ETHERTYPE, ETHERTYPE_LLDP
 LOG = logging.getLogger(__name__)
 
 
+# Pauses before a switch that refused entries gets them again; the last one repeats.
+_TRY_AGAIN_S = (5.0, 10.0, 20.0, 60.0)
+
+
 class RefusedEntry(NamedTuple):
     """A flow entry that a switch refused, and its reason in OpenFlow's words."""
 
     entry: FlowEntry
     error: str
+
+    @property
+    def reason(self) -> str:
+        """The reason in plain words: "table full" for ``…: OFPFMFC_TABLE_FULL``."""
+        code = re.fullmatch(r"OFPET_\w+\S*: OFP[A-Z]+_(\w+).*", self.error)
+        return code[1].replace("_", " ").lower() if code else self.error
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +93,9 @@ class FlowSync:
 
     def __init__(self, speaker: Speaker) -> None:
         self.wanted: dict[int, FlowTable] = {}
+        self.refused: Mapping[int, tuple[RefusedEntry, ...]] = {}
+        """What each switch refused of its wanted table, if it refused anything."""
+        self._tries: dict[int, tuple[int, float]] = {}
         self._speaker = speaker
         self._locks: defaultdict[int, asyncio.Lock] = defaultdict(asyncio.Lock)
         # The cookies that a switch should show: those wanted, less what it cannot have.
@@ -133,6 +154,8 @@ class FlowSync:
         for i, result in applied.items():
             lacking = {e.cookie for e in result.held} | {r.entry.cookie for r in result.failed}
             self._expected[i] = {entry.cookie for entry in tables[i]} - lacking
+        failed = {i: result.failed for i, result in applied.items()}
+        self.refused = {i: f for i, f in {**self.refused, **failed}.items() if f}
         return applied
 
     async def _read(self, datapath_id: int, deadline_s: float) -> FlowTable:
@@ -182,8 +205,22 @@ class FlowSync:
         elif kind == "counters" and (flows := event.get("flows")) is not None:
             cookies = {flow["cookie"] for flow in flows}
             expected = self._expected.get(datapath_id, cookies)
-            if cookies != expected and not self._locks[datapath_id].locked():
+            wrong = cookies != expected or self._is_to_be_tried(datapath_id)
+            if wrong and not self._locks[datapath_id].locked():
                 self._mend_soon(datapath_id)
+
+    def _is_to_be_tried(self, datapath_id: int) -> bool:
+        """Whether a switch that refused entries is due to get them again."""
+        if datapath_id not in self.refused:
+            self._tries.pop(datapath_id, None)
+            return False
+        now = time.monotonic()
+        tries, at = self._tries.setdefault(datapath_id, (0, now + _TRY_AGAIN_S[0]))
+        if now < at:
+            return False
+        pause_s = _TRY_AGAIN_S[min(tries + 1, len(_TRY_AGAIN_S) - 1)]
+        self._tries[datapath_id] = tries + 1, now + pause_s
+        return True
 
     def _mend_soon(self, datapath_id: int) -> None:
         if datapath_id not in self._mending:
@@ -193,7 +230,7 @@ class FlowSync:
 
     async def _mend(self, datapath_id: int) -> None:
         async with self._locks[datapath_id]:
-            table = self.wanted[datapath_id]
+            table, before = self.wanted[datapath_id], self.refused.get(datapath_id)
             applied = (await self._set({datapath_id: table}, flowtable.DEFAULT_DEADLINE_S))[
                 datapath_id
             ]
@@ -201,7 +238,7 @@ class FlowSync:
             # Not connected yet, or gone again: its next connection mends it.
             LOG.info("switch %#x is not mended yet: %s", datapath_id, applied.error)
             return
-        if applied.changed or applied.failed:
+        if applied.changed or (applied.failed and applied.failed != before):
             counts = (applied.added, applied.removed, len(applied.failed))
             message = "switch %#x was mended: %d flow entries added, %d removed, %d refused"
             LOG.warning(message, datapath_id, *counts)
@@ -218,6 +255,11 @@ async def _each(datapath_ids: Iterable[int], work: Callable[[int], Any]) -> dict
 
     order = list(datapath_ids)
     return dict(zip(order, await asyncio.gather(*map(one, order)), strict=True))
+
+
+def _lacks(refused: Sequence[RefusedEntry]) -> str:
+    entries = "flow entry" if len(refused) == 1 else "flow entries"
+    return f"lacks {len(refused)} {entries}: {refused[0].reason}"
 
 
 # Samples come once a second; the time series on disk have what was before.
@@ -252,6 +294,8 @@ class PacketSwitches:
         self._name_of = {s.datapath_id: s.name for s in lab.packet_switches}
         self._connected: set[int] = set()
         self._second_from: dict[int, tuple[str, float]] = {}
+        self._unserved_of: Mapping[int, tuple[RefusedEntry, ...]] = self._flows.refused
+        self._unserved: Mapping[str, str] = {}
         self._traffic: dict[str, Mapping[str, Any]] = {}
         self.refused: Mapping[str, int] = {}
         self._host_at: dict[tuple[int, int], str] = {}
@@ -294,7 +338,10 @@ class PacketSwitches:
         notes: list[str] = []
         for datapath_id, applied in (await self._flows.set_tables(tables)).items():
             name = self._name_of[datapath_id]
-            notes += [f"{name}: {r.entry}: {r.error}" for r in applied.failed]
+            if applied.failed:
+                notes.append(
+                    f"{name} {_lacks(applied.failed)}; the first: {applied.failed[0].entry}"
+                )
             notes += [f"{name}: an application of yours holds {e}" for e in applied.held]
             if applied.error is not None:
                 notes.append(f"{name}: its flows are to follow: {applied.error.splitlines()[0]}")
@@ -307,6 +354,30 @@ class PacketSwitches:
     def connected(self) -> dict[str, bool]:
         """Which switches have a connection to the speaker."""
         return {name: datapath_id in self._connected for datapath_id, name in self._name_of.items()}
+
+    def lacking(self) -> dict[str, str]:
+        """Switches that refused flow entries, and what they lack, like "lacks 4 flow entries:
+        table full".
+        """
+        return {self._name_of[i]: _lacks(refused) for i, refused in self._flows.refused.items()}
+
+    def lacking_entries(self) -> dict[str, int]:
+        """How many entries each of these switches lacks."""
+        return {self._name_of[i]: len(refused) for i, refused in self._flows.refused.items()}
+
+    def unserved(self) -> Mapping[str, str]:
+        """Hosts to which a switch refused to forward, by name, and the reason."""
+        if self._flows.refused is not self._unserved_of:
+            self._unserved_of = self._flows.refused
+            self._unserved = {
+                host.name: f"{self._name_of[i]} {_lacks(refused)}"
+                for i, refused in self._unserved_of.items()
+                for host in self._lab.hosts
+                if any(
+                    leads_to(r.entry.match, self._mac_of(host), host.nic.address) for r in refused
+                )
+            }
+        return self._unserved
 
     def second_from(self, now: float) -> dict[str, str]:
         """Where another switch with a connected one's id came from lately; ``now`` is Unix time."""

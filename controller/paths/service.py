@@ -83,7 +83,7 @@ class PathBook:
             raise BadInput(
                 f"no light goes from {wanted.source} to {wanted.destination}: they are in "
                 "different networks",
-                hint="'patchlight paths --networks' shows them",
+                hint="'patchlight ocs show --paths' shows them",
             )
         if len(self._live) >= _MOST_PATHS:
             raise Refused(f"{_MOST_PATHS} paths wait or are used: try again later")
@@ -141,7 +141,7 @@ class PathBook:
     def _found(self, number: int) -> PathShape:
         path = self._live.get(number) or next((p for p in self._ended if p["id"] == number), None)
         if path is None:
-            raise BadInput(f"there is no path {number}: 'patchlight paths' shows them")
+            raise BadInput(f"there is no path {number}: 'patchlight ocs show --paths' shows them")
         return path
 
     def _lane(self, host: str) -> _Lane:

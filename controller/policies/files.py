@@ -186,7 +186,7 @@ def no_card(path: Path, what: str) -> CardError:
     """What is wrong with a file that should be a card."""
     return CardError(
         f"{path} is no card of a learned policy: {what}",
-        hint="a card is written by `patchlight policy export`",
+        hint="a card is written by `patchlight policy train`",
     )
 
 

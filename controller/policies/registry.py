@@ -86,10 +86,7 @@ _FILE = re.compile(r"(?P<path>.+?\.(?P<suffix>py|onnx))(?::(?P<rest>.*))?", re.D
 _PICKLED = (".pkl", ".pickle", ".pt", ".pth", ".joblib", ".zip", ".ckpt")
 # ``*args`` and ``**kwargs``: nobody has to give these.
 _ANY_NUMBER = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-_HINTS = {
-    "scenario": "it plans with the simulator: use it in 'patchlight experiment pac-ml' or "
-    "'patchlight policy evaluate'"
-}
+_HINTS = {"scenario": "it plans with the simulator: use it in 'patchlight experiment pac-ml'"}
 
 
 @dataclass(frozen=True)
@@ -316,7 +313,7 @@ def _named(name: str, kind: PolicyKind | None) -> PolicyRecipe:
     if Path(name).suffix in _PICKLED:
         raise BadInput(
             f"{name} is no policy file: expected FILE.py:CLASS or FILE.onnx",
-            hint="pickled models are never loaded; export them with 'patchlight policy export'",
+            hint="pickled models are never loaded; 'patchlight policy train' writes ONNX files",
         )
     what = f"{kind} policies are" if kind else "policies are"
     raise BadInput(f"no policy {name!r}: {nearest(name, [e.name for e in known], what)}")

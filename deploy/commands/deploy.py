@@ -11,7 +11,7 @@ import click
 from patchlight.console import rendering as out
 from patchlight.console.shared import LazyGroup
 from patchlight.deploy.commands import options
-from patchlight.deploy.commands.push import bundle, check, push
+from patchlight.deploy.commands.push import bundle, push
 from patchlight.deploy.commands.trust import certificates, trust
 
 if TYPE_CHECKING:
@@ -228,7 +228,7 @@ def deploy() -> None:
     """Put Patchlight on the servers of a lab."""
 
 
-for command in (trust, check, bundle, certificates, options.prometheus, push):
+for command in (trust, bundle, certificates, options.prometheus, push):
     deploy.add_command(command)
 for command in (status, logs, restart, stop, rollback, remove):
     deploy.add_command(command)

@@ -115,7 +115,7 @@ def doctor(lab: str | None, server: str | None, as_json: bool) -> None:
 
     What is wrong comes first. Exit code 1 if something is missing that the OFC 2022 experiment
     (`make demo` in a checkout) needs, or that the lab says of this server. Nothing on the machine
-    changes. `deploy check` looks at the servers of a lab in the same way, over SSH.
+    changes. `deploy push --dry-run` looks at the servers of a lab in the same way, over SSH.
     """
     meant = _meant(lab, server)
     needed_for = _SERVERS if meant is None else f"{meant.name} of lab {lab}"

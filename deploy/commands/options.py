@@ -189,9 +189,14 @@ def report(
     in_words: Callable[[R], str],
     *,
     as_json: bool,
+    checks: Sequence[dict[str, Any]] = (),
 ) -> None:
-    """Print what came of it, what failed first with its remedy; exit code 1 if something failed."""
+    """Print the results, failures first with their remedies; exit code 1 if something failed.
+
+    ``checks`` were printed before; they go into the JSON, and one that is wrong is a failure.
+    """
     failed = [outcome for outcome in outcomes if outcome.error is not None]
+    bad = bool(failed) or any(check["state"] == "wrong" for check in checks)
     if as_json:
         rows = []
         for outcome in outcomes:
@@ -201,7 +206,8 @@ def report(
                 assert outcome.result is not None
                 told = row(outcome.result)
             rows.append({"server": outcome.server, "ok": outcome.error is None, **told})
-        out.print_json({"lab": lab.name, "ok": not failed, "servers": rows})
+        checked = {"checks": checks} if checks else {}
+        out.print_json({"lab": lab.name, "ok": not bad, "servers": rows, **checked})
     else:
         table = out.Table(out.Column("", whole=True), out.Column("server", whole=True), "what")
         for outcome in failed:
@@ -210,11 +216,12 @@ def report(
         for outcome in outcomes:
             if outcome.result is not None:
                 table.add_row(out.Coloured("ok", "good"), outcome.server, in_words(outcome.result))
-        table.print()
+        if outcomes:
+            table.print()
         for hint in dict.fromkeys(o.error.hint for o in failed if o.error and o.error.hint):
             alike = [o.server for o in failed if o.error and o.error.hint == hint]
             out.say(f"{', '.join(alike)}: {hint}")
-    if failed:
+    if bad:
         sys.exit(1)
 
 

@@ -1,11 +1,12 @@
-"""``patchlight deploy check``, ``push`` and ``bundle``: bring a release to servers."""
+"""``patchlight deploy push`` and ``bundle``: install a release on servers."""
 
 from __future__ import annotations
 
-import sys
+import re
 import tempfile
 from contextlib import ExitStack
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,15 +14,15 @@ import click
 
 from patchlight.agents.workers.contract import DEFAULT_IMAGE
 from patchlight.console import rendering as out
-from patchlight.console.commands import complete_lab
-from patchlight.console.connection import running_lab
 from patchlight.deploy.commands import options
 from patchlight.testbed.errors import BadInput
 
 if TYPE_CHECKING:
+    from patchlight.deploy.bundle import Supply
     from patchlight.deploy.check_machine import Finding, Workers
-    from patchlight.deploy.push import Pushed
+    from patchlight.deploy.push import Plan, Pushed, PushOptions
     from patchlight.deploy.ssh import Passwords
+    from patchlight.testbed.lab.model import Lab, Server
 
 _MEANINGS: dict[str, out.Meaning] = {"wrong": "bad", "unknown": "caution", "ok": "good"}
 _FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
@@ -36,7 +37,8 @@ _FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
     help="The lab's controller runs on this server, too. [default: it stays where it is]",
 )
 @click.option(
-    "--workers",
+    "--worker-kind",
+    "workers",
     type=click.Choice(["docker", "process", "auto"]),
     default="auto",
     help="What the agents run workers as; auto: a container where a Docker engine is.",
@@ -54,32 +56,42 @@ _FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
     metavar="FILE",
     help="Take everything from this file of 'deploy bundle', and nothing from a network.",
 )
+@click.option("--dry-run", is_flag=True, help="Check the servers and change nothing there.")
 @out.listing_options
 def push(
     lab_name: str,
     chosen: tuple[str, ...],
     passwords: Passwords,
     controller: str | None,
-    workers: str,
+    workers: Workers,
     image: str,
     image_file: Path | None,
     bundle: Path | None,
+    dry_run: bool,
     as_json: bool,
 ) -> None:
-    """Put this version of Patchlight on the servers of LAB, and start their agents.
+    """Install this version of Patchlight on the servers of LAB, and start their agents.
 
-    All servers at once. What is there already is not copied again; interrupted anywhere, the
-    command goes on when it is run again. Each server gets an environment of its own, the lab file,
-    a certificate, and a service that keeps the agent running. Workers that run are not
-    disturbed. A server that fails stops no other. Exit code 1 if one failed. At the end it prints
-    the commands that reach the controller, on its server and from here.
+    All servers at once. Each gets a Python environment, the lab file, a certificate, and a service
+    that keeps the agent running. Files that are already there are not copied again; if the command
+    is interrupted, run it again and it continues. Running workers are not disturbed. A server that
+    fails does not stop the others. At the end it prints the commands that reach the controller.
+    Exit code 1 if a server failed.
+
+    With --dry-run it checks SSH and its host key, sudo, Python, free disk space, the Docker engine,
+    NVIDIA's driver and container toolkit; whether GPUs and NICs are those of the lab file, each GPU
+    near its NIC; RDMA devices, kernel modules, MTUs and the clock. Then it says what a push would
+    do. Exit code 1 if something is wrong.
 
     \b
     With --json: lab, ok, and servers, each with server, ok, and either
     release, changed, copied_bytes and version, or error and remedy.
+    With --dry-run, servers has those that are ready, with release, runs and
+    copy_bytes; checks are rows of server, check, state (ok, wrong or
+    unknown), found and remedy.
     """
     from patchlight.controller.access.authority import Authority, authority_folder
-    from patchlight.deploy.bundle import FromFile, FromHere, Supply, bundle_file
+    from patchlight.deploy.bundle import FromFile, FromHere, bundle_file
     from patchlight.deploy.push import Push, PushOptions
 
     lab, servers = options.lab_and_servers(lab_name, chosen)
@@ -93,6 +105,8 @@ def push(
         else:
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="patchlight-bundle-"))
             supply = FromFile(bundle, Path(folder))
+        if dry_run:
+            return _dry_run(lab, servers, supply, settings, passwords, as_json=as_json)
         authority = Authority(lab.name, authority_folder(lab.name))
         pushing = Push(lab, supply, authority, settings)
         outcomes = options.on_servers(lab, servers, pushing.server, passwords)
@@ -144,6 +158,10 @@ def bundle(
     """
     from patchlight.deploy.bundle import ROLES, FromHere, Target, here, parts_for, write_bundle
 
+    if old := [p for p in pythons if not re.fullmatch(r"3\.(1[1-9]|[2-9]\d)", p)]:
+        raise BadInput(f"--python {old[0]}: expected 3.11 or newer, like 3.12")
+    if not output.absolute().parent.is_dir():
+        raise BadInput(f"--output {output}: there is no folder {output.parent}")
     wanted = [Target(python, machine or here().machine) for python in pythons or [here().python]]
     roles = ROLES if controller else ROLES[:1]
     supply = FromHere(lambda text: out.say(text, err=True))
@@ -160,51 +178,40 @@ def bundle(
     out.say(f"wrote {output}: {size / 1e6:.1f} MB, for {kinds}")
 
 
-@click.command()
-@click.argument("lab", shell_complete=complete_lab)
-@click.option(
-    "--workers",
-    type=click.Choice(["docker", "process", "auto"]),
-    default="auto",
-    help="What workers are to be; auto: no Docker engine is no failure.",
-)
-@options.ssh_options
-@out.listing_options
-def check(lab: str, workers: Workers, passwords: Passwords, as_json: bool) -> None:
-    """Look over SSH whether the servers of LAB are ready for Patchlight.
-
-    All servers at once: SSH and its host key, sudo, Python, free disk, the Docker engine and
-    NVIDIA's driver and container toolkit; whether the GPUs and NICs are those of the lab file,
-    each GPU near its NIC, RDMA devices and kernel modules ready, MTUs equal, the clock right.
-    What is wrong comes first, each with its remedy. What the lab file does not claim is never
-    wrong. Nothing on the servers changes. Exit code 1 if something is wrong.
-
-    \b
-    With --json: lab, ready, and checks, each with server, check, state
-    (ok, wrong or unknown), found and remedy.
-    """
+def _dry_run(
+    lab: Lab,
+    servers: list[Server],
+    supply: Supply,
+    settings: PushOptions,
+    passwords: Passwords,
+    *,
+    as_json: bool,
+) -> None:
+    """Print what is wrong with the servers, and what a push would do on those that are ready."""
     from patchlight.deploy.check import check_servers
+    from patchlight.deploy.push import plan_push
 
-    meant = options.with_servers(running_lab(lab))
     with out.progress_bar("servers", out.console(stderr=True)) as tell:
-        findings = check_servers(meant, tell, passwords, workers)
+        findings = check_servers(lab, tell, passwords, settings.workers, servers)
     wrong = [finding for finding in findings if finding.ok is False]
-    if as_json:
-        keys = ("server", "check", "state", "found", "remedy")
-        rows = [
-            {key: getattr(f, key) for key in keys if f.ok is False or key != "remedy"}
-            for f in findings
-        ]
-        out.print_json({"lab": meant.name, "ready": not wrong, "checks": rows})
-    else:
+    ready = [s for s in servers if s.name not in {finding.server for finding in wrong}]
+    if not as_json:
         _table(findings).print()
         for name, remedy in dict.fromkeys((f.check, f.remedy) for f in wrong):
             alike = [f.server for f in wrong if (f.check, f.remedy) == (name, remedy)]
             out.say(f"{name} ({', '.join(alike)}): {remedy}")
-        ready = len(meant.servers) - len({finding.server for finding in wrong})
-        out.say(f"{ready} of {len(meant.servers)} servers of lab {meant.name} are ready")
-    if wrong:
-        sys.exit(1)
+        out.say(f"{len(ready)} of {len(servers)} servers of lab {lab.name} are ready")
+    plans = options.on_servers(lab, ready, partial(plan_push, supply, settings), passwords)
+    keys = ("server", "check", "state", "found", "remedy")
+    checks = [{k: getattr(f, k) for k in keys if f.ok is False or k != "remedy"} for f in findings]
+    options.report(lab, plans, asdict, _plan_in_words, as_json=as_json, checks=checks)
+
+
+def _plan_in_words(plan: Plan) -> str:
+    copy = f", {plan.copy_bytes / 1e6:.1f} MB to copy"
+    if plan.runs == plan.release:
+        return f"release {plan.release} runs already{copy}"
+    return f"would install release {plan.release}" + f" over {plan.runs}" * bool(plan.runs) + copy
 
 
 def _table(findings: list[Finding]) -> out.Table:

@@ -3,7 +3,4 @@
 from patchlight.console.shared import RESEARCH, Command
 
 _HERE = "patchlight.emulation.experiments.commands"
-COMMANDS = {
-    "experiment": Command(f"{_HERE}.group", "Run a paper's experiment.", RESEARCH),
-    "policy evaluate": Command(f"{_HERE}.evaluation", "Measure policies in the simulator."),
-}
+COMMANDS = {"experiment": Command(f"{_HERE}.group", "Run a paper's experiment.", RESEARCH)}

@@ -47,7 +47,7 @@ from patchlight.testbed.linux import docker_engine
 from patchlight.testbed.linux.processes import own_program
 
 if TYPE_CHECKING:
-    from patchlight.testbed.wire.rest.jobs import JobAnswer, JobInList
+    from patchlight.testbed.wire.rest.jobs import JobAnswer, SubmittedJob
 
 
 class NeedsRoot(PatchlightError):
@@ -300,7 +300,7 @@ class EmulatedLab:
             self._client = ControllerClient(self.state.controller_api)
         return self._client
 
-    def submit(self, *jobs: JobGiven, topology: str | None = None) -> list[JobInList]:
+    def submit(self, *jobs: JobGiven, topology: str | None = None) -> list[SubmittedJob]:
         """Queue training jobs that start together (each a ``JobSpec``, a mapping with a job file's
         keys, or a file's path); the controller's records. ``topology``: ``keep`` or ``regroup``;
         ``None`` leaves it to the jobs, or else to the lab's policy. Wait with ``wait_for``."""

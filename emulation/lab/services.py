@@ -249,8 +249,8 @@ class LabServices:
             options = {
                 "--server": server.name,
                 "--listen": server.management,
-                "--workers": workers,
-                "--gpus": f"socket:{self._run_dir / 'gpus'}",
+                "--worker-kind": workers,
+                "--gpu-source": f"socket:{self._run_dir / 'gpus'}",
                 "--fork-from": forks,
                 "--state": self._run_dir / "agents" / server.name,
                 "--light": self._run_dir / LIGHT_SOCKET if self._lab.coloured else None,

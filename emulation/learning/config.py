@@ -13,7 +13,7 @@ from patchlight.emulation.experiments.pac_ml.variation import Variation
 from patchlight.emulation.simulator.ramp.ramp import PlacementRule
 from patchlight.emulation.simulator.ramp.scenario import MAX_ERROR, FixedArrivals
 from patchlight.emulation.simulator.ramp.workloads import LAW_NAMES, law
-from patchlight.testbed.errors import BadInput, FileError
+from patchlight.testbed.errors import BadInput, FileError, nearest
 from patchlight.testbed.io.fields import FieldType, ListOf, Text, Whole, choice, matching
 from patchlight.testbed.io.forms import MapOf, Number, Record, setting
 from patchlight.testbed.io.reader import FileIssues, read_text
@@ -21,16 +21,6 @@ from patchlight.testbed.io.reader import FileIssues, read_text
 CONFIGS = Path(__file__).resolve().parent / "configs"
 ALGORITHMS = {"afterstates": "afterstates", "policy-iteration": "policy_iteration"}
 """Each with the key that its settings are under."""
-_GONE_ALGORITHMS = ("maskable-ppo", "masked-dqn")
-_GONE_CONFIGS = {
-    **dict.fromkeys(("small-ppo", "small-dqn"), "small"),
-    **dict.fromkeys(("ramp-first-fit", "ramp-first-fit-anew"), "ramp-first-fit-any"),
-    **dict.fromkeys(("ramp-block", "ramp-block-far"), "ramp-block-choice"),
-    **dict.fromkeys(("sees-blocks", "sees-blocks-graph", "sees-blocks-now"), "sees-pac-ml"),
-    **dict.fromkeys(("lab-small", "lab-circuits", "lab-elastic", "learned-lab"), "lab-partition"),
-    **dict.fromkeys(("times-told", "times-limit", "times-size", "times-graph"), "small"),
-}
-"""Configurations of earlier versions, each with the one to use instead."""
 
 
 class ConfigError(FileError):
@@ -58,9 +48,7 @@ def _law(text: str) -> str:
 def _algorithm(text: str) -> str:
     if text in ALGORITHMS:
         return text
-    known = " or ".join(map(repr, ALGORITHMS))
-    was = "was removed" if text in _GONE_ALGORITHMS else "is not an algorithm"
-    raise BadInput(f"{text!r} {was}: expected {known}")
+    raise BadInput(f"{text!r} is not an algorithm: {nearest(text, ALGORITHMS)}")
 
 
 _LAW = Text("a requirement law", _law)
@@ -299,11 +287,6 @@ class Config:
         for name in ("law_instance", "training_horizon_s"):
             if data["environment"][name] is None:
                 del data["environment"][name]  # A file has no way to write it.
-        # Runs from before there were these go on, and models stay as they were.
-        if not self.environment.remaining_error:
-            del data["environment"]["remaining_error"]
-        if self.environment.blocks == 1:
-            del data["environment"]["blocks"]
         return data
 
 
@@ -311,15 +294,10 @@ _CONFIG: FieldType = Record(Config, "the configuration")
 
 
 def find_config(path: Path) -> Path:
-    """The file itself, or the configuration of this name that comes with Patchlight.
-
-    ``BadInput`` for one of an earlier version, with what to use instead.
-    """
+    """The file itself, or the shipped configuration of this name."""
     shipped = CONFIGS / f"{path}.yaml"
     if path.exists() or path.parent != Path("."):
         return path
-    if instead := _GONE_CONFIGS.get(path.name):
-        raise BadInput(f"configuration {path.name!r} was removed", hint=f"use {instead!r} instead")
     return shipped if shipped.exists() else path
 
 

@@ -56,7 +56,6 @@ def export(
     training: Mapping[str, Any],
     folder: Path,
     name: str | None = None,
-    notes: str = "",
 ) -> Path:
     """Writes the model into ``folder`` and reads it back as a user would; the ONNX file's path."""
     name = name or config.name
@@ -64,7 +63,7 @@ def export(
     seen = (SCHEMA, layout.version, layout.actions, layout.ramp, config.environment.rule)
     sha256, kept = hashlib.sha256(content).hexdigest(), json.loads(json.dumps(training))
     blocks = config.environment.blocks
-    card = Card(name, "partition", *seen, code_version(), sha256, notes, kept, blocks)
+    card = Card(name, "partition", *seen, code_version(), sha256, "", kept, blocks)
     path = write_files(folder, name, content, card.written())
     load_learned(path)
     return path

@@ -229,18 +229,10 @@ def load_run(folder: Path) -> tuple[Config, dict[str, Any]]:
 def scorer_of(config: Config, kept: dict[str, Any]) -> tuple[OptionScorer, ObservationLayout]:
     """The scorer that a checkpoint holds, and the layout it is for.
 
-    ``BadInput`` for a run that is for studies only, and for a checkpoint of another network.
+    ``BadInput`` for a network with PAC-ML's observation, and for a checkpoint of another network.
     """
     if not config.network.has_model:
-        raise BadInput(
-            f"{config.name!r} learned by PAC-ML's observation, which has no models",
-            hint="'patchlight policy study' compares what such networks learn",
-        )
-    if kept.get("observation_version", 1) == 1:
-        raise BadInput(
-            f"an earlier version of Patchlight trained {config.name!r}: its network saw less",
-            hint="train it again",
-        )
+        raise BadInput(f"{config.name!r} learned by PAC-ML's observation, which has no models")
     with of_this_network(f"the checkpoint of {config.name!r}"):
         groups, racks, servers = kept["ramp"]
         layout = ObservationLayout((groups, racks, servers), tuple(kept["degrees"]))

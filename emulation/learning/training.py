@@ -15,10 +15,22 @@ from torch import nn
 
 from patchlight.emulation.learning.afterstates import AfterstateLearner
 from patchlight.emulation.learning.config import Config, check
+from patchlight.emulation.learning.export import export, of_runs
 from patchlight.emulation.learning.learner import Learner, RoundProgress, play
-from patchlight.emulation.learning.network import Likeness, likeness_of, of_this_network
+from patchlight.emulation.learning.network import (
+    Likeness,
+    OptionScorer,
+    likeness_of,
+    of_this_network,
+)
 from patchlight.emulation.learning.policy_iteration import PolicyIterationLearner
-from patchlight.emulation.learning.run_folder import KEPT_EVERY_S, SAID_EVERY_S, RunFolder, RunLog
+from patchlight.emulation.learning.run_folder import (
+    CHECKPOINT,
+    KEPT_EVERY_S,
+    SAID_EVERY_S,
+    RunFolder,
+    RunLog,
+)
 from patchlight.emulation.learning.vector_episodes import layout_of
 from patchlight.emulation.simulator.ramp.scenario import Scenario
 from patchlight.emulation.simulator.ramp.workloads import Workloads
@@ -220,3 +232,45 @@ class TrainingRun:
 
 def _is_finite(network: nn.Module) -> bool:
     return all(bool(torch.isfinite(weights).all()) for weights in network.parameters())
+
+
+_EPISODES_APART = 10_000_000
+
+
+def seeded(config: Config, seed: int) -> Config:
+    """A configuration with another training seed: other weights, draws and episodes."""
+    first = config.environment.first_seed + _EPISODES_APART * seed
+    environment = replace(config.environment, first_seed=first)
+    return replace(config, seed=seed, environment=environment)
+
+
+def train_with_seeds(
+    config: Config,
+    seeds: int,
+    graphs: Sequence[ComputationGraph],
+    source: str,
+    folder: Path,
+    resume: bool,
+    say: Callable[[str], None],
+) -> Path | None:
+    """Train in ``folder``, or with each seed in ``folder/seed-N``; the path of the model.
+
+    ``None`` if networks of this observation have no model. ``resume`` continues what there is.
+    ``source`` of the profiles is for the card.
+    """
+    several = [(seeded(config, seed), folder / f"seed-{seed}") for seed in range(seeds)]
+    for number, (each, where) in enumerate(several if seeds > 1 else [(config, folder)]):
+        if seeds > 1:
+            say(f"seed {number}, run {number + 1} of {seeds}")
+        run = TrainingRun(each, graphs, where, say)
+        if resume and (seeds == 1 or (where / CHECKPOINT).exists()):
+            run.resume()
+        report = run.learn()
+    if not config.network.has_model:
+        return None
+    if seeds == 1:
+        assert isinstance(report.scorer, OptionScorer)
+        about = report.training | {"profiles": source}
+        return export(report.scorer, run.layout, config, about, folder)
+    scorer, layout, config, about = of_runs([where for _, where in several])
+    return export(scorer, layout, config, about | {"profiles": source}, folder)

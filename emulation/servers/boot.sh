@@ -88,7 +88,8 @@ exec env -i PATH="$PATH" setpriv --bounding-set=-sys_module,-sys_time,-sys_boot,
         case $script in *ssh) ;; *) "$script" start ;; esac
         case $script in *docker)
             tries=0
-            until docker version >/dev/null 2>&1; do
+            until python3 -c "import socket as s; c = s.socket(s.AF_UNIX); c.connect(\"/run/docker.sock\")
+c.send(b\"GET /_ping HTTP/1.0\\r\\n\\r\\n\"); exit(not c.recv(1))" 2>/dev/null; do
                 tries=$((tries + 1))
                 if [ $tries -gt 300 ]; then tail -n 15 /var/log/docker.log; exit 1; fi
                 sleep 0.1

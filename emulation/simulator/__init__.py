@@ -7,8 +7,6 @@ COMMANDS = {
     "simulate": Command(
         f"{_HERE}.simulate", "Simulate a cluster with a queue under a job trace.", RESEARCH
     ),
-    "graph": Command(
-        f"{_HERE}.graph", "Show, draw, measure and fetch computation graphs.", RESEARCH
-    ),
+    "graph": Command(f"{_HERE}.graph", "Show, draw and measure computation graphs.", RESEARCH),
     "policy compare": Command(f"{_HERE}.compare", "Compare policies in many random labs."),
 }

@@ -1,4 +1,4 @@
-"""``patchlight login``, ``logout``, ``token`` and ``audit``: who may do what, and who did."""
+"""``patchlight login``, ``token`` and ``audit``: who may do what, and who did."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def _address(lab_name: str | None, address: str | None) -> str:
     found = address or running_lab(lab_name).controller_api
     if not found or found.startswith("unix:"):
         raise BadInput(
-            "which controller? At a Unix socket nobody needs a token",
-            hint="name its address with --controller HOST:PORT",
+            "which controller? A Unix socket needs no token",
+            hint="give its address with --controller HOST:PORT",
         )
     return found
 
@@ -45,7 +45,6 @@ def _address(lab_name: str | None, address: str | None) -> str:
 @click.option(
     "--ca",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
-    required=True,
     metavar="FILE",
     help="The certificate of the lab's authority: ca.pem, from 'deploy certificates'.",
 )
@@ -53,19 +52,29 @@ def _address(lab_name: str | None, address: str | None) -> str:
     "--token-file",
     type=click.File("r"),
     metavar="FILE",
-    help="Where the token is  [default: you are asked for it]; - is standard input.",
+    help="A file with the token; - is standard input.  [default: ask for it]",
 )
+@click.option("--forget", is_flag=True, help="Forget the token; 'token revoke' makes it useless.")
 @controller_options
-def login(ca: Path, token_file: Any, lab_name: str | None, address: str | None) -> None:
+def login(
+    ca: Path | None, token_file: Any, forget: bool, lab_name: str | None, address: str | None
+) -> None:
     """Log in to a controller on another machine, with a token.
 
-    An admin makes it there: 'patchlight token create'. It is kept for this user alone, and used
-    by each command that asks that controller.
+    An admin makes the token there: 'patchlight token create'. It is kept for you alone, and every
+    command that talks to that controller uses it.
     """
     from patchlight.client.client import ControllerClient
     from patchlight.client.connection import Login, controller_name_at, keep_login
 
-    where, authority = _address(lab_name, address), ca.read_text()
+    where = _address(lab_name, address)
+    if forget:
+        keep_login(where, None)
+        out.say(f"no token is kept for {where}")
+        return
+    if ca is None:
+        raise BadInput("--ca is missing: expected the certificate of the lab's authority, ca.pem")
+    authority = ca.read_text()
     name = controller_name_at(where, authority)
     if token_file is not None:
         token = token_file.readline().strip()
@@ -78,49 +87,38 @@ def login(ca: Path, token_file: Any, lab_name: str | None, address: str | None) 
     out.say(f"logged in to {name} at {where} as {who['user']}, {who['role']}")
 
 
-@click.command()
-@controller_options
-def logout(lab_name: str | None, address: str | None) -> None:
-    """Forget the token for a controller; 'token revoke' makes it useless."""
-    from patchlight.client.connection import keep_login
-
-    where = _address(lab_name, address)
-    keep_login(where, None)
-    out.say(f"no token is kept for {where}")
-
-
 @click.group()
 def token() -> None:
-    """Make and revoke tokens, with which users enter from other machines."""
+    """Create and revoke the tokens that users log in with from other machines."""
 
 
 @token.command()
 @click.argument("user")
-@click.option("--role", type=click.Choice(ROLES), default="viewer", help="What they may do.")
+@click.option("--role", type=click.Choice(ROLES), default="viewer", help="What the user may do.")
 @click.option(
     "--lifetime",
     default="30d",
     type=Quantity(parse_time),
     metavar="TIME",
-    help="How long it is good.",
+    help="How long the token is valid.",
 )
-@click.option("--why", default="", metavar="TEXT", help="What for; kept with the token.")
+@click.option("--why", default="", metavar="TEXT", help="The reason, kept with the token.")
 @out.json_option
 @with_client
 def create(
     client: ControllerClient, user: str, role: str, lifetime: float, why: str, as_json: bool
 ) -> None:
-    """Make a token for USER, and print it: it is never shown again.
+    """Create a token for USER and print it; it is not shown again.
 
-    A viewer looks; a user submits jobs, and stops their own; an operator changes circuits and all
-    jobs; an admin makes tokens, too.
+    A viewer can look; a user can also submit jobs and stop their own; an operator can also change
+    circuits and all jobs; an admin can also create tokens.
     """
     made = client.create_token(user, role, lifetime, why)
     out.print_answer(made, made["token"], as_json=as_json)
     if not as_json:
         out.say(
             f"token {made['id']} for {user}, {role}, good until {out.when(made['expires_at'])}; "
-            "to be used with: patchlight login",
+            "use it with: patchlight login",
             err=True,
         )
 
@@ -137,7 +135,7 @@ def _state(row: TokenShape) -> out.Coloured:
 @out.listing_options
 @with_client
 def list_tokens(client: ControllerClient, as_json: bool) -> None:
-    """Every token that was made: for whom, by whom, and until when."""
+    """List all tokens: for whom, by whom, and until when."""
     rows = client.tokens()
     table = out.Table(out.Column("id", whole=True), "user", "role", "made by", "state", "why")
     for row in rows:
@@ -150,7 +148,7 @@ def list_tokens(client: ControllerClient, as_json: bool) -> None:
 @click.argument("token_id", metavar="ID")
 @with_client
 def revoke(client: ControllerClient, token_id: str) -> None:
-    """Let nobody in with the token of that ID any more."""
+    """Revoke the token with that ID."""
     match = re.fullmatch(r"(?:patchlight_)?([0-9a-f]{8})(?:_\S*)?", token_id)
     if match is None:
         raise BadInput("that is no token's id: 'patchlight token list' shows them")
@@ -159,15 +157,15 @@ def revoke(client: ControllerClient, token_id: str) -> None:
 
 
 @click.command()
-@click.option("--last", type=click.IntRange(1, 1000), default=50, help="How many.")
-@click.option("--user", default="", metavar="NAME", help="Only what this user asked for.")
-@click.option("--outcome", type=click.Choice(list(_COLOURS)), help="Only what ended so.")
+@click.option("--last", type=click.IntRange(1, 1000), default=50, help="Number of requests.")
+@click.option("--user", default="", metavar="NAME", help="Only requests of this user.")
+@click.option("--outcome", type=click.Choice(list(_COLOURS)), help="Only this outcome.")
 @out.listing_options
 @with_client
 def audit(
     client: ControllerClient, last: int, user: str, outcome: str | None, as_json: bool
 ) -> None:
-    """List requests to change something: who, from where, what, the outcome and the reason."""
+    """List requests for changes: who, from where, what, the outcome and the reason."""
     rows = client.audit(last, user=user, outcome=outcome or "")
     table = out.Table("when", "who", "from", "what", "outcome", "why")
     for row in rows:

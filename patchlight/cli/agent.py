@@ -24,17 +24,18 @@ def agent() -> None:
     "--listen",
     required=True,
     metavar="unix:PATH|HOST:PORT",
-    help="Where to answer; TCP needs --tls.",
+    help="Address to listen at; TCP needs --tls.",
 )
 @click.option(
-    "--workers",
+    "--worker-kind",
     default="auto",
     metavar="docker|process|auto",
-    help="What a worker is; auto: a container where a Docker engine is, else a process. Installed "
-    "packages may know more.",
+    help="What a worker is; auto: a container if a Docker engine runs, else a process. Installed "
+    "packages may add more.",
 )
 @click.option(
-    "--gpus",
+    "--gpu-source",
+    "gpus",
     default="nvml",
     metavar="nvml|socket:DIR",
     help="NVIDIA GPUs, or GPUs that answer on Unix sockets in DIR.",
@@ -45,26 +46,26 @@ def agent() -> None:
     default=SAMPLES_PER_S,
     show_default=True,
     metavar="HZ",
-    help="How often a second NVIDIA GPUs are read.",
+    help="How many times a second NVIDIA GPUs are read.",
 )
 @click.option(
     "--gpu-access",
     type=click.Choice(CHOICES),
     default="auto",
-    help="How a container gets its NVIDIA GPU; auto: by CDI where its files are, else by a device "
-    "request or NVIDIA's runtime, whichever this server has.",
+    help="How a container gets its NVIDIA GPU; auto: through CDI if its files exist, else through "
+    "a device request or NVIDIA's runtime, whichever this server has.",
 )
 @click.option(
     "--state",
     type=click.Path(path_type=Path),
     default=Path("/var/lib/patchlight/agent"),
-    help="Where leases and workers' folders are kept.",
+    help="Folder for leases and for the folders of workers.",
 )
 @click.option(
     "--worker-user",
     metavar="USER|dynamic",
-    help="Whom workers run as that are processes, instead of what the lab file says; dynamic: one "
-    "user for each person who submits jobs.",
+    help="User that worker processes run as, instead of the lab file's; dynamic: a separate user "
+    "for each person who submits jobs.",
 )
 @click.option("--image", default=DEFAULT_IMAGE, help="The container image of workers.")
 @click.option(
@@ -74,7 +75,10 @@ def agent() -> None:
     help="Certificates (ca.pem, cert.pem, key.pem): this server's, from 'deploy certificates'.",
 )
 def run(**options: Any) -> None:
-    """Serve one server until SIGTERM; its workers go on, and the next agent takes them over."""
+    """Run the agent of one server until SIGTERM.
+
+    Its workers go on, and the next agent takes them over.
+    """
     from patchlight.agents.run import Options, run_agent
 
     require_root("running an agent")

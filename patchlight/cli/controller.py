@@ -1,4 +1,4 @@
-"""``patchlight controller``: run a controller, and show its state; ``paths``, which it grants."""
+"""``patchlight controller``: run, drain, stop, back up and restore a controller."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import sqlite3
 import sys
 import tarfile
 import tempfile
-import time
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,7 +25,6 @@ from patchlight.testbed.errors import BadInput, PatchlightError
 
 if TYPE_CHECKING:
     from patchlight.client.client import ControllerClient
-    from patchlight.testbed.wire.rest.circuits import PathsShape
 
 
 @click.group()
@@ -40,25 +38,25 @@ def controller() -> None:
     "--state",
     type=click.Path(path_type=Path, file_okay=False),
     metavar="DIR",
-    help="Where journal and jobs are kept [default: /var/lib/patchlight/LAB].",
+    help="Folder of the journal and jobs.  [default: /var/lib/patchlight/LAB]",
 )
 @click.option(
     "--api",
     metavar="HOST:PORT|unix:PATH",
-    help="Where the REST API listens; beyond this machine, with --tls  [default: the lab file's, "
-    "else a Unix socket of the lab's own].",
+    help="Address of the REST API; for other machines, add --tls.  [default: the lab file's, else "
+    "a Unix socket]",
 )
 @click.option(
     "--metrics",
     metavar="HOST:PORT",
-    help="Also serve metrics for Prometheus here, for this machine only: /metrics and nothing "
-    "else  [default: at the API's address only].",
+    help="Also serve /metrics for Prometheus here, for this machine only.  [default: only at the "
+    "API's address]",
 )
 @click.option(
     "--traces",
     metavar="URL",
-    help="Where the ways of jobs to their first iterations are sent as OpenTelemetry traces, like "
-    "http://127.0.0.1:4318 (OTLP over HTTP)  [default: nowhere].",
+    help="Send OpenTelemetry traces of starting jobs here, like http://127.0.0.1:4318 (OTLP over "
+    "HTTP).  [default: none]",
 )
 @click.option(
     "--dashboard",
@@ -66,7 +64,7 @@ def controller() -> None:
     metavar="HOST:PORT",
     help="Also run a dashboard here, in its own process, for this machine only.",
 )
-@click.option("--openflow", metavar="HOST:PORT", help="Where packet switches connect to.")
+@click.option("--openflow", metavar="HOST:PORT", help="Address that packet switches connect to.")
 @click.option(
     "--openflow-netns",
     type=click.Path(path_type=Path, exists=True),
@@ -76,7 +74,7 @@ def controller() -> None:
 @click.option(
     "--engine",
     type=click.Choice(["ryu", "os-ken"]),
-    help="OpenFlow engine [default: Ryu where it is installed].",
+    help="OpenFlow engine.  [default: Ryu if it is installed]",
 )
 @click.option(
     "--tls",
@@ -90,7 +88,7 @@ def controller() -> None:
     "ryu_apps",
     multiple=True,
     metavar="MODULE:CLASS",
-    help="A Ryu application of yours, run beside ours; may be given again.",
+    help="Your own Ryu application, to run beside Patchlight's; may be given again.",
 )
 @click.option(
     "--power-ceiling",
@@ -98,21 +96,21 @@ def controller() -> None:
     type=ANY,
     default=POWER_CEILING_DBM,
     metavar="DBM",
-    help="More optical power than this at an OCS input is not switched.",
+    help="Do not switch more optical power than this at an OCS input.",
 )
 @click.option(
     "--loss-tolerance",
     type=AT_LEAST_0,
     default=DEFAULT_TOLERANCES.budget_db,
     metavar="DB",
-    help="How far from the loss budget the power at an output may be.",
+    help="How far the power at an output may be from the loss budget.",
 )
 @click.option(
     "--baseline-tolerance",
     type=AT_LEAST_0,
     default=DEFAULT_TOLERANCES.baseline_db,
     metavar="DB",
-    help="How much less than before makes a circuit degraded.",
+    help="A circuit that loses more than this since its baseline is degraded.",
 )
 @policy_options
 def run(
@@ -125,9 +123,9 @@ def run(
     baseline_tolerance: float,
     **options: Any,
 ) -> None:
-    """Run the controller of LAB until Ctrl-C; circuits and flows outlive it.
+    """Run the controller of LAB until Ctrl-C; circuits and flows stay.
 
-    Of an emulated lab that is up, by its name, it goes on with what the one before it left.
+    For an emulated lab that is up, given by name, it continues where the last controller stopped.
     """
     from patchlight.controller.parts import ControllerSettings
     from patchlight.controller.service import serve
@@ -179,10 +177,10 @@ def run(
 @out.json_option
 @with_client
 def stop(client: ControllerClient, as_json: bool) -> None:
-    """End the controller; its jobs, circuits and flows outlive it.
+    """Stop the controller; jobs, circuits and flows stay.
 
-    Jobs that run go on, and queued ones stay queued: the next controller of the lab follows them.
-    To end jobs, too, drain it first.
+    Running jobs continue, and queued jobs stay queued: the next controller of the lab takes them
+    over. To end jobs too, drain it first.
     """
     left = client.shut_down()
     jobs = ", ".join(f"{count} {state}" for state, count in left.items()) or "none"
@@ -191,93 +189,24 @@ def stop(client: ControllerClient, as_json: bool) -> None:
 
 
 @controller.command()
-@click.option("--why", default="", metavar="TEXT", help="Why; kept with the mark.")
+@click.option("--end", is_flag=True, help="Start jobs again.")
+@click.option("--why", default="", metavar="TEXT", help="The reason, for the history.")
 @out.json_option
 @with_client
-def drain(client: ControllerClient, why: str, as_json: bool) -> None:
-    """End all running jobs, and start none until 'controller resume'.
+def drain(client: ControllerClient, end: bool, why: str, as_json: bool) -> None:
+    """End all running jobs; start none until --end.
 
     Queued jobs stay queued, also after a restart of the controller.
     """
+    if end:
+        if why:
+            raise BadInput("--end takes no --why: leave it out")
+        client.resume()
+        out.print_answer({"drained": False}, "jobs are started again", as_json=as_json)
+        return
     ended = client.drain(why)
     text = f"no job is started any more; ended: {', '.join(ended) or 'none, none ran'}"
     out.print_answer({"ended": ended}, text, as_json=as_json)
-
-
-@controller.command()
-@with_client
-def resume(client: ControllerClient) -> None:
-    """Start jobs again after 'controller drain'."""
-    client.resume()
-    out.say("jobs are started again")
-
-
-@click.command()
-@click.option("--networks", is_flag=True, help="Show the networks of light and their channels.")
-@out.listing_options
-@with_client
-def paths(client: ControllerClient, networks: bool, as_json: bool) -> None:
-    """Who sends to whom on which channel, and who waits for a path.
-
-    Programs ask for paths through the API; see docs/paths.md.
-    """
-    found = client.paths()
-    out.print_answer(
-        found, lambda: _print_networks(found) if networks else _print_paths(found), as_json=as_json
-    )
-
-
-def _print_paths(found: PathsShape) -> None:
-    if not found["networks"]:
-        out.say("No host of this lab has a tunable transceiver whose light reaches another's.")
-        return
-    if found["nodes"]:
-        title = "Hosts that agree among themselves"
-        nodes = out.Table("host", "job", "state", "to", "THz", title=title)
-        for node in found["nodes"]:
-            nodes.add_row(
-                node["host"],
-                node["job"],
-                out.Coloured(node["state"], "good" if node["state"] == "sends" else "quiet"),
-                node["destination"] or "",
-                node["channel"] or "",
-            )
-        nodes.print()
-    if not found["paths"]:
-        out.say("The controller has given no path, and nobody waits for one.")
-        return
-    table = out.Table("path", "from", "to", "THz", "state", "for", "bytes", "user")
-    now = time.time()
-    # Those that send come before those that wait.
-    for path in sorted(found["paths"], key=lambda path: path["state"]):
-        is_granted = path["state"] == "granted"
-        began_at = path["starts_at"] if is_granted else None
-        since = path["wanted_at"] if began_at is None else began_at
-        table.add_row(
-            str(path["id"]),
-            path["source"],
-            path["destination"],
-            path["channel"] or "",
-            out.Coloured(path["state"], "good" if is_granted else "quiet"),
-            out.span(max(0.0, now - since)),
-            f"{path['bytes']:.3g}",
-            path["by"],
-        )
-    table.print()
-
-
-def _print_networks(found: PathsShape) -> None:
-    table = out.Table("network", "hosts", "channels", "a channel is for", "tuned in")
-    for number, network in enumerate(found["networks"], 1):
-        channels = network["channels"]
-        table.add_row(
-            str(number),
-            f"{network['hosts'][0]} … {network['hosts'][-1]} ({len(network['hosts'])})",
-            f"{channels[0]}-{channels[-1]} ({len(channels)})",
-            "one destination" if network["routed"] else "one sender at a time",
-            f"{network['tuning_s'] * 1e3:g} ms",
-        )
-    table.print()
 
 
 _KEPT = "controller.db", "samples.db"
@@ -350,12 +279,12 @@ def backup(file: Path, lab_name: str, state: Path | None) -> None:
     type=click.Path(path_type=Path, file_okay=False),
     metavar="DIR",
     required=True,
-    help="An empty or new folder for the state.",
+    help="A new or empty folder for the state.",
 )
 def restore(file: Path, state: Path) -> None:
-    """Unpack a backup into an empty folder; then run a controller on it.
+    """Unpack a backup into an empty folder, for a controller to run on.
 
-    The controller ends workers of jobs that began after the backup was made: it does not know them.
+    That controller does not know jobs that started after the backup, and ends their workers.
     """
     if state.exists() and any(state.iterdir()):
         raise BadInput(

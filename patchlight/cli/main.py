@@ -24,16 +24,13 @@ COMMANDS: Mapping[str, Command] = {
     "dashboard": Command(f"{_HERE}.dashboard", "Show a lab in a browser.", DAILY),
     "controller": Command(f"{_HERE}.controller", "Run and manage a controller.", OPERATE),
     "agent": Command(f"{_HERE}.agent", "Run the agent of a server.", OPERATE),
-    "login": Command(f"{_HERE}.access", "Log in to a remote controller.", OPERATE),
-    "logout": Command(f"{_HERE}.access", "Log out of a remote controller.", OPERATE),
+    "login": Command(
+        f"{_HERE}.access", "Log in to a remote controller, or forget the token.", OPERATE
+    ),
     "token": Command(f"{_HERE}.access", "Create and revoke tokens for users.", OPERATE),
     "audit": Command(f"{_HERE}.access", "Show the audit log.", OPERATE),
     "report": Command(f"{_HERE}.report", "Write a report on a period.", OPERATE),
-    "paths": Command(f"{_HERE}.controller", "Show the optical paths of traffic.", OPERATE),
     "policy": Command(f"{_HERE}.policy", "List, compare and train policies.", RESEARCH),
-    "completion": Command(
-        "patchlight.console.connection", "Print the completion script of a shell.", "Shell"
-    ),
 }
 
 
@@ -41,7 +38,9 @@ COMMANDS: Mapping[str, Command] = {
     cls=LazyGroup,
     built_in=COMMANDS,
     context_settings={"help_option_names": ["-h", "--help"], "show_default": True},
-    epilog="LAB is a lab file or the name of a built-in lab, like ofc2022.",
+    epilog="LAB is a lab file or the name of a built-in lab, like ofc2022. Commands, options and "
+    'names complete in bash after  eval "$(_PATCHLIGHT_COMPLETE=bash_source patchlight)"; other '
+    "shells: zsh_source, fish_source.",
 )
 @click.version_option(package_name="patchlight", message="%(prog)s %(version)s")
 @click.option("--debug", is_flag=True, help="Print the traceback of an error.")
@@ -56,11 +55,11 @@ def cli(settings: CrashReport | None, debug: bool) -> None:
     cls=LazyGroup,
     prefix="lab ",
     built_in=commands_in(
-        "patchlight.cli.lab", files="check schema generate init", show="show", topology="discover"
+        "patchlight.cli.lab", files="check generate init", show="show", topology="discover"
     ),
 )
 def lab() -> None:
-    """Check, show and write lab files; find how a lab is wired."""
+    """Check, show and write lab files; find out how a lab is wired."""
 
 
 @click.group(
@@ -68,12 +67,12 @@ def lab() -> None:
     prefix="job ",
     built_in=commands_in(
         "patchlight.cli.job",
-        submit="submit check",
-        listing="list show",
-        follow="follow logs stop restart regroup",
+        submit="submit",
+        listing="list",
+        follow="show logs stop restart regroup",
     ),
-    epilog="JOB is a job's id, the start of one, or its name: of several of that name, the one "
-    "that has not ended.",
+    epilog="JOB is a job's id, the start of an id, or a name. If several jobs have that name, it "
+    "means the one that has not ended.",
 )
 def job() -> None:
     """Submit, list, follow and stop training jobs."""
@@ -86,12 +85,12 @@ def job() -> None:
         "patchlight.cli.ocs",
         view="show verify history",
         watch="watch",
-        change="connect disconnect apply colocate rollback save restore lock drift stop",
+        change="connect disconnect apply colocate rollback save lock stop",
     ),
     epilog="OCS is the name of an optical circuit switch or a wavelength switch in the lab file. "
-    "PORT is a number, ocs1.17, or what is plugged in, like server1.nic0; of a wavelength switch "
+    "PORT is a number, ocs1.17, or what is plugged in, like server1.nic0; on a wavelength switch "
     "a channel may follow: 3@193.100. Exit codes: 0 done; 1 refused, or failed and rolled back; "
-    "of drift and verify: a difference or a failure; 2 wrong input, nothing done; 3 outcome "
+    "of verify: a difference or a failure; 2 wrong input, nothing done; 3 outcome "
     "unknown: run 'ocs show' first.",
 )
 def ocs() -> None:

@@ -23,10 +23,10 @@ _INSTALLED = "installed, patchlight."
 
 @click.group(cls=LazyGroup, prefix="policy ", context_settings={"show_default": True})
 def policy() -> None:
-    """Show, test, train and export policies.
+    """Show, choose, compare and train policies.
 
-    A policy is written NAME, FILE.py:CLASS or FILE.onnx, with parameters after colons, like
-    constant:8 or random:seed=3. See docs/policies.md.
+    Write a policy as NAME, FILE.py:CLASS or FILE.onnx, with parameters after colons:
+    constant:8, random:seed=3. See docs/policies.md.
     """
 
 
@@ -37,11 +37,11 @@ def policy() -> None:
 def use(
     client: "ControllerClient", defragment: str | None, as_json: bool, **chosen: str | None
 ) -> None:
-    """Have other policies decide in a lab that is up; without an option, print which do.
+    """Change the policies of a running lab; without options print the present ones.
 
-    They decide from the next job on, and what runs is left as it is. The choice goes before the lab
-    file, and outlives the controller until that is started with other options. A policy in a file
-    is a program: root has to name it, or the user who runs the controller.
+    They decide from the next job on; running jobs stay as they are. The choice overrides the lab
+    file, and holds until the controller is started with other options. A policy in a file is a
+    program: only root or the user who runs the controller may choose it.
     """
     wanted: dict[str, Any] = {kind: options.absolute(name) for kind, name in chosen.items() if name}
     if defragment is not None:
@@ -57,15 +57,20 @@ def use(
 
 @policy.command()
 @click.argument("job", metavar="JOB", shell_complete=connection.complete_job)
-@click.option("--with", "other", metavar="POLICY", help="Ask this one instead, where it can be.")
+@click.option(
+    "--with",
+    "other",
+    metavar="POLICY",
+    help="Ask this policy instead, about decisions of its kind.",
+)
 @out.listing_options
 @connection.controller_options
 def replay(
     job: str, other: str | None, as_json: bool, lab_name: str | None, address: str | None
 ) -> None:
-    """Ask the policies again what they were asked of JOB, with all that they saw then.
+    """Repeat the decisions about JOB, with the inputs that the policies saw.
 
-    Nothing is changed. With --with, another policy is asked what those of its kind were.
+    Changes nothing. The table compares each answer with the decision at that time.
     """
     from patchlight.cli.job.listing import find_job
     from patchlight.controller.jobs.cluster_view import arguments, plain
@@ -146,14 +151,14 @@ def _list(kind: Any, as_json: bool) -> None:
 
 @policy.command()
 @click.argument("name", metavar="[POLICY]", required=False, shell_complete=options.complete_policy)
-@lab_option("Also what a learned policy of any lab would miss in this one.", "lab")
+@lab_option("Also show which inputs of a learned policy this lab lacks.", "lab")
 @click.option("--kind", type=click.Choice(KINDS), help="List only this kind.")
 @out.listing_options
 def show(name: str | None, lab: str | None, kind: Any, as_json: bool) -> None:
-    """Show what POLICY does, its parameters and origin; without one list the policies.
+    """Show what POLICY does, its parameters and origin; without POLICY list all.
 
-    Of a learned policy also its card; with --lab which of its inputs the lab would not have, and
-    what of the lab is outside the range that it was tested in.
+    For a learned policy this includes its card and, with --lab, the inputs that the lab lacks and
+    what is outside the range that the policy was tested in.
     """
     if name is None:
         _list(kind, as_json)
@@ -219,7 +224,7 @@ def _source(factory: Any) -> str | None:
 
 
 def fit_of(found: "PolicyRecipe", lab_name: str) -> dict[str, Any]:
-    """How a learned policy fits a lab; ``BadInput`` if it does not, or is none that could."""
+    """How a learned policy fits a lab; ``BadInput`` if it does not, or is not learned."""
     from patchlight.controller.jobs.cluster_view import WiredLab
     from patchlight.controller.policies.files import FROM_JOBS, missing_inputs, outside_range
     from patchlight.testbed.labfile.reader import load_lab
@@ -227,8 +232,7 @@ def fit_of(found: "PolicyRecipe", lab_name: str) -> dict[str, Any]:
     policy: Any = found.factory
     if getattr(policy, "card", None) is None:
         raise BadInput(
-            f"{found.name} is no learned policy: --lab says what of a lab such a one would miss",
-            hint="leave --lab out",
+            f"{found.name} is not a learned policy: --lab is only for those", hint="leave --lab out"
         )
     lab = load_lab(lab_name)
     policy.check_fits(WiredLab(lab, lab.initial_maps).shape, lab)

@@ -80,11 +80,11 @@ class Scrape:
 @out.listing_options
 @with_client
 def status(client: ControllerClient, as_json: bool) -> None:
-    """Show how a lab is: jobs, GPUs, circuits, packet switches, agents.
+    """Show the state of a lab: jobs, GPUs, circuits, packet switches, agents.
 
-    Problems are red or yellow. Exit code 1 if anything is red, for monitoring. With --wide, a table
-    of each switch, agent and part of the controller follows. No device is asked: 'patchlight ocs
-    verify' measures circuits.
+    Problems are red or yellow. For monitoring, the exit code is 1 if anything is red. --wide adds a
+    table of every switch, agent and part of the controller. No device is contacted: use 'patchlight
+    ocs verify' to measure circuits.
     """
     found, answer = Scrape.of(client), client.status()
     rows = list(status_rows(found))
@@ -119,7 +119,7 @@ def status_rows(found: Scrape) -> Iterator[Row]:
         words = f"{left} more, {bad} with problems" if bad else f"{left} more, no problem"
         yield "circuit switches", out.Coloured(words, "bad" if bad else "good")
     yield "changes", _changes(found)
-    yield "packet switches", _all_there(found, "packet_switch_connected", "switch", "connected")
+    yield "packet switches", _packet_switches(found)
     yield "agents", _all_there(found, "agent_up", "server", "answer")
     if as_root := found.by("agent_root_workers", "server"):
         words = f"run as root on {_named(sorted(as_root))}"
@@ -207,6 +207,14 @@ def _all_there(found: Scrape, metric: str, label: str, verb: str) -> out.Coloure
     )
 
 
+def _packet_switches(found: Scrape) -> out.Coloured:
+    said = _all_there(found, "packet_switch_connected", "switch", "connected")
+    lacking = found.by("packet_switch_lacking_entries", "switch")
+    if full := [f"{name} lacks {n:.0f} flow entries" for name, n in lacking.items() if n]:
+        return out.Coloured(f"{said.text}; {_named(full)}", "bad")
+    return said
+
+
 def _controller(found: Scrape) -> out.Coloured:
     faults = {**found.by("part_faults_total", "part"), **found.by("policy_faults_total", "policy")}
     failed = [
@@ -234,6 +242,8 @@ def _devices(answer: Status) -> out.Table:
             if switch["connected"]
             else out.Coloured("away", "bad")
         )
+        if switch["lacks"]:
+            state = out.Coloured(f"connected; {switch['lacks']}", "bad")
         if switch["second_from"]:
             state = out.Coloured(
                 f"connected; another from {switch['second_from']} is refused", "bad"

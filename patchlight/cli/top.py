@@ -111,9 +111,9 @@ def _growth(now: Scrape, before: Scrape | None, name: str) -> dict[str, float]:
 def top(client: ControllerClient, every: str, once: bool, as_json: bool) -> None:
     """Watch jobs, GPUs and circuits until Ctrl-C.
 
-    Rates are means over the latest four intervals; 'off' compares the time of an iteration with
-    its prediction. It needs a terminal of 80 columns and 24 lines, and shows more rows on a larger
-    one. No device is asked. With --json it is printed once: jobs, with rates, and circuit switches.
+    Rates are means over the last four intervals; 'off' compares the time of an iteration with its
+    prediction. The terminal needs 80 columns and 24 lines; a larger one shows more rows. No device
+    is contacted. With --json, print once: jobs, with rates, and circuit switches.
     """
     every_s = parse_time(every)
     if every_s < _LEAST_S:

@@ -83,15 +83,20 @@ class ControllerClient(CircuitCalls):
     # -- jobs ------------------------------------------------------------------------------
 
     def submit(
-        self, jobs: Sequence[JobGiven] | JobBatch, topology: str | None = None
-    ) -> list[rest_jobs.JobInList]:
+        self,
+        jobs: Sequence[JobGiven] | JobBatch,
+        topology: str | None = None,
+        *,
+        plan: bool = False,
+    ) -> list[rest_jobs.SubmittedJob]:
         """Queue jobs, all or none, and return their statuses.
 
         Each is a ``JobSpec``, a mapping with the keys of a job file, or a job file's path. They
         start together, those of a sweep or an array each alone. ``topology`` is ``keep`` or
-        ``regroup``; by default that of the jobs, or of the lab's policy.
+        ``regroup``; by default that of the jobs, or of the lab's policy. With ``plan``, each status
+        has a ``plan`` as ``preview`` returns it, if one can be made.
         """
-        return self._submit(jobs, topology)
+        return self._submit(jobs, topology, plan=plan)
 
     def preview(
         self, jobs: Sequence[JobGiven] | JobBatch, topology: str | None = None
@@ -100,14 +105,14 @@ class ControllerClient(CircuitCalls):
         return self._submit(jobs, topology, dry_run=True)
 
     def _submit(
-        self, given: Sequence[JobGiven] | JobBatch, topology: str | None, *, dry_run: bool = False
+        self, given: Sequence[JobGiven] | JobBatch, topology: str | None, **how: bool
     ) -> list[Any]:
         jobs = given if isinstance(given, JobBatch) else jobs_meant(given)
         body = {
             "jobs": [asdict(spec) for spec in jobs.specs],
             "topology": topology,
             "together": jobs.together,
-            "dry_run": dry_run,
+            **how,
         }
         return self._call("POST", "/jobs", body)["jobs"]
 

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
-from click.shell_completion import CompletionItem, get_completion_class
+from click.shell_completion import CompletionItem
 
 from patchlight.console.commands import LAB_VARIABLE, address_option, complete_lab, lab_option
-from patchlight.console.rendering import print_document, say
+from patchlight.console.rendering import say
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.lab.model import Lab
 from patchlight.testbed.labfile.reader import builtin_labs, find_lab, parse_lab, read_lab
@@ -24,6 +24,11 @@ from patchlight.testbed.wire.lab_api import RUN_ROOT, LabIdentity, api_address
 
 if TYPE_CHECKING:
     from patchlight.client.client import ControllerClient
+
+
+class NoLabUp(BadInput):
+    """No lab was named, and none is up."""
+
 
 T = TypeVar("T")
 Complete = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
@@ -72,7 +77,7 @@ def only_lab(names: Iterable[str]) -> str:
             f"several labs are up ({', '.join(found)}): name one with --lab or {LAB_VARIABLE}"
         )
     if not found:
-        raise BadInput(
+        raise NoLabUp(
             "no lab is up on this machine",
             hint=f"start one with 'sudo {own_program()} emulate up LAB', or name a lab file with "
             "--lab",
@@ -177,22 +182,6 @@ def user_name() -> str:
         return getpass.getuser()
     except (KeyError, OSError):  # a user id without a name
         return f"uid {os.getuid()}"
-
-
-@click.command(
-    epilog='For every new shell: in ~/.bashrc  eval "$(patchlight completion bash)", in ~/.zshrc '
-    "the same with zsh; patchlight completion fish > ~/.config/fish/completions/patchlight.fish"
-)
-@click.argument("shell", type=click.Choice(("bash", "zsh", "fish")))
-def completion(shell: str) -> None:
-    """Print the script that completes commands, options and names in a shell.
-
-    Labs, hosts, ports, jobs and policies complete too.
-    """
-    found = get_completion_class(shell)
-    assert found is not None
-    root = click.get_current_context().find_root().command
-    print_document(found(root, {}, "patchlight", "_PATCHLIGHT_COMPLETE").source())
 
 
 def completer(

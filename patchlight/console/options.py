@@ -1,20 +1,17 @@
-"""Options that many commands share: numbers with units, results, and scheduling."""
+"""Option types for numbers with units, and the options that choose policies."""
 
 import math
 from collections.abc import Callable
-from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
-from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 
 from patchlight.console.shared import SharedOption
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.lab.rules import KINDS, Allowance, Discipline, PolicyChoice, full_path
-from patchlight.testbed.units import parse_time
+from patchlight.testbed.lab.rules import KINDS, PolicyChoice, full_path
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -70,112 +67,7 @@ AT_LEAST_0 = FiniteFloat(min=0)
 ANY = FiniteFloat()
 
 
-def results_option(
-    default: str, what: str = "Where the results go."
-) -> Callable[[Command], Command]:
-    """``--output`` for a folder; ``default`` describes the folder that is used without it."""
-    return click.option(
-        "--output",
-        type=click.Path(path_type=Path, file_okay=False),
-        help=f"{what}  [default: {default}]",
-    )
-
-
-profiles_option: Callable[[Command], Command] = click.option(
-    "--profiles",
-    type=click.Path(path_type=Path),
-    help="Folder with PipeDream's five profiles, or a clone of PipeDream.  [default: the cache, "
-    "else the built-in computed ones]",
-)
-
-# -- how a queue works, and what users may have ------------------------------------------------
-
-# The option, and the field of an allowance that it fills.
-_FIELDS = {"quota": "gpus", "most_jobs": "jobs", "gpu_hours": "gpu_hours", "share": "share"}
-# The option, and the field of a discipline that it fills.
-_SETTINGS = {
-    "preempt": "preempt",
-    "quantum": "quantum_s",
-    "backfill": "backfill",
-    "backfill_depth": "backfill_depth",
-    "quota_window": "quota_window_s",
-    "half_life": "half_life_s",
-}
-_TIME: dict[str, Any] = {"type": Quantity(parse_time), "metavar": "TIME"}
-
-
-def _of_user(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> Any:
-    """``("8", "alice=4")`` → ``{"": 8, "alice": 4}``."""
-    field = _FIELDS[str(parameter.name)]
-    whole = field in ("gpus", "jobs")
-    found: dict[str, float] = {}
-    for text in values:
-        user, _, amount = text.rpartition("=")
-        if field == "share" and not user:
-            raise click.BadParameter(f"{text!r}: expected USER=N", context, parameter)
-        if user in found:
-            raise click.BadParameter(f"{user or 'each user'} is there twice", context, parameter)
-        try:
-            found[user] = int(amount) if whole else float(amount)
-        except ValueError as error:
-            what = "a whole number" if whole else "a number"
-            raise click.BadParameter(
-                f"{text!r}: expected {what}, or USER={what}", context, parameter
-            ) from error
-    return found
-
-
-def _amounts(name: str, about: str, metavar: str = "[USER=]N") -> Any:
-    about = f"{about}; may be repeated."
-    return click.option(name, multiple=True, metavar=metavar, callback=_of_user, help=about)
-
-
-def _settled(name: str, about: str, usual: str, **how: Any) -> Any:
-    """An option that goes before the lab file; ``usual`` holds where neither has a value."""
-    return click.option(
-        name, default=None, help=f"{about}  [default: as in --lab, else {usual}]", **how
-    )
-
-
-QUEUE_OPTIONS = (
-    _settled("--preempt/--no-preempt", "Waiting jobs take the GPUs of those behind them.", "no"),
-    _settled("--quantum", "Seconds that a job runs before it is preempted.", "360", type=float),
-    _settled("--backfill/--no-backfill", "Jobs behind may start if they hold up nobody.", "no"),
-    _settled(
-        "--backfill-depth", "How many of them are looked at.", "100", type=click.IntRange(min=1)
-    ),
-    _amounts("--quota", "Most GPUs of each user, or of one, at once"),
-    _amounts("--most-jobs", "Most jobs of each user, or of one, that wait or run"),
-    _amounts("--gpu-hours", "GPU-hours of each user, or of one, in a window"),
-    _settled("--quota-window", "How long GPU-hours are for.", "7d", **_TIME),
-    _amounts("--share", "With --order fair-share: a user's share, else 1", "USER=N"),
-    _settled(
-        "--half-life",
-        "With --order fair-share: after how long what users had counts half as much.",
-        "7d",
-        **_TIME,
-    ),
-)
-
-
-def taken_discipline(given: dict[str, Any], usual: Discipline) -> dict[str, Any]:
-    """Take these options out of ``given``: a ``Discipline``'s fields, ``usual`` where not given."""
-    found = {field.name: getattr(usual, field.name) for field in fields(Discipline)}
-    for option, name in _SETTINGS.items():
-        if (value := given.pop(option)) is not None:
-            found[name] = value
-    users = {"": usual.each_user, **dict(usual.users)}
-    for option, field in _FIELDS.items():
-        for user, amount in given.pop(option).items():
-            users[user] = replace(users.get(user, Allowance()), **{field: amount})
-    found["each_user"] = users.pop("")
-    found["users"] = tuple(sorted(users.items()))
-    return found
-
-
-# -- which policies decide ---------------------------------------------------------------------
-
-_POLICIES = {
+POLICIES = {
     "--placement": ("Which GPUs a job gets.", "consolidated"),
     "--order": ("Which waiting job is next.", "fifo"),
     "--topology": ("Which circuits a job gets that names no topology.", "keep"),
@@ -200,7 +92,7 @@ def kinds_of_policies(command: Command, *others: Any, defaults: bool = False) ->
             shell_complete=complete_policy,
             help=f"{about}  [default policy: {default}]",
         )
-        for name, (about, default) in _POLICIES.items()
+        for name, (about, default) in POLICIES.items()
     ]
     defragment = declare(
         "--defragment",
@@ -259,25 +151,3 @@ def is_on(said: str | None) -> bool | None:
 def absolute(policy: str) -> str:
     """A policy file by its full path: the controller may run in another folder."""
     return full_path(policy, Path.cwd())
-
-
-def left_to_the_lab(policies: PolicyChoice) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The policies and settings that a lab's file has and no option of this command does."""
-    from patchlight.controller.policies.cheapest import LOOKED_AT_EVERY_S
-
-    def is_said(option: str) -> bool:
-        source = click.get_current_context().get_parameter_source(option)
-        return source is not ParameterSource.DEFAULT
-
-    named: dict[str, Any] = {
-        kind: (name,)
-        for kind in KINDS
-        if not is_said(kind) and (name := getattr(policies, kind)) is not None
-    }
-    settings: dict[str, Any] = {}
-    if policies.minimum_gain_s is not None:
-        settings["minimum_gain_s"] = policies.minimum_gain_s
-    if policies.defragment and not is_said("defragment_s"):
-        every_s = policies.defragment_every_s
-        settings["defragment_s"] = LOOKED_AT_EVERY_S if every_s is None else every_s
-    return named, settings

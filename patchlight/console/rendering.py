@@ -219,7 +219,8 @@ class Table:
         from rich.table import Table as RichTable
         from rich.text import Text
 
-        every = is_wide()
+        # Without a column that only --wide shows, lines stay as short as without it.
+        every = is_wide() and any(column.wide for column in self.columns)
         shown = [i for i, column in enumerate(self.columns) if every or not column.wide]
         look: dict[str, Any] = {"box": box.SIMPLE_HEAD, "show_edge": False}
         look |= {"title_justify": "left", "title_style": "bold", "padding": (0, 1, 0, 0)}

@@ -15,6 +15,10 @@ from patchlight.testbed.io.reader import FileIssues, Located, compose, stands_tw
 _NOTHING = re.compile(r"|~|null|Null|NULL")
 _YES_NO = re.compile(r"true|True|TRUE|false|False|FALSE")
 WHOLE = re.compile(r"[+-]?[0-9]+|0x[0-9a-fA-F]+|0o[0-7]+")
+HEXADECIMAL = re.compile(
+    r"0x[0-9a-fA-F]{1,16}|(?:[0-9a-fA-F]{2}:){7}[0-9a-fA-F]{2}"
+    r"|0[0-9a-fA-F]{15}|(?=[0-9]*[a-fA-F])[0-9a-fA-F]{16}"
+)
 NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 PLAIN_TAGS = frozenset({"", "!", *(f"tag:yaml.org,2002:{kind}" for kind in ("str", "seq", "map"))})
 _ANY_NUMBER = re.compile(f"{WHOLE.pattern}|{NUMBER.pattern}")
@@ -201,7 +205,11 @@ def choice(what: str, *choices: str) -> Text:
 
 @dataclass(frozen=True)
 class Whole(FieldType):
-    """A whole number in bounds, decimal or ``0x…``; with ``grouped`` also ``14_000_000``."""
+    """A whole number in bounds, decimal or ``0x…``; with ``grouped`` also ``14_000_000``.
+
+    With ``hexadecimal`` also as switches print a datapath id: "0x2", ``00:00:00:00:00:00:00:02``,
+    or ``0000000000000002``.
+    """
 
     what: str
     lowest: int
@@ -213,7 +221,11 @@ class Whole(FieldType):
         text = str(node.value)
         if self.grouped and re.fullmatch(r"[+-]?[0-9]{1,3}(?:_[0-9]{3})+", text):
             text = text.replace("_", "")
-        if is_plain(node) and WHOLE.fullmatch(text):
+        if self.hexadecimal and isinstance(node, yaml.ScalarNode) and HEXADECIMAL.fullmatch(text):
+            value = int(text.replace(":", ""), 16)
+            if self.lowest <= value <= self.highest:
+                return locate(node, value)
+        elif is_plain(node) and WHOLE.fullmatch(text):
             # Python refuses to read numbers of thousands of digits; none is in range anyway.
             value = int(text, 0 if text[:2] in ("0x", "0o") else 10) if len(text) < 40 else -1
             # YAML 1.1 reads 010 as eight and YAML 1.2 as ten: neither is meant for sure.
@@ -223,7 +235,9 @@ class Whole(FieldType):
         raise BadInput(f"expected {self.what}, {bounds}, found {describe(node)}")
 
     def schema(self) -> dict[str, Any]:
-        return {"type": "integer", "minimum": self.lowest, "maximum": self.highest}
+        number = {"type": "integer", "minimum": self.lowest, "maximum": self.highest}
+        text = {"type": "string", "pattern": f"^({HEXADECIMAL.pattern})$"}
+        return {"anyOf": [number, text]} if self.hexadecimal else number
 
     def written(self, value: Any) -> Any:
         return Hexadecimal(value) if self.hexadecimal else value

@@ -16,7 +16,7 @@ from patchlight.testbed.io.reader import FileIssues, Located, read_standard_inpu
 from patchlight.testbed.jobfile.schema import FILE, JOB, LONGEST_NAME, OF_FILES
 from patchlight.testbed.jobs import MOST_JOBS, JobSpec, Mount, checked_specs, contradictions
 
-EXPECTED = "a job file: 'patchlight lab schema job' has its keys"
+EXPECTED = "a job file: 'patchlight lab check --schema job' has its keys"
 # Of each pair a job has one: who gives one on the command line wants none of the other.
 _INSTEAD = ({"workers", "hosts"}, {"deadline", "requirement"})
 _FIELDS = {key.name: key.field for key in JOB.keys}

@@ -103,7 +103,7 @@ _MEMORY = _size(16 * 2**20, 2**44, "a size of memory", "64GB")
 _CPUS = Number("a number of CPUs", lowest=0.01, highest=4096)
 _REQUIREMENT = Number("a requirement", above=0, highest=1000)
 _DEADLINE = _time(jobs.LONGEST_LIMIT_S, "a deadline", "2h")
-_DARK_LIMIT = _time(jobs.LONGEST_DARK_S, "a time without light", "10min")
+_DARK_LIMIT = _time(jobs.LONGEST_DARK_S, "a time without a circuit", "10min")
 _POLICY = _line("a policy", "regroup")
 _PRIORITY = Whole("a priority", -1000, 1000)
 _RETRIES = Whole("how often", 0, jobs.MOST_RETRIES)
@@ -125,15 +125,13 @@ JOB = Group(
     Key(
         "trainer",
         choice("a trainer", *get_args(jobs.Trainer)),
-        "what runs: our ring all-reduce of made-up gradients, a model trained by PyTorch, or a "
-        "program of your own",
-        default="command where there is a command, torch where there is a model, else synthetic",
+        "what runs: a ring all-reduce of synthetic gradients, a model trained by PyTorch, or your "
+        "own program",
+        default="command if there is a command, torch if there is a model, else synthetic",
     ),
     Key("model", _MODEL_NAME, "the model that PyTorch trains: a built-in graph's name"),
-    Key("batch", _BATCH, "samples of a worker in each iteration", "that of the graph", "16"),
-    Key(
-        "data", _FOLDER, "the folder of inputs.npy and targets.npy", "made-up samples", "/srv/data"
-    ),
+    Key("batch", _BATCH, "samples of each worker in an iteration", "that of the graph", "16"),
+    Key("data", _FOLDER, "the folder of the model's samples", "synthetic samples", "/srv/images"),
     Key(
         "workers",
         Text(
@@ -143,8 +141,8 @@ JOB = Group(
             numbers=True,
             example="4",
         ),
-        "how many GPUs it gets; the placement policy chooses which, and with auto the partition "
-        "policy how many, and the elasticity policy how many while it runs",
+        "how many GPUs it gets; the placement policy chooses which. With auto, the partition "
+        "policy chooses how many, and the elasticity policy changes that while it runs",
     ),
     Key(
         "degrees",
@@ -158,14 +156,14 @@ JOB = Group(
             ),
             "numbers of workers",
         ),
-        "which numbers auto may choose",
+        "the numbers of workers that auto may choose",
         default="any",
         example="[2, 4]",
     ),
     Key("hosts", ListOf(_HOST, "hosts"), "its GPUs, in ring order, instead of a number"),
-    Key("gpu_models", _one_or_more(MODEL, "GPU models"), "the only models it takes", "any"),
-    Key("iterations", _ITERATIONS, "how many iterations it has", example="100"),
-    Key("gradient", _GRADIENT, "the size of one gradient; that of a model is known"),
+    Key("gpu_models", _one_or_more(MODEL, "GPU models"), "the only GPU models it may get", "any"),
+    Key("iterations", _ITERATIONS, "how many iterations it runs", example="100"),
+    Key("gradient", _GRADIENT, "the size of one gradient; not for a model, whose size is known"),
     Key(
         "compute",
         MapOf(
@@ -175,9 +173,9 @@ JOB = Group(
             "{Tesla M40: 500ms, Titan V: 250ms}",
         ),
         "how long an iteration computes, forward and backward, on each GPU model; with workers "
-        "auto on one GPU, which its workers share; that of a model is measured unless it is given",
+        "auto, on one GPU: its workers share that time; for a model it is measured unless given",
     ),
-    Key("seed", _SEED, "makes a synthetic job's gradients, a model's samples", default="0"),
+    Key("seed", _SEED, "the seed of a synthetic job's gradients or a model's samples", default="0"),
     Key("command", _COMMAND, "the program of each worker: a shell line, or a list of words"),
     Key(
         "image",
@@ -185,7 +183,7 @@ JOB = Group(
             "[A-Za-z0-9][A-Za-z0-9_./:@-]*", "an image", "a container image", "pytorch/pytorch"
         ),
         "the container image it runs in",
-        default="that of our own workers",
+        default="Patchlight's own image",
     ),
     Key(
         "environment",
@@ -197,8 +195,8 @@ JOB = Group(
         ),
         "environment variables of the program",
     ),
-    Key("mounts", ListOf(Either(_SHORT_MOUNT, MOUNT), "mounts"), "folders that containers see"),
-    Key("shared_memory", _SHARED_MEMORY, "how large a worker's /dev/shm is"),
+    Key("mounts", ListOf(Either(_SHORT_MOUNT, MOUNT), "mounts"), "folders mounted into containers"),
+    Key("shared_memory", _SHARED_MEMORY, "the size of a worker's /dev/shm"),
     Key(
         "memory",
         _MEMORY,
@@ -206,24 +204,38 @@ JOB = Group(
         default="eight gradients and 1 GiB (synthetic jobs), or the worker's share of the server's",
     ),
     Key("cpus", _CPUS, "how many CPUs of its server a worker may use", "all", "7.5"),
-    Key("working_directory", _FOLDER, "where the program begins", example="/srv/vgg"),
+    Key("working_directory", _FOLDER, "the program's working directory", example="/srv/vgg"),
     Key(
-        "hold", choice("how to hold it", *get_args(jobs.HowHeld)), "how a program is paused", "auto"
+        "hold",
+        choice("how to hold it", *get_args(jobs.HowHeld)),
+        "how a program is paused while its circuits change: by the control protocol, frozen, or "
+        "(auto) by the protocol if it speaks it",
+        default="auto",
     ),
-    Key("graph", _line("a graph", "vgg16"), "a built-in computation graph, or a file"),
-    Key("requirement", _REQUIREMENT, "it ends within so much of its time on a GPU", example="0.5"),
-    Key("deadline", _DEADLINE, "by when it is to end, from its submission on"),
-    Key("priority", _PRIORITY, "jobs of a higher one are sooner in their turn", "0", "10"),
-    Key("after", _one_or_more(_line("a job", "prepare"), "jobs"), "the jobs to be done before it"),
-    Key("retries", _RETRIES, "how often it begins again after it failed", "0", "3"),
+    Key("graph", _line("a graph", "vgg16"), "a built-in computation graph, or a graph file"),
+    Key(
+        "requirement", _REQUIREMENT, "its deadline, in times of its time on one GPU", example="0.5"
+    ),
+    Key("deadline", _DEADLINE, "how long after its submission it has to end"),
+    Key("priority", _PRIORITY, "a job with a higher priority is earlier in the queue", "0", "10"),
+    Key(
+        "after",
+        _one_or_more(_line("a job", "prepare"), "jobs"),
+        "the jobs, by name or id, that must be done before it starts",
+    ),
+    Key("retries", _RETRIES, "how often it is started again after it failed", "0", "3"),
     Key("checkpoint", _FOLDER, "the folder of its checkpoints", example="/srv/checkpoints/vgg"),
-    Key("checkpoint_every", _ITERATIONS, "how often a model's is written, in iterations", "100"),
+    Key("checkpoint_every", _ITERATIONS, "iterations between two checkpoints of a model", "100"),
+    Key("preemptible", YesNo(), "a job earlier in the queue may interrupt it", default="true"),
     Key(
-        "preemptible", YesNo(), "a job that is sooner in its turn may interrupt it", default="true"
+        "topology",
+        _POLICY,
+        "its circuits: as they are (keep), all its GPUs under one packet switch (regroup), or as a "
+        "topology policy of that name decides",
+        default="the lab's policy",
     ),
-    Key("topology", _POLICY, "the policy that chooses its circuits, or keep", "the lab's policy"),
     Key("placement", _POLICY, "the policy that chooses its GPUs", "the lab's policy"),
-    Key("dark_limit", _DARK_LIMIT, "how long it may wait for light before it fails", "10min"),
+    Key("dark_limit", _DARK_LIMIT, "how long it may pause without a circuit", "10min"),
 )
 KEYS = {key.name: key for key in JOB.keys}
 
@@ -240,6 +252,7 @@ SWEEP = Group(
 )
 ARRAY = Whole("how many jobs", 1, jobs.MOST_JOBS)
 _COMMON = [replace(key, required=False) for key in JOB.keys if key.name != "name"]
+DEFAULTS = Group("a job", *_COMMON)
 OF_FILES = Group(
     "a job file",
     Key(
@@ -250,8 +263,8 @@ OF_FILES = Group(
     ),
     Key(
         "defaults",
-        Group("what the jobs have", *_COMMON),
-        "what each of the jobs has that says nothing else",
+        DEFAULTS,
+        "the values of the keys that a job does not give",
         default="none",
         example="{iterations: 100, gradient: 553MB}",
     ),
@@ -262,7 +275,13 @@ OF_FILES = Group(
         default="none",
         example="{workers: [2, 4, 6]}",
     ),
-    Key("array", ARRAY, "so many of the job, each submitted alone", default="1", example="10"),
+    Key(
+        "array",
+        ARRAY,
+        "how many times the job is submitted, each time alone",
+        default="1",
+        example="10",
+    ),
 )
 FILE = Group("a job file", *(replace(key, required=False) for key in JOB.keys), *OF_FILES.keys)
 
@@ -282,9 +301,9 @@ def json_schema() -> dict[str, Any]:
 
 _REFERENCE_HEAD = """\
 A job file is YAML or JSON in UTF-8: the keys of one job, or several jobs under `jobs`. Every key
-that is not listed here is a mistake, as is a key that stands twice. `patchlight job check FILE`
-names all mistakes with line and column, and needs no controller; `patchlight lab schema job`
-prints a JSON Schema for editors.
+that is not listed here is a mistake, as is a key that stands twice. `patchlight job submit FILE
+--dry-run` names all mistakes with line and column, also without a controller; `patchlight lab check
+--schema job` prints a JSON Schema for editors.
 """
 
 

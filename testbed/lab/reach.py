@@ -120,7 +120,10 @@ class Reach:
 
 
 def as_text(found: Mapping[str, str]) -> str:
-    """Hosts with their reasons as one line, the first four by name."""
-    shown = [f"{host}: {why}" for host, why in [*found.items()][:_MOST_NAMES]]
-    left = len(found) - len(shown)
-    return "; ".join([*shown, *[f"and {left} more host{'s' * (left > 1)}"] * bool(left)])
+    """Hosts with their reasons as one line: four hosts at most, those of one reason together."""
+    hosts_of: defaultdict[str, list[str]] = defaultdict(list)
+    for host in [*found][:_MOST_NAMES]:
+        hosts_of[found[host]].append(host)
+    left = len(found) - _MOST_NAMES
+    shown = [f"{', '.join(hosts)}: {why}" for why, hosts in hosts_of.items()]
+    return "; ".join([*shown, *[f"and {left} more host{'s' * (left > 1)}"] * (left > 0)])

@@ -147,9 +147,9 @@ _HEAD = """\
 # Lab files
 
 A lab file is YAML in UTF-8. Every key that is not listed here is a mistake, as is a key that stands
-twice; `patchlight lab check FILE` names all mistakes with line and column, `patchlight lab schema`
-prints a JSON Schema for editors, and `patchlight lab init` writes a first file with comments. What
-looks like a number but is a name stands in quotes: `"3090"`.
+twice; `patchlight lab check FILE` names all mistakes with line and column, `patchlight lab check
+--schema` prints a JSON Schema for editors, and `patchlight lab init` writes a first file with
+comments. What looks like a number but is a name stands in quotes: `"3090"`.
 """
 _SHORT = """\
 ## Ranges and defaults

@@ -97,7 +97,7 @@ def run_agent(
 def test_two_agents_do_not_share_a_server(agent: Agent) -> None:
     bench = agent.bench
     state = str(bench.directory / "state-server1")
-    options = ("--lab", str(bench.lab_file), "--server", "server1", "--gpus", "nvml")
+    options = ("--lab", str(bench.lab_file), "--server", "server1", "--gpu-source", "nvml")
     # The operator's command runs the same agent.
     for program, *verb in ((_AGENT,), ("patchlight.cli.main:main", "agent", "run")):
         listen = ("--listen", f"unix:{bench.directory}/b.sock")
@@ -117,12 +117,12 @@ def test_wrong_options_are_said(agent: Agent) -> None:
     lab, state = ("--lab", str(bench.lab_file)), ("--state", str(bench.directory / "s"))
     listen = ("--listen", f"unix:{bench.directory}/c.sock")
     server = ("--server", "server1")
-    process = ("--gpus", "nvml", "--workers", "process")
+    process = ("--gpu-source", "nvml", "--worker-kind", "process")
     for options, code, words in [
         ((*lab, *state, *listen, "--server", "server9"), 2, "no device called 'server9'"),
         ((*lab, *state, *server, "--listen", "nowhere"), 2, "expected unix:PATH"),
         ((*lab, *state, *server, "--listen", "0.0.0.0:0"), 2, "needs certificates"),
-        ((*lab, *state, *server, *listen, "--gpus", "x"), 2, "socket:DIR"),
+        ((*lab, *state, *server, *listen, "--gpu-source", "x"), 2, "socket:DIR"),
         ((*lab, *state, *server, *listen, *process), 1, "NVIDIA driver"),
     ]:
         done = run_agent(bench.directory, *options)
@@ -131,7 +131,7 @@ def test_wrong_options_are_said(agent: Agent) -> None:
 
 def test_what_a_stranger_put_into_the_state_folder_is_not_believed(agent: Agent) -> None:
     bench = agent.bench
-    options = ["--lab", str(bench.lab_file), "--server", "server1", "--gpus", "nvml"]
+    options = ["--lab", str(bench.lab_file), "--server", "server1", "--gpu-source", "nvml"]
     options += ["--listen", f"unix:{bench.directory}/d.sock"]
     with subprocess.Popen(["sleep", "60"]) as bystander:
         lease = {

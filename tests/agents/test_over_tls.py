@@ -44,8 +44,8 @@ def test_the_controller_status_tells_of_agents_over_tls(
     own = Authority("dry", tmp_path / "ca").for_agent("a", tmp_path / "a")
     command = [sys.executable, "-m", "patchlight", "agent", "run", "--lab", str(controller.lab)]
     command += ["--server", "a", "--listen", controller.agent, "--tls", str(own.folder)]
-    command += ["--state", str(tmp_path / "agent"), "--workers", "process"]
-    command += ["--gpus", f"socket:{tmp_path}"]
+    command += ["--state", str(tmp_path / "agent"), "--worker-kind", "process"]
+    command += ["--gpu-source", f"socket:{tmp_path}"]
 
     def agents() -> dict[str, str]:
         return {a["server"]: a["presence"] for a in controller.client.status()["agents"]}

@@ -29,7 +29,7 @@ def test_queued_jobs_outlive_a_drained_controller_that_is_stopped(tmp_path: Path
             in CliRunner().invoke(cli, ["status", "--lab", str(controller.lab)]).output
         )
         assert controller.client.job(job["id"])["state"] == "queued"
-        assert "started again" in command(controller, "resume")
+        assert "started again" in command(controller, "drain", "--end")
         # No agent is there, so it ends as soon as it is begun.
         wait_until(lambda: controller.client.job(job["id"])["finished_at"])
         assert "stay as they are: none" in command(controller, "stop")

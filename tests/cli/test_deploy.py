@@ -36,7 +36,7 @@ def run(*arguments: str) -> Result:
 
 
 def test_what_is_wrong_is_a_table_and_a_remedy_for_each(closed: str) -> None:
-    result = run("check", closed)
+    result = run("push", "--dry-run", closed)
     assert result.exit_code == 1
     lines = result.output.splitlines()
     rows = [line.split() for line in lines if line.startswith("wrong")]
@@ -47,8 +47,8 @@ def test_what_is_wrong_is_a_table_and_a_remedy_for_each(closed: str) -> None:
 
 
 def test_the_same_as_json(closed: str) -> None:
-    answer = json.loads(run("check", closed, "--json").stdout)
-    assert (answer["lab"], answer["ready"]) == ("closed", False)
+    answer = json.loads(run("push", "--dry-run", closed, "--json").stdout)
+    assert (answer["lab"], answer["ok"]) == ("closed", False)
     first, second = answer["checks"]
     assert first.keys() == {"server", "check", "state", "found", "remedy"}
     assert first["state"] == second["state"] == "wrong"
@@ -58,7 +58,7 @@ def test_the_same_as_json(closed: str) -> None:
 def test_a_lab_without_servers_is_bad_input(tmp_path: Path) -> None:
     path = tmp_path / "empty.yaml"
     path.write_text("name: empty\n")
-    result = run("check", str(path))
+    result = run("push", "--dry-run", str(path))
     assert isinstance(result.exception, BadInput)
     assert "has no servers" in result.exception.message
 
@@ -91,12 +91,14 @@ def test_passwords_come_from_a_file_of_ones_own_alone(closed: str, tmp_path: Pat
     file = tmp_path / "password"
     file.write_text("s3cret-canary\n")
     file.chmod(0o640)
-    result = run("check", closed, "--password-file", str(file))
+    result = run("push", "--dry-run", closed, "--password-file", str(file))
     assert isinstance(result.exception, BadInput)
     assert "others may read the password" in result.exception.message
     file.chmod(0o600)
     assert read_password(file) == "s3cret-canary"
-    result = run("check", closed, "--password-file", str(file), "--sudo-password-file", str(file))
+    result = run(
+        "push", "--dry-run", closed, "--password-file", str(file), "--sudo-password-file", str(file)
+    )
     assert result.exit_code == 1
     assert "server1" in result.output
     assert "s3cret" not in result.output
@@ -118,7 +120,9 @@ def test_no_password_is_guessed(
 ) -> None:
     empty = tmp_path / "empty"
     empty.touch(mode=0o600)
-    result = run("check", closed, *(str(empty) if word == "EMPTY" else word for word in options))
+    result = run(
+        "push", "--dry-run", closed, *(str(empty) if word == "EMPTY" else word for word in options)
+    )
     assert isinstance(result.exception, BadInput)
     assert message in result.exception.message
 
@@ -126,7 +130,7 @@ def test_no_password_is_guessed(
 def test_a_password_that_is_typed_is_not_shown(closed: str) -> None:
     options = ["--ask-password", "--ask-sudo-password"]
     answers = {"log in with: ": "s3cret-canary", "same): ": ""}
-    status, shown = at_terminal(answers, "deploy", "check", closed, *options)
+    status, shown = at_terminal(answers, "deploy", "push", closed, "--dry-run", *options)
     assert status == 1
     assert "Password to log in with: " in shown
     assert "Password of sudo (empty: the same): " in shown

@@ -90,15 +90,14 @@ def test_list_and_show_name_what_there_is() -> None:
 
 
 def test_an_environment_of_a_file_is_checked_and_compared(mine: Path) -> None:
-    done = run("check", f"{mine}:Good", "--steps", "40", "--json")
+    done = run("check", f"{mine}:Good", "--steps", "40", "--episodes", "3", "--json")
     assert done.exit_code == 0, done.output
     (found,) = json.loads(done.output)
     assert found["good"]
     assert found["steps_per_cpu_s"] > 0
     assert set(found["checks"].values()) == {"ok"}
-    (compared,) = json.loads(run("compare", f"{mine}:Good", "--episodes", "3", "--json").output)
-    assert compared["figure"] == "sum"
-    (rule,) = compared["rules"]
+    assert found["figure"] == "sum"
+    (rule,) = found["rules"]
     assert rule["rule"] == "random"
     assert 0 < rule["mean"] < 5
 
@@ -127,7 +126,7 @@ def test_bad_names_are_refused(mine: Path) -> None:
         (("show", "nowhere.py:Env"), "cannot read"),
         (("check",), "no environment is named"),
         (("check", "Schedule", "--all"), "exclude"),
-        (("compare", f"{mine}:Good", "--episodes", "1"), None),
+        (("check", f"{mine}:Good", "--episodes", "1"), None),
     ):
         done = run(*arguments)
         assert done.exit_code

@@ -98,7 +98,7 @@ def test_what_was_found_as_json(tmp_path: Path) -> None:
 @pytest.mark.parametrize("ocs", [(), ("--ocs", "polatis-scpi")])
 def test_generated_labs_lack_nothing(tmp_path: Path, shape: str, ocs: tuple[str, ...]) -> None:
     path = tmp_path / "lab.yaml"
-    assert run("generate", shape, "--hosts", "20", *ocs, "-o", str(path)).exit_code == 0
+    assert run("generate", shape, "--servers", "20", *ocs, "-o", str(path)).exit_code == 0
     checked = run("check", "--strict", str(path))
     assert checked.exit_code == 0, checked.output
     init = run("init", "--servers", "3", "--gpus", "2", "-o", str(tmp_path / "first.yaml"))
@@ -190,7 +190,7 @@ def test_show_refuses_what_it_cannot_write(tmp_path: Path) -> None:
 
 
 def test_the_schema_is_one_and_takes_the_built_in_labs() -> None:
-    schema = json.loads(run("schema").output)
+    schema = json.loads(run("check", "--schema").output)
     assert schema["$schema"] == "https://json-schema.org/draft/2020-12/schema"
     Draft202012Validator.check_schema(schema)
     validator = Draft202012Validator(schema)
@@ -203,7 +203,7 @@ def test_the_schema_is_one_and_takes_the_built_in_labs() -> None:
     [("netwrk", "10.0.0.0/24"), ("network", 10), ("fabric", "ovs"), ("servers", {}), ("scale", 0)],
 )
 def test_the_schema_refuses_what_the_reader_refuses(key: str, value: object) -> None:
-    validator = Draft202012Validator(json.loads(run("schema").output))
+    validator = Draft202012Validator(json.loads(run("check", "--schema").output))
     document = {"name": "x", "network": "10.0.0.0/24", "servers": []}
     validator.validate(document)
     parse_lab(json.dumps(document))
@@ -214,10 +214,10 @@ def test_the_schema_refuses_what_the_reader_refuses(key: str, value: object) -> 
 
 
 def test_generated_labs_are_printed_or_written(tmp_path: Path) -> None:
-    printed = run("generate", "tree", "--hosts", "40", "--rate", "10Gbps").stdout
+    printed = run("generate", "tree", "--servers", "40", "--rate", "10Gbps").stdout
     assert len(parse_lab(printed).hosts) == 40
     path = tmp_path / "lab.yaml"
-    written = run("generate", "tree", "--hosts", "40", "--rate", "10Gbps", "-o", str(path))
+    written = run("generate", "tree", "--servers", "40", "--rate", "10Gbps", "-o", str(path))
     assert written.exit_code == 0
     assert path.read_text() == printed
     assert run("check", str(path)).exit_code == 0
@@ -226,10 +226,10 @@ def test_generated_labs_are_printed_or_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "switches"),
     [
-        (("single", "--hosts", "300"), 1),
-        (("linear", "--hosts", "8", "--hosts-per-switch", "2", "--uplink-rate", "1Gbps"), 4),
-        (("tree", "--hosts", "8", "--hosts-per-switch", "2", "--fabric", "bridge"), 5),
-        (("fat-tree", "--hosts", "16", "--name", "clos"), 20),
+        (("single", "--servers", "300"), 1),
+        (("linear", "--servers", "8", "--servers-per-switch", "2", "--uplink-rate", "1Gbps"), 4),
+        (("tree", "--servers", "8", "--servers-per-switch", "2", "--fabric", "bridge"), 5),
+        (("fat-tree", "--servers", "16", "--name", "clos"), 20),
     ],
 )
 def test_every_shape_can_be_generated(arguments: tuple[str, ...], switches: int) -> None:
@@ -239,17 +239,17 @@ def test_every_shape_can_be_generated(arguments: tuple[str, ...], switches: int)
 
 def test_generate_refuses_what_cannot_be(tmp_path: Path) -> None:
     for words, message in (
-        (("single", "--hosts", "4", "--uplink-rate", "1Gbps"), "has no uplinks"),
-        (("fat-tree", "--hosts", "4", "--hosts-per-switch", "2"), "is for linear and tree"),
+        (("single", "--servers", "4", "--uplink-rate", "1Gbps"), "has no uplinks"),
+        (("fat-tree", "--servers", "4", "--servers-per-switch", "2"), "is for linear and tree"),
     ):
         assert message in str(run("generate", *words).exception)
-    loops = run("generate", "fat-tree", "--hosts", "16", "--fabric", "bridge")
+    loops = run("generate", "fat-tree", "--servers", "16", "--fabric", "bridge")
     assert isinstance(loops.exception, BadInput)
-    assert run("generate", "tree", "--hosts", "0").exit_code == 2
-    wrong = run("generate", "tree", "--hosts", "4", "--rate", "fast")
+    assert run("generate", "tree", "--servers", "0").exit_code == 2
+    wrong = run("generate", "tree", "--servers", "4", "--rate", "fast")
     assert wrong.exit_code == 2
     assert "'fast' is not a rate: expected a number with one of bps" in wrong.output
-    nowhere = run("generate", "single", "--hosts", "1", "-o", str(tmp_path / "none" / "x"))
+    nowhere = run("generate", "single", "--servers", "1", "-o", str(tmp_path / "none" / "x"))
     assert "cannot write the lab" in str(nowhere.exception)
 
 

@@ -44,7 +44,7 @@ def test_help_imports_no_command_and_nothing_slow() -> None:
 def test_commands_are_listed_and_names_completed_without_a_client_of_the_controller() -> None:
     code = (
         "import sys\nfrom patchlight.cli.main import main\n"
-        "for noun in ('ocs', 'controller', 'lab', 'policy', 'simulate', 'completion'):\n"
+        "for noun in ('ocs', 'controller', 'lab', 'policy', 'simulate'):\n"
         "    try: main([noun, '--help'])\n    except SystemExit as end: assert not end.code\n"
         "print(sorted({'httpx', 'pydantic', 'numpy'} & set(sys.modules)))\n"
     )
@@ -153,7 +153,7 @@ def test_shared_options_are_described_once() -> None:
 
 def test_a_reader_that_goes_is_no_error() -> None:
     result = subprocess.run(
-        f"{sys.executable} -m patchlight lab generate single --hosts 5000 | head -1",
+        f"{sys.executable} -m patchlight lab generate single --servers 5000 | head -1",
         shell=True,
         executable="/bin/bash",
         capture_output=True,
@@ -201,9 +201,9 @@ def test_a_full_disk_is_no_bug(words: str) -> None:
 def test_closed_streams_are_empty_ones() -> None:
     assert shell("patchlight lab show ofc2022 >&-").returncode == 0
     assert shell("patchlight lab check nothing.yaml 2>&-").returncode == 2
-    result = shell("patchlight job check - <&-")
-    assert (result.returncode, result.stderr) == (2, "")
-    assert result.stdout.startswith("standard input:1:1: the file is empty")
+    result = shell("patchlight job submit - --dry-run <&-")
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr.startswith("standard input:1:1: the file is empty")
 
 
 ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONIOENCODING": "ascii"}

@@ -179,10 +179,11 @@ def test_a_locked_port_stays_as_it_is(ocs: OcsCommand, running: ControllerProces
 def test_maps_are_saved_and_restored_whole(ocs: OcsCommand, running: ControllerProcess) -> None:
     ocs("save", "monday", "--why", "before the demo")
     ocs("connect", "o1", "2:4", "7:8")
-    assert "before the demo" in ocs("restore")
-    ocs("restore", "monday")
+    assert "before the demo" in ocs("save")
+    ocs("apply", "monday")
     assert map_of(running) == ["1>3", "2>5", "3>1", "5>2"]
-    assert "no maps are saved as 'tuesday'" in ocs("restore", "tuesday", code=2)
+    wrong = ocs("apply", "tuesday", code=2)
+    assert "'tuesday' is neither a file nor saved circuits: saved are monday" in wrong
 
 
 def test_the_stop_button_is_pressed_and_cleared(
@@ -192,7 +193,7 @@ def test_the_stop_button_is_pressed_and_cleared(
     assert "smoke" in ocs("connect", "o1", "7:8", code=1)
     assert "changes are allowed" in ocs("stop", "--clear")
     ocs("connect", "o1", "7:8")
-    assert json.loads(ocs("stop", "--status", "--json")) == {"pressed": None}
+    assert json.loads(ocs("stop", "--show", "--json")) == {"pressed": None}
 
 
 def test_what_can_be_looked_at_prints_and_is_json(
@@ -206,11 +207,11 @@ def test_what_can_be_looked_at_prints_and_is_json(
     assert [row["cross_connect"] for row in circuits] == ["2>5", "5>2"]
     assert "none failed" in ocs("verify")
     assert json.loads(ocs("show", "--alarms", "--json")) == []
-    assert "o1 is as committed" in ocs("drift")
-    assert json.loads(ocs("drift", "--json"))["o1"]["missing"] == []
+    assert "o1 is as committed" in ocs("verify")
+    assert json.loads(ocs("verify", "--json"))["o1"]["missing"] == []
     seen = running.client.last_event()
     ocs("connect", "o1", "7:8", "--why", "look")
-    line = ocs("watch", "--since", str(seen), "--count", "1")
+    line = ocs("watch", "--after-event", str(seen), "--count", "1")
     assert "committed" in line
     assert "o1 + 7>8" in line
 

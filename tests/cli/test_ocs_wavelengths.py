@@ -90,7 +90,7 @@ def test_maps_of_both_kinds_are_in_one_file(ocs: OcsCommand, tmp_path: Path) -> 
     maps = {name: row["map"] for name, row in json.loads(ocs("show", "--json")).items()}
     assert maps == {"ocs1": ["1>2", "2>1"], "wss1": ["1>2@193.100", "2>1@193.150"], "wss2": []}
     ocs("connect", "wss2", "1:2@193.200")
-    ocs("restore", "evening", "--yes")
+    ocs("apply", "evening", "--yes")
     assert json.loads(ocs("show", "wss2", "--json"))["wss2"]["map"] == []
     file.write_text("wss1: [1>2@193.100, 3>2@193.100, 3>1@193.150]\nocs1: [1-2@193.100]\n")
     wrong = ocs("apply", str(file), code=2)

@@ -1,9 +1,7 @@
 """``patchlight policy`` and the options that give a lab its policies."""
 
-import hashlib
 import importlib.util
 import json
-import os
 import re
 import shlex
 from pathlib import Path
@@ -73,41 +71,33 @@ def test_show(mine: Path) -> None:
     assert "learned-lab-partition: partition policy, learned, shipped" in shown
 
 
-def test_evaluate_compares_and_says_what_went_wrong(mine: Path) -> None:
-    names = [f"{mine}:Mine", "maximum"]
-    result = run("evaluate", *names, "--seeds", "1", "--processes", "1", "--json")
+def pac_ml(*arguments: str) -> Result:
+    few = ("--rules", "ramp-block", "--laws", "A", "--processes", "1", "--quick")
+    command = ["experiment", "pac-ml", *few, *arguments]
+    return CliRunner(env={"COLUMNS": None}).invoke(cli, command)
+
+
+def test_partition_policies_are_compared_and_what_went_wrong_is_said(
+    mine: Path, tmp_path: Path
+) -> None:
+    name = f"{mine}:Mine"
+    result = pac_ml("--policies", f"{name},maximum", "--seeds", "1", "--json", "--output", "out")
     assert result.exit_code == 0, result.output
-    first, second = json.loads(result.stdout)
-    assert (first["policy"], first["law"], first["rule"]) == (names[0], "A", "ramp-block")
-    assert first["faults"]["count"] == 1
-    assert f"RuntimeError: no idea ({mine}:7)" in first["faults"]["first"]
-    assert second["faults"]["count"] == 0
+    found = json.loads(result.stdout)
+    assert found == json.loads((tmp_path / "out/result.json").read_text())
+    policies = found["rules"]["ramp-block"]["A"]["policies"]
+    faults = policies[name]["faults"]
+    assert faults["count"] == 1
+    assert f"RuntimeError: no idea ({mine}:7)" in faults["first"]
+    assert policies["maximum"]["faults"]["count"] == 0
     # But for the one decision that the default took.
-    assert first["blocking_rate"] == pytest.approx(second["blocking_rate"], abs=0.05)
-    shown = run("evaluate", names[0], "--seeds", "1", "--first-seed", "9", "--processes", "1")
-    assert "seeds 9 to 9" in shown.stdout
-    assert "no idea" in shown.stderr
-
-
-def test_evaluate_writes_the_figures_and_where_they_come_from(mine: Path, tmp_path: Path) -> None:
-    few = ("--seeds", "2", "--processes", "1", "--law", "D", "--law-instance", "3", "--json")
-    result = run("evaluate", f"{mine}:Mine", "constant:8", *few, "--output", "found")
-    assert result.exit_code == 0, result.output
-    found = json.loads((tmp_path / "found/result.json").read_text(), parse_constant=pytest.fail)
-    assert found["policies"] == json.loads(result.stdout)
-    assert not found["interrupted"]
-    assert found["episodes_finished"] == found["episodes_wanted"] == 4
-    origin = found["provenance"]
-    assert (origin["seeds"], origin["machine"]) == ([0, 1], found["machine"])
-    assert origin["sha256"] == {str(mine): hashlib.sha256(mine.read_bytes()).hexdigest()}
-    assert not found["profiles"]["published"]
-    shown = run("evaluate", "constant:8", *few[:-1])
-    (written,) = tmp_path.glob("results/evaluate-*/result.json")
-    assert str(written.relative_to(tmp_path)) in shown.stdout
+    rates = [each["blocking_rate"] for each in policies.values()]
+    assert rates[0] == pytest.approx(rates[1], abs=0.05)
+    assert "no idea" in result.stderr
 
 
 def test_results_that_cannot_be_written_are_told_before_the_work(mine: Path) -> None:
-    done = run("evaluate", "constant:8", "--seeds", "1000000", "--output", str(mine))
+    done = pac_ml("--policies", "constant:8", "--seeds", "1000000", "--output", str(mine))
     assert isinstance(done.exception, BadInput) or done.exit_code == 2
     assert "mine.py" in done.output + str(done.exception)
 
@@ -115,37 +105,15 @@ def test_results_that_cannot_be_written_are_told_before_the_work(mine: Path) -> 
 def test_strict_refuses_a_policy_that_failed_once_all_is_written(
     mine: Path, tmp_path: Path
 ) -> None:
-    few = ("--seeds", "1", "--processes", "1", "--strict", "--output")
-    done = run("evaluate", "maximum", f"{mine}:Mine", *few, "some")
+    few = ("--seeds", "1", "--strict", "--output")
+    done = pac_ml("--policies", f"maximum,{mine}:Mine", *few, "some")
     assert isinstance(done.exception, PatchlightError)
     assert done.exception.exit_code == 1
     assert "policies failed 1 times" in str(done.exception)
     assert "no idea" in done.stderr
-    assert json.loads((tmp_path / "some/result.json").read_text())["policies"][1]["faults"]["count"]
-    heading, row = (
-        next(line for line in done.stdout.splitlines() if line.startswith(words))
-        for words in ("policy", f"{mine}:Mine")
-    )
-    assert (heading.split()[-1], row.split()[-1]) == ("faults", "1")
-    done = run("evaluate", "maximum", *few, "none")
+    assert (tmp_path / "some/result.json").is_file()
+    done = pac_ml("--policies", "maximum", *few, "none")
     assert done.exit_code == 0, done.output
-
-
-def test_strict_refuses_policies_of_a_queue_too(tmp_path: Path) -> None:
-    (tmp_path / "fails.py").write_text(
-        "class Fails:\n"
-        "    def priority(self, cluster, job, progress):\n"
-        "        raise ValueError('no order')\n"
-    )
-    (tmp_path / "jobs.csv").write_text(
-        "timestamp,duration,num_gpus,gpu_time,cluster\n2017-10-09 07:00:00,9.0,1,9.0,c1\n"
-    )
-    arguments = ("evaluate", "fails.py:Fails", "--trace", "jobs.csv", "--output", "out")
-    assert run(*arguments).exit_code == 0
-    done = run(*arguments, "--strict")
-    assert isinstance(done.exception, PatchlightError)
-    assert "policies failed 1 times" in str(done.exception)
-    assert json.loads((tmp_path / "out/result.json").read_text())["runs"][0]["faults"]["count"] == 1
 
 
 SLOW = """
@@ -164,7 +132,7 @@ def test_where_there_is_no_terminal_lines_say_how_far_it_is(
 ) -> None:
     monkeypatch.setattr(rendering, "LINE_EVERY_S", 0.2)
     mine.write_text(SLOW)
-    done = run("evaluate", f"{mine}:Slow", "--seeds", "3", "--processes", "1", "--json")
+    done = pac_ml("--policies", f"{mine}:Slow", "--seeds", "3", "--json")
     assert done.exit_code == 0, done.output
     lines = [line for line in done.stderr.splitlines() if line.startswith("patchlight: ")]
     told = [re.fullmatch(r".* (\d+) of 100 % done after \d+ s, about \d+ s left", x) for x in lines]
@@ -172,32 +140,32 @@ def test_where_there_is_no_terminal_lines_say_how_far_it_is(
     assert counted
     assert counted == sorted(counted)
     # What a program reads has none of it.
-    assert len(json.loads(done.stdout)) == 1
+    assert json.loads(done.stdout)["experiment"] == "pac-ml"
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("evaluate", "fifo"), "expected --trace FILE"),
-        (("evaluate", "fifo", "constant:8"), "different kinds: order, partition"),
-        (("evaluate", "constant:8", "--law", "Z"), "no requirement law 'Z'"),
-        (("evaluate", "constant"), "has to be told 'degree'"),
-        (("evaluate", "maximum", "--rule", "best"), "no placement rule 'best'"),
-        (("show", "no-such"), "no policy 'no-such'"),
-        (("evaluate", "fifo", "--trace", "x.csv", "--law", "A"), "--law is for partition policies"),
+        (("--laws", "Z"), "no requirement law 'Z'"),
+        (("--policies", "constant"), "has to be told 'degree'"),
+        (("--rules", "best"), "no placement rule 'best'"),
     ],
 )
 def test_wrong_input(arguments: tuple[str, ...], words: str) -> None:
-    result = run(*arguments)
+    result = pac_ml(*arguments)
     assert isinstance(result.exception, BadInput)
     assert words in str(result.exception)
     assert not Path("results").exists()
 
 
+def test_a_policy_that_does_not_exist() -> None:
+    assert "no policy 'no-such'" in str(run("show", "no-such").exception)
+
+
 def test_help_needs_no_learning() -> None:
     result = run("--help")
     assert result.exit_code == 0
-    for name in ("show", "evaluate", "train", "export"):
+    for name in ("show", "train", "compare"):
         assert name in result.output
 
 
@@ -260,16 +228,17 @@ VARIED = {"ramp": "2x2x1", "arrivals": ARRIVALS, "mix": MIX, "failures": FAILURE
 
 def test_another_cluster_other_jobs_and_failures(mine: Path) -> None:
     given = [word for name, text in VARIED.items() for word in (f"--{name}", text)]
-    done = run("evaluate", "constant:2", "--seeds", "2", "--processes", "1", "--json", *given)
+    done = pac_ml("--policies", "constant:2", "--seeds", "2", "--json", *given)
     assert done.exit_code == 0, done.output
-    (row,) = json.loads(done.output)
-    assert row["varied"] == VARIED
+    found = json.loads(done.stdout)
+    assert found["varied"] == VARIED | {"failures": "259200s:21600s"}
+    (row,) = found["rules"]["ramp-block"]["A"]["policies"].values()
     assert row["causes"]["lost"] > 0
     assert sum(row["causes"].values()) == pytest.approx(row["blocking_rate"], abs=0.01)
     assert 0 < row["busy"] <= row["allocated"] < 1
     assert 0 < row["decision_latency_p50_s"] <= row["decision_latency_p99_s"]
-    title = run("evaluate", "constant:2", "--seeds", "1", "--processes", "1", *given).output
-    assert "ramp 2x2x1" in title
+    shown = pac_ml("--policies", "constant:2", "--seeds", "1", *given).output
+    assert "ramp 2x2x1" in " ".join(shown.split())
 
 
 @pytest.mark.parametrize(
@@ -289,59 +258,12 @@ def test_another_cluster_other_jobs_and_failures(mine: Path) -> None:
         ("--mix", "gnmt=0", "a share above 0"),
         ("--failures", "30d", "does not say what breaks"),
         ("--failures", "0d:4h", "expected more than 0 s"),
-        ("--trace", "jobs.csv", "--seeds is for partition policies on PAC-ML's cluster"),
-        ("--lab", "ofc2022", "--lab is for jobs of a --trace"),
     ],
 )
 def test_variations_that_cannot_be(mine: Path, option: str, text: str, words: str) -> None:
-    done = run("evaluate", "constant:2", "--seeds", "1", "--processes", "1", option, text)
+    done = pac_ml("--policies", "constant:2", "--seeds", "1", option, text)
     assert isinstance(done.exception, BadInput)
     assert words in str(done.exception)
-
-
-PROCESS = '''
-import os
-from pathlib import Path
-class Noted:
-    """Notes in which process it decides."""
-    def priority(self, cluster, job, progress):
-        with Path("processes").open("a") as file:
-            print(os.getpid(), file=file)
-        return 0.0
-class NotedToo(Noted):
-    """The same once more."""
-'''
-
-
-@pytest.mark.parametrize("processes", ["1", "2"])
-def test_policies_of_a_queue_run_on_so_many_processes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, processes: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "mine.py").write_text(PROCESS)
-    (tmp_path / "jobs.csv").write_text(
-        "timestamp,duration,num_gpus,gpu_time,cluster\n2017-10-09 07:00:00,9.0,1,9.0,c1\n"
-    )
-    arguments = ("--trace", "jobs.csv", "--processes", processes, "--first-seed", "3", "--json")
-    done = run("evaluate", "mine.py:Noted", "mine.py:NotedToo", *arguments)
-    assert done.exit_code == 0, done.output
-    assert json.loads(done.stdout)["settings"]["seed"] == 3
-    decided_in = {int(line) for line in (tmp_path / "processes").read_text().splitlines()}
-    assert (os.getpid() in decided_in) == (processes == "1")
-
-
-def test_topology_policies_run_on_a_lab_with_circuits(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "jobs.csv").write_text(
-        "timestamp,duration,num_gpus,gpu_time,cluster\n2017-10-09 07:00:00,9.0,3,27.0,c1\n"
-    )
-    done = run("evaluate", "topology:regroup", "--trace", "jobs.csv", "--json")
-    assert done.exit_code == 0, done.output
-    assert json.loads(done.stdout)["cluster"]["name"] == "ofc2022"
-    done = run("evaluate", "topology:regroup", "--trace", "jobs.csv", "--lab", "nowhere")
-    assert isinstance(done.exception, BadInput)
 
 
 # What docs/policies.md shows works as it stands there.
@@ -402,7 +324,7 @@ def test_show_says_what_a_model_would_miss_in_a_lab(tmp_path: Path) -> None:
     topology = write_option_model(tmp_path, ("topology",))
     lab_file = tmp_path / "flat.yaml"
     made = CliRunner().invoke(
-        cli, ["lab", "generate", "tree", "--hosts", "8", "--output", str(lab_file)]
+        cli, ["lab", "generate", "tree", "--servers", "8", "--output", str(lab_file)]
     )
     assert made.exit_code == 0, made.output
     wrong = run("show", str(topology), "--lab", str(lab_file))

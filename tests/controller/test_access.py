@@ -93,7 +93,8 @@ async def test_who_comes_from_elsewhere_without_a_good_token_is_turned_away_and_
 async def test_a_role_may_do_what_those_before_it_may_and_no_more(api: Api) -> None:
     asked: list[tuple[Role, str, str, Any]] = [
         (Role.VIEWER, "GET", "/circuits", None),
-        (Role.USER, "POST", "/jobs", {"jobs": [JOB], "dry_run": True}),
+        (Role.VIEWER, "POST", "/jobs", {"jobs": [JOB], "dry_run": True}),
+        (Role.USER, "POST", "/jobs", {"jobs": [JOB]}),
         (Role.OPERATOR, "POST", "/reconfigurations", {}),
         (Role.OPERATOR, "DELETE", "/jobs/j-1?force=true", None),
         (Role.OPERATOR, "POST", "/drain", {}),
@@ -166,6 +167,20 @@ async def test_a_canary_is_in_no_log_error_or_file(
     assert canary not in caplog.text
     kept = (api.store.rows(f"SELECT * FROM {table}") for table in ("tokens", "audit", "events"))
     assert canary not in "".join(map(str, kept))
+
+
+async def test_a_job_with_its_plan_is_one_request_and_a_dry_run_is_none(api: Api) -> None:
+    user, before = api.token(Role.USER), len(await api.attempts())
+    spec = {**JOB, "compute_s": {"Tesla M40": 0.1}}
+    planned = await api.ask("POST", "/jobs", user, json={"jobs": [spec], "dry_run": True})
+    assert (planned.status_code, planned.json()["jobs"][0]["job"]) == (200, "j")
+    wrong = await api.ask("POST", "/jobs", user, json={"jobs": [JOB], "dry_run": True})
+    assert wrong.status_code == 422
+    assert len(await api.attempts()) == before
+    queued = await api.ask("POST", "/jobs", user, json={"jobs": [spec], "plan": True})
+    (row,) = queued.json()["jobs"]
+    assert (queued.status_code, row["state"], row["plan"]["job"]) == (201, "queued", "j")
+    assert [each["what"] for each in (await api.attempts())[before:]] == ["POST /v1/jobs"]
 
 
 async def test_the_audit_log_has_who_what_why_and_outcome_and_stays(api: Api) -> None:

@@ -152,7 +152,7 @@ def test_paths_over_the_api(star: ControllerProcess) -> None:
     second = client.want_path(THREE, TWO, 1e6, collective="ring", lease_s=1.0)
     assert (first["state"], second["state"]) == ("granted", "waiting")
     assert client.path(second["id"], wait_s=0.05)["state"] == "waiting"
-    listed = CliRunner().invoke(cli, ["paths", "--controller", star.api]).output
+    listed = CliRunner().invoke(cli, ["ocs", "show", "--paths", "--controller", star.api]).output
     assert "granted" in listed
     assert "waiting" in listed
     assert "193.100" in listed

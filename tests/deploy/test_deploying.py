@@ -164,12 +164,12 @@ def test_a_server_without_gpus_emulates_them_and_its_controller_is_reached_by_th
     file.write_text(write_lab(there.with_changes(servers=(said, *lab.servers[1:]))))
     on(one, "umount /dev/patchlight-gpus; rmdir /dev/patchlight-gpus")
     try:
-        refused = deploy.invoke("check", str(bare), "--workers", "process")
+        refused = deploy.invoke("push", str(bare), "--dry-run", "--worker-kind", "process")
         assert refused.exit_code == 1
         assert "emulated_gpus: true" in refused.stdout
-        checked = deploy.invoke("check", str(file), "--workers", "process")
+        checked = deploy.invoke("push", str(file), "--dry-run", "--worker-kind", "process")
         assert checked.exit_code == 0, checked.stdout
-        words = ["--server", one.name, "--controller", one.name, "--workers", "process"]
+        words = ["--server", one.name, "--controller", one.name, "--worker-kind", "process"]
         pushed = deploy.invoke("push", str(file), *words)
         assert pushed.exit_code == 0, pushed.stdout
         on_server, over_ssh, login, over_tls = pushed.stdout.splitlines()[-4:]
@@ -209,7 +209,7 @@ def a_job_outlives_no_reboot(lab: Lab, server: Server) -> None:
     # Nobody has started them, but the server's boot.
     api = f"ss --listening --tcp --numeric | grep -c {lab.controller_api} || true"
     wait_until(lambda: on(server, api).strip() == "1", "the controller is back")
-    assert "its server was started again meanwhile" in job("follow", "long")
+    assert "its server was started again meanwhile" in job("show", "--follow", "long")
     wait_until(lambda: not on(server, f"ls {agent}/leases"), "all is given back")
     assert str(server.nics[0].address) in on(server, "ip -brief address show dev nic0")
 

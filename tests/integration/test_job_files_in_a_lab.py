@@ -57,12 +57,13 @@ def test_the_third_job_waits_says_for_what_and_runs_when_one_ends(lab: EmulatedL
     job("submit", "-", text=third)
     wait_until(lambda: "it wants 2 GPUs" in job("show", "third"))
     job("stop", "four")
-    job("follow", "third", "--timeout", "2min")
-    states = [row["state"] for row in json.loads(job("show", "third", "--why", "--json"))["states"]]
+    job("show", "--follow", "third")
+    past = json.loads(job("show", "third", "--history", "--json"))["states"]
+    states = [row["state"] for row in past]
     assert states[0] == "queued"
     assert states[-2:] == ["running", "done"]
     job("stop", "two")
-    assert job("follow", "four", "two", code=1).count("stopped by the user") == 2
+    assert job("show", "--follow", "four", "two", code=1).count("stopped by the user") == 2
 
 
 needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="no PyTorch: pip install torch")
@@ -73,10 +74,10 @@ def test_an_unchanged_script_of_pytorch_is_a_job(lab: EmulatedLab, tmp_path: Pat
     if EXAMPLES.is_relative_to("/tmp"):
         pytest.skip("workers do not see /tmp, where this checkout is")
     script = str(EXAMPLES / "train_gloo.py")
-    words = ("--workers", "2", "--hold", "freeze", "--", sys.executable, script, "--steps", "3")
+    words = ("--workers", "2", "--set", "hold=freeze", "--", sys.executable, script, "--steps", "3")
     job_id = job("submit", "gloo", *words).strip()
     wait_until(lambda: "rank 1 step 2" in job("logs", "gloo"))
-    job("follow", job_id, "--timeout", "2min")
+    job("show", "--follow", job_id)
 
 
 @needs_torch
@@ -88,7 +89,7 @@ def test_a_real_model_is_regrouped_while_it_learns(lab: EmulatedLab) -> None:
     wait_until(lambda: lab.controller.job(job_id)["iterations_done"] >= 12)
     assert lab.controller.job(job_id)["predicted_iteration_s"]
     job("regroup", "real")
-    job("follow", "real", "--timeout", "2min")
+    job("show", "--follow", "real")
     ended = lab.controller.job(job_id)
     assert ended["restarts"] == 0
     reports, _ = lab.controller.iterations(job_id)

@@ -52,8 +52,8 @@ class Agent:
     def launch(self) -> None:
         """Start it."""
         words = ["--lab", str(self.bench.lab_file), "--server", self.server]
-        words += ["--listen", f"unix:{self.socket}", "--workers", self.workers]
-        words += ["--gpus", self.gpus]
+        words += ["--listen", f"unix:{self.socket}", "--worker-kind", self.workers]
+        words += ["--gpu-source", self.gpus]
         words += ["--state", str(self.bench.directory / f"state-{self.server}")]
         namespace = namespaces.namespace_path(self.bench.namespace(self.server))
         if "LD_LIBRARY_PATH" not in os.environ:

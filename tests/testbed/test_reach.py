@@ -104,5 +104,5 @@ def test_a_lab_whose_nics_are_connected_to_each_other_is_well() -> None:
 
 def test_of_many_hosts_the_first_are_named() -> None:
     assert as_text({}) == ""
-    assert as_text({str(n): "x" for n in range(5)}) == "0: x; 1: x; 2: x; 3: x; and 1 more host"
+    assert as_text({str(n): "x" for n in range(5)}) == "0, 1, 2, 3: x; and 1 more host"
     assert as_text({str(n): "x" for n in range(6)}).endswith("and 2 more hosts")

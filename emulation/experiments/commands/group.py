@@ -4,7 +4,6 @@ import signal
 import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,16 +13,17 @@ from rich import progress
 from rich.console import Console
 
 from patchlight.console import rendering as out
-from patchlight.console.commands import lab_option, only_some_finished, require_root
-from patchlight.console.options import results_option
-from patchlight.emulation.experiments.commands.oddl import by_commas, oddl
-from patchlight.emulation.experiments.commands.pac_ml import episode_options, number
+from patchlight.console.commands import lab_option, require_root
+from patchlight.console.shared import LazyGroup
+from patchlight.emulation.experiments.commands.oddl import number, oddl
+from patchlight.emulation.experiments.commands.pac_ml import pac_ml
+from patchlight.emulation.simulator.commands.run_options import run_options
 from patchlight.testbed.jobs import JobStatus
 
 
-@click.group(context_settings={"show_default": True})
+@click.group(cls=LazyGroup, prefix="experiment ", context_settings={"show_default": True})
 def experiment() -> None:
-    """Run a paper's experiment on an emulated lab, or in the simulator."""
+    """Run a paper's experiment on an emulated lab or in a simulator."""
 
 
 @experiment.command()
@@ -31,38 +31,36 @@ def experiment() -> None:
     "--iterations",
     type=click.IntRange(min=4),
     default=12,
-    help="Iterations of a job of four GPUs; smaller jobs do more.",
+    help="Iterations of a job with four GPUs; smaller jobs run more.",
 )
 @click.option(
-    "--workers",
+    "--worker-kind",
     type=click.Choice(["auto", "docker", "process"]),
     default="auto",
-    help="Containers, processes, or containers where there can be.",
+    help="Run workers in containers or as processes; auto: containers if Docker is available.",
 )
 @click.option(
     "--scale",
     type=click.FloatRange(min=1),
     default=1000,
-    help="What rates and bytes are divided by; times stay as they are.",
+    help="Divide rates and bytes by this; times stay the same.",
 )
-@results_option("results/ofc2022-<time>")
 @click.option(
     "--engine",
     type=click.Choice(["ryu", "os-ken"]),
     help="OpenFlow engine.  [default: ryu where it is importable]",
 )
-@lab_option("A lab file or a built-in lab.", "lab", default="ofc2022")
-@click.option("--name", help="Call the emulated lab so.  [default: the lab file's name]")
+@lab_option("The lab: a lab file or a built-in lab.", "lab", default="ofc2022")
+@click.option("--name", help="Name of the emulated lab.  [default: the lab file's]")
 @click.option("--replace", is_flag=True, help="Take down a lab of that name first.")
 @click.option(
-    "--cases",
-    help="Which parts to run, joined by commas.  [default: a,b,live; with --trainer torch a]",
+    "--cases", help="Parts to run, joined by commas.  [default: a,b,live; with --trainer torch a]"
 )
 @click.option(
     "--trainer",
     type=click.Choice(["synthetic", "torch"]),
     default="synthetic",
-    help="With torch, case (a) is run a second time with a real model, trained by PyTorch.",
+    help="torch: run case (a) a second time, with PyTorch training a real model.",
 )
 @click.option(
     "--mismatch",
@@ -70,15 +68,16 @@ def experiment() -> None:
     type=click.FloatRange(min=0),
     default=0,
     metavar="PERCENT",
-    help="The second job computes so much longer: jobs then do not stay in step.",
+    help="Make the second job compute this much longer, so that the jobs do not stay in step.",
 )
-@click.option("--dashboard", is_flag=True, help="Show the lab in a browser meanwhile.")
+@click.option("--dashboard", is_flag=True, help="Show the lab in a browser during the run.")
+@run_options("--output")
 @out.wide_option
 def ofc2022(output: Path | None, cases: str | None, dashboard: bool, **chosen: Any) -> None:
-    """Two training jobs on six GPUs: a static network against one rewired with light.
+    """Compare a static network with one whose circuits move, for two training jobs on six GPUs.
 
     S. Yan, Zhu, Glick, Wu, Bergman, OFC 2022. Prints the paper's figures beside the measured
-    ones and writes plots, result.json and report.html.
+    ones and writes plots, result.json and report.html. Needs root.
     """
     require_root("building a lab out of network namespaces")
     # Not above: importing NumPy and Matplotlib takes longer than --help should.
@@ -96,7 +95,7 @@ def ofc2022(output: Path | None, cases: str | None, dashboard: bool, **chosen: A
     # Like Ctrl-C: an error that passes through the lab's with block, so that it is taken down.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     terminal = out.console()
-    bars, docker = _Bars(terminal), chosen["workers"] == "docker"
+    bars, docker = _Bars(terminal), chosen["worker_kind"] == "docker"
     engine = engine_with_image(bars.say, torch=real) if docker else nullcontext()
     beside = partial(running_dashboard, say=bars.say) if dashboard else nullcontext
     with bars.shown(), engine:
@@ -136,104 +135,8 @@ class _Bars:
             self._progress.update(self._tasks[job.id], completed=job.iterations_done)
 
 
-_NAMES: dict[str, Any] = {"callback": by_commas(str), "metavar": "NAMES"}
-
-
-@experiment.command("pac-ml")
-@click.option(
-    "--seeds", type=click.IntRange(min=1), help="Episodes of each kind.  [default: 10; quick: 3]"
-)
-@click.option("--quick", is_flag=True, help="Fewer seeds and laws; the roll-out looks less ahead.")
-@episode_options
-@click.option(
-    "--laws",
-    **_NAMES,
-    help="Laws of jobs' requirements: A to D, or like uniform:0.2:0.6, skewed:-2, "
-    "values:0.25/0.5/1.  [default: A,B,C,D; quick: A,D]",
-)
-@click.option(
-    "--rules",
-    **_NAMES,
-    default="ramp-first-fit,ramp-block",
-    help="How operations are placed: the paper's way, and whole blocks for jobs.",
-)
-@click.option("--policies", **_NAMES, help="Names joined by commas.  [default: all]")
-@click.option(
-    "--policy",
-    "added",
-    multiple=True,
-    metavar="POLICY",
-    help="One more, beside the others: FILE.py:CLASS, FILE.onnx, or a name with parameters "
-    "(docs/policies.md); may be given again.",
-)
-@click.option(
-    "--engine",
-    type=click.Choice(["processes", "ray"]),
-    default="processes",
-    help="What runs episodes: processes of this machine, or a Ray cluster.",
-)
-@click.option("--address", metavar="HOST:PORT", help="Of the Ray cluster.  [default: one here]")
-@results_option("results/pac-ml-<time>")
-@out.wide_option
-def pac_ml(
-    processes: int | None,
-    engine: str,
-    address: str | None,
-    output: Path | None,
-    law_instance: int | None,
-    arrivals: str | None,
-    mix: str | None,
-    milliseconds: bool,
-    laws: tuple[str, ...] | None,
-    **chosen: Any,
-) -> None:
-    """How far to partition jobs that have to be done in time, on 32 servers of RAMP.
-
-    Parsonson, Shabka, Ottino, Zervas, "Partitioning Distributed Compute Jobs …" (PAC-ML),
-    2023. Prints blocking rates beside the published ones and writes plots and result.json
-    (see docs/results/pac-ml.md). Simulated; needs no root.
-    """
-    # Not above: importing NumPy takes longer than --help should.
-    from patchlight.emulation.experiments.commands.pac_ml import print_first_look, print_tables
-    from patchlight.emulation.experiments.pac_ml import results, run
-    from patchlight.emulation.experiments.pac_ml.variation import Variation
-    from patchlight.emulation.simulator.executors import Engine
-    from patchlight.emulation.simulator.ramp.workloads import LAW_NAMES
-    from patchlight.emulation.simulator.results import results_folder
-
-    if laws is None:
-        laws = run.QUICK_LAWS if chosen["quick"] else LAW_NAMES
-    options = run.PacMlOptions(
-        laws=laws,
-        engine=Engine(engine, processes or 0, address),
-        variation=replace(
-            Variation.parse(arrivals=arrivals, mix=mix, milliseconds=milliseconds),
-            law_instance=law_instance,
-        ),
-        **chosen,
-    )
-    # Before a folder is made: wrong input leaves nothing.
-    options.variation.check_models(run.find_profiles(options.profiles).graphs)
-    folder = results_folder(output, "pac-ml")
-    terminal = out.console()
-    with out.progress_bar("%", terminal) as tell:
-        result = run.run_experiment(options, out.say, tell, print_first_look)
-    files = results.write_report(result, folder)
-    print_tables(result)
-    for words in results.faults_of(result):
-        out.say(words, meaning="caution")
-    if not result["comparable"]:
-        out.say(
-            "Published figures are not shown: they are for PipeDream's profiles "
-            "(patchlight graph fetch pipedream --help), with the paper's arrivals and models."
-        )
-    out.say_written(files, folder)
-    if result["interrupted"]:
-        finished, wanted = result["episodes_finished"], result["episodes_wanted"]
-        only_some_finished(finished, wanted, "episodes")
-
-
 experiment.add_command(oddl)
+experiment.add_command(pac_ml)
 
 
 def print_ofc2022(result: dict[str, Any]) -> None:
@@ -269,19 +172,21 @@ _QUICK_JOBS, _JOBS = 20, 100
     "networks",
     multiple=True,
     metavar="SPEC",
-    help="A network to compare, like fat-tree:k=8,taper=2; give it again for each; all of one "
-    "size.  [default: twelve of 128 nodes]",
+    help="A network to compare, like fat-tree:k=8,taper=2; repeatable; all of one size.  "
+    "[default: twelve networks of 128 nodes]",
 )
-@click.option("--jobs", type=click.IntRange(min=1), help="How many.  [default: 100; quick: 20]")
+@click.option(
+    "--jobs", type=click.IntRange(min=1), help="Number of jobs.  [default: 100; quick: 20]"
+)
 @click.option("--quick", is_flag=True, help="Fewer jobs.")
-@click.option("--seed", type=click.IntRange(min=0), default=0, help="Of sizes and arrivals.")
-@click.option("--placement", default="first-fit", metavar="NAME", help="A placement policy.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, help="Seed of sizes and arrivals.")
+@click.option("--placement", default="first-fit", metavar="POLICY", help="Placement policy.")
 @click.option(
     "--prices",
     type=click.Path(path_type=Path),
-    help="A price list (YAML).  [default: the built-in one, which has what is public]",
+    help="Price list (YAML).  [default: built-in public prices]",
 )
-@results_option("results/architectures-<time>")
+@run_options("--output")
 @out.listing_options
 def architectures(
     networks: tuple[str, ...],
@@ -294,8 +199,8 @@ def architectures(
 ) -> None:
     """Compare network architectures under one mix of training jobs.
 
-    VGG19, ResNet-50, BERT-Large, GPT-2 and a mixture of experts, on an ideal switch and eleven
-    other networks, flows and phases simulated. Prints a table and writes a plot and result.json
+    Trains VGG19, ResNet-50, BERT-Large, GPT-2 and a mixture of experts on an ideal switch and
+    eleven other networks, simulated flow by flow. Prints a table and writes a plot and result.json
     (see docs/network-simulator.md). Needs no root.
     """
     # Not above: importing NumPy takes longer than --help should.

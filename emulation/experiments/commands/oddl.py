@@ -12,8 +12,7 @@ import click
 
 from patchlight.console import rendering as out
 from patchlight.console.commands import require_root
-from patchlight.console.options import results_option
-from patchlight.emulation.experiments.commands.pac_ml import number
+from patchlight.emulation.simulator.commands.run_options import engine_of, run_options
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.units import format_rate, format_time, parse_time
 
@@ -45,8 +44,13 @@ def by_commas(read: Callable[[str], Any]) -> Callable[..., Any]:
     return split
 
 
+def number(heading: str, *, wide: bool = False) -> out.Column:
+    """A column of numbers."""
+    return out.Column(heading, wide=wide, whole=True, right=True)
+
+
 @click.command(context_settings={"show_default": True})
-@click.option("--flows", is_flag=True, help="In the flow simulator, instead of with packets.")
+@click.option("--flows", is_flag=True, help="Simulate flows, instead of emulating with packets.")
 @click.option(
     "--quick",
     is_flag=True,
@@ -57,59 +61,60 @@ def by_commas(read: Callable[[str], Any]) -> Callable[..., Any]:
     "models",
     multiple=True,
     metavar="NAME",
-    help="vgg19, resnet50, bert-large, gpt2 or mixture-of-experts; give it again for each.  "
-    "[default: all; packets: vgg19, and one only]",
+    help="vgg19, resnet50, bert-large, gpt2 or mixture-of-experts; repeatable with --flows.  "
+    "[default: all; packets: vgg19]",
 )
 @click.option(
     "--iterations",
     type=click.IntRange(min=2),
     default=4,
-    help="Packets: of each network in its turn.",
+    help="Packets: iterations on each network per round.",
 )
 @click.option(
     "--scale",
     type=click.FloatRange(min=1),
     default=1000,
-    help="Packets: what rates and bytes are divided by; times stay as they are.",
+    help="Packets: divide rates and bytes by this; times stay the same.",
 )
 @click.option(
     "--slowdown",
     type=click.FloatRange(min=1),
     default=4,
-    help="Packets: computing, transfers and tuning take so many times as long.",
+    help="Packets: multiply the times of computing, transfers and tuning by this.",
 )
 @click.option("--replace", is_flag=True, help="Packets: take down labs of these names first.")
 @click.option(
     "--nodes",
     callback=_whole,
     metavar="N,N…",
-    help="Flows: sizes of the job that is looked at.  [default: 16,64,256,512,1024; quick: "
-    "16,64,128]",
+    help="Flows: sizes of the measured job.  [default: 16,64,256,512,1024; quick: 16,64,128]",
 )
 @click.option(
     "--trace",
     type=click.Path(path_type=Path),
-    help="Flows: the jobs that come and go beside it, like the Philly trace.  [default: drawn by a "
-    "law with that trace's statistics]",
+    help="Flows: a trace of the other jobs, like Philly's.  [default: random jobs with that "
+    "trace's statistics]",
 )
-@click.option("--placement", default="first-fit", metavar="NAME", help="Flows: a policy.")
-@click.option("--draws", type=_COUNT, help="Flows: of jobs beside it.  [default: 3; quick: 1]")
-@click.option("--seed", type=click.IntRange(min=0), default=0, help="Flows: of the first draw.")
+@click.option("--placement", default="first-fit", metavar="POLICY", help="Flows: placement policy.")
+@click.option(
+    "--draws", type=_COUNT, help="Flows: average over N sets of other jobs.  [default: 3; quick: 1]"
+)
+@click.option("--seed", type=click.IntRange(min=0), default=0, help="Flows: seed of the first set.")
 @click.option(
     "--control-delay",
     metavar="TIME",
-    help="Flows: one-way from a node to the path scheduler.  [default: as nodes among "
-    "themselves took, 100us]",
+    help="Flows: one-way delay from a node to the path scheduler.  [default: 100us, as measured "
+    "between nodes]",
 )
 @click.option(
     "--tuning-time",
     "tuning_times_s",
     callback=by_commas(parse_time),
     metavar="TIME,TIME…",
-    help="Of a transceiver; several for packets only.  [default: 1ms,4ms,16ms,64ms; flows: 100ns]",
+    help="Tuning time of a transceiver; with --flows only one.  [default: 1ms,4ms,16ms,64ms; "
+    "flows: 100ns]",
 )
-@click.option("--processes", type=_COUNT, help="Flows: at a time.  [default: one for each core]")
-@results_option("results/oddl-<time>")
+@run_options("--output", "--processes")
 @out.listing_options
 @click.pass_context
 def oddl(
@@ -127,12 +132,12 @@ def oddl(
     as_json: bool,
     **chosen: Any,
 ) -> None:
-    """Training with ODDL's tunable transceivers beside other networks.
+    """Compare training over ODDL's tunable transceivers with other networks.
 
-    W. Li et al., J. Opt. Commun. Netw., 2024. With packets: four emulated nodes beside the same
-    four on an ideal switch, and what tuning and control cost; needs root. With --flows: up to 1,024
-    nodes beside a fat-tree, SiP-Ring and an ideal switch; quicker with the extra 'fast'. Writes
-    plots and result.json (see docs/results/oddl.md).
+    W. Li et al., J. Opt. Commun. Netw., 2024. With packets (needs root): four emulated nodes
+    beside the same four on an ideal switch, and the cost of tuning and control. With --flows: up
+    to 1,024 nodes beside a fat-tree, SiP-Ring and an ideal switch; faster with the extra 'fast'.
+    Writes plots and result.json (see docs/results/oddl.md).
     """
     for name in _OF_PACKETS if flows else _OF_FLOWS:
         if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
@@ -147,7 +152,6 @@ def oddl(
     # Not above: importing NumPy takes longer than --help should.
     from patchlight.emulation.experiments.oddl import figures, run
     from patchlight.emulation.experiments.oddl.conditions import LightTimes
-    from patchlight.emulation.simulator.executors import Engine
     from patchlight.emulation.simulator.results import results_folder
 
     given: dict[str, Any] = {"models": models} if models else {}
@@ -161,7 +165,7 @@ def oddl(
     if control_delay is not None:
         light = light._replace(control_s=parse_time(control_delay))
     given["light"] = light
-    options = run.FlowOptions(engine=Engine("processes", processes or 0), **given, **chosen)
+    options = run.FlowOptions(engine=engine_of(processes), **given, **chosen)
     folder = results_folder(output, "oddl")
     with out.progress_bar("parts", out.console(stderr=as_json)) as tell:
         result = run.run_flows(options, tell)

@@ -1,64 +1,181 @@
-"""The options and tables of PAC-ML's episodes."""
+"""``patchlight experiment pac-ml``, and its tables."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import click
 
 from patchlight.console import rendering as out
-from patchlight.console.options import Command, profiles_option
+from patchlight.console.commands import only_some_finished
+from patchlight.console.options import Command, complete_policy
 from patchlight.emulation.experiments import paper
+from patchlight.emulation.experiments.commands.oddl import by_commas, number
 from patchlight.emulation.experiments.pac_ml import CONSTANTS, policies_in
+from patchlight.emulation.simulator.commands.run_options import (
+    engine_of,
+    refuse_faults,
+    run_options,
+)
 
 _NOTHING = "–"
 
 
-def episode_options(command: Command) -> Command:
-    """Give a command what PAC-ML's episodes may be other than in the paper, and how they run."""
-    whole = click.IntRange(min=0)
-    options = (
-        click.option(
-            "--first-seed",
-            type=whole,
-            default=0,
-            help="Seeds count from this one: with another, on unseen episodes.",
-        ),
-        profiles_option,
-        click.option(
-            "--law-instance",
-            type=whole,
-            metavar="N",
-            help="The same laws B, C and D in all episodes, those made with seed N.  [default: new "
-            "ones in each, as the paper's simulator makes them]",
-        ),
-        click.option(
-            "--arrivals",
-            metavar="HOW:SECONDS",
-            help="When jobs come, like poisson:800.  [default: fixed:1000; with --milliseconds "
-            "fixed:1]",
-        ),
-        click.option(
-            "--mix",
-            metavar="MODEL=SHARE,…",
-            help="Which models, like vgg16=3,gnmt=1.  [default: all alike]",
-        ),
-        click.option(
-            "--milliseconds",
-            is_flag=True,
-            help="The profiles' times are milliseconds, not seconds as in the paper's simulator: "
-            "all takes a thousandth of the time, and communication then matters.",
-        ),
-        click.option(
-            "--processes",
-            type=click.IntRange(1, 1_000_000),
-            help="At a time; results are the same for any number.  [default: one for each core]",
-        ),
+profiles_option = click.option(
+    "--profiles",
+    type=click.Path(path_type=Path),
+    help="A clone of PipeDream, or a folder with its five profiles.  [default: "
+    "$PATCHLIGHT_PROFILES, else built-in computed ones]",
+)
+_WHOLE = click.IntRange(min=0)
+
+
+def names_option(name: str, about: str, **settings: Any) -> Callable[[Command], Command]:
+    """An option for several names joined by commas."""
+    return click.option(name, callback=by_commas(str), metavar="NAMES", help=about, **settings)
+
+
+@click.command("pac-ml", context_settings={"show_default": True})
+@click.option(
+    "--seeds", type=click.IntRange(min=1), help="Episodes of each kind.  [default: 10; quick: 3]"
+)
+@click.option(
+    "--first-seed", type=_WHOLE, default=0, help="Seed of the first episode; the next count up."
+)
+@click.option("--quick", is_flag=True, help="Fewer seeds and laws, a shorter roll-out.")
+@names_option(
+    "--policies",
+    "'all' (built-in and shipped ones), names, FILE.py:CLASS, FILE.onnx; a name may have "
+    "parameters (docs/policies.md).",
+    default="all",
+    shell_complete=complete_policy,
+)
+@names_option(
+    "--laws",
+    "Laws of jobs' requirements: A to D, or like uniform:0.2:0.6, skewed:-2, "
+    "values:0.25/0.5/1.  [default: A,B,C,D; quick: A,D]",
+)
+@click.option(
+    "--law-instance",
+    type=_WHOLE,
+    metavar="N",
+    help="Use the laws B, C and D made with seed N in all episodes.  [default: new laws in each "
+    "episode, like the paper's simulator]",
+)
+@names_option(
+    "--rules",
+    "How operations are placed: as in the paper, or in whole blocks.",
+    default="ramp-first-fit,ramp-block",
+)
+@click.option("--ramp", metavar="GxRxS", help="Groups × racks × servers.  [default: 4x4x2]")
+@click.option(
+    "--arrivals",
+    metavar="PROCESS:SECONDS",
+    help="Arrival process with its mean interval: fixed:800, poisson:800.  [default: fixed:1000; "
+    "with --milliseconds fixed:1]",
+)
+@click.option(
+    "--mix",
+    metavar="MODEL=SHARE,…",
+    help="Shares of the models, like vgg16=3,gnmt=1.  [default: equal]",
+)
+@click.option(
+    "--failures",
+    metavar="UP:DOWN",
+    help="Servers fail at random, with these mean times to failure and to repair, like 30d:4h.",
+)
+@click.option(
+    "--remaining-error",
+    type=click.FloatRange(0, 3),
+    default=0.0,
+    metavar="SIGMA",
+    help="Policies see remaining times with a log-normal error of this standard deviation.",
+)
+@click.option(
+    "--milliseconds",
+    is_flag=True,
+    help="Read the profiles' times as milliseconds, which makes communication matter; the paper's "
+    "simulator reads them as seconds.",
+)
+@profiles_option
+@run_options()
+@out.listing_options
+def pac_ml(
+    processes: int | None,
+    ray: str | None,
+    output: Path | None,
+    strict: bool,
+    as_json: bool,
+    law_instance: int | None,
+    laws: tuple[str, ...] | None,
+    seeds: int | None,
+    first_seed: int,
+    quick: bool,
+    rules: tuple[str, ...],
+    policies: tuple[str, ...],
+    profiles: Path | None,
+    **varied: Any,
+) -> None:
+    """Partition jobs that have to meet a deadline, on the 32 servers of a RAMP.
+
+    Parsonson, Shabka, Ottino, Zervas, "Partitioning Distributed Compute Jobs …" (PAC-ML),
+    2023. Prints blocking rates beside the published ones and writes plots and result.json
+    (see docs/results/pac-ml.md). Simulated; needs no root. Ctrl-C keeps the finished episodes.
+    """
+    # Not above: importing NumPy takes longer than --help should.
+    from patchlight.emulation.experiments.pac_ml import results, run
+    from patchlight.emulation.experiments.pac_ml.variation import Variation
+    from patchlight.emulation.simulator.ramp.workloads import LAW_NAMES
+    from patchlight.emulation.simulator.results import results_folder
+
+    if laws is None:
+        laws = run.QUICK_LAWS if quick else LAW_NAMES
+    options = run.PacMlOptions(
+        seeds,
+        first_seed,
+        quick,
+        profiles,
+        laws,
+        rules,
+        policies,
+        engine_of(processes, ray),
+        variation=replace(Variation.parse(**varied), law_instance=law_instance),
     )
-    for option in reversed(options):
-        command = option(command)
-    return command
+    # Before a folder is made: wrong input leaves nothing.
+    options.variation.check_models(run.find_profiles(profiles).graphs)
+    folder = results_folder(output, "pac-ml")
+
+    def say(words: str) -> None:
+        out.say(words, err=as_json)
+
+    def look(cells: Mapping[Any, Mapping[str, Any]]) -> None:
+        if not as_json:
+            print_first_look(cells)
+
+    with out.progress_bar("%", out.console(stderr=as_json)) as tell:
+        result = run.run_experiment(options, say, tell, look)
+    files = results.write_report(result, folder)
+    for words in results.faults_of(result):
+        out.say(words, err=True, meaning="caution")
+    for name, lines in result["outside_training"].items():
+        out.say(f"warning: {name} was {'; '.join(lines)}", err=True, meaning="caution")
+    if as_json:
+        out.print_json(result)
+    else:
+        print_tables(result)
+        if not result["comparable"]:
+            out.say(
+                "Published figures are not shown: they are for PipeDream's profiles "
+                "(--profiles), with the paper's arrivals and models."
+            )
+        out.say_written(files, folder)
+    if result["interrupted"]:
+        only_some_finished(result["episodes_finished"], result["episodes_wanted"], "episodes")
+    if strict:
+        refuse_faults(results.count_faults(result))
 
 
 def print_first_look(cells: Mapping[Any, Mapping[str, Any]]) -> None:
@@ -216,11 +333,6 @@ def print_less_maximum(rule: str, laws: dict[str, Any], beside: bool) -> None:
     table.print()
     if beside:
         out.say(f"The paper: up to {100 * paper.LESS_MAXIMUM:.1f} %", meaning="quiet")
-
-
-def number(heading: str, *, wide: bool = False) -> out.Column:
-    """A column of numbers."""
-    return out.Column(heading, wide=wide, whole=True, right=True)
 
 
 def _short(name: str) -> str:

@@ -230,13 +230,13 @@ _LOOK_S = 1.0  # how long one looks at how busy the machine is before
 class Ofc2022Options:
     """What the user wants. ``lab`` is a file or a built-in lab's name; ``name`` calls it otherwise.
 
-    ``workers`` is ``docker``, ``process``, or ``auto``: containers if an engine answers. With the
+    ``worker_kind``: ``docker``, ``process``, or ``auto``: containers if an engine answers. With the
     trainer ``torch`` case (a) is also run with a real model.
     """
 
     lab: str
     iterations: int
-    workers: str
+    worker_kind: str
     scale: float
     output: Path
     parts: Sequence[str] = PARTS
@@ -301,13 +301,13 @@ def run_experiment(
     time.sleep(_LOOK_S)
     # No seeds: nothing is drawn.
     origin, ticks = provenance((), [find_lab(wishes.lab)]), cpu_ticks()
-    workers = wishes.workers
+    workers = wishes.worker_kind
     if workers == "auto":
         workers = "docker" if docker_engine.answers() else "process"
     if workers == "process" and wishes.trainer == "torch" and find_spec("torch") is None:
         raise BadInput(
             "a real model needs PyTorch, which is not installed here",
-            hint="pip install 'patchlight[torch]', or --workers docker",
+            hint="pip install 'patchlight[torch]', or --worker-kind docker",
         )
     runs: list[analysis.CaseRun] = []
     with EmulatedLab.from_file(

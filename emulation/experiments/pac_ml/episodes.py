@@ -4,7 +4,7 @@ import math
 import time
 from array import array
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
 from typing import NamedTuple, cast
 
 from patchlight.controller.policies.contract import PartitionPolicy
@@ -59,12 +59,11 @@ def check_names(names: Iterable[str], ramp: RampShape = PAC_ML_SHAPE) -> list[st
             if isinstance(getattr(recipe.factory, "card", None), OptionsCard):
                 raise BadInput(
                     f"policy {name!r} decides in labs: this experiment's cluster is none",
-                    hint=f"see it on jobs: patchlight policy evaluate {name} --trace FILE",
+                    hint=f"try it in a lab: patchlight simulate --lab LAB --partition {name}",
                 )
             card = card_of(name)
-            shape = (ramp.groups, ramp.racks, ramp.servers)
-            if card is not None and card.ramp != shape:
-                there, here = ("×".join(map(str, each)) for each in (card.ramp, shape))
+            if card is not None and card.ramp != astuple(ramp):
+                there, here = ("×".join(map(str, each)) for each in (card.ramp, astuple(ramp)))
                 raise BadInput(
                     f"policy {name!r} was trained for a RAMP of {there} servers: this "
                     f"experiment's is one of {here}"
@@ -72,10 +71,11 @@ def check_names(names: Iterable[str], ramp: RampShape = PAC_ML_SHAPE) -> list[st
     return found
 
 
-def shipped() -> list[str]:
-    """The learned policies for a RAMP that come with Patchlight."""
+def shipped(ramp: RampShape = PAC_ML_SHAPE) -> list[str]:
+    """The learned policies for such a RAMP that come with Patchlight."""
     named = [each.name for each in policies("partition") if each.origin == "learned, shipped"]
-    return [name for name in named if card_of(name) is not None]
+    cards = {name: card_of(name) for name in named}
+    return [name for name, card in cards.items() if card and card.ramp == astuple(ramp)]
 
 
 def made_for(name: str, rule: str) -> bool:

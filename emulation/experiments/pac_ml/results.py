@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -223,7 +223,8 @@ class PacMlResult:
     """What was run, where and when, and the figures by placement rule and law.
 
     ``law_instance`` is that of laws B, C and D, ``None`` for new ones in each episode; ``varied``
-    is what else is other than in the paper.
+    is what else differs from the paper. ``outside_training`` says by policy what a learned one was
+    not trained for.
     """
 
     experiment: str = "pac-ml"
@@ -240,6 +241,7 @@ class PacMlResult:
     horizon_s: float
     law_instance: int | None
     varied: Mapping[str, str]
+    outside_training: Mapping[str, Sequence[str]]
     interrupted: bool
     episodes_finished: int
     episodes_wanted: int
@@ -351,14 +353,23 @@ def write_report(result: dict[str, Any], output: Path) -> list[Path]:
 def faults_of(result: dict[str, Any]) -> list[str]:
     """What policies did wrong: how often, and the first time."""
     found: dict[str, tuple[int, str]] = {}
-    for laws in result["rules"].values():
-        for cell in laws.values():
-            for name, policy in cell["policies"].items():
-                count, first = found.get(name, (0, ""))
-                faults = policy["faults"]
-                found[name] = count + faults["count"], first or faults["first"]
+    for name, faults in _faults(result):
+        count, first = found.get(name, (0, ""))
+        found[name] = count + faults["count"], first or faults["first"]
     return [
         first if count == 1 else f"{count} times; at first: {first}"
         for count, first in found.values()
         if count
     ]
+
+
+def count_faults(result: dict[str, Any]) -> int:
+    """How often policies failed."""
+    return sum(faults["count"] for _, faults in _faults(result))
+
+
+def _faults(result: dict[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    for laws in result["rules"].values():
+        for cell in laws.values():
+            for name, policy in cell["policies"].items():
+                yield name, policy["faults"]

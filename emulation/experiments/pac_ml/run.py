@@ -11,10 +11,10 @@ from typing import Any, NamedTuple, cast
 from patchlight.console.rendering import span
 from patchlight.emulation.experiments import paper
 from patchlight.emulation.experiments.pac_ml import episodes, results
-from patchlight.emulation.experiments.pac_ml.variation import Variation
+from patchlight.emulation.experiments.pac_ml.variation import Variation, outside_training
 from patchlight.emulation.simulator.executors import Engine, Interrupted, run_all
 from patchlight.emulation.simulator.graphs import profiles as pipedream
-from patchlight.emulation.simulator.ramp.ramp import PlacementRule
+from patchlight.emulation.simulator.ramp.ramp import PAC_ML_SHAPE, PlacementRule
 from patchlight.emulation.simulator.ramp.rollout import LookAhead
 from patchlight.emulation.simulator.ramp.scenario import PAC_ML_HORIZON_S
 from patchlight.emulation.simulator.ramp.workloads import LAW_NAMES, law
@@ -25,15 +25,17 @@ from patchlight.testbed.graphs import ComputationGraph, builtin_graph
 SEEDS, QUICK_SEEDS = 10, 3
 QUICK_LAWS = ("A", "D")
 FUTURES, QUICK_FUTURES, AHEAD = 32, 4, 40
+ALL = "all"
 _SERIAL = Engine("serial")
 _START_S = 5.0  # of the processes
 
 
 @dataclass(frozen=True)
 class PacMlOptions:
-    """What the user asked for. ``seeds`` ``None`` is 10, or 3 if ``quick``; ``added`` come beside.
+    """What the user asked for. ``seeds`` ``None`` is 10, or 3 if ``quick``.
 
-    ``policies`` ``None`` is all built-in and shipped ones; a learned one runs with its rule only.
+    In ``policies``, ``all`` means all built-in and shipped ones. A learned policy runs only with
+    the placement rule that it was trained for.
     """
 
     seeds: int | None = None
@@ -42,8 +44,7 @@ class PacMlOptions:
     profiles: Path | None = None
     laws: tuple[str, ...] = LAW_NAMES
     rules: tuple[str, ...] = tuple(PlacementRule)
-    policies: tuple[str, ...] | None = None
-    added: tuple[str, ...] = ()
+    policies: tuple[str, ...] = (ALL,)
     engine: Engine = _SERIAL
     horizon_s: float = PAC_ML_HORIZON_S
     variation: Variation = field(default_factory=Variation)
@@ -59,13 +60,11 @@ class PacMlOptions:
         for rule in self.rules:
             if rule not in known:
                 raise BadInput(f"no placement rule {rule!r}: {nearest(rule, known)}")
-        named = episodes.check_names([*(self.policies or ()), *self.added], self.variation.ramp)
-        for what, asked in (
-            ("laws", self.laws),
-            ("rules", self.rules),
-            ("policies", (episodes.NAMES if self.policies is None else self.policies) + self.added),
-        ):
-            if not asked:
+        named = episodes.check_names(
+            [name for name in self.policies if name != ALL], self.variation.ramp
+        )
+        for what in ("laws", "rules", "policies"):
+            if not getattr(self, what):
                 raise BadInput(f"no {what} to run: name at least one")
         for name in named:
             if not any(episodes.made_for(name, rule) for rule in self.rules):
@@ -82,9 +81,9 @@ class PacMlOptions:
 
     def names(self, rule: str) -> list[str]:
         """The policies that run with this placement rule."""
-        chosen = (*episodes.NAMES, *episodes.shipped()) if self.policies is None else self.policies
-        asked = dict.fromkeys((*chosen, *self.added))
-        return [name for name in asked if episodes.made_for(name, rule)]
+        every = (*episodes.NAMES, *episodes.shipped(self.variation.ramp))
+        asked = [name for each in self.policies for name in (every if each == ALL else (each,))]
+        return [name for name in dict.fromkeys(asked) if episodes.made_for(name, rule)]
 
     @property
     def cells(self) -> list[episodes.TableCell]:
@@ -114,63 +113,45 @@ class Profiles:
 
 
 def find_profiles(folder: Path | None) -> Profiles:
-    """PipeDream's profiles of a folder or the cache, else computed ones; all or ``BadInput``."""
-    cache = pipedream.profile_cache()
-    if (
-        folder is None
-        and cache.is_dir()
-        and any(pipedream.profile_in(cache, name) for name in pipedream.SOURCES)
-    ):
-        folder = cache
+    """PipeDream's profiles in ``folder``, else in ``$PATCHLIGHT_PROFILES``, else computed ones.
+
+    ``BadInput`` if some are missing there.
+    """
+    folder = folder or (Path(named) if (named := os.environ.get("PATCHLIGHT_PROFILES")) else None)
     if folder is None:
         graphs = tuple(builtin_graph(name) for name in pipedream.SOURCES)
         return Profiles(graphs, "built in, computed", published=False)
-    found, published = pipedream.read_profiles(folder)
+    files = pipedream.profile_files(folder)
+    found, published = pipedream.read_profiles(files)
     kind = "PipeDream's" if published else "the user's"
-    files = tuple(
-        file
-        for name in pipedream.SOURCES
-        if (file := pipedream.profile_in(folder, name)) is not None
-    )
-    return Profiles(tuple(found), f"{kind}, in {folder}", published, files)
-
-
-@dataclass(frozen=True)
-class PolicyRuns:
-    """Figures of policies by cell, once an episode there is done, and outcomes of all tasks."""
-
-    cells: Mapping[episodes.TableCell, Mapping[str, results.PolicyFigures]]
-    interrupted: bool
-    episodes_finished: int
-    episodes_wanted: int
-    profiles: Profiles
-    provenance: Mapping[str, Any]
-    looks: Mapping[episodes.TableCell, LookAhead]
-    outcomes: Mapping[episodes.Task, Any]
+    return Profiles(tuple(found), f"{kind}, in {folder}", published, tuple(files.values()))
 
 
 FirstLook = Callable[[Mapping[episodes.TableCell, Mapping[str, results.PolicyFigures]]], None]
 """Gets the figures of the first seed as soon as they are there, if there are more seeds."""
 
 
-def run_policies(
+def run_experiment(
     options: PacMlOptions,
+    say: Callable[[str], None],
     tell: Callable[[int, int], None],
-    say: Callable[[str], None] = lambda words: None,
-    bounds: Sequence[episodes.BoundTask] = (),
     early: FirstLook = lambda cells: None,
-) -> PolicyRuns:
-    """Run all policies; ``tell`` gets (percent done, 100). Ctrl-C keeps what is finished."""
-    profiles = find_profiles(options.profiles)
+) -> dict[str, Any]:
+    """What ``result.json`` holds; ``tell`` gets (percent done, 100).
+
+    Ctrl-C keeps the finished episodes; ``Interrupted`` is raised if there are none.
+    """
+    started, clock = datetime.datetime.now(datetime.UTC), time.monotonic()
+    profiles, varied = find_profiles(options.profiles), options.variation
     if not profiles.published:
         say(
             f"models: {profiles.source}, not the profiles that the paper used: "
             "its figures are then no comparison"
         )
-    options.variation.check_models(profiles.graphs)
+    varied.check_models(profiles.graphs)
     origin = provenance(options.all_seeds, _files(options, profiles))
-    runner = episodes.TaskRunner(profiles.graphs, options.horizon_s, options.variation)
-    tunings = _tunings(options)
+    runner = episodes.TaskRunner(profiles.graphs, options.horizon_s, varied)
+    tunings, bounds = _tunings(options), _bounds(options)
     expected = {task.cell: LookAhead(task.futures) for task in tunings}
     planned: list[episodes.Task] = [*tunings, *_runs(options, expected), *bounds]
     done_s, all_s = 0.0, sum(map(episodes.cost_s, planned))
@@ -186,15 +167,61 @@ def run_policies(
     looks = {task.cell: cast(LookAhead, look) for task, look in zip(tunings, found, strict=True)}
     runs = _runs(options, looks)
 
-    def cells(outcomes: Mapping[episodes.Task, Any]) -> dict[episodes.TableCell, Any]:
-        return {cell: _policies(runs, cell, outcomes) for cell in options.cells}
-
     def look_at(outcomes: Mapping[episodes.Task, Any]) -> None:
-        early(cells(outcomes))
+        early({cell: _policies(runs, cell, outcomes) for cell in options.cells})
 
     done = _run([*runs, *bounds], runner, options, tick, look_at)
-    counts = done.interrupted, done.episodes, len(runs)
-    return PolicyRuns(cells(done.outcomes), *counts, profiles, origin, looks, done.outcomes)
+    figures: dict[str, dict[str, results.CellFigures]] = {}
+    for cell in options.cells:
+        policies = _policies(runs, cell, done.outcomes)
+        if not policies:
+            continue
+        look = looks.get(cell)
+        hindsight = [b for b in bounds if b.foresight and b.cell == cell]
+        # The same for all placement rules.
+        online = [b for b in bounds if not b.foresight and b.cell.law == cell.law]
+        figures.setdefault(cell.rule, {})[cell.law] = results.CellFigures(
+            policies,
+            _bound(hindsight, done.outcomes),
+            _bound(online, done.outcomes),
+            None if look is None else results.RollOutFigures.of(look),
+            results.Lowest.of(policies),
+            results.less_maximum(policies),
+        )
+    usual = options.horizon_s == PAC_ML_HORIZON_S and not varied.written
+    result = results.PacMlResult(
+        started_at=started.isoformat(timespec="seconds"),
+        duration_s=time.monotonic() - clock,
+        machine=origin["machine"],
+        provenance=origin,
+        processes=options.engine.count,
+        engine=options.engine.name,
+        quick=options.quick,
+        profiles=profiles.words,
+        seeds=list(options.all_seeds),
+        horizon_s=options.horizon_s,
+        law_instance=varied.law_instance,
+        interrupted=done.interrupted,
+        episodes_finished=done.episodes,
+        episodes_wanted=len(runs),
+        varied=varied.written,
+        outside_training=_outside_training(options, profiles),
+        comparable=profiles.published and usual,
+        rules=figures,
+    )
+    return asdict(result)
+
+
+def _outside_training(options: PacMlOptions, profiles: Profiles) -> dict[str, list[str]]:
+    """What each learned policy was not trained for, where there is something."""
+    found: dict[str, dict[str, None]] = {}
+    for cell in options.cells:
+        for name in options.names(cell.rule):
+            if (card := episodes.card_of(name)) is not None:
+                models, published = profiles.models, profiles.published
+                words = outside_training(card, options.variation, cell.law, models, published)
+                found.setdefault(name, {}).update(dict.fromkeys(words))
+    return {name: list(words) for name, words in found.items() if words}
 
 
 def _estimate_s(cost_s: float, options: PacMlOptions) -> float:
@@ -203,55 +230,6 @@ def _estimate_s(cost_s: float, options: PacMlOptions) -> float:
     cores, processes = os.cpu_count() or 1, options.engine.count
     slowdown = max(1.0, (os.getloadavg()[0] + processes) / cores)
     return _START_S + cost_s / processes * slowdown
-
-
-def run_experiment(
-    options: PacMlOptions,
-    say: Callable[[str], None],
-    tell: Callable[[int, int], None],
-    early: FirstLook = lambda cells: None,
-) -> dict[str, Any]:
-    """What ``result.json`` holds: also bounds. The rest is as in ``run_policies``."""
-    started, clock = datetime.datetime.now(datetime.UTC), time.monotonic()
-    bounds = _bounds(options)
-    runs = run_policies(options, tell, say, bounds, early)
-    figures: dict[str, dict[str, results.CellFigures]] = {}
-    for cell, policies in runs.cells.items():
-        if not policies:
-            continue
-        look = runs.looks.get(cell)
-        hindsight = [b for b in bounds if b.foresight and b.cell == cell]
-        # The same for all placement rules.
-        online = [b for b in bounds if not b.foresight and b.cell.law == cell.law]
-        figures.setdefault(cell.rule, {})[cell.law] = results.CellFigures(
-            policies,
-            _bound(hindsight, runs.outcomes),
-            _bound(online, runs.outcomes),
-            None if look is None else results.RollOutFigures.of(look),
-            results.Lowest.of(policies),
-            results.less_maximum(policies),
-        )
-    usual = options.horizon_s == PAC_ML_HORIZON_S and not options.variation.written
-    result = results.PacMlResult(
-        started_at=started.isoformat(timespec="seconds"),
-        duration_s=time.monotonic() - clock,
-        machine=runs.provenance["machine"],
-        provenance=runs.provenance,
-        processes=options.engine.count,
-        engine=options.engine.name,
-        quick=options.quick,
-        profiles=runs.profiles.words,
-        seeds=list(options.all_seeds),
-        horizon_s=options.horizon_s,
-        law_instance=options.variation.law_instance,
-        interrupted=runs.interrupted,
-        episodes_finished=runs.episodes_finished,
-        episodes_wanted=runs.episodes_wanted,
-        varied=options.variation.written,
-        comparable=runs.profiles.published and usual,
-        rules=figures,
-    )
-    return asdict(result)
 
 
 class _Done(NamedTuple):
@@ -315,7 +293,9 @@ def _runs(
 
 def _bounds(options: PacMlOptions) -> list[episodes.BoundTask]:
     """In hindsight for each cell, and without foresight, which takes long, for each law."""
-    once = {} if options.quick else {cell.law: cell for cell in reversed(options.cells)}
+    varied = options.variation
+    skipped = options.quick or varied.ramp != PAC_ML_SHAPE or varied.failures is not None
+    once = {} if skipped else {cell.law: cell for cell in reversed(options.cells)}
     return [
         episodes.BoundTask(cell, seed, foresight)
         for foresight, cells in ((True, options.cells), (False, once.values()))

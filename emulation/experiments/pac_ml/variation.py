@@ -15,6 +15,7 @@ from patchlight.emulation.simulator.ramp.ramp import PAC_ML_SHAPE, RampShape
 from patchlight.emulation.simulator.ramp.workloads import LAW_NAMES, Device, Workloads
 from patchlight.testbed.errors import BadInput, nearest
 from patchlight.testbed.graphs import ComputationGraph
+from patchlight.testbed.units import write_time
 
 MAX_SERVERS = 65_536
 MAX_ARRIVALS = 1_000_000
@@ -83,6 +84,9 @@ class Variation:
             found["arrivals"] = f"{kind}:{self.arrivals.mean_interval_s:g}"
         if self.mix:
             found["mix"] = ",".join(f"{name}={share:g}" for name, share in self.mix)
+        if self.failures is not None:
+            means = (self.failures.mean_up_s, self.failures.mean_down_s)
+            found["failures"] = ":".join(map(write_time, means))
         if self.milliseconds:
             found["times"] = "milliseconds"
         if self.remaining_error:

@@ -1,6 +1,5 @@
-"""``patchlight env``: the Gymnasium environments that there are, shown, checked and compared."""
+"""``patchlight env``: shows and checks Gymnasium environments, and compares rules in them."""
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -10,14 +9,17 @@ from patchlight.console.rendering import Coloured, Column, Table, listing_option
 from patchlight.testbed.errors import BadInput, PatchlightError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from patchlight.emulation.learning.envs.registry import EnvironmentRecipe
+    from patchlight.emulation.learning.envs.testing import Compared
 
 
 @click.group()
 def env() -> None:
-    """Show, check and compare learning environments.
+    """Show and check learning environments.
 
-    NAME is one that 'env show' lists, or FILE.py:CLASS for one of your own.
+    NAME is one that 'env show' lists, or your own FILE.py:CLASS.
     """
     from importlib.util import find_spec
 
@@ -58,9 +60,9 @@ def _list(as_json: bool) -> None:
 @click.argument("name", required=False)
 @listing_options
 def show(name: str | None, as_json: bool) -> None:
-    """Show an environment's actions, observation and use; without NAME list the environments.
+    """Show an environment's actions and observations; without NAME list the environments.
 
-    The list says what is decided in each, with --wide also the rules to compare with.
+    With --wide the list also has the heuristics and trained models.
     """
     if name is None:
         _list(as_json)
@@ -94,22 +96,44 @@ def show(name: str | None, as_json: bool) -> None:
         )
 
 
-@env.command()
+@env.command(context_settings={"show_default": True})
 @click.argument("names", nargs=-1, metavar="[NAME]...")
 @click.option("--all", "every", is_flag=True, help="Check all that come with Patchlight.")
 @click.option(
-    "--steps", type=click.IntRange(min=1), default=4000, help="Measure the speed over so many."
+    "--steps",
+    type=click.IntRange(min=1),
+    default=4000,
+    help="Measure the speed over this many steps.",
+)
+@click.option(
+    "--episodes",
+    type=click.IntRange(min=2),
+    help="Also compare heuristics and trained models on N episodes, with the seeds 0, 1, …",
 )
 @listing_options
-def check(names: tuple[str, ...], every: bool, steps: int, as_json: bool) -> None:
-    """Check environments: Gymnasium's own checks, masks, seeds, several at once.
+def check(
+    names: tuple[str, ...], every: bool, steps: int, episodes: int | None, as_json: bool
+) -> None:
+    """Check environments with Gymnasium's checker, and check masks and seeds.
 
-    The speed is in steps per second of processor time, of several at once on one core.
+    The speed is in steps per second of CPU time, of several environments on one core. With
+    --episodes all rules play the same episodes; random takes any allowed action. Less is better.
     """
-    from patchlight.emulation.learning.envs.testing import check_environment
+    from patchlight.emulation.learning.envs.testing import baselines_of, check_environment
 
-    found = [check_environment(recipe, steps) for recipe in _chosen(names, every)]
+    recipes = _chosen(names, every)
+    found = [check_environment(recipe, steps) for recipe in recipes]
+    bad = [each.name for each in found if not each.is_good]
+    compared = [
+        (recipe.name, *baselines_of(recipe, range(episodes)))
+        for recipe in recipes
+        if episodes is not None and recipe.name not in bad
+    ]
     if as_json:
+        rules = {
+            name: {"figure": figure, "rules": [each._asdict() for each in played]}
+            for name, figure, played in compared
+        }
         print_json(
             [
                 {
@@ -118,6 +142,7 @@ def check(names: tuple[str, ...], every: bool, steps: int, as_json: bool) -> Non
                     "checks": {check.what: check.problem or "ok" for check in each.checks},
                     "num_envs": each.num_envs,
                     "steps_per_cpu_s": round(each.steps_per_s),
+                    **rules.get(each.name, {}),
                 }
                 for each in found
             ]
@@ -135,7 +160,8 @@ def check(names: tuple[str, ...], every: bool, steps: int, as_json: bool) -> Non
             good = Coloured(problems, "bad") if problems else Coloured("good", "good")
             table.add_row(each.name, good, str(each.num_envs), rate)
         table.print()
-    bad = [each.name for each in found if not each.is_good]
+        for name, figure, played in compared:
+            _print_compared(f"{name}, {episodes} episodes", figure, played)
     if bad:
         raise PatchlightError(
             f"{len(bad)} of {len(found)} environments have problems: {', '.join(bad)}",
@@ -143,62 +169,19 @@ def check(names: tuple[str, ...], every: bool, steps: int, as_json: bool) -> Non
         )
 
 
-@env.command()
-@click.argument("names", nargs=-1, metavar="[NAME]...")
-@click.option("--all", "every", is_flag=True, help="Compare in all that come with Patchlight.")
-@click.option(
-    "--episodes", type=click.IntRange(min=2), default=10, help="Seeds 0, 1, … that each plays."
-)
-@click.option(
-    "--model",
-    "models",
-    type=click.Path(path_type=Path, dir_okay=False),
-    multiple=True,
-    help="An ONNX model of the environment, with its card. May be repeated.",
-)
-@listing_options
-def compare(
-    names: tuple[str, ...], every: bool, episodes: int, models: tuple[Path, ...], as_json: bool
-) -> None:
-    """Compare heuristics and trained models in environments.
-
-    All play the same episodes; 'random' does anything that is allowed. Less is better.
-    """
-    from patchlight.emulation.learning.envs.testing import baselines_of, load_baseline
-
-    loaded = {path.stem: load_baseline(path) for path in models}
-    seeds, recipes = range(episodes), _chosen(names, every)
-    if loaded and len(recipes) != 1:
-        raise BadInput("--model plays in one environment: name the one that it was trained in")
-    compared = [(recipe.name, *baselines_of(recipe, seeds, loaded)) for recipe in recipes]
-    if as_json:
-        print_json(
-            [
-                {
-                    "name": name,
-                    "figure": figure,
-                    "episodes": episodes,
-                    "rules": [each._asdict() for each in found],
-                }
-                for name, figure, found in compared
-            ]
-        )
-        return
-    for number, (name, figure, found) in enumerate(compared):
-        first = found[min(1, len(found) - 1)].rule
-        table = Table(
-            Column("rule", whole=True),
-            "sort",
-            Column(f"{figure} ± 95 %", whole=True, right=True),
-            Column(f"more than {first}", whole=True, right=True),
-            title=f"{name}, seeds 0 to {episodes - 1}",
-        )
-        for each in found:
-            more = _number(each.more, each.more_half_width) if each.rule != first else "–"
-            table.add_row(each.rule, each.sort, _number(each.mean, each.half_width), more)
-        if number:
-            say("")
-        table.print()
+def _print_compared(title: str, figure: str, played: "Sequence[Compared]") -> None:
+    first = played[min(1, len(played) - 1)].rule
+    table = Table(
+        Column("rule", whole=True),
+        "kind",
+        Column(f"{figure} ± 95 %", whole=True, right=True),
+        Column(f"more than {first}", whole=True, right=True),
+        title=title,
+    )
+    for each in played:
+        more = _number(each.more, each.more_half_width) if each.rule != first else "–"
+        table.add_row(each.rule, each.sort, _number(each.mean, each.half_width), more)
+    table.print()
 
 
 def _number(mean: float, half_width: float) -> str:

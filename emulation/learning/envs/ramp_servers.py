@@ -207,7 +207,7 @@ class RampServersEnv(gymnasium.Env[Observation, np.int64]):
                 mask[1:] = (self._free > 0) & (self.lasting_s <= job.limit_s)
             sequential, limit = job.sequential_s / UNIT_S, job.limit_s / UNIT_S
             size = len(remaining)
-            features = (job.requirement, sequential, limit, 1 - busy.sum() / size)
+            features = (job.requirement, sequential, limit, float(1 - busy.sum() / size))
             seen["job"][:4] = np.minimum(features, LONGEST)
             seen["job"][4] = self._degree / size
             options = options[1:]

@@ -46,7 +46,6 @@ from patchlight.testbed.io.reader import FileIssues
 
 DRAWN = "drawn"
 LEARNED = ("partition",)
-_GONE = ("placement", "topology", "order", "elasticity")
 """Kinds in which training added nothing to the rule *least-delay*."""
 _SEED = Whole("a seed", 0, 2**31)
 _LOAD = Number("a load", above=0, highest=4)
@@ -141,14 +140,8 @@ class LabConfig:
     testing: HeldOut = setting(Record(HeldOut, "'testing'"), "at the end", HeldOut())
 
     def __post_init__(self) -> None:
-        if self.learns == LEARNED:
-            return
-        if gone := [kind for kind in self.learns if kind in _GONE]:
-            raise BadInput(
-                f"learning {gone[0]!r} was removed, as it gained nothing: use the rule "
-                f"'least-delay', and expect {list(LEARNED)} here"
-            )
-        raise BadInput(f"'learns' is {list(self.learns)}: expected {list(LEARNED)}")
+        if self.learns != LEARNED:
+            raise BadInput(f"'learns' is {list(self.learns)}: expected {list(LEARNED)}")
 
     def as_data(self) -> dict[str, Any]:
         """As a card and a checkpoint keep it."""
@@ -319,23 +312,17 @@ _OPEN |= {"links": _OPEN["edges"], "amounts": _OPEN["touched"]}
 
 
 def export_lab_model(
-    network: OptionNetwork,
-    config: LabConfig,
-    training: Mapping[str, Any],
-    folder: Path,
-    name: str | None = None,
-    notes: str = "",
+    network: OptionNetwork, config: LabConfig, training: Mapping[str, Any], folder: Path
 ) -> Path:
     """Writes the model into ``folder`` and reads it back as a user would; the ONNX file's path.
 
     The card has as tested range that of ``training``'s test, nothing where there was none.
     """
-    name = name or config.name
     content = lab_onnx_bytes(network)
     labs = config.labs
     tested = training.get("tested", {})
     card = OptionsCard(
-        name,
+        config.name,
         config.learns,
         SCHEMA,
         VERSION,
@@ -345,10 +332,10 @@ def export_lab_model(
         tested.get("tested_range", {}),
         code_version(),
         hashlib.sha256(content).hexdigest(),
-        notes or _notes(training),
+        _notes(training),
         json.loads(json.dumps(training)),
     )
-    path = write_files(folder, name, content, card.written())
+    path = write_files(folder, config.name, content, card.written())
     load_options(path, "partition")
     return path
 

@@ -25,21 +25,12 @@ from patchlight.emulation.learning.labs.network import (
     LabConfig,
     OptionNetwork,
     joined,
-    parse_lab_config,
     policy_of,
 )
 from patchlight.emulation.learning.labs.what_if import Tried, WhatIf, episode_of, play
-from patchlight.emulation.learning.run_folder import (
-    CONFIG,
-    KEPT_EVERY_S,
-    SAID_EVERY_S,
-    RunFolder,
-    RunLog,
-    read_checkpoint,
-)
+from patchlight.emulation.learning.run_folder import KEPT_EVERY_S, SAID_EVERY_S, RunFolder, RunLog
 from patchlight.emulation.simulator.executors import Engine
 from patchlight.emulation.simulator.randomlabs import PlayedPolicies, played_jct_s
-from patchlight.testbed.errors import BadInput
 
 APART = 5
 """The decisions of one lab in so many are kept apart."""
@@ -336,14 +327,3 @@ def about(config: LabConfig, trials: WhatIf, wall_s: float, fitted: Fitted) -> d
         "torch": str(torch.__version__),
         "fitted": found,
     }
-
-
-def load_lab_run(folder: Path) -> tuple[OptionNetwork, LabConfig, dict[str, Any]]:
-    """The network that a run has trained, its configuration, and what its card says of it."""
-    config = parse_lab_config((folder / CONFIG).read_text(), str(folder / CONFIG))
-    kept, trials = read_checkpoint(folder), WhatIf(config)
-    if "trials" not in kept:
-        raise BadInput(f"the checkpoint in {folder} is of another kind of training")
-    trials.restore(kept["trials"])
-    fitted = fit(config, trials.tried)
-    return fitted.network, config, about(config, trials, kept["wall_s"], fitted)

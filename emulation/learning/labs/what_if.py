@@ -29,7 +29,6 @@ from patchlight.emulation.simulator.cluster import QueueResult
 from patchlight.emulation.simulator.executors import Engine, run_all
 from patchlight.emulation.simulator.randomlabs import Episode, draw_jobs, trace_of, traced_jobs
 from patchlight.emulation.simulator.traces.model import TraceJob
-from patchlight.testbed.errors import BadInput
 from patchlight.testbed.generate.generate import random_lab
 
 _MOST = 10.0  # of a difference, in times that jobs last; more is as good as that
@@ -202,12 +201,7 @@ class WhatIf:
         return {"steps": self.steps, "episodes": self.episodes, "tried": tried}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on from there; ``BadInput`` for a state that an earlier version kept."""
-        if any(isinstance(each["seen"], Mapping) for each in state["tried"]):
-            raise BadInput(
-                "an earlier version of Patchlight kept what this run has tried",
-                hint="train it again, in a new folder",
-            )
+        """Continue from there."""
         self.steps, self.episodes = int(state["steps"]), int(state["episodes"])
         self.tried = [
             Tried(int(each["seed"]), _arrays(each["seen"][0]), list(each["worth"]))

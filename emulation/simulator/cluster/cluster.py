@@ -186,15 +186,19 @@ class TwoLevel:
             raise BadInput(f"NICs cannot have {self.nic_bps} bit/s: expected more than 0")
 
     @classmethod
-    def parse(cls, text: str, oversubscription: float = 1.0) -> TwoLevel:
-        """``"16x16x8"``: racks × servers in each × GPUs in each; ``BadInput`` otherwise."""
-        match = re.fullmatch(r"(\d{1,7})[x×](\d{1,7})[x×](\d{1,7})", text.strip())
-        if match is None:
+    def parse(cls, text: str) -> TwoLevel:
+        """``"16x16x8,taper=2"``: racks × servers per rack × GPUs per server; else ``BadInput``."""
+        form = r"(\d{1,7})[x×](\d{1,7})[x×](\d{1,7})(?:,taper=([\d.]+))?"
+        match = re.fullmatch(form, text.strip())
+        try:
+            *sizes, taper = match.groups("1") if match else ()
+            racks, servers, gpus = map(int, sizes)
+            return cls(racks, servers, gpus, oversubscription=float(taper))
+        except ValueError as error:
             raise BadInput(
-                f"{text!r} is not a cluster: expected racks x servers x GPUs, like 16x16x8"
-            )
-        racks, servers, gpus = (int(part) for part in match.groups())
-        return cls(racks, servers, gpus, oversubscription=oversubscription)
+                f"{text!r} is not a cluster: expected racks x servers x GPUs, like 16x16x8 or "
+                "16x16x8,taper=2"
+            ) from error
 
     @cached_property
     def shape(self) -> ClusterShape:

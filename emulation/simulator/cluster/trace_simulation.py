@@ -32,19 +32,16 @@ JOB_FILES = (".yaml", ".yml")
 class SimulationOptions:
     """What is simulated: a trace's jobs on a cluster, under each with each of the policies.
 
-    ``trace`` may also be the name of a law that jobs are drawn by (``traces.LAWS``).
-    ``trace_format`` ``None`` is recognised; of the trace only the first ``jobs`` come, ``speed``
+    ``trace`` is a file or a name of ``traces.LAWS``; only its first ``jobs`` arrive, ``speed``
     times as fast. The cluster is that of ``lab``, or of ``network`` (a line of text), else
-    ``cluster`` (racks x servers x GPUs, the NIC rates of a rack ``oversubscription`` times its
-    uplink's). ``communication`` is the part
-    of their time for which jobs of several GPUs move gradients. A ``trace`` with the suffix
-    ``.yaml`` is a job file: its jobs are ``user``'s, come at once, and say themselves what
-    they compute and move. Where the settings have light follow jobs and it ``compares``, each
-    run is made without that, too. ``slow`` and ``fail`` say what goes wrong on a ``network``.
+    ``cluster`` (as in ``TwoLevel.parse``). ``communication`` is the share of their time for which
+    jobs of several GPUs move gradients. A ``trace`` with the suffix ``.yaml`` is a job file: its
+    jobs are ``user``'s, arrive at once, and say themselves what they compute and move. If the
+    settings defragment and it ``compares``, each combination also runs without. ``slow`` and
+    ``failures`` are for a ``network``.
     """
 
     trace: Path
-    trace_format: str | None = None
     skip_bad: bool = False
     jobs: int | None = None
     speed: float = 1.0
@@ -52,9 +49,8 @@ class SimulationOptions:
     lab: str | None = None
     network: str | None = None
     slow: tuple[str, ...] = ()
-    fail: tuple[str, ...] = ()
+    failures: tuple[str, ...] = ()
     user: str = ""
-    oversubscription: float = 1.0
     communication: float | None = None
     order: tuple[str, ...] = ("fifo",)
     placement: tuple[str, ...] = ("first-fit",)
@@ -142,11 +138,9 @@ def simulate_trace(
             "gpus": len(cluster.shape.gpus),
             "servers": len(cluster.shape.servers),
             "racks": len(cluster.shape.racks),
-            "oversubscription": None
-            if options.lab or options.network
-            else options.oversubscription,
+            "oversubscription": getattr(cluster, "oversubscription", None),
             "slow": list(options.slow),
-            "fail": list(options.fail),
+            "fail": list(options.failures),
         },
         "settings": settings.words,
         "engine": engine.name if len(runs) > 1 else "serial",
@@ -165,7 +159,7 @@ def _jobs(
     options: SimulationOptions, cluster: Cluster, communication: float
 ) -> tuple[list[QueueJob], tuple[str, ...]]:
     """The jobs of a trace, or of a job file, and notes on them."""
-    if options.trace_format is None and options.trace.suffix in JOB_FILES:
+    if options.trace.suffix in JOB_FILES:
         if cluster.lab is None:
             raise BadInput(
                 f"{options.trace} is a job file, and its jobs run in a lab: no lab is given",
@@ -177,11 +171,11 @@ def _jobs(
         notes = (alone,) if file.together and len(specs) > 1 else ()
         partitioned = sweep.AS_ASKED not in options.partition
         return jobs_of_specs(cluster.lab, specs, options.user, partitioned=partitioned), notes
-    if options.trace_format is None and is_drawn(options.trace):
+    if is_drawn(options.trace):
         count, gpus = options.jobs or DRAWN_JOBS, len(cluster.shape.gpus)
         trace = drawn_trace(str(options.trace), options.settings.seed, count, gpus)
     else:
-        trace = load_trace(options.trace, options.trace_format, skip_bad=options.skip_bad)
+        trace = load_trace(options.trace, skip_bad=options.skip_bad)
     jobs = queue_jobs(trace.jobs[: options.jobs], communication, options.speed)
     return jobs, trace.notes
 
@@ -211,24 +205,22 @@ def _files(options: SimulationOptions) -> list[Path]:
 
 
 def _cluster(options: SimulationOptions) -> Cluster:
-    if options.network is not None:
-        if options.lab is not None or options.cluster is not None or options.oversubscription != 1:
-            raise BadInput(
-                "--network excludes --cluster, --lab and --oversubscription: give one of them",
-                hint="a lab as a network is --network lab:NAME; a tree has taper=2",
-            )
-        network = network_of(options.network)
-        trouble = Trouble.parse(options.slow, options.fail, options.settings.seed)
-        return NetworkCluster(network, trouble=trouble.checked(network))
-    if options.slow or options.fail:
+    given = {"--network": options.network, "--cluster": options.cluster, "--lab": options.lab}
+    named = [option for option, text in given.items() if text is not None]
+    if len(named) > 1:
         raise BadInput(
-            "--slow and --fail are for the nodes and links of a --network",
-            hint="servers and GPUs of --cluster and --lab break with --failures",
+            f"{' and '.join(named)} exclude each other: give one of them",
+            hint="a lab as a network is --network lab:NAME",
+        )
+    if options.network is not None:
+        network = network_of(options.network)
+        trouble = Trouble.parse(options.slow, options.failures, options.settings.seed)
+        return NetworkCluster(network, trouble=trouble.checked(network))
+    if options.slow or options.failures:
+        raise BadInput(
+            "--slow and outages of nodes and links are for a --network",
+            hint="servers and GPUs fail at random with --failures server:30d:4h",
         )
     if options.lab is None:
-        return TwoLevel.parse(options.cluster or DEFAULT_CLUSTER, options.oversubscription)
-    if options.cluster is not None:
-        raise BadInput("--cluster and --lab exclude each other: give one of them")
-    if options.oversubscription != 1.0:
-        raise BadInput("a lab's links are those of its file: --oversubscription is for --cluster")
+        return TwoLevel.parse(options.cluster or DEFAULT_CLUSTER)
     return LabCluster(load_lab(options.lab))

@@ -9,21 +9,21 @@ import click
 from click.core import ParameterSource
 
 from patchlight.console import rendering as out
-from patchlight.console.options import ANY, complete_policy, results_option
+from patchlight.console.options import ANY, complete_policy
+from patchlight.emulation.simulator.commands.run_options import engine_of, run_options
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.units import parse_time
 
 
-@click.command()
+@click.command(context_settings={"show_default": True})
 @click.argument(
     "policies", metavar="POLICIES…", nargs=-1, required=True, shell_complete=complete_policy
 )
 @click.option(
     "--order",
     default="fifo",
-    show_default=True,
     shell_complete=complete_policy,
-    help="Of the built-in pairs, and of POLICIES that name none.",
+    help="Order policy of the built-in pairs, and of POLICIES without one.",
 )
 @click.option(
     "--over",
@@ -31,25 +31,20 @@ from patchlight.testbed.units import parse_time
     multiple=True,
     metavar="POLICIES",
     shell_complete=complete_policy,
-    help="Compare with these instead of the built-in pairs. May be given again.",
+    help="Compare with these instead of the built-in pairs; repeatable.",
 )
-@click.option("--labs", type=click.IntRange(2, 10_000), default=40, help="How many labs.")
-@click.option("--first-seed", type=click.IntRange(0), default=0, help="That of the first lab.")
-@click.option("--jobs", type=click.IntRange(2, 100_000), default=120, help="Jobs of each lab.")
-@click.option(
-    "--load", type=ANY, default=1.1, help="The part of a lab's GPUs that the jobs would hold."
-)
-@click.option(
-    "--largest", type=click.IntRange(8, 1024), default=128, help="GPUs of a lab, at most."
-)
+@click.option("--labs", type=click.IntRange(2, 10_000), default=40, help="Number of labs.")
+@click.option("--first-seed", type=click.IntRange(0), default=0, help="Seed of the first lab.")
+@click.option("--jobs", type=click.IntRange(2, 100_000), default=120, help="Jobs in each lab.")
+@click.option("--load", type=ANY, default=1.1, help="Offered load: share of a lab's GPUs.")
+@click.option("--largest", type=click.IntRange(8, 1024), default=128, help="Most GPUs of a lab.")
 @click.option(
     "--trace",
     type=click.Path(path_type=Path),
-    help="Jobs are pieces of this trace, a file, helios or pai, brought to the load.  "
-    "[default: drawn by chance]",
+    help="Take the jobs from pieces of this trace (a file, helios or pai), scaled to the load.  "
+    "[default: random jobs]",
 )
-@click.option("--processes", type=click.IntRange(1), help="At a time.  [default: the cores]")
-@results_option("results/compare-<time>", "Where result.json goes.")
+@run_options("--output", "--processes")
 @out.listing_options
 def compare(
     policies: tuple[str, ...],
@@ -65,17 +60,15 @@ def compare(
     output: Path | None,
     as_json: bool,
 ) -> None:
-    """Compare placements, with their circuits and orders, on labs drawn by chance.
+    """Compare placement, topology and order policies in many random labs.
 
-    POLICIES are PLACEMENT, PLACEMENT+TOPOLOGY, PLACEMENT+TOPOLOGY+ORDER, like regroup+regroup+srpt,
-    or all these and +ELASTICITY: jobs of several workers may have half or twice as many then; and
-    +PARTITION says how many workers jobs get, whatever they asked for (as-asked: what they did).
-    Each plays the same jobs in the same labs as the eight built-in pairs:
-    consolidated, rack-aware, fragmentation-aware and regroup, each with keep and with regroup. The
-    table has the mean completion time over that of the best of these, by the size of labs, and the
-    95th percentile over that of the same pair.
+    POLICIES are PLACEMENT[+TOPOLOGY[+ORDER[+ELASTICITY[+PARTITION]]]], like regroup+regroup+srpt.
+    With ELASTICITY, jobs of several workers may have half or twice as many; PARTITION chooses the
+    number of workers of all jobs (as-asked: leave it). All run the same jobs in the same labs as
+    the built-in pairs: consolidated, rack-aware, fragmentation-aware and regroup, each with keep
+    and with regroup. The table shows the mean completion time relative to the best of these, by
+    size of the labs, and the 95th percentile relative to that of the same pair.
     """
-    from patchlight.emulation.simulator.executors import Engine
     from patchlight.emulation.simulator.randomlabs import Drawn, PlayedPolicies, built_in, by_size
     from patchlight.emulation.simulator.randomlabs import compare as run_comparison
     from patchlight.emulation.simulator.results import provenance, results_folder, write_report
@@ -91,9 +84,8 @@ def compare(
     origin = provenance(seeds, [] if trace is None or is_drawn(trace) else [trace])
     with out.progress_bar("labs", out.console(stderr=as_json)) as tell:
         done = iter(range(1, labs + 1))
-        engine = Engine("processes", processes or 0)
         choices, one_more = (*pairs, *wanted), lambda: tell(next(done), labs)
-        results = run_comparison(drawn, choices, seeds, engine, one_more)
+        results = run_comparison(drawn, choices, seeds, engine_of(processes), one_more)
     rows = [
         {"labs_of": of, **_words(found)}
         for each in wanted
@@ -158,7 +150,7 @@ def _table(rows: list[dict[str, Any]], name: str, load: float, others: str) -> o
     return table
 
 
-_TAKEN = ("chakra", "network", "skip_bad", "slow", "fail", "seed", "output", "as_json")
+_TAKEN = ("chakra", "network", "skip_bad", "slow", "failures", "seed", "output", "as_json")
 
 
 def simulate_chakra(context: click.Context, given: dict[str, Any]) -> None:
@@ -191,9 +183,9 @@ def simulate_chakra(context: click.Context, given: dict[str, Any]) -> None:
         name, begins_s = (prefix, parse_time(begins)) if at else (str(text), 0.0)
         traces.append((name, files_of_ranks(Path(name)), begins_s))
     folder = results_folder(given["output"], "chakra")
-    trouble = Trouble.parse(given["slow"], given["fail"], given["seed"])
+    trouble = Trouble.parse(given["slow"], given["failures"], given["seed"])
     result = result_of_chakra(network_of(given["network"]), traces, trouble, given["skip_bad"])
-    result |= {"slow": list(given["slow"]), "fail": list(given["fail"])}
+    result |= {"slow": list(given["slow"]), "fail": list(given["failures"])}
     write_report(result, folder)
     if given["as_json"]:
         out.print_json(result)

@@ -11,16 +11,15 @@ from patchlight.testbed.graphs.files import graph_to_json
 from patchlight.testbed.units import format_size
 
 _TOTALS = ("forward_ms", "backward_ms", "activation_bytes", "parameter_bytes")
-_NAME_HELP = "A graph file (PipeDream's graph.txt or Patchlight's JSON), or a name that show lists."
 
 
 @click.group()
 def graph() -> None:
-    """Show, measure and fetch computation graphs: what a training step computes and moves."""
+    """Show and measure computation graphs: what a training step computes and moves."""
 
 
 def _list(as_json: bool) -> None:
-    found = {name: _load(name) for name in _names()}
+    found = {name: _load(name) for name in graphs.BUILTIN_NAMES}
     counted = out.numbers("operations", "forward", "backward", "weights", "batch")
     table = out.Table(out.Column("name", whole=True), "from", *counted)
     for name, loaded in found.items():
@@ -45,22 +44,21 @@ def _list(as_json: bool) -> None:
     out.print_answer(answer, table, as_json=as_json)
 
 
-@graph.command(epilog=_NAME_HELP)
+@graph.command()
 @click.argument("name", metavar="[FILE|NAME]", required=False)
 @out.listing_options
-@click.option("--backward", is_flag=True, help="Mirror it: show the training step's totals too.")
+@click.option(
+    "--backward", is_flag=True, help="Add the totals of a training step with its backward pass."
+)
 @click.option(
     "--draw",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="Draw it instead: a picture to write, .svg, .png or .pdf.",
+    help="Draw it into this file: .svg, .png or .pdf.",
 )
 def show(name: str | None, as_json: bool, backward: bool, draw: Path | None) -> None:
     """Show a graph's operations, edges and totals, or draw it; without a name list the graphs.
 
-    \b
-    The list has the built-in graphs and PipeDream's profiles in the cache. With
-    --json, objects: name, origin (profiled | computed), device, batch,
-    operations, edges, forward_ms, backward_ms, activation_bytes, parameter_bytes.
+    The list has the built-in graphs; a FILE may be PipeDream's graph.txt or Patchlight's JSON.
     """
     if name is None:
         if backward or draw is not None:
@@ -97,58 +95,18 @@ def show(name: str | None, as_json: bool, backward: bool, draw: Path | None) -> 
         )
 
 
-@graph.command()
-@click.argument("what", type=click.Choice(["pipedream"]))
-@click.option(
-    "--from",
-    "source",
-    type=click.Path(path_type=Path, file_okay=False),
-    help="Copy from a folder with alexnet.txt, … or from a clone of the repository.",
-)
-@click.option(
-    "--url",
-    envvar="PATCHLIGHT_PIPEDREAM_URL",
-    show_envvar=True,
-    help="Download from this mirror of the repository's folder profiler/.",
-)
-def fetch(what: str, source: Path | None, url: str | None) -> None:
-    """Bring PipeDream's five profiles of PAC-ML's experiments into your cache.
-
-    They are downloaded from https://github.com/msr-fiddle/pipedream (MIT licence), or copied
-    with --from. Each is checked by its SHA-256; if one is missing or another file, nothing is
-    written. They are then found by name and by patchlight experiment pac-ml.
-    """
-    from patchlight.emulation.simulator.graphs.profiles import download_profiles, fetch_profiles
-
-    for path in fetch_profiles(source) if source else download_profiles(url):
-        out.say(f"wrote {path}")
-
-
-def _names() -> list[str]:
-    from patchlight.emulation.simulator.graphs.profiles import SOURCES, profile_cache, profile_in
-
-    cache = profile_cache()
-    kept = [f"pipedream/{name}" for name in SOURCES if profile_in(cache, name)]
-    return [*graphs.BUILTIN_NAMES, *kept]
-
-
 def _load(name: str) -> graphs.ComputationGraph:
     """The graph in a file of that name, or else of that name."""
-    from patchlight.emulation.simulator.graphs.profiles import profile_cache
-
     path = Path(name)
     if path.is_file():
         return graphs.read_graph(path)
     if name in graphs.BUILTIN_NAMES:
         return graphs.builtin_graph(name)
-    if name in _names():
-        return graphs.read_graph(profile_cache() / f"{name.removeprefix('pipedream/')}.txt")
     if path.is_dir():
         raise BadInput(f"cannot show {name!r}: it is a folder, expected a graph file in it")
     raise BadInput(
         f"no graph {name!r}: there is no such file, and no graph has that name "
-        f"({nearest(name, _names(), 'the names are')})",
-        hint="PipeDream's profiles come by: patchlight graph fetch pipedream",
+        f"({nearest(name, graphs.BUILTIN_NAMES, 'the names are')})"
     )
 
 
@@ -185,18 +143,18 @@ def _ms(value: float) -> str:
 @click.option(
     "--batch",
     type=click.IntRange(min=1),
-    help="Samples in the mini-batch.  [default: the model's own]",
+    help="Samples per mini-batch.  [default: the model's own]",
 )
 @click.option(
     "--device",
     type=click.Choice(["cpu", "cuda"]),
-    help="Where to measure.  [default: cuda where there is a GPU]",
+    help="Where to measure.  [default: cuda if PyTorch sees a GPU]",
 )
 @click.option(
     "--repeat",
     type=click.IntRange(min=1),
     default=10,
-    help="Runs of each operation; the median counts.",
+    help="Runs of each operation; the graph has the median.",
 )
 @click.option(
     "--output",
@@ -208,11 +166,9 @@ def profile(
 ) -> None:
     """Measure a model with PyTorch, operation by operation, and write its graph (JSON).
 
-    MODEL is a built-in model (see list) or FILE.py:FUNCTION. The function returns the model, a
-    torch.nn.Module, and a mini-batch for it, a tensor or a tuple of tensors; if it takes a
-    parameter named batch, --batch sets it. The file is run as it is.
-
-    Needs PyTorch: pip install 'patchlight[learn]'.
+    MODEL is a built-in model ('graph show' lists them) or FILE.py:FUNCTION. The function returns a
+    torch.nn.Module and a mini-batch for it, a tensor or a tuple of tensors; --batch sets its
+    parameter named batch, if it has one. Needs PyTorch: pip install 'patchlight[learn]'.
     """
     try:
         import torch

@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from patchlight.console import options as opts
 from patchlight.console import rendering as out
 from patchlight.console.commands import lab_option, only_some_finished
 from patchlight.console.connection import offline_lab, user_name
+from patchlight.console.options import Command
 from patchlight.emulation.simulator.commands.compare import simulate_chakra
-from patchlight.testbed.errors import BadInput, PatchlightError
-from patchlight.testbed.lab.rules import Discipline
+from patchlight.emulation.simulator.commands.run_options import (
+    engine_of,
+    refuse_faults,
+    run_options,
+)
+from patchlight.testbed.errors import BadInput
+from patchlight.testbed.io.fields import Fields, plain
+from patchlight.testbed.io.reader import FileIssues
+from patchlight.testbed.lab.rules import KINDS, Discipline, PolicyChoice
+from patchlight.testbed.labfile.sections import QUEUE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,77 +41,92 @@ def _names(context: click.Context, parameter: click.Parameter, value: str) -> tu
     return found
 
 
-_FILE, _FOLDER = click.Path(path_type=Path), click.Path(path_type=Path, file_okay=False)
-_COUNT = click.IntRange(min=1)
-_POLICY_NAMES: dict[str, Any] = {
-    "callback": _names,
-    "metavar": "NAMES",
-    "shell_complete": opts.complete_policy,
+_FILE, _COUNT = click.Path(path_type=Path), click.IntRange(min=1)
+_DEFAULTS = {
+    "--order": "fifo",
+    "--placement": "first-fit",
+    "--topology": "keep",
+    "--elasticity": "rigid",
+    "--partition": "as-asked",
 }
-STRICT = "A policy that fails is an error (exit code 1), after the results are written."
 _OPTIONS = (
     click.option(
         "--trace",
         type=_FILE,
-        help="Jobs: Philly or Helios CSV, Alibaba's PAI, openb or spot GPU tables, Philly JSON, "
-        "each also as .gz; with --lab a job file (.yaml); helios or pai: drawn like theirs.",
+        help="Jobs: a CSV of Philly or Helios, Alibaba's PAI, openb or spot GPU tables, Philly's "
+        "JSON, each also as .gz; with --lab a job file (.yaml); helios or pai: random jobs with "
+        "the statistics of that trace.",
     ),
     click.option(
         "--chakra",
         type=_FILE,
         multiple=True,
         metavar="PREFIX[@+TIME]",
-        help="Instead of --trace: a job, whose ranks have the Chakra execution traces "
-        "PREFIX.0.et, PREFIX.1.et … (or .json), rank r on node r of a --network. Give it again for "
-        "more jobs, on the next nodes, from TIME on: B@+30s.",
-    ),
-    click.option(
-        "--format", "trace_format", metavar="NAME", help="Its format.  [default: recognised]"
+        help="Instead of --trace: a job recorded as Chakra execution traces PREFIX.0.et, "
+        "PREFIX.1.et … (or .json), rank r on node r of the --network. Repeat it for more jobs, on "
+        "the next nodes, starting at TIME: B@+30s.",
     ),
     click.option(
         "--skip-bad",
         is_flag=True,
-        help="Leave out jobs with mistakes, and count them; with --chakra dependencies on nodes "
-        "that are not in the file.",
+        help="Skip and count jobs with mistakes; with --chakra, dependencies on missing nodes.",
     ),
-    click.option("--jobs", type=_COUNT, help="Only the first so many.  [default: all; 2000 drawn]"),
-    click.option("--speed", default=1.0, help="Jobs come so many times as fast."),
+    click.option("--jobs", type=_COUNT, help="Only the first N.  [default: all; drawn: 2000]"),
+    click.option("--speed", default=1.0, help="Divide inter-arrival times by this."),
     click.option(
         "--cluster",
-        metavar="RxSxG",
-        help="Racks × servers in each × GPUs in each.  [default: 16x16x8]",
+        metavar="RxSxG[,taper=T]",
+        help="Racks × servers per rack × GPUs per server; taper: the rate of a rack's NICs over "
+        "its uplink's.  [default: 16x16x8,taper=1]",
     ),
     lab_option(
-        "The GPUs and links of a lab instead; its file says of queue and policies what no "
-        "option does.",
+        "Instead of --cluster: a lab's GPUs and links, with the queue and policies of its file.",
         "lab",
         instead=("cluster", "network", "chakra"),
     ),
     click.option(
         "--network",
         metavar="SPEC",
-        help="A network of flows instead, on which jobs have phases, like fat-tree:k=16,taper=2 "
+        help="Instead of --cluster: a network simulated flow by flow, like fat-tree:k=16,taper=2 "
         "(docs/network-simulator.md).",
-    ),
-    click.option(
-        "--oversubscription",
-        default=1.0,
-        help="NIC rates of a rack over its uplink's; with --cluster.",
     ),
     click.option(
         "--communication",
         type=float,
-        help="Part of their time for which jobs of several GPUs move gradients.  [default: 0; with "
+        help="Share of a job's time spent moving gradients, with several GPUs.  [default: 0; with "
         "--lab or --network 0.25]",
     ),
-    click.option("--order", default="fifo", **_POLICY_NAMES),
-    click.option("--placement", default="first-fit", **_POLICY_NAMES),
-    click.option("--topology", default="keep", **_POLICY_NAMES),
-    click.option("--elasticity", default="rigid", **_POLICY_NAMES),
-    click.option("--partition", default="as-asked", **_POLICY_NAMES),
-    click.option("--restart", default=60.0, help="Seconds that a job needs to begin again."),
+    *(
+        click.option(
+            name,
+            default=default,
+            callback=_names,
+            metavar="NAMES",
+            shell_complete=opts.complete_policy,
+            help=opts.POLICIES[name][0],
+        )
+        for name, default in _DEFAULTS.items()
+    ),
+    click.option("--restart", default=60.0, help="Seconds a job needs to start again."),
     click.option("--checkpoint", default=3600.0, help="Seconds of running between checkpoints."),
-    *opts.QUEUE_OPTIONS,
+    click.option(
+        "--preempt/--no-preempt",
+        default=None,
+        help="Waiting jobs take GPUs from jobs behind them.  [default: as in --lab, else no]",
+    ),
+    click.option(
+        "--backfill/--no-backfill",
+        default=None,
+        help="Later jobs start if they delay no earlier one.  [default: as in --lab, else no]",
+    ),
+    click.option(
+        "--set",
+        "queue",
+        multiple=True,
+        metavar="KEY=VALUE",
+        help="A key of a lab file's queue section, like backfill_depth=20, quantum=6min or "
+        "'users=[{name: alice, share: 2}]'; repeatable.",
+    ),
     click.option(
         "--defragment",
         "defragment_s",
@@ -110,118 +134,133 @@ _OPTIONS = (
         is_flag=False,
         flag_value=600.0,
         metavar="[SECONDS]",
-        help="Also move light under running jobs where that pays: at each end of a job and every "
-        "SECONDS (600); each run is made without and with it.",
+        help="Also move circuits under running jobs where that pays: when a job ends and every "
+        "SECONDS (600). Each combination runs without and with it.",
     ),
-    click.option("--blind", is_flag=True, help="Policies do not know how long jobs take."),
+    click.option("--blind", is_flag=True, help="Hide job durations from the policies."),
     click.option(
         "--failures",
-        metavar="WHAT:UP:DOWN",
-        help="server or gpu, mean time it works, mean time to mend it: server:30d:4h.",
+        multiple=True,
+        metavar="WHAT",
+        help="Random outages of servers or GPUs, with mean times to failure and to repair: "
+        "server:30d:4h, gpu:90d:1h. With --network also one outage of a link, of a path between "
+        "two nodes, or of a node: link:12@1h+5min, path:0-7@1h+5min, node:5@1h+5min; repeatable.",
     ),
     click.option(
         "--slow",
         multiple=True,
         metavar="NODE:FACTOR",
-        help="With --network: this node (or all) computes so many times as long, or by a law that "
-        "is drawn for each iteration: 5:1.5, all:exponential:0.1, 5:lognormal:0.3. Give it again "
-        "for more.",
+        help="With --network: multiply the compute time of this node (or all) by a constant, or by "
+        "a factor drawn per iteration: 5:1.5, all:exponential:0.1, 5:lognormal:0.3; repeatable.",
     ),
-    click.option(
-        "--fail",
-        multiple=True,
-        metavar="WHAT@WHEN+LENGTH",
-        help="With --network: a link, all links of a path between two nodes, or a node fails and "
-        "comes back: link:12@1h+5min, path:0-7@1h+5min, node:5@1h+5min. Give it again for more.",
-    ),
-    click.option("--seed", type=click.IntRange(min=0), default=0),
-    click.option(
-        "--engine",
-        type=click.Choice(["serial", "processes", "ray"]),
-        default="processes",
-        help="Where runs are made if there are several.",
-    ),
-    click.option("--address", help="Of a Ray cluster.  [default: one of our own, here]"),
-    click.option(
-        "--processes",
-        type=_COUNT,
-        help="At a time; results are the same for any number.  [default: one for each core]",
-    ),
+    click.option("--seed", type=click.IntRange(min=0), default=0, help="Random seed."),
 )
 
 
-def simulation_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command what is to be simulated, as ``options``: a ``SimulationOptions``."""
+def _queue(given: dict[str, Any], usual: Discipline) -> dict[str, Any]:
+    """Take the queue's options out of ``given``: a ``Discipline``'s fields over ``usual``."""
+    pairs = given.pop("queue")
+    for pair in pairs:
+        if "=" not in pair:
+            raise BadInput(f"--set {pair}: expected KEY=VALUE, like quantum=6min")
+    text = "\n".join(pair.replace("=", ": ", 1) for pair in pairs)
+    issues = FileIssues("--set")
+    read = QUEUE.parse(text, issues) if text else Fields()
+    issues.raise_if_any()
+    found = {field.name: getattr(usual, field.name) for field in fields(Discipline)}
+    found |= {key.field: plain(read[key.name].value) for key in QUEUE.keys if key.name in read}
+    said = {name: given.pop(name) for name in ("preempt", "backfill")}
+    return found | {name: value for name, value in said.items() if value is not None}
 
-    @functools.wraps(command)
-    def with_options(*args: Any, **given: Any) -> Any:
-        if given["chakra"]:
-            return simulate_chakra(click.get_current_context(), given)
-        if given["trace"] is None:
-            raise BadInput("there are no jobs to simulate: give a --trace FILE, or --chakra PREFIX")
-        del given["chakra"]
-        # Not above: importing NumPy takes longer than --help should.
-        from patchlight.emulation.simulator.cluster import Settings
-        from patchlight.emulation.simulator.cluster.trace_simulation import (
-            JOB_FILES,
-            SimulationOptions,
-        )
-        from patchlight.emulation.simulator.executors import Engine
-        from patchlight.emulation.simulator.outages import Outages
-        from patchlight.testbed.labfile.reader import load_lab
 
-        compares = given["defragment_s"] is not None
-        failures, given["lab"] = given.pop("failures"), given["lab"] and offline_lab(given["lab"])
-        lab = given["lab"] and load_lab(given["lab"])
-        policies, of_lab = opts.left_to_the_lab(lab.policies) if lab else ({}, {})
-        if given["trace"].suffix not in JOB_FILES:  # Traces say how many GPUs their jobs want.
-            policies.pop("partition", None)
-        given |= policies
-        said = dict(
-            restart_s=given.pop("restart"),
-            checkpoint_s=given.pop("checkpoint"),
-            defragment_s=given.pop("defragment_s"),
-            known=not given.pop("blind"),
-            outages=None if failures is None else Outages.parse(failures),
-            seed=given.pop("seed"),
-            **opts.taken_discipline(given, lab.queue if lab else Discipline()),
-        )
-        settings = Settings(**{**said, **of_lab})
-        engine = Engine(given.pop("engine"), given.pop("processes") or 0, given.pop("address"))
-        other = {name: given.pop(name) for name in ("output", "strict", "as_json")}
-        options = SimulationOptions(
-            settings=settings, engine=engine, compares=compares, user=user_name(), **given
-        )
-        return command(*args, options=options, **other)
+def _left_to_the_lab(policies: PolicyChoice) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The policies and settings that the lab's file has and no option sets."""
+    from patchlight.controller.policies.cheapest import LOOKED_AT_EVERY_S
 
+    def is_said(option: str) -> bool:
+        source = click.get_current_context().get_parameter_source(option)
+        return source is not ParameterSource.DEFAULT
+
+    named: dict[str, Any] = {
+        kind: (name,)
+        for kind in KINDS
+        if not is_said(kind) and (name := policies.of(kind)) is not None
+    }
+    settings: dict[str, Any] = {}
+    if policies.minimum_gain_s is not None:
+        settings["minimum_gain_s"] = policies.minimum_gain_s
+    if policies.defragment and not is_said("defragment_s"):
+        every_s = policies.defragment_every_s
+        settings["defragment_s"] = LOOKED_AT_EVERY_S if every_s is None else every_s
+    return named, settings
+
+
+def simulation_of(given: dict[str, Any]) -> SimulationOptions:
+    """What the options of ``simulate`` ask for; ``BadInput`` if they do not go together."""
+    # Not above: importing NumPy takes longer than --help should.
+    from patchlight.emulation.simulator.cluster import Settings
+    from patchlight.emulation.simulator.cluster.trace_simulation import JOB_FILES, SimulationOptions
+    from patchlight.emulation.simulator.outages import Outages
+    from patchlight.testbed.labfile.reader import load_lab
+
+    lab = None
+    if given["lab"]:
+        given["lab"] = offline_lab(given["lab"])
+        lab = load_lab(given["lab"])
+    compares = given["defragment_s"] is not None
+    policies, of_lab = _left_to_the_lab(lab.policies) if lab else ({}, {})
+    if given["trace"].suffix not in JOB_FILES:  # Traces say how many GPUs their jobs want.
+        policies.pop("partition", None)
+    given |= policies
+    random = [text for text in given["failures"] if "@" not in text]
+    given["failures"] = tuple(text for text in given["failures"] if "@" in text)
+    if len(random) > 1:
+        raise BadInput(f"--failures {random[1]}: only one kind of random failure can be simulated")
+    said = dict(
+        restart_s=given.pop("restart"),
+        checkpoint_s=given.pop("checkpoint"),
+        defragment_s=given.pop("defragment_s"),
+        known=not given.pop("blind"),
+        outages=Outages.parse(random[0]) if random else None,
+        seed=given.pop("seed"),
+        **_queue(given, lab.queue if lab else Discipline()),
+    )
+    return SimulationOptions(
+        settings=Settings(**{**said, **of_lab}),
+        engine=engine_of(given.pop("processes"), given.pop("ray")),
+        compares=compares,
+        user=user_name(),
+        **given,
+    )
+
+
+def _simulation_options(command: Command) -> Command:
     for option in reversed(_OPTIONS):
-        with_options = option(with_options)
-    return with_options
+        command = option(command)
+    return command
 
 
 @click.command(context_settings={"show_default": True})
-@simulation_options
-@opts.results_option("results/simulate-<time>")
-@click.option("--strict", is_flag=True, help=STRICT)
+@_simulation_options
+@run_options(described=True)
 @out.listing_options
-def simulate(options: SimulationOptions, output: Path | None, strict: bool, as_json: bool) -> None:
+@click.pass_context
+def simulate(
+    context: click.Context, /, output: Path | None, strict: bool, as_json: bool, **given: Any
+) -> None:
     """Simulate a cluster with a queue under a job trace.
 
-    Policies are names (patchlight policy show) or FILE.py:CLASS; where several are joined by
-    commas, every combination is run. Prints a table and writes plots, a table of all jobs for
-    each run, and result.json (see docs/simulator.md). With --chakra: jobs as they were recorded.
+    Policies are names ('patchlight policy show' lists them) or FILE.py:CLASS. With several joined
+    by commas, every combination is run. Prints a table and writes plots, a table of jobs for each
+    run, and result.json (see docs/simulator.md).
     """
-    run_simulation(options, output, strict, as_json)
-
-
-def run_simulation(
-    options: SimulationOptions, output: Path | None, strict: bool, as_json: bool
-) -> None:
-    """Simulate, write the results into ``output`` and print the figures.
-
-    ``PatchlightError`` at the end if a policy failed and ``strict``; ``KeyboardInterrupt`` if
-    only some runs are finished.
-    """
+    if given["chakra"]:
+        simulate_chakra(context, {**given, "output": output, "as_json": as_json})
+        return
+    del given["chakra"]
+    if given["trace"] is None:
+        raise BadInput("there are no jobs to simulate: give a --trace FILE, or --chakra PREFIX")
+    options = simulation_of(given)
     from patchlight.emulation.simulator.cluster.trace_simulation import simulate_trace
     from patchlight.emulation.simulator.results import results_folder
 
@@ -242,15 +281,6 @@ def run_simulation(
         only_some_finished(len(simulation.outcomes), len(options.combinations), "runs")
     if strict:
         refuse_faults(sum(each.faults.count for each in simulation.outcomes))
-
-
-def refuse_faults(count: int) -> None:
-    """``PatchlightError`` if policies failed: their figures are those of the defaults, too."""
-    if count:
-        raise PatchlightError(
-            f"policies failed {count} times, and the default decided instead",
-            hint="the first faults are named above; without --strict they are only counted",
-        )
 
 
 def _number_column(heading: str, *, wide: bool = False) -> out.Column:

@@ -376,10 +376,3 @@ def paired_difference(first: Sequence[float], second: Sequence[float]) -> Interv
     What the pairs have in common, which jobs came, is not in the interval.
     """
     return mean_and_interval([a - b for a, b in zip(first, second, strict=True)])
-
-
-def blocking_rates(
-    results: Sequence[EpisodeResult], counting: Counting | str = Counting.FAITHFUL
-) -> Interval:
-    """The blocking rate over several episodes."""
-    return mean_and_interval([result.blocking_rate(counting) for result in results])

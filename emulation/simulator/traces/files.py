@@ -14,7 +14,7 @@ import numpy as np
 from patchlight.emulation.simulator.traces import tables
 from patchlight.emulation.simulator.traces.model import Gathering, Trace, TraceJob
 from patchlight.emulation.simulator.traces.tables import read_log
-from patchlight.testbed.errors import BadInput, nearest
+from patchlight.testbed.errors import BadInput
 
 _DAY_S = 86400.0
 
@@ -153,37 +153,29 @@ LAWS: Mapping[str, TraceLaw] = {law.name: law for law in (HELIOS, PAI)}
 """The laws by the name that stands where a trace's file could."""
 
 
-FORMATS = (*tables.LAYOUTS, "pai-tables", "philly-json")
-"""The formats by name."""
-
 _MOST_BYTES = 512 * 2**20
 
 
-def read_trace(
-    path: str | Path, format: str | None = None, *, skip_bad: bool = False
-) -> list[TraceJob]:
+def read_trace(path: str | Path, *, skip_bad: bool = False) -> list[TraceJob]:
     """The jobs of a trace by submission, as ``load_trace`` reads them."""
-    return load_trace(path, format, skip_bad=skip_bad).jobs
+    return load_trace(path, skip_bad=skip_bad).jobs
 
 
-def load_trace(path: str | Path, format: str | None = None, *, skip_bad: bool = False) -> Trace:
-    """Read a trace in one of ``FORMATS``; without ``format`` it is recognised.
+def load_trace(path: str | Path, *, skip_bad: bool = False) -> Trace:
+    """Read a trace; its format is recognised by its columns.
 
-    ``path`` is a file, which gzip may have packed, or, for PAI's own tables, also the folder that
-    holds them. With
-    ``skip_bad`` a job with something wrong (no GPU, no end, a negative duration …) is left out
+    ``path`` is a file, which may be packed by gzip, or the folder of PAI's own tables. With
+    ``skip_bad``, a job with something wrong (no GPU, no end, a negative duration …) is left out
     and counted. ``TraceFileError`` names what is wrong with line and column; ``BadInput`` if the
-    file cannot be read, or ``format`` is unknown.
+    file cannot be read.
     """
     path = Path(path)
-    if format is not None and format not in FORMATS:
-        raise BadInput(f"no trace format {format!r}: {nearest(format, FORMATS)}")
     if path.is_dir():
         path = _table(path, tables.TASK_TABLE)
     text = _text(path)
     into = Gathering(str(path), skip_bad)
     try:
-        format = format or _recognised(text, into)
+        format = _recognised(text, into)
         if format == "philly-json":
             read_log(text, into)
         elif format == "pai-tables":

@@ -77,14 +77,13 @@ def header_of(text: str) -> list[str]:
 
 
 def read_table(text: str, layout: Layout, into: Gathering) -> None:
-    """Read a CSV text with a header; ``TraceFileError`` if a column is missing."""
+    """Read a CSV text with the header of a layout; ``TraceFileError`` for a column twice."""
     lines = text.splitlines()
     header = header_of(text)
     for column in filter(None, (*layout.needed, layout.cluster, layout.user)):
-        if (times := header.count(column)) > 1 or (column in layout.needed and not times):
-            fault = "is there twice" if times else "is missing"
+        if header.count(column) > 1:
             raise into.refuse(
-                1, f"column {column!r} {fault}: the columns are {', '.join(header) or 'none'}"
+                1, f"column {column!r} is there twice: the columns are {', '.join(header)}"
             )
     place = {column: number for number, column in enumerate(header)}
     submitted, lasted, wanted = (

@@ -48,9 +48,8 @@ def dashboard(
 ) -> None:
     """Show the lab in a browser.
 
-    Circuits, jobs and history, live, until Ctrl-C. You may do on the page what you may do at the
-    controller. Only you can open it; if root runs it, every user of this machine can, each with
-    their own role.
+    It shows circuits, jobs and history, live, until Ctrl-C, and lets you do what your role allows.
+    Only you can open it; if root runs it, every user of this machine can, each with their own role.
     """
     if find_spec("nicegui") is None:
         raise PatchlightError(

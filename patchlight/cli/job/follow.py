@@ -1,4 +1,4 @@
-"""``patchlight job`` commands for jobs that run: follow them, stop, restart and regroup them."""
+"""``patchlight job`` commands about some jobs: show, follow, stop, restart and regroup them."""
 
 from __future__ import annotations
 
@@ -16,15 +16,14 @@ from patchlight.cli.job import listing
 from patchlight.client.client import ControllerClient, ControllerError
 from patchlight.console import rendering as out
 from patchlight.console.connection import complete_job, patiently, with_client
-from patchlight.console.options import Quantity
+from patchlight.testbed.errors import BadInput
 from patchlight.testbed.jobs import JobState
-from patchlight.testbed.units import parse_time
 
 if TYPE_CHECKING:
     from patchlight.testbed.wire.rest.jobs import JobAnswer
 
 _POLL_S, _REPEAT_S = 0.5, 10.0
-_FAILED, _TIMED_OUT, _INTERRUPTED = 1, 2, 130
+_FAILED, _INTERRUPTED = 1, 130
 _NOTHING = "No running job gains more by other circuits than they would cost."
 
 
@@ -65,19 +64,19 @@ class _Output:
 
 @click.command()
 @listing.job_argument
-@click.option("-f", "--follow", "following", is_flag=True, help="Go on until the job ends.")
+@click.option("-f", "--follow", "following", is_flag=True, help="Keep printing until the job ends.")
 @click.option(
-    "--worker", type=click.IntRange(min=0), metavar="RANK", help="Of one worker  [default: of all]."
+    "--worker", type=click.IntRange(min=0), metavar="RANK", help="Only this worker.  [default: all]"
 )
 @out.json_option
 @with_client
 def logs(
     client: ControllerClient, job: str, following: bool, worker: int | None, as_json: bool
 ) -> None:
-    """Print the output of a job's workers; with --json an object for each line.
+    """Print the output of a job's workers.
 
-    With several workers, each line begins with the rank of its worker. Of a job that has ended,
-    the last MiB of each is kept.
+    With several workers, each line begins with the rank of its worker; with --json it is an object.
+    After the job has ended, the last MiB of each worker is kept.
     """
     job_id = listing.find_job(client, job)
     output = _Output(client, job_id, as_json=as_json)
@@ -105,36 +104,41 @@ def logs(
 @click.command()
 @click.argument("jobs", metavar="JOB…", nargs=-1, required=True, shell_complete=complete_job)
 @click.option(
-    "--timeout",
-    "timeout_s",
-    type=Quantity(parse_time),
-    metavar="TIME",
-    help="Follow for this long at most.",
+    "--history", "past", is_flag=True, help="Also its past states, and what policies decided."
 )
-@out.json_option
+@click.option("-f", "--follow", "following", is_flag=True, help="Show progress until the end.")
+@out.listing_options
 @with_client
-def follow(
-    client: ControllerClient, jobs: tuple[str, ...], timeout_s: float | None, as_json: bool
+def show(
+    client: ControllerClient, jobs: tuple[str, ...], past: bool, following: bool, as_json: bool
 ) -> None:
-    """Wait until jobs have ended; of one job, show its progress.
+    """Show all that is known of jobs, or follow them to their end.
 
-    The progress of a program is what its worker 0 prints, of other jobs their iterations. Exit
-    code 0 if all are done, 1 if one failed or was stopped, 2 after the timeout. With --json, each
-    line is an object: an iteration, a line of output, or a job that has ended.
+    With --follow, one job's progress is shown: the output of a program's worker 0, or the
+    iterations of other jobs. The exit code is then 0 if all are done, and 1 if one failed or was
+    stopped. With --json, each line is an object: an iteration, a line of output, or a job that has
+    ended.
     """
     ids = [listing.find_job(client, job) for job in dict.fromkeys(jobs)]
-    follow_jobs(client, ids, timeout_s, as_json=as_json)
+    if following:
+        if past:
+            raise BadInput("--follow and --history exclude each other: give one")
+        follow_jobs(client, ids, as_json=as_json)
+        return
+    answers: list[dict[str, Any]] = [{**client.job(job_id)} for job_id in ids]
+    for answer in answers if past else ():
+        answer["states"] = client.history(answer["id"])
+        answer["decisions"] = client.decisions(answer["id"])
+
+    def show_text() -> None:
+        for answer in answers:
+            listing.print_job(answer)
+
+    out.print_answer(answers if len(answers) > 1 else answers[0], show_text, as_json=as_json)
 
 
-def follow_jobs(
-    client: ControllerClient,
-    job_ids: Sequence[str],
-    timeout_s: float | None = None,
-    *,
-    as_json: bool,
-) -> None:
-    """Wait until these jobs have ended, as ``job follow`` does; exits unless all are done."""
-    ends = math.inf if timeout_s is None else time.monotonic() + timeout_s
+def follow_jobs(client: ControllerClient, job_ids: Sequence[str], *, as_json: bool) -> None:
+    """Wait until these jobs have ended; exits unless all are done. Of one, print its progress."""
     progress = _Progress(client, job_ids[0], as_json=as_json) if len(job_ids) == 1 else None
     left, failed = list(job_ids), False
     try:
@@ -147,18 +151,16 @@ def follow_jobs(
                     left.remove(job_id)
                     failed = failed or status["state"] != JobState.DONE
                     _say_end(status, as_json=as_json)
-            if not left or time.monotonic() >= ends:
+            if not left:
                 break
-            time.sleep(min(_POLL_S, max(0, ends - time.monotonic())))
+            time.sleep(_POLL_S)
     except KeyboardInterrupt:
         for job_id in left:
             stop = f"patchlight job stop {job_id}"
             out.say(f"job {job_id} goes on; stop it with: {stop}", err=True)
         sys.exit(_INTERRUPTED)
-    if left:
-        out.say(f"after {timeout_s:g} s these have not ended: {', '.join(left)}", err=True)
-    if left or failed:
-        sys.exit(_TIMED_OUT if left else _FAILED)
+    if failed:
+        sys.exit(_FAILED)
 
 
 def _say_end(status: JobAnswer, *, as_json: bool) -> None:
@@ -219,7 +221,7 @@ class _Progress:
 @out.json_option
 @with_client
 def stop(client: ControllerClient, job: str, force: bool, as_json: bool) -> None:
-    """Stop a job and those submitted together with it."""
+    """Stop a job and the jobs that were submitted together with it."""
     status = client.stop(listing.find_job(client, job), force=force)
     out.print_answer(status, status["state"], as_json=as_json)
 
@@ -230,9 +232,9 @@ def stop(client: ControllerClient, job: str, force: bool, as_json: bool) -> None
 @out.json_option
 @with_client
 def restart(client: ControllerClient, job: str, force: bool, as_json: bool) -> None:
-    """Begin a job again: one that has ended as a new job, one that runs where it is.
+    """Start a job again: an ended job as a new one, a running job as its next attempt.
 
-    A synthetic job that runs goes on at its iteration, on whatever GPUs it gets now.
+    A running synthetic job continues at its iteration, on whatever GPUs it gets now.
     """
     status = client.restart(listing.find_job(client, job), force=force)
     out.print_answer(status, f"{status['id']} {status['state']}", as_json=as_json)
@@ -242,17 +244,17 @@ def restart(client: ControllerClient, job: str, force: bool, as_json: bool) -> N
 @click.argument("jobs", metavar="[JOB…]", nargs=-1, shell_complete=complete_job)
 @click.option("--dry-run", is_flag=True, help="Print what would change, and change nothing.")
 @click.option(
-    "--detach", is_flag=True, help="Start it and do not wait: 'patchlight ocs watch ID' follows it."
+    "--detach", is_flag=True, help="Start the change and return; 'ocs watch ID' follows it."
 )
 @out.json_option
 @with_client
 def regroup(
     client: ControllerClient, jobs: tuple[str, ...], dry_run: bool, detach: bool, as_json: bool
 ) -> None:
-    """Bring running jobs under one packet switch each, without stopping them.
+    """Connect each running job's GPUs to one packet switch, without stopping it.
 
-    Without JOB those whose regrouping is predicted to gain the most, if that is more than it costs:
-    the iteration that each ends first, and the outage.
+    Without JOB, choose the jobs that gain the most by it, as predicted, if they gain more than the
+    change costs them: the rest of an iteration and the outage.
     """
     from patchlight.cli.ocs import print_change
 

@@ -1,10 +1,10 @@
-"""``patchlight job`` commands that look: the list of jobs, all of one job, and why."""
+"""``patchlight job`` commands that look: the list of jobs, and all that is known of some."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -33,7 +33,7 @@ _HELD_BY = {
 }
 
 job_argument = click.argument("job", metavar="JOB", shell_complete=complete_job)
-force_option = click.option("--force", is_flag=True, help="Also a job that another user submitted.")
+force_option = click.option("--force", is_flag=True, help="Also if another user submitted the job.")
 
 
 def find_job(client: ControllerClient, text: str) -> str:
@@ -88,20 +88,23 @@ def _state(status: shapes.JobInList | shapes.StateOfJob) -> out.Coloured:
 
 @click.command("list")
 @click.option(
-    "--state", type=click.Choice([str(each) for each in JobState]), help="Only those in this state."
+    "--status",
+    "state",
+    type=click.Choice([str(each) for each in JobState]),
+    help="Only jobs in this state.",
 )
-@click.option("--user", metavar="USER", help="Only those of this user.")
-@click.option("--name", metavar="NAME", help="Only those of this name.")
+@click.option("--user", metavar="USER", help="Only jobs of this user.")
+@click.option("--name", metavar="NAME", help="Only jobs with this name.")
 @click.option(
-    "-n", "--last", type=click.IntRange(min=1), default=20, metavar="N", help="The latest so many."
+    "-n", "--last", type=click.IntRange(min=1), default=20, metavar="N", help="The latest N jobs."
 )
-@click.option("--all", "every", is_flag=True, help="All of them, however many.")
+@click.option("--all", "every", is_flag=True, help="All jobs.")
 @out.listing_options
 @with_client
 def list_jobs(
     client: ControllerClient, last: int, every: bool, as_json: bool, **which: str | None
 ) -> None:
-    """The latest jobs and their states, oldest first."""
+    """List the latest jobs and their states, oldest first."""
     wanted = {key: value or "" for key, value in which.items()}
     jobs = client.jobs(None if every else last + 1, **wanted)
     left_out = not every and len(jobs) > last
@@ -138,27 +141,15 @@ def list_jobs(
         )
 
 
-@click.command()
-@job_argument
-@click.option("--why", is_flag=True, help="Also its states so far, and what policies decided.")
-@out.listing_options
-@with_client
-def show(client: ControllerClient, job: str, why: bool, as_json: bool) -> None:
-    """All that is known of one job."""
-    status = client.job(find_job(client, job))
-    states = client.history(status["id"]) if why else []
-    decisions = client.decisions(status["id"]) if why else []
-
-    def show_text() -> None:
-        cells = (*_of_status(status), *_of_spec(status))
-        out.Table(out.Column("", whole=True), "", rows=(row for row in cells if row[1])).print()
-        for line in status["last_lines"]:
-            out.say(f"  | {line}")
-        if why:
-            _print_why(states, decisions)
-
-    answer = {**status, "states": states, "decisions": decisions} if why else status
-    out.print_answer(answer, show_text, as_json=as_json)
+def print_job(answer: Mapping[str, Any]) -> None:
+    """Print all that is known of a job; its past, too, where the answer has it."""
+    status: Any = answer
+    cells = (*_of_status(status), *_of_spec(status))
+    out.Table(out.Column("", whole=True), "", rows=(c for c in cells if c[1])).print()
+    for line in status["last_lines"]:
+        out.say(f"  | {line}")
+    if "states" in status:
+        _print_past(status["states"], status["decisions"])
 
 
 def _of_status(status: shapes.JobAnswer) -> Iterator[tuple[str, out.Cell]]:
@@ -277,7 +268,7 @@ def _held_by(status: shapes.JobAnswer) -> str:
     return "; ".join(f"worker {', '.join(who)}: {how}" for how, who in found.items())
 
 
-def _print_why(states: list[shapes.StateOfJob], decisions: list[shapes.DecisionShape]) -> None:
+def _print_past(states: list[shapes.StateOfJob], decisions: list[shapes.DecisionShape]) -> None:
     out.say("")
     was = ((out.when(was["at"]), _state(was), was["message"]) for was in states)
     out.Table(

@@ -1,11 +1,7 @@
-"""``patchlight job`` commands that take in jobs: submit them, check their files.
-
-The options of ``submit`` are made of the keys of job files.
-"""
+"""``patchlight job submit``, whose options are made of the keys of job files."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,11 +11,12 @@ import click
 from patchlight.console import connection
 from patchlight.console import rendering as out
 from patchlight.console.options import complete_policy
-from patchlight.testbed.errors import BadInput, nearest
-from patchlight.testbed.io.fields import FieldType, ListOf
+from patchlight.testbed.errors import BadInput, PatchlightError, nearest
+from patchlight.testbed.io.fields import FieldType, ListOf, plain
 from patchlight.testbed.io.forms import MapOf, mapping_of, value_of
+from patchlight.testbed.io.reader import FileIssues
 from patchlight.testbed.jobfile.reader import JobBatch, JobFileError, Overrides, jobs_of, read_jobs
-from patchlight.testbed.jobfile.schema import ARRAY, KEYS, SWEEP
+from patchlight.testbed.jobfile.schema import ARRAY, DEFAULTS, KEYS, SWEEP
 
 if TYPE_CHECKING:
     from patchlight.testbed.wire.rest.jobs import Preview
@@ -77,7 +74,6 @@ def _of_key(
 
 _OPTIONS = (
     _of_key("workers", "N|auto"),
-    _of_key("degrees", "N,N…"),
     _of_key("hosts", "HOST,HOST…", complete=connection.complete_hosts),
     _of_key("gpu_models", "MODEL,MODEL…"),
     _of_key("trainer", "synthetic|torch|command"),
@@ -92,40 +88,33 @@ _OPTIONS = (
         multiple=True,
         default="500ms on every model of the lab without a file",
     ),
-    _of_key("seed", "N"),
     _of_key("image", "IMAGE"),
     _of_key("environment", _PAIRS["environment"], "--env", multiple=True),
     _of_key("mounts", "SOURCE:TARGET[:rw]", "--mount", multiple=True),
-    _of_key("shared_memory", "SIZE"),
-    _of_key("memory", "SIZE"),
-    _of_key("cpus", "N"),
-    _of_key("working_directory", "FOLDER"),
-    _of_key("hold", "auto|protocol|freeze"),
-    _of_key("graph", "NAME|FILE"),
-    _of_key("requirement", "NUMBER"),
     _of_key("deadline", "TIME"),
     _of_key("priority", "N"),
     _of_key("after", "JOB,JOB…"),
     _of_key("retries", "N"),
     _of_key("checkpoint", "FOLDER"),
-    _of_key("checkpoint_every", "N"),
-    click.option(
-        "--preemptible/--no-preemptible",
-        default=None,
-        help=f"{_sentence('preemptible')}  [default: preemptible]",
-    ),
     _of_key("topology", "keep|regroup|POLICY", complete=complete_policy),
     click.option("--regroup", is_flag=True, help="The same as --topology regroup."),
     _of_key("placement", "POLICY", complete=complete_policy),
-    _of_key("dark_limit", "TIME"),
     click.option(
         "--sweep",
         multiple=True,
         metavar="KEY=VALUE,VALUE…",
-        help="A job for each value, or each combination of values if given again: of "
+        help="Submit a job for each value; given again, for each combination of values. KEY is "
         f"{', '.join(_SWEPT)}.",
     ),
-    click.option("--array", callback=_reads(ARRAY), metavar="N", help="So many of the job."),
+    click.option("--array", callback=_reads(ARRAY), metavar="N", help="Submit the job N times."),
+    click.option(
+        "--set",
+        "settings",
+        multiple=True,
+        metavar="KEY=VALUE",
+        help="Any other key of a job file, like hold=freeze or degrees='[2, 4]'; may be given "
+        "again.",
+    ),
 )
 
 
@@ -152,9 +141,11 @@ class _WithProgram(click.Command):
 @click.argument("job", metavar="NAME|FILE|-")
 @_job_options
 @click.option(
-    "--dry-run", is_flag=True, help="Print where and when it would start, and queue nothing."
+    "--dry-run",
+    is_flag=True,
+    help="Check the file, print where and when it would start, queue nothing.",
 )
-@click.option("--follow", is_flag=True, help="Show its output or iterations until it ends.")
+@click.option("-f", "--follow", is_flag=True, help="Show its output or iterations until it ends.")
 @out.json_option
 @connection.controller_options
 def submit(
@@ -168,9 +159,11 @@ def submit(
 ) -> None:
     """Submit the jobs of FILE (- reads standard input), or a job called NAME.
 
-    A file, or a name that ends in .yaml, .yml or .json, is a job file ('patchlight lab schema job'
-    prints its keys). Options override the file; a file of several jobs takes none. A PROGRAM runs
-    in each worker.
+    A file, or a name that ends in .yaml, .yml or .json, is a job file (its keys: docs/job-file.md).
+    Options override the file; a file of several jobs takes none. A PROGRAM runs in each worker.
+
+    Every mistake in a file is printed on a line of its own, file:line:column, before a controller
+    is contacted; the exit code is 2.
 
     \b
       patchlight job submit vgg.yaml --workers 4
@@ -184,23 +177,36 @@ def submit(
     else:
         jobs = _named(job, given, lab_name, address)
     if follow and len(jobs.specs) > 1:
-        raise BadInput("--follow is for one job: 'patchlight job follow' waits for several")
+        raise BadInput("--follow is for one job: 'patchlight job show --follow' takes several")
+    if dry_run:
+        rows = _plan(job, jobs, lab_name, address)
+        out.print_answer(rows, lambda: _print_preview(rows), as_json=as_json)
+        return
     with connection.connect(lab_name, address) as client:
-        if dry_run:
-            rows = client.preview(jobs)
-            out.print_answer(rows, lambda: _print_preview(rows), as_json=as_json)
-            return
-        if not as_json and len(jobs.specs) == 1:
-            (row,) = client.preview(jobs)
-            if expected := _expected(row):
-                out.say(expected, err=True)
-        statuses = client.submit(jobs)
+        statuses = client.submit(jobs, plan=not as_json and len(jobs.specs) == 1)
+        if expected := _expected(statuses[0].get("plan")):
+            out.say(expected, err=True)
         ids = "\n".join(status["id"] for status in statuses)
         out.print_answer(statuses[0] if len(statuses) == 1 else statuses, ids, as_json=as_json)
         if follow:
             from patchlight.cli.job.follow import follow_jobs
 
             follow_jobs(client, [statuses[0]["id"]], as_json=as_json)
+
+
+def _plan(job: str, jobs: JobBatch, lab_name: str | None, address: str | None) -> Sequence[Preview]:
+    from patchlight.client.connection import NoAnswer
+
+    try:
+        with connection.connect(lab_name, address) as client:
+            return client.preview(jobs)
+    except (connection.NoLabUp, NoAnswer) as error:
+        names = ", ".join([spec.name for spec in jobs.specs[:5]] + ["…"] * (len(jobs.specs) > 5))
+        raise PatchlightError(
+            f"{job} is right ({out.counted(len(jobs.specs), 'job')}: {names}), but only a "
+            f"controller knows where it would start: {error.message}",
+            hint=error.hint,
+        ) from error
 
 
 def _named(name: str, given: Overrides, lab_name: str | None, address: str | None) -> JobBatch:
@@ -223,8 +229,10 @@ def _named(name: str, given: Overrides, lab_name: str | None, address: str | Non
     return jobs_of({"name": name}, Overrides(values, given.sweep, given.array))
 
 
-def _expected(row: Preview) -> str:
+def _expected(row: Preview | None) -> str:
     """What a job waits for, or how long it would take as predicted, and what limits it."""
+    if row is None:
+        return ""
     if row["waits_for"]:
         return f"waits: {row['waits_for']}"
     iteration_s, all_s = row.get("predicted_iteration_s"), row.get("predicted_completion_s")
@@ -245,33 +253,14 @@ def _print_preview(rows: Sequence[Preview]) -> None:
     table.print()
 
 
-@click.command()
-@click.argument("files", metavar="FILE…", nargs=-1, required=True, type=click.Path(allow_dash=True))
-def check(files: tuple[str, ...]) -> None:
-    """Print every mistake in job files, one on a line: file:line:column: what is wrong.
-
-    It needs no controller: whether a lab has such GPUs, 'job submit --dry-run' says. Exit code 2
-    if there is a mistake.
-    """
-    wrong = False
-    for file in files:
-        try:
-            jobs = read_jobs(file)
-        except JobFileError as error:
-            wrong = True
-            out.say(str(error))
-            continue
-        names = ", ".join(spec.name for spec in jobs.specs[:5])
-        more = f" and {len(jobs.specs) - 5} more" if jobs.specs[5:] else ""
-        how = "start together" if jobs.together else "are submitted one by one"
-        counted = "a job" if len(jobs.specs) == 1 else f"{len(jobs.specs)} jobs that {how}"
-        out.say(f"{file} is good: {counted}: {names}{more}")
-    if wrong:
-        sys.exit(JobFileError.exit_code)
-
-
 def _overrides(
-    *, regroup: bool, sweep: Sequence[str], array: int | None, command: Sequence[str], **keys: Any
+    *,
+    regroup: bool,
+    sweep: Sequence[str],
+    array: int | None,
+    settings: Sequence[str],
+    command: Sequence[str],
+    **keys: Any,
 ) -> Overrides:
     if regroup and keys["topology"] == "keep":
         raise BadInput("--regroup and --topology keep exclude each other")
@@ -279,12 +268,28 @@ def _overrides(
         keys["topology"] = "regroup"
     for key, metavar in _PAIRS.items():
         keys[key] = _pairs(key, metavar, keys[key])
-    if keys["graph"] is not None and Path(keys["graph"]).is_file():
-        # The graph that a job file names is looked for beside that file.
-        keys["graph"] = str(Path(keys["graph"]).absolute())
     keys["command"] = tuple(command)
-    values = {key: value for key, value in keys.items() if value is not None and value != ()}
-    return Overrides({key: v for key, v in values.items() if v != {}}, _sweep(sweep), array)
+    values = {key: value for key, value in keys.items() if value not in (None, (), {})}
+    given = _settings(settings)
+    if twice := values.keys() & given.keys():
+        raise BadInput(f"{min(twice)} is given twice: as an option and with --set")
+    if Path(given.get("graph", "")).is_file():
+        # The graph that a job file names is looked for beside that file.
+        given["graph"] = str(Path(given["graph"]).absolute())
+    return Overrides({**values, **given}, _sweep(sweep), array)
+
+
+def _settings(texts: Sequence[str]) -> dict[str, Any]:
+    """What ``--set`` gives, read as the lines of a job file: its n-th is line n in messages."""
+    if not texts:
+        return {}
+    if wrong := next((text for text in texts if "=" not in text), None):
+        raise BadInput(f"--set {wrong}: expected KEY=VALUE, like hold=freeze")
+    issues = FileIssues("--set", JobFileError)
+    fields = DEFAULTS.parse("\n".join(text.replace("=", ": ", 1) for text in texts), issues)
+    issues.raise_if_any()
+    found: dict[str, Any] = plain(fields)
+    return found
 
 
 def _pairs(key: str, metavar: str, texts: Sequence[str]) -> Any:

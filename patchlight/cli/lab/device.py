@@ -53,7 +53,9 @@ _ACTIONS = {
 @click.option("--password-env", metavar="VARIABLE", help="Environment variable of the password.")
 @lab_option("With the name of an OCS: the lab whose file describes it.")
 @click.option(
-    "--listen", metavar="HOST:PORT", help="Port 0: any.  [default: 127.0.0.1, the vendor's port]"
+    "--listen",
+    metavar="HOST:PORT",
+    help="Address; port 0: any free one.  [default: 127.0.0.1, the vendor's port]",
 )
 @click.option(
     "--save",

@@ -43,7 +43,7 @@ def emulate() -> None:
     "[default: the lab file's, or what fits]",
 )
 @click.option("--name", help="The lab's name.  [default: the lab file's]")
-@click.option("--replace", is_flag=True, help="First take down a lab of that name.")
+@click.option("--replace", is_flag=True, help="Take down a lab of that name first.")
 @click.option("--no-controller", is_flag=True, help="Switches learn addresses instead.")
 @click.option(
     "--agents/--no-agents",
@@ -55,25 +55,26 @@ def emulate() -> None:
     "workers",
     type=click.Choice(["auto", "docker", "process"]),
     default="auto",
-    help="What agents start workers as.",
+    help="What workers are: containers or processes.",
 )
 @click.option("--engine", type=click.Choice(["ryu", "os-ken"]), help="The OpenFlow engine.")
 @click.option(
     "--fabric",
     type=click.Choice(["openvswitch", "bridge"]),
-    help="What packet switches are made of.  [default: as the lab file says]",
+    help="What packet switches are built from.  [default: as the lab file says]",
 )
 @click.option(
     "--real-time",
     is_flag=True,
-    help="Schedule the lab before ordinary processes: for true times on a busy machine.",
+    help="Schedule the lab ahead of ordinary processes, for accurate times on a busy machine.",
 )
 @click.option(
     "--server-kind",
     "servers",
     type=click.Choice(["namespace", "ssh", "docker"]),
     default="namespace",
-    help="A network namespace with an agent, a machine to deploy to over SSH, or one with Docker.",
+    help="What servers are: network namespaces with an agent, or machines to deploy to over SSH, "
+    "without or with Docker.",
 )
 @click.option(
     "--swap",
@@ -81,14 +82,14 @@ def emulate() -> None:
     nargs=2,
     multiple=True,
     metavar="PORT PORT",
-    help="Swap the fibres of two ports; 'lab discover' finds it.",
+    help="Swap the fibres of two ports, for 'lab discover' to find.",
 )
 @opts.policy_options
 def up(lab: str, no_controller: bool, **options: Any) -> None:
     """Start an emulated lab from a lab file or a built-in lab.
 
     If a lab of that name is up, only its processes that have died are started: jobs go on, and the
-    lab keeps its file and options. --replace makes it again from scratch.
+    lab keeps its file and options. --replace starts it again from scratch.
 
     With --server-kind ssh or docker, each server has its own root file system, processes and sshd,
     at the management address in the runtime lab file. No agent runs until you deploy one.
@@ -255,9 +256,11 @@ def execute(host: str | None, command: tuple[str, ...], lab_name: str | None) ->
 @click.argument("a", required=False)
 @click.argument("b", required=False)
 @click.argument("state", type=click.Choice(["up", "down"]), required=False)
-@click.option("--delay", type=opts.Quantity(parse_time), help="Delay each packet, each way.")
-@click.option("--jitter", type=opts.Quantity(parse_time), help="Vary the delay by this much.")
-@click.option("--packet-loss", type=opts.Quantity(parse_share), help="Lose this share, like 0.1%.")
+@click.option("--delay", type=opts.Quantity(parse_time), help="Delay in each direction.")
+@click.option("--jitter", type=opts.Quantity(parse_time), help="Variation of the delay.")
+@click.option(
+    "--packet-loss", type=opts.Quantity(parse_share), help="Share that is lost, like 0.1%."
+)
 @lab_option()
 @out.json_option
 def link(
@@ -276,7 +279,7 @@ def link(
       patchlight emulate link                            all fibres
 
     A and B are hosts, ports or devices that one fibre joins; a path through an OCS is two fibres.
-    Delay, jitter and loss hold in both directions; those that are not given become 0.
+    Delay, jitter and loss apply in both directions; those that are not given become 0.
 
     \b
     With --json, the fibre as it is then: a, b (its ends), up, delay_s,
@@ -313,10 +316,10 @@ def link(
     help="How long, like 10s.  [default: until Ctrl-C]",
 )
 @click.option(
-    "--frames", type=click.IntRange(1), default=10_000_000, help="At most so many frames."
+    "--frames", type=click.IntRange(1), default=10_000_000, help="Stop after this many frames."
 )
 @click.option(
-    "--size", type=opts.Quantity(parse_size), default="1GiB", help="At most this file size."
+    "--size", type=opts.Quantity(parse_size), default="1GiB", help="Stop at this file size."
 )
 @lab_option()
 @out.json_option
@@ -331,7 +334,7 @@ def capture(
 ) -> None:
     """Capture a host's packets into a pcap file.
 
-    It records both directions of the host's fibre, until the time, the frames, the size or Ctrl-C.
+    It records both directions of the host's fibre, until a limit is reached or you press Ctrl-C.
 
     \b
     With --json, what was written: file, frames, size_bytes, dropped (frames

@@ -22,13 +22,20 @@ from patchlight.testbed.units import parse_rate
 
 
 @click.command()
-@click.argument("files", metavar="FILE…", nargs=-1, required=True, shell_complete=complete_lab)
+@click.argument("files", metavar="FILE…", nargs=-1, shell_complete=complete_lab)
 @click.option("--strict", is_flag=True, help="Treat warnings as mistakes.")
+@click.option(
+    "--schema",
+    type=click.Choice(["lab", "job"]),
+    is_flag=False,
+    flag_value="lab",
+    help="Print the JSON Schema of lab files or job files instead, for editors.",
+)
 @json_option
-def check(files: tuple[str, ...], strict: bool, as_json: bool) -> None:
+def check(files: tuple[str, ...], strict: bool, schema: str | None, as_json: bool) -> None:
     """Check lab files: print every mistake.
 
-    Each line is file:line:column: message. What was probably forgotten is a warning: NICs without
+    Each line is file:line:column: message. What you probably forgot is a warning: NICs without
     a fibre, switches without a link, servers without a management address, drivers that no
     emulated device speaks, an empty lab. Policies that the file names must exist; they are not run.
     The exit code is 2 if there is a mistake.
@@ -40,6 +47,13 @@ def check(files: tuple[str, ...], strict: bool, as_json: bool) -> None:
       counts      how many devices and fibres of each kind, empty if it could not be read
       issues      line, column, kind (mistake | warning), message
     """
+    if bool(files) == bool(schema):
+        raise BadInput("expected lab files to check, or --schema alone")
+    if schema:
+        from patchlight.testbed.jobfile.schema import json_schema as job_file_schema
+
+        print_json(job_file_schema() if schema == "job" else json_schema())
+        return
     checked = [_check(file, strict=strict) for file in files]
     if as_json:
         print_json(checked)
@@ -102,28 +116,13 @@ def in_words(counts: dict[str, int]) -> str:
     return ", ".join(f"{n} {name if n == 1 else plural(name)}" for name, n in counts.items())
 
 
-@click.command()
-@click.argument("what", type=click.Choice(["lab", "job"]), default="lab")
-def schema(what: str) -> None:
-    """Print the JSON Schema of lab files or job files.
-
-    For editors, which then complete keys and mark mistakes.
-    """
-    if what == "job":
-        from patchlight.testbed.jobfile.schema import json_schema as job_file_schema
-
-        print_json(job_file_schema())
-    else:
-        print_json(json_schema())
-
-
 _rate = click.option(
     "--rate",
     "rate_bps",
     type=Quantity(parse_rate),
-    help="Rate of the hosts' links, like 10Gbps.  [default: no limit]",
+    help="Rate of the servers' links, like 10Gbps.  [default: no limit]",
 )
-_name = click.option("--name", help="The lab's name.  [default: from kind and hosts]")
+_name = click.option("--name", help="The lab's name.  [default: from kind and size]")
 _output = click.option(
     "--output", "-o", metavar="FILE", help="File to write.  [default: standard output]"
 )
@@ -137,11 +136,14 @@ _KINDS: dict[str, Callable[..., Lab]] = {
 
 @click.command()
 @click.argument("kind", type=click.Choice(tuple(_KINDS)))
-@click.option("--hosts", type=click.IntRange(1), required=True, help="How many hosts.")
 @click.option(
-    "--hosts-per-switch",
+    "--servers", "hosts", type=click.IntRange(1), required=True, help="Number of servers."
+)
+@click.option(
+    "--servers-per-switch",
+    "hosts_per_switch",
     type=click.IntRange(1),
-    help="Of linear and tree: hosts of each switch that has hosts.  [default: 16]",
+    help="For linear and tree: servers on each switch that has any.  [default: 16]",
 )
 @_rate
 @click.option(
@@ -153,34 +155,38 @@ _KINDS: dict[str, Callable[..., Lab]] = {
 @click.option(
     "--ocs", type=click.Choice(KNOWN_DRIVERS), help="Put an OCS with this driver behind the NICs."
 )
-@click.option("--fabric", type=click.Choice(FABRICS), help="What an emulation makes switches of.")
+@click.option(
+    "--fabric",
+    type=click.Choice(FABRICS),
+    help="What an emulation builds its packet switches from.",
+)
 @_name
 @_output
 def generate(kind: str, output: str | None, **options: Any) -> None:
-    """Write a lab file of a common shape.
+    """Write a lab file of a common topology.
 
     \b
-      single    one switch with all hosts
-      linear    a chain of switches with hosts on each
-      tree      a root switch, and leaf switches with hosts
+      single    one switch with all servers
+      linear    a chain of switches with servers on each
+      tree      a root switch, and leaf switches with servers
       fat-tree  three layers of k-port switches, k the smallest even number with
-                k³/4 ≥ hosts; edge switches are filled in order
+                k³/4 ≥ servers; edge switches are filled in order
 
-    With --ocs, every NIC is connected to its switch through an OCS. Hosts are h1, h2, … with one
-    GPU and one NIC each, from 10.0.0.1 on; switches are s1, s2, ….
+    With --ocs, every NIC is connected to its switch through an OCS. Servers are h1, h2, … with
+    one GPU and one NIC each, from 10.0.0.1 on; switches are s1, s2, ….
     """
     said = {name: value for name, value in options.items() if value is not None}
     if kind == "single" and "uplink_rate_bps" in said:
         raise BadInput("a single switch has no uplinks: leave out --uplink-rate")
     if kind in ("single", "fat-tree") and "hosts_per_switch" in said:
-        raise BadInput(f"--hosts-per-switch is for linear and tree, not for {kind}")
+        raise BadInput(f"--servers-per-switch is for linear and tree, not for {kind}")
     _write(write_lab, _KINDS[kind](**said), output)
 
 
 @click.command()
-@click.option("--servers", type=click.IntRange(1), default=4, help="How many servers.")
+@click.option("--servers", type=click.IntRange(1), default=4, help="Number of servers.")
 @click.option(
-    "--gpus", type=click.IntRange(1), default=1, help="GPUs of each server, each with a NIC."
+    "--gpus", type=click.IntRange(1), default=1, help="GPUs in each server, each with a NIC."
 )
 @click.option("--gpu-model", default="Generic", help="Model of the GPUs, like 'Tesla M40'.")
 @click.option(
@@ -188,7 +194,7 @@ def generate(kind: str, output: str | None, **options: Any) -> None:
     "rate_bps",
     type=Quantity(parse_rate),
     default="40Gbps",
-    help="Rate of the NICs; the link between the ToRs has a quarter of it.",
+    help="Rate of the NICs; the link between the ToRs has a quarter of this.",
 )
 @click.option(
     "--driver", type=click.Choice(KNOWN_DRIVERS), default="calient-tl1", help="Driver of the OCS."
@@ -199,8 +205,8 @@ def generate(kind: str, output: str | None, **options: Any) -> None:
 def init(output: str | None, force: bool, **options: Any) -> None:
     """Write a first lab file, with every key explained.
 
-    It has servers, two ToR switches and an OCS; optional keys are commented out. Change it to your
-    lab, then run patchlight lab check and patchlight lab show.
+    It has servers, two ToR switches and an OCS; optional keys are commented out. Edit it to match
+    your lab, then run patchlight lab check and patchlight lab show.
     """
     if output not in (None, "-") and Path(output).exists() and not force:
         raise BadInput(f"{output} exists", hint="overwrite it with --force")

@@ -64,7 +64,7 @@ def show(
       patchlight lab show --format slurm --output topology.yaml --follow
 
     A lab that is up is shown with its present circuits, also with --controller; a lab file with
-    those that it starts with. In a topology, a node is a server; one with links to several packet
+    its initial circuits. In a topology, a node is a server; one with links to several packet
     switches is under the one that has most of its GPUs. While a circuit switch does not answer,
     the topology is incomplete: --output then leaves the file as it is.
 

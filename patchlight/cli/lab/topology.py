@@ -165,7 +165,7 @@ def _keep(file: Path, text: str) -> None:
     metavar="PORT,…",
     multiple=True,
     shell_complete=complete_any_port,
-    help="Only these: ocs1.17, ocs1.7-12, or what is plugged in. Then jobs may run whose traffic "
+    help="Only these: ocs1.17, ocs1.7-12, or what is plugged in. Jobs may run if their traffic "
     "uses none of them.  [default: all]",
 )
 @click.option(

@@ -128,7 +128,7 @@ def change_options(command: Callable[..., Any]) -> Callable[..., Any]:
         "--yes",
         count=True,
         show_default=False,
-        help="Do not ask; given twice, not even before many circuits are removed.",
+        help="Do not ask; given twice, not even before removing many circuits.",
     )
     @_of_ocs("--dry-run", is_flag=True, help="Show what would change, and change nothing.")
     @_of_ocs(
@@ -234,7 +234,7 @@ def _lines(preview: shapes.PlanAnswer) -> list[str]:
     lines += [f"link up: {link}" for link in preview["links_up"]]
     lines += [f"in use by job {job}, which pauses" for job in preview["jobs"]]
     lines += [
-        f"{name}: {', '.join(texts)} made by somebody else (see: patchlight ocs drift)"
+        f"{name}: {', '.join(texts)} made by somebody else (see: patchlight ocs verify)"
         for name, texts in preview["strangers"].items()
     ]
     return lines + [f"refused: {words}" for words in preview["objections"]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -9,19 +10,14 @@ import click
 from patchlight.cli import ocs
 from patchlight.cli.ocs import names
 from patchlight.cli.ocs.watch import refuse_direct, to_its_end
-from patchlight.console.rendering import Column, Table, print_answer, print_json, say, when
+from patchlight.console.rendering import Column, Table, print_answer, say, when
 from patchlight.testbed.errors import BadInput, PatchlightError, nearest
-from patchlight.testbed.lab.wiring import driven
 
 if TYPE_CHECKING:
     from patchlight.testbed.wire.rest.circuits import Lock
 
 _switches = click.argument(
     "switches", nargs=-1, metavar="[OCS…]", shell_complete=names.complete_switch
-)
-_file = click.argument("file", type=click.Path(dir_okay=False, allow_dash=True))
-_only = click.option(
-    "--only", is_flag=True, help="Remove all other circuits of each OCS in the file."
 )
 
 
@@ -41,10 +37,10 @@ def connect_ports(
       patchlight ocs connect wss1 3:17@193.100-2dB
       patchlight ocs connect server1.nic0:tor1
 
-    With an OCS, A and B are its ports, by number or by what is plugged in; of a wavelength switch
-    the channel in THz follows, and an attenuation. Without one, A and B are a NIC or host, a packet
-    switch (any free port of it) or its port, and the path may lead over several circuit switches:
-    the one with the fewest changes is taken.
+    With an OCS, A and B are its ports, by number or by what is plugged in; for a wavelength switch
+    the channel in THz and an attenuation follow. Without an OCS, each end is a NIC, a host, a
+    packet switch (any free port) or its port. The path may cross several circuit switches; the one
+    that needs the fewest changes is chosen.
     """
     name, *others = pairs
     if ":" in name:
@@ -72,7 +68,7 @@ def connect_ports(
 def disconnect(name: str, ports: tuple[str, ...], target: ocs.Target, options: ocs.Flags) -> None:
     """Disconnect ports, in both directions.
 
-    Of a wavelength switch also one channel of a port: 3@193.100.
+    On a wavelength switch also one channel of a port: 3@193.100.
     """
     wanted = {name: sorted({names.place_number(target.lab, name, p) for p in ports}, key=str)}
     with target.client([name]) as client:
@@ -81,19 +77,31 @@ def disconnect(name: str, ports: tuple[str, ...], target: ocs.Target, options: o
 
 
 @click.command("apply")
-@_file
-@_only
+@click.argument("file", metavar="FILE|NAME", type=click.Path(allow_dash=True))
+@click.option("--only", is_flag=True, help="Remove all other circuits of each OCS in the file.")
 @ocs.change_options
 def apply_map(file: str, only: bool, target: ocs.Target, options: ocs.Flags) -> None:
-    """Connect what a file lists: YAML, JSON or CSV.
+    """Connect what a file lists, or restore saved circuits.
 
-    With --only --dry-run, see how the devices differ from it: '-' they have, '+' they lack.
+    The file is YAML, JSON or CSV. --only --dry-run shows how the devices differ from it: '-' is on
+    the device only, '+' in the file only. NAME is one given to 'ocs save'; it restores each OCS
+    completely.
 
     \b
     ocs1: [1-7, 2>8, "server1.nic0:tor1.1"]      YAML: both ways, one way, by names
-    wss1: [1-3@193.100, 2>4@193.150-2dB]         of a wavelength switch, with the channel
+    wss1: [1-3@193.100, 2>4@193.150-2dB]         a wavelength switch, with the channel
     ocs1,server1.nic0,tor1.1,one-way             CSV: OCS, from, to, way
     """
+    if file != "-" and not Path(file).exists():
+        with target.client(
+            lambda store: store.saved_maps().get(file, {}).get("maps", {})
+        ) as client:
+            saved = [row["name"] for row in client.saved_maps()]
+            if file not in saved:
+                hint = nearest(file, saved, "saved are")
+                raise BadInput(f"{file!r} is neither a file nor saved circuits: {hint}")
+            ocs.carry_out(client.preview_restore, client.restore, options, file)
+        return
     maps = names.read_map_file(file, target.lab)
     with target.client(maps) as client:
         ocs.carry_out(client.preview_reconfiguration, client.reconfigure, options, maps, only=only)
@@ -103,7 +111,7 @@ def apply_map(file: str, only: bool, target: ocs.Target, options: ocs.Flags) -> 
 @click.argument("number", metavar="ID", type=int)
 @ocs.change_options
 def roll_back(number: int, target: ocs.Target, options: ocs.Flags) -> None:
-    """Undo change ID, and nothing that other changes did."""
+    """Undo change ID, but not what other changes did."""
     with target.client(
         lambda store: (store.reconfiguration(number) or {}).get("changes", {})
     ) as client:
@@ -117,8 +125,8 @@ def roll_back(number: int, target: ocs.Target, options: ocs.Flags) -> None:
 def colocate(nodes: tuple[str, ...], force: bool, target: ocs.Target, options: ocs.Flags) -> None:
     """Connect servers or hosts to one packet switch.
 
-    The one with the fewest changes of circuits is taken. For schedulers that place jobs
-    themselves: see 'patchlight lab show --format slurm'.
+    It chooses the packet switch that needs the fewest changes. This is for schedulers that place
+    jobs themselves: see 'patchlight lab show --format slurm'.
     """
     with target.client() as client:
         ocs.carry_out(client.preview_together, client.together, options, nodes, force=force)
@@ -129,46 +137,36 @@ def _counts(maps: dict[str, list[str]]) -> str:
 
 
 @click.command()
-@click.argument("name")
+@click.argument("name", required=False)
 @_switches
 @ocs.why_option
 @ocs.target_options
-def save(name: str, switches: tuple[str, ...], why: str, target: ocs.Target, as_json: bool) -> None:
-    """Save the present circuits under NAME.
+def save(
+    name: str | None, switches: tuple[str, ...], why: str, target: ocs.Target, as_json: bool
+) -> None:
+    """Save the present circuits under NAME, or list what is saved.
 
-    Circuits saved earlier under that name are replaced.
+    'ocs apply NAME' brings them back. Circuits saved earlier under that name are replaced.
     """
+    if name is None:
+        with target.client(lambda _: (), talks=False) as client:
+            saved = client.saved_maps()
+        rows = (
+            (row["name"], when(row["at"]), row["by"], _counts(row["maps"]), row["why"])
+            for row in saved
+        )
+        columns = (Column("name", whole=True), "saved", "by", "circuit switches", "why")
+        print_answer(saved, Table(*columns, rows=rows, empty="no saved circuits"), as_json=as_json)
+        return
     with target.client(switches) as client:
         record = client.save_map(name, switches, why)
     print_answer(record, f"saved as {name}: {_counts(record['maps'])}", as_json=as_json)
 
 
 @click.command()
-@click.argument("name", required=False)
-@ocs.change_options
-def restore(name: str | None, target: ocs.Target, options: ocs.Flags) -> None:
-    """Restore the circuits saved as NAME; without NAME, list them."""
-    if name is not None:
-        with target.client(
-            lambda store: store.saved_maps().get(name, {}).get("maps", {})
-        ) as client:
-            ocs.carry_out(client.preview_restore, client.restore, options, name)
-        return
-    with target.client(lambda _: (), talks=False) as client:
-        saved = client.saved_maps()
-    rows = (
-        (row["name"], when(row["at"]), row["by"], _counts(row["maps"]), row["why"]) for row in saved
-    )
-    columns = (Column("name", whole=True), "saved", "by", "circuit switches", "why")
-    print_answer(
-        saved, Table(*columns, rows=rows, empty="no saved circuits"), as_json=options.as_json
-    )
-
-
-@click.command()
 @click.argument("ports", nargs=-1, metavar="[PORT…]", shell_complete=names.complete_any_port)
-@click.option("--keep", is_flag=True, help="Lock only others out: your own changes still go.")
-@click.option("--release", is_flag=True, help="Unlock the ports, also those that others locked.")
+@click.option("--keep", is_flag=True, help="Lock out other users, but not yourself.")
+@click.option("--release", is_flag=True, help="Unlock the ports, even if others locked them.")
 @ocs.why_option
 @ocs.target_options
 def lock(
@@ -176,7 +174,7 @@ def lock(
 ) -> None:
     """Lock ports against changes, unlock them, or list the locks.
 
-    A port is ocs1.17, or what is plugged in; of a wavelength switch also one channel of a port:
+    A port is ocs1.17, or what is plugged in; on a wavelength switch also one channel of a port:
     wss1.3@193.100. Without ports, list the locks.
     """
     if keep and release:
@@ -211,70 +209,29 @@ def _place(lock: Lock) -> str:
 
 
 @click.command()
-@_switches
-@click.option("--adopt", is_flag=True, help="Accept what the devices have.")
-@click.option("--repair", is_flag=True, help="Bring the devices back to the last change.")
-@ocs.change_options
-def drift(
-    switches: tuple[str, ...], adopt: bool, repair: bool, target: ocs.Target, options: ocs.Flags
-) -> None:
-    """Show circuits that differ from the last change.
-
-    The exit code is 1 if any do.
-    """
-    if adopt and repair:
-        raise BadInput("--adopt and --repair exclude each other")
-    wanted = [driven(target.lab.optical_switch(name)) for name in switches]
-    with target.client(wanted) as client:
-        if repair:
-            ocs.carry_out(client.preview_repair, client.repair, options, wanted, repairs=True)
-            return
-        if adopt and not options.dry_run:
-            ocs.print_record(client.adopt(wanted, options.why), as_json=options.as_json)
-            return
-        differences = {n: d for n, d in client.drift().items() if not wanted or n in wanted}
-    if options.as_json:
-        print_json(differences)
-    for name, differs in () if options.as_json else differences.items():
-        since, at = differs["reconfiguration"], differs["committed_at"]
-        against = f"change {since}" if since else f"what it had at {when(at)}" if at else "nothing"
-        lines = [f"{name} - {text} is missing" for text in differs["missing"]]
-        lines += [f"{name} + {text} was not made here" for text in differs["unknown"]]
-        if differs["unreachable"]:
-            lines = [f"{name} does not answer: {differs['unreachable']}"]
-        say("\n".join(lines) or f"{name} is as committed with {against}")
-    if not adopt and any(d["missing"] or d["unknown"] for d in differences.values()):
-        raise PatchlightError(
-            "the devices differ from what was committed",
-            hint="--repair brings them back, --adopt takes them as they are",
-        )
-    ocs.say_unreachable(differences)
-
-
-@click.command()
 @click.argument("number", metavar="[ID]", type=int, required=False)
 @click.option("--clear", is_flag=True, help="Allow changes again.")
-@click.option("--status", is_flag=True, help="Only show whether changes are stopped.")
+@click.option("--show", is_flag=True, help="Only show whether changes are stopped.")
 @ocs.why_option
 @ocs.target_options
 def stop(
-    number: int | None, clear: bool, status: bool, why: str, target: ocs.Target, as_json: bool
+    number: int | None, clear: bool, show: bool, why: str, target: ocs.Target, as_json: bool
 ) -> None:
     """Stop change ID, or all changes, and roll back.
 
-    A change halts before its next step, and the command waits until it is rolled back; at its last
-    steps it is refused: 'rollback' undoes it then. Without ID, new changes are refused as well,
-    until 'stop --clear', also by a later controller. Standing circuits are not touched.
+    The change halts before its next step, and the command waits until it is rolled back. A change
+    at its last steps cannot be stopped: undo it with 'ocs rollback'. Without ID, new changes are
+    refused too, until 'ocs stop --clear', even after a restart. Existing circuits stay.
     """
     if number is not None:
-        if clear or status:
-            raise BadInput("a change that is stopped is over: leave out --clear and --status")
+        if clear or show:
+            raise BadInput("a change that is stopped is over: leave out --clear and --show")
         _stop_one(number, why, target, as_json=as_json)
         return
     # Nothing is held for this: it must reach a change that is under way with --direct.
     with target.client(lambda _: (), talks=False) as client:
         unwritten = ""
-        if not status:
+        if not show:
             unwritten = (client.clear_stop if clear else client.press_stop)(why)["unwritten"]
         pressed = client.stop_button()
     text = "the stop button is not pressed: changes are allowed"

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from patchlight.cli.ocs import Target, say_changes, say_unreachable, target_options
+from patchlight.cli.ocs import (
+    Flags,
+    Target,
+    carry_out,
+    change_options,
+    print_record,
+    say_changes,
+    say_unreachable,
+    target_options,
+)
 from patchlight.cli.ocs.names import (
     complete_any_port,
     complete_switch,
@@ -29,6 +39,7 @@ if TYPE_CHECKING:
         LightAnswer,
         Lock,
         OcsMap,
+        PathsShape,
     )
 
 _SEVERITIES: dict[str, out.Meaning] = {"critical": "bad", "major": "bad", "notice": "quiet"}
@@ -58,16 +69,27 @@ def named_switches(lab: Lab, names: Collection[str]) -> list[str]:
 @click.command()
 @click.argument("places", nargs=-1, metavar="[OCS|PORT…]", shell_complete=complete_any_port)
 @click.option("--power", is_flag=True, help="Measure the optical power of the circuits instead.")
-@click.option("--alarms", is_flag=True, help="Show what the devices have reported instead.")
+@click.option("--alarms", is_flag=True, help="Show the alarms of the devices instead.")
+@click.option("--paths", is_flag=True, help="Show the paths of tunable transceivers instead.")
 @target_options
-def show(places: tuple[str, ...], power: bool, alarms: bool, target: Target, as_json: bool) -> None:
+def show(
+    places: tuple[str, ...], power: bool, alarms: bool, paths: bool, target: Target, as_json: bool
+) -> None:
     """Show optical switches and their circuits.
 
-    With ports, only the circuits of these. Alarms are those since the controller connected to the
-    device, notices included; with --direct those that stand now.
+    With ports, show only their circuits. Alarms are all since the controller connected to the
+    device, including notices; with --direct only the present ones. Paths are those that programs
+    use or wait for, with the networks that offer them: see docs/paths.md.
     """
-    if power and alarms:
-        raise BadInput("--power and --alarms exclude each other: give one")
+    if power + alarms + paths > 1:
+        raise BadInput("--power, --alarms and --paths exclude each other: give one")
+    if paths:
+        if places or target.direct:
+            raise BadInput("--paths shows all paths of a controller: leave out OCS and --direct")
+        with target.client() as client:
+            found = client.paths()
+        out.print_answer(found, lambda: _print_paths(found), as_json=as_json)
+        return
     whole = {switch.name for switch in target.lab.optical_switches}
     for text in places:
         if not ("." in text or text.isdecimal() or text in target.lab.host_names):
@@ -195,60 +217,122 @@ def _print_power(answers: dict[str, LightAnswer], *, as_json: bool) -> None:
             out.say(f"{name} {port} is {state['condition']} ({state['words']})")
 
 
+def _print_paths(found: PathsShape) -> None:
+    if not found["networks"]:
+        out.say("No host of this lab has a tunable transceiver whose light reaches another's.")
+        return
+    if found["nodes"]:
+        title = "Hosts that agree among themselves"
+        nodes = out.Table("host", "job", "state", "to", "THz", title=title)
+        for node in found["nodes"]:
+            state = out.Coloured(node["state"], "good" if node["state"] == "sends" else "quiet")
+            to = node["destination"] or "", node["channel"] or ""
+            nodes.add_row(node["host"], node["job"], state, *to)
+        nodes.print()
+    columns = ("path", "from", "to", "THz", "state", "for", "bytes", "user")
+    paths = out.Table(*columns, empty="The controller has given no path, and nobody waits for one.")
+    now = time.time()
+    # Those that send come before those that wait.
+    for path in sorted(found["paths"], key=lambda path: path["state"]):
+        is_granted = path["state"] == "granted"
+        began_at = path["starts_at"] if is_granted else None
+        since = path["wanted_at"] if began_at is None else began_at
+        ends = path["source"], path["destination"], path["channel"] or ""
+        state = out.Coloured(path["state"], "good" if is_granted else "quiet")
+        size = f"{path['bytes']:.3g}"
+        lasts = out.span(max(0.0, now - since))
+        paths.add_row(str(path["id"]), *ends, state, lasts, size, path["by"])
+    networks = out.Table("network", "hosts", "channels", "a channel is for", "tuned in")
+    for number, network in enumerate(found["networks"], 1):
+        hosts, channels = network["hosts"], network["channels"]
+        networks.add_row(
+            str(number),
+            f"{hosts[0]} … {hosts[-1]} ({len(hosts)})",
+            f"{channels[0]}-{channels[-1]} ({len(channels)})",
+            "one destination" if network["routed"] else "one sender at a time",
+            f"{network['tuning_s'] * 1e3:g} ms",
+        )
+    out.Screen(paths, networks).print()
+
+
 @click.command()
 @switches_argument
 @click.option("--accept", is_flag=True, help="Make the present power the baseline.")
-@target_options
-def verify(switches: tuple[str, ...], accept: bool, target: Target, as_json: bool) -> None:
+@click.option("--adopt", is_flag=True, help="Record the present circuits as intended.")
+@click.option("--repair", is_flag=True, help="Restore the circuits of the last change.")
+@change_options
+def verify(
+    switches: tuple[str, ...],
+    accept: bool,
+    adopt: bool,
+    repair: bool,
+    target: Target,
+    options: Flags,
+) -> None:
     """Check circuits against the last change, and their optical power.
 
-    The power is compared with the loss budget and with a baseline: what the same circuit had when
-    it was made before. The exit code is 1 if a circuit, a port or a device has failed. A circuit
-    that cannot be measured is 'unverified'; one within the budget that lost power since its
-    baseline is 'degraded'. Neither is a failure.
+    The power is compared with the loss budget and with a baseline: the power that this circuit had
+    when it was made before. The exit code is 1 if a circuit differs from the last change, or if a
+    circuit, a port or a device has failed. A circuit that cannot be measured is 'unverified'; one
+    within the budget that lost power since its baseline is 'degraded'. Neither is a failure.
     """
+    if accept + adopt + repair > 1:
+        raise BadInput("--accept, --adopt and --repair exclude each other: give one")
     names = named_switches(target.lab, switches)
     with target.client(names) as client:
-        drift = client.drift()
-        answers = {name: client.light(name) for name in names}
-        if accept:
+        if repair:
+            wanted = names if switches else []
+            carry_out(client.preview_repair, client.repair, options, wanted, repairs=True)
+            return
+        if adopt and not options.dry_run:
+            record = client.adopt(names if switches else [], options.why)
+            print_record(record, as_json=options.as_json)
+            return
+        if accept and not options.dry_run:
             client.accept_light(names)
-            answers = {name: client.light(name) for name in names}
-    _print_power(answers, as_json=as_json)
-    wrong = [
-        f"{name}: {row['words']}"
-        for name, answer in answers.items()
-        for row in answer["circuits"]
-        if row["verdict"] == "failed"
-    ]
-    for name in names:
-        if differs := drift.get(name):
-            wrong += [f"{name}: {text} is missing" for text in differs["missing"]]
-            wrong += [f"{name}: {text} was not made here" for text in differs["unknown"]]
-        broken = {p for p, s in answers[name]["ports"].items() if s["condition"] == "failed"}
+        drift = client.drift()
+        answers: dict[str, Any] = {n: {**drift.get(n, {}), **client.light(n)} for n in names}
+    _print_power(answers, as_json=options.as_json)
+    wrong: list[str] = []
+    differs = False
+    for name, answer in answers.items():
+        if silent := answer["unreachable"]:
+            wrong.append(f"{name} does not answer: {silent}")
+            continue
+        rows = answer["circuits"]
+        wrong += [f"{name}: {row['words']}" for row in rows if row["verdict"] == "failed"]
+        broken = {p for p, s in answer["ports"].items() if s["condition"] == "failed"}
         wrong += [f"{name}: {port} has failed" for port in sorted(broken)]
-        if answers[name]["unreachable"]:
-            wrong.append(f"{name} does not answer: {answers[name]['unreachable']}")
+        lines = [f"{name} - {text} is missing" for text in answer.get("missing", ())]
+        lines += [f"{name} + {text} was not made here" for text in answer.get("unknown", ())]
+        wrong += lines
+        differs = differs or bool(lines)
+        if not lines and not options.as_json:
+            out.say(f"{name} is as committed with {_committed(answer)}")
     if wrong:
-        raise PatchlightError("\n".join(wrong))
-    if not as_json:
+        hint = "--repair changes the circuits back, --adopt accepts them as they are"
+        raise PatchlightError("\n".join(wrong), hint=hint if differs else None)
+    if not options.as_json:
         kinds = Counter(row["verdict"] for answer in answers.values() for row in answer["circuits"])
         degraded = f", {kinds['degraded']} degraded" if kinds["degraded"] else ""
-        what = "circuit" if kinds["ok"] == 1 else "circuits"
-        out.say(
-            f"{kinds['ok']} {what} verified{degraded}, {kinds['unverified']} unverified, "
-            "none failed"
-        )
+        verified = out.counted(kinds["ok"], "circuit")
+        out.say(f"{verified} verified{degraded}, {kinds['unverified']} unverified, none failed")
+
+
+def _committed(answer: Mapping[str, Any]) -> str:
+    """What the circuits of an OCS were compared with."""
+    number, at = answer.get("reconfiguration"), answer.get("committed_at")
+    return f"change {number}" if number else f"its circuits of {out.when(at)}" if at else "nothing"
 
 
 @click.command()
 @click.argument("what", metavar="[OCS|ID]", required=False, shell_complete=complete_switch)
-@click.option("--last", type=click.IntRange(min=1), default=20, help="How many changes.")
+@click.option("--last", type=click.IntRange(min=1), default=20, help="Number of changes.")
 @target_options
 def history(what: str | None, last: int, target: Target, as_json: bool) -> None:
     """Show past changes: who, when, from where, why, and the result.
 
-    With the ID of a change, only that one, with every circuit.
+    With the ID of a change, show only that change, with every circuit.
     """
     names = [switch.name for switch in target.lab.optical_switches]
     number = int(what) if what is not None and what.isdecimal() and what not in names else None

@@ -31,13 +31,15 @@ _CIRCUIT_EVENTS = {
 
 @click.command()
 @switches_argument
-@click.option("--since", type=int, metavar="N", help="Start after event N.  [default: now]")
+@click.option(
+    "--after-event", "since", type=int, metavar="N", help="Start after event N.  [default: now]"
+)
 @click.option("--count", type=click.IntRange(min=1), metavar="N", help="End after N events.")
 @click.option(
     "--all",
     "everything",
     is_flag=True,
-    help="Also notices, and events of other things than circuits.",
+    help="Also notices, and events that are not about circuits.",
 )
 @ocs.target_options
 def watch(
@@ -50,8 +52,8 @@ def watch(
 ) -> None:
     """Follow changes, alarms, drift and locks until Ctrl-C.
 
-    With the ID of a change, follow that one to its end, stage by stage. With --direct, follow what
-    the devices report and what changes on them; they are not locked, so others can work on them.
+    With the ID of a change, follow that change to its end, stage by stage. With --direct, follow
+    what the devices report and what changes on them; others can still work on them.
     """
     is_id = len(switches) == 1 and switches[0].isdecimal()
     if is_id and all(switch.name != switches[0] for switch in target.lab.optical_switches):

@@ -50,7 +50,7 @@ _PAGE = Path(__file__).with_name("page.html.j2")
     "--since",
     default="1d",
     metavar="TIME",
-    help="Start of the period: how long ago, like 2h or 7d, or a date with or without a time.",
+    help="Start of the period: a time ago, like 2h or 7d, or a date with or without a time.",
 )
 @click.option("--until", default="0s", metavar="TIME", help="End of the period, likewise.")
 @click.option(

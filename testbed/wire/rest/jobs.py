@@ -96,6 +96,12 @@ class Preview(TypedDict):
     bottleneck: NotRequired[str]
 
 
+class SubmittedJob(JobInList):
+    """A queued job, and if it was requested what would become of it as of then."""
+
+    plan: NotRequired[Preview]
+
+
 class IterationReport(TypedDict):
     """One iteration of one worker of an ``attempt``; ``loss`` where a model is trained."""
 
@@ -165,6 +171,7 @@ class ProposalShape(TypedDict):
 
 
 Jobs = answer("Jobs", "Jobs, each with what is predicted of it.", jobs=list[JobInList])
+Submitted = answer("Submitted", "The jobs that were queued.", jobs=list[SubmittedJob])
 Previews = answer("Previews", "What would become of jobs now.", jobs=list[Preview])
 Iterations = answer(
     "Iterations",

@@ -35,12 +35,16 @@ class PartStatus(TypedDict):
 
 
 class PacketSwitchStatus(TypedDict):
-    """A packet switch; ``second_from``: from where another one says that it is this one."""
+    """A packet switch; ``second_from``: from where another one says that it is this one.
+
+    ``lacks``: the flow entries that it refused, like "lacks 4 flow entries: table full".
+    """
 
     name: str
     datapath_id: int
     connected: bool
     second_from: str | None
+    lacks: str | None
 
 
 class CircuitSwitchStatus(TypedDict):

@@ -340,7 +340,7 @@ def test_gradients_differ_by_seed_rank_and_iteration_and_are_small_integers() ->
     usual = gradient(1, 0, 0, 5000)
     assert usual.dtype == np.float32
     assert np.array_equal(usual, np.round(usual))
-    assert (usual.min(), usual.max()) == (-8, 7)
+    assert (int(usual.min()), int(usual.max())) == (-8, 7)
     assert np.array_equal(usual, gradient(1, 0, 0, 5000))
     for other in (gradient(2, 0, 0, 5000), gradient(1, 1, 0, 5000), gradient(1, 0, 1, 5000)):
         assert not np.array_equal(usual, other)

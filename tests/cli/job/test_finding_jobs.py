@@ -79,10 +79,11 @@ def test_names_complete_in_the_shell(running: ControllerProcess, tmp_path: Path)
     assert "consolidated" in completed("emulate up x --placement cons")
     assert "consolidated" not in completed("emulate up x --order cons")
     assert completed("ocs connect o1 a.n") == ["a.n0:"]
-    assert completed("completion fi") == ["fish"]
+    assert completed("ocs conn") == ["connect"]
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_the_script_for_a_shell_is_printed(shell: str) -> None:
-    script = CliRunner().invoke(cli, ["completion", shell], prog_name="patchlight").output
+    variables = {"_PATCHLIGHT_COMPLETE": f"{shell}_source"}
+    script = CliRunner().invoke(cli, [], prog_name="patchlight", env=variables).output
     assert f"_PATCHLIGHT_COMPLETE={shell}_complete" in script

@@ -50,7 +50,7 @@ async def test_the_list_can_be_of_a_state_a_name_or_a_user(
     first = await running(cluster, "first", "gpu0")
     (second,) = cluster.submit(spec("second", "gpu0"))
     for words, found in (
-        (("--state", "running"), [first]),
+        (("--status", "running"), [first]),
         (("--name", "second"), [second]),
         (("--user", "nobody"), []),
     ):
@@ -67,10 +67,10 @@ async def test_show_says_why(job: JobCommand, cluster: Cluster) -> None:
     times = {"lasts_s": 12.0, "delays_others_s": None, "also_of": ["first-fit", "best-fit"]}
     decision["weighed"] = {"saw": {"gpus": 6, "free": 4}, "options": [taken | times, left | times]}
     cluster.table.ledger.add_decision(job_id, 1.0, decision)
-    shown = json.loads(await job("show", "first", "--why", "--json"))
+    shown = json.loads(await job("show", "first", "--history", "--json"))
     assert [row["state"] for row in shown["states"]] == ["queued", "preparing", "running"]
     assert shown["decisions"][0]["policy"] == "packed"
-    printed = await job("show", "first", "--why")
+    printed = await job("show", "first", "--history")
     assert max(map(len, printed.splitlines())) <= 80
     for words in ("preparing", "placement", "packed", "2.0 ms", "server1.gpu0"):
         assert words in printed
@@ -152,16 +152,14 @@ async def test_of_a_job_that_failed_the_last_lines_are_kept(
 
 async def test_follow_ends_with_the_result_of_the_jobs(job: JobCommand, cluster: Cluster) -> None:
     good, bad = await running(cluster, "good", "gpu0"), await running(cluster, "bad", "gpu1")
-    printed = await job("follow", "good", "bad", "--timeout", "10ms", code=2)
-    assert f"these have not ended: {good}, {bad}" in printed
-    following = asyncio.create_task(job("follow", "good"))
+    following = asyncio.create_task(job("show", "--follow", "good"))
     cluster.report_all(good, 0, 1.0)
     cluster.fleet.put(good, WorkerState.DONE)
     iteration, end = (await following).splitlines()
     assert iteration.startswith("[0] iteration 0: compute")
     assert end.startswith(f"{good} done in ")
     cluster.fleet.put(bad, WorkerState.FAILED, "why not")
-    assert f"{bad} failed: worker 0 on " in await job("follow", good, bad, code=1)
+    assert f"{bad} failed: worker 0 on " in await job("show", "--follow", good, bad, code=1)
 
 
 async def test_follow_shows_the_output_of_a_program(job: JobCommand, cluster: Cluster) -> None:
@@ -170,7 +168,7 @@ async def test_follow_shows_the_output_of_a_program(job: JobCommand, cluster: Cl
     await cluster.until_state(job_id, JobState.RUNNING)
     (name,) = cluster.fleet.job_workers(job_id)
     cluster.fleet.printed[name] = "epoch 1\nepo"
-    following = asyncio.create_task(job("follow", "mine"))
+    following = asyncio.create_task(job("show", "--follow", "mine"))
     await cluster.until(lambda: ("log", name) in cluster.fleet.calls)
     calls = cluster.fleet.calls.count(("log", name))
     cluster.fleet.printed[name] += "ch 2"
@@ -191,7 +189,7 @@ async def test_follow_says_why_a_job_waits_and_how_to_stop_it(
         raise KeyboardInterrupt
 
     monkeypatch.setattr("patchlight.cli.job.follow.time.sleep", interrupt)
-    said, goes_on = (await job("follow", "second", code=130)).splitlines()
+    said, goes_on = (await job("show", "--follow", "second", code=130)).splitlines()
     assert said == f"{waits} queued: server1.gpu0 is busy"
     assert goes_on == f"job {waits} goes on; stop it with: patchlight job stop {waits}"
 
@@ -206,7 +204,7 @@ async def test_a_job_that_ended_is_restarted_as_a_new_one(
     await cluster.until_state(new, JobState.RUNNING)
 
 
-@pytest.mark.parametrize("words", [("show",), ("logs",), ("follow",), ("restart",), ("stop",)])
+@pytest.mark.parametrize("words", [("show",), ("logs",), ("restart",), ("stop",)])
 async def test_a_job_that_there_is_not_is_told_with_those_there_are(
     job: JobCommand, cluster: Cluster, words: tuple[str, ...]
 ) -> None:

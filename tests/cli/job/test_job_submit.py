@@ -9,6 +9,7 @@ from click.testing import CliRunner
 
 from patchlight.cli.main import cli
 from patchlight.client.client import ControllerClient
+from patchlight.testbed.errors import BadInput
 from patchlight.testbed.jobfile.reader import JobFileError, parse_jobs
 from patchlight.testbed.jobs import JobState
 from tests.support.job_api import JobCommand
@@ -71,6 +72,15 @@ async def test_a_job_without_a_file_has_defaults(job: JobCommand, cluster: Clust
     assert dict(told.compute_s) == {"Tesla M40": 0.5, "Titan V": 0.5}
 
 
+async def test_set_gives_any_key_of_a_job_file(
+    job: JobCommand, cluster: Cluster, spec: Path
+) -> None:
+    words = ("--set", "dark_limit=2min", "--set", "hosts=[gpu0, gpu2]", "--set", "seed=7")
+    submitted = json.loads(await job("submit", str(spec), *words, "--json"))
+    told = cluster.table[submitted["id"]].spec
+    assert (told.dark_limit_s, told.hosts, told.seed) == (120.0, ("gpu0", "gpu2"), 7)
+
+
 async def test_a_model_is_all_that_real_training_has_to_name(
     job: JobCommand, cluster: Cluster
 ) -> None:
@@ -118,6 +128,10 @@ async def test_a_job_waits_for_the_latest_of_a_name(
         (("VGG", "--gpu-models", "3090"), "gpu_models names '3090'"),
         (("VGG", "--image", "x"), "image: only for jobs with trainer torch or command"),
         (("VGG", "--regroup", "--topology", "keep"), "exclude each other"),
+        (("VGG", "--set", "hold"), "--set hold: expected KEY=VALUE"),
+        (("VGG", "--set", "seed=1", "--set", "sed=x"), "--set:2:1: unknown key 'sed'"),
+        (("VGG", "--set", "retries=x"), "--set:1:10: expected how often"),
+        (("VGG", "--set", "retries=1", "--retries", "2"), "retries is given twice"),
         (("VGG", "--follow", "--array", "2"), "--follow is for one job"),
         (("plain",), "expected either --workers N or --hosts"),
         (("plain", "--workers", "0"), "'0' workers: expected 1 to 65536, or auto"),
@@ -172,20 +186,19 @@ def test_files_are_checked_without_a_controller(spec: Path, tmp_path: Path) -> N
     gang, wrong = tmp_path / "gang.yaml", tmp_path / "wrong.yaml"
     gang.write_text(GANG)
     wrong.write_text(ONE + "colour: red\nretries: x")
-    done = CliRunner().invoke(cli, ["job", "check", str(spec), str(gang)])
-    assert done.output.splitlines() == [
-        f"{spec} is good: a job: vgg",
-        f"{gang} is good: 2 jobs that start together: a, b",
-    ]
-    done = CliRunner().invoke(cli, ["job", "check", str(wrong), str(spec)])
-    assert done.exit_code == JobFileError.exit_code
-    assert [line.removeprefix(str(wrong))[:5] for line in done.output.splitlines()[:2]] == [
+    nowhere = ("--dry-run", "--controller", "127.0.0.1:1")
+    done = CliRunner().invoke(cli, ["job", "submit", str(gang), *nowhere])
+    assert f"{gang} is right (2 jobs: a, b), but only a controller knows" in str(done.exception)
+    assert not isinstance(done.exception, BadInput)
+    done = CliRunner().invoke(cli, ["job", "submit", str(wrong), *nowhere])
+    assert isinstance(done.exception, JobFileError)
+    assert [line.removeprefix(str(wrong))[:5] for line in str(done.exception).splitlines()] == [
         ":6:1:",
         ":7:10",
     ]
 
 
 def test_the_schema_is_printed() -> None:
-    printed = json.loads(CliRunner().invoke(cli, ["lab", "schema", "job"]).output)
+    printed = json.loads(CliRunner().invoke(cli, ["lab", "check", "--schema", "job"]).output)
     assert printed["title"] == "Patchlight job file"
     assert "gradient" in printed["properties"]

@@ -80,7 +80,7 @@ async def test_what_a_move_of_light_gained_stands_beside_the_job(
     assert "committed" in await job("regroup")
     (move,) = json.loads(await job("show", job_id, "--json"))["light_moves"]
     assert move["predicted_before_s"] == shown["predicted_iteration_s"]
-    printed = " ".join((await job("show", job_id, "--why")).split())
+    printed = " ".join((await job("show", job_id, "--history")).split())
     assert "by defragment (change" in printed
     change = f"predicted {move['predicted_before_s']:.3f} s → {move['predicted_after_s']:.3f} s"
     assert change in printed
@@ -158,7 +158,7 @@ async def test_a_job_that_grows_shows_its_workers_now_and_before(
     await cluster.until(lambda: len(cluster.table[job_id].degrees) == 2)
     await cluster.until_state(job_id, JobState.RUNNING)
     assert "4 now; 2 from iteration 0 on, 4 from iteration 0 on" in await one_line(job, job_id)
-    shown = await job("show", job_id, "--why")
+    shown = await job("show", job_id, "--history")
     assert "from 2 to 4 workers" in " ".join(shown.split())
     (row,) = json.loads(await policy("replay", job_id, "--with", "elasticity:rigid", "--json"))
     assert (row["decided"], row["answer"], row["same"]) == ({job_id: 4}, {}, False)

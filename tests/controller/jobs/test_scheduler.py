@@ -165,6 +165,19 @@ async def test_a_job_whose_hosts_are_out_of_reach_waits_until_they_are_back(
     await cluster.until_state(lost, JobState.RUNNING)
 
 
+async def test_a_job_waits_for_hosts_that_a_full_packet_switch_does_not_serve(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full = {host.name: "tor1 lacks 3 flow entries: table full" for host in cluster.lab.hosts}
+    unserved = dict(full)
+    monkeypatch.setattr(cluster.flows, "unserved", lambda: dict(unserved))
+    (waits,) = cluster.submit(job("waits", workers=2))
+    await cluster.until(lambda: "table full" in cluster.scheduler.job(waits).message)
+    unserved.clear()
+    cluster.submit(job("next", workers=2))  # the lab is looked at
+    await cluster.until_state(waits, JobState.RUNNING)
+
+
 @pytest.mark.parametrize(
     "agents", [{"create": "GPU gpu1 is leased"}, {"start": "the worker is gone"}]
 )

@@ -3,13 +3,18 @@
 import asyncio
 import os
 import signal
+from ipaddress import IPv4Address
 
 import pytest
 
-from patchlight.controller.openflow.flowtable import FlowTable
-from patchlight.controller.openflow.forwarding import TABLE_MISS, entry_to
-from patchlight.controller.openflow.packet_switches import FlowSync
+from patchlight.controller.openflow import packet_switches
+from patchlight.controller.openflow.flowtable import FlowTable, Match
+from patchlight.controller.openflow.forwarding import TABLE_MISS, entry_to, leads_to
+from patchlight.controller.openflow.packet_switches import FlowSync, PacketSwitches
 from patchlight.testbed.errors import OutcomeUnknown, PatchlightError
+from patchlight.testbed.lab.reach import Reach
+from patchlight.testbed.lab.wiring import trace_links
+from patchlight.testbed.labfile.reader import load_lab
 from tests.support.openflow_bench import OpenFlowBench
 from tests.support.waiting import eventually
 
@@ -102,3 +107,49 @@ async def test_only_what_changes_is_changed(bench: OpenFlowBench) -> None:
         assert all((a.added, a.removed, a.ok) == (3, 1, True) for a in done.values())
         assert bench.ovs.flows(names[0]) == bench.ovs.flows(names[1])
         await flows.close()
+
+
+async def test_a_full_table_is_told_and_filled_once_there_is_room(
+    bench: OpenFlowBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packet_switches, "_TRY_AGAIN_S", (0.2,))
+    lab = load_lab("ofc2022")
+    datapath_id = lab.packet_switches[0].datapath_id
+    async with bench.speaker(datapath_id) as (speaker, events):
+        name = bench.bridge(datapath_id)
+        await events.wait("switch-up", datapath_id=datapath_id)
+        # Room for what drops the rest, and for one entry.
+        table = ["--id=@t", "create", "Flow_Table", "flow_limit=2", "overflow_policy=refuse"]
+        bench.ovs.vsctl(*table, "--", "set", "Bridge", name, "flow_tables:0=@t")
+        switches = PacketSwitches(lab, speaker)
+        notes = await switches.follow(trace_links(lab, lab.initial_maps))
+        wanted = len(switches._flows.wanted[datapath_id])
+        lacks = f"lacks {wanted - 2} flow entries: table full"
+        assert switches.lacking() == {"tor1": lacks}
+        assert [note for note in notes if note.startswith(f"tor1 {lacks}; the first: ")]
+        # Each host has two entries, for frames and for ARP, and one entry at most is there.
+        cut = {host.name: f"tor1 {lacks}" for host in lab.hosts}
+        assert switches.unserved() == cut
+        assert (
+            Reach(lab, trace_links(lab, lab.initial_maps), switches.unserved()).without_link == cut
+        )
+        bench.ovs.vsctl("set", "Flow_Table", ".", "flow_limit=100")
+        await eventually(lambda: not switches.lacking(), "the entries to be added")
+        assert len(bench.ovs.flows(name)) == wanted
+        assert switches.unserved() == {}
+        await switches.close()
+
+
+def test_a_block_of_addresses_leads_to_each_of_them() -> None:
+    address = IPv4Address("10.0.0.5")
+    for match, yes in (
+        (Match(eth_dst=MACS[1]), True),
+        (Match(eth_dst=MACS[2]), False),
+        (Match(eth_dst=(MACS[0], "ff:ff:ff:ff:ff:fe")), True),
+        (Match(eth_dst=(MACS[2], "ff:ff:ff:ff:ff:fe")), False),
+        (Match(eth_type=0x0806, arp_tpa="10.0.0.5"), True),
+        (Match(eth_type=0x0806, arp_tpa=("10.0.0.4", "255.255.255.252")), True),
+        (Match(eth_type=0x0806, arp_tpa=("10.0.0.8", "255.255.255.252")), False),
+        (Match(), False),
+    ):
+        assert leads_to(match, MACS[1], address) is yes, match

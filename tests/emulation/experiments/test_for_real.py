@@ -42,7 +42,7 @@ def nothing_of(lab: str) -> bool:
 
 @pytest.mark.timeout(400)
 def test_all_cases_with_processes(tmp_path: Path) -> None:
-    options = ["--workers", "process", "--iterations", "6", "--engine", "ryu"]
+    options = ["--worker-kind", "process", "--iterations", "6", "--engine", "ryu"]
     result = experiment("exp-all", tmp_path / "out", *options)
     assert (result["workers"], result["engine"]) == ("process", "ryu")
     origin, lab_file = result["provenance"], builtin_lab("ofc2022")
@@ -69,7 +69,7 @@ def test_all_cases_with_processes(tmp_path: Path) -> None:
 @pytest.mark.docker
 @pytest.mark.timeout(300)
 def test_containers_train_under_the_other_engine(tmp_path: Path, docker_host: str) -> None:
-    options = ["--workers", "docker", "--iterations", "4", "--cases", "a", "--engine", "os-ken"]
+    options = ["--worker-kind", "docker", "--iterations", "4", "--cases", "a", "--engine", "os-ken"]
     result = experiment("exp-containers", tmp_path, *options)
     assert (result["workers"], result["engine"]) == ("docker", "os-ken")
     assert result["cases"]["a"]["reduction"] > 0.6
@@ -78,7 +78,7 @@ def test_containers_train_under_the_other_engine(tmp_path: Path, docker_host: st
 @pytest.mark.timeout(120)
 def test_an_interrupted_experiment_leaves_nothing(tmp_path: Path) -> None:
     lab = "exp-interrupted"
-    options = ["--name", lab, "--workers", "process", "--output", str(tmp_path / "out")]
+    options = ["--name", lab, "--worker-kind", "process", "--output", str(tmp_path / "out")]
     process = subprocess.Popen(
         [*EXPERIMENT, *options],
         stdout=subprocess.PIPE,

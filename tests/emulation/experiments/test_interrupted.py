@@ -46,8 +46,8 @@ SHORT = PacMlOptions(
 
 
 @pytest.fixture(autouse=True)
-def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+def no_profiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PATCHLIGHT_PROFILES", raising=False)
 
 
 def interrupted(folder: Path, *arguments: str) -> tuple[int, str, str]:
@@ -71,29 +71,14 @@ def interrupted(folder: Path, *arguments: str) -> tuple[int, str, str]:
     return process.returncode, said, complained
 
 
-COMMANDS = {
-    "pac-ml": (
-        "experiment",
-        "pac-ml",
-        "--rules",
-        "ramp-block",
-        "--laws",
-        "A",
-        "--seeds",
-        "3",
-        "--quick",
-    ),
-    "evaluate": ("policy", "evaluate", "--seeds", "3"),
-}
+PAC_ML = ("experiment", "pac-ml", "--rules", "ramp-block", "--laws", "A", "--quick")
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_ctrl_c_writes_and_prints_what_is_finished(tmp_path: Path, command: str) -> None:
+def test_ctrl_c_writes_and_prints_what_is_finished(tmp_path: Path) -> None:
     sticks, output = tmp_path / "sticks.py", tmp_path / "out"
     sticks.write_text(STICKS)
-    named = ("constant-8", f"{sticks}:Sticks")
-    asked = ("--policies", ",".join(named)) if command == "pac-ml" else named
-    arguments = (*COMMANDS[command], *asked, "--processes", "1", "--output", str(output))
+    named = ("--policies", f"constant-8,{sticks}:Sticks", "--seeds", "3")
+    arguments = (*PAC_ML, *named, "--processes", "1", "--output", str(output))
     code, said, complained = interrupted(tmp_path, *arguments)
     assert code == 130, complained
     # Seed by seed: both policies have the first one, constant-8 the second too.
@@ -101,11 +86,8 @@ def test_ctrl_c_writes_and_prints_what_is_finished(tmp_path: Path, command: str)
     found = json.loads((output / "result.json").read_text(), parse_constant=pytest.fail)
     assert found["interrupted"] is True
     assert (found["episodes_finished"], found["episodes_wanted"]) == (3, 6)
-    if command == "pac-ml":
-        policies = found["rules"]["ramp-block"]["A"]["policies"]
-        assert found["rules"]["ramp-block"]["A"]["hindsight_bound"]["blocking_rate"] > 0
-    else:
-        policies = {row["policy"]: row for row in found["policies"]}
+    policies = found["rules"]["ramp-block"]["A"]["policies"]
+    assert found["rules"]["ramp-block"]["A"]["hindsight_bound"]["blocking_rate"] > 0
     assert {name: len(each["episodes"]) for name, each in policies.items()} == {
         "constant-8": 2,
         f"{sticks}:Sticks": 1,
@@ -118,8 +100,8 @@ def test_ctrl_c_before_anything_is_finished_writes_nothing(tmp_path: Path) -> No
     sticks, output = tmp_path / "sticks.py", tmp_path / "out"
     sticks.write_text(STICKS)
     (tmp_path / "first").touch()
-    few = ("--seeds", "1", "--processes", "1", "--output", str(output))
-    code, _, complained = interrupted(tmp_path, "policy", "evaluate", f"{sticks}:Sticks", *few)
+    few = ("--policies", f"{sticks}:Sticks", "--seeds", "1", "--processes", "1")
+    code, _, complained = interrupted(tmp_path, *PAC_ML, *few, "--output", str(output))
     assert code == 130, complained
     assert not output.exists()
 

@@ -52,8 +52,8 @@ def write_model(
 
 
 @pytest.fixture(autouse=True)
-def empty_cache_and_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+def no_profiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PATCHLIGHT_PROFILES", raising=False)
     monkeypatch.chdir(tmp_path)  # Where results go.
 
 
@@ -70,7 +70,7 @@ def test_it_is_shown_with_its_card(tmp_path: Path) -> None:
 def test_it_is_evaluated_and_stands_in_the_table(tmp_path: Path) -> None:
     model, output = write_model(tmp_path / "least.onnx"), tmp_path / "out"
     few = ["--seeds", "1", "--laws", "A", "--processes", "1", "--output", str(output)]
-    arguments = ["experiment", "pac-ml", *few, "--policies", "constant-8", "--policy", model]
+    arguments = ["experiment", "pac-ml", *few, "--policies", f"constant-8,{model}"]
     result = CliRunner().invoke(cli, arguments)
     assert result.exit_code == 0, result.output
     rules = json.loads((output / "result.json").read_text())["rules"]
@@ -99,13 +99,10 @@ def test_one_for_another_lab_is_refused(
     ramp: tuple[int, int, int], rule: str, asked: str, words: str, tmp_path: Path
 ) -> None:
     model = write_model(tmp_path / "other.onnx", ramp, rule)
-    for command in (
-        ["experiment", "pac-ml", "--policy", model, "--rules", asked],
-        ["policy", "evaluate", model, "--rule", asked],
-    ):
-        result = CliRunner().invoke(cli, command)
-        assert isinstance(result.exception, BadInput)
-        assert words in str(result.exception)
+    command = ["experiment", "pac-ml", "--policies", model, "--rules", asked]
+    result = CliRunner().invoke(cli, command)
+    assert isinstance(result.exception, BadInput)
+    assert words in str(result.exception)
 
 
 def test_what_a_model_was_not_trained_on_is_said(tmp_path: Path) -> None:
@@ -116,17 +113,12 @@ def test_what_a_model_was_not_trained_on_is_said(tmp_path: Path) -> None:
     card.write_text(json.dumps(json.loads(card.read_text()) | {"training": training}))
     # A built-in policy beside it is never warned of.
     few = ["--seeds", "1", "--processes", "1", "--output", str(tmp_path / "out")]
-    few += ["--law", "A", "--law", "C", "--failures", "30d:4h"]
-    result = CliRunner().invoke(cli, ["policy", "evaluate", model, "constant-8", *few])
+    few += ["--laws", "A,C", "--failures", "30d:4h", "--policies", f"{model},constant-8"]
+    result = CliRunner().invoke(cli, ["experiment", "pac-ml", *few])
     assert result.exit_code == 0, result.output
-    rows = json.loads((tmp_path / "out" / "result.json").read_text())["policies"]
+    found = json.loads((tmp_path / "out" / "result.json").read_text())["outside_training"]
     never = "trained on servers that never break"
-    assert {(row["policy"], row["law"]): row["outside_training"] for row in rows} == {
-        (model, "A"): [never],
-        (model, "C"): ["trained on laws A, B, not on law C", never],
-        ("constant-8", "A"): [],
-        ("constant-8", "C"): [],
-    }
+    assert found == {model: [never, "trained on laws A, B, not on law C"]}
     warned = " ".join(result.stderr.split())
     assert "warning: " in warned
     assert never in warned
@@ -178,12 +170,11 @@ def test_shipped_models_say_what_they_were_trained_on(pipedream: Path) -> None:
     card = read_card(MODELS / "learned-first-fit-inexact.json")
     for law in "AC":
         assert outside_training(card, Variation(), law, list(SOURCES), published=True) == []
-    arguments = ["--rule", "ramp-first-fit", "--seeds", "1", "--law", "C"]
+    arguments = ["--rules", "ramp-first-fit", "--seeds", "1", "--laws", "C", "--quick"]
+    arguments += ["--policies", "learned-first-fit-inexact"]
     arguments += ["--arrivals", "fixed:800"]
     arguments += ["--profiles", str(pipedream)]
-    result = CliRunner().invoke(
-        cli, ["policy", "evaluate", "learned-first-fit-inexact", *arguments]
-    )
+    result = CliRunner().invoke(cli, ["experiment", "pac-ml", *arguments])
     assert result.exit_code == 0, result.output
     assert "trained on fixed:1000" in result.stderr
 
@@ -191,7 +182,7 @@ def test_shipped_models_say_what_they_were_trained_on(pipedream: Path) -> None:
 def test_a_changed_file_is_refused(tmp_path: Path) -> None:
     model = Path(write_model(tmp_path / "least.onnx"))
     model.write_bytes(model.read_bytes() + b"\0")
-    result = CliRunner().invoke(cli, ["policy", "evaluate", str(model)])
+    result = CliRunner().invoke(cli, ["experiment", "pac-ml", "--policies", str(model)])
     assert isinstance(result.exception, BadInput)
     assert "not the file that its card was written for" in str(result.exception)
 

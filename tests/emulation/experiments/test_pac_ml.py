@@ -48,8 +48,8 @@ SHORT = PacMlOptions(
 
 
 @pytest.fixture(autouse=True)
-def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+def no_profiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PATCHLIGHT_PROFILES", raising=False)
 
 
 @pytest.fixture
@@ -171,8 +171,8 @@ def test_published_figures_stand_beside_only_with_the_published_profiles(
         (lambda: PacMlOptions(policies=("constant-3",)), "no policy 'constant-3'"),
         (lambda: PacMlOptions(seeds=0), "cannot run 0 seeds"),
         (lambda: PacMlOptions(first_seed=-1), "the first seed is -1"),
-        (lambda: PacMlOptions(added=("constant",)), "has to be told 'degree'"),
-        (lambda: PacMlOptions(added=("fifo",)), "no policy 'fifo'"),
+        (lambda: PacMlOptions(policies=("constant",)), "has to be told 'degree'"),
+        (lambda: PacMlOptions(policies=("fifo",)), "no policy 'fifo'"),
         (lambda: find_profiles(Path("/nowhere")), "/nowhere is not a folder"),
     ],
 )
@@ -367,8 +367,8 @@ def test_a_result_says_where_it_comes_from(tmp_path: Path, pipedream: Path) -> N
     mine = tmp_path / "mine.py"
     mine.write_text(MINE)
     short = replace(SHORT, laws=("A",), rules=("ramp-first-fit",), horizon_s=2e3, seeds=1)
-    chosen = ("constant-8", "learned-first-fit-inexact")
-    options = replace(short, policies=chosen, added=(f"{mine}:Mine",), profiles=pipedream)
+    chosen = ("constant-8", "learned-first-fit-inexact", f"{mine}:Mine")
+    options = replace(short, policies=chosen, profiles=pipedream)
     result = quietly(options)
     origin = result["provenance"]
     assert (origin["seeds"], origin["machine"]) == ([0], result["machine"])
@@ -397,7 +397,7 @@ def test_a_users_policy_stands_beside_the_others(tmp_path: Path) -> None:
     mine, output = tmp_path / "mine.py", tmp_path / "out"
     mine.write_text(MINE)
     few = ["--seeds", "1", "--first-seed", "100", "--laws", "A", "--rules", "ramp-block"]
-    beside = ["--policies", "constant-4", "--policy", f"{mine}:Mine", "--policy", "constant:3"]
+    beside = ["--policies", f"constant-4,{mine}:Mine,constant:3"]
     arguments = ["pac-ml", *few, "--processes", "2", *beside, "--output", str(output)]
     result = CliRunner().invoke(experiment, arguments)
     assert result.exit_code == 0, result.output
@@ -430,7 +430,7 @@ def test_policies_that_cannot_run_leave_nothing_behind(tmp_path: Path) -> None:
     output = tmp_path / "out"
     broken = (str(tmp_path / "broken.py"), str(tmp_path / "no.onnx"))
     for wrong in (*broken, "nowhere.py:Mine", "nowhere.onnx", "fifo", "constant", "model.pt"):
-        arguments = ["pac-ml", "--policy", wrong, "--output", str(output)]
+        arguments = ["pac-ml", "--policies", wrong, "--output", str(output)]
         result = CliRunner().invoke(experiment, arguments)
         assert isinstance(result.exception, BadInput), wrong
         assert not output.exists()

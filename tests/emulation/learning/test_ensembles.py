@@ -16,7 +16,7 @@ from patchlight.cli.main import cli
 from patchlight.controller.policies.learned import load_learned
 from patchlight.emulation.learning.config import parse_config
 from patchlight.emulation.learning.episode_arrays import EpisodeJobs
-from patchlight.emulation.learning.export import of_runs
+from patchlight.emulation.learning.export import export, of_runs
 from patchlight.emulation.learning.learner import play
 from patchlight.emulation.learning.network import MeanScorer, NearestScorer
 from patchlight.emulation.learning.training import TrainingRun, scenarios_of
@@ -75,10 +75,7 @@ def test_under_each_condition_those_decide_that_learned_under_it(
 def test_their_model_decides_as_the_network_does(
     runs: list[Path], workloads: Workloads, tmp_path: Path
 ) -> None:
-    arguments = ["policy", "export", *map(str, runs), str(tmp_path), "--name", "any"]
-    done = CliRunner().invoke(cli, arguments)
-    assert done.exit_code == 0, done.output
-    policy = load_learned(tmp_path / "any.onnx")
+    policy = load_learned(export(*of_runs(runs), tmp_path, "any"))
     network, *_ = of_runs(runs)
     config = parse_config(TINY.format(seed=0, conditions=["poisson:1000"]))
     (scenario,) = scenarios_of(config, workloads)

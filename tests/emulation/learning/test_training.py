@@ -5,6 +5,7 @@ import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,12 +13,12 @@ import pytest
 import torch
 from click.testing import CliRunner
 
+from benchmarks import studies
 from patchlight.controller.policies.files import MODELS
 from patchlight.controller.policies.learned import load_learned, read_card
 from patchlight.controller.policies.observation import INTERVAL, ObservationLayout
 from patchlight.emulation.experiments.pac_ml.episodes import PolicyFaults, make_policy
 from patchlight.emulation.learning.afterstates import AfterstateLearner, Teacher
-from patchlight.emulation.learning.commands.learn import export as export_command
 from patchlight.emulation.learning.commands.learn import train as train_command
 from patchlight.emulation.learning.config import (
     CONFIGS,
@@ -30,13 +31,12 @@ from patchlight.emulation.learning.config import (
     with_conditions,
     with_start,
 )
-from patchlight.emulation.learning.export import export, rounded
+from patchlight.emulation.learning.export import export, of_runs, rounded
 from patchlight.emulation.learning.labs.network import is_for_labs, parse_lab_config
 from patchlight.emulation.learning.learner import play
 from patchlight.emulation.learning.network import ClusterValue, OptionScorer, load_run, scorer_of
 from patchlight.emulation.learning.policy_iteration import PolicyIterationLearner
-from patchlight.emulation.learning.study import Study
-from patchlight.emulation.learning.training import TrainingRun, scenarios_of
+from patchlight.emulation.learning.training import TrainingRun, scenarios_of, train_with_seeds
 from patchlight.emulation.simulator.ramp.lossnetwork import run_episode
 from patchlight.emulation.simulator.ramp.workloads import Workloads, law
 from patchlight.testbed.errors import BadInput, PatchlightError
@@ -104,11 +104,8 @@ def test_a_tiny_run_learns_writes_a_model_and_goes_on(tmp_path: Path) -> None:
     scorer, layout = scorer_of(kept_config, kept)
     assert layout == run.layout
     assert scorer.inputs == ("remaining", "mask", "recent")
-    done = CliRunner().invoke(
-        export_command, [str(tmp_path / "run"), str(tmp_path / "out"), "--name", "again"]
-    )
-    assert done.exit_code == 0, done.output
-    assert load_learned(tmp_path / "out" / "again.onnx").card.training["steps"] >= 2500
+    again = export(*of_runs([tmp_path / "run"]), tmp_path / "out", "again")
+    assert load_learned(again).card.training["steps"] >= 2500
 
 
 def test_learning_from_play_beats_chance() -> None:
@@ -131,15 +128,12 @@ def test_learning_from_play_beats_chance() -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ("small --engine processes", "--engine processes is for labs"),
-        ("small --engine ray", "--engine ray is for labs"),
-        ("small --processes 2", "--processes is for --engine processes or ray"),
-        ("small --address 127.0.0.1:6379", "engine serial has no address"),
+        ("small --processes 2", "--processes is for partition policies of labs"),
+        ("small --ray local", "--ray is for partition policies of labs"),
+        ("lab-partition --seeds 2", "--seeds is for partition policies of a RAMP"),
+        ("small --seed 1 --seeds 2", "--seed and --seeds exclude each other"),
         ("small --start nowhere", "cannot begin with 'nowhere': there is no such run"),
-        ("lab-partition --start nowhere", "--start is for partition policies"),
-        ("small-dqn", "configuration 'small-dqn' was removed"),
-        ("lab-small", "configuration 'lab-small' was removed"),
-        ("times-graph", "configuration 'times-graph' was removed"),
+        ("lab-partition --start nowhere", "--start is for partition policies of a RAMP"),
     ],
 )
 def test_what_a_training_cannot_do_is_said_before_it_begins(
@@ -211,7 +205,6 @@ def test_the_teacher_keeps_to_its_rule() -> None:
         ("name: a\nafterstates: {teacher: {A: no}}", 2, 28, "no teacher 'no'"),
         ("name: a\nenvironment: {laws: []}", 2, 14, "'laws' is empty"),
         ("name: a\nnetwork: {busy_after_ks: []}", 2, 10, "'busy_after_ks' is empty"),
-        ("name: a\nalgorithm: masked-dqn", 2, 12, "'masked-dqn' was removed: expected 'after"),
         ("name: a\nppo: {n_epochs: 4}", 2, 1, "unknown key 'ppo'"),
         ("name: a\npolicy_iteration: {near: 4}", 1, 1, "is not of algorithm 'afterstates'"),
         ("name: a\nnetwork: {cluster: blocks}", 2, 20, "servers"),
@@ -334,62 +327,45 @@ def test_worths_that_are_looked_up_are_those_that_are_multiplied() -> None:
             assert float(value(left, recent).std()) > 0.1
 
 
-def test_a_study_trains_and_compares_what_sees_graphs_in_two_ways(tmp_path: Path) -> None:
-    laws = TINY.replace("[A, D]", "[D]").replace("1e5", "3e4")
-    ours = parse_config(laws)
+def test_several_seeds_make_one_model(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    laws = TINY.replace("[A, D]", "[D]").replace("1e5", "3e4").replace("4000", "500")
+    config = parse_config(laws)
+    path = train_with_seeds(config, 2, GRAPHS, "tiny", tmp_path / "tiny", False, print)
+    assert path == tmp_path / "tiny" / "tiny.onnx"
+    card = load_learned(path).card
+    assert card.training["training_seeds"] == [0, 1]
+    assert card.training["profiles"] == "tiny"
+    with pytest.raises(BadInput, match="holds a run already"):
+        train_with_seeds(config, 2, GRAPHS, "tiny", tmp_path / "tiny", False, print)
+    # All are trained: only the model is written again, and it is the same.
+    before = path.read_bytes()
+    assert train_with_seeds(config, 2, GRAPHS, "tiny", tmp_path / "tiny", True, print) == path
+    assert path.read_bytes() == before
+
+    other = shutil.copytree(tmp_path / "tiny" / "seed-1", tmp_path / "other")
+    described = json.loads((other / "config.json").read_text())
+    described["environment"]["rule"] = "ramp-first-fit"
+    (other / "config.json").write_text(json.dumps(described))
+    with pytest.raises(BadInput, match="of another network, placement rule or RAMP"):
+        of_runs([tmp_path / "tiny" / "seed-0", other])
+
     theirs = parse_config(
         laws.replace("tiny", "theirs").replace(
             "hidden", "observation: pac-ml, graph_width: 4, hidden"
         )
     )
-    short = [replace(each, steps=500) for each in (ours, theirs)]
-    said: list[str] = []
-
-    def study() -> dict[str, Any]:
-        found = Study(short, range(2), range(2), GRAPHS, tmp_path, said.append)
-        return found.run()
-
-    result = study()
-    rows = result["rows"]
-    assert [(row["config"], row["scenario"]) for row in rows] == [("tiny", "D"), ("theirs", "D")]
-    for row in rows:
-        assert row["training_seeds"] == [0, 1]
-        assert 0 < row["mean"] <= row["worst"] == max(row["by_training_seed"].values()) < 1
-        assert row["best_rule_rate"] == min(
-            sum(rates) / len(rates) for rates in result["rules"]["D"].values()
-        )
-    both = load_learned(tmp_path / "tiny" / "tiny.onnx")
-    assert both.card.training["training_seeds"] == [0, 1]
-    assert 0 < rows[0]["together"]["mean"] < 1
-    assert rows[1]["together"] is None
-    same = [str(tmp_path / "tiny" / f"seed-{seed}") for seed in range(2)]
-    done = CliRunner().invoke(export_command, [*same, str(tmp_path / "again")])
-    assert done.exit_code == 0, done.output
-    assert (tmp_path / "again" / "tiny.onnx").read_bytes() == (
-        tmp_path / "tiny" / "tiny.onnx"
-    ).read_bytes()
-    other = shutil.copytree(tmp_path / "tiny" / "seed-1", tmp_path / "other")
-    described = json.loads((other / "config.json").read_text())
-    assert described["environment"]["rule"] == "ramp-block"
-    described["environment"]["rule"] = "ramp-first-fit"
-    (other / "config.json").write_text(json.dumps(described))
-    done = CliRunner().invoke(export_command, [same[0], str(other), str(tmp_path / "mixed")])
-    assert "of another network, placement rule or RAMP" in str(done.exception)
-    assert not (tmp_path / "mixed").exists()
-    said.clear()
-    assert study() == result
-    assert said == ["the plain rules"]  # What is there is not trained again.
-    model = load_learned(tmp_path / "tiny" / "seed-1" / "tiny.onnx")
-    assert model.card.training["config"]["seed"] == 1
-    with pytest.raises(BadInput, match="among those that 'tiny' trains on"):
-        Study([ours], range(1), range(990, 1010), GRAPHS, tmp_path, said.append)
+    assert train_with_seeds(theirs, 2, GRAPHS, "tiny", tmp_path / "theirs", False, print) is None
     with pytest.raises(BadInput, match="PAC-ML's observation"):
-        CliRunner().invoke(
-            export_command,
-            [str(tmp_path / "theirs" / "seed-0"), str(tmp_path)],
-            catch_exceptions=False,
-            standalone_mode=False,
-        )
+        of_runs([tmp_path / "theirs" / "seed-0"])
+
+    monkeypatch.setattr(studies, "find_profiles", lambda folder: SimpleNamespace(graphs=GRAPHS))
+    capsys.readouterr()
+    studies.compare([tmp_path / "tiny", tmp_path / "theirs"], 2, None)
+    ours, and_theirs = capsys.readouterr().out.splitlines()
+    assert re.match(r"tiny D: [\d.]+ ± [\d.]+; \S+ [\d.]+; worst seed less that [+-]", ours)
+    assert and_theirs.startswith("theirs D: ")
 
 
 def test_a_run_begins_with_the_weights_of_an_earlier_one(tmp_path: Path) -> None:

@@ -273,6 +273,24 @@ def test_what_is_declared_is_read_and_written_again() -> None:
     assert parse_lab(write_lab(lab)) == lab
 
 
+@pytest.mark.parametrize(
+    ("written", "datapath_id"),
+    [
+        ("2", 2),
+        ("0x2", 2),
+        ("'0x2'", 2),
+        ("00:00:00:00:00:00:00:02", 2),
+        ("0000000000000002", 2),
+        ("0000D8C497A1B2c3", 0xD8C497A1B2C3),
+        ("1234567890123456", 1234567890123456),
+    ],
+)
+def test_a_datapath_id_may_be_as_the_switch_prints_it(written: str, datapath_id: int) -> None:
+    lab = parse_lab(SMALL_LAB.replace("datapath_id: 2,", f"datapath_id: {written},"))
+    assert lab.packet_switches[1].datapath_id == datapath_id
+    assert parse_lab(write_lab(lab)) == lab
+
+
 @pytest.mark.parametrize(("good", "bad", "message"), MISTAKES)
 def test_every_mistake_has_its_line_and_column(good: str, bad: str, message: str) -> None:
     assert good in GOOD

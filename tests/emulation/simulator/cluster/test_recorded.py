@@ -139,7 +139,7 @@ def ran(case: Case, order: OrderPolicy | None = None) -> QueueResult:
         outages=Outages.parse(case.failures) if case.failures else None,
         seed=3,
     )
-    cluster = TwoLevel.parse(case.cluster, case.oversubscription)
+    cluster = TwoLevel.parse(f"{case.cluster},taper={case.oversubscription}")
     return simulate(cluster, drawn(case.speed, case.communication), policies, settings)
 
 

@@ -77,7 +77,7 @@ def test_a_table_plots_and_every_job(
 
 def test_every_combination_and_json(trace: Path, tmp_path: Path) -> None:
     several = ("--order", "fifo, srpt", "--placement", "first-fit,best-fit")
-    options = ("--cluster", "1x1x4", "--engine", "serial", "--json", "--backfill")
+    options = ("--cluster", "1x1x4", "--processes", "1", "--json", "--backfill")
     done = command(trace, tmp_path / "out", *several, *options)
     assert done.exit_code == 0, done.output
     found = json.loads(done.stdout)
@@ -168,7 +168,15 @@ def test_what_no_option_says_is_as_the_lab_file_has_it(trace: Path, tmp_path: Pa
     names = ("backfill", "preempt", "defragment_s", "minimum_gain_s")
     assert [settings[name] for name in names] == [True, False, 300, 2]
     assert settings["each_user"]["gpus"] == 4
-    said = ("--order", "fifo", "--topology", "keep", "--no-backfill", "--quota", "5")
+    said = (
+        "--order",
+        "fifo",
+        "--topology",
+        "keep",
+        "--no-backfill",
+        "--set",
+        "each_user={gpus: 5}",
+    )
     done = command(trace, tmp_path / "out", "--lab", str(path), *said, "--defragment", "60")
     assert done.exit_code == 0, done.output
     result = json.loads((tmp_path / "out" / "result.json").read_text())
@@ -182,7 +190,7 @@ def test_what_no_option_says_is_as_the_lab_file_has_it(trace: Path, tmp_path: Pa
 
 def test_a_policy_that_fails_is_counted_and_strict_refuses_it(trace: Path, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(FAILS)
-    options = ("--cluster", "1x1x4", "--engine", "serial")
+    options = ("--cluster", "1x1x4", "--processes", "1")
     placements = ("--placement", f"first-fit,{tmp_path}/mine.py:Fails")
     done = command(trace, tmp_path / "out", *options, *placements)
     assert done.exit_code == 0, done.output
@@ -203,7 +211,7 @@ def test_a_policy_that_fails_is_counted_and_strict_refuses_it(trace: Path, tmp_p
 def test_ctrl_c_writes_what_is_finished(trace: Path, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(STOPS)
     run = [sys.executable, "-m", "patchlight", "simulate", "--trace", str(trace), "--cluster=1x1x4"]
-    run += ["--engine=serial", "--order=fifo,srpt"]
+    run += ["--processes=1", "--order=fifo,srpt"]
 
     def stopped(placement: str, output: Path) -> subprocess.CompletedProcess[str]:
         more = [f"--placement={placement}", f"--output={output}"]
@@ -241,7 +249,6 @@ def test_a_result_says_where_it_comes_from(trace: Path, tmp_path: Path) -> None:
     ("options", "message"),
     [
         (("--cluster", "4x4"), "'4x4' is not a cluster"),
-        (("--lab", "ofc2022", "--oversubscription", "4"), "those of its file"),
         (("--defragment",), "--defragment needs circuits"),
         (("--lab", "ofc2022", "--defragment", "0"), "expected more than 0"),
         (("--topology", "regroup"), "this cluster has no OCS"),
@@ -250,13 +257,12 @@ def test_a_result_says_where_it_comes_from(trace: Path, tmp_path: Path) -> None:
         (("--failures", "rack:1d:1h"), "'rack' cannot break"),
         (("--communication", "1"), "less than 1"),
         (("--speed", "0"), "expected more than 0"),
-        (("--oversubscription", "0.5"), "expected 1 or more"),
+        (("--cluster", "1x1x4,taper=0.5"), "expected 1 or more"),
         (("--backfill", "--blind"), "needs to know how long"),
-        (("--quantum", "nan", "--preempt"), "quantum_s cannot be nan"),
-        (("--quota", "0"), "gpus cannot be 0: expected at least 1 and at most 1,000,000"),
-        (("--quota", "nobody=3"), "no job of the trace is user nobody's: "),
-        (("--half-life", "0s"), "half_life_s cannot be 0.0 s: expected at least 1"),
-        (("--engine", "serial", "--address", "1.2.3.4:5"), "only ray does"),
+        (("--failures", "gpu:1d:1h", "--failures", "server:1d:1h"), "only one kind"),
+        (("--failures", "node:5@1h+5min"), "are for a --network"),
+        (("--set", "users=[{name: nobody, gpus: 3}]"), "no job of the trace is user nobody's: "),
+        (("--set", "quantum"), "--set quantum: expected KEY=VALUE"),
     ],
 )
 def test_wrong_input_is_refused_and_leaves_nothing(
@@ -276,21 +282,23 @@ def test_a_cluster_and_a_lab_exclude_each_other(trace: Path, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("option", "message"),
+    ("said", "message"),
     [
-        ("--quota=a=x", "'a=x': expected a whole number, or USER=a whole number"),
-        ("--share=2", "'2': expected USER=N"),
-        ("--half-life=7", "'7' is not a time"),
+        ("half_life=7", "expected a time with its unit, like '7d', found the number 7"),
+        ("half_life=0s", "expected 1 s to"),
+        ("each_user={gpus: 0}", "expected a number of GPUs"),
+        ("quanta=3", "unknown key 'quanta'"),
     ],
 )
-def test_what_users_may_have_is_checked_at_once(
-    trace: Path, tmp_path: Path, option: str, message: str
+def test_keys_of_the_queue_are_read_like_those_of_a_lab_file(
+    trace: Path, tmp_path: Path, said: str, message: str
 ) -> None:
-    done = command(trace, tmp_path / "out", option)
-    assert done.exit_code == 2
-    assert message in " ".join(done.output.split())
-    twice = command(trace, tmp_path / "out", "--quota", "3", "--quota", "4")
-    assert "each user is there twice" in twice.output
+    done = command(trace, tmp_path / "out", "--set", said)
+    assert isinstance(done.exception, PatchlightError)
+    assert done.exception.exit_code == 2
+    assert "--set:1:" in str(done.exception)
+    assert message in str(done.exception)
+    assert not (tmp_path / "out").exists()
 
 
 def without_clocks(result: dict[str, Any]) -> dict[str, Any]:
@@ -382,7 +390,7 @@ def test_equal_runs_are_one_curve_that_names_them_all(
     trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.undo()  # with plots
-    policies = ("--order", "fifo,las,srpt", "--cluster", "1x1x4", "--engine", "serial")
+    policies = ("--order", "fifo,las,srpt", "--cluster", "1x1x4", "--processes", "1")
     done = command(trace, tmp_path / "out", *policies)
     assert done.exit_code == 0, done.output
     assert "equal job times: fifo first-fit, las first-fit (nothing is preempted;" in done.output
@@ -406,7 +414,7 @@ def test_two_files_of_one_name_and_words_in_brackets(trace: Path, tmp_path: Path
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "mine.py").write_text(RAISES)
         written.append(f"{tmp_path}/{folder}/mine.py:Mine")
-    options = ("--cluster", "1x1x4", "--engine", "serial", "--placement", ",".join(written))
+    options = ("--cluster", "1x1x4", "--processes", "1", "--placement", ",".join(written))
     done = command(trace, tmp_path / "out", *options)
     assert done.exit_code == 0, done.output
     assert "[/red] [bold]" in done.output

@@ -62,7 +62,8 @@ def test_jobs_of_a_job_file_wait_as_in_the_labs_queue(
     starts = started_s(tmp_path, found)
     assert 0 == starts["half"] == starts["small"] < starts["all"]
 
-    found = simulated(tmp_path, jobs, "--lab", str(backfilled), "--no-backfill", "--quota", "5")
+    quota = ("--no-backfill", "--set", "each_user={gpus: 5}")
+    found = simulated(tmp_path, jobs, "--lab", str(backfilled), *quota)
     assert found["settings"]["backfill"] is False
     assert found["settings"]["each_user"]["gpus"] == 5
     assert found["settings"]["users"]["nobody-here"]["gpus"] == 1

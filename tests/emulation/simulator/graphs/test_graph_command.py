@@ -1,39 +1,21 @@
-"""``patchlight graph``: what it prints, fetches and refuses."""
+"""``patchlight graph``: what it prints and refuses."""
 
 import json
 import shutil
 import sys
-import threading
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
 
+from patchlight.emulation.experiments.pac_ml.run import find_profiles
 from patchlight.emulation.simulator.commands.graph import graph
-from patchlight.emulation.simulator.graphs.profiles import (
-    BASE_URL,
-    SOURCES,
-    download,
-    download_profiles,
-    fetch_profiles,
-    profile_cache,
-    read_profiles,
-)
-from patchlight.testbed.errors import BadInput, PatchlightError
+from patchlight.emulation.simulator.graphs.profiles import SOURCES
+from patchlight.testbed.errors import BadInput
 from patchlight.testbed.graphs import BUILTIN_NAMES, builtin_graph, read_graph
-from tests.support.waiting import PATIENCE_S
 
 CHAIN = "node1 -- Input -- forward_compute_time=1.5, backward_compute_time=0.0, "
 CHAIN += "activation_size=8.0, parameter_size=0.0\n"
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return profile_cache()
 
 
 def run(*arguments: str) -> Result:
@@ -91,41 +73,23 @@ def test_mistakes_in_a_file_are_named_with_their_place(tmp_path: Path) -> None:
     assert f"{file}:2:11: node7 is not there" in str(error)
 
 
-def test_fetch_brings_the_five_profiles_into_the_cache(pipedream: Path, cache: Path) -> None:
-    result = run("fetch", "pipedream", "--from", str(pipedream))
-    assert result.exit_code == 0
-    assert sorted(path.name for path in cache.iterdir()) == sorted(f"{n}.txt" for n in SOURCES)
-    graphs, published = read_profiles(cache)
-    assert published
-    assert [each.name for each in graphs] == list(SOURCES)
-    assert "pipedream/gnmt" in run("show").output
-    assert "48 operations, 58 edges" in run("show", "pipedream/gnmt").output
-
-
-def test_fetch_takes_a_clone_too(pipedream: Path, cache: Path, tmp_path: Path) -> None:
+def test_profiles_are_read_from_a_clone_or_a_folder(
+    pipedream: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name, (path, _) in SOURCES.items():
         target = tmp_path / "clone" / "profiler" / path
         target.parent.mkdir(parents=True)
         shutil.copy(pipedream / f"{name}.txt", target)
-    assert run("fetch", "pipedream", "--from", str(tmp_path / "clone")).exit_code == 0
-    assert read_profiles(tmp_path / "clone")[1]
-    assert len(list(cache.iterdir())) == 5
-
-
-def test_fetch_refuses_other_files_and_writes_nothing(
-    pipedream: Path, cache: Path, tmp_path: Path
-) -> None:
-    other = tmp_path / "other"
-    shutil.copytree(pipedream, other)
-    (other / "vgg16.txt").write_text(CHAIN)
-    (other / "gnmt.txt").unlink()
-    with pytest.raises(BadInput) as caught:
-        fetch_profiles(other)
-    assert "vgg16.txt is not PipeDream's vgg16: its SHA-256 is" in str(caught.value)
-    assert "no gnmt.txt" in str(caught.value)
-    assert not cache.exists()
-    error = run("fetch", "pipedream", "--from", str(tmp_path / "nowhere")).exception
-    assert "is not a folder" in str(error)
+    for folder in (pipedream, tmp_path / "clone", tmp_path / "clone" / "profiler"):
+        found = find_profiles(folder)
+        assert found.published
+        assert found.models == list(SOURCES)
+    monkeypatch.setenv("PATCHLIGHT_PROFILES", str(pipedream))
+    assert find_profiles(None).published
+    assert "48 operations, 58 edges" in run("show", str(pipedream / "gnmt.txt")).output
+    (tmp_path / "clone/profiler" / SOURCES["gnmt"][0]).unlink()
+    with pytest.raises(BadInput, match=r"there is no gnmt\.txt"):
+        find_profiles(tmp_path / "clone")
 
 
 def test_ones_own_profiles_are_read_but_not_called_the_published_ones(
@@ -134,7 +98,7 @@ def test_ones_own_profiles_are_read_but_not_called_the_published_ones(
     mine = tmp_path / "mine"
     shutil.copytree(pipedream, mine)
     (mine / "vgg16.txt").write_text(CHAIN)
-    assert not read_profiles(mine)[1]
+    assert not find_profiles(mine).published
 
 
 def test_show_draws(tmp_path: Path) -> None:
@@ -188,139 +152,3 @@ def test_profile_without_pytorch_says_what_to_install(monkeypatch: pytest.Monkey
     error = run("profile", "alexnet").exception
     assert "needs PyTorch" in str(error)
     assert "pip install 'patchlight[learn]'" in str(error)
-
-
-@dataclass
-class Mirror:
-    """Serves contents by path; ``asked`` is what was asked for."""
-
-    url: str
-    contents: dict[str, bytes]
-    asked: list[str] = field(default_factory=list)
-    silent: threading.Event = field(default_factory=threading.Event)
-
-
-@pytest.fixture
-def mirror(monkeypatch: pytest.MonkeyPatch) -> Iterator[Mirror]:
-    for name in ("http_proxy", "https_proxy", "all_proxy"):
-        monkeypatch.delenv(name, raising=False)
-        monkeypatch.delenv(name.upper(), raising=False)
-    found = Mirror("", {})
-    over = threading.Event()
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            path = self.path.removeprefix("/profiler/")
-            found.asked.append(path)
-            if found.silent.is_set():
-                over.wait(PATIENCE_S)
-                return
-            content = found.contents.get(path)
-            self.send_response(404 if content is None else 200)
-            self.send_header("Content-Length", str(len(content or b"")))
-            self.end_headers()
-            self.wfile.write(content or b"")
-
-        def log_message(self, format: str, *args: object) -> None:
-            """Not on the test's output."""
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    found.url = f"http://127.0.0.1:{server.server_port}/profiler"
-    thread = threading.Thread(target=server.serve_forever, args=(0.02,))
-    thread.start()
-    yield found
-    over.set()
-    server.shutdown()
-    thread.join()
-    server.server_close()
-
-
-@pytest.fixture
-def full(mirror: Mirror, pipedream: Path) -> Mirror:
-    mirror.contents = {
-        path: (pipedream / f"{name}.txt").read_bytes() for name, (path, _) in SOURCES.items()
-    }
-    return mirror
-
-
-def fetch(*arguments: str) -> Result:
-    return run("fetch", "pipedream", *arguments)
-
-
-def test_the_public_repository_is_asked_at_one_commit() -> None:
-    host = "https://raw.githubusercontent.com/msr-fiddle/pipedream/"
-    assert BASE_URL.startswith(host)
-    commit, folder, end = BASE_URL.removeprefix(host).split("/")
-    assert (len(commit), int(commit, 16) > 0, folder, end) == (40, True, "profiler", "")
-
-
-def test_the_five_come_into_the_cache(full: Mirror, cache: Path) -> None:
-    result = fetch("--url", full.url)
-    assert result.exit_code == 0, result.output
-    assert result.output.count("wrote ") == 5
-    assert sorted(full.asked) == sorted(path for path, _ in SOURCES.values())
-    assert sorted(path.name for path in cache.iterdir()) == sorted(f"{n}.txt" for n in SOURCES)
-    assert read_profiles(cache)[1]
-
-
-def test_the_mirror_may_be_named_in_the_environment(
-    full: Mirror, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PATCHLIGHT_PIPEDREAM_URL", full.url)
-    assert fetch().exit_code == 0
-    assert len(list(cache.iterdir())) == 5
-
-
-def test_another_content_is_refused_and_nothing_is_written(full: Mirror, cache: Path) -> None:
-    path = SOURCES["vgg16"][0]
-    full.contents[path] += b"\n"
-    with pytest.raises(PatchlightError) as refused:
-        download_profiles(full.url)
-    assert f"{path} is not PipeDream's vgg16: its SHA-256 is " in str(refused.value)
-    assert str(refused.value).count("is not PipeDream's") == 1
-    assert not cache.exists()
-
-
-def test_what_was_in_the_cache_stays_if_the_new_is_refused(full: Mirror, cache: Path) -> None:
-    download_profiles(full.url)
-    full.contents[SOURCES["gnmt"][0]] = b"<html>sign in</html>"
-    with pytest.raises(PatchlightError, match="is not PipeDream's gnmt"):
-        download_profiles(full.url)
-    assert read_profiles(cache)[1]
-
-
-def test_a_file_that_is_not_there(full: Mirror, cache: Path) -> None:
-    del full.contents[SOURCES["gnmt"][0]]
-    error = fetch("--url", full.url).exception
-    assert isinstance(error, PatchlightError)
-    assert "translation/profiles/gnmt/graph.txt: the server answered 404 Not Found" in str(error)
-    assert "--from" in str(error)
-    assert not cache.exists()
-
-
-def test_a_flood_is_cut_off(mirror: Mirror) -> None:
-    mirror.contents["large"] = b"x" * (3 << 20)
-    with pytest.raises(PatchlightError, match="more than 1,048,576 bytes"):
-        download({"large": "large"}, mirror.url)
-
-
-def test_a_server_that_says_nothing(mirror: Mirror) -> None:
-    mirror.silent.set()
-    with pytest.raises(PatchlightError, match="no answer in time"):
-        download({"a": "a"}, mirror.url, timeout_s=0.2)
-
-
-def test_no_server_at_all(mirror: Mirror, cache: Path) -> None:
-    # Port 1 of loopback: nobody listens there, and the answer comes at once.
-    error = fetch("--url", "http://127.0.0.1:1/profiler").exception
-    assert isinstance(error, PatchlightError)
-    assert "downloading http://127.0.0.1:1/profiler/image_classification/" in str(error)
-    assert "refused" in str(error)
-    assert not cache.exists()
-
-
-@pytest.mark.parametrize("url", ["ftp://x/y", "pipedream", "http://", "http://[::1", "file:///x"])
-def test_what_is_no_address(url: str) -> None:
-    with pytest.raises(BadInput, match="no address to download from"):
-        download({"a": "a"}, url)

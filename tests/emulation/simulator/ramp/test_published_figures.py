@@ -12,7 +12,7 @@ from patchlight.controller.policies.degrees import (
 )
 from patchlight.emulation.simulator.ramp.lossnetwork import run_episode
 from patchlight.emulation.simulator.ramp.ramp import PlacementRule
-from patchlight.emulation.simulator.ramp.scenario import blocking_rates, pac_ml_scenario
+from patchlight.emulation.simulator.ramp.scenario import mean_and_interval, pac_ml_scenario
 from patchlight.emulation.simulator.ramp.workloads import Workloads
 
 # The rates that were measured by running the peer, one seed (0, which makes instance 0 of the
@@ -40,7 +40,9 @@ def test_first_fit_blocks_as_many_as_the_peer(
     results = [run_episode(scenario, policy, seed) for seed in range(5)]
     assert results[0].arrivals == 1001
     assert results[0].decisions == 1000
-    assert blocking_rates(results).mean == pytest.approx(peer, abs=0.02)
+    assert mean_and_interval([each.blocking_rate() for each in results]).mean == pytest.approx(
+        peer, abs=0.02
+    )
 
 
 def test_whole_blocks_block_fewer(workloads: Workloads) -> None:
@@ -48,7 +50,9 @@ def test_whole_blocks_block_fewer(workloads: Workloads) -> None:
     for law, degree, rate in (("A", 8, 0.140), ("B", 8, 0.151), ("C", 4, 0.122)):
         scenario = pac_ml_scenario(workloads, law, PlacementRule.RAMP_BLOCK, law_instance=0)
         results = [run_episode(scenario, Constant(degree), seed) for seed in range(5)]
-        assert blocking_rates(results).mean == pytest.approx(rate, abs=0.01)
+        assert mean_and_interval([each.blocking_rate() for each in results]).mean == pytest.approx(
+            rate, abs=0.01
+        )
 
 
 def test_completion_times_and_throughput_are_the_published_ones(workloads: Workloads) -> None:

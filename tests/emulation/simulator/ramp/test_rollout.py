@@ -20,7 +20,11 @@ from patchlight.emulation.simulator.ramp.rollout import (
     constant_rules,
     tuned,
 )
-from patchlight.emulation.simulator.ramp.scenario import Scenario, blocking_rates, pac_ml_scenario
+from patchlight.emulation.simulator.ramp.scenario import (
+    Scenario,
+    mean_and_interval,
+    pac_ml_scenario,
+)
 from patchlight.emulation.simulator.ramp.workloads import Workloads
 from patchlight.testbed.errors import BadInput
 
@@ -103,7 +107,7 @@ def test_looking_ahead_blocks_fewer_than_any_Constant(workloads: Workloads) -> N
 
     def blocked(policies: list[PartitionPolicy]) -> float:
         results = [run_episode(scenario, each, seed) for seed, each in enumerate(policies)]
-        return blocking_rates(results, "corrected").mean
+        return mean_and_interval([each.blocking_rate("corrected") for each in results]).mean
 
     constants = [blocked([Constant(degree)] * 2) for degree in workloads.degrees]
     planned = blocked([RollOut(scenario, seed, look) for seed in range(2)])

@@ -349,13 +349,6 @@ def test_with_no_good_job_left_skipping_is_an_error_too(tmp_path: Path) -> None:
         read_trace(path, skip_bad=True)
 
 
-def test_a_named_format_says_which_column_is_missing(tmp_path: Path) -> None:
-    with pytest.raises(TraceFileError, match=r":1:1: column 'job_id' is missing: the columns are"):
-        read_trace(written(tmp_path, PHILLY), "helios")
-    with pytest.raises(BadInput, match="no trace format 'filly': "):
-        read_trace(written(tmp_path, PHILLY), "filly")
-
-
 def test_a_file_that_is_not_there_or_not_text(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="No such file"):
         read_trace(tmp_path / "nothing.csv")

@@ -1,0 +1,342 @@
+"""A hundred wrong inputs: one clear line each, exit code 2, and nothing changed."""
+
+import io
+import shlex
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from patchlight.cli.main import main
+from tests.support.controller_process import ControllerProcess, controller_process
+
+pytestmark = [pytest.mark.wings, pytest.mark.xdist_group("wrong inputs")]
+
+JOB = "name: j\nworkers: 2\niterations: 1\ngradient: 1MB\n"
+FILES = {
+    "job.yaml": JOB,
+    "typo.yaml": JOB.replace("workers", "worker"),
+    "tab.yaml": "name: x\n\t- y\n",
+    "list.yaml": "- 1\n- 2\n",
+    "empty.yaml": "",
+    "end.yaml": "name: half\nfibres: [{ends: [a.n0]}]\n",
+    "map.yaml": "o1: [1-99]\n",
+    "other-map.yaml": "o9: [1-2]\n",
+    "map.csv": "o1,1\n",
+    "policy.py": "class Mine: pass\n",
+    "broken.py": "def (\n",
+    "trace.csv": "a,b\n1,2\n",
+    "token": "\n",
+}
+# A part of the message, and below it the inputs that get it. L stands for --lab and the lab of
+# the running controller, J for 'job submit j' with it and one worker.
+WRONG = """
+no command 'nosuch'
+    nosuch
+did you mean 'lab'?
+    labb check x
+expected lab files to check, or --schema
+    lab check
+    lab check ofc2022 --schema
+missing argument
+    ocs rollback L
+    job submit L
+    job stop L
+    ocs connect L
+    policy replay --with regroup L
+did you mean
+    lab check typo.yaml
+    job submit typo.yaml L
+    lab discover --ports o9.1 L
+    ocs show o9 L
+    emulate ocs calient
+nosuch.yaml:1:1: cannot be read
+    lab check nosuch.yaml
+    lab show ofc2022 --map nosuch.yaml
+    job submit nosuch.yaml L
+is empty
+    lab check empty.yaml
+    job submit empty.yaml L
+found a list
+    lab check list.yaml
+    job submit list.yaml L
+tab.yaml:2:1: not YAML
+    lab check tab.yaml
+    job submit tab.yaml L
+expected 2 ends, found 1
+    lab check end.yaml
+expected lab files to check
+    lab check
+no such option '--nosuch'
+    lab check ofc2022 --nosuch
+    ocs show --nosuch L
+the built-in labs are
+    lab show nosuch
+    emulate up nosuch
+    status --lab nosuch
+    job list --lab nosuch
+    controller run --lab nosuch
+    doctor --lab nosuch
+    experiment ofc2022 --lab nosuch
+    deploy push nosuch
+    deploy certificates nosuch --output x
+is not one of
+    lab show ofc2022 --format nosuch
+    lab generate nosuch
+    lab init --driver nosuch
+    emulate up ofc2022 --server-kind moon
+    job list --status sleeping L
+    token create x --role king L
+is not in the range
+    lab generate single --servers 0
+    lab init --servers 0
+    job list --last -1 L
+    ocs history --last 0 L
+    audit --last 0 L
+    policy compare regroup --labs 1
+is not a rate
+    lab generate single --rate fast
+    lab init --rate 10
+job.yaml exists
+    lab init --output job.yaml
+is not a lab's name
+    lab init --name 'a b'
+is not a time
+    lab discover --for never L
+    J --deadline yesterday
+    J --compute M=soon
+    top --every 0 L
+    token create x --lifetime -1d L
+    simulate --trace helios --failures server:x:y
+scale 0
+    emulate up ofc2022 --scale 0
+is not a valid number
+    emulate up ofc2022 --scale many
+no policy 'nosuch'
+    emulate up ofc2022 --placement nosuch
+    controller run --order nosuch L
+    policy use --placement nosuch L
+    policy show nosuch
+    policy compare nosuch
+    simulate --trace helios --placement nosuch
+    experiment pac-ml --policies nosuch
+no emulated lab
+    emulate down nosuch
+    emulate exec --lab nosuch gpu0 -- true
+    emulate link --lab nosuch a b down
+    emulate fault ocs1 lose 1 --lab nosuch
+    emulate tune --lab nosuch server1 193.1
+no emulated switch speaks 'nosuch'
+    emulate ocs nosuch
+is not an address
+    emulate ocs polatis-scpi --listen nowhere
+    dashboard --listen nowhere L
+expected 1 to 65536, or auto
+    job submit j --workers 0 L
+    job submit j --workers two L
+the lab has 2 GPUs
+    job submit j --workers 99 L
+no host called 'nosuch'
+    job submit j --hosts a.g0,nosuch L
+    ocs colocate nosuch L
+the lab's GPUs with a NIC are of M
+    J --gpu-models A9000
+is not a size
+    J --gradient big
+a whole number from 1 to
+    J --iterations 0
+    J --array 0
+no model 'nosuch'
+    J --model nosuch
+    experiment oddl --model nosuch
+    graph profile nosuch
+is neither built in nor the lab's policy
+    J --placement nosuch
+    J --topology nosuch
+'nosuch'
+    J --after nosuch
+expected KEY=VALUE
+    J --set hold
+--set:2:1: unknown key 'sed'
+    J --set hold=freeze --set sed=1
+expected NAME=VALUE
+    J --env NAME
+expected one of workers
+    J --sweep colour=1,2
+is not a job's name
+    job submit 'a b' --workers 1 L
+expected either --workers N or --hosts
+    job submit j L
+    job submit j --workers 2 --hosts a.g0 L
+expected HOST:PORT
+    job list --controller nowhere
+exclude each other
+    ocs verify --adopt --repair L
+    ocs show --paths --power L
+    job list --controller 127.0.0.1:1 L
+no job 'nosuch'
+    job show nosuch L
+    job logs nosuch L
+    job stop nosuch L
+    job restart nosuch L
+    job regroup nosuch L
+expected ports of o1 to connect
+    ocs connect o1 L
+neither a pair A:B nor an OCS
+    ocs connect o9 1:2 L
+has ports 1–16
+    ocs connect o1 1:99 L
+    ocs connect o1 0:1 L
+    ocs disconnect o1 99 L
+    ocs apply map.yaml L
+expected two different ports
+    ocs connect o1 1:1 L
+is not plugged into an OCS
+    ocs connect o1 1:a.n7 L
+    ocs connect a.n0:b.n9 L
+is used twice
+    ocs connect o1 1:3 2:3 L
+names a channel
+    ocs connect o1 3:4@193.1 L
+has no circuit
+    ocs disconnect o1 16 L
+no OCS called 'o9'
+    ocs apply other-map.yaml L
+is neither a file nor saved circuits
+    ocs apply nosuch L
+is not a port
+    ocs apply map.csv L
+expected a list of cross-connects
+    ocs apply job.yaml L
+no change 999
+    ocs rollback 999 L
+    ocs stop 999 L
+is not a valid integer
+    ocs rollback x L
+    ocs watch --after-event yesterday L
+--why
+    ocs lock o1 99 L
+cannot be the name
+    ocs save a/b L
+missing option '--state'
+    controller restore job.yaml
+no device called 'nosuch'
+    agent run --lab ofc2022 --server nosuch --listen unix:x.sock
+needs certificates
+    agent run --lab ofc2022 --server server1 --listen 127.0.0.1:1
+--ca is missing
+    login --controller 127.0.0.1:1
+--end takes no --why
+    controller drain --end --why x L
+does not exist
+    login --ca nosuch.pem L
+certificate
+    login --ca job.yaml --controller 127.0.0.1:1 --token-file token
+token list
+    token revoke nosuch L
+expected how long ago
+    report --since tomorrow L
+it has none of a policy's methods
+    policy use --placement policy.py:Mine L
+broken.py:1: invalid syntax
+    policy use --placement broken.py:Mine L
+No such file
+    policy use --placement nosuch.py:Mine L
+    simulate --trace nosuch.csv
+no environment 'nosuch'
+    env show nosuch
+no graph 'nosuch'
+    graph show nosuch
+no jobs to simulate
+    simulate
+cannot tell the trace's format
+    simulate --trace trace.csv
+is not a cluster
+    simulate --trace helios --cluster 4x4
+is no parameter of torus
+    simulate --trace helios --network torus:x=nosuch
+no requirement law 'Z'
+    experiment pac-ml --laws Z
+no case 'z'
+    experiment ofc2022 --cases z
+no network 'nosuch'
+    experiment architectures --network nosuch
+has no server 'nosuch'
+    doctor --lab ofc2022 --server nosuch
+    deploy status ofc2022 --server nosuch
+expected one of the servers
+    deploy push ofc2022 --controller nosuch
+like 3.12
+    deploy bundle --python 2.7 --output x
+there is no folder
+    deploy bundle --output nosuch/x
+"""
+
+
+def _wrong() -> Iterator[tuple[str, str]]:
+    said = ""
+    for line in WRONG.strip().splitlines():
+        if line.startswith(" "):
+            yield line.strip(), said
+        else:
+            said = line
+
+
+CASES = list(_wrong())
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControllerProcess]:
+    with controller_process(tmp_path_factory.mktemp("controller")) as controller:
+        yield controller
+
+
+def test_there_are_a_hundred() -> None:
+    assert len({words for words, _ in CASES}) >= 100
+
+
+@pytest.mark.parametrize(("words", "said"), CASES, ids=[words for words, _ in CASES])
+def test_a_wrong_input_is_told_in_a_line_and_changes_nothing(
+    words: str,
+    said: str,
+    running: ControllerProcess,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for name, text in FILES.items():
+        (tmp_path / name).write_text(text)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "stdin", io.StringIO())
+    before = state(running)
+    lab = ["--lab", str(running.lab)]
+    short = {"L": lab, "J": ["job", "submit", "j", "--workers", "1", *lab]}
+    arguments = [part for word in shlex.split(words) for part in short.get(word, [word])]
+    with pytest.raises(SystemExit) as end:
+        main(arguments)
+    printed = capsys.readouterr()
+    # What is wrong with a file that is checked is the command's output.
+    told = printed.err or printed.out
+    first, *more = told.splitlines()
+    assert end.value.code == 2, told
+    assert said in first
+    # Further lines are a hint, or further mistakes in the same file.
+    assert all(line.startswith(("  ", first.partition(":")[0])) for line in more), told
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == FILES
+    assert state(running) == before
+
+
+def state(running: ControllerProcess) -> object:
+    """What the lab's controller has."""
+    asked = running.client
+    return [
+        asked.circuits(),
+        asked.reconfigurations(),
+        asked.jobs(),
+        asked.locks(),
+        asked.saved_maps(),
+        asked.stop_button(),
+        asked.policies(),
+        asked.tokens(),
+    ]
