@@ -11,20 +11,16 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 
 import click
-from click.shell_completion import CompletionItem
 
 from patchlight.console.rendering import listing_options, say
-from patchlight.console.shared import SharedOption, let_go_of_output
-from patchlight.testbed.errors import BadInput, FileError, PatchlightError
+from patchlight.console.shared import address_option, lab_option, let_go_of_output
+from patchlight.testbed.errors import FileError, PatchlightError
 from patchlight.testbed.linux.processes import own_program
 
-Decorated = TypeVar("Decorated", bound=Callable[..., Any])
-
 INTERRUPTED = 130
-LAB_VARIABLE = "PATCHLIGHT_LAB"
 # What a machine has run out of, and what to do. None of it is a bug of ours.
 _RUN_OUT = {
     errno.ENOSPC: "free some disk space",
@@ -72,57 +68,6 @@ def kept(name: str, packages: Sequence[str], make: Callable[[], Any]) -> Any:
     return value
 
 
-def complete_lab(
-    context: click.Context, parameter: click.Parameter, incomplete: str
-) -> list[CompletionItem]:
-    """Labs that are up, built-in labs, and files."""
-    # Imported late, as all that needs packages: `doctor` lists the missing ones.
-    from patchlight.testbed.labfile.reader import builtin_labs
-    from patchlight.testbed.wire.lab_api import RUN_ROOT
-
-    up = sorted(path.parent.name for path in RUN_ROOT.glob("*/lab.yaml"))
-    names = dict.fromkeys([*up, *builtin_labs()])
-    items = [CompletionItem(name) for name in names if name.startswith(incomplete)]
-    return [*items, CompletionItem(incomplete, type="file")]
-
-
-def lab_option(
-    about: str | None = None,
-    name: str = "lab_name",
-    instead: tuple[str, ...] = ("address",),
-    **settings: Any,
-) -> Callable[[Decorated], Decorated]:
-    """Give a command ``--lab``, or ``PATCHLIGHT_LAB``, as its parameter ``name``.
-
-    With a text ``about`` it, the command's own help describes it.
-    """
-    settings |= {"metavar": "LAB", "envvar": LAB_VARIABLE, "show_envvar": True}
-    settings |= {"shell_complete": complete_lab, "of": "" if about is None else None}
-    about = about or "The lab, by name or file; needed if several are up."
-    return click.option("--lab", name, cls=SharedOption, instead=instead, help=about, **settings)
-
-
-def _host_port(context: click.Context, parameter: click.Parameter, value: str | None) -> Any:
-    from patchlight.testbed.labfile.values import HOST_PORT
-    from patchlight.testbed.linux.sockets import UNIX
-
-    if value is None or value.startswith(UNIX):
-        return value
-    try:
-        return HOST_PORT.take(value.removeprefix("http://").rstrip("/"))
-    except BadInput as error:
-        expected = "expected HOST:PORT, like 127.0.0.1:8470, or unix:PATH"
-        raise click.BadParameter(f"{value!r}: {expected}", context, parameter) from error
-
-
-address_option = click.option(
-    "--controller",
-    "address",
-    cls=SharedOption,
-    metavar="HOST:PORT|unix:PATH",
-    callback=_host_port,
-    help="The controller's API address, instead of --lab.  [default: the lab's]",
-)
 # Made once, so that the help of ``patchlight`` can describe them without a command's module.
 lab_option()(address_option(listing_options(lambda: None)))
 

@@ -1,17 +1,21 @@
-"""How groups of commands find a command, describe it in help, and share options."""
+"""How groups find a command and describe it in help, and the options that commands share."""
 
 import importlib
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 from click.core import ParameterSource
+from click.shell_completion import CompletionItem
 
 from patchlight.testbed.errors import BadInput, PatchlightError, nearest
 
+Decorated = TypeVar("Decorated", bound=Callable[..., Any])
+
+LAB_VARIABLE = "PATCHLIGHT_LAB"
 _SETS: dict[str, dict[str, "SharedOption"]] = {}
 
 
@@ -213,3 +217,56 @@ def _load(called: str, command: Command) -> click.Command:
         ) from error
     defined = (each for each in vars(module).values() if isinstance(each, click.Command))
     return next(each for each in defined if each.name == name)
+
+
+def complete_lab(
+    context: click.Context, parameter: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    """Labs that are up, built-in labs, and files."""
+    # Imported late, as all that needs packages: `doctor` lists the missing ones.
+    from patchlight.testbed.labfile.reader import builtin_labs
+    from patchlight.testbed.wire.lab_api import RUN_ROOT
+
+    up = sorted(path.parent.name for path in RUN_ROOT.glob("*/lab.yaml"))
+    names = dict.fromkeys([*up, *builtin_labs()])
+    items = [CompletionItem(name) for name in names if name.startswith(incomplete)]
+    return [*items, CompletionItem(incomplete, type="file")]
+
+
+def lab_option(
+    about: str | None = None,
+    name: str = "lab_name",
+    instead: tuple[str, ...] = ("address",),
+    **settings: Any,
+) -> Callable[[Decorated], Decorated]:
+    """Give a command ``--lab``, or ``PATCHLIGHT_LAB``, as its parameter ``name``.
+
+    With a text ``about`` it, the command's own help describes it.
+    """
+    settings |= {"metavar": "LAB", "envvar": LAB_VARIABLE, "show_envvar": True}
+    settings |= {"shell_complete": complete_lab, "of": "" if about is None else None}
+    about = about or "The lab, by name or file; needed if several are up."
+    return click.option("--lab", name, cls=SharedOption, instead=instead, help=about, **settings)
+
+
+def _host_port(context: click.Context, parameter: click.Parameter, value: str | None) -> Any:
+    from patchlight.testbed.labfile.values import HOST_PORT
+    from patchlight.testbed.linux.sockets import UNIX
+
+    if value is None or value.startswith(UNIX):
+        return value
+    try:
+        return HOST_PORT.take(value.removeprefix("http://").rstrip("/"))
+    except BadInput as error:
+        expected = "expected HOST:PORT, like 127.0.0.1:8470, or unix:PATH"
+        raise click.BadParameter(f"{value!r}: {expected}", context, parameter) from error
+
+
+address_option = click.option(
+    "--controller",
+    "address",
+    cls=SharedOption,
+    metavar="HOST:PORT|unix:PATH",
+    callback=_host_port,
+    help="The controller's API address, instead of --lab.  [default: the lab's]",
+)

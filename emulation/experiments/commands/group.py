@@ -13,8 +13,8 @@ from rich import progress
 from rich.console import Console
 
 from patchlight.console import rendering as out
-from patchlight.console.commands import lab_option, require_root
-from patchlight.console.shared import LazyGroup
+from patchlight.console.commands import require_root
+from patchlight.console.shared import LazyGroup, lab_option
 from patchlight.emulation.experiments.commands.oddl import number, oddl
 from patchlight.emulation.experiments.commands.pac_ml import pac_ml
 from patchlight.emulation.simulator.commands.run_options import run_options
