@@ -125,7 +125,7 @@ CIRCUIT_SWITCH = Group(
         v.HOST_PORT,
         "where it answers: host:port; with driver openflow, where Patchlight listens for it",
     ),
-    Key("datapath_id", v.DATAPATH_ID, "its id, with driver openflow", example="0x51"),
+    Key("datapath_id", v.DATAPATH_ID, "its OpenFlow id, with that driver", example="0x51"),
     required("ports", v.CIRCUIT_PORTS, "how many duplex ports it has", example="320"),
     Key("switching_time", v.TIME, "how long a new circuit stays dark"),
     Key("insertion_loss", v.LOSS, "what a circuit through it loses"),
@@ -247,24 +247,9 @@ LAB = Group(
     ),
     Key("controller", CONTROLLER, "where the controller answers", example="{api: 127.0.0.1:8470}"),
     Key("queue", QUEUE, "how jobs wait", example="{backfill: true}"),
-    Key(
-        "policies",
-        POLICIES,
-        "who decides, and whether light follows jobs by itself",
-        example="{placement: regroup, topology: regroup, defragment: true}",
-    ),
-    Key(
-        "workers",
-        WORKERS,
-        "what jobs' workers may have of the servers",
-        example="{images: [pytorch/*], mounts: [/srv/data], memory: 64GB}",
-    ),
-    Key(
-        "defaults",
-        DEFAULTS,
-        "what equal things have in common, written once",
-        example="{gpu: {model: Tesla M40}, nic: {rate: 40Gbps}}",
-    ),
+    Key("policies", POLICIES, "who decides", example="{placement: regroup, topology: regroup}"),
+    Key("workers", WORKERS, "what workers may have", example="{images: [pytorch/*], memory: 64GB}"),
+    Key("defaults", DEFAULTS, "what equal things share", example="{gpu: {model: Tesla M40}}"),
     Key("servers", ListOf(SERVER, "servers"), "with their GPUs and NICs", "none: switches alone"),
     Key(
         "packet_switches", ListOf(PACKET_SWITCH, "packet switches"), "ToR, core and others", "none"

@@ -145,13 +145,7 @@ _IMAGES = printable(255, "is no pattern of images: expected one like 'pytorch/*'
 _PATTERN = Text("a pattern of images", _IMAGES, {"minLength": 1}, example="pytorch/*")
 WORKERS = Group(
     "what jobs' workers may have",
-    Key(
-        "images",
-        ListOf(_PATTERN, "patterns"),
-        "the images that containers may be of, beside that of Patchlight's workers",
-        default="any",
-        example="[pytorch/*]",
-    ),
+    Key("images", ListOf(_PATTERN, "patterns"), "the images of containers", "any", "[pytorch/*]"),
     Key(
         "mounts",
         ListOf(_FOLDER, "folders"),

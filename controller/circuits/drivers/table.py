@@ -45,8 +45,8 @@ class JustRead(Generic[T]):
         self._told = 0
 
     async def read(self, ask: Callable[[], Awaitable[T]]) -> T:
-        """Ask, and keep the answer."""
-        asked_at, told = asyncio.get_running_loop().time(), self._told
+        """Ask, and keep the answer; where none comes, what was kept is not to be believed."""
+        asked_at, told, self._table = asyncio.get_running_loop().time(), self._told, None
         table = await ask()
         # Somebody else may have told the device something while this question was on its way.
         if told == self._told:
