@@ -1,4 +1,5 @@
-"""The keys of a job file, each with its type: to read, for editors, options and the reference."""
+"""Defines the keys of a job file and their types: for reading, editors, options and the
+reference."""
 
 import re
 from dataclasses import replace
@@ -61,7 +62,7 @@ def _workers(text: str) -> int:
 def _variable(text: str) -> str:
     VARIABLE_NAME.take(text)
     if jobs.is_reserved(text):
-        raise BadInput(f"{text} cannot be given: Patchlight sets it for each rank")
+        raise BadInput(f"{text} cannot be set: Patchlight sets it for each rank")
     return text
 
 
@@ -104,7 +105,6 @@ _CPUS = Number("a number of CPUs", lowest=0.01, highest=4096)
 _REQUIREMENT = Number("a requirement", above=0, highest=1000)
 _DEADLINE = _time(jobs.LONGEST_LIMIT_S, "a deadline", "2h")
 _DARK_LIMIT = _time(jobs.LONGEST_DARK_S, "a time without a circuit", "10min")
-_POLICY = _line("a policy", "regroup")
 _PRIORITY = Whole("a priority", -1000, 1000)
 _RETRIES = Whole("how often", 0, jobs.MOST_RETRIES)
 _COMMAND = Either(
@@ -121,7 +121,7 @@ _SHORT_MOUNT = Text("SOURCE:TARGET, or SOURCE:TARGET:rw", _mount, example="/srv/
 
 JOB = Group(
     "a job",
-    required("name", _NAME, "what the job is called"),
+    required("name", _NAME, "the job's name"),
     Key(
         "trainer",
         choice("a trainer", *get_args(jobs.Trainer)),
@@ -130,6 +130,14 @@ JOB = Group(
         default="command if there is a command, torch if there is a model, else synthetic",
     ),
     Key("model", _MODEL_NAME, "the model that PyTorch trains: a built-in graph's name"),
+    Key(
+        "batch",
+        _BATCH,
+        "samples of each worker in an iteration, where a model is trained",
+        "that of the graph",
+        "16",
+    ),
+    Key("model", _MODEL_NAME, "the model that PyTorch trains: the name of a built-in graph"),
     Key("batch", _BATCH, "samples of each worker in an iteration", "that of the graph", "16"),
     Key("data", _FOLDER, "the folder of the model's samples", "synthetic samples", "/srv/images"),
     Key(
@@ -200,7 +208,7 @@ JOB = Group(
     Key(
         "memory",
         _MEMORY,
-        "the most memory of its server that a worker may use",
+        "the most memory that a worker may use",
         default="eight gradients and 1 GiB (synthetic jobs), or the worker's share of the server's",
     ),
     Key("cpus", _CPUS, "how many CPUs of its server a worker may use", "all", "7.5"),
@@ -213,9 +221,7 @@ JOB = Group(
         default="auto",
     ),
     Key("graph", _line("a graph", "vgg16"), "a built-in computation graph, or a graph file"),
-    Key(
-        "requirement", _REQUIREMENT, "its deadline, in times of its time on one GPU", example="0.5"
-    ),
+    Key("requirement", _REQUIREMENT, "its deadline, in times of its time on a GPU", example="0.5"),
     Key("deadline", _DEADLINE, "how long after its submission it has to end"),
     Key("priority", _PRIORITY, "a job with a higher priority is earlier in the queue", "0", "10"),
     Key(
@@ -226,15 +232,15 @@ JOB = Group(
     Key("retries", _RETRIES, "how often it is started again after it failed", "0", "3"),
     Key("checkpoint", _FOLDER, "the folder of its checkpoints", example="/srv/checkpoints/vgg"),
     Key("checkpoint_every", _ITERATIONS, "iterations between two checkpoints of a model", "100"),
-    Key("preemptible", YesNo(), "a job earlier in the queue may interrupt it", default="true"),
+    Key("preemptible", YesNo(), "whether a job earlier in the queue may interrupt it", "true"),
     Key(
         "topology",
-        _POLICY,
+        _line("a topology policy", "regroup"),
         "its circuits: as they are (keep), all its GPUs under one packet switch (regroup), or as a "
         "topology policy of that name decides",
         default="the lab's policy",
     ),
-    Key("placement", _POLICY, "the policy that chooses its GPUs", "the lab's policy"),
+    Key("placement", _line("a policy", "regroup"), "what chooses its GPUs", "the lab's policy"),
     Key("dark_limit", _DARK_LIMIT, "how long it may pause without a circuit", "10min"),
 )
 KEYS = {key.name: key for key in JOB.keys}
@@ -271,17 +277,11 @@ OF_FILES = Group(
     Key(
         "sweep",
         SWEEP,
-        "a job for each value, or for each combination of values, each submitted alone",
+        "one job for each value, or each combination of values, submitted separately",
         default="none",
         example="{workers: [2, 4, 6]}",
     ),
-    Key(
-        "array",
-        ARRAY,
-        "how many times the job is submitted, each time alone",
-        default="1",
-        example="10",
-    ),
+    Key("array", ARRAY, "how many times the job is submitted, each time alone", "1", "10"),
 )
 FILE = Group("a job file", *(replace(key, required=False) for key in JOB.keys), *OF_FILES.keys)
 
@@ -289,7 +289,7 @@ FILE = Group("a job file", *(replace(key, required=False) for key in JOB.keys), 
 def json_schema() -> dict[str, Any]:
     """The JSON Schema (draft 2020-12) of a job file, for editors.
 
-    It knows keys and the form of values; what does not go together only ``read_jobs`` finds.
+    It covers keys and the form of values; only ``read_jobs`` checks how they combine.
     """
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
@@ -300,10 +300,10 @@ def json_schema() -> dict[str, Any]:
 
 
 _REFERENCE_HEAD = """\
-A job file is YAML or JSON in UTF-8: the keys of one job, or several jobs under `jobs`. Every key
-that is not listed here is a mistake, as is a key that stands twice. `patchlight job submit FILE
---dry-run` names all mistakes with line and column, also without a controller; `patchlight lab check
---schema job` prints a JSON Schema for editors.
+A job file is YAML or JSON in UTF-8: the keys of one job, or several jobs under `jobs`. Unknown and
+duplicate keys are mistakes. `patchlight job submit FILE --dry-run` lists all mistakes with line and
+column, also without a controller; `patchlight lab check --schema job` prints a JSON Schema for
+editors.
 """
 
 

@@ -1,4 +1,4 @@
-"""The keys of a lab file about its use: access, the queue, policies, and what workers may have."""
+"""Defines the keys of a lab file for access, the queue, policies, and limits of workers."""
 
 import re
 from dataclasses import asdict, replace
@@ -15,9 +15,9 @@ _ROLE_NAME = choice("a role", str(rules.Role.NOBODY), *rules.ROLES)
 _ROLE = replace(_ROLE_NAME, take=lambda text: rules.Role.named(str(_ROLE_NAME.take(text))))
 ACCESS = Group(
     "who may do what",
-    Key("group", USER_NAME, "the group of users who work with the lab"),
-    Key("members", _ROLE, "what they may do"),
-    Key("others", _ROLE, "what the machine's other users may do"),
+    Key("group", USER_NAME, "the group of the lab's members"),
+    Key("members", _ROLE, "the role of its members"),
+    Key("others", _ROLE, "the role of the machine's other users"),
     model=rules.Access,
 )
 
@@ -45,23 +45,23 @@ def _time_of(name: str, example: str) -> Text:
 
 
 _ALLOWED = (
-    Key("share", _number("share", "a share"), "how much counts as fair", default="1"),
+    Key("share", _number("share", "a share"), "weight under the order policy fair-share", "1"),
     Key("gpus", _whole("gpus", "a number of GPUs"), "the most at once", default="no limit"),
     Key("jobs", _whole("jobs", "a number of jobs"), "the most that wait or run", "no limit"),
     Key("gpu_hours", _number("gpu_hours", "GPU-hours"), "the most in a quota window", "no limit"),
 )
 QUEUE = Group(
     "how jobs wait",
-    Key("backfill", YesNo(), "jobs behind the next one start where they do not put it off"),
-    Key("backfill_depth", _whole("backfill_depth", "a number of jobs"), "how many it looks at"),
-    Key("preempt", YesNo(), "the next job takes the GPUs of running ones that come after it"),
+    Key("backfill", YesNo(), "whether later jobs may start if they do not delay the next one"),
+    Key("backfill_depth", _whole("backfill_depth", "a number"), "how many jobs are considered"),
+    Key("preempt", YesNo(), "whether the next job takes GPUs of jobs that come after it"),
     Key("quantum", _time_of("quantum_s", "6min"), "how long a job runs before that", "6min"),
-    Key("half_life", _time_of("half_life_s", "7d"), "fair-share: when past use counts half", "7d"),
-    Key("quota_window", _time_of("quota_window_s", "7d"), "how long GPU-hours are for", "7d"),
+    Key("half_life", _time_of("half_life_s", "7d"), "fair-share: half-life of past usage", "7d"),
+    Key("quota_window", _time_of("quota_window_s", "7d"), "the window of GPU-hours", "7d"),
     Key(
         "each_user",
-        Group("what each user may have", *_ALLOWED, model=rules.Allowance),
-        "what each user may have",
+        Group("the limits of each user", *_ALLOWED, model=rules.Allowance),
+        "the limits of each user",
         example="{gpus: 4, jobs: 100}",
     ),
     Key(
@@ -76,12 +76,12 @@ QUEUE = Group(
             ),
             "users",
         ),
-        "what some users may have instead",
+        "the limits of named users instead",
         default="none",
         example="[{name: alice, share: 2, gpus: 6}]",
     ),
     Key("keep_jobs", _whole("keep_jobs", "a number of jobs"), "how many ended jobs are kept"),
-    Key("keep_for", _time_of("keep_for_s", "90d"), "how long jobs and events are kept", "no limit"),
+    Key("keep_for", _time_of("keep_for_s", "90d"), "how long history is kept", "no limit"),
     model=rules.Discipline,
     block=True,
 )
@@ -90,26 +90,24 @@ QUEUE = Group(
 def _time(field: str, example: str) -> Text:
     def take(text: str) -> float:
         said: dict[str, Any] = {field: units.parse_time(text)}
-        rules.PolicyChoice(**said)  # refuses what is out of bounds
+        rules.PolicyChoice(**said)  # refuses values out of bounds
         return float(said[field])
 
     return quantity(take, units.TIME, "a time", example)
 
 
-_POLICY = printable(1000, "is no policy: expected a name, FILE.py:CLASS or FILE.onnx")
+_POLICY = printable(1000, "is not a policy: expected a name, FILE.py:CLASS or FILE.onnx")
 POLICY = Text("a policy", _POLICY, {"minLength": 1, "maxLength": 1000}, example="regroup")
 POLICIES = Group(
-    "who decides in the lab",
+    "the policies of the lab",
     *(
         Key(kind, POLICY, f"the {kind} policy: a name, FILE.py:CLASS or FILE.onnx")
         for kind in rules.KINDS
     ),
-    Key("deadline", _time("deadline_s", "1s"), "after this the default decides instead", "1s"),
-    Key("defragment", YesNo(), "light moves under running jobs where that gains", "false"),
-    Key(
-        "defragment_every", _time("defragment_every_s", "10min"), "how often that is tried", "10min"
-    ),
-    Key("minimum_gain", _time("minimum_gain_s", "10s"), "the least gain, over all jobs", "10s"),
+    Key("deadline", _time("deadline_s", "1s"), "then the default policy decides instead", "1s"),
+    Key("defragment", YesNo(), "circuits change under running jobs when that gains", "false"),
+    Key("defragment_every", _time("defragment_every_s", "10min"), "its interval", "10min"),
+    Key("minimum_gain", _time("minimum_gain_s", "10s"), "the least total gain", default="10s"),
     model=rules.PolicyChoice,
     block=True,
 )
@@ -124,13 +122,13 @@ def _folder(text: str) -> str:
     if path.startswith("/") and path.strip("/") and path.isprintable() and ".." not in parts:
         return text
     example = f"'/srv/data', or '/srv/data{rules.WRITABLE}' to write to"
-    raise BadInput(f"{short(text)!r} is no folder of the servers: expected one like {example}")
+    raise BadInput(f"{short(text)!r} is not a folder of the servers: expected one like {example}")
 
 
 def _user(text: str) -> str:
     if re.match(_USER, text):
         return text
-    raise BadInput(f"{short(text)!r} is no user: expected dynamic, root or another name")
+    raise BadInput(f"{short(text)!r} is not a user: expected dynamic, root or another name")
 
 
 def _memory(text: str) -> int:
@@ -141,31 +139,31 @@ def _memory(text: str) -> int:
 
 
 _FOLDER = Text("a folder", _folder, {"pattern": "^/"}, example="/srv/data")
-_IMAGES = printable(255, "is no pattern of images: expected one like 'pytorch/*'")
+_IMAGES = printable(255, "is not an image pattern: expected one like 'pytorch/*'")
 _PATTERN = Text("a pattern of images", _IMAGES, {"minLength": 1}, example="pytorch/*")
 WORKERS = Group(
-    "what jobs' workers may have",
-    Key("images", ListOf(_PATTERN, "patterns"), "the images of containers", "any", "[pytorch/*]"),
+    "limits of jobs' workers",
+    Key("images", ListOf(_PATTERN, "patterns"), "allowed container images", "any", "[pytorch/*]"),
     Key(
         "mounts",
         ListOf(_FOLDER, "folders"),
-        f"the folders of the servers that workers may see; with {rules.WRITABLE}, also write to, "
-        "as checkpoints need it",
+        f"the servers' folders that workers may see; with {rules.WRITABLE} also write to, as "
+        "checkpoints require",
         default="none",
         example='[/srv/data, "/srv/checkpoints:rw"]',
     ),
     Key(
         "memory",
-        quantity(_memory, units.SIZE, "a size", "64GB"),
-        "what a worker may use",
-        "no limit",
+        quantity(_memory, units.SIZE, "a size of memory", "64GB"),
+        "the most memory of a server that one worker may use",
+        default="no limit",
     ),
-    Key("cpus", Number("a number of CPUs", 0.01, 4096), "what a worker may use", "no limit", "16"),
+    Key("cpus", Number("a number of CPUs", 0.01, 4096), "the limit of a worker", "no limit", "16"),
     Key(
         "user",
         Text("a user of the servers", _user, {"pattern": _USER}, example="trainer"),
-        "whom workers run as: a user of the servers, or dynamic, one for each person who submits "
-        "jobs",
+        "the user that workers run as: a user of the servers, or dynamic, one for each person "
+        "who submits jobs",
     ),
     model=rules.WorkerPolicy,
     block=True,

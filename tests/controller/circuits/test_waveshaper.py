@@ -174,7 +174,7 @@ async def test_the_lab_may_not_say_more_ports_than_there_are() -> None:
 def test_a_shape_that_none_has_is_refused() -> None:
     with pytest.raises(BadInput, match="wss1: a waveshaper-http has one common port"):
         open_driver(WavelengthSwitch("wss1", 2, 4, driver="waveshaper-http", address="x:80"))
-    with pytest.raises(BadInput, match="expected a grid that is not flexible"):
+    with pytest.raises(BadInput, match="expected a fixed one"):
         open_driver(
             WavelengthSwitch("wss1", 1, 4, Grid(None), driver="waveshaper-http", address="x:80")
         )
