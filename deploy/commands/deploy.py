@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from patchlight.console import rendering as out
-from patchlight.console.commands import LazyGroup
+from patchlight.console.shared import LazyGroup
 from patchlight.deploy.commands import options
 from patchlight.deploy.commands.push import bundle, push
 from patchlight.deploy.commands.trust import certificates, trust

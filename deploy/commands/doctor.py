@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import click
 
 from patchlight.console import rendering as out
-from patchlight.console.commands import lab_option
+from patchlight.console.shared import lab_option
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.linux import deploy_file
 

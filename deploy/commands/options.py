@@ -16,9 +16,8 @@ import click
 import yaml
 
 from patchlight.console import rendering as out
-from patchlight.console.commands import complete_lab
 from patchlight.console.connection import completer, running_lab, user_name
-from patchlight.console.shared import SharedOption
+from patchlight.console.shared import SharedOption, complete_lab
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.lab.model import Lab
 from patchlight.testbed.labfile.values import HOST_PORT

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import click
 
 from patchlight.console import rendering as out
-from patchlight.console.commands import complete_lab
 from patchlight.console.connection import running_lab, running_lab_file
+from patchlight.console.shared import complete_lab
 from patchlight.deploy.commands.options import with_servers
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.labfile.reader import labs_dir, read_lab

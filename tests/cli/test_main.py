@@ -12,8 +12,8 @@ import click
 import pytest
 
 from patchlight.cli import main as command_line
-from patchlight.console.commands import Command, kept, require_root
-from patchlight.console.shared import SharedOption
+from patchlight.console.commands import kept, require_root
+from patchlight.console.shared import Command, SharedOption
 from patchlight.testbed.errors import FileIssue, OutcomeUnknown, PatchlightError
 from patchlight.testbed.labfile.reader import LabFileError
 from tests.support.programs import ROOT, patchlight, python
