@@ -307,7 +307,7 @@ def reboot(lab: Lab, plan: FabricPlan, name: str, say: Callable[[str], None]) ->
         if state is None or state.ssh_config is None:
             raise BadInput(
                 f"lab {lab.name} has no servers that boot",
-                hint="make it with: patchlight emulate up LAB --server-kind ssh",
+                hint="make it with: patchlight emulate up LAB --server-kind ssh (or docker, vm)",
             )
         boot_again(lab, plan, state, server, say)
 
