@@ -1,4 +1,4 @@
-"""``python -m patchlight.agents``: the agent of one server, without the operator's commands."""
+""" "Runs the agent of one server, without the operator's commands."""
 
 import argparse
 import sys
@@ -10,7 +10,7 @@ from patchlight.testbed.errors import PatchlightError
 
 
 def main() -> int:
-    """Run the agent; the exit code says how it ended."""
+    """Run the agent and return its exit code."""
     parser = argparse.ArgumentParser(prog="patchlight.agents", description=__doc__)
     add = parser.add_argument
     add("--lab", type=Path, required=True, help="the lab file")
@@ -23,8 +23,18 @@ def main() -> int:
     )
     add("--gpu-access", default="auto", choices=limits.CHOICES)
     add("--worker-user", metavar="USER|dynamic", help="instead of the lab file's")
-    add("--fork-from", type=Path, metavar="SOCKET", help="where workers of ours are forked")
-    add("--light", type=Path, metavar="PATH", help="the socket of an emulated lab's light")
+    add(
+        "--fork-from",
+        type=Path,
+        metavar="SOCKET",
+        help="socket of the process that forks built-in workers",
+    )
+    add(
+        "--light",
+        type=Path,
+        metavar="PATH",
+        help="the socket that tunes an emulated lab's transceivers",
+    )
     add("--state", type=Path, required=True, metavar="DIR", help="where leases are kept")
     add("--image", default=contract.DEFAULT_IMAGE, help="the container image of workers")
     add("--tls", type=Path, metavar="FOLDER", help="ca.pem, cert.pem and key.pem, for TCP")

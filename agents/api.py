@@ -27,7 +27,7 @@ _REQUEST_S = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 
 
 class AgentMetrics:
-    """One agent's metrics. ``certificate_end``: when its certificate ends, in Unix time."""
+    """Metrics of one agent. ``certificate_end`` is when its certificate expires, in Unix time."""
 
     def __init__(self, service: AgentService, certificate_end: float | None = None) -> None:
         self.registry = prometheus_client.CollectorRegistry()
@@ -39,14 +39,14 @@ class AgentMetrics:
         )
         self._seconds = prometheus_client.Histogram(
             "patchlight_agent_request_seconds",
-            "What requests took.",
+            "Duration of requests.",
             ("call",),
             buckets=_REQUEST_S,
             registry=self.registry,
         )
         self._records = prometheus_client.Counter(
             "patchlight_agent_log_records",
-            "Warnings and errors in the log.",
+            "Warnings and errors logged.",
             ("level",),
             registry=self.registry,
         )
@@ -57,7 +57,7 @@ class AgentMetrics:
         ProcessCollector(registry=self.registry)
 
     async def count(self, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
-        """Have ``app`` answer a request, and count it by endpoint: addresses are without number."""
+        """Answer a request and count it by endpoint. Paths are not used as labels."""
         code, began = 500, time.monotonic()
 
         async def noted(message: Message) -> None:
@@ -74,7 +74,7 @@ class AgentMetrics:
             self._seconds.labels(call).observe(time.monotonic() - began)
 
     def log_handler(self) -> logging.Handler:
-        """A handler that counts the log's warnings and errors."""
+        """A log handler that counts warnings and errors."""
         records = self._records
 
         class Counting(logging.Handler):
@@ -84,9 +84,11 @@ class AgentMetrics:
         return Counting(logging.WARNING)
 
     def collect(self) -> Iterator[Metric]:
-        """What is looked up for each request."""
+        """Objects that every request handler needs."""
         service, now = self._service, time.monotonic()
-        gauge = _gauge("info", "Which agent this is.", "server", "version", "api", "workers")
+        gauge = _gauge(
+            "info", "Information about this agent.", "server", "version", "api", "workers"
+        )
         site, api = service.site, str(agent_status.API_VERSION)
         gauge.add_metric([site.server.name, VERSION, api, site.runner.name], 1)
         yield gauge
@@ -95,17 +97,19 @@ class AgentMetrics:
         for state in worker_api.WorkerState:
             gauge.add_metric([state], workers[state])
         yield gauge
-        gauge = _gauge("leases", "GPUs and NICs that workers have.", "kind")
+        gauge = _gauge("leases", "GPUs and NICs leased to workers.", "kind")
         for kind, count in service.leases().items():
             gauge.add_metric([kind], count)
         yield gauge
-        about = "Seconds since a GPU or NIC was last seen to be well."
+        about = "Seconds since a GPU or NIC was last healthy."
         gauge = _gauge("sample_age_seconds", about, "kind", "name")
         for (kind, name), at in service.seen_at.items():
             gauge.add_metric([kind, name], now - at)
         yield gauge
         if self._certificate_end is not None:
-            gauge = _gauge("certificate_end_timestamp_seconds", "When the certificate ends.")
+            gauge = _gauge(
+                "certificate_end_timestamp_seconds", "When the certificate expires, in Unix time."
+            )
             gauge.add_metric([], self._certificate_end)
             yield gauge
 
@@ -118,15 +122,15 @@ _USUAL_LOG_BYTES, _MOST_LOG_BYTES = 64 * 1024, 1024 * 1024
 
 
 def make_app(service: AgentService, lab: str, metrics: AgentMetrics) -> FastAPI:
-    """The API, for clients on the Unix socket and those with a certificate of the lab's controller,
-    and the metrics for Prometheus."""
+    """The API and the Prometheus metrics, for clients on the Unix socket and clients with a
+    certificate of the lab's controller."""
 
     @asynccontextmanager
     async def life(_app: FastAPI) -> AsyncIterator[None]:
         yield
         await service.close()
 
-    # No redirects, and no description of the API: neither checks the client first.
+    # Redirects and API descriptions would be answered before the client is checked.
     app = FastAPI(title="Patchlight agent", lifespan=life, openapi_url=None, redirect_slashes=False)
 
     app.add_middleware(_Admission, lab=lab, metrics=metrics)
@@ -144,8 +148,8 @@ def make_app(service: AgentService, lab: str, metrics: AgentMetrics) -> FastAPI:
 
 
 class _Admission:
-    """Refuses clients that may not use the API, and counts all other requests. Starlette's own kind
-    of middleware would add a task and a pair of streams to each."""
+    """Refuses unauthorised clients and counts all other requests. Starlette's middleware class
+    would add a task and two streams to each request."""
 
     def __init__(self, app: ASGIApp, lab: str, metrics: AgentMetrics) -> None:
         self._app, self._metrics = app, metrics
@@ -161,8 +165,8 @@ class _Admission:
         if who in (sockets.UNIX_CLIENT, self._controller) or reads_metrics:
             await self._metrics.count(self._app, scope, receive, send)
             return
-        words = f"a certificate for {who[:80]} opens nothing here"
-        hint = f"expected one for {self._controller}; or for {self._reader}, which opens /metrics"
+        words = f"access denied for a certificate of {who[:80]}"
+        hint = f"use the certificate of {self._controller}, or that of {self._reader} for /metrics"
         await JSONResponse({"error": words, "hint": hint}, 403)(scope, receive, send)
 
 
@@ -251,13 +255,13 @@ async def _on_error(_request: Request, exc: Exception) -> JSONResponse:
 async def _on_invalid(_request: Request, exc: Exception) -> JSONResponse:
     assert isinstance(exc, RequestValidationError)
     words = joined(mistake_in_words(m, m["loc"][1:], "body") for m in exc.errors())
-    return JSONResponse({"error": f"the request is not valid: {words}", "hint": None}, 422)
+    return JSONResponse({"error": f"invalid request: {words}", "hint": None}, 422)
 
 
 async def _on_http(request: Request, exc: Exception) -> JSONResponse:
     assert isinstance(exc, HTTPException)
     words, hint = str(exc.detail), None
     if exc.status_code in (404, 405):
-        words = f"there is no {request.method} {request.url.path[:200]}"
-        hint = "is the agent of the same version as the controller?"
+        words = f"unknown request: {request.method} {request.url.path[:200]}"
+        hint = "do the controller and the agent have the same version?"
     return JSONResponse({"error": words, "hint": hint}, exc.status_code, exc.headers)

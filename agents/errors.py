@@ -1,4 +1,4 @@
-"""The errors of an agent, each with the HTTP status of its answer, and its log."""
+"""Defines the agent's errors, each with an HTTP status and a log level."""
 
 import logging
 
@@ -8,32 +8,32 @@ log = logging.getLogger("patchlight.agent")
 
 
 class AgentError(PatchlightError):
-    """The agent could not do it; nothing is left half done."""
+    """The agent failed; no change was left unfinished."""
 
     status = 500
 
 
 class BadRequest(AgentError):
-    """The request makes no sense for this server."""
+    """The request is not valid on this server."""
 
     status = 422
 
 
 class Forbidden(AgentError):
-    """The lab does not allow what the worker wants."""
+    """The lab does not allow the worker to have this."""
 
     status = 403
 
 
 class NotHere(AgentError):
-    """This server has no such worker, GPU or NIC."""
+    """This server has no worker, GPU or NIC of that name."""
 
     status = 404
 
 
 class Conflict(AgentError):
-    """The state of a worker, GPU or NIC does not allow it. ``iteration``: where a worker is for
-    which a hold came too late."""
+    """The worker, GPU or NIC is in the wrong state. ``iteration``: the worker's, for a late
+    hold."""
 
     status = 409
 
@@ -45,15 +45,15 @@ class Conflict(AgentError):
 
 
 class NicError(AgentError):
-    """A NIC could not be read, given away or taken back."""
+    """A NIC could not be read, moved to a worker or moved back."""
 
 
 class NicGone(NicError):
-    """The NIC is neither here nor in the worker's namespace."""
+    """The NIC is neither in the server's namespace nor in the worker's."""
 
 
 class NicDark(NicError):
-    """A worker's NIC has not come back after its light moved."""
+    """A worker's NIC did not come back after the circuits changed."""
 
     status = 503
 

@@ -1,5 +1,4 @@
-"""Reads a server's GPUs behind Unix sockets (NVIDIA's: ``nvml.py``), and how near each is to its
-NIC."""
+"""Reads a server's GPUs from Unix sockets (NVIDIA's: ``nvml.py``) and their distance to NICs."""
 
 import asyncio
 import json
@@ -17,8 +16,8 @@ from patchlight.testbed.wire.agent_status import GpuTelemetry
 
 @dataclass(frozen=True, slots=True)
 class GpuReading:
-    """``utilization``: the fraction (0…1) of the last second in which the GPU was computing, where
-    that is known; ``busy_s``: seconds it has computed since it was first watched."""
+    """``utilization``: fraction (0…1) of the last second in which the GPU was computing, or
+    ``None``; ``busy_s``: seconds of computing since the agent began to watch it."""
 
     name: str
     model: str
@@ -30,8 +29,8 @@ class GpuReading:
 
 @dataclass(frozen=True, slots=True)
 class PhysicalGpu:
-    """An NVIDIA GPU: ``minor`` is the number of its device node ``/dev/nvidiaN``, ``pci_address``
-    its place on the bus as sysfs writes it; ``None`` where the driver does not say."""
+    """An NVIDIA GPU. ``minor`` is the number of its device node ``/dev/nvidiaN``, ``pci_address``
+    its PCI address as sysfs writes it; ``None`` if the driver does not report it."""
 
     uuid: str
     minor: int | None = None
@@ -42,33 +41,33 @@ class GpuBackend(Protocol):
     """Reads the GPUs of one server."""
 
     async def open(self) -> None:
-        """Find the GPUs. One that is not there is an error of ``read`` alone."""
+        """Find the GPUs. A missing GPU makes only its ``read`` fail."""
 
     async def read(self, name: str) -> GpuReading:
-        """One GPU's present reading; ``GpuError`` if it does not answer."""
+        """The present reading of one GPU; ``GpuError`` if it does not answer."""
 
     def socket_of(self, name: str) -> Path | None:
-        """The Unix socket through which a worker computes on it, if that is how."""
+        """The Unix socket through which a worker uses the GPU, if it has one."""
         return None
 
     def physical(self, name: str) -> PhysicalGpu | None:
-        """The NVIDIA GPU that it is, if it is one."""
+        """The NVIDIA GPU behind that name, if it is one."""
         return None
 
     async def close(self) -> None:
-        """Stop watching, if anything watches."""
+        """Stop reading GPUs."""
         return
 
 
 class SocketGpus(GpuBackend):
-    """GPUs behind Unix sockets; each reading closes its own connection."""
+    """GPUs behind Unix sockets; each reading uses a new connection."""
 
     def __init__(self, server: Server, directory: Path, deadline_s: float = 2.0) -> None:
         self._paths = {g.name: directory / f"{server.name}.{g.name}.sock" for g in server.gpus}
         self._deadline_s = deadline_s
 
     async def open(self) -> None:
-        """Wait a while for every GPU's socket: they may be starting just now."""
+        """Wait until every GPU's socket exists: they may just be starting."""
         end = time.monotonic() + self._deadline_s
         for path in self._paths.values():
             while not path.exists():
@@ -77,12 +76,12 @@ class SocketGpus(GpuBackend):
                 await asyncio.sleep(0.02)
 
     async def read(self, name: str) -> GpuReading:
-        """Ask the GPU's socket."""
+        """Read the GPU through its socket."""
         path = self._paths[name]
         if not path.exists():
             raise GpuError(
                 f"GPU {name} has no socket {path}",
-                hint="are the emulated GPUs there? python -m patchlight.emulation.lab.gpus",
+                hint="start the emulated GPUs: python -m patchlight.emulation.lab.gpus",
             )
         try:
             async with asyncio.timeout(2):
@@ -109,36 +108,36 @@ class SocketGpus(GpuBackend):
 
 @dataclass(frozen=True, slots=True)
 class PciPlace:
-    """A PCI device: its folder in ``/sys/devices`` by parts, the bus's root first."""
+    """The folders of a PCI device in ``/sys/devices``, from the root of its bus."""
 
     parts: tuple[str, ...]
     node: int | None
     cpus: frozenset[int]
 
     def distance(self, other: "PciPlace") -> devices.Distance:
-        """The distance to the other one; an unknown node counts as the same."""
+        """The distance to another device; an unknown NUMA node counts as the same node."""
         found = devices.distance(self.parts, self.node, other.parts, other.node)
         return devices.Distance.NODE if found is None else found
 
 
 class Pairings:
-    """A server's pairs of GPU and NIC, as sysfs has them: which CPUs are near, and which pairs are
-    far. Tested with trees of files, and on no server with GPUs."""
+    """The server's GPUs and NICs in sysfs: which CPUs are near, and which pairs are distant. Tested
+    with copies of sysfs, never on a server with GPUs."""
 
     def __init__(self, server: Server, gpus: GpuBackend, sysfs: Path = Path("/sys")) -> None:
         self._server, self._gpus, self._sysfs = server, gpus, sysfs
-        # Devices do not move on their buses; a NIC that a worker has is not seen from here.
+        # Read once: devices do not change their bus, and a leased NIC is not visible here.
         self._places: dict[str, PciPlace] = {}
 
     def cpus_near(self, gpu: str | None, nic: Nic) -> str:
-        """CPUs of a worker's GPU, or else NIC, as Linux lists them; empty if all are near."""
+        """CPUs near a worker's GPU, or else near its NIC, in Linux list format; empty for all."""
         place = (self._gpu(gpu) if gpu else None) or self._nic(nic)
         allowed = os.sched_getaffinity(0)
         near = place.cpus & allowed if place else frozenset()
         return "" if near == allowed else processes.cpu_list(near)
 
     def problem(self, gpu: str) -> str:
-        """What is wrong with the distance of a GPU to its NIC, as text; empty if nothing is."""
+        """A warning if a GPU is far from its NIC, else an empty string."""
         place = self._gpu(gpu)
         own = next((nic for nic in self._server.nics if nic.gpu == gpu), None)
         if place is None or own is None or (beside := self._nic(own)) is None:
@@ -148,13 +147,13 @@ class Pairings:
             other = self._nic(nic)
             if other is not None and nic is not own and place.distance(other) < away:
                 return (
-                    f"{gpu} and its NIC {own.name} are {away.in_words}, {gpu} and {nic.name} "
-                    f"{place.distance(other).in_words}: pair these in the lab file, if you can"
+                    f"{gpu} and its NIC {own.name} are {away.in_words}; {gpu} and {nic.name} are "
+                    f"{place.distance(other).in_words}: pair those in the lab file if possible"
                 )
         if away is devices.Distance.FAR:
             return (
-                f"{gpu} is at NUMA node {place.node} and its NIC {own.name} at node {beside.node}: "
-                "what they exchange crosses the processors"
+                f"{gpu} is at NUMA node {place.node}, its NIC {own.name} at node {beside.node}: "
+                "their traffic crosses CPU sockets"
             )
         return ""
 
@@ -168,7 +167,6 @@ class Pairings:
         return self._place(f"class/net/{nic.interface or nic.name}/device")
 
     def _place(self, link: str) -> PciPlace | None:
-        """The PCI device that is there, if one is: a virtual NIC has none."""
         if link not in self._places:
             folder = Path(os.path.realpath(self._sysfs / link))
             try:

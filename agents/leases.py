@@ -1,9 +1,8 @@
-"""Records which worker has which GPU and NIC: leases of one agent on disk, claims for all labs.
+"""Records which worker has which GPU and NIC: leases of one agent on disk, claims across labs.
 
-A lease's file is written before the NIC moves, again when the worker has all that it needs, and
-again when it has ended and given everything back. So the next agent knows, after any crash, what
-was given away, which workers go on, and how those that ended did. The file is removed when the
-controller has no more use for the worker.
+A lease is written before the NIC moves, when the worker has everything, and when the worker has
+ended and everything is back. After a crash the next agent can therefore continue. The file is
+removed when the controller deletes the worker.
 """
 
 import contextlib
@@ -30,7 +29,7 @@ CLAIMS = Path("/run/patchlight-claims")
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """What became of a worker."""
+    """The result of a worker that ended."""
 
     state: WorkerState
     iterations_done: int = 0
@@ -44,10 +43,10 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """One worker's GPU and NIC. ``nic_state``: the NIC before it was given; ``created_at``: Unix
-    time; ``handle``: set once it has been launched and has its NIC; ``frozen``: stopped while
-    circuits move; ``returned``: all is back; ``gpu_energy_j``: the GPU's counter at the
-    beginning."""
+    """One worker's GPU and NIC. ``nic_state``: the NIC before the worker got it; ``created_at``:
+    Unix time; ``handle``: set after launch, when the worker has its NIC; ``frozen``: stopped
+    while circuits change; ``returned``: GPU and NIC are back; ``gpu_energy_j``: its counter at
+    the start."""
 
     spec: WorkerSpec
     namespace: str
@@ -61,11 +60,11 @@ class Lease:
     gpu_energy_j: float | None = None
 
 
-_LEASE = TypeAdapter(Lease)  # files of older agents have fewer keys
+_LEASE = TypeAdapter(Lease)  # Leases of older agents have fewer keys.
 
 
 class LeaseBook:
-    """The leases on disk, one file each; ``PatchlightError`` if others can put files there."""
+    """The leases on disk, one file each; ``PatchlightError`` if other users can write there."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -73,10 +72,9 @@ class LeaseBook:
         files.private_folder(directory)
 
     def write(self, lease: Lease) -> None:
-        """Put a lease on record, to survive any crash; after an ``AgentError`` the one before is
-        still there."""
+        """Save a lease on disk. After an ``AgentError`` the previous version is intact."""
         known, spec = self._specs.get(lease.spec.id, (None, ""))
-        if known is not lease.spec:  # its JSON is most of the work: made once
+        if known is not lease.spec:  # Serialising the spec is most of the work, so it is cached.
             spec = lease.spec.model_dump_json()
             self._specs[lease.spec.id] = lease.spec, spec
         path = self._path(lease.spec.id)
@@ -93,12 +91,12 @@ class LeaseBook:
                 fresh.unlink(missing_ok=True)
             raise AgentError(
                 f"writing the lease of worker {lease.spec.id} to {path}: {exc.strerror}",
-                hint="make room on that disk" if exc.errno == errno.ENOSPC else None,
+                hint="free space on that disk" if exc.errno == errno.ENOSPC else None,
             ) from exc
-        self._sync()  # the name of the file, too
+        self._sync()
 
     def end(self, worker: str) -> None:
-        """Remove the worker's lease, if there is one."""
+        """Remove the worker's lease, if it exists."""
         self._specs.pop(worker, None)
         self._path(worker).unlink(missing_ok=True)
         self._sync()
@@ -111,7 +109,7 @@ class LeaseBook:
             os.close(directory)
 
     def read(self) -> list[Lease]:
-        """Every lease on record. One that cannot be read is set aside, with an error in the log."""
+        """Every lease on disk. Unreadable files are renamed and logged as errors."""
         leases = []
         for path in sorted(self._directory.glob("*.json")):
             try:
@@ -120,8 +118,8 @@ class LeaseBook:
                 aside = path.with_suffix(".unreadable")
                 os.replace(path, aside)
                 log.error(
-                    "the lease %s cannot be read (%s) and was set aside: see which NIC it names, "
-                    "and put that back by hand: %s",
+                    "lease %s cannot be read (%s) and was renamed: find its NIC in it and restore "
+                    "that by hand: %s",
                     path,
                     exc,
                     aside,
@@ -134,7 +132,7 @@ class LeaseBook:
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """A worker that has something, by its network namespace, and the process of its agent."""
+    """A worker that holds something: its network namespace and the process of its agent."""
 
     lab: str
     worker: str
@@ -144,23 +142,23 @@ class Holder:
 
     @property
     def is_there(self) -> bool:
-        """Whether the agent or any process of the worker runs."""
+        """Whether the agent or any process of the worker is running."""
         started = processes.process_start(self.agent)
         runs = started is not None and started == self.agent_started
         return runs or bool(namespaces.processes_in(self.namespace))
 
 
 class Claims:
-    """What the workers of one agent have, for agents of other labs on this machine. A claim is a
-    file in a folder of root's that goes with the boot, and counts as long as the agent or a process
-    of the worker runs."""
+    """Claims of one agent's workers, visible to agents of other labs on this machine. A claim is a
+    file in a folder that belongs to root and is cleared at boot. It is valid while the agent or a
+    process of the worker runs."""
 
     def __init__(self, lab: str, folder: Path = CLAIMS) -> None:
         self._lab, self._folder = lab, folder
 
     def take(self, worker: str, namespace: str, things: Mapping[str, str]) -> None:
-        """Claim all ``things`` for a worker, or none: names for messages, by keys that are the same
-        in every lab. ``Conflict`` names the lab that has one."""
+        """Claim all ``things`` (keys that are equal in every lab, with names for messages) for a
+        worker, or nothing. ``Conflict`` names the lab that holds one."""
         pid = os.getpid()
         own = Holder(self._lab, worker, namespace, pid, processes.process_start(pid))
         with self._locked():
@@ -171,7 +169,10 @@ class Claims:
                 raise Conflict(
                     f"{words} is leased to worker {holder.worker} of lab {holder.lab}, which "
                     "shares this server",
-                    hint="wait until that has ended; or list each GPU and NIC in one lab file only",
+                    hint=(
+                        "wait until that worker has ended, or list each GPU and NIC in one lab "
+                        "file only"
+                    ),
                 )
             for key in things:
                 fresh = self._path(key).with_suffix(".new")
@@ -179,7 +180,7 @@ class Claims:
                 os.replace(fresh, self._path(key))
 
     def give_up(self, namespace: str) -> None:
-        """Remove all claims of the worker in that namespace, and those that count no more."""
+        """Remove the claims of the worker in that namespace, and stale claims."""
         if not self._folder.exists():
             return
         with self._locked():
@@ -188,14 +189,14 @@ class Claims:
                 if holder is None or holder.namespace == namespace or not holder.is_there:
                     path.unlink()
             with contextlib.suppress(OSError):
-                self._folder.rmdir()  # unless somebody has a claim
+                self._folder.rmdir()
 
     def _path(self, key: str) -> Path:
         return self._folder / f"{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        """Be the only agent that looks at claims and changes them."""
+        """Hold the lock on all claims."""
         try:
             descriptor = self._lock()
             try:
@@ -205,7 +206,7 @@ class Claims:
         except OSError as exc:
             raise AgentError(
                 f"claiming GPU and NIC in {self._folder}: {exc.strerror}",
-                hint="other labs' agents on this server look there: see to that folder",
+                hint="other labs' agents on this server use that folder: check its permissions",
             ) from exc
 
     def _lock(self) -> int:
@@ -213,7 +214,7 @@ class Claims:
             files.private_folder(self._folder)
             try:
                 descriptor = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            except FileNotFoundError:  # who gave up the last claim took it away just now
+            except FileNotFoundError:  # The holder of the last claim has just removed the folder.
                 continue
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             with contextlib.suppress(FileNotFoundError):

@@ -1,6 +1,6 @@
-"""NVIDIA GPUs, read by one thread through NVML (``nvidia-ml-py``).
+"""Reads NVIDIA GPUs in one thread through NVML (``nvidia-ml-py``).
 
-It has run against a library with NVML's interface that the tests compile, on no NVIDIA GPU.
+Tested with a compiled stand-in for the NVML library, never on an NVIDIA GPU.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from patchlight.testbed.lab.model import Gpu, Server
 from patchlight.testbed.wire.agent_status import GpuTelemetry
 
 FALLEN_OFF_XID = 79
-"""XID 79: "GPU has fallen off the bus" (NVIDIA's catalogue of XID errors)."""
+"""XID 79 in NVIDIA's catalogue: "GPU has fallen off the bus"."""
 
 _NEVER = (
     "NVML_ERROR_NOT_SUPPORTED",
@@ -39,10 +39,10 @@ _NOT_NOW = (
     "NVML_ERROR_TIMEOUT",
     "NVML_ERROR_INSUFFICIENT_SIZE",
 )
-# All links together, where a field is of one link.
+# Selects all links where a field is per link.
 _ALL_LINKS = 0xFFFFFFFF
 _KIB_BITS = 8 * 1024
-# Counters of bytes, as NVML's field values: in units of so many bits.
+# Byte counters as NVML field values, with the bits per unit.
 _COUNTERS = {
     "pcie_sent_bps": ("NVML_FI_DEV_PCIE_COUNT_TX_BYTES", 0, 8),
     "pcie_received_bps": ("NVML_FI_DEV_PCIE_COUNT_RX_BYTES", 0, 8),
@@ -52,11 +52,11 @@ _COUNTERS = {
 
 
 class NvmlCard:
-    """One GPU, of one thread. A value that a card lacks is tried once. Cheap values that change
-    fast are read at each sample; the others, some of which take milliseconds, once a second."""
+    """One GPU, used by one thread. A value that the GPU lacks is tried once. Cheap values are read
+    at each sample; slow ones, which take milliseconds, once a second."""
 
     def __init__(self, nvml: Any, handle: Any) -> None:
-        """``NVMLError`` if it does not say who it is."""
+        """``NVMLError`` if the GPU does not report its identity."""
         self._nvml, self._handle = nvml, handle
         self._lacks: set[tuple[Any, ...]] = set()
         self._never = {getattr(nvml, name) for name in _NEVER if hasattr(nvml, name)}
@@ -66,7 +66,7 @@ class NvmlCard:
         minor, pci = self._ask("nvmlDeviceGetMinorNumber"), self._ask("nvmlDeviceGetPciInfo")
         address = None
         if pci is not None:
-            # sysfs writes 0000:17:00.0, NVML 00000000:17:00.0.
+            # sysfs writes 0000:17:00.0 where NVML writes 00000000:17:00.0.
             domain, _, rest = _text(pci.busId).lower().partition(":")
             address = f"{int(domain, 16):04x}:{rest}"
         self.physical = PhysicalGpu(uuid, minor, address)
@@ -91,13 +91,13 @@ class NvmlCard:
         self._fallen = ""
 
     def note_xid(self, number: int, at: float) -> None:
-        """The driver reported an XID error of this GPU at that time (Unix)."""
+        """Note that the driver reported an XID error of this GPU at that Unix time."""
         if number == FALLEN_OFF_XID:
             self._fallen = f"XID {number}: it has fallen off the bus"
         self._telemetry = replace(self._telemetry, xid=number, xid_at=at)
 
     def read(self, name: str) -> GpuReading:
-        """What the last sample said, under the lab's name of it."""
+        """The latest sample, under the lab's name of the GPU."""
         return GpuReading(
             name=name,
             model=self.model,
@@ -108,10 +108,10 @@ class NvmlCard:
         )
 
     def sample(self, *, all_of_it: bool) -> None:
-        """Read it now; ``GpuError`` if it has fallen off or does not answer."""
+        """Read the GPU now; ``GpuError`` if it has fallen off the bus or does not answer."""
         if self._fallen:
             raise GpuError(
-                self._fallen, hint="see what the kernel says: dmesg | grep NVRM; it needs a reset"
+                self._fallen, hint="see the kernel log: dmesg | grep NVRM; the GPU needs a reset"
             )
         now_s = time.monotonic()
         rates = self._ask("nvmlDeviceGetUtilizationRates")
@@ -131,7 +131,6 @@ class NvmlCard:
     def _energy(
         self, counted_mj: int | None, power_w: float | None, passed_s: float
     ) -> tuple[float | None, float | None]:
-        """Joules, and since when (Unix time; ``None``: since the driver was loaded)."""
         if counted_mj is not None:
             return counted_mj / 1000, None
         if power_w is None:
@@ -146,7 +145,7 @@ class NvmlCard:
         memory = self._ask("nvmlDeviceGetMemoryInfo")
         processes = self._ask("nvmlDeviceGetComputeRunningProcesses")
         mig = self._ask("nvmlDeviceGetMigMode")
-        # By the function that replaces the older one, where the driver has it.
+        # Newer drivers replace the older function.
         degrees = self._ask("nvmlDeviceGetTemperatureV", nvml.NVML_TEMPERATURE_GPU)
         if degrees is None:
             degrees = self._ask("nvmlDeviceGetTemperature", nvml.NVML_TEMPERATURE_GPU)
@@ -168,8 +167,8 @@ class NvmlCard:
         }
 
     def _rates(self, now_s: float) -> Mapping[str, float | None]:
-        """Bits per second over PCIe and NVLink. Cards without counters of PCIe measure it for 20 ms
-        when they are asked: one direction at a time."""
+        """Bits per second over PCIe and NVLink. Without PCIe counters this takes 20 ms per
+        direction."""
         wanted = [field for field in self._fields if (field[0],) not in self._lacks]
         rates: dict[str, float | None] = {}
         if wanted:
@@ -195,12 +194,11 @@ class NvmlCard:
         return (bits - before) / (now_s - before_s)
 
     def _ask(self, function: str, *arguments: Any) -> Any:
-        """Call an NVML function; ``None`` for what this card cannot tell."""
         key = (function, *arguments)
         if key in self._lacks:
             return None
         call = getattr(self._nvml, function, None)
-        if call is None:  # the binding is older, or newer
+        if call is None:  # The binding or the driver is older.
             self._lacks.add(key)
             return None
         try:
@@ -212,8 +210,8 @@ class NvmlCard:
             if exc.value in self._not_now:
                 return None
             raise GpuError(
-                f"the driver says of it: {exc}",
-                hint="see what the kernel says: dmesg | grep NVRM; nvidia-smi -q shows the rest",
+                f"the driver reports: {exc}",
+                hint="see the kernel log: dmesg | grep NVRM; nvidia-smi -q shows details",
             ) from exc
 
 
@@ -226,19 +224,19 @@ def _text(value: str | bytes) -> str:
 
 
 _SLOW_S = 1.0
-# A driver that does not come back from a call for so long has lost its GPU.
+# A driver call that takes longer has lost its GPU.
 _SILENT_S = 5.0
 
 
 class NvmlGpus(GpuBackend):
-    """NVIDIA GPUs, read ``rate_hz`` times a second. One without a ``uuid`` is the server's at the
-    same place in the list, if all are there. Busy time is summed up from utilisation, which NVML
-    does not count, and energy from power where a card does not."""
+    """NVIDIA GPUs, read ``rate_hz`` times a second. A GPU without ``uuid`` is the one at the same
+    index in the driver's list, if the counts match. Busy time is integrated from utilisation, and
+    energy from power if the GPU has no counter."""
 
     def __init__(self, server: Server, rate_hz: float) -> None:
         self._gpus = {gpu.name: (index, gpu) for index, gpu in enumerate(server.gpus)}
         self._period_s = 1 / rate_hz
-        # Written by the thread that samples alone, each value whole.
+        # Written by the sampling thread; each value is replaced as a whole.
         self._problems: dict[str, GpuError] = {}
         self._cards: dict[str, NvmlCard] = {}
         self._sampled_at_s = time.monotonic()
@@ -249,7 +247,7 @@ class NvmlGpus(GpuBackend):
         self._thread: threading.Thread | None = None
 
     async def open(self) -> None:
-        """Load the driver's library and find the GPUs; ``GpuError`` if there is no driver."""
+        """Load the driver's library and find the GPUs; ``GpuError`` without a driver."""
         if not self._gpus:
             return
         await asyncio.to_thread(self._open)
@@ -261,7 +259,7 @@ class NvmlGpus(GpuBackend):
             import pynvml
         except ImportError as exc:
             raise GpuError(
-                "reading NVIDIA GPUs needs the package nvidia-ml-py, which is not installed",
+                "reading NVIDIA GPUs needs the package nvidia-ml-py",
                 hint="pip install nvidia-ml-py",
             ) from exc
         try:
@@ -269,14 +267,14 @@ class NvmlGpus(GpuBackend):
         except pynvml.NVMLError as exc:
             raise GpuError(
                 f"opening the NVIDIA driver: {exc}",
-                hint="install the NVIDIA driver (nvidia-smi must work), or give --gpu-source "
+                hint="install the NVIDIA driver (nvidia-smi must work), or use --gpu-source "
                 "socket:DIR for emulated GPUs",
             ) from exc
         self._nvml = pynvml
         try:
             self._events = pynvml.nvmlEventSetCreate()
         except pynvml.NVMLError as exc:
-            log.warning("XID errors of GPUs are not heard of: %s", exc)
+            log.warning("XID errors of GPUs cannot be monitored: %s", exc)
         for name in self._gpus:
             self._sample(name, all_of_it=True)
 
@@ -287,9 +285,9 @@ class NvmlGpus(GpuBackend):
                 handle = nvml.nvmlDeviceGetHandleByUUID(gpu.uuid)
             elif (count := nvml.nvmlDeviceGetCount()) < len(self._gpus):
                 raise GpuError(
-                    f"GPU {name} of the lab file: this server has {count} GPUs of "
-                    f"{len(self._gpus)}, and which is missing nobody knows",
-                    hint="give each its 'uuid:' in the lab file; nvidia-smi -L shows them",
+                    f"GPU {name}: this server has {count} GPUs but the lab file lists "
+                    f"{len(self._gpus)}, so the missing one is unknown",
+                    hint="set each GPU's 'uuid:' in the lab file; nvidia-smi -L shows them",
                 )
             else:
                 handle = nvml.nvmlDeviceGetHandleByIndex(index)
@@ -300,7 +298,7 @@ class NvmlGpus(GpuBackend):
                 f"GPU {name} of the lab file: this server has no GPU {which}: {exc}",
                 hint="compare the lab file with: nvidia-smi -L",
             ) from exc
-        with suppress(nvml.NVMLError):  # a card may not report XID errors
+        with suppress(nvml.NVMLError):  # some GPUs do not report XID errors
             known = nvml.nvmlDeviceGetSupportedEventTypes(handle)
             xid = nvml.nvmlEventTypeXidCriticalError
             if self._events is not None and known & xid:
@@ -309,7 +307,7 @@ class NvmlGpus(GpuBackend):
         return card
 
     def _run(self) -> None:
-        """Sample until the end; all of a GPU once a second, each at another sample."""
+        """Sample until stopped. Slow values are read once a second, spread over samples."""
         slow_every = max(1, round(_SLOW_S / self._period_s))
         begins_s = time.monotonic()
         for number in itertools.count():
@@ -319,7 +317,7 @@ class NvmlGpus(GpuBackend):
             for place, name in enumerate(self._gpus):
                 try:
                     self._sample(name, all_of_it=(number + place) % slow_every == 0)
-                except Exception as exc:  # whatever one GPU says, the others are read
+                except Exception as exc:  # a failing GPU must not stop the others
                     self._problems[name] = GpuError(f"reading GPU {name}: {in_words(exc)}")
             self._sampled_at_s = time.monotonic()
 
@@ -336,7 +334,7 @@ class NvmlGpus(GpuBackend):
             self._problems.pop(name, None)
 
     def _rest(self, until_s: float) -> bool:
-        """Until then, listening for XID errors meanwhile; whether it is time to end."""
+        """Listen for XID errors until that time; returns whether to stop."""
         while (left_s := until_s - time.monotonic()) > 0 and not self._stop.is_set():
             if not self._by_handle:
                 self._stop.wait(left_s)
@@ -344,7 +342,9 @@ class NvmlGpus(GpuBackend):
             try:
                 event = self._nvml.nvmlEventSetWait(self._events, int(1000 * left_s) + 1)
             except self._nvml.NVMLError as exc:
-                if exc.value != self._nvml.NVML_ERROR_TIMEOUT:  # a lost GPU makes it return at once
+                if (
+                    exc.value != self._nvml.NVML_ERROR_TIMEOUT
+                ):  # a lost GPU makes the call return immediately
                     self._stop.wait(left_s)
                 continue
             card = self._by_handle.get(_address(event.device))
@@ -354,28 +354,28 @@ class NvmlGpus(GpuBackend):
         return self._stop.is_set()
 
     async def read(self, name: str) -> GpuReading:
-        """What the latest sample said."""
+        """Return the latest sample."""
         silent_s = time.monotonic() - self._sampled_at_s
         if silent_s > _SILENT_S + self._period_s:
             raise GpuError(
                 f"reading GPU {name}: the NVIDIA driver has not answered for {silent_s:.0f} s",
-                hint="see what the kernel says: dmesg | grep NVRM",
+                hint="see the kernel log: dmesg | grep NVRM",
             )
         if (problem := self._problems.get(name)) is not None:
             raise problem
         return self._cards[name].read(name)
 
     def physical(self, name: str) -> PhysicalGpu | None:
-        """The GPU as the driver knows it; ``None`` for one that was never found."""
+        """The GPU as the driver reports it; ``None`` if it was never found."""
         card = self._cards.get(name)
         return card.physical if card else None
 
     async def close(self) -> None:
-        """Stop reading and let go of the driver."""
+        """Stop reading and close the driver."""
         self._stop.set()
         if self._thread is not None:
             await asyncio.to_thread(self._thread.join, _SILENT_S)
-            if self._thread.is_alive():  # in a call that does not come back
+            if self._thread.is_alive():  # the thread is stuck in a driver call
                 return
         if self._nvml is not None:
             if self._events is not None:

@@ -1,8 +1,8 @@
-"""Runs one node of those that agree on optical paths, over UDP on the control network.
+"""Runs one node of the distributed path protocol over UDP on the control network.
 
-The state machine in ``patchlight.testbed.paths.agreement`` decides; here are its clock, its socket
-and its transmitter. The clock is the kernel's monotonic one. The numbers of attempts begin at the
-Unix time in microseconds, which must not go back over a restart.
+The state machine is in ``patchlight.testbed.paths.agreement``; this module adds the clock, the
+socket and the transmitter. The clock is the kernel's monotonic one. Attempt numbers start at the
+Unix time in microseconds, which must not run backwards across a restart.
 """
 
 import asyncio
@@ -31,14 +31,14 @@ KEY_BYTES = 32
 
 
 def packed(message: Message, key: bytes) -> bytes:
-    """The datagram: 26 bytes and a signature of 16 (keyed BLAKE2s)."""
+    """Encode the datagram: 26 bytes and a signature of 16 (keyed BLAKE2s)."""
     kind = _KINDS.index(message.kind)
     body = _FORMAT.pack(_MAGIC, kind, *message[1:])
     return body + _signature(body, key)
 
 
 def unpacked(datagram: bytes, key: bytes) -> Message | None:
-    """The message; ``None`` for what is none, or is not signed with the key."""
+    """The decoded message; ``None`` if it is malformed or its signature is wrong."""
     body, signature = datagram[: _FORMAT.size], datagram[_FORMAT.size :]
     if len(body) < _FORMAT.size or not hmac.compare_digest(signature, _signature(body, key)):
         return None
@@ -56,12 +56,12 @@ _log = logging.getLogger(__name__)
 _DATAGRAM_BYTES = 64
 _AT_ONCE = 64
 Address = str | tuple[str, int]
-"""Of a Unix socket, or of UDP."""
+"""Bind a Unix or UDP socket."""
 
 
 class LitPath(NamedTuple):
-    """A path to send on until ``until_s`` (``time.monotonic``); ``channel`` is ``NO_CHANNEL`` where
-    the destination says which one it is."""
+    """A path that may be used until ``until_s`` (``time.monotonic``); ``channel`` is ``NO_CHANNEL``
+    if the destination determines it."""
 
     destination: int
     channel: int
@@ -69,15 +69,15 @@ class LitPath(NamedTuple):
 
 
 class PathNotGranted(PatchlightError):
-    """No path came in time."""
+    """No path was granted in time."""
 
 
 class PathNode:
-    """Gets paths for what this node sends, and gives them for what it receives. ``addresses``:
-    ``host:port`` or ``unix:PATH`` of all nodes, by number. ``light`` is called with the path that
-    the transmitter is to send on from now, or ``None`` for dark; at ``until_s`` it has to go dark
-    by itself, as this process may be late, or gone. ``quiet_us``: the least time in which no path
-    is given, after paths under other bounds."""
+    """Requests paths for what this node sends and grants paths for what it receives. ``addresses``:
+    ``host:port`` or ``unix:PATH`` of all nodes, by number. ``light`` is called with the path to
+    transmit on, or with ``None`` to switch off. The transmitter must also switch off by itself at
+    ``until_s``, because this process may be late or dead. ``quiet_us``: how long no path is granted
+    after paths under other bounds."""
 
     def __init__(
         self,
@@ -91,8 +91,8 @@ class PathNode:
     ) -> None:
         if len(addresses) != bounds.nodes or len(key) != KEY_BYTES:
             raise BadInput(
-                f"{len(addresses)} addresses and a key of {len(key)} bytes for {bounds.nodes} "
-                f"nodes: expected an address for each, and {KEY_BYTES} bytes"
+                f"got {len(addresses)} addresses and a key of {len(key)} bytes for "
+                f"{bounds.nodes} nodes: expected one address each and {KEY_BYTES} bytes"
             )
         self._number = number
         self._addresses: list[Address] = [
@@ -104,9 +104,9 @@ class PathNode:
         self._node = replace(started, quiet_us=max(started.quiet_us, quiet_us))
         self._us = _now_us()
         self._lit: LitPath | None = None
-        self._turn = asyncio.Lock()  # its transmitter
+        self._turn = asyncio.Lock()
         self._changed = asyncio.Event()
-        self._over: set[int] = set()  # who needs no light from here, since it is lit
+        self._over: set[int] = set()
         self._heard = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
         self._socket: socket.socket | None = None
@@ -114,24 +114,24 @@ class PathNode:
 
     @property
     def ready_s(self) -> float:
-        """How long it still gives no path: what it gave before it started may be in use."""
+        """How long the node still grants no path, because earlier grants may be in use."""
         self._elapse()
         return self._node.quiet_us / 1e6
 
     @property
     def doing(self) -> Asking | Lit | None:
-        """The path that it asks for, or has; ``None`` for neither."""
+        """The path that it requests or has; ``None`` for neither."""
         self._elapse()
         return self._node.path
 
     def open(self) -> None:
-        """Listen at its address. ``PatchlightError`` if that cannot be."""
+        """Bind the node's address; ``PatchlightError`` if that fails."""
         address = self._addresses[self._number]
         family = socket.AF_UNIX if isinstance(address, str) else socket.AF_INET
         listening = socket.socket(family, socket.SOCK_DGRAM)
         listening.setblocking(False)
         try:
-            if isinstance(address, str):  # Of one that was killed it is left.
+            if isinstance(address, str):  # A killed process leaves its socket behind.
                 Path(address).unlink(missing_ok=True)
             listening.bind(address)
         except OSError as error:
@@ -142,7 +142,7 @@ class PathNode:
         self._set_timer()
 
     def close(self) -> None:
-        """Go dark and leave."""
+        """Switch the transmitter off and close the socket."""
         if self._socket is None:
             return
         self._elapse()
@@ -157,8 +157,8 @@ class PathNode:
 
     @asynccontextmanager
     async def path(self, destination: int, patience_s: float = 10.0) -> AsyncIterator[LitPath]:
-        """A path, until the end or that of its lease: then ask again. Flows of one node take turns.
-        ``PathNotGranted`` if none comes in time."""
+        """A path, valid until it is ended or its lease expires. Flows of one node take turns.
+        ``PathNotGranted`` if none is granted in time."""
         async with self._turn:
             try:
                 try:
@@ -167,7 +167,7 @@ class PathNode:
                     raise PathNotGranted(
                         f"node {self._number} got no path to node {destination} in "
                         f"{patience_s:g} s",
-                        hint="look whether that node's agent runs, and at the network between them",
+                        hint="check that node's agent and the network between the two",
                     ) from error
                 yield path
             finally:
@@ -176,8 +176,7 @@ class PathNode:
 
     async def drained(self, before: int, patience_s: float) -> None:
         """Wait until the node ``before``, which sends to this one, needs no more acknowledgements
-        from it or has given its path back, and tell the receiver the same. Returns in time in any
-        case."""
+        or has released its path, and tell the receiver the same. Always returns in time."""
         ends_s = time.monotonic() + patience_s
         while isinstance(path := self.doing, Lit):
             word = Message("drained", self._node.bounds.epoch, self._number, path.destination, 0)
@@ -192,7 +191,7 @@ class PathNode:
         self._elapse()
         self._take(self._node.want(destination))
         while self._lit is None:
-            if self._node.path is None:  # other bounds came, or it was lit and slept through it
+            if self._node.path is None:  # the bounds changed, or this process overslept the grant
                 self._take(self._node.want(destination))
             try:
                 await asyncio.wait_for(self._changed.wait(), self._retry_s)
@@ -210,7 +209,7 @@ class PathNode:
                 datagram = self._socket.recv(_DATAGRAM_BYTES)
             except BlockingIOError:
                 return
-            except OSError as error:  # what another's closed port sends back
+            except OSError as error:  # ICMP error from a closed port
                 _log.debug("reading a datagram: %s", error)
                 continue
             message = unpacked(datagram, self._key)
@@ -232,7 +231,6 @@ class PathNode:
             self._take(self._node.elapse(passed_us))
 
     def _take(self, step: Step) -> None:
-        """Go to the next state: first the light, then what is said of it."""
         self._node, messages = step
         path = self._node.path
         is_lit = isinstance(path, Lit)
@@ -254,11 +252,12 @@ class PathNode:
             return
         try:
             self._socket.sendto(datagram, address)
-        except OSError as error:  # as good as lost: it is asked again, or the lease ends
+        except (
+            OSError
+        ) as error:  # Treated as a lost datagram: the request is repeated, or the lease expires.
             _log.debug("sending to %s: %s", address, error)
 
     def _set_timer(self) -> None:
-        """Wake up when the next lease ends."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

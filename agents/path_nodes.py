@@ -1,6 +1,5 @@
-"""The NICs of a server that have bounds for optical paths, which are on the disk before they are in
-use: the next agent goes on with them, and gives nothing as long as what the one before gave may be
-in use."""
+"""Manages the NICs of a server that have bounds for optical paths. Bounds are saved before use; the
+next agent reads them and grants nothing until earlier grants have expired."""
 
 import asyncio
 import contextlib
@@ -34,17 +33,17 @@ _DRAINS_S = 1.0
 
 class PathSocket:
     """A Unix socket in a worker's folder. The worker sends a line with the ranks that it sends
-    ``to`` and that sends to it (``before``), and one when it is ``done``; each is answered, once
-    its path is set up and once it is dark. Hanging up ends the path; a path whose lease or bounds
-    end is requested again. ``node`` gives that of its NIC, or raises ``Conflict``; ``tuning_s``:
-    how long a transmitter is dark after its grant."""
+    ``to`` and that send to it (``before``), and a line when it is ``done``. The replies come when
+    its path is set up and when its transmitter is off. Closing the connection ends the path; a path
+    whose lease or bounds end is requested again. ``node`` returns the path node of its NIC, or
+    raises ``Conflict``; ``tuning_s``: how long a transmitter is off after a grant."""
 
     def __init__(self, folder: Path, node: Callable[[], PathNode], tuning_s: float) -> None:
         self._folder, self._node, self._tuning_s = folder, node, tuning_s
         self._server: asyncio.Server | None = None
 
     async def open(self) -> None:
-        """Be there for the worker, in place of an earlier agent's."""
+        """Listen for the worker, replacing an earlier agent's socket."""
         with contextlib.suppress(FileNotFoundError):
             (self._folder / PATHS_SOCKET).unlink()
         with socket_in(self._folder, PATHS_SOCKET) as path:
@@ -53,7 +52,7 @@ class PathSocket:
             os.lchown(self._folder / PATHS_SOCKET, owner.st_uid, owner.st_gid)
 
     def close(self) -> None:
-        """Take no more requests."""
+        """Stop listening."""
         if self._server is not None:
             self._server.close()
 
@@ -73,7 +72,7 @@ class PathSocket:
         except PatchlightError as error:
             await say({"error": error.message})
         except (OSError, ValueError, KeyError, TypeError, ArithmeticError, RecursionError):
-            pass  # It hung up, or speaks otherwise.
+            pass  # The worker closed the connection or sent something else.
         finally:
             writer.close()
 
@@ -87,7 +86,7 @@ class PathSocket:
                 try:
                     node = self._node()
                     break
-                except Conflict:  # its NIC has no bounds now
+                except Conflict:  # the NIC has no bounds now
                     if time.monotonic() > ends_s:
                         raise
                 await asyncio.sleep(_AGAIN_S)
@@ -101,7 +100,7 @@ class PathSocket:
                     if done.done():
                         await node.drained(before, _DRAINS_S)
             except PathNotGranted:
-                if node is self._node():  # else it has other bounds by now
+                if node is self._node():  # otherwise it has other bounds by now
                     raise
         with contextlib.suppress(OSError):
             await say({"ok": True})
@@ -109,8 +108,6 @@ class PathSocket:
 
 @dataclass(frozen=True)
 class _Bound:
-    """A NIC's bounds, and its node within them."""
-
     bounds: PathBounds
     node: PathNode
 
@@ -131,8 +128,8 @@ class _Bound:
 
 
 class PathNodes:
-    """A server's NICs that have bounds. ``light`` is the socket at which transmitters are tuned;
-    without it no bounds are taken. A NIC without bounds sends on the channel of the lab file."""
+    """A server's NICs that have bounds. ``light`` is the socket that tunes transmitters; without it
+    bounds are refused. A NIC without bounds sends on the channel of the lab file."""
 
     def __init__(self, server: Server, folder: Path, light: Path | None) -> None:
         self._server, self._folder, self._lasers = server, folder, light
@@ -142,7 +139,7 @@ class PathNodes:
         self._light: LightClient | None = None
 
     def open(self) -> None:
-        """Go on where an earlier agent left off."""
+        """Restore the bounds that an earlier agent saved."""
         if self._lasers is None or not self._folder.exists():
             return
         for file in self._folder.glob("*.json"):
@@ -155,7 +152,7 @@ class PathNodes:
                 log.warning("bounds of paths in %s: %s", file, in_words(error))
 
     def close(self) -> None:
-        """Go dark, and leave the bounds on record for the next agent, and workers to it."""
+        """Switch transmitters off; bounds stay on disk for the next agent."""
         for socket in self._sockets.values():
             socket.close()
         self._sockets.clear()
@@ -167,14 +164,14 @@ class PathNodes:
             self._light = None
 
     def bind(self, nic_name: str, bounds: PathBounds) -> PathNodeStatus:
-        """Have a NIC take part within these bounds; again does nothing. ``Conflict`` for bounds of
-        an epoch that is over, or others of one that is not."""
+        """Give a NIC bounds. Repeating the call has no effect. ``Conflict`` for bounds of an ended
+        epoch, or for different bounds of the present one."""
         nic = nic_of(self._server, nic_name)
         if self._lasers is None or nic.transceiver is None or nic.transceiver.tunable is None:
             raise BadRequest(
-                f"{nic_name} of {self._server.name} can have no paths: nobody here tunes a "
-                "transceiver of it",
-                hint="agents of emulated labs do, where the lab file has 'tunable' transceivers",
+                f"{nic_name} of {self._server.name} cannot have paths: its transceiver cannot be "
+                "tuned",
+                hint="only emulated labs with 'tunable' transceivers in the lab file support this",
             )
         known = self._nodes.get(nic_name)
         if known is not None and known.bounds == bounds:
@@ -182,7 +179,7 @@ class PathNodes:
         last = max(self._withdrawn.get(nic_name, 0), known.bounds.epoch if known else 0)
         if bounds.epoch <= last:
             raise Conflict(
-                f"{nic_name} has seen epoch {last}, and is given bounds of {bounds.epoch}"
+                f"{nic_name} is at epoch {last}, but the bounds are of epoch {bounds.epoch}"
             )
         quiet_us = 0
         if known is not None:
@@ -202,7 +199,7 @@ class PathNodes:
         return self._nodes[nic_name].status(nic_name)
 
     def withdraw(self, nic_name: str, epoch: int) -> None:
-        """A NIC gives nothing any more under bounds of this epoch or one before; else nothing."""
+        """Stop granting paths under bounds of this epoch or an earlier one."""
         nic = nic_of(self._server, nic_name)
         self._withdrawn[nic_name] = max(epoch, self._withdrawn.get(nic_name, 0))
         known = self._nodes.get(nic_name)
@@ -215,7 +212,7 @@ class PathNodes:
             self._tune(nic, str(nic.transceiver.channel))
 
     async def serve(self, spec: WorkerSpec, folder: Path) -> None:
-        """Let a worker ask for paths in its folder, if that is what its task does."""
+        """Let a worker request paths in its folder, if its task uses them."""
         if isinstance(spec.task, SyntheticTask) and spec.task.paths:
             transceiver = nic_of(self._server, spec.nic).transceiver
             tuning_s = transceiver.tuning_time_s if transceiver else 0.0
@@ -224,18 +221,18 @@ class PathNodes:
             self._sockets[spec.id] = socket
 
     def serve_no_more(self, spec: WorkerSpec) -> None:
-        """A worker is over: what it has of paths is given back."""
+        """Release the paths of a worker that has ended."""
         if socket := self._sockets.pop(spec.id, None):
             socket.close()
 
     def node(self, nic_name: str) -> PathNode:
-        """The node of a NIC; ``Conflict`` if it has no bounds."""
+        """The path node of a NIC; ``Conflict`` if it has no bounds."""
         if nic_name not in self._nodes:
             raise Conflict(f"{nic_name} of {self._server.name} has no bounds for paths")
         return self._nodes[nic_name].node
 
     def status(self) -> list[PathNodeStatus]:
-        """Each NIC that has bounds."""
+        """All NICs that have bounds."""
         return [bound.status(nic) for nic, bound in self._nodes.items()]
 
     def _start(self, nic: Nic, bounds: PathBounds, quiet_us: int = 0) -> None:
@@ -250,7 +247,6 @@ class PathNodes:
         self._nodes[nic.name] = _Bound(bounds, node)
 
     def _tune(self, nic: Nic, channel: str | None) -> None:
-        """Have a NIC send on a channel, or nothing."""
         assert self._lasers is not None
         end = Endpoint(self._server.name, nic.name)
         try:
@@ -261,7 +257,7 @@ class PathNodes:
             else:
                 self._light.tune(end, channel, wait=False)
         except PatchlightError:
-            self._light = None  # Whoever answers there next time may be another.
+            self._light = None  # The process behind the socket may have changed.
             raise
 
     def _record(self, nic_name: str) -> Path:

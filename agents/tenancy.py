@@ -1,5 +1,5 @@
-"""Gives a worker its GPU, NIC, namespace and folder, each step on record first, and takes them
-back."""
+"""Gives a worker its GPU, NIC, namespace and folder, and takes them back; records each step
+first."""
 
 import asyncio
 import contextlib
@@ -24,14 +24,14 @@ from patchlight.testbed.wire.agent_status import RdmaStatus
 from patchlight.testbed.wire.worker_api import WorkerSpec
 
 RELOCK_WITH_RDMA_S = 10.0
-"""So long an RDMA port and its GID may take to be back, where the lab file does not say."""
+"""How long an RDMA port and its GID may take to return if the lab file sets no time."""
 
 _LOOK_AGAIN_S = 0.02
 
 
 @dataclass(frozen=True, slots=True)
 class AgentSite:
-    """What the workers of one server share. ``home`` is the namespace that NICs come from."""
+    """What the workers of one server share. ``home`` is the NICs' own network namespace."""
 
     lab: Lab
     server: Server
@@ -62,7 +62,7 @@ class AgentSite:
 
 
 class Tenancy:
-    """One worker's part of the server. ``energy_j``: what its GPU used, if it has a counter."""
+    """What one worker has of the server. ``energy_j``: energy used by its GPU, if measured."""
 
     def __init__(self, site: AgentSite, spec: WorkerSpec, lease: Lease | None = None) -> None:
         self._site, self._spec, self._lease = site, spec, lease
@@ -72,14 +72,14 @@ class Tenancy:
 
     @property
     def lease(self) -> Lease:
-        """The worker's record; ``Conflict`` before there is one."""
+        """The worker's lease; ``Conflict`` before it exists."""
         if self._lease is None:
             raise Conflict(f"worker {self._spec.id} is not up yet", hint="wait until it is ready")
         return self._lease
 
     @property
     def is_launched(self) -> bool:
-        """Whether the worker got all that it needs."""
+        """Whether the worker has everything that it needs."""
         return self._lease is not None and self._lease.handle is not None
 
     @property
@@ -95,7 +95,7 @@ class Tenancy:
     @property
     def place(self) -> status.NicPlace | None:
         """Where its NIC is, once it has one."""
-        lease = self._lease  # may change while the kernel answers
+        lease = self._lease
         if lease is None or lease.handle is None:
             return None
         nic, state, spec = self._nic, lease.nic_state, self._spec
@@ -105,13 +105,13 @@ class Tenancy:
         return status.NicPlace(space, state, inside, IPv4Address(str(own.address)))
 
     @property
-    def _nic(self) -> Nic | None:  # the lab file may have lost it meanwhile
+    def _nic(self) -> Nic | None:  # the NIC may have been removed from the lab file
         return next((nic for nic in self._site.server.nics if nic.name == self._spec.nic), None)
 
     @property
     def nic_problem(self) -> status.NicProblem | None:
-        """What is wrong with its NIC now, if anything. Reads its RDMA device, too, into ``rdma``
-        and a file for the worker's program."""
+        """The present problem of its NIC, if any. Also updates ``rdma`` and the network file that
+        the worker's program reads."""
         if (place := self.place) is None:
             return None
         problem = status.problem_of(place.namespace, place.state.interface)
@@ -123,8 +123,8 @@ class Tenancy:
         return status.rdma_problem(self.rdma, place.address)
 
     async def until_lit(self) -> None:
-        """Wait until its NIC can be used, or raise ``NicDark``. Where the lab file names no time,
-        only an RDMA device is waited for: TCP waits by itself."""
+        """Wait until its NIC is usable, or raise ``NicDark``. If the lab file sets no time, only
+        RDMA devices are awaited: TCP retries by itself."""
         relock_s = self._nic.relock_s if self._nic else None
         if relock_s is None and self.lease.nic_state.rdma is None:
             return
@@ -133,13 +133,13 @@ class Tenancy:
         while (problem := await asyncio.to_thread(lambda: self.nic_problem)) is not None:
             if time.monotonic() > end or not problem.is_dark:
                 raise NicDark(
-                    f"worker {self._spec.id} cannot go on: after {budget_s:g} s {problem.words}",
-                    hint="if it takes longer, write a longer 'relock' at the NIC in the lab file",
+                    f"worker {self._spec.id} cannot continue: after {budget_s:g} s {problem.words}",
+                    hint="if relocking takes longer, increase 'relock' of the NIC in the lab file",
                 )
             await asyncio.sleep(_LOOK_AGAIN_S)
 
     async def begin(self, nic: Nic) -> RunningWorker:
-        """Lease, launch, move the NIC in. After an error call ``end``: parts may be in place."""
+        """Save a lease, launch the worker and move its NIC in. After an error call ``end``."""
         try:
             return await self._begin(nic)
         except OSError as exc:
@@ -149,7 +149,7 @@ class Tenancy:
     async def _begin(self, nic: Nic) -> RunningWorker:
         spec, site = self._spec, self._site
         name = site.namespace_of(spec.id)
-        # A GPU that has fallen off says so.
+        # A GPU that has fallen off the bus raises GpuError.
         reading = await site.gpus.read(spec.gpu) if spec.gpu else None
 
         def take() -> tuple[NicAccess, NicState]:
@@ -197,12 +197,12 @@ class Tenancy:
         return running
 
     async def count_energy(self) -> None:
-        """Read what the GPU used since the worker has it, if it has a counter. A counter that the
-        agent keeps itself begins with the agent."""
+        """Read the energy that the GPU used for this worker, if it is measured. A counter kept by
+        the agent restarts with the agent."""
         lease = self._lease
         if lease is None or lease.gpu_energy_j is None or self._spec.gpu is None:
             return
-        with contextlib.suppress(GpuError):  # what was counted before stays
+        with contextlib.suppress(GpuError):
             told = (await self._site.gpus.read(self._spec.gpu)).telemetry
             if told is None or told.energy_j is None:
                 return
@@ -210,12 +210,12 @@ class Tenancy:
                 self.energy_j = told.energy_j - lease.gpu_energy_j
 
     async def end(self, running: RunningWorker | None) -> str:
-        """Take back all that the worker had, and end it; says what was lost. What cannot be taken
-        back is an error, and stays leased: no other worker may get it in that state."""
+        """End the worker and take everything back; returns what could not be read or saved. What
+        cannot be taken back is an error and stays leased."""
         try:
             if running is not None:
                 await running.dispose()
-        finally:  # a container that will not go is no reason to leave it the NIC
+        finally:  # A container that does not end must not keep the NIC.
             lost = await asyncio.to_thread(self._take_back)
         return lost
 
@@ -233,7 +233,7 @@ class Tenancy:
         try:
             self._site.claims.give_up(self._site.namespace_of(self._spec.id))
         except PatchlightError as exc:
-            # All of it is back; other labs may wait until this agent ends.
+            # Everything is back, but other labs may have to wait until this agent ends.
             log.error("worker %s: %s", self._spec.id, exc)
         return lost
 
@@ -247,7 +247,7 @@ class Tenancy:
             lost = status.GONE.format(lease.nic_state.interface)
             log.error("worker %s: %s", self._spec.id, lost)
         except NicError:
-            # A namespace that still has the NIC is kept: a virtual one would die with it.
+            # Keep a namespace that still has the NIC: a virtual NIC would be destroyed with it.
             if not moving.is_in(namespace, lease.nic_state.interface):
                 namespaces.delete(lease.namespace)
             raise
@@ -259,7 +259,7 @@ class Tenancy:
         self._write(replace(self.lease, **changes))
 
     def note(self, **changes: Any) -> None:
-        """As ``record``, but this agent knows the changes even if they cannot be written."""
+        """Like ``record``, but the agent keeps the changes in memory if the disk fails."""
         try:
             self.record(**changes)
         except AgentError as exc:
@@ -271,7 +271,7 @@ class Tenancy:
         self._lease = lease
 
     async def forget(self) -> None:
-        """Remove what is on record, and the folder."""
+        """Remove the lease and the folder."""
         await asyncio.to_thread(files.remove_folder, self.folder)
         self._site.book.end(self._spec.id)
         self._lease = None

@@ -1,5 +1,4 @@
-"""One worker's life, which outlives its agent: the lease and the worker's folder tell the next
-one."""
+"""Runs one worker's life, which outlives the agent: lease and folder are all the next one needs."""
 
 import asyncio
 import contextlib
@@ -21,16 +20,16 @@ from patchlight.testbed.linux.processes import boot_id
 from patchlight.testbed.wire.worker_api import LogPart, WorkerSpec, WorkerState, WorkerStatus
 
 UNSTARTED_S = 600.0
-"""A worker that is not started for so long is ended: its controller is gone."""
+"""A worker that is not started in this time is ended: its controller is gone."""
 
 _GRACE_S = 2.0
 _START_S = 5.0
-# A GPU that does not answer so many times in a row has fallen off.
+# A GPU that fails to answer this many times in a row has fallen off the bus.
 _GPU_MISSES = 3
 
 
 class LeasedWorker:
-    """One worker of the agent, alive or ended. ``lock`` is held while its life is changed."""
+    """One worker of the agent, running or ended. Hold ``lock`` while changing it."""
 
     def __init__(self, site: AgentSite, spec: WorkerSpec, lease: Lease | None = None) -> None:
         self.spec = spec
@@ -48,14 +47,14 @@ class LeasedWorker:
         self._ended: Ended | None = lease.ended if lease else None
 
     async def launch(self, nic: Nic) -> None:
-        """Give it what it needs, and watch it from then on."""
+        """Give the worker what it needs, launch it and watch it."""
         self._running = await self.tenancy.begin(nic)
         await self._paths.serve(self.spec, self._folder)
         self._watching = asyncio.create_task(self._watch())
 
     async def abandon(self, why: str) -> bool:
-        """Clear up after a failed launch; whether nothing is left. What cannot be cleared up stays
-        in the status."""
+        """Clean up after a failed launch; returns whether all is back. Errors stay in the
+        status."""
         try:
             await self.tenancy.end(None)
         except Exception as exc:
@@ -65,7 +64,7 @@ class LeasedWorker:
         return True
 
     async def adopt(self) -> None:
-        """Take over the worker of an earlier agent: watch it, or find how it ended."""
+        """Take over the worker of an earlier agent: watch it, or find out how it ended."""
         lease = self.tenancy.lease
         if lease.handle is None:
             raise ValueError(f"worker {self.spec.id} was never launched: abandon it")
@@ -82,9 +81,7 @@ class LeasedWorker:
         else:
             rebooted = lease.handle.boot not in (None, boot_id())
             if rebooted:
-                self._ending = keeper.Ending(
-                    WorkerState.FAILED, "its server was started again meanwhile"
-                )
+                self._ending = keeper.Ending(WorkerState.FAILED, "its server was restarted")
             else:
                 await self.tenancy.claim_again()
             self._running = await self._runner.adopt(lease.handle, lease.namespace, self._folder)
@@ -95,18 +92,18 @@ class LeasedWorker:
 
     @property
     def nic_problem(self) -> NicProblem | None:
-        """What is wrong with its NIC now; nothing while it moves home."""
+        """The problem of its NIC, if any; ``None`` while the NIC moves home."""
         problem = self.tenancy.nic_problem
         is_going_home = self._is_leaving and self._ended is None
         return None if is_going_home else problem
 
     @property
     def is_done(self) -> bool:
-        """Whether it has ended, and given everything back."""
+        """Whether it has ended and given everything back."""
         return self._ended is not None and self.tenancy.is_over
 
     def status(self) -> WorkerStatus:
-        """What is known of it now."""
+        """Its present status."""
         ended = self._ended
         if ended is None:
             last = self._last_report()
@@ -114,7 +111,7 @@ class LeasedWorker:
                 last = replace(last, state=WorkerState.STARTING)
             elif self._is_silent:
                 last = replace(last, state=WorkerState.HELD)
-            elif last.state.is_final:  # until its NIC and GPU are back, the worker is not over
+            elif last.state.is_final:  # The worker is over only when its NIC and GPU are back.
                 last = replace(last, state=WorkerState.RUNNING, message="ending")
             ended = replace(self._summed_up(last), lost_rank=None)
         return WorkerStatus(
@@ -141,7 +138,7 @@ class LeasedWorker:
         self.reports.read()
         done = max(last.iterations_done, self.reports.iterations_done)
         state = last.state
-        # Before its start only its keeper can have failed.
+        # Before the start only the keeper can have failed.
         if state is not WorkerState.FAILED and not (self._folder / keeper.STARTED).exists():
             state = WorkerState.READY
         elif state in (WorkerState.STARTING, WorkerState.READY):
@@ -153,7 +150,7 @@ class LeasedWorker:
         return keeper.read_output(self._folder / keeper.OUTPUT, after, limit)
 
     async def start(self) -> int:
-        """Let it train; harmless if it does already. Gives the iteration it is at."""
+        """Start training. Idempotent. Returns the present iteration."""
         status = self._alive()
         if status.state is WorkerState.STARTING:
             raise Conflict(f"worker {self.spec.id} is not ready yet", hint="wait until it is ready")
@@ -166,12 +163,15 @@ class LeasedWorker:
         while not keeper.open_gate(self._folder):
             self._alive()
             if time.monotonic() > deadline:
-                raise AgentError(f"worker {self.spec.id} does not start: nobody is at its gate")
+                raise AgentError(
+                    f"worker {self.spec.id} does not start: its program is not waiting for the "
+                    "start"
+                )
             await asyncio.sleep(0.01)
         return status.iterations_done
 
     async def hold(self, iteration: int) -> int:
-        """Hold it just before the all-reduce of ``iteration``; one that is frozen, at once."""
+        """Hold it before the all-reduce of ``iteration``; freeze foreign programs immediately."""
         status = self._alive()
         if not self._freezes:
             return await keeper.tell(self._folder, {"op": "hold", "iteration": iteration})
@@ -184,7 +184,7 @@ class LeasedWorker:
         return status.iterations_done
 
     async def release(self) -> int:
-        """Let it continue, once its NIC can be used."""
+        """Let it continue once its NIC is usable."""
         status = self._alive()
         await self.tenancy.until_lit()
         if not self.tenancy.lease.frozen:
@@ -199,12 +199,12 @@ class LeasedWorker:
         return status.iterations_done
 
     async def stop_at(self, iteration: int) -> int:
-        """Have it end, as stopped, just before the all-reduce of ``iteration``."""
+        """Make it end, as stopped, just before the all-reduce of ``iteration``."""
         self._alive()
         if self._freezes:
             raise Conflict(
                 f"worker {self.spec.id} does not speak the control protocol",
-                hint="delete it: what counts is the checkpoint that it wrote itself",
+                hint="delete it and continue from the last checkpoint that it wrote",
             )
         return await keeper.tell(self._folder, {"op": "stop-at", "iteration": iteration})
 
@@ -224,13 +224,13 @@ class LeasedWorker:
         status = self.status()
         if status.state.is_final:
             raise Conflict(
-                f"worker {self.spec.id} is {status.state}: {status.message or 'nothing to do'}",
+                f"worker {self.spec.id} is {status.state}: {status.message or 'no action needed'}",
                 iteration=status.iterations_done,
             )
         return status
 
     async def look(self, now: float) -> keeper.Ending | None:
-        """Why it has to be ended, if it has; ``now`` in Unix time."""
+        """Why it must be ended, if it must; ``now`` in Unix time."""
         if self._ended is not None or self.lock.locked() or not self.tenancy.is_launched:
             return None
         lease = self.tenancy.lease
@@ -238,7 +238,7 @@ class LeasedWorker:
         if unstarted and now - lease.created_at > UNSTARTED_S:
             return keeper.Ending(
                 WorkerState.FAILED,
-                f"it was not told to start within {UNSTARTED_S:g} s: its controller is gone",
+                f"it was not started within {UNSTARTED_S:g} s: its controller is gone",
             )
 
         def look_at_server() -> tuple[NicProblem | None, str]:
@@ -247,7 +247,7 @@ class LeasedWorker:
             return self.nic_problem, keeper.fills_disk(self._folder)
 
         problem, filled = await asyncio.to_thread(look_at_server)
-        if self._is_leaving:  # it ends already
+        if self._is_leaving:  # it is already ending
             return None
         if problem is not None and problem.words == GONE.format(lease.nic_state.interface):
             return keeper.Ending(WorkerState.FAILED, problem.words)
@@ -267,14 +267,14 @@ class LeasedWorker:
         return None
 
     async def end(self, ending: keeper.Ending = keeper.ON_REQUEST) -> None:
-        """End it, if it has not, and take its NIC and GPU back; an error if that fails."""
+        """End it and take its NIC and GPU back; an error if that fails."""
         self._ending = self._ending or ending
         async with self.lock:
             if self._running is not None and self._ended is None:
                 await self._running.stop(_GRACE_S)
             if self._watching is not None:
                 await self._watching
-            if not self.tenancy.is_over:  # try once more
+            if not self.tenancy.is_over:  # retry once
                 await self._give_back()
 
     async def _give_back(self) -> None:
@@ -282,7 +282,7 @@ class LeasedWorker:
         self.tenancy.note(returned=True)
 
     async def let_go(self) -> None:
-        """Stop watching it, because the agent ends; the worker goes on."""
+        """Stop watching it when the agent ends; the worker continues."""
         if self._watching is not None:
             self._watching.cancel()
             await asyncio.wait({self._watching})
@@ -299,7 +299,7 @@ class LeasedWorker:
         last = keeper.final_report(self._last_report(), exit_info, self._ending, foreign=foreign)
         if last.state is WorkerState.FAILED:
             with contextlib.suppress(OSError):
-                if os.statvfs(self._folder).f_bavail == 0:  # it could not report that itself
+                if os.statvfs(self._folder).f_bavail == 0:  # The worker cannot report a full disk.
                     full = f"{last.message}; no space left on the disk of its folder"
                     last = replace(last, message=full)
         try:

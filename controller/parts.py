@@ -1,4 +1,4 @@
-"""The controller's parts, not running yet, and two of them: background parts and the recorder."""
+"""Assembles the controller's parts; runs background parts and the recorder."""
 
 import asyncio
 import logging
@@ -47,11 +47,11 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ControllerSettings:
-    """What a controller has beside the lab file.
+    """What a controller needs besides the lab file.
 
     ``openflow_netns``: the network namespace of the OpenFlow speaker (a path; ``None``: the
-    controller's). ``tls``: the folder with the controller's certificate. More power than
-    ``power_ceiling_dbm`` is not switched. ``policies`` override those of the lab file, read from
+    controller's). ``tls``: the folder with the controller's certificate. Circuits with more power
+    than ``power_ceiling_dbm`` are refused. ``policies`` override those of the lab file, read from
     ``lab_file``. ``metrics``: a further address for them (``host:port``). ``traces``: an OTLP
     receiver for traces of jobs (``http://host:port``).
     """
@@ -82,9 +82,9 @@ class Controller:
         if lab.controller_openflow_tls:
             if settings.tls is None:
                 raise BadInput(
-                    f"lab {lab.name} has OpenFlow over TLS, and the controller has no certificate",
-                    hint="make one with 'patchlight deploy certificates LAB --output DIR', and "
-                    "name its folder with --tls DIR/controller",
+                    f"lab {lab.name} has OpenFlow over TLS, but the controller has no certificate",
+                    hint="create one with 'patchlight deploy certificates LAB --output DIR', and "
+                    "pass its folder with --tls DIR/controller",
                 )
             names = tuple(switch.name for switch in lab.packet_switches)
             switch_tls = SwitchTls(settings.tls, lab.name, names)
@@ -154,7 +154,7 @@ class Controller:
         )
 
     def status(self) -> dict[str, Any]:
-        """The answer of ``GET /v1/status``."""
+        """The response to ``GET /v1/status``."""
         last = self.scheduler.policies.last_faults
         connected, second_from = self.switches.connected(), self.switches.second_from(time.time())
         lacking = self.switches.lacking()
@@ -217,20 +217,20 @@ class Controller:
 
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 30.0
-# One that ran for this long did not fail of the same thing again.
+# After this run time, another failure is considered a new one.
 _LONG_LIFE_S = 60.0
 
 
 class Background:
-    """Runs endless parts, and starts one that fails again after a pause, which doubles from 0.2 s
-    to 30 s and is short again after a minute without a fault."""
+    """Runs endless parts, and restarts failed ones after a pause, which doubles from 0.2 s to 30 s
+    and is reset after a minute without a fault."""
 
     def __init__(self, on_fault: Callable[[str, str], None]) -> None:
         self._on_fault = on_fault
         self._parts: dict[asyncio.Task[None], PartStatus] = {}
 
     def start(self, name: str, run: Callable[[], Awaitable[None]]) -> None:
-        """Run this, again and again, until ``close``."""
+        """Run this repeatedly until ``close``."""
         part = PartStatus(name=name, running=True, faults=0, last_fault="", last_fault_at=None)
         self._parts[asyncio.create_task(self._keep(part, run), name=name)] = part
 
@@ -258,13 +258,13 @@ class Background:
                 why = "what it waited for was cancelled"  # and not the part itself
             except Exception as error:
                 why = in_words(error)
-                _log.exception("the controller's %s failed and begins again", part["name"])
+                _log.exception("the controller's %s failed and is restarted", part["name"])
             part["running"], part["last_fault"], part["last_fault_at"] = False, why, time.time()
             part["faults"] += 1
             try:
                 self._on_fault(part["name"], why)
-            except Exception:  # A full disk, say: the part starts again all the same.
-                _log.exception("noting a fault of %s", part["name"])
+            except Exception:  # A full disk, say: the part restarts anyway.
+                _log.exception("recording a fault of %s", part["name"])
             if time.monotonic() - began > _LONG_LIFE_S:
                 pause_s = FIRST_PAUSE_S
             await asyncio.sleep(pause_s)
@@ -273,13 +273,13 @@ class Background:
 
 
 WIDTH_S = series_store.WIDTHS_S[0]
-# What was sampled in a window may come so much after its end.
+# How much later the samples of a window may arrive.
 _LATE_S = 1.5
 
 
 class Recorder:
     """Stores samples of GPUs and ports, and workers' reports by job, in windows of time, for
-    ``keep_for_s`` (``None``: until there is too much of it)."""
+    ``keep_for_s`` (``None``: until there are too many)."""
 
     def __init__(
         self,
@@ -298,7 +298,7 @@ class Recorder:
         table.on_reports.append(self._hear)
 
     async def run(self) -> None:
-        """Write each window at its end, for ever."""
+        """Write each window at its end."""
         while True:
             now = self._clock() - _LATE_S
             begin = int(now - now % WIDTH_S)
@@ -324,7 +324,7 @@ class Recorder:
 
         try:
             await asyncio.to_thread(put_on_disk)
-        except JournalError as error:  # a disk that is full, say: these samples are lost
+        except JournalError as error:  # a full disk, say: these samples are lost
             _log.warning("%s", error)
 
     def _hear(self, job: RunningJob, reports: Sequence[Mapping[str, Any]]) -> None:
@@ -332,7 +332,7 @@ class Recorder:
         times_s += [report["compute_s"] + report["communication_s"] for report in reports]
 
     def _jobs_then(self, period: tuple[float, float]) -> dict[str, series_store.JobThen]:
-        """The jobs that have hosts, and those that reported and are gone by now."""
+        """The jobs that have hosts, and those that reported and have ended since."""
         heard, self._heard = self._heard, {}
         for job_id, job in self._table.running.items():
             if job.hosts:
@@ -353,7 +353,7 @@ class Recorder:
 def _within(
     samples: Sequence[Mapping[str, Any]], period: tuple[float, float]
 ) -> list[Mapping[str, Any]]:
-    """The samples of a period: the last of what comes in as time goes by."""
+    """The samples of a period: the latest of what arrives over time."""
     since, until = period
     latest = takewhile(lambda sample: sample["at"] >= since, reversed(samples))
     return [sample for sample in latest if sample["at"] < until][::-1]

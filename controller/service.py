@@ -1,7 +1,7 @@
-"""Runs a controller until it is told to stop, and opens the sockets of its API.
+"""Runs a controller until it is stopped, and opens the sockets of its API.
 
-At its Unix socket and on loopback the kernel identifies the caller. Elsewhere TLS and tokens are
-needed; a controller that listens there also has a Unix socket, where the first token is made.
+At its Unix socket and on loopback the kernel identifies the caller. Other addresses need TLS and
+tokens; a controller that listens there also has a Unix socket, where the first token is created.
 """
 
 import asyncio
@@ -46,8 +46,8 @@ class Front:
 
 
 def serve(lab: Lab, settings: ControllerSettings, on_ready: Callable[[], None]) -> None:
-    """Run a controller until it is told to stop, with its log on standard error; ``on_ready`` is
-    called once it serves. ``PatchlightError`` before that if it cannot start."""
+    """Run a controller until it is stopped, with its log on standard error; ``on_ready`` is called
+    once it serves. ``PatchlightError`` before that if it cannot start."""
     log_to_stderr(logging.INFO, "%(asctime)s %(levelname)s %(name)s: %(message)s")
     for chatty in ("httpx", "httpcore"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
@@ -67,7 +67,6 @@ async def _run(
     receiver: "SpanProcessor | None",
     on_ready: Callable[[], None],
 ) -> None:
-    """Serve until SIGTERM or Ctrl-C. Circuits and flow entries outlive the controller."""
     asyncio.get_running_loop().set_exception_handler(log_trouble)
     metrics = exposition.ControllerMetrics(controller)
     told_to_stop = asyncio.Event()
@@ -88,7 +87,7 @@ async def _run(
             stack.push_async_callback(driver.close)
         stack.push_async_callback(controller.speaker.close)
         controller.speaker.subscribe(controller.on_event)
-        # The speaker's process takes as long to start as what follows here.
+        # The speaker's process starts meanwhile.
         speaking = asyncio.create_task(controller.speaker.start(), name="speaker")
         stack.push_async_callback(_cancel, speaking)
         await asyncio.sleep(0)
@@ -140,7 +139,7 @@ async def _run(
         gc.freeze()
         on_ready()
         try:
-            # The end of its API ends the controller; its background parts start again.
+            # The end of its API ends the controller; its background parts restart.
             done, _ = await asyncio.wait([*serving, stopping], return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 task.result()
@@ -159,8 +158,9 @@ async def _cancel(task: asyncio.Task[None]) -> None:
 
 @contextmanager
 def listening_for_api(lab: Lab, address: str, tls: Path | None) -> Iterator[list[Front]]:
-    """Sockets at ``host:port`` or ``unix:/path``, removed afterwards. ``BadInput`` for one beyond
-    this machine without a certificate in ``tls``; ``PatchlightError`` if it is taken."""
+    """Sockets at ``host:port`` or ``unix:/path``, removed afterwards. ``BadInput`` for one that
+    other machines can reach without a certificate in ``tls``; ``PatchlightError`` if it is in
+    use."""
     with ExitStack() as stack:
         if address.startswith(UNIX):
             yield _at_unix_sockets(stack, address, lab.access)
@@ -181,7 +181,7 @@ def listening_for_api(lab: Lab, address: str, tls: Path | None) -> Iterator[list
 def _at_unix_sockets(stack: ExitStack, address: str, access: Access) -> list[Front]:
     path = Path(address.removeprefix(UNIX))
     group = _group_id(access.group)
-    # Users who may do nothing cannot connect at all.
+    # Users without a role cannot connect at all.
     for_group = group is not None or access.others is Role.NOBODY
     if not path.parent.exists():
 
@@ -194,7 +194,7 @@ def _at_unix_sockets(stack: ExitStack, address: str, access: Access) -> list[Fro
     for each, mode in ((path, 0o660 if for_group else 0o666), (keepers_socket(path), 0o600)):
         listener = stack.enter_context(bind_unix(each, "controller", mode=mode))
         stack.callback(each.unlink, missing_ok=True)
-        # At once: a socket without a listener looks like one that a dead server left.
+        # Immediately: a socket without a listener looks like a dead server's.
         listener.listen()
         fronts.append(Front(listener, _LOCAL_NAMES))
     if group is not None:
@@ -203,7 +203,6 @@ def _at_unix_sockets(stack: ExitStack, address: str, access: Access) -> list[Fro
 
 
 def _group_id(name: str) -> int | None:
-    """The number of a group, if the machine has it and this process may give sockets to it."""
     with suppress(KeyError):
         number = grp.getgrnam(name).gr_gid
         return number if os.geteuid() == 0 or number in os.getgroups() else None
@@ -211,13 +210,12 @@ def _group_id(name: str) -> int | None:
 
 
 def _as_one_address(address: str) -> str:
-    """``host:port`` with the host as a number; ``BadInput`` if it has none."""
     host, port = split_address(address)
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except OSError as error:
         raise BadInput(f"listening for the API at {address}: {error.strerror}") from error
-    # An address beyond this machine comes first: its errors say what is needed.
+    # An external address comes first: its errors say what is needed.
     numbers = sorted((str(row[4][0]) for row in found), key=is_loopback)
     return f"{numbers[0]}:{port}"
 
@@ -225,21 +223,20 @@ def _as_one_address(address: str) -> str:
 def _tls_of(lab: str, address: str, folder: Path | None) -> ssl.SSLContext:
     if folder is None:
         raise BadInput(
-            f"the API cannot listen at {address} without TLS: whoever is on the way could read "
-            "tokens, and rewire the lab",
-            hint="name the folder of the controller's certificate with --tls ('patchlight deploy "
-            "certificates LAB' makes it), or leave --api and the lab file's controller.api out and "
-            "go through SSH",
+            f"the API cannot listen at {address} without TLS: tokens could be read on the network",
+            hint="pass the folder of the controller's certificate with --tls ('patchlight deploy "
+            "certificates LAB' creates it), or omit --api and the lab file's controller.api "
+            "and use SSH",
         )
     found = read_credentials(folder)
     found.check(controller_name(lab))
     if not found.serves:
         raise BadInput(
-            f"the certificate in {folder} is for calling agents, not for answering users",
-            hint="issue it anew with 'patchlight deploy certificates LAB --output DIR'",
+            f"the certificate in {folder} is for calling agents, not for serving users",
+            hint="issue a new one with 'patchlight deploy certificates LAB --output DIR'",
         )
     context = new_context(server=True)
     found.load_into(context)
-    # Callers show a token instead.
+    # Callers use a token instead.
     context.verify_mode = ssl.CERT_NONE
     return context

@@ -1,4 +1,4 @@
-"""The one exception root of Patchlight, and errors as text and as problem details (RFC 9457)."""
+"""Defines Patchlight's exceptions, and formats errors as text and problem details (RFC 9457)."""
 
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class PatchlightError(Exception):
-    """An operation failed: the message says which, on what, and why; ``hint`` what to do next.
+    """An operation failed: the message says which, on what, and why; ``hint`` says what to do.
 
     The command line ends with ``exit_code``.
     """
@@ -28,7 +28,7 @@ class PatchlightError(Exception):
 
 
 class BadInput(PatchlightError):
-    """The user's input is wrong; nothing was done. The command line ends with 2."""
+    """The user's input is wrong and nothing was changed. The exit code is 2."""
 
     exit_code = 2
 
@@ -41,7 +41,7 @@ class OutcomeUnknown(PatchlightError):
 
 @dataclass(frozen=True, slots=True)
 class FileIssue:
-    """One thing wrong in a file: where, what, and what was expected."""
+    """One mistake in a file: where, what, and what was expected."""
 
     file: str
     line: int
@@ -53,7 +53,7 @@ class FileIssue:
 
 
 class FileError(BadInput):
-    """A file has mistakes. ``issues`` holds all of them, in the order of the file."""
+    """A file has mistakes. ``issues`` has all of them, in file order."""
 
     def __init__(self, issues: Iterable[FileIssue]) -> None:
         self.issues = tuple(sorted(issues, key=lambda issue: (issue.line, issue.column)))
@@ -61,7 +61,7 @@ class FileError(BadInput):
 
 
 def in_words(error: Exception) -> str:
-    """An error's message for a record or a report; of an unexpected one also its type."""
+    """An error's message for a record or report; unexpected errors include their type."""
     if isinstance(error, PatchlightError):
         return error.message
     return f"unexpected {type(error).__name__}: {error}"
@@ -70,13 +70,13 @@ def in_words(error: Exception) -> str:
 PROBLEM_MEDIA_TYPE = "application/problem+json"
 
 Outcome = Literal["nothing-done", "failed", "unknown"]
-"""The result of a request: nothing was done, ``detail`` happened, or it is not known."""
+"""The outcome of a request: refused, ``detail`` happened, or unknown."""
 
 
 def problem(
     status: int, detail: str, hint: str | None = None, outcome: Outcome = "nothing-done"
 ) -> dict[str, Any]:
-    """The body of an answer with that HTTP status."""
+    """The body of a response with that HTTP status."""
     return {
         "type": "about:blank",
         "title": HTTPStatus(status).phrase,
@@ -88,7 +88,7 @@ def problem(
 
 
 def nearest(name: str, known: Iterable[str], what: str = "expected one of") -> str:
-    """``did you mean 'fibres'?`` where a known name is near, else the known names."""
+    """``did you mean 'fibres'?`` if a known name is similar, else the known names."""
     names = list(known)
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
     if near:
@@ -98,33 +98,33 @@ def nearest(name: str, known: Iterable[str], what: str = "expected one of") -> s
 
 
 def short(text: str) -> str:
-    """``text``, cut so that a message stays one readable line."""
+    """``text``, shortened so that a message stays one readable line."""
     return text if len(text) <= 60 else f"{text[:57]}…"
 
 
 _MOST = 10
 _LONGEST_PLACE = 80
 
-# By pydantic's name of the mistake, with its context and the value found.
+# By pydantic's error type, with its context and the value found.
 _WORDS = {
     "missing": "it is missing",
-    "extra_forbidden": "there is no such field",
-    "unexpected_keyword_argument": "there is no such field",
+    "extra_forbidden": "unknown field",
+    "unexpected_keyword_argument": "unknown field",
     "greater_than": "{found} is not more than {gt}",
     "greater_than_equal": "{found} is less than {ge}",
     "less_than": "{found} is not less than {lt}",
     "less_than_equal": "{found} is more than {le}",
     "string_too_short": "expected at least {min_length} characters",
     "string_too_long": "expected at most {max_length} characters",
-    "too_short": "expected at least {min_length} of them",
-    "too_long": "expected at most {max_length} of them",
+    "too_short": "expected at least {min_length} item(s)",
+    "too_long": "expected at most {max_length} item(s)",
     "string_pattern_mismatch": "{found} does not match the pattern {pattern}",
     "literal_error": "expected {expected}, found {found}",
     "enum": "expected {expected}, found {found}",
     "value_error": "{error}",
-    "json_invalid": "it is no JSON: {error}",
+    "json_invalid": "not valid JSON: {error}",
 }
-# The expected kind of value, by how the other names begin.
+# The expected type, by the start of pydantic's error types.
 _KINDS = {
     "int": "a whole number",
     "finite_number": "a finite number",
@@ -143,12 +143,12 @@ _KINDS = {
 
 
 def mistakes_in_words(error: "ValidationError") -> str:
-    """All that is wrong, like ``iterations: 12000000 is more than 10000000``, in one line."""
+    """All mistakes, like ``iterations: 12000000 is more than 10000000``, in one line."""
     return joined(mistake_in_words(each, each["loc"]) for each in error.errors())
 
 
 def joined(mistakes: Iterable[str]) -> str:
-    """Mistakes in one line: the first ten, and how many more there are."""
+    """Mistakes in one line: the first ten, and the number of others."""
     listed = list(mistakes)
     more = [f"and {len(listed) - _MOST} more"] if len(listed) > _MOST else []
     return "; ".join([*listed[:_MOST], *more])
@@ -157,7 +157,7 @@ def joined(mistakes: Iterable[str]) -> str:
 def mistake_in_words(
     mistake: Mapping[str, Any], place: Sequence[str | int], whole: str = ""
 ) -> str:
-    """One of pydantic's ``errors()`` as text; ``whole`` is the name where ``place`` is empty."""
+    """One of pydantic's ``errors()`` as text; ``whole`` replaces an empty ``place``."""
     if mistake["type"] == "json_invalid":
         place = ()  # a number of characters
     where = ".".join(map(str, place))[:_LONGEST_PLACE] or whole
@@ -170,17 +170,15 @@ def _what(mistake: Mapping[str, Any]) -> str:
         limits = {key: _whole(limit) for key, limit in mistake.get("ctx", {}).items()}
         return words.format(**limits, found=found)
     expected = next((words for start, words in _KINDS.items() if kind.startswith(start)), None)
-    # No kind of ours is without words; a later pydantic may have new ones.
+    # All known types are covered; a later pydantic may have new ones.
     return f"expected {expected}, found {found}" if expected else str(mistake["msg"])
 
 
 def _whole(limit: object) -> object:
-    """``86400.0`` as 86400."""
     return int(limit) if isinstance(limit, float) and limit.is_integer() else limit
 
 
 def _shown(value: object) -> str:
-    """A value as users know it: short, and a text that is a number as the number."""
     match value:
         case None:
             return "nothing"
@@ -200,5 +198,5 @@ def _shown(value: object) -> str:
 def _number(value: float) -> str:
     try:
         return short(str(value))
-    except ValueError:  # Python writes no numbers of thousands of digits
+    except ValueError:  # Python does not print numbers with thousands of digits.
         return "a number of thousands of digits"

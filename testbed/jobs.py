@@ -1,4 +1,4 @@
-"""A training job as a value: what the user asks for, and what became of it."""
+"""Models a training job: its specification and its status."""
 
 import json
 import re
@@ -20,7 +20,7 @@ RESERVED_VARIABLES = frozenset(
         *("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"),
     ]
 )
-"""Variables that an agent sets, like all that begin with ``PATCHLIGHT_``."""
+"""Variables that an agent sets, in addition to those that begin with ``PATCHLIGHT_``."""
 
 
 def is_reserved(variable: str) -> bool:
@@ -54,7 +54,7 @@ class Mount:
 class CommandTask(pydantic.BaseModel):
     """A user's own program, the same on every rank.
 
-    ``image`` ``None``: that of Patchlight's workers. ``working_directory`` ``None``: the worker's
+    ``image`` ``None``: Patchlight's worker image. ``working_directory`` ``None``: the worker's
     folder. ``hold`` is how the program pauses during a change of circuits: ``protocol``, by the
     control socket that it opens; ``freeze``, by stopping its processes and packets; ``auto``, by
     the socket if it exists. ``window_bytes`` limits the TCP window on links of scaled rate.
@@ -76,7 +76,7 @@ class CommandTask(pydantic.BaseModel):
     @classmethod
     def _leaves_ours_alone(cls, environment: dict[str, str]) -> dict[str, str]:
         if taken := ", ".join(name for name in environment if is_reserved(name)):
-            raise ValueError(f"{taken} cannot be given: Patchlight sets it for each rank")
+            raise ValueError(f"{taken} cannot be set: Patchlight sets it for each rank")
         return environment
 
 
@@ -102,7 +102,7 @@ Trainer = Literal["synthetic", "torch", "command"]
 class JobState(StrEnum):
     """A job's life, in order; ``failed`` and ``stopped`` can follow any state.
 
-    A ``blocked`` job is queued and needs more than time; a ``paused`` one waits for its light.
+    A ``blocked`` job is queued and needs more than time; a ``paused`` one waits for its circuits.
     """
 
     QUEUED = "queued"
@@ -117,12 +117,12 @@ class JobState(StrEnum):
 
     @property
     def is_final(self) -> bool:
-        """Whether nothing more will happen to the job."""
+        """Whether the job has ended."""
         return self in (JobState.DONE, JobState.FAILED, JobState.STOPPED)
 
     @property
     def is_waiting(self) -> bool:
-        """Whether the job has nothing yet: no hosts, no workers."""
+        """Whether the job has no hosts and no workers yet."""
         return self in (JobState.QUEUED, JobState.BLOCKED)
 
 
@@ -137,33 +137,31 @@ def _name(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class JobSpec:
-    """Synchronous data-parallel training: what runs, on what, and how it is to be treated.
+    """Synchronous data-parallel training: what runs, on what, and how it is scheduled.
 
-    A ``synthetic`` job is Patchlight's own ring all-reduce: ``iterations`` of ``gradient_bytes``
-    bytes as in the lab (its scale is applied later), ``compute_s`` being the seconds that forward
-    and backward of one iteration take on each GPU model. ``torch`` trains a built-in graph's
-    ``model`` with PyTorch: each worker has mini-batches of ``batch`` samples (``None``: as many as
-    the graph) out of the folder ``data`` of its server (``None``: made up), and the job's
-    ``checkpoint`` is written each ``checkpoint_every`` iterations. Its gradient is the model's; how
-    long it computes is measured unless it is given, and an emulated GPU computes as long at least.
-    A ``command`` runs a program of the
-    user's in each worker, with the environment that launchers of PyTorch give; what is said of its
-    iterations, gradient and compute time (0 or empty: not known) serves predictions only.
+    A ``synthetic`` job is Patchlight's ring all-reduce: ``iterations`` of ``gradient_bytes`` bytes
+    (before the lab's scale); ``compute_s`` is the time in seconds of forward and backward of one
+    iteration on each GPU model. ``torch`` trains a built-in graph's ``model`` with PyTorch: each
+    worker has mini-batches of ``batch`` samples (``None``: as many as the graph) from the folder
+    ``data`` of its server (``None``: synthetic), and the job's ``checkpoint`` is written each
+    ``checkpoint_every`` iterations. The compute time is measured unless given; an emulated GPU
+    computes at least that long. A ``command`` runs the user's program in each worker, with the
+    environment of PyTorch's launchers; its iterations, gradient and compute time (0 or empty: not
+    known) are used for predictions only.
 
     ``hosts`` is the ring: rank r runs on ``hosts[r]`` and sends to rank r+1; empty lets the
     placement policy choose ``workers`` of them, of ``gpu_models`` (empty: those of ``compute_s``,
-    or any). ``workers`` 0 leaves the number to the partition policy, one of ``degrees`` where
-    there are any: ``compute_s`` is then an iteration's time on one GPU, which n workers share, and
-    the elasticity policy may change their number while the job runs. The job is to end
-    ``deadline_s`` after it came, or within ``requirement`` of its time on one GPU (PAC-ML's β). Of
-    a higher ``priority`` it is sooner in its turn; it waits until the jobs ``after`` (ids or names)
-    are done. A failed one begins again up to ``retries`` times, a synthetic one where it was.
-    Each worker may use ``memory_bytes`` and ``cpus`` of its server, or else what such a worker
-    usually needs. Without light on all its NICs it pauses, and fails after ``dark_limit_s``.
-    ``topology`` and ``placement`` name policies in place of the lab's; ``graph`` is a built-in
-    computation graph's name, or one as JSON.
+    or any). ``workers`` 0 leaves the number to the partition policy, one of ``degrees`` if there
+    are any: ``compute_s`` is then an iteration's time on one GPU, which n workers share, and the
+    elasticity policy may change their number while the job runs. The deadline is ``deadline_s``
+    after submission, or ``requirement`` times its time on one GPU (PAC-ML's β). Jobs of higher
+    ``priority`` start sooner; all wait until the jobs ``after`` (ids or names) are done. A failed
+    job restarts up to ``retries`` times; a synthetic one continues where it was. ``memory_bytes``
+    and ``cpus`` limit each worker. Without optical signals on all its NICs the job pauses, and
+    fails after ``dark_limit_s``. ``topology`` and ``placement`` override the lab's policies;
+    ``graph`` is a built-in computation graph's name, or one as JSON.
 
-    The bounds stand in the annotations; ``checked_specs`` and the REST API hold a spec to them.
+    Bounds are in the annotations; ``checked_specs`` and the REST API enforce them.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(
@@ -213,23 +211,23 @@ class JobSpec:
     preemptible: bool = True
 
     def runs_on(self, model: str) -> bool:
-        """Whether the job can run on GPUs of this model."""
+        """Whether the job may run on GPUs of this model."""
         is_known = self.trainer != "synthetic" or model in self.compute_s
         return is_known and (not self.gpu_models or model in self.gpu_models)
 
     @property
     def size(self) -> int:
-        """How many GPUs it asks for; 0 if a policy is to say."""
+        """How many GPUs it requests; 0 if a policy decides."""
         return len(self.hosts) or self.workers
 
     @property
     def is_split(self) -> bool:
-        """Whether an iteration's work is split over the workers, however many a policy gives it."""
+        """Whether an iteration's work is split over the workers."""
         return not self.size
 
 
 class Degree(NamedTuple):
-    """How many workers a job has, since when (Unix time) and from which iteration on."""
+    """How many workers a job has, since when (Unix time) and from which iteration."""
 
     since: float
     iteration: int
@@ -240,12 +238,12 @@ class Degree(NamedTuple):
 class JobStatus:
     """The present state of a job; ``message`` says why it failed or what it waits for.
 
-    ``by`` is the user who submitted it. ``policy_faults`` counts decisions of the default in place
-    of a failed policy. Jobs of one ``gang`` start together. ``attempt`` counts from 0; the present
-    one began at ``first_iteration`` and has its hosts since ``runs_since``. ``gpu_s`` are the
+    ``by`` is the user who submitted it. ``policy_faults`` counts decisions by the default after a
+    policy failed. Jobs of one ``gang`` start together. ``attempt`` counts from 0; the present one
+    began at ``first_iteration`` and has its hosts since ``runs_since``. ``gpu_s`` are the
     GPU-seconds of earlier hosts, ``avoid`` the hosts of failed attempts, ``degrees`` the latest
-    numbers of workers where a policy chooses them. ``energy_j`` are joules by GPU's full name, as
-    far as GPUs report them; those of a worker are known when it has ended.
+    numbers of workers if a policy chooses them. ``energy_j`` are joules by GPU's full name, for
+    GPUs that report them; they are known when the worker has ended.
     """
 
     id: str
@@ -273,25 +271,25 @@ class JobStatus:
     energy_j: Mapping[str, float] = field(default_factory=dict)
 
     def with_hosts(self, hosts: tuple[str, ...], now_s: float) -> "JobStatus":
-        """The job on these hosts from now on."""
+        """The job moved to these hosts."""
         had, gpu_s = self.degrees, self.gpu_seconds(now_s)
         if self.spec.is_split:
             had = (*had, Degree(now_s, self.iterations_done, len(hosts)))[-_MOST_DEGREES:]
         return replace(self, hosts=hosts, runs_since=now_s, gpu_s=gpu_s, degrees=had)
 
     def gpu_seconds(self, now_s: float) -> float:
-        """What the job has had up to now (Unix time), in GPU-seconds."""
+        """What the job has used until now (Unix time), in GPU-seconds."""
         held_s = 0.0 if self.runs_since is None else now_s - self.runs_since
         return self.gpu_s + len(self.hosts) * held_s
 
     @classmethod
     def from_dict(cls, record: Mapping[str, Any]) -> "JobStatus":
-        """The status of ``as_record``; ignores unknown keys. ``pydantic.ValidationError``."""
+        """The status from ``as_record``; ignores unknown keys. ``pydantic.ValidationError``."""
         return _STATUS.validate_python(record)
 
     @property
     def as_record(self) -> dict[str, Any]:
-        """What ``dataclasses.asdict`` gives, but faster."""
+        """Like ``dataclasses.asdict``, but faster."""
         return dict(_STATUS.dump_python(self))
 
     @property
@@ -301,16 +299,16 @@ class JobStatus:
 
     @property
     def as_json(self) -> str:
-        """The status as text for ``from_json``."""
+        """The status as text; ``from_json`` reads it."""
         return json.dumps(self.as_record)
 
     @classmethod
     def from_json(cls, text: str) -> "JobStatus":
-        """The status in this text; ignores unknown keys. ``ValueError`` for other text."""
+        """The status in this text; ignores unknown keys. ``ValueError`` if it is invalid."""
         try:
             return _STATUS.validate_json(text)
         except pydantic.ValidationError:
-            # pydantic's JSON parser refuses lone surrogates, Python's reads them.
+            # Unlike Python's, pydantic's JSON parser refuses lone surrogates.
             return cls.from_dict(json.loads(text))
 
 
@@ -334,7 +332,7 @@ _NEEDS: Mapping[Trainer, tuple[str, ...]] = {
     "torch": ("model", "iterations"),
     "command": ("command",),
 }
-# Fields that only some trainers have a use for.
+# Fields that only some trainers use.
 _ONLY_FOR: Mapping[str, tuple[Trainer, ...]] = {
     **dict.fromkeys(("model", "batch", "data"), ("torch",)),
     "command": ("command",),
@@ -346,7 +344,7 @@ _ONLY_FOR: Mapping[str, tuple[Trainer, ...]] = {
 
 
 def contradictions(spec: JobSpec) -> list[str]:
-    """What of a spec does not go together with the rest of it, in words."""
+    """Contradictions between a spec's fields, as text."""
     found = list[str]()
     if lacking := [name for name in _NEEDS[spec.trainer] if not getattr(spec, name)]:
         kind = "job with trainer command" if spec.trainer == "command" else f"{spec.trainer} job"
@@ -357,7 +355,7 @@ def contradictions(spec: JobSpec) -> list[str]:
         from patchlight.testbed.graphs import BUILTIN_NAMES
 
         if spec.model not in BUILTIN_NAMES:
-            found.append(f"no model {spec.model!r}: {nearest(spec.model, BUILTIN_NAMES)}")
+            found.append(f"unknown model {spec.model!r}: {nearest(spec.model, BUILTIN_NAMES)}")
     unused: dict[tuple[Trainer, ...], list[str]] = {}
     for name, trainers in _ONLY_FOR.items():
         if getattr(spec, name) and spec.trainer not in trainers:
@@ -367,7 +365,7 @@ def contradictions(spec: JobSpec) -> list[str]:
     if spec.hosts and spec.workers and len(spec.hosts) != spec.workers:
         found.append(f"{spec.workers} workers on {len(spec.hosts)} hosts: expected one of the two")
     if spec.degrees and (spec.workers or spec.hosts):
-        found.append("degrees are for jobs whose number of workers a policy chooses")
+        found.append("degrees are only for jobs with workers chosen by a policy")
     if spec.deadline_s is not None and spec.requirement is not None:
         found.append("expected a deadline or a requirement, not both")
     if spec.after and spec.name in spec.after:

@@ -1,4 +1,4 @@
-"""SSH with old firmware that has only SHA-1 (``ssh-rsa``, key exchanges), for allowed devices."""
+"""Lets allowed devices use SSH with old firmware that only has SHA-1."""
 
 import logging
 from hashlib import sha1
@@ -27,28 +27,28 @@ class _Group1Sha1(_Group14Sha1):
 
 
 class _Sha1RsaKey(paramiko.RSAKey):
-    # paramiko left it out of those that it verifies.
+    # paramiko omits it from the algorithms it verifies.
     HASHES: ClassVar = {**paramiko.RSAKey.HASHES, "ssh-rsa": hashes.SHA1}  # type: ignore[misc]
 
 
 def allow_legacy(transport: paramiko.Transport, name: str) -> paramiko.Transport:
-    """Have this connection take old algorithms, too, after all others; warns of it."""
+    """Accept old algorithms too, as the last choice, and log a warning."""
     exchanges = {each.name: each for each in (_Group14Sha1, _Group1Sha1)}
     inner: Any = transport
     inner._key_info = {"ssh-rsa": _Sha1RsaKey, **inner._key_info}
     inner._kex_info = {**exchanges, **inner._kex_info}
     inner._preferred_keys = tuple(dict.fromkeys([*inner._preferred_keys, "ssh-rsa"]))
     inner._preferred_kex = tuple(dict.fromkeys([*inner._preferred_kex, *exchanges]))
-    _log.warning("%s: the lab file allows it SSH algorithms that are not safe any more", name)
+    _log.warning("%s: the lab file allows insecure SSH algorithms", name)
     return transport
 
 
 def explained(error: Exception, key: str) -> str:
-    """The error's words; where no algorithm is common, with the ``key`` of the lab file."""
+    """The error as text; if no algorithm is common, it names the ``key`` of the lab file."""
     causes = (error, error.__context__)  # libraries wrap it
     if not any(isinstance(cause, paramiko.ssh_exception.IncompatiblePeer) for cause in causes):
-        return str(error) or "it hung up"
+        return str(error) or "it closed the connection"
     return (
-        f"{error}: it may have algorithms only that are not safe any more; if newer firmware "
-        f"cannot be had, allow it these with '{key}' in the lab file"
+        f"{error}: the device may support only insecure algorithms; update its firmware, or "
+        f"allow them with '{key}' in the lab file"
     )

@@ -1,6 +1,6 @@
-"""The log of a process, on standard error, with a limit that clients on the network cannot exceed.
+"""Logs to standard error, with a limit that network clients cannot exceed.
 
-Libraries log what they receive, some with a traceback, so the limit is at the handler.
+Libraries log what they receive, sometimes with a traceback, so the limit is in the handler.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ _PERIOD_S = 60.0
 
 
 def log_to_stderr(level: int | str, form: str) -> None:
-    """Log to standard error from this level on, sparingly, in ``form`` (as ``logging`` has it)."""
+    """Log to standard error from this level on, rate-limited, in ``form`` (as in ``logging``)."""
     logging.basicConfig(level=level, stream=sys.stderr, format=form)
     for handler in logging.getLogger().handlers:
         if not any(isinstance(present, Sparing) for present in handler.filters):
@@ -26,7 +26,7 @@ def log_to_stderr(level: int | str, form: str) -> None:
 class Sparing(logging.Filter):
     """Passes ten messages a minute of each line of code, and counts the others.
 
-    ``clock`` gives seconds.
+    ``clock`` returns seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -37,7 +37,7 @@ class Sparing(logging.Filter):
         self._left_out: dict[tuple[str, int], int] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether the message is let through; it may have a remark added."""
+        """Whether the message passes; it may get a remark."""
         if self._clock() - self._began > _PERIOD_S:
             self._began = self._clock()
             for kind, count in self._seen.items():
@@ -47,16 +47,16 @@ class Sparing(logging.Filter):
         kind = record.pathname, record.lineno
         self._seen[kind] += 1
         if missing := self._left_out.pop(kind, 0):
-            record.msg = f"{record.msg} ({missing} of this kind were left out before)"
+            record.msg = f"{record.msg} ({missing} similar messages were suppressed)"
         if self._seen[kind] == _MOST:
-            record.msg = f"{record.msg} (more of this kind are left out for a minute)"
+            record.msg = f"{record.msg} (similar messages are suppressed for a minute)"
         return self._seen[kind] <= _MOST
 
 
 def log_trouble(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """An event loop's exception handler without a harmless error of anyio.
+    """An event loop's exception handler that ignores a harmless error of anyio.
 
-    It wakes a read from a Unix socket that was cancelled in the same turn: ``InvalidStateError``.
+    A read from a Unix socket that is woken and cancelled in one turn raises ``InvalidStateError``.
     """
     woken = getattr(getattr(context.get("handle"), "_callback", None), "__self__", None)
     is_late = isinstance(woken, asyncio.Future) and woken.cancelled()

@@ -1,7 +1,7 @@
-"""Quantities with units, in and out: ``"25Gbps"``, ``"25ms"``, ``"528MiB"``, ``"1.5dB"``.
+"""Parses and formats quantities with units: ``"25Gbps"``, ``"25ms"``, ``"528MiB"``, ``"1.5dB"``.
 
-Rates and decimal sizes are powers of 1000 (SI), ``KiB``/``MiB``/``GiB`` powers of 1024
-(IEC 80000-13). Parsers raise ``BadInput`` naming the units they would have taken.
+Rates and decimal sizes are powers of 1000 (SI), ``KiB``/``MiB``/``GiB`` powers of 1024 (IEC
+80000-13). Parsers raise ``BadInput`` with the accepted units.
 """
 
 import math
@@ -12,7 +12,7 @@ from typing import Any
 from patchlight.testbed.errors import BadInput
 
 Units = Mapping[str, float]
-"""Each unit, and how many of the base unit it is."""
+"""Each unit as a multiple of the base unit."""
 RATE = {"bps": 1, "kbps": 1e3, "Mbps": 1e6, "Gbps": 1e9, "Tbps": 1e12}
 TIME = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1, "min": 60, "h": 3600, "d": 86400}
 _TIME_WRITTEN = {unit: TIME[unit] for unit in ("ns", "us", "ms", "s")}
@@ -26,7 +26,7 @@ _NUMBER = re.compile(r"\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*(\S*)\s*
 
 def pattern(units: Units) -> str:
     """The regular expression (JSON Schema's) of a number with one of these units."""
-    # JSON Schema has no case-insensitive patterns: "[gG][bB]…" says the same.
+    # JSON Schema has no case-insensitive patterns.
     either = "|".join("".join(_either_case(c) for c in unit) for unit in units)
     return rf"^\s*[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?\s*({either})\s*$"
 
@@ -40,8 +40,7 @@ def _parse(text: object, units: Units, what: str, example: str, *, signed: bool 
     by_folded = {unit.lower(): factor for unit, factor in units.items()}
     if match:
         number, unit = match.groups()
-        # Exact spelling first, then any case: "10gbps" is plain, and no two units here
-        # differ by case alone.
+        # Exact spelling first, then any case: "10gbps" is unambiguous.
         factor = units.get(unit, by_folded.get(unit.lower()))
         if factor is not None and math.isfinite(value := float(number) * factor):
             if value < 0 and not signed:
@@ -105,33 +104,33 @@ def format_size(size_bytes: int) -> str:
 
 
 def write_rate(rate_bps: int) -> str:
-    """A rate as text that ``parse_rate`` reads back equal: ``"40Gbps"``, ``"1234567bps"``."""
+    """A rate that ``parse_rate`` reads back as equal: ``"40Gbps"``, ``"1234567bps"``."""
     return _write(rate_bps, RATE, lambda text: parse_rate(text) == rate_bps)
 
 
 def write_time(time_s: float) -> str:
-    """A time as text that ``parse_time`` reads back equal: ``"25ms"``."""
+    """A time that ``parse_time`` reads back as equal: ``"25ms"``."""
     return _write(time_s, _TIME_WRITTEN, lambda text: parse_time(text) == time_s)
 
 
 def write_size(size_bytes: int) -> str:
-    """A size as text that ``parse_size`` reads back equal: ``"64GB"``, ``"16777216B"``."""
+    """A size that ``parse_size`` reads back as equal: ``"64GB"``, ``"16777216B"``."""
     return _write(size_bytes, _SIZE_SI, lambda text: parse_size(text) == size_bytes)
 
 
 def write_loss(loss_db: float) -> str:
-    """A loss as text that ``parse_loss`` reads back equal: ``"1.5dB"``."""
+    """A loss that ``parse_loss`` reads back as equal: ``"1.5dB"``."""
     return f"{_plain(loss_db)}dB"
 
 
 def write_power(power_dbm: float) -> str:
-    """A power as text that ``parse_power`` reads back equal: ``"-3dBm"``."""
+    """A power that ``parse_power`` reads back as equal: ``"-3dBm"``."""
     return f"{_plain(power_dbm)}dBm"
 
 
 def write_share(share: float) -> str:
-    """A share as text that ``parse_share`` reads back equal: ``"0.1%"``."""
-    # Multiplying by 100 and 0.01 may not come back to the same float; a neighbour's text may.
+    """A share that ``parse_share`` reads back as equal: ``"0.1%"``."""
+    # Multiplying by 100 and 0.01 may not return the same float; a neighbour's text may.
     percent = round(share * 100, 12)
     texts = (f"{_plain(number)}%" for number in (percent, share * 100, share / 0.01))
     return next((text for text in texts if parse_share(text) == share), f"{_plain(percent)}%")
@@ -145,14 +144,14 @@ WRITTEN: Mapping[str, tuple[Callable[[Any], str], str]] = {
     "dBm": (write_power, "_dbm"),
     "%": (write_share, ""),
 }
-"""By the first unit: how a quantity is written, and the unit at the end of its field's name."""
+"""By the first unit: the formatter of a quantity, and the suffix of its field's name."""
 
 
 def _write(value: float, units: Units, reads_back: Callable[[str], bool]) -> str:
     fitting = sorted((f for f in units.values() if abs(value) >= f), reverse=True)
     names = {factor: unit for unit, factor in units.items()}
     base = names[1]
-    # The largest unit that loses nothing: a division may round, so each text is read back.
+    # The largest lossless unit: division may round, so each text is read back.
     exact = (t for f in fitting if reads_back(t := f"{_plain(value / f)}{names[f]}"))
     return next(exact, f"{_plain(value)}{base}")
 

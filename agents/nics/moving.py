@@ -1,9 +1,9 @@
-"""Gives a NIC to a worker's namespace, blocks its egress there, and takes it back as it was.
+"""Moves a NIC into a worker's namespace, blocks its egress there, and restores it at home.
 
-A network device that changes namespaces loses its addresses, routes, neighbours, root qdisc
-and per-device sysctls. So its state is read first (``read_nic``), what the worker needs is
-set up inside (``give_nic``), and all of it is put back at home (``take_nic_back``). Functions
-here block; they run in the calling thread's namespace unless their docstring says otherwise.
+A network device that changes namespaces loses its addresses, routes, neighbours, root qdisc and
+per-device sysctls. Therefore ``read_nic`` saves its state, ``give_nic`` configures it inside, and
+``take_nic_back`` restores it. Functions here block; they run in the calling thread's namespace
+unless their docstring says otherwise.
 """
 
 import errno
@@ -33,16 +33,16 @@ from patchlight.testbed.linux.netlink import Netlink, set_neighbours
 _IFF_UP = 1
 _WITH_FUNCTIONS = 1
 _NUD_PERMANENT = 0x80
-# A queue of 50 ms is usual; one may be seconds deep on a slow link.
+# 50 ms is usual; on a slow link a queue may be seconds deep.
 _QUEUE_S = 10.0
 _PROTO_KERNEL = 2
-# What decides which of several NICs of one server answers for an address.
+# Sysctls that decide which NIC of a server answers ARP for an address.
 _DEVICE_SYSCTLS = ("arp_announce", "arp_filter", "arp_ignore", "accept_local", "rp_filter")
 
 
 def find_access(nic: Nic) -> NicAccess:
-    """In which way a worker gets the NIC; ``NicError`` where the server cannot do it."""
-    if nic.mode == "veth":  # made of software: there is nothing to find out
+    """How a worker gets the NIC; ``NicError`` if the server does not support it."""
+    if nic.mode == "veth":
         return NicAccess("veth", nic.interface or nic.name)
     try:
         with devices.sysfs() as here:
@@ -52,7 +52,7 @@ def find_access(nic: Nic) -> NicAccess:
 
 
 def read_nic(access: NicAccess) -> NicState:
-    """The NIC's present state; ``NicError`` if it is not here or could not be carried over."""
+    """The NIC's present state; ``NicError`` if it is missing or could not be restored later."""
     interface = access.interface
     with rtnetlink(interface, "reading") as ip:
         index = index_of(ip, interface)
@@ -103,8 +103,8 @@ def read_nic(access: NicAccess) -> NicState:
 
 
 def give_nic(state: NicState, namespace: Path, network: WorkerNetwork) -> None:
-    """Move a NIC with its rate limit and checksum setting to ``namespace`` and set it up there; its
-    address comes last. After a ``NicError`` it may be on either side: take it back."""
+    """Move a NIC with its rate limit and checksum setting to ``namespace`` and configure it; the
+    address is set last. After a ``NicError`` it may be in either namespace: take it back."""
     interface = state.interface
     with rtnetlink(interface, f"moving to {namespace}") as ip:
         index = index_of(ip, interface)
@@ -124,18 +124,17 @@ def give_nic(state: NicState, namespace: Path, network: WorkerNetwork) -> None:
 
 
 def _set_up(state: NicState, network: WorkerNetwork) -> None:
-    """Bring a NIC that has come into a worker's namespace into the state that it is to have."""
+    """Configure a NIC that is already in a worker's namespace."""
     interface = state.interface
-    # Training pauses for seconds between bursts; starting slowly after each would be the
-    # sysctl's doing, not the network's.
+    # Training pauses for seconds between bursts; slow start after idle would throttle each burst.
     _set_sysctl("ipv4/tcp_slow_start_after_idle", 0)
     _set_sysctl(f"ipv6/conf/{interface}/disable_ipv6", 1)
     if network.window_bytes is not None:
-        # Half of a socket's memory is window. Our own trainer limits its window itself.
+        # Half of a socket's memory is window. The built-in trainer limits its window itself.
         memory = 2 * network.window_bytes
         for key in ("ipv4/tcp_rmem", "ipv4/tcp_wmem"):
             _set_sysctl(key, f"{min(4096, memory)} {memory} {memory}")
-        # The window alone sets the pace: some kernels' default (BBR) paces by what it measured.
+        # The window must set the pace: BBR, some kernels' default, paces by past measurements.
         _set_sysctl("ipv4/tcp_congestion_control", "reno")
     is_macvlan = state.mode == "macvlan"
     bare = NicState(
@@ -143,7 +142,7 @@ def _set_up(state: NicState, network: WorkerNetwork) -> None:
         mac=network.mac or state.mac,
         mtu=network.mtu or state.mtu,
         up=True,
-        # What is sent by a macvlan passes the NIC's own queue.
+        # Packets of a macvlan bypass its own queue and use the NIC's.
         shaping=None if is_macvlan else state.shaping,
         tx_checksum=None if is_macvlan else state.tx_checksum,
     )
@@ -173,13 +172,13 @@ def _set_up(state: NicState, network: WorkerNetwork) -> None:
 
 
 def take_nic_back(state: NicState, namespace: Path, home: Path) -> None:
-    """Move the NIC home if it is in ``namespace``, and put its state back; harmless again.
-    ``NicGone`` if it is in neither."""
+    """Move the NIC home if it is in ``namespace`` and restore its state. Idempotent. ``NicGone`` if
+    it is in neither namespace."""
 
     def fetch() -> None:
         with rtnetlink(state.interface, "taking back") as ip:
             for index in ip.link_lookup(ifname=state.interface):
-                for link in ip.get_links():  # tagged interfaces on it stay behind otherwise
+                for link in ip.get_links():  # Tagged interfaces would stay behind.
                     kind = link.get_nested("IFLA_LINKINFO", "IFLA_INFO_KIND")
                     if kind == "vlan" and link.get_attr("IFLA_LINK") == index:
                         ip.link("del", index=link["index"])
@@ -208,7 +207,7 @@ def take_nic_back(state: NicState, namespace: Path, home: Path) -> None:
 
 
 def is_in(namespace: Path, interface: str) -> bool:
-    """Whether an interface of that name is in the namespace (not: the namespace is gone)."""
+    """Whether the namespace has an interface of that name; false if the namespace is gone."""
 
     def look() -> bool:
         with rtnetlink(interface, "looking for") as ip:
@@ -227,7 +226,7 @@ def _move(ip: Any, interface: str, namespace: Path) -> None:
 
 
 def _restore(state: NicState, *, loopback_up: bool = False) -> None:
-    """Bring the NIC of this name, in this thread's namespace, into this state."""
+    """Configure the NIC of this name, in this thread's namespace, to this state."""
     interface = state.interface
     with rtnetlink(interface, "setting up") as ip:
         index = index_of(ip, interface)
@@ -258,7 +257,7 @@ def _restore(state: NicState, *, loopback_up: bool = False) -> None:
     mac = link.get_attr("IFLA_ADDRESS")
     if mac != state.mac or not set(state.addresses) <= addresses:
         raise NicError(
-            f"{interface} did not take its address: wanted {state}, got {mac} and {addresses}"
+            f"could not configure {interface}: wanted {state}, got {mac} and {addresses}"
         )
 
 
@@ -268,12 +267,12 @@ def _conf(interface: str, name: str) -> str:
 
 def _set_sysctl(key: str, value: str | int) -> None:
     if not namespaces.set_sysctl(key, value):
-        raise NicError(f"setting the sysctl net/{key} to {value}: this kernel has none")
+        raise NicError(f"setting the sysctl net/{key} to {value}: this kernel does not have it")
 
 
 def block_egress(namespace: Path, interface: str) -> None:
-    """Drop what a worker's kernel would still send, until the NIC's queue is empty (``NicError`` if
-    that takes too long). Connections live on, and send it again after ``unblock_egress``."""
+    """Drop new packets from a worker's kernel and wait until the NIC's queue is empty (``NicError``
+    on timeout). Connections survive; TCP retransmits after ``unblock_egress``."""
 
     def queued_packets() -> int:
         with rtnetlink(interface, "reading the queue of") as ip:
@@ -289,14 +288,13 @@ def block_egress(namespace: Path, interface: str) -> None:
 
 
 def unblock_egress(namespace: Path) -> None:
-    """Let packets leave again; harmless where they do."""
+    """Let packets leave again. Idempotent."""
     _blackhole(namespace, "del", errno.ENOENT)
 
 
 def _blackhole(namespace: Path, command: str, already: int) -> None:
     def switch() -> None:
         with rtnetlink(namespace.name, "silencing") as ip, allowing(already):
-            # After the rule for local addresses, before all others.
             ip.rule(command, priority=1, action="FR_ACT_BLACKHOLE")
 
     namespaces.inside(namespace, switch)
@@ -310,21 +308,21 @@ def _check_mtu(ip: Any, index: int, state: NicState, mtu: int | None) -> None:
     most = state.mtu if state.mode == "macvlan" else link.get_attr("IFLA_MAX_MTU") or mtu
     if mtu > most:
         raise NicError(
-            f"{state.interface} takes an MTU of {most} at most, and the lab file says {mtu}",
-            hint=f"raise that of the NIC: ip link set {state.interface} mtu {mtu}"
+            f"the maximum MTU of {state.interface} is {most}, but the lab file says {mtu}",
+            hint=f"raise it: ip link set {state.interface} mtu {mtu}"
             if state.mode == "macvlan"
             else "write a smaller mtu into the lab file",
         )
 
 
 def make_macvlan(ip: Any, index: int, name: str, namespace: Path) -> None:
-    """Make a macvlan in another namespace, on an interface of here, in mode ``bridge``: those on
-    one NIC reach each other. It ends with its namespace."""
+    """Make a macvlan in another namespace on a local interface, in mode ``bridge``: macvlans on one
+    NIC reach each other. It is removed with its namespace."""
     (link,) = ip.get_links(index)
     parent = link.get_attr("IFLA_IFNAME")
     if not link["flags"] & _IFF_UP:
         raise NicError(
-            f"{parent} is down, and so is a macvlan on it", hint=f"ip link set {parent} up"
+            f"{parent} is down, so a macvlan on it is down too", hint=f"ip link set {parent} up"
         )
     with namespace.open("rb") as opened:
         ip.link(
@@ -338,32 +336,32 @@ def make_macvlan(ip: Any, index: int, name: str, namespace: Path) -> None:
 
 
 def read_function(ip: Any, function: FunctionState) -> FunctionState:
-    """A virtual function with what its port has set for it."""
+    """A virtual function and the settings that its port has for it."""
     (link,) = ip.link("get", index=index_of(ip, function.port), ext_mask=_WITH_FUNCTIONS)
     return function_in(link, function)
 
 
 def function_in(link: Any, function: FunctionState) -> FunctionState:
-    """The same, from the kernel's message about the port."""
+    """The virtual function in the kernel's message about its port."""
     functions = link.get_attr("IFLA_VFINFO_LIST")
     for each in functions.get_attrs("IFLA_VF_INFO") if functions else ():
         mac, vlan = each.get_attr("IFLA_VF_MAC"), each.get_attr("IFLA_VF_VLAN")
         if mac["vf"] == function.number:
             return replace(function, mac=mac["mac"], vlan=vlan["vlan"] if vlan else 0)
     raise NicError(
-        f"{function.port} says nothing of its virtual function {function.number}",
-        hint="its driver has to support it: see 'ip link show'",
+        f"{function.port} does not report its virtual function {function.number}",
+        hint="the driver must support this: see 'ip link show'",
     )
 
 
 def set_function(ip: Any, function: FunctionState, mac: str | None, vlan: int | None) -> None:
-    """Have a port let its virtual function send with a MAC, in a VLAN (``None``: as it is)."""
+    """Set the MAC and VLAN (``None``: unchanged) of a virtual function at its port."""
     if settings := settings_of(read_function(ip, function), mac, vlan):
         ip.link("set", index=index_of(ip, function.port), vf=settings)
 
 
 def settings_of(now: FunctionState, mac: str | None, vlan: int | None) -> dict[str, Any]:
-    """What to tell the port of it: only what differs, for not every driver takes everything."""
+    """Attributes to set at the port: only those that differ, as some drivers reject the others."""
     wanted = {"mac": mac, "vlan": vlan}
     present = {"mac": now.mac, "vlan": now.vlan}
     settings = {k: v for k, v in wanted.items() if v is not None and v != present[k]}

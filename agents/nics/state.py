@@ -1,8 +1,8 @@
-"""A NIC's state as plain values, what a worker gets of it, its RDMA device, and rtnetlink.
+"""Describes a NIC's state, how a worker gets it, and its RDMA device; wraps rtnetlink.
 
-The index of a GID differs between hosts and namespaces, and may change while a port is dark: it is
-read again after each change. A GID is usable if it is RoCE v2, holds an IPv4-mapped address, and
-its network device is in the worker's namespace, whose ``/sys`` is ``root``.
+A GID's index differs between hosts and namespaces and may change during an outage, so it is read
+again after each change. A GID is usable if it is RoCE v2, holds an IPv4-mapped address, and its
+network device is in the worker's namespace, whose ``/sys`` is ``root``.
 """
 
 import errno
@@ -29,7 +29,7 @@ _RDMA_CM = "/dev/infiniband/rdma_cm"
 
 @dataclass(frozen=True, slots=True)
 class RdmaDevice:
-    """An RDMA device by its name, its port (from 1), and the files by which programs reach it."""
+    """An RDMA device: its name, its port (from 1), and the device files that programs open."""
 
     name: str
     port: int = 1
@@ -37,8 +37,7 @@ class RdmaDevice:
 
 
 def rdma_device_of(interface: str, root: Path = SYSFS) -> RdmaDevice | None:
-    """The RDMA device on the interface's PCI device, or one made of software (``rxe``) that names
-    it."""
+    """The RDMA device on the interface's PCI device, or a software device (``rxe``) on it."""
     nic = root / "class/net" / interface
     for device in sorted((root / _CLASS).glob("*")):
         both = [each / "device" for each in (nic, device)]
@@ -46,7 +45,7 @@ def rdma_device_of(interface: str, root: Path = SYSFS) -> RdmaDevice | None:
         if on_same or _read(device / "parent") == interface:
             port = int(_read(nic / "dev_port") or 0) + 1
             if not (device / "ports" / str(port)).exists():
-                port = 1  # a device for each port, as ConnectX-5 and later have them
+                port = 1  # one device per port, as with ConnectX-5 and newer
             verbs = [
                 f"/dev/infiniband/{each.name}"
                 for each in sorted((root / "class/infiniband_verbs").glob("uverbs*"))
@@ -57,18 +56,18 @@ def rdma_device_of(interface: str, root: Path = SYSFS) -> RdmaDevice | None:
 
 
 def has_rdma_device(name: str, root: Path = SYSFS) -> bool:
-    """Whether an RDMA device of that name is there."""
+    """Whether an RDMA device of that name exists."""
     return (root / _CLASS / name).exists()
 
 
 def is_rdma_active(device: RdmaDevice, root: Path = SYSFS) -> bool:
-    """Whether the device's port can send: ``4: ACTIVE`` in the kernel's words."""
+    """Whether the device's port is in the kernel's state ``4: ACTIVE``."""
     state = _read(root / _CLASS / device.name / "ports" / str(device.port) / "state")
     return state is not None and state.endswith("ACTIVE")
 
 
 def gid_of(interface: str, address: IPv4Address, root: Path = SYSFS) -> GidStatus | None:
-    """The RoCEv2 GID of an interface and its IPv4 address, if it has one."""
+    """The RoCEv2 GID of an interface and its IPv4 address, or ``None``."""
     wanted = IPv6Address(f"::ffff:{address}")
     for entry in sorted((root / _CLASS).glob("*/ports/*/gids/*"), key=lambda each: int(each.name)):
         port = entry.parents[1]
@@ -86,17 +85,17 @@ def gid_of(interface: str, address: IPv4Address, root: Path = SYSFS) -> GidStatu
 def _read(path: Path) -> str | None:
     try:
         return path.read_text(encoding="ascii").strip()
-    except (OSError, UnicodeDecodeError):  # the kernel answers EINVAL for an empty slot
+    except (OSError, UnicodeDecodeError):  # the kernel returns EINVAL for an empty slot
         return None
 
 
 RENDEZVOUS = "rdv0"
-"""What a worker's second interface is called, where it has one."""
+"""The name of a worker's second interface, if it has one."""
 
 
 @dataclass(frozen=True, slots=True)
 class FunctionState:
-    """A virtual function of the interface ``port``, and what the port had set for it."""
+    """A virtual function of the interface ``port``, and its settings at the port."""
 
     port: str
     number: int
@@ -106,8 +105,8 @@ class FunctionState:
 
 @dataclass(frozen=True, slots=True)
 class NicState:
-    """All that a NIC loses, or may lose, on its way to a worker and back. ``interface`` is what
-    goes, or what a macvlan is made on; ``rdma`` goes too where ``rdma_moves``."""
+    """All settings that a NIC may lose when it moves. ``interface`` is the device that moves, or
+    the parent of the worker's macvlan; ``rdma`` moves too if ``rdma_moves``."""
 
     interface: str
     mac: str
@@ -127,8 +126,8 @@ class NicState:
 
 @dataclass(frozen=True, slots=True)
 class NicAccess:
-    """What of a NIC a worker gets: ``interface``, or a macvlan on it, and the RDMA device; where
-    ``rdma_moves``, nobody else sees that meanwhile."""
+    """What a worker gets: ``interface`` or a macvlan on it, and the RDMA device; with
+    ``rdma_moves`` it has that device exclusively."""
 
     mode: NicMode
     interface: str
@@ -138,16 +137,16 @@ class NicAccess:
 
 
 def access_of(nic: Nic, sys: Path, sharing: NamespaceMode | None) -> NicAccess:
-    """The way for a NIC, by the lab file, ``sys`` (its namespace's ``/sys``), and how namespaces
-    share RDMA devices (``None``: not at all). ``NicError`` where the server cannot do what the lab
-    file says."""
+    """How to give a worker the NIC, from the lab file, ``sys`` (its namespace's ``/sys``), and
+    the system's RDMA sharing mode (``None``: no RDMA). ``NicError`` if the server does not
+    support it."""
     interface, mode = nic.interface or nic.name, nic.mode
     if mode == "auto":
         virtual = not (sys / "class/net" / interface / "device").exists()
         mode = "veth" if virtual else "sriov" if _functions(interface, sys) else "physical"
     function = None
     if mode == "sriov":
-        # Those that are here, by number and interface: no worker has them.
+        # Free virtual functions, by number and interface: those still in this namespace.
         free = [
             (number, each.name)
             for number, folder in _functions(interface, sys)
@@ -155,9 +154,9 @@ def access_of(nic: Nic, sys: Path, sharing: NamespaceMode | None) -> NicAccess:
         ]
         if not free:
             raise NicError(
-                f"{interface} has no virtual function that is free",
-                hint=f"make some: echo 4 > /sys/class/net/{interface}/device/sriov_numvfs; their "
-                "driver has to be loaded",
+                f"{interface} has no free virtual function",
+                hint=f"create some: echo 4 > /sys/class/net/{interface}/device/sriov_numvfs; load "
+                "their driver",
             )
         number, given = free[0]
         function = FunctionState(interface, number)
@@ -165,14 +164,14 @@ def access_of(nic: Nic, sys: Path, sharing: NamespaceMode | None) -> NicAccess:
     device = None if nic.rdma == "none" else rdma_device_of(interface, sys)
     moves = _moves(nic, mode, device, sharing)
     if device is not None and mode == "macvlan" and sharing == "exclusive":
-        device = None  # it can be in one namespace only, and that is its NIC's
+        device = None  # A device can be in one namespace only: that of its NIC.
     return NicAccess(mode, interface, function, device, moves)
 
 
 def _moves(
     nic: Nic, mode: NicMode, device: RdmaDevice | None, sharing: NamespaceMode | None
 ) -> bool:
-    """Whether the RDMA device goes to the worker; ``NicError`` if it cannot be as it should."""
+    """Whether the RDMA device moves to the worker; ``NicError`` if that is not possible."""
     wanted = nic.rdma
     if wanted in ("exclusive", "shared"):
         if device is None:
@@ -188,7 +187,7 @@ def _moves(
             )
         if wanted == "exclusive" and mode == "macvlan":
             raise NicError(
-                f"{nic.name}: a macvlan has no RDMA device to itself",
+                f"{nic.name}: a macvlan cannot have an RDMA device exclusively",
                 hint="use mode: sriov or physical, or rdma: shared",
             )
     return device is not None and sharing == "exclusive" and mode != "macvlan"
@@ -201,9 +200,8 @@ def _functions(port: str, sys: Path) -> list[tuple[int, Path]]:
 
 @dataclass(frozen=True, slots=True)
 class WorkerNetwork:
-    """What a worker's NIC is to be like: ``mac`` and ``mtu`` (``None``: as before), static
-    ``neighbours`` (address, MAC), ``routes`` (network, gateway), how much peers may send ahead over
-    TCP."""
+    """Settings for a worker's NIC: ``mac`` and ``mtu`` (``None``: unchanged), static ``neighbours``
+    (address, MAC), ``routes`` (network, gateway), and the TCP window in bytes."""
 
     address: str
     prefix: int
@@ -217,8 +215,8 @@ class WorkerNetwork:
 
     @classmethod
     def of(cls, lab: Lab, nic: Nic, spec: WorkerSpec) -> Self:
-        """The settings of the lab file, and the worker's needs."""
-        is_ours = isinstance(spec.task, SyntheticTask)  # which sees to its window itself
+        """The lab file's settings combined with the worker's needs."""
+        is_ours = isinstance(spec.task, SyntheticTask)  # the trainer sets its window itself
         return cls(
             address=str(nic.address),
             prefix=lab.network.prefixlen,
@@ -233,15 +231,15 @@ class WorkerNetwork:
 
 
 def name_inside(interface: str, mode: NicMode, vlan: int | None) -> str:
-    """What the interface with the address is called in the worker. A virtual function is put into
-    its VLAN by its port; others get a tagged interface."""
+    """The name of the worker's interface that has the address. Virtual functions are put into their
+    VLAN by the port; others get a tagged interface."""
     return interface if vlan is None or mode == "sriov" else f"vlan{vlan}"
 
 
 @contextmanager
 def rtnetlink(interface: str, doing: str) -> Iterator[Any]:
-    """pyroute2's ``IPRoute`` in the calling thread's namespace; a refusal is a ``NicError``."""
-    # Imported here: an agent at rest is 9 MiB smaller without it.
+    """pyroute2's ``IPRoute`` in the calling thread's namespace; errors become ``NicError``."""
+    # Imported here to save 9 MiB in an idle agent.
     from pyroute2 import IPRoute, NetlinkError
 
     try:
@@ -257,20 +255,19 @@ def rtnetlink(interface: str, doing: str) -> Iterator[Any]:
 
 
 def index_of(ip: Any, interface: str) -> int:
-    """The kernel's number of an interface; ``NicGone`` if there is none of that name here."""
+    """The kernel's index of an interface; ``NicGone`` if this namespace lacks it."""
     indices = ip.link_lookup(ifname=interface)
     if not indices:
         raise NicGone(
-            f"there is no interface {interface} in this network namespace",
-            hint="the lab file names a NIC's interface with 'interface:' where it differs from "
-            "the NIC's name",
+            f"interface {interface} not found in this network namespace",
+            hint="if the interface differs from the NIC's name, set 'interface:' in the lab file",
         )
     return int(indices[0])
 
 
 @contextmanager
 def allowing(code: int) -> Iterator[None]:
-    """What the kernel refuses with this ``errno`` is as it should be already."""
+    """Ignore a kernel error with this ``errno``: the state is already the wanted one."""
     from pyroute2 import NetlinkError
 
     try:

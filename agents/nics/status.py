@@ -1,6 +1,5 @@
-"""Reads the status of NICs, and finds by probe frames and LLDP what their fibres lead to. After a
-port was dark its RDMA device has no GIDs for a while: a worker with RDMA counts as dark until
-then."""
+"""Reads the status of NICs and discovers their neighbours by probe frames and LLDP. An RDMA device
+has no GIDs for a while after an outage; a worker with RDMA counts as disconnected until then."""
 
 import errno
 import selectors
@@ -23,13 +22,13 @@ from patchlight.testbed.linux import devices, namespaces
 from patchlight.testbed.wire import probe_frames
 from patchlight.testbed.wire.agent_status import NicCounters, NicStatus, RdmaStatus
 
-GONE = "{} is gone: the server has no such interface any more"
+GONE = "{} is gone: the server no longer has this interface"
 NO_CARRIER = "{} has no carrier"
 
 
 @dataclass(frozen=True, slots=True)
 class NicPlace:
-    """Where a NIC is, and as what: ``inside`` is the interface with the worker's ``address``."""
+    """Where a NIC is: ``inside`` is the name of the interface with the worker's ``address``."""
 
     namespace: Path
     state: NicState
@@ -39,21 +38,21 @@ class NicPlace:
 
 @dataclass(frozen=True, slots=True)
 class NicProblem:
-    """What is wrong with a NIC, as text; ``is_dark``: it may lack nothing but its signal."""
+    """A problem of a NIC, as text; ``is_dark``: the only cause may be a missing optical signal."""
 
     words: str
     is_dark: bool = False
 
 
 def nic_of(server: Server, name: str) -> Nic:
-    """The server's NIC of that name; ``NotHere`` if it has none."""
+    """The server's NIC of that name, or ``NotHere``."""
     if (nic := next((n for n in server.nics if n.name == name), None)) is not None:
         return nic
     raise NotHere(f"server {server.name} has no NIC {name!r}")
 
 
 def problem_of(namespace: Path, interface: str) -> NicProblem | None:
-    """What is wrong with a NIC that should be in the namespace; ``None`` if nothing is."""
+    """The problem of a NIC that should be in the namespace; ``None`` if it is healthy."""
     gone = NicProblem(GONE.format(interface))
     if not namespaces.is_one(namespace):
         return gone
@@ -65,7 +64,7 @@ def problem_of(namespace: Path, interface: str) -> NicProblem | None:
 
 
 def rdma_status(place: NicPlace) -> RdmaStatus | None:
-    """How the RDMA device of a worker is, and the GID of its address; ``None`` without one."""
+    """The state of a worker's RDMA device and the GID of its address; ``None`` without one."""
     device = place.state.rdma
     if device is None:
         return None
@@ -83,7 +82,7 @@ def rdma_status(place: NicPlace) -> RdmaStatus | None:
 
 
 def rdma_problem(status: RdmaStatus | None, address: IPv4Address) -> NicProblem | None:
-    """What a worker's RDMA device lacks before it can be used."""
+    """Why a worker's RDMA device is not usable yet."""
     if status is None:
         return None
     if not status.active:
@@ -96,8 +95,8 @@ def rdma_problem(status: RdmaStatus | None, address: IPv4Address) -> NicProblem 
 
 
 def facts_of(namespace: Path, interface: str, port: tuple[Path, str]) -> dict[str, Any]:
-    """What an interface is and counted, as fields of a ``NicStatus``; empty if gone. ``port``:
-    namespace and interface of the NIC itself, which knows of priorities and pauses."""
+    """Fields of a ``NicStatus`` read from an interface; empty if it is gone. ``port``: namespace
+    and interface of the NIC itself, which has the priority and pause counters."""
 
     def of_port() -> tuple[devices.Priorities | None, dict[str, int]]:
         return devices.read_priorities(port[1]), devices.pause_frames(port[1])
@@ -105,7 +104,7 @@ def facts_of(namespace: Path, interface: str, port: tuple[Path, str]) -> dict[st
     try:
         reading = namespaces.inside(namespace, lambda: devices.read_link(interface))
         priorities, pauses = namespaces.inside(port[0], of_port)
-    except (OSError, PatchlightError):  # it has just left, or the namespace has
+    except (OSError, PatchlightError):
         return {}
     counted = {k: v for k, v in asdict(reading).items() if k in NicCounters.model_fields}
     return {
@@ -119,7 +118,7 @@ def facts_of(namespace: Path, interface: str, port: tuple[Path, str]) -> dict[st
 
 
 def idle_status(nic: Nic, home: Path) -> NicStatus:
-    """How a NIC is that no worker has."""
+    """The status of a NIC that no worker has."""
     status = _status(nic)
     try:
         access = namespaces.inside(home, lambda: find_access(nic))
@@ -142,7 +141,7 @@ def leased_status(
     rdma: RdmaStatus | None,
     problem: NicProblem | None,
 ) -> NicStatus:
-    """How a NIC is that a worker has; ``place`` is ``None`` before it has come to the worker."""
+    """The status of a NIC that a worker has; ``place`` is ``None`` before the NIC has moved."""
     status = _status(nic, worker)
     if place is None:
         return status
@@ -180,7 +179,7 @@ _JOIN, _MULTICAST = 1, 0  # PACKET_ADD_MEMBERSHIP and PACKET_MR_MULTICAST of pac
 
 @dataclass
 class Ear:
-    """One NIC that listens: the frames that have come so far, and its problem, if it has one."""
+    """A NIC that listens: the frames received so far, and its problem, if any."""
 
     interface: str
     heard: set[str] = field(default_factory=set)
@@ -190,9 +189,9 @@ class Ear:
 
 
 def probe(names: Mapping[str, str], token: str, listen_s: float) -> dict[str, Ear]:
-    """Send and hear probes for ``listen_s`` on these interfaces of the thread's namespace, by probe
-    names. The failure of one NIC is its ``problem``; ``NicError``: no right to open such
-    sockets."""
+    """Send and receive probes for ``listen_s`` on these interfaces of the thread's namespace,
+    keyed by probe name. A failure of one NIC is stored as its ``problem``; ``NicError``: no
+    permission."""
     ears = {name: Ear(interface) for name, interface in names.items()}
     with ExitStack() as stack, selectors.DefaultSelector() as selector:
         senders: dict[str, socket.socket] = {}
@@ -221,7 +220,7 @@ def probe(names: Mapping[str, str], token: str, listen_s: float) -> dict[str, Ea
                     try:
                         frame = listening.recv(_LARGEST_FRAME)
                     except OSError:
-                        continue  # switched off meanwhile: sending shows that
+                        continue
                     if (source := probe_frames.probe_source(frame, token)) is not None:
                         key.data.heard.add(source)
                     elif (neighbour := probe_frames.lldp_neighbour(frame)) is not None:
@@ -233,14 +232,14 @@ def probe(names: Mapping[str, str], token: str, listen_s: float) -> dict[str, Ea
 
 
 def _opened(interface: str, ethertype: int) -> socket.socket:
-    """A socket for the frames of this kind that come to an interface, not those that leave."""
+    """A socket for received frames of this kind, without those that leave the interface."""
     opened = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
     try:
         opened.bind((interface, ethertype))
         index = socket.if_nametoindex(interface)
         group = bytes.fromhex(probe_frames.TO_THE_NEAREST.replace(":", ""))
         member = struct.pack("iHH8s", index, _MULTICAST, len(group), group)
-        opened.setsockopt(263, _JOIN, member)  # SOL_PACKET, which Python does not name
+        opened.setsockopt(263, _JOIN, member)  # SOL_PACKET, which Python does not define
         opened.setblocking(False)
     except BaseException:
         opened.close()
@@ -253,7 +252,7 @@ def _send(sender: socket.socket, ear: Ear, name: str, token: str) -> None:
     try:
         sender.send(probe_frames.probe_frame(name, token, mac.hex(":")))
     except OSError as error:
-        # A queue that is full, as it may be without light, is no fault: the next one goes.
+        # A full queue is normal without an optical signal: skip this probe.
         if error.errno not in (errno.EAGAIN, errno.ENOBUFS):
             ear.problem = f"{ear.interface}: {error.strerror}"
     else:

@@ -1,8 +1,6 @@
-"""What a worker runs: synchronous data-parallel training.
+"""Trains on one worker: synchronous data-parallel training.
 
-By default it is a ring all-reduce of made-up gradients over TCP. That needs only the standard
-library and NumPy, and imports nothing from the rest of Patchlight, so that this folder alone can
-be mounted into a container. Kept to Python 3.9, which worker images may still carry.
-
-Real models (``torch_ddp``) need PyTorch, and ``patchlight.testbed.graphs`` for their layers.
+The default is a ring all-reduce of synthetic gradients over TCP. It needs only Python 3.9, the
+standard library and NumPy, so this folder alone can be mounted into a container. ``torch_ddp``
+trains real models; it needs PyTorch and ``patchlight.testbed.graphs``.
 """

@@ -1,7 +1,7 @@
-"""One worker: ``python3 -m patchlight.agents.training --task FILE``; its folder is the task's."""
+"""Runs one worker: ``python3 -m patchlight.agents.training --task FILE``."""
 
-# A job's workers all begin at once, and on one machine that is mostly their imports: here and in
-# what a synthetic worker imports nothing is that it can do without, argparse for one.
+# A job's workers start at once, and imports dominate their start time: import nothing that a
+# synthetic worker can do without, not even argparse.
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .task import ComputeDevice, TrainingError, TrainingTask, open_device, read_
 
 
 def main() -> int:
-    """Run the worker; 0 when it is done or was told to stop, 1 when it failed."""
+    """Run the worker. Returns 0 if it finished or was stopped, 1 if it failed."""
     if sys.argv[1:] == ["--help"]:
         print(__doc__)
         return 0
@@ -26,9 +26,9 @@ def main() -> int:
         print(__doc__, file=sys.stderr)
         return 2
     path = sys.argv[2]
-    # What is imported stays: to look through it for garbage, again and again, is 6 ms of 100.
+    # Exclude imported modules from garbage collection: scanning them takes 6 ms of each 100.
     gc.disable()
-    # Before there is any other thread: they all inherit it.
+    # Block the signal before other threads exist, so that they inherit the mask.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     directory = os.path.dirname(os.path.realpath(path))
     journal = Journal(directory)
@@ -86,9 +86,9 @@ def _trainer_of(
 
 
 def _end_when_told(journal: Journal) -> None:
-    """End at SIGTERM, whatever the training waits for: inside PyTorch, no handler would run."""
+    """End at SIGTERM from any state: no Python handler would run inside PyTorch."""
     signal.sigwait({signal.SIGTERM})
-    journal.state("stopped", "told to stop")
+    journal.state("stopped", "stopped on request")
     os._exit(0)
 
 

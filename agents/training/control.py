@@ -1,11 +1,11 @@
 """Exchanges a worker's state, reports, orders and optical paths with its agent.
 
-Orders are JSON lines on the control socket: ``{"op": "start"}``,
-``{"op": "hold", "iteration": k}``, ``{"op": "release"}``, ``{"op": "stop-at", "iteration": k}``,
-``{"op": "status"}`` and ``{"op": "stop"}``; each is answered with one line,
-``{"ok": true, "iteration": …}`` or ``{"ok": false, "error": …, "iteration": …}``.
+Orders are JSON lines on the control socket: ``{"op": "start"}``, ``{"op": "hold", "iteration":
+k}``, ``{"op": "release"}``, ``{"op": "stop-at", "iteration": k}``, ``{"op": "status"}`` and
+``{"op": "stop"}``. The reply is one line, ``{"ok": true, "iteration": …}`` or ``{"ok": false,
+"error": …, "iteration": …}``.
 
-Programs that are not ours may use this module too: it needs the standard library alone.
+It needs only the standard library; users' programs may import it.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ if TYPE_CHECKING:
 
 
 PATHS_SOCKET = "paths.sock"
-"""In the worker's folder, where its agent gives paths."""
+"""Socket in the worker's folder through which its agent grants paths."""
 
 _AGAIN_S = 0.2
 
 
 @contextlib.contextmanager
 def socket_in(directory: Path | str, name: str) -> Iterator[str]:
-    """The path of a Unix socket in a folder, through /proc: it may have only 107 characters."""
+    """The path of a Unix socket, through /proc to stay below the limit of 107 characters."""
     folder = os.open(directory, os.O_PATH | os.O_DIRECTORY)
     try:
         yield f"/proc/self/fd/{folder}/{name}"
@@ -46,23 +46,22 @@ def socket_in(directory: Path | str, name: str) -> Iterator[str]:
 
 
 class Passed(TrainingError):
-    """The iteration to hold at has already gone through the gate."""
+    """The iteration to hold at has already passed the gate."""
 
 
 class StoppedAt(Exception):
-    """The worker was told to end just before the all-reduce of ``iteration``."""
+    """The worker was stopped just before the all-reduce of ``iteration``."""
 
     def __init__(self, iteration: int) -> None:
-        super().__init__(f"stopped before the all-reduce of iteration {iteration}, as told")
+        super().__init__(f"stopped before the all-reduce of iteration {iteration}, on request")
         self.iteration = iteration
 
 
 class Gate:
-    """One worker's gate, which the trainer passes once an iteration. A held worker has computed its
-    gradient and has not sent a byte of it; one at iteration k has received all of k−1. So when all
-    of a ring are held at the same k, no payload is on the network. ``iterations`` counts from 0,
-    also where training goes on at ``first`` (``None``: not known); ``changed`` gets each new state
-    and iteration."""
+    """One worker's gate, passed by the trainer once per iteration. A worker held at iteration k has
+    received all of k-1 and has sent nothing of its gradient of k. When all workers of a ring are
+    held at the same k, no payload is on the network. ``iterations`` counts from 0, also if training
+    resumes at ``first`` (``None``: not known); ``changed`` gets each new state and iteration."""
 
     def __init__(
         self, iterations: int | None, changed: Callable[[str, int], None], first: int = 0
@@ -76,23 +75,23 @@ class Gate:
 
     @property
     def iteration(self) -> int:
-        """The iteration whose all-reduce has not begun yet."""
+        """The iteration whose all-reduce comes next."""
         return self._next
 
     def goes_on_at(self, iteration: int) -> None:
-        """So many iterations were done before: training begins with this one."""
+        """Set the first iteration after a restart from a checkpoint."""
         with self._condition:
             self._next = iteration
 
     def start(self) -> None:
-        """Let training begin; again is harmless."""
+        """Let training begin. Idempotent."""
         with self._condition:
             self._started = True
             self._condition.notify_all()
 
     def hold(self, iteration: int) -> int:
-        """Hold just before the all-reduce of ``iteration``, or raise ``Passed``; where the worker
-        is now."""
+        """Hold before the all-reduce of ``iteration``, or raise ``Passed``; returns the present
+        one."""
         with self._condition:
             self._check_ahead(iteration)
             self._hold_at = iteration
@@ -100,8 +99,8 @@ class Gate:
             return self._next
 
     def stop_at(self, iteration: int) -> int:
-        """End just before the all-reduce of ``iteration``, or raise ``Passed``; where the worker is
-        now. Sent to all workers of a ring that is held there, it leaves nothing on the network."""
+        """End just before the all-reduce of ``iteration``, or raise ``Passed``. Returns the present
+        iteration. Sent to all workers of a held ring, it leaves no payload on the network."""
         with self._condition:
             self._check_ahead(iteration)
             self._stop_at = iteration
@@ -120,7 +119,7 @@ class Gate:
             )
 
     def release(self) -> int:
-        """Go on, or forget a hold or an end that has not come yet; gives the iteration it is at."""
+        """Continue, or cancel a pending hold or end. Returns the present iteration."""
         with self._condition:
             self._hold_at = self._stop_at = None
             self._condition.notify_all()
@@ -134,8 +133,8 @@ class Gate:
         self._changed("running", 0)
 
     def pass_through(self, iteration: int, held: Callable[[bool], None] = lambda _: None) -> None:
-        """Return when the all-reduce of ``iteration`` may begin; ``held`` is told when it waits,
-        and when no longer. ``StoppedAt`` if the worker is to end here."""
+        """Return when the all-reduce of ``iteration`` may begin; calls ``held`` when it starts and
+        stops waiting. ``StoppedAt`` if the worker must end here."""
         with self._condition:
             waited = False
             while self._hold_at == iteration and self._stop_at != iteration:
@@ -158,7 +157,7 @@ class Journal:
     def __init__(self, directory: Path | str) -> None:
         self._directory = os.fspath(directory)
         self._lock = threading.Lock()
-        # In the folder of a worker that ran before, this is one more start of the same worker.
+        # In the folder of an earlier worker this is one more start of the same worker.
         earlier = 0
         try:
             with open(self._path("state.json"), encoding="utf-8") as file:
@@ -169,19 +168,18 @@ class Journal:
             earlier = 1
         self._state: dict[str, Any] = {"state": "starting", "iterations_done": 0, "message": ""}
         self._write({"starts": 1 + earlier})
-        # It stays open for as long as the worker lives.
         self._reports = open(self._path("reports.jsonl"), "a", encoding="utf-8")  # noqa: SIM115
 
     def goes_on_at(self, iteration: int) -> None:
-        """So many iterations were done before this worker began."""
+        """Record how many iterations were done before this worker began."""
         self._write({"iterations_done": iteration})
 
     def state(self, state: str, message: str = "", lost_rank: int | None = None) -> None:
-        """The worker's state from now on; ``lost_rank`` is the rank whose loss ended it."""
+        """Set the worker's state; ``lost_rank`` is the rank whose loss ended it."""
         self._write({"state": state, "message": message, "lost_rank": lost_rank})
 
     def iteration(self, report: dict[str, Any]) -> None:
-        """One iteration is done and its sum was right."""
+        """Report an iteration whose sum was correct."""
         self._reports.write(json.dumps(report) + "\n")
         self._reports.flush()
         self._write({"iterations_done": report["index"] + 1})
@@ -248,8 +246,8 @@ class ControlServer(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
 
 
 class AgentPaths:
-    """One worker's paths to the next of its ring. The connection to the agent is the path: hanging
-    up gives it back. An agent that starts again is asked again."""
+    """One worker's paths to the next worker of its ring. Closing the connection to the agent
+    releases the path. If the agent restarts, the request is repeated."""
 
     def __init__(self, directory: str, task: TrainingTask) -> None:
         size = len(task.ring)
@@ -262,13 +260,15 @@ class AgentPaths:
 
     @contextlib.contextmanager
     def path(self) -> Iterator[None]:
-        """A path to the next worker inside the block; ``TrainingError`` if none is granted."""
+        """Hold a path to the next worker inside the block; ``TrainingError`` if none is granted."""
         held = _HeldPath(self._directory, self._wanted)
         if not held.granted.wait(2 * self._patience_s):
             held.give_back()
-            raise TrainingError(f"no path of light in {2 * self._patience_s:g} s: no agent answers")
+            raise TrainingError(
+                f"no optical path in {2 * self._patience_s:g} s: the agent does not answer"
+            )
         if held.refused:
-            raise TrainingError(f"no path of light: {held.refused}")
+            raise TrainingError(f"no optical path: {held.refused}")
         try:
             yield
         finally:
@@ -276,8 +276,6 @@ class AgentPaths:
 
 
 class _HeldPath:
-    """One path, held by its own thread until it is given back."""
-
     def __init__(self, directory: str, wanted: dict[str, Any]) -> None:
         self._directory, self._wanted = directory, wanted
         self.granted, self._over = threading.Event(), threading.Event()
@@ -287,7 +285,6 @@ class _HeldPath:
         self._thread.start()
 
     def give_back(self) -> None:
-        """Say that it is not needed any more, and wait until it is dark."""
         self._over.set()
         with contextlib.suppress(OSError):
             if self._connection is not None:
@@ -310,9 +307,9 @@ class _HeldPath:
                         return
                     if "channel" in answer:
                         self.granted.set()
-                        # If that is not the end, it is in the dark, and asks again.
+                        # Unless this is the end, the path is gone: request it again.
                         if "ok" in json.loads(answers.readline() or "{}"):
                             return
             except (OSError, ValueError):
-                pass  # Its agent is not there now: another one will be.
+                pass  # The agent is restarting.
             time.sleep(_AGAIN_S)

@@ -1,4 +1,4 @@
-"""Requests optical paths from the controller, with the standard library alone."""
+"""Requests optical paths from the controller, with only the standard library."""
 
 from __future__ import annotations
 
@@ -13,15 +13,17 @@ from typing import Any
 from .task import TrainingError
 
 _LONGEST_WAIT_S = 20.0
-_LONGEST_IDLE_S = 2.0  # The controller hangs up after 5: a request must not race that.
+_LONGEST_IDLE_S = (
+    2.0  # The controller closes idle connections after 5 s; a request must not race with that.
+)
 
 
 class NoPath(TrainingError):
-    """The controller gave no path, or did not answer."""
+    """The controller granted no path, or did not answer."""
 
 
 class PathClient:
-    """One connection to a controller's API, ``host:port`` or ``unix:PATH``; not for two threads."""
+    """One connection to a controller's API, ``host:port`` or ``unix:PATH``; not thread-safe."""
 
     def __init__(self, api: str, timeout_s: float = 60.0) -> None:
         self._api = api
@@ -32,15 +34,15 @@ class PathClient:
             self._connection = http.client.HTTPConnection(api, timeout=timeout_s)
 
     def close(self) -> None:
-        """End the connection. Paths that were not given back end with their lease."""
+        """Close the connection. Paths that were not released end with their lease."""
         self._connection.close()
 
     @contextlib.contextmanager
     def path(
         self, source: str, destination: str, nbytes: float, patience_s: float = 60.0, **more: Any
     ) -> Iterator[dict[str, Any]]:
-        """A path from host to host; its ``channel`` is in THz. ``more``: ``collective``, ``round``,
-        ``deadline_s``, ``lease_s``. ``NoPath`` if there is none in ``patience_s``."""
+        """Request a path between hosts; the result's ``channel`` is in THz. ``more``:
+        ``collective``, ``round``, ``deadline_s``, ``lease_s``. ``NoPath`` after ``patience_s``."""
         wanted = {"source": source, "destination": destination, "bytes": nbytes, **more}
         ends = time.monotonic() + patience_s
         path = self._ask("POST", "/v1/paths", wanted)
@@ -55,36 +57,35 @@ class PathClient:
                 raise NoPath(f"the path from {source} to {destination} was {path['state']}")
             yield path
         finally:
-            with contextlib.suppress(NoPath):  # It ends with its lease, then.
+            with contextlib.suppress(NoPath):  # The lease will end it.
                 self._ask("DELETE", f"/v1/paths/{path['id']}")
 
     def _ask(self, method: str, path: str, body: Any = None) -> dict[str, Any]:
         text = None if body is None else json.dumps(body)
         headers = {} if text is None else {"Content-Type": "application/json"}
         if time.monotonic() - self._answered_at > _LONGEST_IDLE_S:
-            self._connection.close()  # It is made anew by the next request.
+            self._connection.close()  # The next request reconnects.
         try:
             self._connection.request(method, path, text, headers)
             answer = self._connection.getresponse()
             found = json.loads(answer.read())
         except (OSError, ValueError, http.client.HTTPException) as error:
             self._connection.close()
-            raise NoPath(f"asking the controller at {self._api} for a path: {error}") from error
+            raise NoPath(
+                f"requesting a path from the controller at {self._api}: {error}"
+            ) from error
         self._answered_at = time.monotonic()
         if answer.status >= 400:
-            raise NoPath(f"the controller gives no path: {found['detail']}")
+            raise NoPath(f"the controller refused the path: {found['detail']}")
         return dict(found)
 
 
 class _OverUnix(http.client.HTTPConnection):
-    """The same over a Unix socket."""
-
     def __init__(self, path: str, timeout_s: float) -> None:
         super().__init__("localhost", timeout=timeout_s)
         self._path = path
 
     def connect(self) -> None:
-        """Connect to the socket's path."""
         self.sock = socket.socket(socket.AF_UNIX)
         self.sock.settimeout(self.timeout)
         self.sock.connect(self._path)

@@ -1,6 +1,5 @@
-"""The process groups of a model's replicas. Gloo's outlives every change of circuits, as its
-connections are TCP's. On CUDA GPUs gradients go by NCCL's, which may not survive a dark port, so it
-is renewed after each hold."""
+"""Manages the process groups of a model's replicas. Gloo's group survives circuit changes, as its
+TCP connections do. NCCL may not survive an outage, so its group is renewed after each hold."""
 
 from __future__ import annotations
 
@@ -17,7 +16,7 @@ import torch.distributed as dist
 from .ring import RingError, listen
 from .task import Member, TrainingTask
 
-# A path may be dark for as long as a job allows: as in the ring of the synthetic trainer.
+# An outage may last as long as the job allows, as in the synthetic trainer's ring.
 _PATIENCE = datetime.timedelta(seconds=900)
 _PEER = re.compile(r"\[?([0-9]+(?:\.[0-9]+){3})\]?:[0-9]+")
 _ESTABLISHED = "01"
@@ -25,7 +24,7 @@ _ESTABLISHED = "01"
 
 class ProcessGroups:
     """All ranks of a job, which call each method in the same order. ``renews``: whether the
-    gradients' group is made again after a hold; by default NCCL's is."""
+    gradients' group is renewed after a hold; the default is only for NCCL."""
 
     def __init__(self, task: TrainingTask, renews: bool | None = None) -> None:
         self.rank, self.size = task.rank, len(task.ring)
@@ -33,7 +32,7 @@ class ProcessGroups:
         backend = "nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"
         self._backend, self._renews = backend, backend == "nccl" if renews is None else renews
         me, first = task.ring[task.rank], task.ring[0]
-        # A container starts before its NIC is moved in: the address comes a moment later.
+        # A container starts before its NIC is moved in, so the address appears a moment later.
         listen(Member(me.rank, me.address, 0), time.monotonic() + task.deadline_s).close()
         try:
             store = dist.TCPStore(  # type: ignore[attr-defined,unused-ignore]
@@ -49,7 +48,7 @@ class ProcessGroups:
             self.gradients = self._of_gradients()
         except RuntimeError as exc:
             raise RingError(
-                f"rank {self.rank} could not join the {self.size} of the job by way of "
+                f"rank {self.rank} could not join the {self.size} ranks of the job through "
                 f"{first.address}:{first.port}: {exc}"
             ) from exc
 
@@ -60,8 +59,7 @@ class ProcessGroups:
         return dist.new_group(backend=self._backend, timeout=_PATIENCE)
 
     def renew_if_held(self, was_held: bool) -> None:
-        """Renew the group of the gradients if any rank was held: no rank knows of all, and one may
-        be held alone."""
+        """Renew the gradients' group if any rank was held; single ranks can be held."""
         if not self._renews:
             return
         held = torch.tensor([int(was_held)])
@@ -70,20 +68,21 @@ class ProcessGroups:
             self.gradients = self._of_gradients()
 
     def gather(self, number: int) -> list[int]:
-        """Every rank's number."""
+        """Gather every rank's number."""
         own = torch.tensor([number], dtype=torch.int64)
         found = [torch.zeros_like(own) for _ in range(self.size)]
         dist.all_gather(found, own)
         return [int(each.item()) for each in found]
 
     def share(self, value: Any, source: int) -> Any:
-        """What the rank ``source`` has."""
+        """Broadcast what rank ``source`` has."""
         held = [value if self.rank == source else None]
         dist.broadcast_object_list(held, src=source)
         return held[0]
 
     def lost(self, exc: RuntimeError, iteration: int) -> RingError | None:
-        """The error of a failed exchange, with the rank whose address it names; else ``None``."""
+        """The error of a failed exchange, with the rank whose address it contains; else
+        ``None``."""
         text = str(exc).partition("\n")[0]
         if not isinstance(exc, dist.DistError) and "gloo" not in text:
             return None
@@ -94,8 +93,8 @@ class ProcessGroups:
         return RingError(f"lost {whom} in the exchange of iteration {iteration}: {text}", rank)
 
     def leave(self, deadline_s: float) -> None:
-        """Close the connections once the others' kernels have all that was sent: the NIC, and what
-        is in the send queues, leaves the worker's namespace as soon as the worker ends."""
+        """Close the connections once peers have acknowledged all data: the NIC leaves the
+        namespace, with its send queue, as soon as the worker ends."""
         end = time.monotonic() + deadline_s
         while _unacknowledged_bytes() and time.monotonic() < end:
             time.sleep(0.002)
@@ -103,12 +102,11 @@ class ProcessGroups:
 
 
 def _unacknowledged_bytes() -> int:
-    """Of this process's own connections: the group does not show its sockets."""
     own = set()
     for descriptor in Path("/proc/self/fd").iterdir():
         try:
             own.add(os.readlink(descriptor))
-        except FileNotFoundError:  # it was the folder's own
+        except FileNotFoundError:
             continue
     unsent = 0
     for line in Path("/proc/self/net/tcp").read_text(encoding="ascii").splitlines()[1:]:

@@ -1,5 +1,5 @@
-"""Joining the ring: rank r connects to rank r+1, again until the deadline, as its light may not be
-on yet, and accepts rank r−1. A handshake checks that both belong to the same job."""
+"""Joins the ring: rank r connects to rank r+1, retrying until the deadline because the circuit may
+not be up yet, and accepts rank r-1. A handshake checks that both belong to the same job."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from .task import Member, TrainingError, TrainingTask
 
 _LINE_LIMIT = 4096
 _ATTEMPT_S = 1.0
-# The kernel asks again after a second only; a network that was not there yet is, long before.
+# The kernel's first retry comes after 1 s, long after a new network is up.
 _FIRST_ATTEMPT_S = 0.05
 _DARK_MS = 900_000
 _TCP_RTO_MAX_MS = 44  # Linux 6.15; not yet named in the socket module
 
 
 class RingError(TrainingError):
-    """The ring could not be joined, or a rank in it was lost: ``lost_rank``, where it is known."""
+    """The ring could not be joined or lost a rank: ``lost_rank``, if it is known."""
 
     def __init__(self, message: str, lost_rank: int | None = None) -> None:
         super().__init__(message)
@@ -36,17 +36,16 @@ class RingError(TrainingError):
 
 @dataclass(frozen=True)
 class Neighbours:
-    """The connections to the next worker and from the previous one. ``window_bytes`` may be under
-    way on each; ``None``: as the kernel sees fit."""
+    """Connections to the next and from the previous worker. ``window_bytes`` limits the data in
+    flight on each; ``None``: the kernel's default."""
 
     to_next: socket.socket
     from_previous: socket.socket
     window_bytes: int | None = None
 
     def drain(self, deadline_s: float) -> None:
-        """Wait until the next worker's kernel has all that was sent, or has closed: it ends only
-        after its last sum. The NIC leaves as soon as the worker ends, and what is in the send queue
-        with it."""
+        """Wait until the next worker's kernel has all data or has closed. Otherwise data in the
+        send queue is lost when the NIC leaves the ended worker."""
         end = time.monotonic() + deadline_s
         closed = select.poll()
         closed.register(self.to_next, 0)
@@ -63,8 +62,8 @@ class Neighbours:
             time.sleep(0.002)
 
     def ask_for_life(self, on: bool) -> None:
-        """Whether the kernel gives up a silent neighbour. Off while a worker is held: the path may
-        be dark for as long as the job allows."""
+        """Whether the kernel gives up on a silent neighbour. Off while a worker is held: the outage
+        may last as long as the job allows."""
         for connection in (self.to_next, self.from_previous):
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, int(on))
 
@@ -75,7 +74,7 @@ class Neighbours:
 
 
 def join_ring(task: TrainingTask) -> Neighbours:
-    """Both neighbours, connected and checked. ``RingError`` after ``task.deadline_s``, with the
+    """Connect to both neighbours and check them. ``RingError`` after ``task.deadline_s``, with the
     neighbour, its address and the last failure."""
     end = time.monotonic() + task.deadline_s
     size = len(task.ring)
@@ -91,7 +90,7 @@ def join_ring(task: TrainingTask) -> Neighbours:
             failures.append(str(exc))
 
     with listen(me, end, task.window_bytes) as listener:
-        # Both at once: a neighbour answers our hello only when it is itself past listening.
+        # Concurrently: a neighbour replies only once it has accepted its own predecessor.
         acceptor = threading.Thread(target=accept, daemon=True)
         acceptor.start()
         try:
@@ -107,19 +106,19 @@ def join_ring(task: TrainingTask) -> Neighbours:
 
 
 def listen(me: Member, end: float, window_bytes: int | None = None) -> socket.socket:
-    """A socket that listens there; ``RingError`` if it cannot by ``end`` (``time.monotonic``)."""
+    """A listening socket; ``RingError`` if it cannot bind by ``end`` (``time.monotonic``)."""
     while True:
         listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if window_bytes is not None:
-            # Accepted connections inherit it. Half of what the kernel makes of it is window.
+            # Accepted connections inherit it. Half of the kernel's buffer is window.
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, window_bytes)
         try:
             listener.bind((me.address, me.port))
             listener.listen(8)
         except OSError as exc:
             listener.close()
-            # A container starts before its NIC is moved in: the address comes a moment later.
+            # A container starts before its NIC is moved in, so the address appears a moment later.
             if exc.errno == errno.EADDRNOTAVAIL and time.monotonic() < end:
                 time.sleep(0.005)
                 continue
@@ -140,8 +139,8 @@ def _connect_next(task: TrainingTask, peer: Member, end: float) -> socket.socket
             try:
                 _tune(connection)
                 if task.window_bytes is not None:
-                    # The window alone is to set the pace. Some kernels' default (BBR) paces by
-                    # what it once measured; Reno is there for everybody, everywhere.
+                    # The window must set the pace: BBR, the default of some kernels, paces by past
+                    # measurements. Reno is always available.
                     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")
                 _send_line(connection, _hello(task))
                 connection.settimeout(max(0.1, end - time.monotonic()))
@@ -178,8 +177,8 @@ def _accept_previous(
                 _tune(connection)
                 _send_line(connection, {"ok": True})
                 return connection
-            # A stranger, or a worker of a job that is ending: let it go and wait for ours.
-            last = f"{address} said {hello}, expected {expected}"
+            # A stranger, or a worker of an ending job: drop it and wait for the right one.
+            last = f"{address} sent {hello}, expected {expected}"
             _send_line(connection, {"ok": False, "error": f"expected {expected}, got {hello}"})
         except (OSError, ValueError) as exc:
             last = f"{address}: {exc}"
@@ -212,7 +211,7 @@ def _read_line(connection: socket.socket) -> dict[str, Any]:
             raise ConnectionError("the connection was closed during the handshake")
         line += piece
         if len(line) > _LINE_LIMIT:
-            raise ValueError("the handshake is too long to be one")
+            raise ValueError("the handshake is too long")
     message = json.loads(line)
     if not isinstance(message, dict):
         raise ValueError(f"the handshake is not an object: {message!r}")
@@ -221,8 +220,8 @@ def _read_line(connection: socket.socket) -> dict[str, Any]:
 
 def _tune(connection: socket.socket) -> None:
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    # A path may be dark for seconds while circuits are switched, and for minutes if the light
-    # fails: be patient with it, but notice a neighbour that is gone for good.
+    # Tolerate outages of seconds while circuits switch and of minutes when a signal fails, but
+    # detect a neighbour that is dead.
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _DARK_MS)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 20)

@@ -1,6 +1,6 @@
-"""One worker's task file, and the device that it computes on: an emulated GPU behind its socket, a
-CUDA GPU or the processor, which multiply matrices. Every report has the device's ``name``, so that
-results of different ones are not mixed up."""
+"""Defines one worker's task file and its compute device: an emulated GPU behind its socket, or a
+CUDA GPU or CPU that multiplies matrices. Reports carry the device's ``name`` so that results of
+different devices are not mixed."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ if TYPE_CHECKING:  # slow to import
 
 
 class TrainingError(Exception):
-    """The worker cannot go on. The message names the step, the peer and its answer."""
+    """The worker cannot continue. The message names the step, the peer and the reply."""
 
 
 @dataclass(frozen=True)
 class Member:
-    """One worker of the ring, and where it listens for its predecessor."""
+    """One worker of the ring, and the address where its predecessor connects."""
 
     rank: int
     address: str
@@ -31,12 +31,11 @@ class Member:
 class TrainingTask:
     """One worker's part of a job. Times in seconds; ``ring`` is in the order of ranks.
 
-    ``gpu_socket`` is an emulated GPU's Unix socket, if the worker has such a GPU;
-    ``device`` is ``"auto"`` or ``"sleep"`` (compute nothing, only let the time pass);
-    ``deadline_s`` is how long the peers may take to come up; ``window_bytes`` is how much a
-    neighbour may send ahead (``None``: as the kernel sees fit). Iterations before
-    ``first_iteration`` were done by workers before this one. With ``paths``, the agent is asked for
-    a path of light for each all-reduce.
+    ``gpu_socket`` is an emulated GPU's Unix socket, if the worker has such a GPU; ``device`` is
+    ``"auto"`` or ``"sleep"`` (compute nothing, only let the time pass); ``deadline_s`` is how long
+    the peers may take to come up; ``window_bytes`` is how much a neighbour may send ahead
+    (``None``: as the kernel sees fit). Iterations before ``first_iteration`` were done by workers
+    before this one. With ``paths``, the agent is asked for an optical path for each all-reduce.
 
     With a ``model`` (a built-in graph's name) PyTorch trains that, over mini-batches of ``batch``
     samples (``None``: as many as usual) from the folder ``data`` (``None``: made up). Where it
@@ -66,12 +65,12 @@ class TrainingTask:
 
     @property
     def elements(self) -> int:
-        """How many float32 values the gradient has: the bytes, rounded up to whole ones."""
+        """Number of float32 values in the gradient: its bytes, rounded up."""
         return max(1, -(-self.gradient_bytes // 4))
 
     @classmethod
     def parse(cls, data: dict[str, Any]) -> TrainingTask:
-        """A task from its JSON object; ``TrainingError`` naming what does not fit."""
+        """A task from its JSON object; ``TrainingError`` names the wrong keys."""
         known = {field.name for field in fields(cls)}
         if set(data) - known:
             raise TrainingError(
@@ -83,16 +82,18 @@ class TrainingTask:
             )
             task = cls(**{**data, "ring": members})
         except (KeyError, TypeError) as exc:
-            raise TrainingError(f"the task is not complete: {exc}") from exc
+            raise TrainingError(f"the task is incomplete: {exc}") from exc
         if [member.rank for member in members] != list(range(len(members))):
-            raise TrainingError(f"the ring must have ranks 0…n−1, once each: got {members}")
+            raise TrainingError(f"the ring must contain ranks 0…n−1 once each: got {members}")
         if not 0 <= task.rank < len(members):
             raise TrainingError(f"rank {task.rank} is not in a ring of {len(members)}")
         has_gradient = task.gradient_bytes >= 1 or task.model is not None
         if task.iterations < 1 or not has_gradient or task.compute_s < 0:
-            raise TrainingError("iterations and gradient_bytes must be positive, compute_s not < 0")
+            raise TrainingError(
+                "iterations and gradient_bytes must be positive, compute_s must not be negative"
+            )
         if not 0 <= task.first_iteration < task.iterations:
-            raise TrainingError(f"first_iteration must be one of {task.iterations} iterations")
+            raise TrainingError(f"first_iteration must be less than iterations ({task.iterations})")
         return task
 
 
@@ -109,22 +110,22 @@ def read_task(path: Path | str) -> TrainingTask:
 
 
 class ComputeDevice(Protocol):
-    """Something that computes for a given time; ``begin`` may return before it is over."""
+    """A device that computes for a given time; ``begin`` may return before it has finished."""
 
     name: str
 
     def begin(self, seconds: float) -> None:
-        """Start computing for so many seconds."""
+        """Start computing for that many seconds."""
 
     def finish(self) -> None:
-        """Return when the compute phase that was begun is over."""
+        """Return when the compute phase is over."""
 
     def close(self) -> None:
-        """Give the device back."""
+        """Release the device."""
 
 
 class SocketGpu:
-    """An emulated GPU behind a Unix socket; held by this connection alone while it is open."""
+    """An emulated GPU behind a Unix socket, attached while this connection is open."""
 
     name = "emulated-gpu"
 
@@ -144,13 +145,13 @@ class SocketGpu:
                 return
             except TrainingError:
                 self.close()
-                # The tenant before may be on its way out.
+                # The previous tenant may still be ending.
                 if time.monotonic() > end:
                     raise
                 time.sleep(0.05)
 
     def begin(self, seconds: float) -> None:
-        """Start computing for so many seconds."""
+        """Start computing for that many seconds."""
         self._send({"op": "occupy", "seconds": seconds})
 
     def finish(self) -> None:
@@ -158,8 +159,8 @@ class SocketGpu:
         self._answer("computing on")
 
     def close(self) -> None:
-        """Give the device back."""
-        self._stream.close()  # the socket stays open as long as this does
+        """Release the device."""
+        self._stream.close()  # the socket stays open as long as this file does
         self._socket.close()
 
     def _send(self, message: dict[str, Any]) -> None:
@@ -179,8 +180,6 @@ class SocketGpu:
 
 
 class _Multiplier:
-    """Multiplies matrices for as long as the compute phase is to take."""
-
     name = ""
     _seconds = 0.0
 
@@ -196,19 +195,17 @@ class _Multiplier:
         raise NotImplementedError
 
     def close(self) -> None:
-        """Give the device back, if there is one."""
+        """Release the device, if there is one."""
 
 
 class _CudaGpu(_Multiplier):
-    """A CUDA GPU that multiplies matrices, through PyTorch."""
-
     def __init__(self, torch: Any) -> None:
         self._torch = torch
         self.name = f"cuda: {torch.cuda.get_device_name(0)}"
         self._a = torch.randn(2048, 2048, device="cuda", dtype=torch.float16)
         self._b = torch.randn(2048, 2048, device="cuda", dtype=torch.float16)
         self._out = torch.empty_like(self._a)
-        self._multiply(3)  # the first ones also load kernels
+        self._multiply(3)  # warm up: the first products load kernels
         began = time.monotonic()
         self._multiply(50)
         self._one_s = (time.monotonic() - began) / 50
@@ -219,7 +216,7 @@ class _CudaGpu(_Multiplier):
         self._torch.cuda.synchronize()
 
     def _compute(self, left_s: float) -> None:
-        # Batches of at most 20 ms, so that the calibration may drift with the clocks.
+        # Batches of at most 20 ms follow changes of the clock frequency.
         self._multiply(max(1, int(min(left_s, 0.02) / self._one_s)))
 
     def close(self) -> None:
@@ -227,8 +224,6 @@ class _CudaGpu(_Multiplier):
 
 
 class _Processor(_Multiplier):
-    """No GPU: the processor multiplies matrices."""
-
     name = "cpu: numpy"
 
     def __init__(self) -> None:
@@ -242,8 +237,6 @@ class _Processor(_Multiplier):
 
 
 class _Sleeper:
-    """Computes nothing: only the time of the compute phase passes."""
-
     name = "sleep"
 
     def __init__(self) -> None:
@@ -256,16 +249,14 @@ class _Sleeper:
         time.sleep(max(0.0, self._end - time.monotonic()))
 
     def close(self) -> None:
-        """There is no device to give back."""
+        """Do nothing: no device is held."""
 
 
 class _ItsOwn(_Sleeper):
-    """The device of a model: the model's own passes keep it busy for as long as they take."""
-
     name = ""
 
     def begin(self, seconds: float) -> None:
-        """There is nothing to compute beside the model."""
+        """Do nothing: the model computes."""
 
 
 def open_device(task: TrainingTask) -> ComputeDevice:

@@ -1,8 +1,7 @@
 """Trains a real model on one worker, with samples, checkpoints and PyTorch's DDP.
 
-Like the synthetic trainer it is held before the first bucket of an iteration's gradient is summed,
-so a worker that is held has not sent a byte of it. After each iteration the replicas are compared:
-the bits of their parameters have to be the same on all ranks.
+Like the synthetic trainer, a held worker has sent nothing of its iteration's gradient. After each
+iteration the parameters of all replicas are compared bit by bit.
 """
 
 import os
@@ -32,18 +31,18 @@ _KINDS = 10
 
 
 class MiniBatch(NamedTuple):
-    """A model's inputs, samples first, and the classes that its outputs are to name."""
+    """A model's inputs, samples first, and the number of classes of its outputs."""
 
     inputs: tuple[torch.Tensor, ...]
     targets: torch.Tensor
 
 
 class TrainingSamples:
-    """A model and mini-batches for it. The same seed, rank and iteration give the same one."""
+    """A model and its mini-batches, determined by seed, rank and iteration."""
 
     def __init__(self, task: TrainingTask) -> None:
         if task.model is None:
-            raise TrainingError("the task names no model")
+            raise TrainingError("the task has no model")
         torch.manual_seed(task.seed)
         try:
             self._layers = build(task.model, TorchLayers, task.batch, A100)
@@ -51,7 +50,7 @@ class TrainingSamples:
             raise TrainingError(str(exc)) from exc
         self.model: fx.GraphModule = self._layers.module()
         for module in self.model.modules():
-            if isinstance(module, nn.Embedding):  # as GPT-2 and BERT begin; PyTorch's is for others
+            if isinstance(module, nn.Embedding):  # initialised as GPT-2 and BERT are
                 nn.init.normal_(module.weight, std=0.02)
         self._seed, self._rank, self._ranks = task.seed, task.rank, len(task.ring)
         inputs = self._layers.example_inputs()
@@ -59,8 +58,8 @@ class TrainingSamples:
         self._stored = None if task.data is None else _Stored(Path(task.data), task.model, inputs)
 
     def of(self, iteration: int) -> MiniBatch:
-        """What this rank learns from in an iteration."""
-        # Dropout draws from it, too: an iteration that is done again is done the same way.
+        """This rank's mini-batch of an iteration."""
+        # Dropout draws from it too, so a repeated iteration gives the same result.
         mixed = np.random.SeedSequence([self._seed, self._rank, iteration]).generate_state(1)
         torch.manual_seed(int(mixed[0]))
         if self._stored is not None:
@@ -69,14 +68,14 @@ class TrainingSamples:
         if inputs[-1].is_floating_point():
             kinds = torch.randint(_KINDS, (self._layers.batch,))
             return MiniBatch((*inputs[:-1], inputs[-1] + self._patterns[kinds]), kinds)
-        return MiniBatch(inputs, 7 * inputs[-1].long() + 3)  # each token stands for another one
+        return MiniBatch(inputs, 7 * inputs[-1].long() + 3)  # each token is replaced by another one
 
     def loss(self, output: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Cross entropy of ``output`` (samples, …, classes) and ``targets`` (the rest);
-        ``TrainingError`` if the user's targets have another shape, or are no classes."""
+        ``TrainingError`` if the user's targets have the wrong shape or values."""
         classes = output.shape[-1]
         if self._stored is None:
-            # A model with few outputs a sample is to name the first tokens, and known classes.
+            # A model with few outputs per sample predicts its first tokens only.
             places = output[0].numel() // classes
             targets = targets.reshape(len(targets), -1)[:, :places] % classes
             targets = targets.reshape(output.shape[:-1])
@@ -92,13 +91,12 @@ class TrainingSamples:
 
 
 class _Stored:
-    """Mini-batches out of ``inputs.npy`` and ``targets.npy``, over and over."""
-
     def __init__(self, folder: Path, model: str, like: tuple[torch.Tensor, ...]) -> None:
         if len(like) > 1:
-            raise TrainingError(f"{model} takes {len(like)} inputs: it can be trained without data")
+            raise TrainingError(
+                f"{model} takes {len(like)} inputs and can only be trained without data"
+            )
         try:
-            # NumPy reads only what is used.
             self._inputs = np.load(folder / "inputs.npy", mmap_mode="r", allow_pickle=False)
             self._targets = np.load(folder / "targets.npy", mmap_mode="r", allow_pickle=False)
         except (OSError, ValueError) as exc:
@@ -121,7 +119,7 @@ class _Stored:
 
 
 class Checkpoints:
-    """Saves and finds what a job has learnt; without a folder, nothing."""
+    """Saves and loads what a job has learnt; does nothing without a folder."""
 
     def __init__(self, task: TrainingTask, model: nn.Module, optimizer: torch.optim.Optimizer):
         self._file = Path(task.checkpoint) / f"{task.job}.pt" if task.checkpoint else None
@@ -130,7 +128,7 @@ class Checkpoints:
         self._is_first = task.rank == 0
 
     def save(self, iteration: int) -> None:
-        """Save what is known before ``iteration``. The first rank does, as all know the same."""
+        """Save the state before ``iteration``. Only the first rank writes: all states are equal."""
         if self._file is None or not self._is_first:
             return
         fresh = self._file.with_suffix(".new")
@@ -150,13 +148,14 @@ class Checkpoints:
             raise TrainingError(f"writing the checkpoint {self._file}: {exc}") from exc
 
     def resume(self, groups: ProcessGroups) -> int:
-        """Have all ranks know what the one with the newest checkpoint finds; where they go on."""
+        """Load the newest checkpoint of any rank on all ranks; returns the iteration to resume
+        at."""
         found = self.found()
         ages = groups.gather(int(found["iteration"]) if found else 0)
         newest = max(ages)
         if newest == 0:
             return 0
-        if min(ages) < newest:  # not a folder that all servers share
+        if min(ages) < newest:  # not a folder shared by all servers
             found = groups.share(found, ages.index(newest))
         assert found is not None
         self._model.load_state_dict(found["model"])
@@ -164,7 +163,7 @@ class Checkpoints:
         return newest
 
     def found(self) -> dict[str, Any] | None:
-        """What was saved last, if anything; ``TrainingError`` for what is of no use."""
+        """The last checkpoint, if any; ``TrainingError`` if it is not usable."""
         if self._file is None or not self._file.exists():
             return None
         try:
@@ -172,23 +171,23 @@ class Checkpoints:
             of, _ = found["of"], found["iteration"]
         except (OSError, RuntimeError, KeyError, EOFError, pickle.UnpicklingError) as exc:
             raise TrainingError(
-                f"reading the checkpoint {self._file}: {exc}; remove it to begin anew"
+                f"reading the checkpoint {self._file}: {exc}; remove it to start from the beginning"
             ) from exc
         if of != self._of:
             raise TrainingError(
-                f"the checkpoint {self._file} is of {of}, not of {self._of}: give another folder"
+                f"the checkpoint {self._file} is of {of}, not of {self._of}: choose another folder"
             )
         return found
 
 
 class ReplicasDiffer(TrainingError):
-    """The ranks' parameters are not the same any more."""
+    """The ranks' parameters have diverged."""
 
 
 class GradientExchange:
     """The gradient's sum over all ranks, bucket by bucket: when (time.monotonic) the first was
-    computed and could be sent, and the last was ready. ``sent_bytes``: what a ring all-reduce
-    sends, 2(n−1)/n of all bytes."""
+    computed and the last was summed. ``sent_bytes``: what a ring all-reduce sends, 2(n−1)/n of all
+    bytes."""
 
     def __init__(self, groups: ProcessGroups, gate: Gate, device: ComputeDevice) -> None:
         self._groups, self._gate, self._device = groups, gate, device
@@ -198,7 +197,7 @@ class GradientExchange:
 
     @property
     def sent_bytes(self) -> int:
-        """By this worker in this iteration, beside headers."""
+        """Bytes sent by this worker in this iteration, without headers."""
         return 2 * (self._groups.size - 1) * self._bytes // self._groups.size
 
     def sum(self, _: object, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
@@ -224,7 +223,7 @@ class GradientExchange:
 
 
 class Replicas:
-    """A model on all ranks. A new group of the gradients gets a new wrapper of the same model."""
+    """A model on all ranks, wrapped again whenever the gradients' group is renewed."""
 
     def __init__(self, model: nn.Module, groups: ProcessGroups, exchange: GradientExchange) -> None:
         self._model, self._groups, self._exchange = model, groups, exchange
@@ -253,7 +252,7 @@ def train(
     renews: bool | None = None,
 ) -> None:
     """Join the other ranks, wait for the start, and train to the end. ``TrainingError`` if that
-    fails; ``StoppedAt`` if it is told to end sooner. ``renews`` as of ``ProcessGroups``."""
+    fails; ``StoppedAt`` if it is stopped earlier. ``renews`` as in ``ProcessGroups``."""
     samples = TrainingSamples(task)
     where = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model = samples.model.to(where)
@@ -300,7 +299,7 @@ def train(
                 "finished_at": finished_at,
                 "check": "ok",
                 "device": on,
-                "loss": loss.item() if loss.isfinite() else None,  # JSON knows no others
+                "loss": loss.item() if loss.isfinite() else None,  # JSON has no infinities
             }
         )
         if (iteration + 1) % task.checkpoint_every == 0:
@@ -312,18 +311,17 @@ def train(
 
 
 def _compare(model: nn.Module, groups: ProcessGroups, iteration: int) -> None:
-    """Raise ``ReplicasDiffer`` unless the parameters' bits add up to the same on all ranks."""
+    """Raise ``ReplicasDiffer`` unless the parameters' bits have the same sum on all ranks."""
     total = 0
     for parameter in model.parameters():
         total += int(parameter.detach().view(torch.int32).sum(dtype=torch.int64).item())
     sums = groups.gather(total % 2**62)
     if len(set(sums)) > 1:
         raise ReplicasDiffer(
-            f"after iteration {iteration} the ranks' parameters differ: their bits add up to {sums}"
+            f"after iteration {iteration} the ranks' parameters differ: their checksums are {sums}"
         )
 
 
 def _wait_for_kernels() -> None:
-    """Until the GPU has computed what it was given; what it sends meanwhile is not waited for."""
     if torch.cuda.is_available():
         torch.cuda.current_stream().synchronize()

@@ -1,9 +1,8 @@
-"""Trains on one worker: compute, all-reduce, check and report each iteration.
+"""Trains on one worker with synthetic gradients: compute, all-reduce, check and report.
 
-The gradients are synthetic, and every worker knows their true sum. The values are small integers,
-so float32 adds them exactly in any order: one wrong, lost or doubled bit anywhere on the way
-shows. Made from the raw stream of PCG64, which NumPy keeps the same in all versions, so workers
-with different NumPys agree.
+Every worker knows the true sum. The values are small integers, which float32 adds exactly in any
+order, so any wrong, lost or duplicated bit is detected. They come from the raw stream of PCG64,
+which all versions of NumPy generate identically.
 """
 
 from __future__ import annotations
@@ -32,11 +31,11 @@ if TYPE_CHECKING:
 
 
 class WrongSum(TrainingError):
-    """An all-reduce gave something else than the sum of all gradients."""
+    """An all-reduce returned something other than the sum of all gradients."""
 
 
 def gradient(seed: int, rank: int, iteration: int, elements: int) -> Array:
-    """What ``rank`` computes in ``iteration``: float32 integers from −8 to 7."""
+    """The gradient of ``rank`` in ``iteration``: float32 integers from −8 to 7."""
     bits = np.random.PCG64(np.random.SeedSequence([seed, rank, iteration]))
     words = np.asarray(bits.random_raw(-(-elements // 8)), dtype="<u8")
     nibbles = words.view(np.uint8)[:elements] & np.uint8(15)
@@ -46,7 +45,7 @@ def gradient(seed: int, rank: int, iteration: int, elements: int) -> Array:
 
 
 def true_sum(seed: int, ranks: int, iteration: int, elements: int) -> Array:
-    """What the all-reduce of ``iteration`` must give on every worker."""
+    """The correct result of the all-reduce of ``iteration``."""
     total = gradient(seed, 0, iteration, elements)
     for rank in range(1, ranks):
         total += gradient(seed, rank, iteration, elements)
@@ -54,14 +53,14 @@ def true_sum(seed: int, ranks: int, iteration: int, elements: int) -> Array:
 
 
 def check_sum(got: Array, expected: Array, iteration: int) -> None:
-    """Raise ``WrongSum`` unless the two are equal in every bit that counts."""
+    """Raise ``WrongSum`` unless both are equal."""
     if np.array_equal(got, expected):
         return
     wrong = np.flatnonzero(got != expected)
     first = int(wrong[0])
     raise WrongSum(
-        f"all-reduce of iteration {iteration}: {wrong.size} of {got.size} values are wrong, the "
-        f"first at {first}: got {got[first]}, the true sum is {expected[first]}"
+        f"all-reduce of iteration {iteration}: {wrong.size} of {got.size} values are wrong, "
+        f"first at index {first}: got {got[first]}, expected {expected[first]}"
     )
 
 
@@ -72,8 +71,8 @@ def train(
     journal: Journal,
     path: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext,
 ) -> None:
-    """Join the ring, wait for the start, and train to the end; each all-reduce is inside a
-    ``path``. ``TrainingError`` if that fails; ``StoppedAt`` if it is told to end sooner."""
+    """Join the ring, wait for the start, and train to the end; each all-reduce runs inside a
+    ``path``. ``TrainingError`` if that fails; ``StoppedAt`` if it is stopped earlier."""
     size = len(task.ring)
     neighbours: Neighbours | None = join_ring(task) if size > 1 else None
 
@@ -86,7 +85,7 @@ def train(
     told: StoppedAt | None = None
     for iteration in range(task.first_iteration, task.iterations):
         began = time.monotonic()
-        # The synthetic gradient and its true sum are made while the GPU "computes" them.
+        # Make the gradient and its true sum while the GPU "computes".
         device.begin(task.compute_s)
         array = gradient(task.seed, task.rank, iteration, task.elements)
         expected = true_sum(task.seed, size, iteration, task.elements)
@@ -103,7 +102,9 @@ def train(
                 report["sent_bytes"] = ring_all_reduce(
                     array, task.rank, size, neighbours, iteration
                 )
-                if task.paths:  # What is on its way when it gets dark is sent again, much later.
+                if (
+                    task.paths
+                ):  # Data in flight at the start of an outage is retransmitted much later.
                     neighbours.drain(task.deadline_s)
         report |= {"communication_s": time.monotonic() - began, "finished_at": time.time()}
         check_sum(array, expected, iteration)
@@ -117,7 +118,7 @@ def train(
 
 _HEADER = struct.Struct("!4sQQ")  # what, iteration, array bytes
 _MAGIC = b"PLAR"
-# Pieces: large enough that waking up costs little, small against a chunk's time on a link.
+# Large enough that waking up costs little, small against a chunk's time on a link.
 _SMALLEST_PIECE, _LARGEST_PIECE, _PIECES_IN_CHUNK = 16 * 1024, 512 * 1024, 16
 _PIECES_IN_WINDOW = 4
 _BROKEN = select.POLLERR | select.POLLHUP | select.POLLNVAL
@@ -129,15 +130,14 @@ def ring_all_reduce(
     """Sum ``array`` (float32, contiguous, changed in place) over the ring.
 
     Reduce-scatter, then all-gather (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms
-    for clusters of workstations", JPDC 2009): the array is cut into n chunks, and in each of
-    2(n−1) steps every worker sends one chunk to the next and receives one from the previous;
-    each link carries 2(n−1)/n of the array. The chunk sent in a step is the one received in the
-    step before. A piece goes on as soon as it has arrived and been added, so the link is never
-    idle between steps.
+    for clusters of workstations", JPDC 2009): the array is cut into n chunks, and in each of 2(n−1)
+    steps every worker sends one chunk to the next and receives one from the previous; each link
+    carries 2(n−1)/n of the array. The chunk sent in a step is the one received in the step before.
+    A piece is forwarded as soon as it has arrived and been added, so links are not idle between
+    steps.
 
-    A worker sends only once the next one says that it is at the same all-reduce: over RDMA a
-    sender needs the receiver's buffers (NCCL waits for a "clear to send" for them), where TCP
-    alone would let a fast GPU's data pile up in the socket of one that still computes.
+    A worker sends only once the next one has reached the same all-reduce. NCCL does the same over
+    RDMA, because a sender needs the receiver's buffers.
 
     Returns the payload bytes that this worker sent. ``RingError`` if a neighbour is lost or is
     not at the same iteration with an array of the same size.
@@ -148,7 +148,7 @@ def ring_all_reduce(
 
 
 class _Exchange:
-    """One all-reduce: a cursor (step, byte in the step's chunk) for each direction."""
+    """One all-reduce, with a cursor (step, byte in the step's chunk) for each direction."""
 
     def __init__(
         self, array: Array, rank: int, size: int, neighbours: Neighbours, iteration: int
@@ -157,7 +157,7 @@ class _Exchange:
         self.out, self.inp = neighbours.to_next, neighbours.from_previous
         self.array = array
         self.bytes = array.data.cast("B")
-        # A worker of a ring of n sends 2(n−1) chunks, the first of them its own.
+        # A worker of a ring of n sends 2(n−1) chunks, starting with its own.
         self.steps = 2 * (size - 1)
         self.bounds = [4 * (index * array.size // size) for index in range(size + 1)]
         self.scratch = np.empty(max(1, -(-array.size // size)), dtype=np.float32)
@@ -165,8 +165,8 @@ class _Exchange:
         piece = array.nbytes // size // _PIECES_IN_CHUNK
         self.piece = min(max(piece, _SMALLEST_PIECE), _LARGEST_PIECE)
         if neighbours.window_bytes is not None:
-            # What has come and is not read yet takes from the window: whoever let it fill up with
-            # one piece would have the previous worker stand still for the way there and back.
+            # Unread data takes from the receive window. If one piece could fill it, the previous
+            # worker would stall for a round trip.
             self.piece = min(self.piece, max(1, neighbours.window_bytes // _PIECES_IN_WINDOW))
         self.clear_to_send = _HEADER.pack(_MAGIC, iteration, array.nbytes)
         self.clear_got = b""
@@ -182,12 +182,11 @@ class _Exchange:
 
     @property
     def clear(self) -> bool:
-        """Whether the next worker has said that it is ready to receive."""
         return len(self.clear_got) == len(self.clear_to_send)
 
     def run(self) -> int:
         try:
-            # A few bytes each iteration, against the stream: there is always room for them.
+            # A few bytes per iteration always fit into the send buffer.
             self.inp.setblocking(True)
             self.inp.sendall(self.clear_to_send)
         except OSError as exc:
@@ -203,10 +202,10 @@ class _Exchange:
             if self.receive_step < self.steps:
                 self._set_low_water()
             elif listening:
-                # What comes now belongs to the next iteration, or is the end of the ring.
+                # Later bytes belong to the next iteration, or the ring has ended.
                 poller.unregister(self.inp)
                 listening = False
-            # On the way to the next worker: its word, room to send, or nothing.
+            # Wait for the next worker's readiness, for send space, or for nothing.
             room = select.POLLOUT if self._sendable() > 0 else 0
             if events != (events := room if self.clear else select.POLLIN):
                 poller.modify(self.out, events)
@@ -218,24 +217,26 @@ class _Exchange:
                 elif event & select.POLLOUT:
                     self._send()
                 elif event & _BROKEN and self.send_step == self.steps:
-                    # It has all of ours. In the last iteration it may be done and gone, NIC and
-                    # all; if it died instead, whoever waits for its bytes notices.
+                    # The next worker has all data and may have ended after the last iteration. If
+                    # it died instead, its successor notices.
                     poller.unregister(self.out)
                 elif event & _BROKEN:
                     error = self.out.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-                    raise self._lost_next(os.strerror(error) if error else "it hung up")
+                    raise self._lost_next(
+                        os.strerror(error) if error else "it closed the connection early"
+                    )
             self._skip_empty()
         return self.sent_bytes
 
     def _skip_empty(self) -> None:
-        """Move past chunks without bytes: a ring can have more workers than values."""
+        """Skip chunks without bytes: a ring can have more workers than values."""
         while self.send_step < self.steps and self.chunk(self.send_step)[1] == 0:
             self.send_step += 1
         while self.receive_step < self.steps and self.chunk(self.receive_step + 1)[1] == 0:
             self.receive_step += 1
 
     def _sendable(self) -> int:
-        """How many bytes may go out now; 0 rather than a piece too small to be worth it."""
+        """How many bytes may be sent now; 0 if the piece would be too small."""
         if self.send_step == self.steps or not self.clear:
             return 0
         length = self.chunk(self.send_step)[1]
@@ -265,7 +266,7 @@ class _Exchange:
             self.send_step, self.send_at = self.send_step + 1, 0
 
     def _set_low_water(self) -> None:
-        """Have the kernel wake us for whole pieces only, yet never wait past a chunk's end."""
+        """Make the kernel wake the worker for whole pieces, but never wait past a chunk's end."""
         remaining = self.chunk(self.receive_step + 1)[1] - self.receive_at
         low_water = min(self.piece, remaining)
         if low_water != self.low_water:
@@ -295,7 +296,6 @@ class _Exchange:
             self.receive_at = self.added_to = 0
 
     def _receive_clear(self) -> None:
-        """Hear that the next worker is ready, for the same iteration and size."""
         try:
             piece = self.out.recv(len(self.clear_to_send) - len(self.clear_got))
         except BlockingIOError:

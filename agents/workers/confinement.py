@@ -1,6 +1,6 @@
-"""Starts a worker's process so that it sees and does only what it may: bubblewrap gives it its own
-process, IPC, host name and mount namespaces, util-linux its user and no capabilities, libseccomp
-refuses it system calls. They start with a fixed environment: nothing of a job reaches them."""
+"""Confines a worker's process: bubblewrap creates namespaces for processes, IPC, host name and
+mounts, util-linux sets the user and drops capabilities, and libseccomp filters system calls. The
+environment is fixed, so nothing of a job reaches these tools."""
 
 import errno
 import functools
@@ -23,11 +23,11 @@ from patchlight.testbed.linux.processes import cpus_of
 from patchlight.testbed.wire.worker_api import TorchTask
 
 ENVIRONMENT = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8"}
-"""What everything that runs before the worker's own program finds."""
+"""Environment of everything that runs before the worker's program."""
 
-# An emulated lab finds all its processes by it, also those that left their namespace.
+# Emulated labs find their processes by it, even those that left their namespace.
 _MARK = "PATCHLIGHT_RUN"
-# What it forked before it is within its limits would not be.
+# Wait for the limits before forking: earlier children would escape them.
 _WHEN_TOLD = 'read -r _ && exec "$@" </dev/null'
 _DEADLINE_S = 30.0
 _NOBODY = 65534
@@ -40,12 +40,12 @@ _KERNEL_FILES = (
     *("--dev", "/dev", "--perms", "1777", "--tmpfs", "/dev/shm"),
 )
 _STATE = Path("/var/lib/patchlight")
-# What CUDA needs beside the GPU's own node.
+# Needed by CUDA in addition to the GPU's device node.
 _NVIDIA = ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools")
 
 
-# As Docker's own profile has it: all that needs a capability that no worker has anyway, or that
-# has let programs out of their namespaces before. io_uring would pass by what is refused here.
+# Like Docker's profile: calls that need missing capabilities or have been used to escape. io_uring
+# would bypass this filter.
 _REFUSED = (
     *("mount", "umount", "umount2", "pivot_root", "fsopen", "fsconfig", "fsmount", "fspick"),
     *("move_mount", "open_tree", "mount_setattr", "unshare", "setns", "bpf", "perf_event_open"),
@@ -64,8 +64,7 @@ _FAMILIES_OF_WORKERS = {socket.AF_UNIX, socket.AF_INET, socket.AF_INET6, socket.
 
 @functools.cache
 def refused_calls() -> bytes:
-    """A seccomp filter that refuses what no worker needs; ``RuntimeError`` or ``OSError`` where
-    libseccomp is missing or too old."""
+    """A seccomp filter for workers; ``RuntimeError`` or ``OSError`` without a recent libseccomp."""
     import pyseccomp as seccomp
 
     rules = seccomp.SyscallFilter(seccomp.ALLOW)
@@ -74,9 +73,9 @@ def refused_calls() -> bytes:
         rules.add_rule(no, name)
     for flag in _NAMESPACE_FLAGS:
         rules.add_rule(no, "clone", seccomp.Arg(0, seccomp.MASKED_EQ, flag, flag))
-    # Its flags are in memory, where no filter looks: the C library takes clone instead.
+    # A filter cannot read clone3's flags; the C library falls back to clone.
     rules.add_rule(seccomp.ERRNO(errno.ENOSYS), "clone3")
-    # Most others know no network namespaces, or have the kernel load code: vsock, Bluetooth, ALG.
+    # Most other families ignore network namespaces or load kernel modules: vsock, Bluetooth, ALG.
     for family in {*range(_FAMILIES)} - _FAMILIES_OF_WORKERS:
         rules.add_rule(no, "socket", seccomp.Arg(0, seccomp.EQ, family))
     rules.add_rule(no, "socket", seccomp.Arg(0, seccomp.GE, _FAMILIES))
@@ -88,7 +87,7 @@ def refused_calls() -> bytes:
 
 
 def check_possible() -> None:
-    """``LaunchError`` that says what is missing, unless workers can be confined here."""
+    """Raise ``LaunchError``, naming what is missing, unless workers can be confined."""
     try:
         rules = refused_calls()
     except (ImportError, OSError, RuntimeError) as error:
@@ -109,7 +108,7 @@ def check_possible() -> None:
     if done.returncode:
         raise LaunchError(
             f"confining workers with bubblewrap: {done.stderr.strip()}",
-            hint="run the agent where root may make namespaces and mount /proc (a container has to "
+            hint="run the agent where root may make namespaces and mount /proc (a container must "
             "be privileged), or with --worker-kind docker",
         )
 
@@ -122,9 +121,9 @@ def begin(
     processes: int | None,
     code: Iterable[Path],
 ) -> tuple[subprocess.Popen[bytes], int]:
-    """Begin ``command`` confined, within its cgroups by the files ``groups``, with so many
-    processes, seeing the folders ``code``. The child, and the worker's first process, with which
-    all others end."""
+    """Start ``command`` confined, within its cgroups by the files ``groups``, with at most that
+    many processes, seeing the folders ``code``. Returns the child and the worker's first process,
+    whose end ends all others."""
     limits = [] if processes is None else [f"--nproc={processes}"]
     if launch.rdma_devices:
         limits.append("--memlock=unlimited")
@@ -149,7 +148,7 @@ def begin(
             stdout=output,
             stderr=output,
             pass_fds=[saying.fileno(), rules, arguments],
-            start_new_session=True,  # Ctrl-C is for the agent alone
+            start_new_session=True,  # Ctrl-C must reach the agent only.
         )
         try:
             saying.close()
@@ -165,7 +164,7 @@ def begin(
             child.wait()
             if not isinstance(error, (KeyError, ValueError)):
                 raise
-            why = " | ".join(keeper.last_lines(log)) or "bubblewrap does not say why"
+            why = " | ".join(keeper.last_lines(log)) or "bubblewrap gave no reason"
             raise LaunchError(f"confining worker {launch.spec.id}: {why}") from error
 
 
@@ -181,7 +180,7 @@ def _tool(name: str) -> str:
 
 @contextmanager
 def _readable(content: bytes) -> Iterator[int]:
-    """A descriptor of a file without a name that has this content, at its start."""
+    """A descriptor of an unnamed file with this content, positioned at its start."""
     with tempfile.TemporaryFile() as file:
         file.write(content)
         file.seek(0)
@@ -189,8 +188,8 @@ def _readable(content: bytes) -> Iterator[int]:
 
 
 def _view(launch: WorkerLaunch, user: WorkerUser, code: Iterable[Path]) -> list[str]:
-    """bubblewrap's arguments for the files that a worker sees: its own, and the server's to be
-    read, but none of other users' and Patchlight's."""
+    """bubblewrap's arguments for a worker's files: its own, and the server's read-only, without
+    those of other users and of Patchlight."""
     folder, spec = launch.directory, launch.spec
     patchlight = (_STATE, Path(os.path.realpath(folder.parent.parent)))
     hidden = [Path(each) for each in ("/run", "/tmp", "/var/tmp")]
@@ -242,7 +241,7 @@ def _devices(launch: WorkerLaunch) -> Iterator[str]:
     if launch.gpu is not None:
         if launch.gpu.minor is None:
             raise LaunchError(
-                f"worker {launch.spec.id}: the driver does not say which device node is the GPU "
+                f"worker {launch.spec.id}: the driver does not report the device node of GPU "
                 f"{launch.gpu.uuid}",
                 hint="run the agent with --worker-kind docker",
             )
@@ -257,8 +256,8 @@ def _become(user: WorkerUser, limits: Sequence[str]) -> list[str]:
 
 
 def limit(pid: int, launch: WorkerLaunch, groups: Sequence[Path]) -> None:
-    """Hold a process, and what it forks, to its cgroups (by the files ``groups``) and CPUs;
-    harmless if it has ended."""
+    """Put a process and its children into its cgroups (by the files ``groups``) and on its CPUs.
+    Harmless if it has ended."""
     try:
         for path in groups:
             path.write_text(str(pid))

@@ -1,4 +1,4 @@
-"""What a runner of workers does, for processes, containers and packages that users install."""
+"""Defines what a worker runner does: for processes, containers and installed plug-ins."""
 
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,11 +14,11 @@ from patchlight.testbed.wire.worker_api import WorkerSpec
 
 @dataclass(frozen=True, slots=True)
 class WorkerLaunch:
-    """One worker to launch, in its own folder ``directory``, with a network namespace to be kept
-    under the name ``namespace``. ``interface`` is what its NIC is called in there, beside
-    ``rendezvous_interface`` if it gets a second one; ``rdma`` its RDMA device, ``dscp`` what its
-    packets are marked with; ``cpus`` those near its GPU and NIC, as Linux lists them
-    (``0-15,32-47``; empty: all). ``hosts``: the lab's host names by address, full names first."""
+    """One worker to launch. Its folder is ``directory``; its network namespace is kept under the
+    name ``namespace``. ``interface`` is its NIC there; ``rendezvous_interface`` a second interface,
+    if any; ``rdma`` its RDMA device; ``dscp`` the mark of its packets; ``cpus`` those near its GPU
+    and NIC in Linux list format (``0-15,32-47``; empty: all). ``hosts``: the lab's host names by
+    address, full names first."""
 
     spec: WorkerSpec
     directory: Path
@@ -41,19 +41,19 @@ class WorkerLaunch:
 
     @property
     def gpu_uuid(self) -> str | None:
-        """The UUID by which CUDA finds the worker's GPU, if that is how it is found."""
+        """The UUID by which CUDA finds the worker's GPU, if it has one."""
         return self.gpu.uuid if self.gpu else None
 
     @property
     def rdma_devices(self) -> tuple[Path, ...]:
-        """The device files by which its program reaches the RDMA device."""
+        """The device files through which its program uses the RDMA device."""
         return tuple(map(Path, self.rdma.files)) if self.rdma else ()
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerHandle:
-    """Enough to find a worker again: ``pid`` and when it ``started`` (clock ticks since boot), as
-    numbers are reused, or ``container``; none of it outlives its ``boot``."""
+    """Identifies a worker after an agent restart: ``pid`` and its start time ``started`` (clock
+    ticks since boot), as numbers are reused, or ``container``; both valid for one ``boot``."""
 
     pid: int | None = None
     started: int | None = None
@@ -64,7 +64,7 @@ class WorkerHandle:
 @dataclass(frozen=True, slots=True)
 class ExitInfo:
     """How a worker ended; an exit code above 128 may be 128 + a signal. ``out_of_memory``: the
-    kernel ended a process of it because of its limit."""
+    kernel killed one of its processes at its memory limit."""
 
     exit_code: int
     last_lines: tuple[str, ...] = field(default=())
@@ -75,57 +75,56 @@ class ExitInfo:
         """The exit code as part of a sentence."""
         killed = 128 < self.exit_code < 128 + 65
         signal = f" (killed by signal {self.exit_code - 128})" if killed else ""
-        memory = ": it has used up the memory that it may have" if self.out_of_memory else ""
+        memory = ": it exceeded its memory limit" if self.out_of_memory else ""
         return f"ended with exit code {self.exit_code}{signal}{memory}"
 
 
 class RunningWorker(Protocol):
-    """A worker that was launched, by this agent or one before it."""
+    """A worker launched by this agent or an earlier one."""
 
     @property
     def handle(self) -> WorkerHandle:
-        """How to find it again."""
+        """How the next agent finds it."""
 
     async def ended(self) -> ExitInfo:
-        """Wait for its end; at once if it has ended already. To be awaited once."""
+        """Wait for its end. Await it once."""
 
     async def stop(self, grace_s: float) -> None:
-        """Tell it to end, and kill it after ``grace_s``. Harmless when it has ended."""
+        """Send SIGTERM, and SIGKILL after ``grace_s``. Harmless after its end."""
 
     async def freeze(self) -> None:
-        """Stop all its processes where they are; again is harmless."""
+        """Freeze all its processes. Idempotent."""
 
     async def thaw(self) -> None:
-        """Let them go on; harmless where they do."""
+        """Thaw them. Idempotent."""
 
     async def dispose(self) -> None:
-        """Remove what is left of it, what it forked too (not its folder). Idempotent."""
+        """Remove its remains and those of its children, but not its folder. Idempotent."""
 
 
 class Runner(Protocol):
-    """Launches workers, which outlive it: a network namespace, kept under a name, with a program in
-    it. ``gpu_access``: how they get an NVIDIA GPU, once it is open; ``worker_user``: whom they run
-    as."""
+    """Launches workers that outlive it: a program in a network namespace that is kept under a name.
+    ``gpu_access``: how they get an NVIDIA GPU, set by ``open``; ``worker_user``: their user."""
 
     name: str
     gpu_access: str = ""
     worker_user: str = ""
 
     async def open(self) -> None:
-        """Check that workers can be run here; ``LaunchError`` that says what is missing."""
+        """Check that workers can run here; ``LaunchError`` names what is missing."""
 
     async def launch(self, launch: WorkerLaunch) -> RunningWorker:
-        """Start the worker; on return its namespace is kept. ``LaunchError`` leaves nothing."""
+        """Start the worker; its namespace is kept. ``LaunchError`` leaves nothing behind."""
 
     async def adopt(self, handle: WorkerHandle, namespace: str, directory: Path) -> RunningWorker:
-        """The worker that an earlier agent launched, alive or ended."""
+        """The worker that an earlier agent launched, running or ended."""
 
     async def sweep(self, known: Container[str | None]) -> None:
-        """Remove containers of this server that are not ``known``, if there can be any."""
+        """Remove this server's containers that are not ``known``, if it uses containers."""
         return
 
     async def close(self) -> None:
-        """Let go of what ``open`` took, if it took anything; workers go on."""
+        """Release what ``open`` took; workers continue."""
         return
 
 
@@ -134,8 +133,8 @@ DEFAULT_IMAGE = "patchlight-worker:latest"
 
 @dataclass(frozen=True, slots=True)
 class BackendOptions:
-    """An agent's options: its lab and server, the image of containers, how they get an NVIDIA
-    GPU, the user of processes, and the socket at which they are forked."""
+    """An agent's options: its lab and server, the containers' image, their access to NVIDIA GPUs,
+    the user of processes, and the socket of the process that forks workers."""
 
     lab: str
     server: str

@@ -1,4 +1,4 @@
-"""Workers as Docker containers: no network of their own, no privileges, one NIC moved in."""
+"""Runs workers as Docker containers without privileges and networks, and with one NIC moved in."""
 
 import asyncio
 import contextlib
@@ -31,19 +31,19 @@ _GPU_SOCKET = "/run/gpu.sock"
 _CHECKPOINT, _DATA = "/run/checkpoint", "/run/data"
 _TORCH_IMAGE = "patchlight-worker-torch:latest"
 _GRAPHS = Path(testbed.__file__).absolute().parent
-# So long an engine may take to be there again.
+# How long the engine may take to restart.
 _ENGINE_BACK_S = 60.0
 _ENGINE_RESTARTED = (
-    "the Docker engine was started again meanwhile, and ends containers then, unless its "
-    'daemon.json has "live-restore": true'
+    "the Docker engine was restarted, which ends containers unless its daemon.json has "
+    '"live-restore": true'
 )
-# The engine says no, or is not there: requests' errors are OSErrors.
+# Errors of the Docker client; those of requests are OSErrors.
 _REFUSED = (DockerException, OSError)
 
 
 class DockerRunner:
-    """Runs workers on the Docker engine of ``$DOCKER_HOST``, as their user (see ``ProcessRunner``),
-    or as root where that is another user outside."""
+    """Runs workers on the Docker engine of ``$DOCKER_HOST`` as their user (see ``ProcessRunner``),
+    or as root if the engine maps root to another user."""
 
     name = "docker"
     _mapped_root: limits.WorkerUser | None = None
@@ -55,7 +55,7 @@ class DockerRunner:
         self._client: Any = None
 
     async def open(self) -> None:
-        """Reach the engine and see that the image is there."""
+        """Connect to the engine and check that the image exists."""
         await asyncio.to_thread(self._open)
 
     def _open(self) -> None:
@@ -118,7 +118,7 @@ class DockerRunner:
             _remove(self._client.api, container.id)
             if isinstance(exc, PatchlightError):
                 raise
-            no_shell = f"image {image} must have a POSIX 'sh'; nothing else is asked of it"
+            no_shell = f"image {image} must have a POSIX 'sh'"
             raise LaunchError(
                 f"starting the container of worker {worker}: {exc}",
                 hint=no_shell if '"sh"' in str(exc) else None,
@@ -167,10 +167,10 @@ class DockerRunner:
             "cap_drop": ["ALL"],
             "security_opt": ["no-new-privileges"],
             "read_only": True,
-            "log_config": LogConfig(type="none"),  # the output is in the worker's folder
+            "log_config": LogConfig(type="none"),
             "working_dir": program.directory,
             "mem_limit": launch.limits.memory_bytes,
-            "memswap_limit": launch.limits.memory_bytes,  # both together: none of it is swap
+            "memswap_limit": launch.limits.memory_bytes,  # equal to mem_limit, so no swap
             "pids_limit": launch.limits.processes,
             **gpu,
         }
@@ -184,13 +184,13 @@ class DockerRunner:
             settings["shm_size"] = task.shared_memory_bytes
         if launch.rdma_devices:
             settings["devices"] = [f"{path}:{path}:rw" for path in launch.rdma_devices]
-            settings["ulimits"] = [Ulimit(name="memlock", soft=-1, hard=-1)]  # as RDMA needs it
+            settings["ulimits"] = [Ulimit(name="memlock", soft=-1, hard=-1)]  # required by RDMA
         return settings
 
     async def adopt(
         self, handle: contract.WorkerHandle, namespace: str, directory: Path
     ) -> contract.RunningWorker:
-        """The container of that id, running, ended or removed."""
+        """The container with that id: running, ended or removed."""
         assert handle.container is not None
         return _DockerWorker(self._client.api, handle.container, namespace, directory)
 
@@ -212,19 +212,19 @@ class DockerRunner:
 
 
 def mapped_root(engine: Mapping[str, Any]) -> limits.WorkerUser | None:
-    """The user that is root in containers, if another: the engine's folder is named after it."""
+    """The user that root in containers is mapped to, if another: it names the engine's folder."""
     if not any("name=userns" in each for each in engine.get("SecurityOptions") or ()):
         return None
     if found := re.search(r"/(\d+)\.(\d+)$", engine.get("DockerRootDir", "")):
         return limits.WorkerUser(int(found[1]), int(found[2]), f"uid-{found[1]}")
     raise LaunchError(
-        "the Docker engine has user namespaces, and does not say who is root in them",
+        "the Docker engine uses user namespaces but does not report the user that root is "
+        "mapped to",
         hint="run the agent with --worker-kind process, or the engine without userns-remap",
     )
 
 
 def _mounts(launch: contract.WorkerLaunch) -> list[Mount]:
-    """All that the container sees of the server."""
     task = launch.spec.task
     mounts = [
         Mount(
@@ -241,7 +241,7 @@ def _mounts(launch: contract.WorkerLaunch) -> list[Mount]:
     if launch.spec.checkpoint is not None:
         mounts.append(Mount(_CHECKPOINT, launch.spec.checkpoint, type="bind"))
     if isinstance(task, TorchTask):
-        # Its models are made of the layers of the built-in graphs.
+        # Built-in graphs define the models' layers.
         mounts.append(Mount(f"{_CODE}/patchlight/testbed", str(_GRAPHS), "bind", read_only=True))
         if task.data is not None:
             mounts.append(Mount(_DATA, task.data, type="bind", read_only=True))
@@ -254,8 +254,6 @@ def _mounts(launch: contract.WorkerLaunch) -> list[Mount]:
 
 
 class _DockerWorker:
-    """One container."""
-
     def __init__(self, engine: Any, container: str, namespace: str, directory: Path) -> None:
         self._engine, self._container = engine, container
         self._namespace, self._directory = namespace, directory
@@ -274,11 +272,11 @@ class _DockerWorker:
                 code = int(self._engine.wait(self._container, timeout=None)["StatusCode"])
                 break
             except NotFound:
-                return contract.ExitInfo(137, ("the container was removed by somebody else",))
+                return contract.ExitInfo(137, ("the container was removed by another program",))
             except _REFUSED as exc:
-                # An engine that is started again may have left its containers running.
+                # A restarted engine may have left its containers running.
                 if isinstance(exc, APIError) or not self._comes_back():
-                    return contract.ExitInfo(255, (f"the Docker engine was lost: {exc}",))
+                    return contract.ExitInfo(255, (f"connection to the Docker engine lost: {exc}",))
                 lost = True
         lines = keeper.last_lines(self._directory / keeper.OUTPUT)
         if lost and code:
@@ -302,7 +300,7 @@ class _DockerWorker:
         await asyncio.to_thread(self._stop, grace_s)
 
     def _stop(self, grace_s: float) -> None:
-        namespaces.continue_all(self._namespace)  # a stopped one hears nothing
+        namespaces.continue_all(self._namespace)  # a frozen process receives no signals
         try:
             self._engine.stop(self._container, timeout=round(grace_s))
         except NotFound:
@@ -310,8 +308,7 @@ class _DockerWorker:
         except _REFUSED as exc:
             raise LaunchError(f"stopping the container {self._container[:12]}: {exc}") from exc
 
-    # Not by the engine's own pause: one soon after its end can be lost, and on a busy machine
-    # it gives up after half a second.
+    # The engine's pause can be lost soon after its end, and gives up after 0.5 s when busy.
     async def freeze(self) -> None:
         await asyncio.to_thread(namespaces.stop_all, self._namespace)
 
@@ -329,14 +326,14 @@ def _remove(engine: Any, container: str) -> None:
         return
     except _REFUSED as exc:
         if isinstance(exc, APIError) and exc.status_code == 409:
-            return  # its removal is under way already
+            return  # its removal is already under way
         raise LaunchError(f"removing the container {container[:12]}: {exc}") from exc
 
 
 async def _in_own_thread(function: Callable[[], T]) -> T:
-    """Like ``asyncio.to_thread``, but for waits of hours: those would use up its few threads."""
+    """Like ``asyncio.to_thread``, but for waits of hours, which would occupy its few threads."""
     future = Future[T]()
-    future.set_running_or_notify_cancel()  # who waits may be cancelled, the thread may not
+    future.set_running_or_notify_cancel()  # the awaiting task may be cancelled, the thread cannot
 
     def run() -> None:
         try:

@@ -1,12 +1,11 @@
-"""Forks synthetic workers from a process that has imported their program, to save that time.
+"""Forks synthetic workers from a process that has already imported their program, to start faster.
 
-``python -m patchlight.agents.workers.forking --socket PATH`` forks one for each connection to its
-Unix socket, which is root's alone: a ``ForkRequest`` as a line of JSON, answered with the number of
-the worker's keeper and its start time, or with an error. What is forked is what
-``agents/workers/process.py`` starts as a program: the same user, rights, limits, namespaces,
-environment and files, under a keeper that does what the shell in ``keeper.py`` does.
+``python -m patchlight.agents.workers.forking --socket PATH`` forks one worker per connection to its
+root-only Unix socket. The request is a ``ForkRequest`` as a line of JSON; the reply has the
+keeper's process id and start time, or an error. A forked worker has the same user, rights, limits,
+namespaces, environment, files and keeper as one started by ``agents/workers/process.py``.
 
-It has one thread. It starts again, with nothing but what workers need, for the first request.
+The process has one thread. At the first request it restarts itself with only what workers need.
 """
 
 import argparse
@@ -34,7 +33,7 @@ from patchlight.testbed.linux.processes import ARGUMENTS, ENVIRONMENT, process_s
 
 _DEADLINE_S = 30.0
 _LONGEST_ORDER = 1 << 20
-# Room for what workers are to be shown with: the last argument, and a variable.
+# Space for the workers' displayed command line: the last argument, and a variable.
 _ROOM = " " * 16_000
 _SET_DUMPABLE, _DROP_BOUND, _NO_NEW_PRIVILEGES = 4, 24, 38
 _VERSION_3 = 0x20080522
@@ -43,7 +42,7 @@ _ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "PYTHONUNBUF
 
 
 class RightsKept(PatchlightError):
-    """The kernel would not take a right away."""
+    """The kernel refused to drop a right."""
 
 
 class NotForked(PatchlightError):
@@ -54,8 +53,7 @@ class NotForked(PatchlightError):
 class ForkRequest:
     """A worker to fork into its ``folder`` and ``namespace`` (a path). ``processes``: how many its
     user may have (``None``: no limit), ``groups``: the files of its cgroups, ``cpus``: where it may
-    run (empty: anywhere), ``arguments``: those of the program that it seems to be, ``--task FILE``
-    last."""
+    run (empty: anywhere), ``arguments``: those shown for the program, ``--task FILE`` last."""
 
     folder: str
     namespace: str
@@ -69,8 +67,8 @@ class ForkRequest:
 
 
 def fork(path: Path, order: ForkRequest) -> tuple[int, int]:
-    """Have a worker forked: its keeper's number and start time (clock ticks since boot).
-    ``OSError`` if nobody forks at ``path``; ``NotForked`` says why there is no worker."""
+    """Fork a worker. Returns its keeper's process id and start time (clock ticks since boot).
+    ``OSError`` if no process listens at ``path``; ``NotForked`` says why there is no worker."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(_DEADLINE_S)
         connection.connect(str(path))
@@ -86,16 +84,16 @@ def fork(path: Path, order: ForkRequest) -> tuple[int, int]:
 
 @functools.cache
 def numpy_folder() -> str | None:
-    """The folder of Python's path that has NumPy in it; it is not imported here."""
+    """The folder of Python's path that contains NumPy, without importing it."""
     found = importlib.util.find_spec("numpy")
     return str(Path(found.origin).parent.parent) if found and found.origin else None
 
 
 def main() -> None:
-    """Fork workers until it is ended."""
+    """Fork workers until the process is ended."""
     parser = argparse.ArgumentParser(prog="patchlight.agents.workers.forking", description=__doc__)
-    parser.add_argument("--socket", type=Path, help="the Unix socket to listen at")
-    parser.add_argument("--lab", type=Path, help="the lab file, for whoever looks at processes")
+    parser.add_argument("--socket", type=Path, help="Unix socket to listen at")
+    parser.add_argument("--lab", type=Path, help="the lab file, shown in process lists")
     parser.add_argument("--listener", type=int, help=argparse.SUPPRESS)
     parser.add_argument("room", nargs="?", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -110,7 +108,7 @@ def _begin_anew_when_wanted(path: Path) -> NoReturn:
     select.select([listener], [], [])
     folders = filter(None, [str(Path(__file__).absolute().parents[3]), numpy_folder()])
     listener.set_inheritable(True)
-    # What packages run at each start of Python is left out, as it is for a worker's program.
+    # Skip packages' start-up code (.pth files), as for a worker's program.
     command = [sys.executable, "-sS", "-m", "patchlight.agents.workers.forking"]
     command += ["--listener", str(listener.fileno()), _ROOM]
     more = {**_ONE_THREAD, "PYTHONPATH": ":".join(folders), "PATCHLIGHT_ROOM": _ROOM}
@@ -121,9 +119,9 @@ def _fork_all(listener: socket.socket) -> NoReturn:
     show(ARGUMENTS, sys.orig_argv[:-1])
     from patchlight.agents.training import __main__, trainer
 
-    trainer.gradient(seed=0, rank=0, iteration=0, elements=1)  # NumPy imports parts when used
-    gc.freeze()  # else the first collection in each worker copies all of this memory
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody asks how keepers ended
+    trainer.gradient(seed=0, rank=0, iteration=0, elements=1)  # NumPy imports these lazily
+    gc.freeze()  # Otherwise the first collection in each worker copies all this memory.
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # do not keep zombies
     while True:
         connection, _ = listener.accept()
         with connection:
@@ -137,11 +135,10 @@ def _fork_all(listener: socket.socket) -> NoReturn:
 
 
 def _become_keeper(connection: socket.socket, train: Any) -> int:
-    """Be the keeper of the requested worker; returns its exit code."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     connection.settimeout(_DEADLINE_S)
     line = connection.makefile().readline(_LONGEST_ORDER)
-    if not line:  # somebody looked whether this process is there
+    if not line:  # a probe that only checked whether this process is alive
         return 0
     try:
         order = ForkRequest(**json.loads(line))
@@ -156,7 +153,6 @@ def _become_keeper(connection: socket.socket, train: Any) -> int:
 
 
 def _confine(order: ForkRequest) -> None:
-    """Have of the server what the worker may have, and nothing else."""
     os.setsid()
     for group in order.groups:
         with open(group, "w") as file:
@@ -181,8 +177,8 @@ def _confine(order: ForkRequest) -> None:
 
 
 def give_up(uid: int, gid: int) -> None:
-    """Be this user for good, without other groups and capabilities, even as root: as ``setpriv
-    --reuid --regid --clear-groups --no-new-privs --bounding-set=-all --inh-caps=-all``."""
+    """Become this user permanently, without other groups and capabilities, even as root: like
+    ``setpriv --reuid --regid --clear-groups --no-new-privs --bounding-set=-all`` does."""
     try:
         with open("/proc/sys/kernel/cap_last_cap") as file:
             last = int(file.read())
@@ -196,10 +192,10 @@ def give_up(uid: int, gid: int) -> None:
         if _libc.capset(header, none):
             raise OSError(ctypes.get_errno(), "capset")
         _prctl(_NO_NEW_PRIVILEGES, 1)
-        # As after the start of a program: its own files in /proc are this user's.
+        # As after exec: its files in /proc belong to this user.
         _prctl(_SET_DUMPABLE, 1)
     except OSError as error:
-        raise RightsKept(f"giving up rights: {os.strerror(error.errno or 0)}") from error
+        raise RightsKept(f"dropping rights: {os.strerror(error.errno or 0)}") from error
 
 
 def _prctl(option: int, value: int) -> None:
@@ -209,11 +205,10 @@ def _prctl(option: int, value: int) -> None:
 
 
 def _keep(order: ForkRequest, train: Any) -> int:
-    """Run the worker, pass SIGTERM on to it, and leave its exit code in its folder."""
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     program = os.fork()
     if not program:
-        for number in (signal.SIGINT, signal.SIGQUIT):  # as a shell has it behind ``&``
+        for number in (signal.SIGINT, signal.SIGQUIT):  # as a shell does for background jobs
             signal.signal(number, signal.SIG_IGN)
         _run(order, train)
     for number in (signal.SIGINT, signal.SIGPIPE, signal.SIGXFSZ):

@@ -1,13 +1,12 @@
-"""A worker's folder: its program runs under a shell there, the keeper, and leaves files there.
+"""Manages a worker's folder and the keeper, the shell under which its program runs.
 
-The keeper checks that the worker sees its own GPU alone, waits for the start, and writes the exit
-code where an agent that is not its parent finds it. It is nothing but a POSIX ``sh`` and its
-built-in commands, because that is all that every image has.
+The keeper checks that the worker sees only its own GPU, waits for the start, and writes the exit
+code for agents that are not its parent. It is plain POSIX ``sh``, which every image has.
 
-The folder has, while there is a use for them: ``output.log``; ``start``, a pipe that a gated
-program waits at; ``started``, once it was let go; ``exit``, the exit code (128 + number if a signal
-ended it); ``state.json``, ``reports.jsonl`` and ``control.sock`` of the worker itself. A worker may
-be any program: what it puts there may be anything, and of any kind.
+The folder may contain ``output.log``; ``start``, a pipe that a gated program waits at; ``started``,
+made at the start; ``exit``, the exit code (128 + number if a signal ended it); ``state.json``,
+``reports.jsonl`` and ``control.sock`` of the worker itself. Do not trust any of these files: the
+worker may be any program.
 """
 
 import asyncio
@@ -77,13 +76,13 @@ if [ -n "$gpu" ]; then
         if [ -e "$node" ]; then nodes="$nodes ${node##*/}"; fi
     done
     case $nodes in
-        '') refuse "this worker is to have the GPU $gpu, and sees none" ;;
-        ' '*' '*) refuse "this worker is to have the GPU $gpu alone, and sees$nodes" ;;
+        '') refuse "this worker needs the GPU $gpu but sees no GPU" ;;
+        ' '*' '*) refuse "this worker may only have the GPU $gpu but sees$nodes" ;;
     esac
     uuid=$(echo $(uuid_of_node "${nodes# nvidia}"))
     if [ -z "$uuid" ] && [ "$nodes" = " nvidia$minor" ]; then uuid=$gpu; fi
     [ "$uuid" = "$gpu" ] ||
-        refuse "this worker is to have the GPU $gpu, but$nodes is ${uuid:-of unknown UUID}"
+        refuse "this worker needs the GPU $gpu, but$nodes is ${uuid:-of unknown UUID}"
 fi
 if [ "$mode" = direct ]; then exec "$@"; fi
 if [ "$mode" = gated ]; then
@@ -117,27 +116,27 @@ def kept(
     gpu: PhysicalGpu | None = None,
     root: str = "",
 ) -> list[str]:
-    """The command that runs ``program`` under the keeper. ``folder`` is as the worker sees it;
-    ``gated``: not before the start; ``waited_for``: somebody else learns the exit code. Nothing
-    runs where the worker sees another GPU than ``gpu``; ``root``: before ``/dev`` and ``/proc``
-    then."""
+    """The command that runs ``program`` under the keeper. ``folder`` is the worker's view of its
+    folder; ``gated``: wait for the start; ``waited_for``: another process reads the exit code. The
+    program does not run if the worker sees another GPU than ``gpu``; ``root`` is the prefix of
+    ``/dev`` and ``/proc`` for that check."""
     mode = "gated" if gated else "direct" if waited_for else "kept"
     only = ("", "") if gpu is None else (gpu.uuid, "" if gpu.minor is None else str(gpu.minor))
     return ["sh", "-c", _KEEPER, "patchlight-keeper", folder, mode, *only, root, *program]
 
 
 def make_gate(folder: Path) -> None:
-    """The pipe that a gated program waits at."""
+    """The pipe at which a gated program waits."""
     os.mkfifo(folder / START, 0o600)
 
 
 def open_gate(folder: Path) -> bool:
-    """Let the program go; whether it has gone already, or anybody was there to be let go."""
+    """Start the program; returns whether it was waiting or has already started."""
     if (folder / STARTED).exists():
         return True
     try:
         pipe = os.open(folder / START, os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
-    except OSError:  # nobody waits there yet, or any more
+    except OSError:  # nobody is waiting
         return False
     with os.fdopen(pipe, "wb") as opened:
         if not stat.S_ISFIFO(os.fstat(pipe).st_mode):  # the worker has put something else there
@@ -147,7 +146,7 @@ def open_gate(folder: Path) -> bool:
 
 
 def exit_code(folder: Path) -> int:
-    """What the program ended with; 137 (killed) if its keeper could not write it."""
+    """The program's exit code; 137 (killed) if its keeper could not write it."""
     try:
         with files.open_plain(folder / EXIT) as file:
             text = file.read(16).decode("ascii")
@@ -157,13 +156,13 @@ def exit_code(folder: Path) -> int:
 
 
 MOST_KEPT_BYTES = 64 * 2**20
-"""Of a longer output the beginning is dropped, down to half of this."""
+"""A longer output is cut to the last half of this."""
 
 _TAIL_BYTES = 16 * 1024
 
 
 def bound_output(path: Path) -> None:
-    """Drop the beginning of an output that has become too long. Harmless if there is none."""
+    """Drop the beginning of an output that is too long. Harmless if it does not exist."""
     try:
         if path.lstat().st_size <= MOST_KEPT_BYTES:
             return
@@ -176,8 +175,7 @@ def bound_output(path: Path) -> None:
 
 
 def read_output(path: Path, after: int, limit: int) -> LogPart:
-    """At most ``limit`` bytes after the first ``after``, as text. A character that is only half
-    there comes with the next part."""
+    """At most ``limit`` bytes after the first ``after``, as text, without incomplete characters."""
     try:
         with files.open_plain(path) as file:
             size = os.fstat(file.fileno()).st_size
@@ -190,15 +188,15 @@ def read_output(path: Path, after: int, limit: int) -> LogPart:
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
     text = decoder.decode(data)
     begun, _ = decoder.getstate()
-    if offset + len(data) == size and begun == data:  # nothing will complete it
+    if offset + len(data) == size and begun == data:  # it will never be completed
         text, begun = data.decode(errors="replace"), b""
     if offset > after:
-        text = f"[{offset - after} bytes of output are not kept any more]\n{text}"
+        text = f"[{offset - after} bytes of output were dropped]\n{text}"
     return LogPart(offset=offset, text=text, next=offset + len(data) - len(begun))
 
 
 def last_lines(path: Path, count: int = 20) -> tuple[str, ...]:
-    """The last lines of the output; none if it cannot be read."""
+    """The last lines of the output; empty if it cannot be read."""
     try:
         with files.open_plain(path) as file:
             size = os.fstat(file.fileno()).st_size
@@ -217,7 +215,7 @@ _LONGEST_MESSAGE = 4096
 
 @checked_dataclass(frozen=True, slots=True)
 class LastReport:
-    """What a worker last wrote of itself: its ``state.json``. ``starts``: how often it began."""
+    """A worker's latest ``state.json``. ``starts``: how often it began."""
 
     state: WorkerState = WorkerState.STARTING
     iterations_done: Annotated[int, Field(ge=0, le=2**53)] = 0
@@ -230,7 +228,7 @@ _STATE = TypeAdapter(LastReport)
 
 
 class Ending(NamedTuple):
-    """Why the agent ended a worker, and what state that leaves it in."""
+    """Why the agent ended a worker, and the resulting state."""
 
     state: WorkerState
     message: str
@@ -240,7 +238,7 @@ ON_REQUEST = Ending(WorkerState.STOPPED, "stopped on request")
 
 
 def read_state(directory: Path) -> LastReport:
-    """The worker's last report of itself; "starting" before there is any."""
+    """The worker's last state report; "starting" before the first."""
     try:
         with files.open_plain(directory / "state.json") as file:
             return _STATE.validate_json(file.read(_LARGEST_STATE_BYTES))
@@ -254,7 +252,7 @@ def read_state(directory: Path) -> LastReport:
 def final_report(
     last: LastReport, exit_info: ExitInfo, ending: Ending | None = None, *, foreign: bool = False
 ) -> LastReport:
-    """What became of a worker: its last report, unless its exit code contradicts it. A ``foreign``
+    """The result of a worker: its last report, unless its exit code contradicts it. A ``foreign``
     program need not report: exit code 0 is success."""
     if foreign and exit_info.exit_code == 0 and last.state is not WorkerState.STOPPED:
         last = replace(last, state=WorkerState.DONE)
@@ -272,8 +270,8 @@ def final_report(
 
 
 class ReportReader:
-    """Reads a worker's reports, each line once. Those that were fetched are dropped; while too many
-    were not, no more are read. Lines of a ``foreign`` program that are no reports are skipped."""
+    """Reads a worker's reports, each line once, and drops those that were fetched. Reading stops
+    while too many are unfetched. A ``foreign`` program's other lines are skipped."""
 
     def __init__(self, directory: Path, *, foreign: bool = False) -> None:
         self._path = directory / "reports.jsonl"
@@ -284,7 +282,7 @@ class ReportReader:
         """One more than the last iteration that was read."""
 
     def after(self, count: int) -> list[Report]:
-        """The reports after the first ``count``, as far as they are read by now."""
+        """The reports after the first ``count``, as far as they have been read."""
         if count < self._forgotten:
             self._offset = self._forgotten = 0
             self._reports = []
@@ -295,7 +293,7 @@ class ReportReader:
         return self._reports[count - self._forgotten :]
 
     def read(self) -> None:
-        """Read on."""
+        """Read new reports."""
         try:
             with files.open_plain(self._path) as file:
                 end = file.seek(self._offset) + _READ_AT_ONCE_BYTES
@@ -322,12 +320,12 @@ class ReportReader:
     def _warn(self, exc: Exception) -> None:
         if not self._warned:
             self._warned = True
-            log.warning("%s: not all of it are reports: %s", self._path, exc)
+            log.warning("%s: some lines are not reports: %s", self._path, exc)
 
 
 def fills_disk(directory: Path) -> str:
-    """Why a worker has to end for the size of its folder, or nothing. It may have as much as it
-    leaves free on that disk, so the server has room for its other workers."""
+    """Why a worker must be ended because of its folder's size, or an empty string. The limit is the
+    free space of that disk, which leaves room for other workers."""
     used = files.used_bytes(directory)
     try:
         disk = os.statvfs(directory)
@@ -337,8 +335,7 @@ def fills_disk(directory: Path) -> str:
     if used <= max(free, _ALWAYS_ITS_OWN_BYTES):
         return ""
     return (
-        f"its folder has {format_size(used)}, more than the {format_size(free)} that are still "
-        "free on that disk"
+        f"its folder has {format_size(used)}, more than the {format_size(free)} free on that disk"
     )
 
 
@@ -351,11 +348,11 @@ def has_control(directory: Path) -> bool:
 
 
 async def tell(directory: Path, request: Mapping[str, Any], deadline_s: float = 5.0) -> int:
-    """Send a running worker a request; the iteration it is at. ``Conflict`` if it is not up yet or
+    """Send a running worker a request; returns its iteration. ``Conflict`` if it is not up yet or
     refuses, ``AgentError`` if it does not answer."""
     not_up = Conflict("the worker is not up yet", hint="wait until it is ready")
     try:
-        # What has that name now, and no link that the worker puts there instead.
+        # Open without following links that the worker may have put there.
         found = os.open(directory / "control.sock", os.O_PATH | os.O_NOFOLLOW)
     except FileNotFoundError as exc:
         raise not_up from exc
@@ -376,7 +373,7 @@ async def tell(directory: Path, request: Mapping[str, Any], deadline_s: float = 
         raise not_up from exc
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as exc:
         raise AgentError(
-            f"telling the worker {request.get('op')}: {exc or 'it did not answer'}"
+            f"sending {request.get('op')} to the worker: {exc or 'it did not answer'}"
         ) from exc
     finally:
         os.close(found)

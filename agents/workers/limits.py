@@ -1,8 +1,8 @@
 """Decides what a worker may have of its server: memory, processes, paths, a user, a GPU.
 
-A container gets exactly one NVIDIA GPU, pinned by its UUID: by CDI (the Container Device Interface,
-Docker 25 or newer with ``nvidia-ctk cdi generate``), by Docker's device requests (which call
-``nvidia-container-runtime-hook``), or by the runtime ``nvidia``. That has run on no NVIDIA GPU.
+A container gets exactly one NVIDIA GPU by its UUID: through CDI (Container Device Interface, Docker
+25 or newer with ``nvidia-ctk cdi generate``), Docker's device requests
+(``nvidia-container-runtime-hook``), or the runtime ``nvidia``. Never run on an NVIDIA GPU.
 """
 
 import hashlib
@@ -31,16 +31,15 @@ from patchlight.testbed.units import format_size
 from patchlight.testbed.wire.worker_api import SyntheticTask, TorchTask, WorkerSpec
 
 _MIB = 2**20
-# The server itself needs some of its memory.
+# Memory reserved for the server itself.
 _FOR_WORKERS = 0.9
 
 
 def limits_of(
     spec: WorkerSpec, gpu: PhysicalGpu | None, share_bytes: int, policy: WorkerPolicy
 ) -> Limits:
-    """What its job says, else what such a worker usually needs, within what the lab allows. A
-    synthetic one without a GPU holds some four times its gradient; others get ``share_bytes`` of
-    memory."""
+    """The limits of the job, else the usual ones, within those of the lab. A synthetic worker
+    without a GPU needs about four times its gradient; others get ``share_bytes`` of memory."""
     task = spec.task
     if isinstance(task, SyntheticTask) and gpu is None:
         memory_bytes, processes = 1024 * _MIB + 8 * task.gradient_bytes, 256
@@ -53,7 +52,7 @@ def limits_of(
 
 
 def memory_share(server: Server) -> int:
-    """Bytes of this machine's memory for each worker that the server can have at a time."""
+    """Bytes of memory for each worker that the server can run at a time."""
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return int(_FOR_WORKERS * total) // max(1, len(server.nics))
 
@@ -66,25 +65,25 @@ _DOCKER_SOCKET = "/var/run/docker.sock"
 
 
 def permitted(spec: WorkerSpec, policy: WorkerPolicy) -> WorkerSpec:
-    """The worker to launch, with the real paths that were checked: no link changes them later.
+    """The worker to launch, with resolved and checked paths, so links cannot change them later.
     ``Forbidden`` or ``BadRequest`` for what it may not have."""
     task, checkpoint = spec.task, spec.checkpoint
     image = getattr(task, "image", None)
     if image is not None and not policy.allows_image(image):
         allowed = ", ".join(policy.images or ()) or "none"
         raise Forbidden(
-            f"worker {spec.id} asks for the image {image}, which the lab allows to no worker",
-            hint=f"those that it does: {allowed} ('images' under 'workers' of the lab file)",
+            f"worker {spec.id} requests the image {image}, which the lab does not allow",
+            hint=f"allowed images: {allowed} ('images' under 'workers' of the lab file)",
         )
     most, wanted = policy.memory_bytes, spec.memory_bytes
     if most is not None and wanted is not None and wanted > most:
         raise Forbidden(
-            f"worker {spec.id} asks for {format_size(wanted)} of memory: the lab allows "
+            f"worker {spec.id} requests {format_size(wanted)} of memory: the lab allows "
             f"{format_size(most)} ('memory' under 'workers' of the lab file)"
         )
     if policy.cpus is not None and spec.cpus is not None and spec.cpus > policy.cpus:
         raise Forbidden(
-            f"worker {spec.id} asks for {spec.cpus:g} CPUs: the lab allows {policy.cpus:g} "
+            f"worker {spec.id} requests {spec.cpus:g} CPUs: the lab allows {policy.cpus:g} "
             "('cpus' under 'workers' of the lab file)"
         )
     if checkpoint is not None:
@@ -97,8 +96,8 @@ def permitted(spec: WorkerSpec, policy: WorkerPolicy) -> WorkerSpec:
             for kept in _OF_THE_WORKER:
                 if _overlap(Path(os.path.normpath("/" + mount.target.lstrip("/"))), kept):
                     raise BadRequest(
-                        f"worker {spec.id}: nothing can be mounted at {mount.target}: {kept} of a "
-                        "worker is made by Patchlight or the kernel"
+                        f"worker {spec.id}: cannot mount at {mount.target}: {kept} of a worker "
+                        "is reserved"
                     )
             source = _seen(spec, policy, mount.source, writes=not mount.read_only)
             mounts.append(replace(mount, source=source))
@@ -114,7 +113,7 @@ def _seen(
     writes: bool = False,
     is_made: bool = False,
 ) -> str:
-    """Where a path leads that the worker may see; ``is_made``: only the folder above is needed."""
+    """The resolved path that the worker may see. ``is_made``: only its parent must exist."""
     real, problem = Path(os.path.normpath(path)), ""
     try:
         real = Path(os.path.realpath(path))
@@ -125,7 +124,7 @@ def _seen(
     for kept in [*_OF_THE_SERVER, Path(os.path.realpath(docker))]:
         if _overlap(real, kept):
             raise Forbidden(
-                f"worker {spec.id} asks for {short(path)}: {kept} of a server is for no worker",
+                f"worker {spec.id} requests {short(path)}: workers cannot have {kept} of a server",
                 hint="mount a folder of data, like /srv/data",
             )
     named = {each.removesuffix(WRITABLE): each.endswith(WRITABLE) for each in policy.mounts}
@@ -136,13 +135,13 @@ def _seen(
     if closest is None or (writes and not all(folders[each] for each in (closest, *inside))):
         wanted, verb = (f"{path}{WRITABLE}", "write to") if writes else (path, "see")
         raise Forbidden(
-            f"worker {spec.id} asks for {short(path)}: the lab lets workers {verb} no such folder",
-            hint=f"it names {', '.join(policy.mounts) or 'none'}; its owner adds it to the lab "
-            f"file: workers: {{mounts: [{short(wanted)!r}]}}",
+            f"worker {spec.id} requests {short(path)}: the lab does not let workers {verb} it",
+            hint=f"allowed folders: {', '.join(policy.mounts) or 'none'}; the lab's owner can add "
+            f"it to the lab file: workers: {{mounts: [{short(wanted)!r}]}}",
         )
     if problem:
         why = f"{short(path)}, which cannot be used on this server: {problem}"
-        raise BadRequest(f"worker {spec.id} asks for {why}")
+        raise BadRequest(f"worker {spec.id} requests {why}")
     return str(real)
 
 
@@ -150,7 +149,7 @@ def _overlap(one: Path, other: Path) -> bool:
     return one.is_relative_to(other) or other.is_relative_to(one)
 
 
-# systemd keeps these free; below them are those that it gives to containers.
+# systemd leaves these user ids free; it gives containers those below.
 _FIRST_USER, _USERS = 0x70000000, 0x0F000000
 _SOON_S = 1.0
 _OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -166,55 +165,55 @@ class WorkerUser:
 
     @property
     def is_root(self) -> bool:
-        """Whether files of the server are open to it."""
+        """Whether it can read all files of the server."""
         return self.uid == 0
 
     def may(self, path: Path, bits: int) -> bool:
-        """Whether the mode of ``path`` lets it do that: 4 read, 2 write, 1 pass."""
+        """Whether the mode of ``path`` grants it: 4 read, 2 write, 1 pass."""
         found = path.stat()
         shift = 6 if found.st_uid == self.uid else 3 if found.st_gid == self.gid else 0
         return (found.st_mode >> shift) & bits == bits
 
     def closed(self, path: Path) -> Path | None:
-        """The first folder on the way to ``path`` that it may not pass, if there is one."""
+        """The first folder on the way to ``path`` that it may not pass, if any."""
         return next((each for each in reversed(path.parents) if not self.may(each, 1)), None)
 
 
 def named_user(choice: str) -> WorkerUser | None:
-    """The user of that name or number; ``None`` for ``dynamic``. ``BadInput`` if there is none."""
+    """The user of that name or number; ``None`` for ``dynamic``; ``BadInput`` if unknown."""
     if choice == DYNAMIC:
         return None
     try:
         known = pwd.getpwuid(int(choice)) if choice.isdecimal() else pwd.getpwnam(choice)
     except (KeyError, OverflowError):
         raise BadInput(
-            f"workers cannot run as {choice}: this machine has no such user",
-            hint=f"make one: useradd --system --no-create-home {choice}; or say {DYNAMIC}: a user "
-            "for each person who submits jobs",
+            f"workers cannot run as {choice}: user not found on this machine",
+            hint=f"create it: useradd --system --no-create-home {choice}; or use {DYNAMIC}: one "
+            "user per job owner",
         ) from None
     return WorkerUser(known.pw_uid, known.pw_gid, known.pw_name)
 
 
 def user_for(lab: str, submitter: str) -> WorkerUser:
-    """As whom the jobs of one person in one lab run: the same on every server, at any time."""
+    """The user for one person's jobs in one lab: the same on every server, at any time."""
     digest = hashlib.sha256(f"{lab}\0{submitter}".encode()).digest()
     number = _FIRST_USER + int.from_bytes(digest[:8]) % _USERS
     return WorkerUser(number, number, f"uid-{number}")
 
 
 def refuse_inside_workers_folders(worker: str, path: str) -> None:
-    """``LaunchError`` for what another worker could replace by a link while it is being mounted."""
+    """``LaunchError`` for a path that another worker could replace by a link during the mount."""
     for folder in Path(os.path.realpath(path)).parents:
         if folder.exists() and _FIRST_USER <= folder.stat().st_uid < _FIRST_USER + _USERS:
             raise LaunchError(
                 f"worker {worker}: {path} is inside {folder}, which belongs to workers",
-                hint="name a folder beside it",
+                hint="choose a folder outside it",
             )
 
 
 def ready_checkpoint(worker: str, checkpoint: str, user: WorkerUser) -> None:
-    """See that the worker can write to its checkpoint folder, made if only that is missing; else
-    ``LaunchError``: the owner of a folder that is there is never changed."""
+    """Check that the worker can write to its checkpoint folder; create the folder if only that is
+    missing. ``LaunchError`` otherwise: an existing folder's owner is never changed."""
     refuse_inside_workers_folders(worker, checkpoint)
     path = Path(checkpoint)
     remedy = f"on this server: sudo install -d -m 700 -o {user.uid} -g {user.gid} {checkpoint}"
@@ -224,7 +223,7 @@ def ready_checkpoint(worker: str, checkpoint: str, user: WorkerUser) -> None:
             made = os.open(path.name, _OPEN_FOLDER, dir_fd=above)
             os.fchown(made, user.uid, user.gid)
             os.close(made)
-        end = time.monotonic() + _SOON_S  # another agent may be making it
+        end = time.monotonic() + _SOON_S  # another agent may be creating it
         while not user.may(path, 0o3):
             if time.monotonic() > end:
                 raise LaunchError(
@@ -242,7 +241,7 @@ def ready_checkpoint(worker: str, checkpoint: str, user: WorkerUser) -> None:
 
 @contextmanager
 def _held(folder: Path) -> Iterator[int]:
-    """A descriptor of a folder, without a link on the way, even if its path changes meanwhile."""
+    """A descriptor of a folder, opened without following links and safe from later changes."""
     with ExitStack() as stack:
         found = os.open("/", _OPEN_FOLDER)
         stack.callback(os.close, found)
@@ -253,7 +252,7 @@ def _held(folder: Path) -> Iterator[int]:
 
 
 def hand_over(user: WorkerUser, folder: Path) -> None:
-    """Make a worker's folder, and what is in it, the user's own."""
+    """Make a worker's folder and its content belong to the user."""
     if user.is_root:
         return
     for here, folders, files in os.walk(folder):
@@ -266,7 +265,7 @@ CDI_FOLDERS = (Path("/etc/cdi"), Path("/var/run/cdi"))
 _KIND = "nvidia.com/gpu"
 _HOOK = "nvidia-container-runtime-hook"
 _NODE = re.compile(r"/dev/nvidia(\d+)")
-# NVIDIA's runtime adds what this variable names, also where an image sets it; "void" is nothing.
+# NVIDIA's runtime adds the GPUs in this variable, even if an image sets it; "void" means none.
 _VISIBLE = "NVIDIA_VISIBLE_DEVICES"
 NO_GPU = {_VISIBLE: "void"}
 
@@ -277,8 +276,8 @@ def find_access(
     folders: Sequence[Path] = CDI_FOLDERS,
     path: str | None = None,
 ) -> str:
-    """How containers get a GPU, or the ``choice`` of a way; empty for none. ``engine``: its own
-    description; ``path``: where programs are looked for (``None``: the environment's)."""
+    """How containers get a GPU: ``choice``, or what is available; empty for none. ``engine``: its
+    description; ``path``: where programs are searched (``None``: the environment's)."""
     if choice not in CHOICES:
         raise BadInput(f"--gpu-access {choice!r}: expected {', '.join(CHOICES)}")
     if choice != "auto":
@@ -294,8 +293,8 @@ def find_access(
 def container_settings(
     access: str, gpu: PhysicalGpu, folders: Sequence[Path] = CDI_FOLDERS
 ) -> dict[str, Any]:
-    """What a container is created with to get this GPU alone (``environment`` is to be merged);
-    ``LaunchError`` where there is no way."""
+    """Arguments for a container with only this GPU (merge ``environment``); may raise
+    ``LaunchError``."""
     pinned = {_VISIBLE: gpu.uuid, "NVIDIA_DRIVER_CAPABILITIES": "compute,utility"}
     match access:
         case "cdi":
@@ -305,8 +304,8 @@ def container_settings(
             if not named:
                 known = ", ".join(sorted({name for name, _ in devices})) or "none"
                 raise LaunchError(
-                    f"no CDI device is the GPU {gpu.uuid}: there are {known}",
-                    hint="write the files anew: sudo nvidia-ctk cdi generate "
+                    f"no CDI device for GPU {gpu.uuid}: found {known}",
+                    hint="write the CDI files again: sudo nvidia-ctk cdi generate "
                     "--output=/etc/cdi/nvidia.yaml",
                 )
             cdi = {"driver": "cdi", "device_ids": [f"{_KIND}={named[0]}"]}
@@ -317,17 +316,17 @@ def container_settings(
         case "runtime":
             return {"runtime": "nvidia", "environment": pinned}
     raise LaunchError(
-        f"there is no way to give a container the GPU {gpu.uuid}: no CDI file of {_KIND}, no "
-        f"{_HOOK} and no Docker runtime 'nvidia'",
+        f"cannot give a container the GPU {gpu.uuid}: no CDI file of {_KIND}, no {_HOOK} and no "
+        "Docker runtime 'nvidia'",
         hint="install the NVIDIA Container Toolkit; then sudo nvidia-ctk cdi generate "
-        "--output=/etc/cdi/nvidia.yaml (Docker 25 or newer), or sudo nvidia-ctk runtime configure "
-        "--runtime=docker; and start the agent again",
+        "--output=/etc/cdi/nvidia.yaml (Docker 25 or newer), or sudo nvidia-ctk runtime "
+        "configure --runtime=docker; and restart the agent",
     )
 
 
 def _devices(folders: Sequence[Path]) -> Iterator[tuple[str, set[int]]]:
-    """The GPUs in CDI files, by name and numbers of ``/dev/nvidiaN``. A file that cannot be read is
-    passed over, as the engine does."""
+    """The GPUs in CDI files, by name and by number of ``/dev/nvidiaN``. Unreadable files are
+    skipped, as the engine does."""
     for path in (each for folder in folders for each in sorted(folder.glob("*"))):
         try:
             text = path.read_text(encoding="utf-8") if path.suffix in (".yaml", ".json") else ""

@@ -25,8 +25,8 @@ _INHERITED = ("PATH", "LANG", "PATCHLIGHT_RUN")
 
 class ProcessRunner(contract.Runner):
     """Runs workers as children that outlive this process, as ``user`` of this machine, or
-    ``dynamic``: one for each person who submits jobs to the ``lab``. ``fork_from``: where ours are
-    forked."""
+    ``dynamic``: one user per job owner of the ``lab``. ``fork_from``: socket of the forking
+    process."""
 
     name = "process"
 
@@ -42,13 +42,13 @@ class ProcessRunner(contract.Runner):
         """Workers need root to be made, and what confines them."""
         if os.geteuid() != 0:
             raise LaunchError(
-                "workers need network namespaces, and those need root", hint="run the agent as root"
+                "workers need network namespaces, which need root", hint="run the agent as root"
             )
         await asyncio.to_thread(confinement.check_possible)
         unlimited = {"memory", "pids"} - set(self._cgroups.controllers)
         if unlimited:
             log.warning(
-                "no limits for workers on %s: this machine lets nobody make such cgroups",
+                "no limits for workers on %s: cgroups cannot be created on this machine",
                 ", ".join(sorted(unlimited)),
             )
 
@@ -59,10 +59,10 @@ class ProcessRunner(contract.Runner):
         if image or (isinstance(task, CommandTask) and task.mounts):
             what = f"the image {image}" if image else "mounts"
             raise BadRequest(
-                f"worker {launch.spec.id} asks for {what}, but this agent runs workers as "
+                f"worker {launch.spec.id} requests {what}, but this agent runs workers as "
                 "processes",
-                hint="run the agent with --worker-kind docker, or leave image and mounts out: the "
-                "program then sees the server's own files",
+                hint="run the agent with --worker-kind docker, or omit image and mounts: the "
+                "program then sees the server's files",
             )
         handle, child = await asyncio.to_thread(self._launch, launch)
         return _ProcessWorker(handle, launch.namespace, launch.directory, self._cgroups, child)
@@ -97,26 +97,26 @@ class ProcessRunner(contract.Runner):
         namespaces.create(launch.namespace)
         try:
             groups = self._cgroups.make(launch.namespace, launch.limits)
-            # A cgroup counts better than the kernel for a user: that has the processes of its
-            # other workers in it, and ended ones. Root's are not counted.
+            # A cgroup counts processes better than the kernel's limit for a user, which includes
+            # the user's other workers and zombies. Root's processes are not counted.
             counted = user.is_root or "pids" in self._cgroups.controllers
             most = None if counted else launch.limits.processes
             if self._fork_from is not None and _can_be_forked(program, launch, user):
                 limits.hand_over(user, folder)
-                with contextlib.suppress(OSError):  # nobody is there: it is slower without
+                with contextlib.suppress(OSError):  # no forking process: start it the slow way
                     return _fork(self._fork_from, program, launch, user, groups, most), None
             command = _write_program(program, launch, user)
-            (folder / keeper.OUTPUT).touch()  # what confines it writes there, too
+            (folder / keeper.OUTPUT).touch()  # the tools that confine it write there too
             limits.hand_over(user, folder)
             kept = keeper.kept(command, str(folder), gated=program.gated, waited_for=False)
-            # A process begins in the namespace of the thread that makes it.
+            # A process starts in the namespace of the thread that creates it.
             with namespaces.entered(namespaces.namespace_path(launch.namespace)):
                 child, pid = confinement.begin(
                     ["/bin/sh", *kept[1:]], launch, user, groups, most, _code()
                 )
             return contract.WorkerHandle(pid=pid, started=process_start(pid), boot=boot_id()), child
         except (OSError, PatchlightError) as exc:
-            with contextlib.suppress(PatchlightError):  # one may be there that did not answer
+            with contextlib.suppress(PatchlightError):  # there may be one that did not answer
                 namespaces.end_all(launch.namespace)
             namespaces.delete(launch.namespace)
             with contextlib.suppress(PatchlightError):
@@ -128,11 +128,11 @@ class ProcessRunner(contract.Runner):
     async def adopt(
         self, handle: contract.WorkerHandle, namespace: str, directory: Path
     ) -> contract.RunningWorker:
-        """The keeper with that process id, unless the id was used again."""
+        """The keeper with that process id, unless the id was reused."""
         return _ProcessWorker(handle, namespace, directory, self._cgroups)
 
     async def sweep(self, known: Container[str | None]) -> None:
-        """Remove the cgroups of workers whose namespace has gone: of launches that were cut off."""
+        """Remove the cgroups of interrupted launches: those whose namespace is gone."""
         for name in self._cgroups.names():
             if not namespaces.namespace_path(name).exists():
                 with contextlib.suppress(PatchlightError):
@@ -140,7 +140,6 @@ class ProcessRunner(contract.Runner):
 
 
 def _code() -> list[Path]:
-    """The folders of Python, its packages and our training code, wherever they are installed."""
     python = Path(os.path.realpath(sys.executable)).parents[1]
     numpy = forking.numpy_folder()
     prefixes = {Path(sys.prefix), Path(sys.base_prefix), python, *([Path(numpy)] if numpy else [])}
@@ -150,12 +149,12 @@ def _code() -> list[Path]:
 def _can_be_forked(
     program: programs.WorkerProgram, launch: contract.WorkerLaunch, user: limits.WorkerUser
 ) -> bool:
-    """Whether it runs our code alone, with nothing on its way closed to the user."""
+    """Whether it runs only built-in code that its user can read."""
     if not program.needs_numpy_alone or launch.rdma_devices:
         return False
     own = launch.directory
     for ours in (own.parent, own.parent.parent):
-        ours.chmod(ours.stat().st_mode | 0o011)  # what is in them stays closed
+        ours.chmod(ours.stat().st_mode | 0o011)
     needed = [own, *_code(), *([launch.gpu_socket] if launch.gpu_socket else [])]
     return not any(map(user.closed, needed))
 
@@ -171,8 +170,8 @@ def _environment(
 def _write_program(
     program: programs.WorkerProgram, launch: contract.WorkerLaunch, user: limits.WorkerUser
 ) -> list[str]:
-    """The command that runs the program, without anything of a job in it: variables and folder are
-    set by a script that the worker's user alone can read."""
+    """The command that runs the program. The job's variables and folder are set by a script that
+    only the worker's user can read, so they do not appear in process lists."""
     variables = _environment(program, launch, user).items()
     lines = [
         f"cd {shlex.quote(program.directory)} || exit 126",
@@ -254,7 +253,7 @@ class _ProcessWorker:
             async with asyncio.timeout(grace_s):
                 await self._gone.wait()
         except TimeoutError:
-            # First: it would write the exit code of a program that was refused a fork.
+            # First: it would write the exit code of a program whose fork was refused.
             self._signal(signal.SIGKILL)
         await self.dispose()
         await self._gone.wait()
@@ -272,27 +271,26 @@ class _ProcessWorker:
 
     async def dispose(self) -> None:
         def remove() -> None:
-            # One that forks faster than it is found would never be gone.
+            # A program that forks faster than it is killed would never end.
             self._cgroups.forbid_forks(self._namespace)
             namespaces.end_all(self._namespace)
             if self._child is not None:
                 self._child.wait()
             self._cgroups.remove(self._namespace)
-            with contextlib.suppress(OSError):  # from now on the agent alone reads it
+            with contextlib.suppress(OSError):  # from now on only the agent can read it
                 os.chown(self._directory, 0, 0)
 
         await asyncio.to_thread(remove)
 
 
 def _pidfd(handle: contract.WorkerHandle) -> int | None:
-    """A descriptor that is readable when the process ends; ``None`` if it has ended."""
     if handle.pid is None or handle.started is None or handle.boot != boot_id():
         return None
     try:
         descriptor = os.pidfd_open(handle.pid)
     except ProcessLookupError:
         return None
-    # Looked at once the number cannot be given to another process any more.
+    # Checked once the descriptor is open, the number cannot be reused.
     if process_start(handle.pid) != handle.started:
         os.close(descriptor)
         return None

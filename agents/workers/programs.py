@@ -1,5 +1,5 @@
-"""Makes a worker's command, its network's files, and its variables, among them what launchers call
-the rendezvous: its rank, where the other ranks are, and which interface leads to them."""
+"""Builds a worker's command, network files and variables, including the rendezvous: its rank, the
+other ranks' addresses and the interface that reaches them."""
 
 import json
 import os
@@ -15,21 +15,21 @@ from patchlight.testbed.wire import agent_status, worker_api
 
 NETWORK_FILE = "network.json"
 
-# A packet is waited for 4.096 us x 2^22 = 17 s, and sent 7 times: a path may be dark for 2 minutes.
+# Timeout 4.096 us x 2^22 = 17 s, 7 retries: an outage may last 2 minutes.
 _IB_TIMEOUT, _IB_RETRIES = "22", "7"
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
-# ECN-capable transport: congested switches mark packets that say so, instead of dropping them.
+# ECN-capable transport: congested switches mark these packets instead of dropping them.
 _ECN_CAPABLE = 0b10
 _LONGEST_HOSTNAME = 64
 
 
 def network_environment(launch: WorkerLaunch, folder: str) -> dict[str, str]:
-    """The variables of a worker's network, which a job cannot change; ``folder`` is its own, as it
-    sees it. The index of the GID, which a change of circuits may change, is not among them: NCCL
-    2.21 or newer finds it by the address; for others it is in the file ``PATCHLIGHT_NETWORK``."""
-    # Gloo sends its gradients over the interface that it is given, NCCL those that cannot go by
-    # RDMA. So a second interface is given to NCCL only beside an RDMA device, and to Gloo never.
-    interface = f"={launch.interface}"  # this one, and none whose name begins so
+    """The variables of a worker's network, which a job cannot change; ``folder`` is the worker's
+    view of its folder. The GID's index is not included, as circuit changes may change it: NCCL 2.21
+    or newer finds it by the address, other programs in the file ``PATCHLIGHT_NETWORK``."""
+    # Gloo sends gradients over its interface, NCCL only what RDMA does not carry. So NCCL gets a
+    # second interface only with an RDMA device, and Gloo never.
+    interface = f"={launch.interface}"  # an exact match, not a prefix
     device = launch.rdma
     variables = {
         "GLOO_SOCKET_IFNAME": launch.interface,
@@ -37,7 +37,7 @@ def network_environment(launch: WorkerLaunch, folder: str) -> dict[str, str]:
         "PATCHLIGHT_NETWORK": f"{folder}/{NETWORK_FILE}",
     }
     if device is None:
-        # Where a server has devices that all see, it would take anybody's.
+        # NCCL would use other workers' devices where all are visible.
         return {**variables, "NCCL_IB_DISABLE": "1"}
     if launch.rendezvous_interface is not None and launch.spec.rendezvous is not None:
         variables["NCCL_SOCKET_IFNAME"] = f"={launch.rendezvous_interface}"
@@ -59,12 +59,12 @@ def network_defaults(launch: WorkerLaunch) -> dict[str, str]:
 
 
 def hostname(launch: WorkerLaunch) -> str:
-    """The host name inside a worker: the lab's name of its NIC's host."""
+    """A worker's host name: the lab's name of its NIC's host."""
     return next(iter(launch.hosts.get(launch.address, ())), launch.spec.id)[:_LONGEST_HOSTNAME]
 
 
 def hosts_file(launch: WorkerLaunch) -> str:
-    """A worker's ``/etc/hosts``: every name of the lab, and its hostname at its own address."""
+    """A worker's ``/etc/hosts``: all names of the lab, and its host name at its own address."""
     own, name = launch.address, hostname(launch)
     lines = ["127.0.0.1 localhost", "::1 localhost ip6-localhost ip6-loopback"]
     for address, names in {own: (), **launch.hosts}.items():
@@ -74,15 +74,15 @@ def hosts_file(launch: WorkerLaunch) -> str:
 
 
 def publish(folder: Path, place: NicPlace, rdma: agent_status.RdmaStatus | None) -> None:
-    """Write the state of a worker's network into its folder, whole or not at all. What the worker
-    may have put there is replaced, never followed."""
+    """Write the state of a worker's network into its folder atomically. Links that the worker put
+    there are replaced, not followed."""
     told = {
         "interface": place.inside,
         "address": str(place.address),
         "rdma": None if rdma is None else rdma.model_dump(),
     }
     fresh = folder / f"{NETWORK_FILE}.new"
-    with suppress(OSError):  # a full disk is told of elsewhere
+    with suppress(OSError):  # a full disk is reported elsewhere
         fresh.unlink(missing_ok=True)
         with os.fdopen(os.open(fresh, _NEW_FILE, 0o644), "w", encoding="utf-8") as file:
             json.dump(told, file)
@@ -91,16 +91,16 @@ def publish(folder: Path, place: NicPlace, rdma: agent_status.RdmaStatus | None)
 
 TRAINING = Path(agents.__file__).absolute().parent / "training"
 TRAINING_IN_PATH = Path("patchlight/agents/training")
-"""Where ``TRAINING`` is to be found in a folder of Python's path."""
+"""The path of ``TRAINING`` within a folder of Python's path."""
 
-# One worker is one GPU's process; threads of a linear algebra library would fight.
+# Each worker has one GPU; threads of several linear algebra libraries would compete.
 _DEFAULTS = {"PYTHONUNBUFFERED": "1", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerPlaces:
     """Paths as the worker sees them: its ``folder``, the training ``code`` and ``numpy`` (folders
-    of Python's path), the folder ``data`` of its samples."""
+    of Python's path), and the folder ``data`` of its samples."""
 
     folder: str
     code: str
@@ -113,8 +113,8 @@ class WorkerPlaces:
 
 @dataclass(frozen=True, slots=True)
 class WorkerProgram:
-    """A worker's program. ``gated``: it waits for the start outside of it; ``needs_numpy_alone``:
-    it is our synthetic trainer, without any other package."""
+    """A worker's program. ``gated``: it waits outside for the start; ``needs_numpy_alone``: it is
+    the synthetic trainer, without any other package."""
 
     command: tuple[str, ...]
     environment: dict[str, str]
@@ -124,7 +124,7 @@ class WorkerProgram:
 
 
 def program_of(launch: WorkerLaunch, places: WorkerPlaces) -> WorkerProgram:
-    """The program of the worker's trainer; puts into the worker's folder what it reads there."""
+    """The program of the worker's trainer; writes its input into the worker's folder."""
     spec, task = launch.spec, launch.spec.task
     numpy_alone = False
     match task:
@@ -144,7 +144,7 @@ def program_of(launch: WorkerLaunch, places: WorkerPlaces) -> WorkerProgram:
             if isinstance(task, worker_api.SyntheticTask) and places.numpy:
                 numpy_alone = bool(places.gpu_socket) or task.device == "sleep"
             if numpy_alone and places.numpy:
-                # What packages run at each start of Python is left out.
+                # Skip packages' start-up code (.pth files).
                 folders, option = [*folders, places.numpy], "-S"
             own = {"PYTHONPATH": ":".join(folders)}
             directory, gated = places.folder, False

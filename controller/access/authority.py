@@ -1,8 +1,8 @@
-"""A lab's certificate authority, which identifies the controller and the agents by name.
+"""Issues certificates of a lab's authority, which identify the controller and the agents by name.
 
-It is a folder on the machine that deploys: ``ca.pem`` goes to every program of the lab;
-``ca-key.pem`` stays, as its owner can pose as the controller. A renewed certificate keeps its key.
-Issue again if a key may have leaked; remove the folder first if it is the authority's.
+It is a folder on the deploying machine: ``ca.pem`` goes to every program of the lab; ``ca-key.pem``
+stays, because its owner can pose as the controller. A renewed certificate keeps its key. If a key
+may have leaked, issue new ones; if it is the authority's, remove the folder first.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ CERTIFICATE_LIFETIME = timedelta(days=365)
 RENEWED_BEFORE_END = timedelta(days=60)
 _AUTHORITY_LIFETIME = timedelta(days=20 * 365)
 _AUTHORITY_KEY_FILE = "ca-key.pem"
-# For servers whose clocks are behind.
+# For servers with slow clocks.
 _CLOCKS_BEHIND = timedelta(days=1)
 _CALLS, _SERVES = ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH
 
@@ -37,15 +37,15 @@ def _utc() -> datetime:
 
 
 def authority_folder(lab: str) -> Path:
-    """This user's folder for the authority of a lab."""
+    """This user's folder for a lab's authority."""
     return user_folder("XDG_DATA_HOME", ".local/share") / "patchlight/labs" / lab / "ca"
 
 
 class Authority:
-    """The authority of a lab; made in ``folder`` (0700) if there is none yet.
+    """The authority of a lab, created in ``folder`` (0700) if missing.
 
     ``PatchlightError`` if others can write there, if it cannot be read or written, or if it is
-    another lab's. ``clock`` gives the time in UTC.
+    another lab's. ``clock`` returns the time in UTC.
     """
 
     def __init__(self, lab: str, folder: Path, clock: Callable[[], datetime] = _utc) -> None:
@@ -57,7 +57,7 @@ class Authority:
             ).exists():
                 raise BadInput(
                     f"the authority in {folder} has lost its key {_AUTHORITY_KEY_FILE}",
-                    hint=f"put it back; or remove {folder} and issue all certificates anew",
+                    hint=f"restore it; or remove {folder} and issue all certificates again",
                 )
             self._key = _key_in(folder / _AUTHORITY_KEY_FILE)
             found = _certificate_in(folder / credentials.CA_FILE)
@@ -74,11 +74,11 @@ class Authority:
             self._certificate = found
 
     def for_agent(self, server: str, folder: Path, *, anew: bool = False) -> Credentials:
-        """Put the key and certificates of the agent of ``server`` into ``folder``.
+        """Write the key and certificates of the agent of ``server`` into ``folder``.
 
-        A certificate that is still good for a while stays, and a key unless ``anew``. After an
-        interruption it can be called again. ``PatchlightError`` if the folder cannot be written,
-        or if others can write there.
+        A certificate that is valid for long enough stays, and so does a key unless ``anew``. It can
+        be repeated after an interruption. ``PatchlightError`` if the folder cannot be written, or
+        if others can write there.
         """
         return self._provide(credentials.agent_name(server, self.lab), [_SERVES], folder, anew)
 
@@ -95,7 +95,7 @@ class Authority:
         return self._provide(credentials.switch_name(switch, self.lab), [_CALLS], folder, anew)
 
     def for_switches(self, folder: Path, *, anew: bool = False) -> Credentials:
-        """The same for a machine with several packet switches: it may be any of the lab's."""
+        """The same for a machine with several packet switches of the lab."""
         return self._provide(credentials.switches_name(self.lab), [_CALLS], folder, anew)
 
     def _provide(
@@ -118,7 +118,7 @@ class Authority:
                         return found
             key_file = folder / credentials.KEY_FILE
             key = None if anew or not key_file.exists() else _key_in(key_file)
-            # The certificate goes first: a key never lies beside one that does not match.
+            # Remove the certificate first, so that a key is never next to a wrong one.
             if key is None or not _has(folder / credentials.CA_FILE, authority):
                 (folder / credentials.CERTIFICATE_FILE).unlink(missing_ok=True)
             if key is None:
@@ -196,12 +196,13 @@ def _key_usage(*, signs_certificates: bool) -> x509.KeyUsage:
 
 
 def _key_in(path: Path) -> ec.EllipticCurvePrivateKey:
-    """The key in the file, or a new one; only its owner may read it."""
     if path.exists():
         if path.stat().st_mode & 0o077:
             raise BadInput(
                 f"other users may read or change the key {path}",
-                hint=f"chmod 600 {path}; if somebody may have seen it, remove it and issue anew",
+                hint=(
+                    f"chmod 600 {path}; if somebody may have seen it, remove it and issue a new one"
+                ),
             )
         try:
             key = serialization.load_pem_private_key(path.read_bytes(), None)
@@ -209,7 +210,8 @@ def _key_in(path: Path) -> ec.EllipticCurvePrivateKey:
             key = None
         if not isinstance(key, ec.EllipticCurvePrivateKey):
             raise BadInput(
-                f"{path} is no key of an elliptic curve in PEM", hint="remove it, and issue anew"
+                f"{path} is not an elliptic curve key in PEM format",
+                hint="remove it, and issue a new one",
             )
         return key
     key = ec.generate_private_key(ec.SECP256R1())
@@ -231,7 +233,7 @@ def _certificate_in(path: Path) -> x509.Certificate | None:
         return None
     except ValueError as error:
         raise BadInput(
-            f"{path} is no certificate in PEM", hint="remove it: it is made again"
+            f"{path} is not a certificate in PEM format", hint="remove it: it is created again"
         ) from error
 
 
@@ -240,7 +242,6 @@ def _has(path: Path, content: bytes) -> bool:
 
 
 def _put(path: Path, content: bytes) -> None:
-    """Write a file (0600), atomically."""
     fresh = path.with_name(f".{path.name}.new")
     fresh.unlink(missing_ok=True)
     handle = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -259,13 +260,13 @@ def _writing(folder: Path) -> Iterator[None]:
     except OSError as error:
         raise PatchlightError(
             f"writing certificates to {folder}: {error.strerror}",
-            hint="name a folder that you can write to, on a disk with room",
+            hint="choose a writable folder on a disk with free space",
         ) from error
 
 
 @contextlib.contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    # Two processes must not make two authorities.
+    # Two processes must not create two authorities.
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)

@@ -1,4 +1,4 @@
-"""The tokens of a lab, and its audit log.
+"""Manages the tokens of a lab, and its audit log.
 
 A token replaces a login on this machine. Its text is shown once; only a hash of it is stored.
 """
@@ -23,7 +23,7 @@ from patchlight.testbed.wire.rest.lab import TokenShape
 DAY_S = 86_400.0
 USUAL_LIFETIME_S = 30 * DAY_S
 LONGEST_LIFETIME_S = 366 * DAY_S
-# So that what looks for secrets in files knows one.
+# A prefix that secret scanners recognise.
 _PREFIX = "patchlight"
 _LONGEST = 200
 _SHOWN = re.compile(rf"({_PREFIX}_[0-9a-f]{{1,8}})_[A-Za-z0-9_-]+")
@@ -33,7 +33,7 @@ _read = TypeAdapter(TokenShape).validate_python
 
 
 class Tokens:
-    """The tokens of one lab, in the controller's file."""
+    """The tokens of one lab, in the controller's database."""
 
     def __init__(self, store: Database, clock: Callable[[], float] = time.time) -> None:
         self._store, self._clock = store, clock
@@ -41,7 +41,7 @@ class Tokens:
     def create(
         self, user: str, role: Role, by: str, why: str = "", lifetime_s: float = USUAL_LIFETIME_S
     ) -> tuple[TokenShape, str]:
-        """A new token and its text, which nobody is told again."""
+        """A new token and its text, which is not shown again."""
         token_id, secret, now = secrets.token_hex(4), secrets.token_urlsafe(32), self._clock()
         made = TokenShape(
             id=token_id,
@@ -59,16 +59,16 @@ class Tokens:
         return made, f"{_PREFIX}_{token_id}_{secret}"
 
     def all(self) -> list[TokenShape]:
-        """Every token that was ever made, the oldest first."""
+        """Every token ever created, oldest first."""
         return self._store.each("tokens", "ORDER BY rowid", _read)
 
     def revoke(self, token_id: str, by: str) -> TokenShape:
-        """Let nobody in with this token any more. ``BadInput`` if there is none of that id."""
+        """Revoke this token. ``BadInput`` for an unknown id."""
         token = next((each for each in self.all() if each["id"] == token_id), None)
         if token is None:
             raise BadInput(
-                f"there is no token {token_id[:40]!r}",
-                hint="'patchlight token list' shows them; name the id, not the token itself",
+                f"unknown token id {token_id[:40]!r}",
+                hint="'patchlight token list' shows the ids; do not pass the token itself",
             )
         if token["revoked_at"] is None:
             token |= {"revoked_at": self._clock(), "revoked_by": by}
@@ -77,7 +77,7 @@ class Tokens:
         return token
 
     def holder(self, text: str) -> TokenShape | None:
-        """The token that somebody shows, if it is good now."""
+        """The valid token for this text, or ``None``."""
         prefix, _, rest = text.partition("_")
         token_id, _, secret = rest.partition("_")
         if prefix != _PREFIX or len(text) > _LONGEST:
@@ -94,23 +94,22 @@ class Tokens:
 
 
 def without_tokens(text: str) -> str:
-    """A text that may be written down: of each token in it, its id."""
+    """A text that may be logged: tokens in it are replaced by their ids."""
     return _SHOWN.sub(r"\1_…", text)
 
 
 def _hash(secret: str) -> str:
-    # 256 random bits cannot be guessed, so a quick hash does: there is nothing to slow down.
+    # 256 random bits cannot be guessed, so a fast hash is enough.
     return hashlib.sha256(secret.encode()).hexdigest()
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """One request to change something, also one that was refused.
+    """One request for a change, accepted or refused.
 
-    ``what`` is its method and path, ``about`` what it made or changed: ids, numbers and states.
-    ``status`` is the HTTP status of the answer, 0 if there was none, and ``outcome`` says
-    ``done``, ``refused``, ``failed`` or ``unknown``. ``repeated`` counts refusals of the same user
-    that are not listed one by one.
+    ``what`` is its method and path, ``about`` what it created or changed: ids, numbers and states.
+    ``status`` is the HTTP status, 0 without a response, and ``outcome`` is ``done``, ``refused``,
+    ``failed`` or ``unknown``. ``repeated`` counts unlisted refusals of the same user.
     """
 
     by: str
@@ -126,13 +125,13 @@ class Attempt:
 
 
 class AuditLog:
-    """The log of one lab, in the controller's file, which refuses to have it changed."""
+    """The log of one lab, in the controller's database, which prevents changes to it."""
 
     def __init__(self, store: Database, clock: Callable[[], float] = time.time) -> None:
         self._store, self._clock = store, clock
 
     def add(self, attempt: Attempt) -> None:
-        """Write down an attempt, now or as soon as there is room: it was answered all the same."""
+        """Log a request, now or when the disk has space: it was answered already."""
         sql = "INSERT INTO audit (at, who, outcome, record) VALUES (?, ?, ?, ?)"
         record = json.dumps(asdict(attempt))
         self._store.write_soon((sql, (self._clock(), attempt.by, attempt.outcome, record)))
@@ -140,7 +139,7 @@ class AuditLog:
     def rows(
         self, last: int, after: int | None = None, *, by: str = "", outcome: str = ""
     ) -> list[dict[str, Any]]:
-        """The ``last`` attempts, or so many ``after`` that number; the oldest first."""
+        """The ``last`` requests, or a number ``after`` that one; oldest first."""
         which = "WHERE number > ? AND (? = '' OR who = ?) AND (? = '' OR outcome = ?)"
         which += " ORDER BY number" + ("" if after is not None else " DESC") + " LIMIT ?"
         values = (after or 0, by, by, outcome, outcome, last)

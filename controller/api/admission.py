@@ -24,10 +24,10 @@ _MOST_KEPT = 1 << 20
 
 
 class HttpExchange:
-    """Forwards the messages of a request and its answer, and keeps their bodies.
+    """Forwards the messages of a request and its response, and keeps their bodies.
 
-    ``on_answer`` is awaited before the answer is sent: its ``status`` and the first part of its
-    body (all of it, unless it is a stream) are known then.
+    ``on_answer`` is awaited before the response is sent, with its ``status`` and the first part of
+    its body (all of it, unless it is a stream).
     """
 
     def __init__(self, receive: Receive, send: Send) -> None:
@@ -76,12 +76,12 @@ class HttpExchange:
 
     @property
     def answered(self) -> dict[str, Any]:
-        """The answer's body, likewise."""
+        """The response's body if it is a short JSON object; else empty."""
         return _as_object(self._answer)
 
     @property
     def answer_body(self) -> bytes | None:
-        """The body of the answer; ``None`` if it is very long."""
+        """The body of the response; ``None`` if it is very long."""
         return bytes(self._answer) if len(self._answer) < _MOST_KEPT else None
 
 
@@ -110,10 +110,10 @@ class _Place:
 
 
 class Slowdown:
-    """Delays refused requests, by the place that they come from.
+    """Delays refused requests by origin.
 
-    Of one minute the first five are not delayed, then each twice as long as the one before, up to
-    5 s. While four wait, further ones are refused at once, and counted instead of listed.
+    Within a minute the first five are not delayed; then each delay is twice the previous one, up to
+    5 s. While four wait, more are refused immediately, and counted instead of listed.
     """
 
     def __init__(
@@ -133,9 +133,9 @@ class Slowdown:
         return True
 
     async def refused(self, place: str) -> int:
-        """Wait after a refusal; returns how many were refused at once there since the last."""
+        """Wait after a refusal; returns how many were refused immediately since the last one."""
         found = self._places.pop(place, None) or _Place()
-        self._places[place] = found  # the latest last
+        self._places[place] = found  # latest last
         if len(self._places) > _MOST_PLACES:
             quiet = (name for name, each in self._places.items() if not each.waiting)
             del self._places[next(quiet, place)]
@@ -159,18 +159,18 @@ _LONGEST_KEY = 200
 
 
 class KeptAnswers:
-    """The answers to requests with idempotency keys, by user and key, for a day."""
+    """The responses to requests with idempotency keys, by user and key, for a day."""
 
     def __init__(self, store: Database, clock: Callable[[], float] = time.time) -> None:
         self._store, self._clock = store, clock
 
     def begin(self, who: str, key: str, what: str, body: bytes) -> Response | None:
-        """The answer to a repeated request; ``None`` if it is the first."""
+        """The response to a repeated request; ``None`` if it is the first."""
         if not 0 < len(key) <= _LONGEST_KEY or not key.isprintable():
             return problem_answer(
                 400,
-                f"{KEY_HEADER} is no key: expected up to {_LONGEST_KEY} printable characters",
-                "a UUID will do",
+                f"{KEY_HEADER} is invalid: expected up to {_LONGEST_KEY} printable characters",
+                "use a UUID",
             )
         asked = hashlib.sha256(what.encode() + b"\n" + body).hexdigest()
         now = self._clock()
@@ -183,12 +183,12 @@ class KeptAnswers:
         if is_new:
             return None
         if request != asked:
-            return problem_answer(422, f"another request had this {KEY_HEADER}", "make a new key")
+            return problem_answer(422, f"another request had this {KEY_HEADER}", "use a new key")
         if status is None:
             return problem_answer(
                 409,
-                "this request came before, and what came of it is not known yet",
-                "ask again in a while; if it stays so, see what there is before you make a new key",
+                "this request was sent before, and its result is not known yet",
+                "retry later; if this persists, check the state before you use a new key",
                 outcome="unknown",
             )
         kind = "application/json" if status < 400 else PROBLEM_MEDIA_TYPE
@@ -197,7 +197,7 @@ class KeptAnswers:
         return again
 
     def end(self, who: str, key: str, status: int, body: bytes | None) -> None:
-        """Keep an answer, or forget the request if nothing was done: it may be repeated."""
+        """Keep a response, or forget the request if nothing was done, so it can be repeated."""
         if not status or body is None:
             return  # the result is not known
         if status >= 400 and json.loads(body).get("outcome") == "nothing-done":
@@ -214,9 +214,9 @@ _LONGEST_TEXT = 1000
 
 
 class Admission:
-    """Identifies callers, writes the ``audit`` log of changes, and slows refused callers down.
+    """Identifies callers, writes the ``audit`` log of changes, and delays refused callers.
 
-    Routes find the caller in the request's state. The answer to a request with an idempotency key
+    Routes find the caller in the request's state. The response to a request with an idempotency key
     is ``kept``, and sent again.
     """
 
@@ -260,7 +260,7 @@ class Admission:
             try:
                 again = self._kept.begin(caller.by, key, what, body)
             except JournalError as error:
-                # The stop button is idempotent by itself.
+                # The stop button is idempotent anyway.
                 again = None if request.url.path.startswith(_STOP) else explained(error)
             if again is not None:
                 await again(request.scope, exchange.receive, exchange.send)
@@ -312,12 +312,11 @@ class Admission:
 
 
 _LATER = problem_answer(
-    429, "too many requests from there were refused just now", "wait ten seconds"
+    429, "too many requests from your address were just refused", "wait ten seconds"
 )
 
 
 def _line(text: str) -> str:
-    """A text for the log: one line, not too long, without tokens."""
     printable = "".join(c if c.isprintable() else "?" for c in text[:_LONGEST_TEXT])
     return without_tokens(printable)
 
@@ -327,13 +326,12 @@ def _outcome(status: int, answer: Mapping[str, Any]) -> str:
         return "unknown"
     if status in (401, 403):
         return "refused"
-    # A change that is on record, and was not made.
+    # A recorded change that was not made.
     undone = answer.get("state") in ("refused", "rolled-back")
     return "failed" if undone or status >= 400 else "done"
 
 
 def _about(answer: Mapping[str, Any]) -> str:
-    """The id and state of the change or the jobs that an answer is about."""
     jobs = answer.get("jobs")
     rows = jobs if isinstance(jobs, list) else [answer]
     found = [

@@ -1,4 +1,4 @@
-"""The north-bound REST API: thin, every route a call into the controller's parts."""
+"""Defines the REST API: every route is a thin call into the controller's parts."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def create_app(controller: Controller) -> FastAPI:
 
     @app.post("/v1/shutdown", **gives(shapes.Shutdown))
     async def shutdown(caller: Admin) -> Answer:
-        # As by whoever else ends it: what has to be put in order then is in one place.
+        # As when it is ended by other means: the cleanup is in one place.
         os.kill(os.getpid(), signal.SIGTERM)
         counts = controller.jobs.ledger.counts().items()
         return {"jobs": {state: n for state, n in counts if not JobState(state).is_final}}
@@ -82,7 +82,7 @@ def create_app(controller: Controller) -> FastAPI:
 
 
 def sample_routes(controller: Controller) -> APIRouter:
-    """The routes on samples of one lab."""
+    """Routes for samples of one lab."""
     routes = APIRouter(prefix="/v1", tags=["samples"])
 
     @routes.get("/ports", **gives(shapes.PortSamples))
@@ -100,9 +100,9 @@ def sample_routes(controller: Controller) -> APIRouter:
         points: requests.PageLength = 300,
         job: Annotated[list[requests.Text] | None, Query(max_length=1000)] = None,
     ) -> Answer:
-        """What was sampled in a period, as some ``points`` windows of the lab and of each job.
+        """The samples of a period, as about ``points`` windows of the lab and of each job.
 
-        With ``job``, of these jobs alone. What is older is kept in wider windows.
+        With ``job``, only of these jobs. Older data has wider windows.
         """
         jobs = None if job is None else ["", *job]
         width_s, windows = await asyncio.to_thread(
@@ -120,7 +120,7 @@ _EVENT_STREAM = "text/event-stream"
 
 
 def event_routes(store: Store, feed: EventFeed) -> APIRouter:
-    """The routes on what happened, and happens."""
+    """Routes for events."""
     routes = APIRouter(prefix="/v1", tags=["events"])
 
     @routes.get("/events", **gives(shapes.EventList, also=_EVENT_STREAM))
@@ -133,12 +133,12 @@ def event_routes(store: Store, feed: EventFeed) -> APIRouter:
         before: requests.Number = requests.NO_NUMBER,
         kind: Annotated[list[requests.Text] | None, Query(max_length=100)] = None,
     ) -> Any:
-        """What happened after an event's number, at most a thousand at a time.
+        """Events after a number, at most a thousand at a time.
 
-        With ``last``, the latest so many of a period instead: of these kinds, before that number.
+        With ``last``, the latest ones of a period instead: of these kinds, before that number.
 
-        With ``Accept: text/event-stream``, what happens from then on, without an end; a client
-        that was cut off sends the last number that it has as ``Last-Event-ID``.
+        With ``Accept: text/event-stream``, an endless stream from then on; a reconnecting client
+        sends the last number that it has as ``Last-Event-ID``.
         """
         if _EVENT_STREAM in request.headers.get("accept", ""):
             cut_off_at = request.headers.get("last-event-id", "")
@@ -156,11 +156,11 @@ def event_routes(store: Store, feed: EventFeed) -> APIRouter:
 
 
 def discovery_routes(discovery: Discovery) -> APIRouter:
-    """The routes on the wiring of one lab."""
+    """Routes for the wiring of one lab."""
     routes = APIRouter(prefix="/v1", tags=["discovery"])
 
     begins = gives(shapes.SearchPlan)
-    begins["responses"][202] = under_way(shapes.Search, "The search has begun.")
+    begins["responses"][202] = under_way(shapes.Search, "The search has started.")
 
     @routes.post("/discovery", **begins)
     async def begin(request: requests.DiscoveryRequest, caller: Operator) -> Any:
@@ -171,7 +171,7 @@ def discovery_routes(discovery: Discovery) -> APIRouter:
 
     @routes.get("/discovery", **gives(shapes.Search))
     async def status(step: requests.Number = 0, wait_s: requests.WaitSeconds = 0.0) -> Answer:
-        """How far it is; of one under way once that is beyond ``step``, or after ``wait_s``."""
+        """The progress of the search: once it is beyond ``step``, or after ``wait_s``."""
         if discovery.under_way and wait_s:
             await discovery.news.after(step, wait_s)
         return discovery.status
@@ -189,7 +189,7 @@ TokenId = Annotated[str, Field(pattern=r"^[0-9a-f]{8}$")]
 
 
 class TokenRequest(requests.Strict):
-    """A token for ``user``, who has that role for so long, in seconds."""
+    """A token for ``user`` with that role, valid for that many seconds."""
 
     user: Annotated[requests.Text, Field(min_length=1, max_length=80)]
     role: RoleName = "viewer"
@@ -198,7 +198,7 @@ class TokenRequest(requests.Strict):
 
 
 def access_routes(tokens: access.Tokens, audit: access.AuditLog) -> APIRouter:
-    """The routes on access to one lab."""
+    """Routes for access to one lab."""
     routes = APIRouter(prefix="/v1", tags=["access"])
 
     @routes.get("/whoami", **gives(shapes.WhoAmI))
@@ -239,7 +239,7 @@ def access_routes(tokens: access.Tokens, audit: access.AuditLog) -> APIRouter:
 
 
 def path_routes(paths: PathService, bounds: BoundsService) -> APIRouter:
-    """The routes on the paths of one lab."""
+    """Routes for the paths of one lab."""
     routes = APIRouter(prefix="/v1", tags=["paths"])
 
     @routes.get("/paths", **gives(circuit_shapes.PathsShape))
@@ -274,7 +274,7 @@ def path_routes(paths: PathService, bounds: BoundsService) -> APIRouter:
     async def release(number: requests.Number, caller: User) -> Any:
         by = (await paths.look(number, ""))["by"]
         if caller.by != by and caller.role < Role.OPERATOR:
-            raise NotAllowed(f"this path is of {by}: only they and operators may end it")
+            raise NotAllowed(f"this path belongs to {by}: only they and operators may end it")
         return paths.release(number)
 
     return routes
@@ -285,7 +285,7 @@ _PLAIN = "text/plain; version=0.0.4; charset=utf-8"
 
 
 def metrics_routes(metrics: ControllerMetrics) -> APIRouter:
-    """``/metrics``, in the format that is asked for."""
+    """``/metrics``, in the requested format."""
     routes = APIRouter()
 
     @routes.get("/metrics", include_in_schema=False)
@@ -301,7 +301,7 @@ def metrics_routes(metrics: ControllerMetrics) -> APIRouter:
 
 
 def metrics_app(metrics: ControllerMetrics) -> FastAPI:
-    """An application that has ``/metrics`` and nothing else."""
+    """An application with only ``/metrics``."""
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
     app.include_router(metrics_routes(metrics))
     return app

@@ -1,7 +1,7 @@
-"""The caller of a request, and the roles that routes need.
+"""Identifies the caller of a request, and checks the roles that routes need.
 
-The kernel has the user id of the peer of a Unix socket, and of each TCP socket of this machine.
-Only root may name another user. A token identifies its user, wherever they are.
+The kernel knows the user id of the peer of a Unix socket, and of each local TCP socket. Only root
+may name another user. A token identifies its user from anywhere.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ _logins: dict[int, str] = {}
 
 
 class NotKnown(PatchlightError):
-    """The caller is not known, and has to be."""
+    """The caller must be known, and is not."""
 
 
 class NotAllowed(PatchlightError):
@@ -44,14 +44,14 @@ class NotAllowed(PatchlightError):
 
 @dataclass(frozen=True)
 class Caller(ChangeOptions):
-    """The caller and their role; ``token`` is the id of the token that they showed."""
+    """The caller and their role; ``token`` is the id of the token used."""
 
     role: Role = Role.NOBODY
     token: str = ""
 
     @property
     def place(self) -> str:
-        """Where they are: the same for all connections of a user there."""
+        """The origin: equal for all connections of a user there."""
         at, _, user = self.origin.partition(" ")
         return at.rpartition(":")[0] + user if ":" in at else self.origin
 
@@ -62,16 +62,16 @@ class Doorman:
     def __init__(self, access: Access, tokens: Tokens | None = None) -> None:
         self._access, self._tokens = access, tokens
         self._keepers = {0, os.geteuid()}
-        # Who started this process by ``sudo`` can be root whenever they like.
+        # A user who started this process by ``sudo`` can be root anyway.
         if (sudo_uid := os.environ.get("SUDO_UID", "")).isdecimal():
             self._keepers.add(int(sudo_uid))
 
     async def caller(self, request: Request) -> Caller:
         """The user, the origin of the request, and the role.
 
-        A user of this machine has the name of the login. Root may name another user (``sudo``), and
-        by user id also take their role. A user that the kernel no longer shows is unknown.
-        ``NotKnown`` for a bad token, and without one where one is needed.
+        A local user has the name of the login. Root may name another user (``sudo``), and by user
+        id also use their role. A user whom the kernel no longer shows is unknown. ``NotKnown`` for
+        a bad token, or a missing one where it is needed.
         """
         host, port = request.client or ("", 0)
         here = host == UNIX_CLIENT or is_loopback(host)
@@ -79,7 +79,7 @@ class Doorman:
         shown = request.headers.get("authorization", "")
         if shown or not here:
             return self._holder(shown, "unix" if host == UNIX_CLIENT else origin)
-        # The kernel's table may be long, and a connection does not change hands.
+        # The kernel's table may be long, and a connection keeps its user.
         seen: dict[str, Any] = request.scope.get("state", {}).get("connection", {})
         if "uid" not in seen:
             server = request.scope.get("server")
@@ -89,7 +89,7 @@ class Doorman:
         uid: int | None = seen["uid"]
         origin = host if host == UNIX_CLIENT else origin
         if uid is None:
-            who = f"{origin} (no user to be seen)"
+            who = f"{origin} (unknown user)"
             role = min(self._access.others, Role.VIEWER)
             return Caller(by=UNKNOWN, origin=who, role=role)
         spoken_for = _spoken_for(request) if uid == 0 else None
@@ -110,11 +110,11 @@ class Doorman:
         token = self._tokens.holder(text) if self._tokens and text else None
         if token is None:
             raise NotKnown(
-                "this token is not good: it may have been revoked, or have ended"
+                "this token is not valid: it may have been revoked, or have expired"
                 if text
-                else "who asks from another machine has to show a token",
-                hint="an admin makes one with 'patchlight token create'; "
-                "then: patchlight login --controller HOST:PORT",
+                else "requests from another machine need a token",
+                hint="an admin creates one with 'patchlight token create'; then run: patchlight "
+                "login --controller HOST:PORT",
             )
         return Caller(token["user"], origin, role=Role.named(token["role"]), token=token["id"])
 
@@ -130,19 +130,19 @@ class Doorman:
 
 
 def _spoken_for(request: Request) -> int | None:
-    """The user id that root calls for; ``NotKnown`` for what is no user id."""
+    """The user id that root calls for; ``NotKnown`` if it is invalid."""
     said = request.headers.get(UID_HEADER)
     if said is None:
         return None
     if not (said.isascii() and said.isdecimal() and len(said) <= _LONGEST_UID):
-        raise NotKnown(f"{said[:40]!r} in {UID_HEADER} is no user id", hint="expected a number")
+        raise NotKnown(f"{said[:40]!r} in {UID_HEADER} is not a user id", hint="expected a number")
     return int(said)
 
 
 def who_asks(request: Request) -> Caller:
     """The caller as identified at admission, with the conditions in the headers.
 
-    ``If-Match`` is another form of ``planned_from``, ``Prefer: respond-async`` (RFC 7240) of
+    ``If-Match`` is an alternative to ``planned_from``, ``Prefer: respond-async`` (RFC 7240) to
     ``detaches``.
     """
     caller = request.state.caller
@@ -158,7 +158,7 @@ def who_asks(request: Request) -> Caller:
 
 
 _IN_WORDS: Mapping[Role, str] = {
-    Role.NOBODY: "nobody here",
+    Role.NOBODY: "nobody",
     Role.VIEWER: "a viewer",
     Role.USER: "a user",
     Role.OPERATOR: "an operator",
@@ -171,12 +171,10 @@ def _dependency(role: Role, *, dry_run: Role | None = None) -> Callable[[Request
 
     async def needs(request: Request) -> Caller:
         caller = who_asks(request)
-        needed = role
-        if dry_run is not None and await _is_dry_run(request):
-            needed = dry_run
+        needed = role if dry_run is None or not await _is_dry_run(request) else dry_run
         if caller.role < needed:
             raise NotAllowed(
-                f"{request.method} {request.url.path[:200]} is for {needed}s; "
+                f"{request.method} {request.url.path[:200]} needs the role {needed}; "
                 f"{caller.by or UNKNOWN} is {_IN_WORDS[caller.role]}",
                 hint="an admin gives roles with 'patchlight token create', or with "
                 "controller: {access: …} in the lab file; the users of its group are operators",
@@ -205,38 +203,38 @@ Admin = Annotated[Caller, Depends(_dependency(Role.ADMIN))]
 
 
 def user_id_of(client: tuple[str, int], server: tuple[str, int | None] | None) -> int | None:
-    """The user id of the client's end of a connection; ``None`` if it is not on this machine."""
+    """The user id of a connection's client; ``None`` if it is on another machine."""
     try:
         address = ip_address(client[0])
     except ValueError:
         return None
-    if server is None or server[1] is None or not address.is_loopback:
+    if server is None or server[1] is None or not is_loopback(client[0]):
         return None
     ours, theirs = _as_kernel(client), _as_kernel((server[0], server[1]))
     try:
         table = _TABLES[address.version].read_text()
     except OSError:
         return None
-    # The table may be long: only the line that counts is split.
+    # The table may be long: only the matching line is parsed.
     for line in re.findall(f": {ours} {theirs} (.*)", table):
         uid, inode = (line.split(maxsplit=7)[n] for n in (4, 6))
-        # A socket that its process has closed has no inode, and is shown as root's.
+        # A socket closed by its process has no inode, and is shown as root's.
         if inode != _NOBODYS:
             return int(uid)
     return None
 
 
 def _as_kernel(address: tuple[str, int]) -> str:
-    """``0100007F:1F90``: each 32 bits of the address in the machine's own order, then the port."""
+    """``0100007F:1F90``: each 32 bits of the address in the machine's byte order, then the port."""
     packed = ip_address(address[0]).packed
     words = (packed[at : at + 4] for at in range(0, len(packed), 4))
-    # As the kernel prints it: on a little-endian machine the bytes of each word stand reversed.
+    # Like the kernel: on a little-endian machine the bytes of each word are reversed.
     host = "".join(f"{socket.ntohl(int.from_bytes(word, 'big')):08X}" for word in words)
     return f"{host}:{address[1]:04X}"
 
 
 async def _login(uid: int) -> str:
-    """The name of a user, looked up once: it may come over a network."""
+    """The name of a user, cached: the lookup may use the network."""
     if uid not in _logins:
         try:
             _logins[uid] = (await asyncio.to_thread(pwd.getpwuid, uid)).pw_name

@@ -1,4 +1,4 @@
-"""The routes on circuits: looking, changing, following, locking, saving maps, stopping."""
+"""Routes for circuits: read, change, follow, lock, save, stop."""
 
 import inspect
 from collections.abc import Awaitable, Callable
@@ -20,7 +20,7 @@ TopologyFormat = Literal["json", "slurm", "slurm-conf", "kueue"]
 
 
 def circuit_routes(service: CircuitService) -> APIRouter:
-    """The routes on the circuits of one lab."""
+    """Routes for the circuits of one lab."""
     routes = APIRouter(prefix="/v1", tags=["circuits"])
 
     def add(
@@ -30,7 +30,7 @@ def circuit_routes(service: CircuitService) -> APIRouter:
         options: Answer,
         answer: Callable[[Answer], Any] = lambda row: row,
     ) -> None:
-        """A route that the service answers; only an operator may change something."""
+        """A route answered by the service; changes need the role operator."""
 
         async def endpoint(**given: Any) -> Any:
             return answer(await method(**given))
@@ -82,14 +82,14 @@ def circuit_routes(service: CircuitService) -> APIRouter:
 
 
 def _change_answer(row: Answer) -> Any:
-    """A plan with its tag, a change under way with its place, or one that is over."""
+    """A plan with its tag, a change in progress with its location, or a finished one."""
     if row["state"] == "planned":
         return JsonAnswer(row, headers={"ETag": f'"{row["planned_from"]}"'})
     return begun(row) if row["state"] == "intent" else row
 
 
 def begun(row: Answer, within: str = "") -> JsonAnswer:
-    """The answer to who does not wait for a change, which may stand ``within`` a field of it."""
+    """The response to a caller who does not wait for a change, which may be ``within`` a field."""
     at = {"Location": f"/v1/reconfigurations/{row['id']}", "Preference-Applied": "respond-async"}
     return JsonAnswer({within: row} if within else row, 202, headers=at)
 
@@ -101,14 +101,14 @@ def _add_described(routes: APIRouter, service: CircuitService) -> None:
     async def topology(format: TopologyFormat = "json") -> Any:
         found = topology_of(parts.lab, parts.maps.links(await parts.maps.read()))
         if format == "json":
-            # Links through these are not known; they are left out.
+            # Links through unread switches are unknown, and omitted.
             return {**found.as_json, "unread": parts.devices.unread}
         return PlainTextResponse(FORMATS[format](found))
 
     @routes.get("/circuits", **gives(dict[str, shapes.OcsMap]))
     async def circuits() -> Any:
         found, tag = await service.circuits(), service.tag()
-        # As a plan's ``planned_from``: who plans by these maps can have them be the condition.
+        # Clients can use it as ``planned_from``: the condition that maps are unchanged.
         return JsonAnswer(found, headers={"ETag": f'"{tag}"'} if tag else None)
 
     @routes.get("/alarms", **gives(shapes.Alarms))
@@ -123,7 +123,7 @@ def _add_described(routes: APIRouter, service: CircuitService) -> None:
         until: requests.Moment = requests.LATEST,
         before: requests.Number = requests.NO_NUMBER,
     ) -> Answer:
-        """The last changes, or the first so many after a number.
+        """The last changes, or the first ones after a number.
 
         With ``since``: the last of those that began between then and ``until``, before a number.
         """
@@ -133,16 +133,16 @@ def _add_described(routes: APIRouter, service: CircuitService) -> None:
     async def reconfiguration(
         number: requests.Number, step: requests.Number = 0, wait_s: requests.WaitSeconds = 0.0
     ) -> Answer:
-        """One change; one under way with its ``progress``, once that is beyond ``step``, or
-        after ``wait_s``."""
+        """One change; with its ``progress`` while it runs, once that is beyond ``step``, or after
+        ``wait_s``."""
         return await service.change(number, step, wait_s)
 
     @routes.post("/reconfigurations/{number}/cancel", **gives(shapes.ChangeAnswer))
     async def cancel(
         number: requests.Number, request: requests.StopRequest, caller: Operator
     ) -> Answer:
-        """Halt a change before its next step, and undo what it did; it ends a moment later.
+        """Stop a change before its next step, and undo what it did; this takes a moment.
 
-        409 for one that is committed, or about to be. One that came to nothing is as it is.
+        409 for a change that is committed, or about to be. A failed one stays unchanged.
         """
         return await service.cancel(number, request, caller)

@@ -1,4 +1,4 @@
-"""The lab's events as they happen, as server-sent events."""
+"""Streams the lab's events as server-sent events."""
 
 import asyncio
 import time
@@ -17,10 +17,10 @@ Numbered = tuple[int, bytes]
 
 
 class EventFeed:
-    """The events of a journal for any number of listeners: each new one is read once.
+    """The events of a journal for any number of listeners: each event is read once.
 
-    The latest thousand are in memory; listeners further behind read the journal. After
-    ``sign_of_life_s`` without an event a comment is sent.
+    The latest thousand are in memory; slower listeners read the journal. After ``sign_of_life_s``
+    without an event a comment is sent.
     """
 
     def __init__(self, store: Store, sign_of_life_s: float = 15.0) -> None:
@@ -36,11 +36,11 @@ class EventFeed:
     async def follow(self, after: int | None = None) -> AsyncIterator[bytes]:
         """The text of events after that number, or from now on, until ``close``.
 
-        An event ``skipped`` names those that are no longer kept.
+        An event ``skipped`` reports events that were deleted.
         """
         last = self._store.last_event()
         reached = last if after is None else after
-        if reached > last:  # of a journal that was there before this one
+        if reached > last:  # for a journal with earlier events
             yield _skipped(last + 1, reached)
             reached = last
         self._listeners += 1
@@ -64,12 +64,12 @@ class EventFeed:
                 self._looking = None
 
     def close(self) -> None:
-        """Let go of all listeners."""
+        """End all streams."""
         self._is_closed = True
         self._tell()
 
     def _since(self, reached: int) -> tuple[bytes, int]:
-        """The text of the events after one, made once for equal listeners, and the last number."""
+        """The text of the events after one, cached for equal listeners, and the last number."""
         if not (self._latest and self._latest[0][0] <= reached + 1):
             return _in_one(self._read(reached), reached)
         between = reached, self._latest[-1][0]
@@ -95,7 +95,7 @@ class EventFeed:
             if rows:
                 self._latest.extend(rows)
                 reached = rows[-1][0]
-            # One clock for all listeners: one each would be a tenth of the cost of an event.
+            # One timer for all listeners: one each would be a tenth of the cost of an event.
             elif time.monotonic() - told_at > self._sign_of_life_s:
                 self._quiet = self._news
             else:

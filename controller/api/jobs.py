@@ -1,4 +1,4 @@
-"""The routes on jobs, and on the policies that decide about them."""
+"""Routes for jobs, and for the policies that decide about them."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ if TYPE_CHECKING:
 Answer = dict[str, Any]
 
 _MOST_REPORTS = 5000
-# A character of UTF-8 has four bytes at most; more than a MiB an agent does not give.
+# A UTF-8 character has at most four bytes; agents return at most a MiB.
 LogBytes = Annotated[int, Ge(4), Le(1 << 20)]
 
 
 class JobsRequest(requests.Strict):
     """Jobs that start ``together``, or each alone, and whether they are regrouped first.
 
-    Without ``topology`` theirs, or else the lab's, decides. ``plan``: also answer where and when
-    they would start, as of now; ``dry_run``: answer only that, and queue nothing.
+    Without ``topology`` the jobs' or the lab's policy decides. ``plan``: also report where and when
+    they would start now; ``dry_run``: report only that, and queue nothing.
     """
 
     jobs: list[JobSpec]
@@ -54,14 +54,14 @@ class JobsRequest(requests.Strict):
     @field_validator("jobs", mode="before")
     @classmethod
     def _checked(cls, jobs: object) -> list[JobSpec]:
-        # Raises our own error instead of pydantic's.
+        # Raises a Patchlight error instead of pydantic's.
         return checked_specs(jobs)
 
 
 class RegroupRequest(requests.Strict):
-    """Running jobs, by id, each to be brought under one packet switch.
+    """Running jobs, by id, each to be connected to one packet switch.
 
-    ``dry_run``: answer what would change, and change nothing.
+    ``dry_run``: report what would change, and change nothing.
     """
 
     jobs: requests.Names
@@ -69,9 +69,9 @@ class RegroupRequest(requests.Strict):
 
 
 class PoliciesRequest(requests.Strict):
-    """Policies that are to decide from now on, by kind, and whether light follows jobs by itself.
+    """Policies to use from now on, by kind, and whether circuits are rewired automatically.
 
-    What is not named stays.
+    What is not named is unchanged.
     """
 
     placement: requests.Text = ""
@@ -83,7 +83,7 @@ class PoliciesRequest(requests.Strict):
 
 
 def job_routes(controller: Controller) -> APIRouter:
-    """The routes on the jobs of one lab."""
+    """Routes for the jobs of one lab."""
     routes = APIRouter(prefix="/v1", tags=["jobs"])
     _look(routes, controller)
     _change(routes, controller)
@@ -104,10 +104,10 @@ def _look(routes: APIRouter, controller: Controller) -> None:
         since: requests.Moment | None = None,
         until: requests.Moment = requests.LATEST,
     ) -> Response:
-        """The last jobs, or the first so many after one: of a ``state``, ``user`` or ``name``.
+        """The last jobs, or the first ones after a job: of a ``state``, ``user`` or ``name``.
 
         With ``since``: of those that waited or ran between then and ``until``. With ``meant``:
-        those that somebody may mean by the text, the latest first.
+        those that the text may mean, latest first.
         """
         if meant is not None:
             found = table.meant(meant)
@@ -158,14 +158,14 @@ def _look(routes: APIRouter, controller: Controller) -> None:
             raise BadInput(f"job {job_id} has no worker {worker}: expected 0 to {count - 1}")
         if running is not None and running.workers:
             asked = running.workers[worker]
-            # One that is not made yet, or gone by now, has printed what is kept, if anything.
+            # A worker that does not exist now has only stored output, if any.
             with contextlib.suppress(NotOnServer):
                 part = await asked.agent.log(asked.spec.id, after, limit)
                 return {"text": part.text, "next": part.next, "ended": False}
         ended = status.state.is_final
         if ended and table.outputs and (kept := table.outputs.read(job_id, worker, after, limit)):
             return {"text": kept.text, "next": kept.next, "ended": True}
-        # Its last words at least, of a job whose output could not be kept.
+        # At least the last lines, if the job's output could not be stored.
         text = "" if after or worker else "".join(f"{line}\n" for line in status.last_lines)
         return {"text": text, "next": len(text.encode()), "ended": ended}
 
@@ -173,10 +173,10 @@ def _look(routes: APIRouter, controller: Controller) -> None:
 def _listed(statuses: Sequence[JobStatus], scheduler: Scheduler, table: JobTable) -> Response:
     predicted = scheduler.forecasts.shown(statuses)
     more = {s.id: {"message": scheduler.message(s), **predicted.get(s.id, {})} for s in statuses}
-    try:  # as text at once: of a thousand jobs, records by the way take several times as long
+    try:  # text is returned directly: a thousand jobs as records take several times as long
         rows = [b"%b,%b" % (table.text(s)[:-1], to_json(more[s.id])[1:]) for s in statuses]
         return Response(b'{"jobs":[%b]}' % b",".join(rows), media_type="application/json")
-    except ValueError:  # half characters
+    except ValueError:  # lone surrogates
         return JsonAnswer({"jobs": [{**s.as_record, **more[s.id]} for s in statuses]})
 
 
@@ -190,18 +190,13 @@ def _holds_by(running: RunningJob | None) -> list[str | None]:
 def _may_force(caller: Caller, force: bool) -> None:
     if force and caller.role < Role.OPERATOR:
         raise NotAllowed(
-            f"{caller.by or UNKNOWN} is no operator, and may stop and restart own jobs only",
-            hint="leave out --force, or ask an operator",
+            f"{caller.by or UNKNOWN} is not an operator, and may stop and restart only own jobs",
+            hint="omit --force, or ask an operator",
         )
 
 
 def _change(routes: APIRouter, controller: Controller) -> None:
     scheduler, light = controller.scheduler, controller.scheduler.rewiring
-
-    async def plans(request: JobsRequest, by: str) -> list[Answer]:
-        gangs = [request.jobs] if request.together else [[job] for job in request.jobs]
-        rows = [await scheduler.preview(gang, request.topology, by) for gang in gangs]
-        return [row for gang in rows for row in gang]
 
     submits = gives(shapes.Submitted, 201)
     submits["responses"] |= gives(shapes.Previews)["responses"]
@@ -209,17 +204,18 @@ def _change(routes: APIRouter, controller: Controller) -> None:
     @routes.post("/jobs", **submits)
     async def submit(request: JobsRequest, caller: Submitter) -> Any:
         """Queue jobs (201), or with ``dry_run`` only plan them (200), which a viewer may."""
+        jobs, topology, by, together = request.jobs, request.topology, caller.by, request.together
+        plans: list[Answer] = []
+        # A plan that cannot be made is no reason not to queue them.
+        tolerated = () if request.dry_run else (PatchlightError,)
+        with contextlib.suppress(*tolerated):
+            for gang in [jobs] if together else [[job] for job in jobs]:
+                if request.dry_run or request.plan:
+                    plans += await scheduler.preview(gang, topology, by)
         if request.dry_run:
-            return JsonAnswer({"jobs": await plans(request, caller.by)})
-        planned: list[Answer] = []
-        if request.plan:
-            with contextlib.suppress(PatchlightError):  # no reason not to queue them
-                planned = await plans(request, caller.by)
-        statuses = scheduler.submit(
-            request.jobs, request.topology, caller.by, together=request.together
-        )
-        rows = [status.as_record for status in statuses]
-        for row, plan in zip(rows, planned, strict=False):
+            return JsonAnswer({"jobs": plans})
+        rows = [s.as_record for s in scheduler.submit(jobs, topology, by, together=together)]
+        for row, plan in zip(rows, plans, strict=False):
             row["plan"] = plan
         return {"jobs": rows}
 
@@ -264,11 +260,11 @@ def _change(routes: APIRouter, controller: Controller) -> None:
         files = [name for kind in KINDS if (name := said.get(kind)) and not is_built_in(name, kind)]
         if files and caller.role < Role.ADMIN:
             raise NotAllowed(
-                f"{files[0]!r} is a program that would run beside the controller, and you are "
+                f"{files[0]!r} is a program that would run next to the controller, and you are "
                 f"{caller.by or UNKNOWN}",
-                hint="who runs the controller may have it used: sudo patchlight policy use …",
+                hint="an admin can select it: sudo patchlight policy use …",
             )
-        # Nothing in place of a policy is said in so many words: there is to be none.
+        # A null in place of a policy explicitly selects none.
         said |= {kind: "" for kind in KINDS if kind in said and said[kind] is None}
         await scheduler.policies.use(PolicyChoice(**said))
         return {"policies": scheduler.policies.words}

@@ -1,4 +1,4 @@
-"""The application that routes join: answers, errors, and the description with its examples."""
+"""Builds the application: responses, errors, and the API description with examples."""
 
 import json
 from collections.abc import Awaitable, Callable, Mapping
@@ -28,7 +28,7 @@ Json = dict[str, Any]
 
 
 class Problem(BaseModel):
-    """What went wrong (RFC 9457), and what to do next.
+    """An error (RFC 9457), and what to do.
 
     ``detail`` says what is wrong in this case, ``hint`` what may help, and ``outcome`` whether
     anything was done.
@@ -54,16 +54,16 @@ def _problem(
 
 PROBLEMS: dict[int | str, Json] = {
     "4XX": _problem(
-        "The request was not carried out: 401 without a good token, 403 in a role that may not, "
-        "409 as things are now, 422 if it is wrong, 429 after too many that were refused.",
+        "The request was refused: 401 without a valid token, 403 without the role, 409 in the "
+        "present state, 422 if it is invalid, 429 after too many refusals.",
         403,
-        "POST /v1/stop is for operators; eva is a user",
+        "POST /v1/stop needs the role operator; eva is a user",
         "an admin gives roles with 'patchlight token create', or with controller: {access: …} in "
         "the lab file; the users of its group are operators",
         "nothing-done",
     ),
     "5XX": _problem(
-        "It could not be carried out, or it is not known what came of it (outcome).",
+        "It failed, or its result is not known (outcome).",
         502,
         "server a has no agent",
         "give it a 'management:' address in the lab file, or bring an emulated lab up with "
@@ -74,7 +74,7 @@ PROBLEMS: dict[int | str, Json] = {
 
 
 class _OnceDescribed:
-    """A shape whose schema is made on request: making all takes half of the API's start."""
+    """A model whose schema is made on demand: making all takes half of the API's start."""
 
     def __init__(self, shape: Any) -> None:
         self._shape = shape
@@ -93,30 +93,30 @@ def _model(shape: Any) -> Any:
 
 
 def gives(shape: Any, status: int = 200, *, also: str = "") -> Json:
-    """Options of a route with answers of this shape, or ``also`` of another media type."""
-    answer: Json = {"model": _model(shape), "description": "What was asked for."}
+    """Options of a route that responds with this model, or with ``also`` another media type."""
+    answer: Json = {"model": _model(shape), "description": "The requested data."}
     if also:
         answer["content"] = {also: {"schema": {"type": "string"}}}
     return {"status_code": status, "response_model": None, "responses": {status: answer}}
 
 
 def begins(change: Any, plan: Any = None) -> Json:
-    """Options of a route that makes a change, begins it, or plans it."""
+    """Options of a route that makes, starts or plans a change."""
     options = gives(change if plan is None else change | plan)
     headers = [_header(name, about) for name, about in _CHANGE_HEADERS.items()]
-    options["responses"][202] = under_way(change, "The change has begun, or waits for its turn.")
+    options["responses"][202] = under_way(change, "The change has started, or is waiting.")
     return {**options, "openapi_extra": {"parameters": headers}}
 
 
 def under_way(shape: Any, about: str) -> Json:
-    """An answer before the end of what was requested."""
-    where = {"description": "Where it is followed.", "schema": {"type": "string"}}
+    """A response before the end of the operation."""
+    where = {"description": "The URL of its progress.", "schema": {"type": "string"}}
     return {"model": _model(shape), "description": about, "headers": {"Location": where}}
 
 
 _CHANGE_HEADERS = {
-    "Prefer": "``respond-async``: begin the change, answer with 202, and do not wait for its end.",
-    "If-Match": "The ``ETag`` of a plan: refuse unless all maps are as they were then.",
+    "Prefer": "``respond-async``: start the change, respond with 202, and do not wait.",
+    "If-Match": "The ``ETag`` of a plan: refuse unless all maps are unchanged since.",
 }
 
 
@@ -125,14 +125,14 @@ def _header(name: str, about: str) -> Json:
     return {"name": name, "in": "header", "required": False, "description": about, "schema": schema}
 
 
-# ``examples.json`` is in the order in which a controller was asked. Its answers are that
-# controller's; ``tests/controller/test_examples.py`` compares them with what one answers now.
+# ``examples.json`` is in the order of the requests to a real controller;
+# ``tests/controller/test_examples.py`` compares it with current responses.
 
 
 class Example(TypedDict, total=False):
-    """A request, by ``method`` and ``path`` (a template with ``parameters``), and its answer.
+    """A request, by ``method`` and ``path`` (a template with ``parameters``), and its response.
 
-    ``status``: where the route may do well in several ways, in which of them.
+    ``status``: selects one of several possible successful responses.
     """
 
     method: str
@@ -147,17 +147,17 @@ class Example(TypedDict, total=False):
 
 @cache
 def examples() -> list[Example]:
-    """All examples, in the order in which they can be requested."""
+    """All examples, in an order in which they can be requested."""
     text = (files("patchlight.controller.api") / "examples.json").read_text(encoding="utf-8")
     found: list[Example] = json.loads(text)
     return found
 
 
 class DescribedByExample(FastAPI):
-    """An application whose description has the examples of its routes."""
+    """An application whose description includes the examples of its routes."""
 
     def openapi(self) -> dict[str, Any]:
-        """The description, made once."""
+        """The cached description."""
         if self.openapi_schema is None:
             paths = super().openapi()["paths"]
             for example in examples():
@@ -208,14 +208,14 @@ _START = """SwaggerUIBundle({
   presets: [SwaggerUIBundle.presets.apis],
 });
 """
-# Styles that the library writes into its elements, and pictures within its style sheet.
+# Styles that the library writes into its elements, and images within its style sheet.
 _POLICY = "default-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:"
 _HEADERS = {"Content-Security-Policy": _POLICY, "X-Content-Type-Options": "nosniff"}
 _ASSETS = {"swagger-ui-bundle.js": "text/javascript", "swagger-ui.css": "text/css"}
 
 
 def docs_routes() -> APIRouter:
-    """The routes of the page and its files."""
+    """Routes for the page and its files."""
     routes = APIRouter(prefix="/docs", include_in_schema=False)
 
     @routes.get("")
@@ -250,7 +250,7 @@ _OF_ANOTHER_PROGRAM = 502
 
 
 class JsonAnswer(JSONResponse):
-    """JSON of any content: half characters and numbers that JSON lacks are replaced."""
+    """JSON with any content: lone surrogates and non-JSON numbers are replaced."""
 
     def render(self, content: Any) -> bytes:
         """The text."""
@@ -258,16 +258,16 @@ class JsonAnswer(JSONResponse):
 
 
 def new_app(title: str) -> FastAPI:
-    """An application without routes, for callers that ``Admission`` has identified."""
+    """An application without routes, for callers identified by ``Admission``."""
     app = DescribedByExample(
         title=title,
         version="1",
         default_response_class=JsonAnswer,
         dependencies=[Depends(as_viewer)],
         responses=PROBLEMS,
-        # A redirect would hide the message on what was wrong.
+        # A redirect would hide the error message.
         redirect_slashes=False,
-        # FastAPI's pages run scripts from other machines, which could request changes.
+        # FastAPI's pages load scripts from other sites, which could send requests.
         docs_url=None,
         redoc_url=None,
     )
@@ -285,13 +285,13 @@ def problem_answer(
     outcome: errors.Outcome = "nothing-done",
     headers: Mapping[str, str] | None = None,
 ) -> JSONResponse:
-    """An answer with problem details."""
+    """A response with problem details."""
     body = errors.problem(status, detail, hint, outcome)
     return JsonAnswer(body, status, headers, media_type=errors.PROBLEM_MEDIA_TYPE)
 
 
 def explained(error: errors.PatchlightError) -> JSONResponse:
-    """An error of ours: what is wrong, and what to do next."""
+    """A Patchlight error: what is wrong, and what to do."""
     status = next((s for kind, s in _STATUS.items() if isinstance(error, kind)), 0)
     if isinstance(error, JournalError) and error.may_pass:
         status = HTTPStatus.INSUFFICIENT_STORAGE  # before anything was done
@@ -314,24 +314,26 @@ async def explain_bug(request: Request, error: Exception) -> JSONResponse:
     what = f"{request.method} {request.url.path[:200]}"
     outcome: errors.Outcome = "failed" if request.method == "GET" else "unknown"
     words = f"the controller failed at {what}: unexpected {type(error).__name__}"
-    return problem_answer(500, words, "the controller's log says where; report it", outcome)
+    return problem_answer(
+        500, words, "the controller's log has the traceback; please report it", outcome
+    )
 
 
 async def explain_request(_: Request, error: Exception) -> JSONResponse:
-    """A request that the route does not take: every field that is wrong."""
+    """A request that does not match the route: every wrong field."""
     assert isinstance(error, RequestValidationError)
-    # Of where it stands, the first is the body, the path or the query.
+    # The first element is the body, the path or the query.
     words = joined(mistake_in_words(m, m["loc"][1:], "request") for m in error.errors())
-    return problem_answer(422, f"the controller does not take that: {words}")
+    return problem_answer(422, f"invalid request: {words}")
 
 
 async def explain_http(request: Request, error: Exception) -> JSONResponse:
-    """A route that does not exist, or a body that cannot be read."""
+    """An unknown route, or an unreadable body."""
     assert isinstance(error, HTTPException)
     words, hint = str(error.detail), None
     if error.status_code in (404, 405):
-        words = f"there is no {request.method} {request.url.path[:200]}"
-        hint = "is the client of the same version as the controller? /openapi.json has all routes"
+        words = f"unknown request: {request.method} {request.url.path[:200]}"
+        hint = "do client and controller have the same version? /openapi.json has all routes"
     headers = dict(error.headers or {})
     if error.status_code == 405:
         headers["Allow"] = ", ".join(_methods(request))
@@ -339,7 +341,6 @@ async def explain_http(request: Request, error: Exception) -> JSONResponse:
 
 
 def _methods(request: Request) -> list[str]:
-    """The methods of all routes with this path."""
     path = request.url.path
     found = {
         method.upper()

@@ -1,4 +1,4 @@
-"""The search for a lab's wiring, and the comparison of what it finds with the lab file."""
+"""Searches for a lab's wiring, and compares it with the lab file."""
 
 import asyncio
 import contextlib
@@ -27,7 +27,7 @@ Verdict = Literal["as said", "differs", "not told", "free"]
 
 @dataclass
 class DiscoveryProgress:
-    """How far the search is, or how the last one ended, with the result as JSON once ``done``."""
+    """The progress of the search, or how the last one ended, with the result once ``done``."""
 
     state: State = "idle"
     by: str = ""
@@ -42,7 +42,7 @@ class DiscoveryProgress:
 
 
 class Discovery:
-    """The search for the wiring of one lab, one at a time; ``news`` has a new step each round."""
+    """The search for the wiring of one lab, one at a time; ``news`` gets a new step each round."""
 
     def __init__(self, lab: Lab, window: MaintenanceWindow, listening: SwitchListening) -> None:
         self._lab, self._window, self._listening = lab, window, listening
@@ -53,17 +53,17 @@ class Discovery:
 
     @property
     def under_way(self) -> bool:
-        """Whether a search is at work, or puts back the circuits after it."""
+        """Whether a search is running, or restoring the circuits."""
         return self._task is not None and not self._task.done()
 
     @property
     def status(self) -> dict[str, Any]:
-        """The progress as JSON, its ``step``, and whether circuits are away now (``open``)."""
+        """The progress as JSON, its ``step``, and whether circuits are out of place (``open``)."""
         is_open = self._window.opened is not None
         return asdict(self.progress) | {"step": self.news.step, "open": is_open}
 
     async def preview(self, wanted: DiscoveryRequest) -> dict[str, Any]:
-        """What a search would probe, the circuits that it takes, how long, and the objections."""
+        """What a search would probe, the circuits it interrupts, its duration, and objections."""
         ports = await self._window.ports(wanted.ports)
         rounds, takes_s = self._estimate(wanted, ports)
         return {
@@ -77,17 +77,17 @@ class Discovery:
     def _estimate(
         self, wanted: DiscoveryRequest, ports: Mapping[str, Collection[int]]
     ) -> tuple[int, float]:
-        """The number of rounds where all is as the lab file says, and their seconds, about."""
+        """The number of rounds if all is as in the lab file, and their approximate seconds."""
         each = [search.OcsPort(ocs, number) for ocs, numbers in ports.items() for number in numbers]
         rounds = 1 + search.likely_rounds(each, expected_ends(self._lab))
         slowest_s = max((c.switching_time_s for c in self._lab.circuit_switches), default=0.0)
         return rounds, rounds * (wanted.listen_s + 2 * slowest_s)
 
     async def start(self, wanted: DiscoveryRequest, caller: ChangeOptions) -> None:
-        """Begin a search; ``Refused`` or ``BadInput`` if it cannot be."""
+        """Start a search; ``Refused`` or ``BadInput`` if it is not possible."""
         async with self._beginning_or_ending:
             if self.under_way:
-                raise Refused(f"{self.progress.by} looks at the wiring already")
+                raise Refused(f"{self.progress.by} is already searching the wiring")
             ports = await self._window.ports(wanted.ports)
             try:
                 await self._window.open(ports, caller, whole=not wanted.ports)
@@ -105,8 +105,7 @@ class Discovery:
             self.news.tell()
 
     async def stop(self) -> None:
-        """Cancel the search and restore the circuits, also those of an earlier controller, or
-        raise."""
+        """Cancel the search and restore the circuits, also an earlier controller's, or raise."""
         async with self._beginning_or_ending:
             if self._task is not None and not self._task.done():
                 if self.progress.state == "looking":
@@ -115,11 +114,11 @@ class Discovery:
             await self._window.close()
 
     async def recover(self) -> None:
-        """Restore the circuits that an earlier controller left; an error goes to the log."""
+        """Restore the circuits of an earlier controller's search; errors are logged."""
         try:
             await self._window.close()
         except PatchlightError as error:
-            _log.error("the wiring discovery that was cut short: %s", error)
+            _log.error("restoring circuits after an interrupted wiring discovery: %s", error)
 
     async def close(self) -> None:
         """Stop at the controller's end."""
@@ -127,7 +126,7 @@ class Discovery:
             await self.stop()
 
     def _ended(self, task: asyncio.Task[tuple[dict[str, Any] | None, State]]) -> None:
-        # Together, so that no client sees the end without its step, or the step before the end.
+        # Both at once, so that no client sees one without the other.
         if not task.cancelled():
             self.progress.wiring, self.progress.state = task.result()
         self.news.tell()
@@ -135,17 +134,16 @@ class Discovery:
     async def _run(
         self, wanted: DiscoveryRequest, ports: Mapping[str, list[int]]
     ) -> tuple[dict[str, Any] | None, State]:
-        """Search and restore the circuits; the result and how it ended."""
         progress, found = self.progress, None
         end: State = "failed"
         try:
             found = await self._search(wanted, ports)
             end = "done"
         except asyncio.CancelledError:
-            end, progress.message = "stopped", "it was broken off"
+            end, progress.message = "stopped", "it was interrupted"
         except Exception as error:
             if not isinstance(error, PatchlightError):
-                _log.exception("looking at the wiring")
+                _log.exception("wiring discovery")
             progress.message = in_words(error)
             progress.hint = getattr(error, "hint", None)
         progress.state, progress.rounds_left, progress.left_s = "restoring", 0, 0.0
@@ -155,7 +153,7 @@ class Discovery:
         except Exception as error:
             end, progress.message = "failed", in_words(error)
             progress.hint = getattr(error, "hint", None)
-            _log.error("after looking at the wiring: %s", progress.message)
+            _log.error("restoring after the wiring discovery: %s", progress.message)
         progress.took_s = time.time() - progress.began_at
         return found, end
 
@@ -166,8 +164,8 @@ class Discovery:
         if not dark.ends:
             why = "; ".join(dict.fromkeys(dark.silent.values()))
             raise PatchlightError(
-                f"nobody sent or heard anything: {why or 'the lab has no NICs and switches'}",
-                hint="start the agents, and have the packet switches connect: patchlight status",
+                f"no probes were sent or heard: {why or 'the lab has no NICs and switches'}",
+                hint="start the agents, and connect the packet switches: see patchlight status",
             )
         elsewhere = dark.beside(dark)
         expected = expected_ends(self._lab)
@@ -199,7 +197,7 @@ class Discovery:
     ) -> Listened:
         progress = self.progress
         number = progress.rounds_done + 1
-        await self._window.light(light, f"looks at the wiring: round {number}")
+        await self._window.light(light, f"wiring discovery: round {number}")
         token = f"{secrets.token_hex(8)}-{number}"
         listened = await self._listening.listen(token, wanted.listen_s * patience)
         progress.rounds_done, progress.rounds_left = number, left
@@ -210,8 +208,8 @@ class Discovery:
 
 @dataclass(frozen=True, slots=True)
 class PortFinding:
-    """The ends that send into a port of a circuit switch and hear it, and that ``said`` in the lab
-    file. ``not told``: the latter could not be probed."""
+    """The ends that send into a port of a circuit switch and hear it, and that in the lab file
+    (``said``). ``not told``: that end could not be probed."""
 
     port: search.OcsPort
     sends: str | None
@@ -232,7 +230,7 @@ class FoundWiring:
 
 
 def expected_ends(lab: Lab) -> dict[search.OcsPort, str]:
-    """What the lab file says is plugged into each port of each circuit switch."""
+    """What is plugged into each port of each circuit switch in the lab file."""
     return {
         search.OcsPort(ocs, number): str(end)
         for ocs, fibres in lab.circuit_fibres.items()
@@ -249,15 +247,15 @@ def found_wiring(
     *,
     whole: bool = True,
 ) -> FoundWiring:
-    """Compare what was found with the lab file; ``elsewhere`` is what was heard in the dark.
-    Without ``whole`` other circuits stood, and what is heard in the dark is no fibre."""
+    """Compare the findings with the lab file; ``elsewhere`` was heard without circuits. Without
+    ``whole`` other circuits were up, and such findings are not fibres."""
     expected = expected_ends(lab)
     lit = found.inputs.keys() | found.outputs.keys()
     ports = tuple(
         _judged(port, found, expected.get(port), ends, silent)
         for port in sorted(lit | (expected.keys() if whole else set()))
     )
-    # What only sends LLDP cannot hear; where the file agrees or is silent, one way is enough.
+    # LLDP senders cannot hear; if the lab file agrees or is silent, one direction is enough.
     certain = {
         row.port: row.sends
         for row in ports
@@ -298,11 +296,11 @@ def _judged(
         sides = (found.inputs, found.outputs)
         looked_at = any(port in side or said in side.values() for side in sides)
         if not looked_at:
-            words = f"{port}: nobody was found behind {port.ocs} who could tell; {lab_file}"
+            words = f"{port}: no known sender behind {port.ocs}; {lab_file}"
             return row("not told", words)
         return row("differs", f"nothing was heard at {port}, {lab_file}")
     if sends == search.LIGHT:
-        words = f"light comes in at {port}, and no frame tells from where"
+        words = f"a signal arrives at {port}, but no frame identifies its source"
         return row("not told" if said in silent else "differs", f"{words}; {lab_file}")
     only_lldp = hears is None and sends not in ends
     if sends == hears or only_lldp:
@@ -313,16 +311,15 @@ def _judged(
         words = f"the two fibres of {port} are crossed: {sends} sends into it, {hears} hears it"
         return row("differs", f"{words}; {lab_file}")
     if hears is None:
-        words = f"{sends} sends into {port}, and does not hear what goes out there"
+        words = f"{sends} sends into {port}, but does not hear its output"
     else:
-        words = f"{hears} hears what goes out at {port}, and nobody is heard who sends into it"
+        words = f"{hears} hears the output of {port}, but no sender into it is heard"
     return row("differs", f"{words}; {lab_file}")
 
 
 def _other_fibres(
     lab: Lab, elsewhere: search.Heard, direct: Collection[tuple[str, str]], ends: Collection[str]
 ) -> Iterator[str]:
-    """Differences of the fibres that pass no circuit switch."""
     switches = {switch.name for switch in lab.circuit_switches}
     said = {
         (min(pair), max(pair))
@@ -332,19 +329,18 @@ def _other_fibres(
     }
     for a, b in sorted(said):
         if {a, b} <= set(ends) and not {(a, b), (b, a)} <= elsewhere:
-            yield f"{a} and {b} do not hear each other, the lab file has a fibre between them"
+            yield f"{a} and {b} do not hear each other, but the lab file has a fibre between them"
     for a, b in sorted(set(direct) - said):
         yield (
-            f"{a} and {b} hear each other while all circuits are dark, the lab file has no "
-            "fibre between them"
+            f"{a} and {b} hear each other without circuits, but the lab file has no fibre "
+            "between them"
         )
 
 
 def _corrected(
     lab: Lab, certain: Mapping[search.OcsPort, str], direct: Collection[tuple[str, str]]
 ) -> tuple[Fibre, ...]:
-    """The lab's fibres as they run, each with its device's end, rate and losses; new ones come
-    last."""
+    """The lab's actual fibres, each with its device's end, rate and losses; new ones last."""
     named = {str(host.endpoint): host.endpoint for host in lab.hosts}
     counts = [(switch.name, switch.ports) for switch in lab.packet_switches]
     counts += [(switch.name, switch.ports) for switch in lab.circuit_switches]

@@ -1,15 +1,16 @@
-"""The rounds of a search for the ends of fibres at circuit switches, and what follows from them.
+"""Plans the rounds of a search for the ends of fibres at circuit switches, and evaluates them.
 
-Pure: rounds come out, pairs of sender and receiver go in. Every end sends frames that name it, in
-all rounds; a round chooses the circuits. Inputs and outputs are distinct: the two fibres of a pair
-may be crossed, or in different ports. What is heard while all ports are dark is known before.
+Pure functions: they yield rounds and receive pairs of sender and receiver. Every end sends frames
+with its name in all rounds; a round selects the circuits. Inputs and outputs are independent,
+because the two fibres of a pair may be crossed or in different ports. What is heard without
+circuits is known before.
 
 1. A ring over the ports that the lab file has an end for, all at once. Its circuits are then made
    again by the bits of their numbers: half of them at a time, then the other half, log₂ times.
-   The rounds in which a frame came spell the number of its circuit; a frame that is lost, or comes
-   another way, spells no number. If nothing is heard in that ring, others follow, over all ports.
-2. A known receiver at an output hears what is at any input; a known transmitter at an input
-   reaches what is at any output. As many ports at a time as ends are known.
+   The rounds in which a frame arrives spell the number of its circuit; lost and stray frames spell
+   none. If nothing is heard, other rings over all ports follow.
+2. A known receiver at an output can be connected to any input, and a known transmitter at an input
+   to any output; as many ports at a time as ends are known.
 """
 
 from collections import defaultdict
@@ -20,7 +21,7 @@ from typing import NamedTuple
 
 
 class OcsPort(NamedTuple):
-    """A port of a circuit switch: its input or its output, as the context says."""
+    """A port of a circuit switch: its input or its output, depending on context."""
 
     ocs: str
     number: int
@@ -30,19 +31,18 @@ class OcsPort(NamedTuple):
 
 
 Light = dict[OcsPort, OcsPort]
-"""Which input is joined to which output, on the same circuit switch."""
+"""Which input is connected to which output of the same circuit switch."""
 
 Heard = frozenset[tuple[str, str]]
-"""Pairs of the end that was heard and the end that heard it."""
+"""Pairs of the sending and the receiving end."""
 
 LIGHT = "light without frames"
-"""The sender where a receiver has a carrier, has none in the dark, and receives no frame."""
+"""The sender if a receiver has a carrier only with the circuit, and receives no frame."""
 
 
 @dataclass(frozen=True, slots=True)
 class SearchRound:
-    """Cross-connects to make; at most ``left`` rounds follow, ``patience`` multiplies the time to
-    listen."""
+    """Cross-connects to make; at most ``left`` rounds follow, ``patience`` multiplies the time."""
 
     light: Light
     left: int
@@ -52,7 +52,7 @@ class SearchRound:
 @dataclass
 class Findings:
     """The end at each input and output (``tor1.3``, or a port of another OCS), ``None`` if it was
-    silent in a round, and contradictions as text."""
+    silent, and contradictions as text."""
 
     inputs: dict[OcsPort, str | None] = field(default_factory=dict)
     outputs: dict[OcsPort, str | None] = field(default_factory=dict)
@@ -71,13 +71,13 @@ def search(
     *,
     every_port: bool = False,
 ) -> Search:
-    """Find the ends at these ``ports``; takes what was ``Heard`` after each round. Without
-    ``every_port`` it is over when all the ``ends`` that take part are found."""
+    """Find the ends at these ``ports``; send it ``Heard`` after each round. Without ``every_port``
+    it stops when all participating ``ends`` are found."""
     return _Searching(ports, expected, ends, elsewhere, every_port=every_port).run()
 
 
 def likely_rounds(ports: Collection[OcsPort], expected: Mapping[OcsPort, str]) -> int:
-    """How many rounds it takes where all is as expected."""
+    """The number of rounds if all is as expected."""
     return 1 + 2 * _bits(sum(port in expected for port in ports))
 
 
@@ -94,7 +94,7 @@ class _Searching:
         self._expected, self._ends, self._every_port = expected, set(ends), every_port
         self._elsewhere = elsewhere
         self._away = {end for pair in elsewhere for end in pair}
-        # Those first that something should be plugged into.
+        # First those that should have a fibre.
         self._ports = sorted(
             (OcsPort(ocs, number) for ocs, numbers in ports.items() for number in numbers),
             key=lambda port: (expected.get(port) not in self._ends, port),
@@ -105,21 +105,21 @@ class _Searching:
         found = self._found
         for ring in self._rings():
             heard = yield SearchRound(dict(ring), 2 * _bits(len(ring)))
-            # A carrier may come and go too slowly to spell a number.
+            # A carrier may change too slowly to spell a number.
             named = frozenset(pair for pair in heard - self._elsewhere if pair[0] != LIGHT)
             if named:
                 yield from self._spell(ring, named)
         inputs = [port for port in self._ports if port not in found.inputs]
         outputs = [port for port in self._ports if port not in found.outputs]
         yield from self._sweep(inputs, outputs, 1)
-        # Once more, and for longer, where something should have been heard.
+        # Repeat with more time if something should have been heard.
         yield from self._sweep(self._missed(found.inputs), self._missed(found.outputs), 2)
         yield from self._trunks()
         return found
 
     def _rings(self) -> Iterator[list[tuple[OcsPort, OcsPort]]]:
-        """Circuits of each port to another of its OCS: the likely ports, then all ports, at each
-        distance, of the OCS without a known end."""
+        """Circuits from each port to another of its OCS: first the likely ports, then all ports, at
+        each distance, of OCSs without a known end."""
         likely = [port for port in self._ports if self._expected.get(port) in self._ends]
         if ring := _ring(likely, 1):
             yield ring
@@ -141,7 +141,7 @@ class _Searching:
             for pair, number in numbers.items():
                 in_ones, in_zeros = pair in came[0], pair in came[1]
                 if number is None or in_ones == in_zeros:
-                    numbers[pair] = None  # lost on the way, or it came over two cross-connects
+                    numbers[pair] = None  # lost, or it passed two cross-connects
                 else:
                     numbers[pair] = number | in_ones << bit
         spelt = defaultdict[int, list[tuple[str, str]]](list)
@@ -156,11 +156,11 @@ class _Searching:
                 self._place(self._found.outputs, ring[number][1], receiver, "hears")
 
     def _sweep(self, inputs: list[OcsPort], outputs: list[OcsPort], patience: int) -> _Rounds:
-        """Light each of these once; the ends found allow for more ports in the next round."""
+        """Test each of these once; found ends allow more ports in the next round."""
         while (inputs or outputs) and not self._all_found():
             heard_at, sent_to = self._lit(inputs, outputs)
             if not heard_at and not sent_to:
-                return  # nobody is known behind these circuit switches
+                return  # no end is known behind these circuit switches
             inputs = [port for port in inputs if port not in heard_at]
             outputs = [port for port in outputs if port not in sent_to]
             each = max(len(heard_at), len(sent_to))
@@ -168,7 +168,7 @@ class _Searching:
             yield from self._ask(heard_at, sent_to, left, patience)
 
     def _trunks(self) -> _Rounds:
-        """Find fibres between circuit switches: known ends at both, one of them sends."""
+        """Find fibres between circuit switches: with known ends at both, one of them sends."""
         among = {str(port) for port in self._ports}
         if len({port.ocs for port in self._ports}) < 2:
             return
@@ -190,8 +190,8 @@ class _Searching:
                 yield from self._ask(heard_at, sent_to, left, 1)
 
     def _lit(self, inputs: Iterable[OcsPort], outputs: Iterable[OcsPort]) -> tuple[Light, Light]:
-        """As many of these as one round can light: inputs with the output whose receiver is to hear
-        them, outputs with the input whose transmitter is to reach them."""
+        """As many of these as fit into one round: inputs with the output of a listening receiver,
+        outputs with the input of a transmitter."""
         receivers = _by_ocs(p for p, end in self._found.outputs.items() if end in self._ends)
         sources = _by_ocs(p for p, end in self._found.inputs.items() if end in self._ends)
         heard_at, sent_to = Light(), Light()
@@ -219,10 +219,10 @@ class _Searching:
                 self._place(outputs, port, self._only(reached, port), "hears")
 
     def _only(self, names: set[str], port: OcsPort | None = None) -> str | None:
-        """The one end of these names: a device that sends probes may send LLDP, too."""
+        """The one end with these names: a probing device may send LLDP, too."""
         known = sorted(names & self._ends or names - {LIGHT} or names)
         if len(known) > 1 and port is not None:
-            self._found.doubts.append(f"{port}: {' and '.join(known)} at once")
+            self._found.doubts.append(f"{port}: {' and '.join(known)} at the same time")
         return known[0] if len(known) == 1 else None
 
     def _place(
@@ -246,7 +246,6 @@ class _Searching:
 
 
 def _ring(ports: Iterable[OcsPort], distance: int) -> list[tuple[OcsPort, OcsPort]]:
-    """Each of these ports with the one so far after it on the same OCS, and around."""
     return [
         (port, same[(at + distance) % len(same)])
         for same in _by_ocs(ports).values()
@@ -263,5 +262,4 @@ def _by_ocs(ports: Iterable[OcsPort]) -> defaultdict[str, list[OcsPort]]:
 
 
 def _bits(count: int) -> int:
-    """The bits that tell so many numbers apart."""
     return max(1, (count - 1).bit_length())

@@ -1,5 +1,5 @@
-"""What a search for the wiring does to a lab: it takes ports of circuit switches, and probes. The
-circuits to restore are stored before any is changed: the next controller restores them."""
+"""Reserves ports of circuit switches for a wiring search, and probes. The circuits to restore are
+stored before any changes, so that the next controller can restore them."""
 
 import asyncio
 import logging
@@ -32,7 +32,7 @@ _SEND_EVERY_S = 0.2
 
 
 class _NothingWritten(PatchlightError):
-    """A change of the window was refused: locked, or the stop button is pressed."""
+    """A change of the window was refused: a lock, or the stop button."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Opened:
 
 
 class MaintenanceWindow:
-    """The maintenance window of a search; there is one at most."""
+    """The maintenance window of a search; there is at most one."""
 
     def __init__(
         self,
@@ -66,13 +66,13 @@ class MaintenanceWindow:
         return self._parts.store.mark(_MARK, lambda row: Opened(**row))
 
     async def ports(self, wanted: Mapping[str, Collection[int]]) -> dict[str, list[int]]:
-        """Those of the wanted ports (all, if none are named) that can be lit, by OCS; ``Refused``
-        or ``BadInput`` for one that cannot, or whose circuit leads out of the window."""
+        """The requested ports (all, if none are named) that can be tested, by OCS; ``Refused`` or
+        ``BadInput`` for others, and for circuits that leave the window."""
         parts = self._parts
         if parts.lab.sorting:
             raise Refused(
-                f"the lab has {parts.lab.sorting[0].name}, which sorts or splits light: where the "
-                "fibres behind it go cannot be found out yet"
+                f"the lab has {parts.lab.sorting[0].name}, which sorts or splits light: "
+                "discovery does not support it yet"
             )
         for ocs, numbers in wanted.items():
             last = parts.lab.circuit_switch(ocs).ports
@@ -90,11 +90,11 @@ class MaintenanceWindow:
                     raise Refused(f"{ocs} does not answer: {maps.unread[ocs]}")
                 if len(numbers) == 1:
                     raise BadInput(
-                        f"{ocs}.{numbers[0]} alone has nowhere to get light from",
-                        hint=f"name another port of {ocs} with it, best one whose fibre is known",
+                        f"{ocs}.{numbers[0]} alone cannot be tested",
+                        hint=f"name a second port of {ocs}, preferably with a known fibre",
                     )
                 if shut := closed & set(numbers):
-                    raise Refused(f"{ocs}.{min(shut)} is locked or out of order: leave it out")
+                    raise Refused(f"{ocs}.{min(shut)} is locked or out of order: omit it")
             elif ocs in maps.unread:
                 continue
             else:
@@ -104,18 +104,18 @@ class MaintenanceWindow:
             for c in maps[ocs] if numbers else ():
                 if len(inside & {c.inp, c.out}) == 1 and c.inp != c.out:
                     raise Refused(
-                        f"circuit {c} of {ocs} leads out of the ports that were named",
-                        hint=f"name {ocs}.{c.inp} and {ocs}.{c.out}, or free them first",
+                        f"circuit {c} of {ocs} leads to a port that was not named",
+                        hint=f"name both {ocs}.{c.inp} and {ocs}.{c.out}, or disconnect them first",
                     )
             if numbers:
                 found[ocs] = numbers
         return found
 
     async def objections(self, ports: Mapping[str, Collection[int]], *, whole: bool) -> list[str]:
-        """What is against a window of these ports now."""
+        """Objections to a window of these ports now."""
         found: list[str] = []
         if (open_now := self.opened) is not None:
-            found.append(f"{open_now.by} has circuits away from their places already")
+            found.append(f"{open_now.by} has circuits out of their places already")
         if stopped := self._parts.stop.message:
             found.append(stopped)
         busy = [status.id for status in self._jobs.live() if not status.state.is_waiting]
@@ -134,8 +134,8 @@ class MaintenanceWindow:
         """Lock these ports, and start no jobs; ``Refused`` if there are objections."""
         if objections := await self.objections(ports, whole=whole):
             raise Refused(
-                f"the wiring was not looked at: {'; '.join(objections)}",
-                hint="wait for the jobs or stop them, or name free ports with --ports",
+                f"the wiring was not searched: {'; '.join(objections)}",
+                hint="wait for the jobs or stop them, or select free ports with --ports",
             )
         opened = Opened(
             by=f"wiring discovery of {caller.by}",
@@ -148,17 +148,17 @@ class MaintenanceWindow:
         self._parts.store.add_event(time.time(), "discovery-begun", {"by": caller.by})
         if opened.queue_held:
             self._scheduler.hold_queue(opened.by)
-        why = "its wiring is looked at"
+        why = "wiring discovery"
         for ocs, numbers in ports.items():
             self._parts.locks.lock(ocs, numbers, "kept", opened.by, why)
-        # This waits for changes that were under way when the ports were locked.
+        # This waits for earlier changes.
         await self._transactions.drift()
         latest = replace(opened, before=await self.circuits(ports))
         self._parts.store.set_mark(_MARK, asdict(latest))
         self._switches.hand_over_probes = True
 
     async def circuits(self, ports: Mapping[str, Collection[int]]) -> dict[str, list[str]]:
-        """The cross-connects of these ports now."""
+        """The present cross-connects of these ports."""
         maps = await self._parts.maps.read()
         return {
             ocs: [str(c) for c in maps[ocs] if set(numbers) & {c.inp, c.out}]
@@ -166,15 +166,15 @@ class MaintenanceWindow:
         }
 
     async def light(self, light: Light, why: str) -> None:
-        """Make these cross-connects, and no others of the window's ports."""
+        """Make exactly these cross-connects on the window's ports."""
         wanted: dict[str, list[CrossConnect]] = {}
         for inp, out in light.items():
             wanted.setdefault(inp.ocs, []).append(CrossConnect(inp.number, out.number))
         await self._change({ocs: PortMap.of(circuits) for ocs, circuits in wanted.items()}, why)
 
     async def close(self) -> None:
-        """Restore circuits, locks and queue, if anything is open. ``PatchlightError`` if that
-        fails: the ports stay locked, and it can be called again."""
+        """Restore circuits, locks and queue, if a window is open. ``PatchlightError`` if that
+        fails: the ports stay locked, and it can be repeated."""
         opened = self.opened
         if opened is None:
             return
@@ -182,19 +182,19 @@ class MaintenanceWindow:
         before = {ocs: PortMap.parse(texts) for ocs, texts in opened.before.items()}
         for pause_s in (*_PAUSES_S, None):
             try:
-                await self._change(before, "as before the wiring was looked at", restores=True)
+                await self._change(before, "as before the wiring discovery", restores=True)
                 break
             except PatchlightError as error:
                 if pause_s is None:
                     kind = Refused if isinstance(error, _NothingWritten) else PatchlightError
                     raise kind(
-                        f"the circuits are not as they were before: {error.message}",
-                        hint="put right what is in the way, then: patchlight lab discover "
+                        f"the previous circuits were not restored: {error.message}",
+                        hint="remove the obstacle, then run: patchlight lab discover "
                         f"{self._parts.lab.name} --restore",
                     ) from error
                 await asyncio.sleep(pause_s)
         for ocs, numbers in opened.ports.items():
-            self._parts.locks.unlock(ocs, numbers, opened.by, "its wiring was looked at")
+            self._parts.locks.unlock(ocs, numbers, opened.by, "wiring discovery is over")
         if opened.queue_held:
             self._scheduler.resume()
         self._parts.store.set_mark(_MARK, None)
@@ -210,11 +210,11 @@ class MaintenanceWindow:
         record = await self._transactions.change(decide, why, options)
         if record.state != "committed":
             kind = _NothingWritten if record.state == "refused" else PatchlightError
-            raise kind(f"change {record.id} came to: {record.state}, {record.message}")
+            raise kind(f"change {record.id}: {record.state}, {record.message}")
 
 
 def _only(ports: Mapping[str, Collection[int]], circuits: Mapping[str, PortMap]) -> Decide:
-    """These circuits and no others on these ports; all other ports as they are."""
+    """These circuits on these ports; all other ports unchanged."""
 
     def decide(maps: Mapping[str, PortMap]) -> dict[str, PortMap]:
         wanted = {}
@@ -228,7 +228,7 @@ def _only(ports: Mapping[str, Collection[int]], circuits: Mapping[str, PortMap])
 
 
 def _with_their_ends(numbers: Collection[int], port_map: PortMap) -> set[int]:
-    """These ports, and all that chains of circuits join to them."""
+    """These ports, and all that chains of circuits connect to them."""
     joined = set(numbers)
     while more := {n for c in port_map if joined & {c.inp, c.out} for n in c} - joined:
         joined |= more
@@ -237,8 +237,7 @@ def _with_their_ends(numbers: Collection[int], port_map: PortMap) -> set[int]:
 
 @dataclass
 class Listened:
-    """The result of a round; ``silent`` has the lab's other ends with a fibre, and why they took no
-    part."""
+    """The result of a round; ``silent`` has the lab's other ends with a fibre, and the reasons."""
 
     heard: set[tuple[str, str]] = field(default_factory=set)
     carriers: set[str] = field(default_factory=set)
@@ -246,18 +245,18 @@ class Listened:
     silent: dict[str, str] = field(default_factory=dict)
 
     def beside(self, dark: "Listened") -> Heard:
-        """What was heard; ``LIGHT`` by ends with a carrier and none in that round in the dark."""
+        """What was heard; ``LIGHT`` for ends with a carrier in that round only."""
         return frozenset(self.heard | {(LIGHT, end) for end in self.carriers - dark.carriers})
 
 
 class SwitchListening:
-    """Has the agents and the packet switches of a lab probe their fibres."""
+    """Makes the agents and the packet switches of a lab probe their fibres."""
 
     def __init__(self, lab: Lab, fleet: Fleet, switches: PacketSwitches, speaker: Speaker) -> None:
         self._lab, self._fleet, self._switches, self._speaker = lab, fleet, switches, speaker
 
     async def listen(self, token: str, listen_s: float) -> Listened:
-        """Probe for so long, with probes of this token."""
+        """Probe for that long, with probes of this token."""
         found, frames = Listened(), list[Message]()
         unsubscribe = self._speaker.subscribe(
             lambda event: frames.append(event) if event["event"] == "frame" else None
@@ -288,7 +287,7 @@ class SwitchListening:
         names = [str(Endpoint(server.name, nic.name)) for nic in server.nics]
         client = self._fleet.clients.get(server.name)
         if client is None:
-            found.silent |= dict.fromkeys(names, f"the lab file names no agent of {server.name}")
+            found.silent |= dict.fromkeys(names, f"the lab file has no agent for {server.name}")
             return
         try:
             left_s = listen_s
@@ -324,7 +323,7 @@ class SwitchListening:
             await asyncio.sleep(_SEND_EVERY_S)
 
     async def _look_at_switches(self, found: Listened) -> None:
-        """Which ports there are and have a carrier; what they hear has come when this is back."""
+        """Which ports exist and have a carrier; received frames have arrived when this returns."""
         connected = list(self._connected())
         for switch in self._lab.packet_switches:
             names = _ports_of(switch)
@@ -339,7 +338,7 @@ class SwitchListening:
             there = {f"{switch.name}.{port['port']}": bool(port["up"]) for port in ports}
             found.ends |= there.keys() & set(names)
             found.carriers |= {name for name in names if there.get(name)}
-            gone = f"{switch.name} says that it has no such port"
+            gone = f"{switch.name} reports that it has no such port"
             found.silent |= dict.fromkeys(set(names) - there.keys(), gone)
 
     def _connected(self) -> Iterator[PacketSwitch]:
@@ -348,8 +347,7 @@ class SwitchListening:
 
 
 def end_of(lab: Lab, neighbour: probe_frames.LldpNeighbour) -> str:
-    """The end of the lab that sends such LLDP, by MAC or switch and port; else the neighbour as
-    text."""
+    """The lab's end with that LLDP, by MAC or switch and port; else the neighbour as text."""
     by_mac = {host.nic.mac.lower(): str(host.endpoint) for host in lab.hosts}
     for said in (neighbour.port, neighbour.device):
         if said.lower() in by_mac:

@@ -1,4 +1,4 @@
-"""The client of one agent, over HTTP: a Unix socket, or TCP with certificates at both ends."""
+"""Calls one agent over HTTP: on a Unix socket, or TCP with certificates on both sides."""
 
 import asyncio
 import logging
@@ -31,34 +31,33 @@ VERSION = version("patchlight")
 
 _TRUST_DEADLINE_S = 3.0
 _ALERTS = {
-    "EXPIRED": "it has ended, by that server's clock",
-    "UNKNOWN_CA": "it is of another authority than that agent's",
+    "EXPIRED": "it has expired, by that server's clock",
+    "UNKNOWN_CA": "it was issued by another authority than that agent's",
     "UNSUPPORTED_CERTIFICATE": "it is not a controller's",
 }
-_DEPLOY = "issue both anew with 'patchlight deploy certificates LAB --output DIR'"
+_DEPLOY = "issue both again with 'patchlight deploy certificates LAB --output DIR'"
 
 INTERVAL_S = 3.0
-"""An agent should answer once in so long. It is called every second."""
+"""An agent should answer once per interval. It is called every second."""
 
 SUSPECTED_AFTER = 3
-"""Silent for so many intervals, nothing new is begun with it."""
+"""After that many silent intervals, nothing new is started with it."""
 
 _STATUS = "/status"
 _DEADLINE_S = 30.0
 _STATUS_DEADLINE_S = SUSPECTED_AFTER * INTERVAL_S
-# A call that is lost on the way is made again, after these pauses, as long as it is worth it.
+# Pauses before a lost call is repeated, while that is useful.
 _PAUSES_S = (0.2, 0.5, 1.0, 2.0)
 _PATIENCE_S = 10.0
-# Shorter than the 5 s after which the agent's server drops an idle connection: a request must
-# not race that.
+# Shorter than the 5 s after which the agent drops idle connections, to avoid a race.
 _KEEPALIVE = httpx.Limits(keepalive_expiry=2.0)
-# For Unix sockets, over which no TLS is spoken: httpx makes a slow one where it is given none.
+# For Unix sockets, which do not use TLS: httpx would make a slow context.
 _NO_TLS = credentials.new_context(server=False)
 
 
 class AgentTls:
-    """The certificate that agents are called with, and one TLS context for all of them. In an empty
-    folder a certificate may be put later; ``BadInput`` for a wrong one."""
+    """The certificate for calls to agents, with one shared TLS context. In an empty folder a
+    certificate may appear later; ``BadInput`` for a wrong one."""
 
     def __init__(self, lab: str, folder: Path) -> None:
         self.lab, self.folder = lab, folder
@@ -75,7 +74,7 @@ class AgentTls:
         return credentials.agent_name(server, self.lab)
 
     def refresh(self) -> None:
-        """Take what was put into the folder since; the log says why if it cannot be taken."""
+        """Load a changed folder; the log says why if that fails."""
         if (found := credentials.stamp(self.folder)) == self._stamp:
             return
         self._stamp = found
@@ -105,15 +104,15 @@ class NicWithoutCarrier(AgentCallError):
 
 
 class AgentSilent(AgentCallError):
-    """An agent did not answer, even when called again, or something else answers there."""
+    """An agent did not answer repeated calls, or something else answers there."""
 
 
 class AgentNotTrusted(AgentSilent):
-    """One end does not accept the other's certificate."""
+    """One side rejects the other's certificate."""
 
 
 class AgentIncompatible(AgentSilent):
-    """An agent of another server or API version answers."""
+    """The agent that answers has another server or API version."""
 
 
 class AgentClient:
@@ -151,16 +150,19 @@ class AgentClient:
         pauses_s: Sequence[float] = _PAUSES_S,
         deadline_s: float = _DEADLINE_S,
     ) -> bytes:
-        """The answer; ``AgentCallError`` after the last attempt. To an agent, twice is once."""
+        """The answer; ``AgentCallError`` after the last attempt. All requests are idempotent."""
         if not (self._is_unix or (self._tls and self._tls.credentials)):
             raise AgentNotTrusted(
-                f"the agent of {self.server} at {self._where} is called over TLS only, and this "
-                "controller has no certificate",
-                hint="'patchlight deploy certificates LAB' makes one: name its folder with --tls",
+                f"the agent of {self.server} at {self._where} needs TLS, but this controller has "
+                "no certificate",
+                hint=(
+                    "create one with 'patchlight deploy certificates LAB', and pass its folder "
+                    "with --tls"
+                ),
             )
         if self._refused is not None and path != _STATUS:
             raise self._refused
-        # The name that the agent's certificate is compared with, whatever its address.
+        # The name expected in the agent's certificate, whatever its address.
         name = {"sni_hostname": self._tls.agent(self.server)} if self._tls else {}
         began = time.monotonic()
         for pause_s in (*pauses_s, math.inf):
@@ -169,7 +171,7 @@ class AgentClient:
                     method, f"/v1{path}", json=body, timeout=deadline_s, extensions=name
                 )
                 break
-            # The agent's word against our certificate comes as it is.
+            # The agent's rejection of the certificate is passed on.
             except (httpx.HTTPError, ssl.SSLError) as error:
                 await self._check_trust(error)
                 if time.monotonic() - began > _PATIENCE_S or pause_s == math.inf:
@@ -192,7 +194,6 @@ class AgentClient:
         raise kind(f"the agent of {self.server}: {message}", hint=answer.get("hint"))
 
     async def _check_trust(self, error: Exception) -> None:
-        """``AgentNotTrusted`` if a call failed because of a certificate."""
         own = self._tls.credentials if self._tls else None
         if self._tls is None or own is None or isinstance(error, httpx.TimeoutException):
             return
@@ -209,28 +210,29 @@ class AgentClient:
             return answer.model_validate_json(await self._call(method, path, **how))
         except ValidationError as error:
             raise AgentCallError(
-                f"the agent of {self.server} answered {method} {path} with what is no "
+                f"the agent of {self.server} answered {method} {path} with an invalid "
                 f"{answer.__name__}: {mistakes_in_words(error)}",
-                hint="is it of the same version as the controller?",
+                hint="does it have the same version as the controller?",
             ) from error
 
     async def status(self) -> agent_status.AgentStatus:
-        """What the server has and who uses it; called once. After ``AgentIncompatible`` (another
-        server or API version) all other calls fail likewise until the next call of this one."""
+        """What the server has and who uses it; not repeated. After ``AgentIncompatible`` (another
+        server or API version) all other calls fail until this call succeeds."""
         how = {"pauses_s": (), "deadline_s": _STATUS_DEADLINE_S}
         status = await self._ask(agent_status.AgentStatus, "GET", _STATUS, **how)
         self._refused = None
         self._knows_no_users = status.worker_user is None
         if status.server != self.server:
             self._refused = AgentIncompatible(
-                f"the agent at {self._where} is that of {status.server}, not that of {self.server}",
+                f"the agent at {self._where} belongs to {status.server}, not to {self.server}",
                 hint=f"correct the 'management:' address of {self.server} in the lab file",
             )
         elif status.api != (api := agent_status.API_VERSION):
             older = "agent" if status.api < api else "controller"
             self._refused = AgentIncompatible(
-                f"the agent of {self.server} (Patchlight {status.version}) speaks version "
-                f"{status.api} of the agents' API, and this controller ({VERSION}) version {api}",
+                f"the agent of {self.server} (Patchlight {status.version}) has version "
+                f"{status.api} of the agents' API, but this controller ({VERSION}) has version "
+                f"{api}",
                 hint=f"upgrade the {older}",
             )
         if self._refused is not None:
@@ -238,30 +240,30 @@ class AgentClient:
         return status
 
     async def probe(self, token: str, listen_s: float) -> agent_status.ProbeAnswer:
-        """What idle NICs receive while all send probes of this token; called once."""
+        """What idle NICs receive while all send probes of this token; not repeated."""
         body = agent_status.ProbeRequest(token=token, listen_s=listen_s).model_dump()
         return await self._ask(agent_status.ProbeAnswer, "POST", "/probes", body=body, pauses_s=())
 
     async def create_worker(self, spec: worker_api.WorkerSpec) -> worker_api.WorkerStatus:
         """Lease the GPU and the NIC and start a worker with them."""
-        # Only what is not the default: an agent may know fewer optional keys than this controller.
+        # Only non-default values: an agent may know fewer optional keys.
         unknown = {"user"} if self._knows_no_users else None
         body = spec.model_dump(mode="json", exclude_defaults=True, exclude=unknown)
         return await self._ask(worker_api.WorkerStatus, "POST", "/workers", body=body)
 
     async def worker(self, worker_id: str) -> worker_api.WorkerStatus:
-        """How a worker is."""
+        """The state of a worker."""
         where = f"/workers/{worker_id}"
         return await self._ask(worker_api.WorkerStatus, "GET", where, deadline_s=_STATUS_DEADLINE_S)
 
     async def reports(self, worker_id: str, after: int) -> worker_api.Reports:
-        """The iterations a worker finished after number ``after``, and the next ``after``."""
+        """The iterations that a worker finished after number ``after``, and the next ``after``."""
         return await self._ask(
             worker_api.Reports, "GET", f"/workers/{worker_id}/reports?after={after}"
         )
 
     async def log(self, worker_id: str, after: int, limit: int) -> worker_api.LogPart:
-        """What a worker printed after byte ``after``, at most ``limit`` bytes of it."""
+        """At most ``limit`` bytes of a worker's output after byte ``after``."""
         where = f"/workers/{worker_id}/log?after={after}&limit={limit}"
         return await self._ask(worker_api.LogPart, "GET", where)
 
@@ -270,41 +272,41 @@ class AgentClient:
         await self._call("POST", f"/workers/{worker_id}/start", {})
 
     async def hold(self, worker_id: str, iteration: int) -> None:
-        """Have a worker pause before the all-reduce of ``iteration``."""
+        """Make a worker pause before the all-reduce of ``iteration``."""
         body = worker_api.HoldRequest(iteration=iteration).model_dump()
         await self._call("POST", f"/workers/{worker_id}/hold", body)
 
     async def release(self, worker_id: str) -> None:
-        """Let a held worker go on."""
+        """Resume a held worker."""
         await self._call("POST", f"/workers/{worker_id}/release", {})
 
     async def stop_at(self, worker_id: str, iteration: int) -> None:
-        """Have a worker end, as stopped, before the all-reduce of ``iteration``."""
+        """Make a worker end, as stopped, before the all-reduce of ``iteration``."""
         body = worker_api.StopAtRequest(iteration=iteration).model_dump()
         await self._call("POST", f"/workers/{worker_id}/stop-at", body)
 
     async def bind_paths(
         self, nic: str, bounds: agent_status.PathBounds
     ) -> agent_status.PathNodeStatus:
-        """Have a NIC take part in agreeing on paths, within these bounds."""
+        """Give a NIC bounds for agreeing on paths."""
         body = bounds.model_dump()
         return await self._ask(agent_status.PathNodeStatus, "PUT", f"/nics/{nic}/paths", body=body)
 
     async def withdraw_paths(self, nic: str, epoch: int) -> None:
-        """Bounds up to this epoch are over for a NIC."""
+        """End bounds up to this epoch for a NIC."""
         await self._call("DELETE", f"/nics/{nic}/paths?epoch={epoch}")
 
     async def end(self, worker_id: str) -> None:
-        """Stop a worker; its GPU and NIC go back, and its output stays until it is deleted."""
+        """Stop a worker; its GPU and NIC are freed, and its output stays until it is deleted."""
         await self._call("POST", f"/workers/{worker_id}/end", {})
 
     async def delete(self, worker_id: str) -> worker_api.WorkerStatus:
-        """Stop a worker; its GPU and NIC go back. No error if it is gone already."""
+        """Delete a worker and free its GPU and NIC. Idempotent."""
         return await self._ask(worker_api.WorkerStatus, "DELETE", f"/workers/{worker_id}")
 
 
 def _mistrust(address: str, name: str, own: credentials.Credentials) -> AgentNotTrusted | None:
-    """What keeps the holder of ``own`` from the agent ``name`` at ``host:port``, by both
+    """The obstacle between ``own`` and the agent ``name`` at ``host:port``, from both
     certificates."""
     # Slow to import, and most controllers have no certificates.
     from cryptography import x509
@@ -315,10 +317,10 @@ def _mistrust(address: str, name: str, own: credentials.Credentials) -> AgentNot
         try:
             tls = context.wrap_socket(plain)
         except (ssl.SSLEOFError, ssl.SSLZeroReturnError):
-            return None  # it went away just now
+            return None  # it has just disconnected
         except ssl.SSLError as error:
             return AgentNotTrusted(
-                f"what answers at {address} speaks no TLS 1.3 ({_reason(error)})",
+                f"the service at {address} does not support TLS 1.3 ({_reason(error)})",
                 hint="is it an agent of this lab? Start it with 'patchlight agent run --tls "
                 "FOLDER'",
             )
@@ -327,14 +329,14 @@ def _mistrust(address: str, name: str, own: credentials.Credentials) -> AgentNot
             if found := _objection(shown, address, name, own):
                 return found
             try:
-                # An agent that takes our certificate now waits for a request.
+                # An agent that accepts the certificate waits for a request.
                 tls.read(1)
             except ssl.SSLError as error:
                 why = next(
                     (w for alert, w in _ALERTS.items() if alert in (error.reason or "")), None
                 )
                 return AgentNotTrusted(
-                    f"the agent at {address} refuses the certificate in {own.folder}: "
+                    f"the agent at {address} rejects the certificate in {own.folder}: "
                     f"{why or _reason(error)}",
                     hint=_DEPLOY,
                 )
@@ -344,28 +346,28 @@ def _mistrust(address: str, name: str, own: credentials.Credentials) -> AgentNot
 def _objection(
     shown: "Certificate", address: str, name: str, own: credentials.Credentials
 ) -> AgentNotTrusted | None:
-    """What is wrong with the certificate that was shown, if anything."""
+    """What is wrong with the agent's certificate, if anything."""
     from cryptography import x509
     from cryptography.exceptions import InvalidSignature
 
     if (found := credentials.name_in(shown)) != name:
         (server, lab), (wanted, _) = _server_and_lab(found), _server_and_lab(name)
         who = (
-            f"the agent at {address} is that of {server} of lab {lab}"
+            f"the agent at {address} belongs to {server} of lab {lab}"
             if server and lab
-            else f"what answers at {address} shows a certificate for {found or 'nobody'}"
+            else f"the service at {address} has a certificate for {found or 'nobody'}"
         )
         return AgentNotTrusted(
-            f"{who}, not that of {wanted}",
+            f"{who}, not to {wanted}",
             hint=f"correct the 'management:' address of {wanted} in the lab file, or start that "
-            "agent with the folder that was made for it",
+            "agent with its own certificate folder",
         )
     try:
         authority = (own.folder / credentials.CA_FILE).read_bytes()
         shown.verify_directly_issued_by(x509.load_pem_x509_certificate(authority))
     except (InvalidSignature, ValueError, TypeError):
         return AgentNotTrusted(
-            f"the agent at {address} shows a certificate that is not of the authority in "
+            f"the certificate of the agent at {address} was not issued by the authority in "
             f"{own.folder}",
             hint=_DEPLOY,
         )
@@ -374,14 +376,13 @@ def _objection(
         return AgentNotTrusted(
             f"the certificate of the agent at {address} is valid from {begin:%Y-%m-%d} to "
             f"{end:%Y-%m-%d}",
-            hint="renew it with 'patchlight deploy certificates LAB --output DIR'; is this "
-            "machine's clock right?",
+            hint="renew it with 'patchlight deploy certificates LAB --output DIR', or correct "
+            "this machine's clock",
         )
     return None
 
 
 def _server_and_lab(agent: str) -> tuple[str, str]:
-    """The two parts of an agent's name; two empty texts if it is not one."""
     role, _, rest = agent.partition(".")
     server, _, lab = rest.partition(".")
     return (server, lab) if role == "agent" else ("", "")

@@ -1,4 +1,4 @@
-"""The agents of a lab as the controller samples them: which answer, and which hosts are fit."""
+"""Samples the agents of a lab: which ones answer, and which hosts can be used."""
 
 import asyncio
 import logging
@@ -25,11 +25,11 @@ from patchlight.testbed.lab.wiring import Links
 from patchlight.testbed.wire.agent_status import AgentStatus, GpuStatus, NicStatus, PathNodeStatus
 
 LOST_AFTER = 10
-"""Silent for so many intervals, what an agent had is taken for lost."""
+"""After that many silent intervals, what an agent had is considered lost."""
 
 
 class Presence(StrEnum):
-    """What an agent's silence means, if it is silent."""
+    """The meaning of an agent's silence."""
 
     UNHEARD = "not heard of yet"
     ANSWERS = "answers"
@@ -38,14 +38,14 @@ class Presence(StrEnum):
 
     @property
     def is_silent(self) -> bool:
-        """Whether nothing new is to be begun with it."""
+        """Whether nothing new may be started with it."""
         return self in (Presence.SUSPECTED, Presence.LOST)
 
 
 @dataclass(slots=True)
 class Heartbeat:
     """Since when an agent has not answered (monotonic seconds). Only calls count: an agent that was
-    not called for a while is not silent."""
+    not called is not silent."""
 
     silent_since: float | None = None
     heard: bool = False
@@ -55,12 +55,12 @@ class Heartbeat:
         self.silent_since, self.heard = None, True
 
     def missed(self, asked_at: float) -> None:
-        """A call of that time had no answer."""
+        """A call of that time was not answered."""
         if self.silent_since is None:
             self.silent_since = asked_at
 
     def silence_s(self, now: float) -> float:
-        """For how long it has been silent."""
+        """For how long it has not answered."""
         return 0.0 if self.silent_since is None else now - self.silent_since
 
     def presence(self, now: float) -> Presence:
@@ -75,14 +75,14 @@ class Heartbeat:
 
 @dataclass(frozen=True)
 class HostFaults:
-    """By host, as text: the part of it that is ``gone``, and why its NIC has ``no_carrier``."""
+    """By host, as text: its part that is ``gone``, and why its NIC has ``no_carrier``."""
 
     gone: Mapping[str, str] = field(default_factory=dict)
     no_carrier: Mapping[str, str] = field(default_factory=dict)
 
     @cached_property
     def words(self) -> Mapping[str, str]:
-        """All of it, by host."""
+        """All problems, by host."""
         return {**self.no_carrier, **self.gone}
 
     @cached_property
@@ -92,7 +92,7 @@ class HostFaults:
 
 
 def host_faults(lab: Lab, samples: Mapping[str, Sequence[AgentStatus]]) -> HostFaults:
-    """What all of the latest ``samples`` of a server say; two at least, as NICs move about."""
+    """What all of the latest ``samples`` of a server agree on; at least two, because NICs move."""
     gone: dict[str, str] = {}
     no_carrier: dict[str, str] = {}
     for host in lab.hosts:
@@ -120,18 +120,20 @@ def _gpu_problem(host: Host, sample: AgentStatus) -> str:
 def unfit_hosts(
     lab: Lab, silent: Collection[str], faults: HostFaults, links: Links | None
 ) -> dict[str, str]:
-    """The hosts that no job can use now, and why. A NIC without a circuit lacks its carrier because
-    of that: a circuit may be made for it."""
+    """The hosts that no job can use now, and why. A NIC without a circuit has no carrier because of
+    that: a circuit can be made for it."""
     dark = {host.name for host in lab.hosts if links is None or links.peer(host.endpoint) is None}
     no_carrier = {name: why for name, why in faults.no_carrier.items() if name not in dark}
     quiet = [host for host in lab.hosts if host.server.name in silent]
-    without_agent = {host.name: f"the agent of {host.server.name} is silent" for host in quiet}
+    without_agent = {
+        host.name: f"the agent of {host.server.name} does not answer" for host in quiet
+    }
     return {**no_carrier, **faults.gone, **without_agent}
 
 
 def differences(lab: Lab, links: Links | None, nics: Mapping[str, NicStatus]) -> list[str]:
     """The MTU, PFC and DSCP settings that differ between NICs of one circuit or switch, as text.
-    Ports of packet switches are not compared: these report no settings."""
+    Ports of packet switches do not report settings."""
     found = []
     for hosts in () if links is None else _set_alike(lab, links):
         settings = {host: _settings(host, nics.get(str(host.endpoint))) for host in hosts}
@@ -142,7 +144,7 @@ def differences(lab: Lab, links: Links | None, nics: Mapping[str, NicStatus]) ->
                     by_value[told[name]].append(str(host.endpoint))
             if len(by_value) > 1:
                 rows = []
-                # The fewest first: they are likely those to be mended.
+                # The fewest first: they are probably the wrong ones.
                 for value, ends in sorted(by_value.items(), key=lambda row: (len(row[1]), row[0])):
                     more = f" and {len(ends) - 3} more" if len(ends) > 3 else ""
                     rows.append(f"{value} at {', '.join(ends[:3])}{more}")
@@ -151,7 +153,7 @@ def differences(lab: Lab, links: Links | None, nics: Mapping[str, NicStatus]) ->
 
 
 def _set_alike(lab: Lab, links: Links) -> Iterator[Sequence[Host]]:
-    """The hosts whose NICs need the same settings: two of a circuit, those of one switch."""
+    """Groups of hosts whose NICs need equal settings: both ends of a circuit, or one switch."""
     hosts = {host.endpoint: host for host in lab.hosts}
     at_switch: dict[str, list[Host]] = defaultdict(list)
     for endpoint, host in hosts.items():
@@ -185,8 +187,8 @@ _MARK = "macs"
 
 
 class NicMacs:
-    """The MACs of NICs as agents report them. They are stored because a controller that starts
-    again programs the switches before it has called the agents."""
+    """The MACs of NICs as agents report them. They are stored so that a new controller can program
+    the switches before it has called the agents."""
 
     def __init__(self, lab: Lab, store: Store | None = None) -> None:
         self._store = store
@@ -197,11 +199,11 @@ class NicMacs:
         self._owners = {mac: name for name, mac in {**self._assumed, **self._said}.items()}
 
     def of(self, host: Host) -> str:
-        """The MAC that frames for a host are sent to, as far as it is known."""
+        """The MAC to which frames for a host are sent, if known."""
         return self._said.get(str(host.endpoint), host.nic.mac)
 
     def unknown(self, hosts: Iterable[Host]) -> set[str]:
-        """The servers of those hosts whose NICs' own MACs have not been said yet."""
+        """The servers of those hosts whose NICs' own MACs are not known yet."""
         return {
             host.server.name
             for host in hosts
@@ -209,8 +211,8 @@ class NicMacs:
         }
 
     def hear(self, status: AgentStatus) -> bool:
-        """Take in an agent's report; whether a MAC changed. One that another NIC has is not
-        believed: frames for one would reach the other."""
+        """Store an agent's report; returns whether a MAC changed. A MAC that another NIC has is
+        ignored: frames for one would reach the other."""
         changed = False
         for nic in status.nics:
             name = f"{status.server}.{nic.name}"
@@ -219,7 +221,7 @@ class NicMacs:
             mac, before = nic.mac.lower(), self._said.get(name, self._assumed[name])
             taken = self._owners.get(mac, name)
             if taken != name:
-                message = "%s says that its MAC is %s, which %s has: give one of them 'mac: lab'"
+                message = "%s reports the MAC %s, which %s has: set 'mac: lab' for one of them"
                 _log.error(message, name, mac, taken)
                 continue
             self._owners.pop(before, None)
@@ -232,15 +234,15 @@ class NicMacs:
         return changed
 
 
-# In memory, one a second; the time series on disk have what was before.
+# One sample per second; older ones are in the time series on disk.
 SAMPLES_KEPT_S = 600
 
 
 class Fleet:
-    """The agents of the servers that the lab file gives a management address."""
+    """The agents of the servers that have a management address in the lab file."""
 
     def __init__(self, lab: Lab, tls: AgentTls | None = None, macs: NicMacs | None = None) -> None:
-        """``macs`` hears what the agents say of their NICs; without, one that keeps nothing."""
+        """``macs`` is updated with reports of NICs; by default nothing is stored."""
         self.clients = {
             server.name: AgentClient(server.name, server.management, tls)
             for server in lab.servers
@@ -259,13 +261,13 @@ class Fleet:
         self._samples: dict[str, deque[AgentStatus]] = {
             name: deque(maxlen=2) for name in self.clients
         }
-        self._faults: HostFaults | None = None  # not worked out since the last sample
+        self._faults: HostFaults | None = None  # not computed since the last sample
         self.gpu_samples: deque[dict[str, Any]] = deque(
             maxlen=SAMPLES_KEPT_S * sum(len(server.gpus) for server in lab.servers)
         )
 
     def agent_of(self, server: str) -> AgentClient:
-        """The agent of that server; ``AgentCallError`` if the lab file names none."""
+        """The agent of that server; ``AgentCallError`` if the lab file has none."""
         if server not in self.clients:
             raise AgentCallError(
                 f"server {server} has no agent",
@@ -279,11 +281,12 @@ class Fleet:
         return self._heartbeats[server].presence(time.monotonic())
 
     def silent(self) -> frozenset[str]:
-        """The servers whose agents are suspected or lost: nothing new is begun there."""
+        """The servers with suspected or lost agents: nothing new is started there."""
         return frozenset(name for name in self._heartbeats if self.presence(name).is_silent)
 
     def status(self) -> list[dict[str, Any]]:
-        """The state of each agent; ``words`` has why one is silent, ``problems`` other faults."""
+        """The state of each agent; ``words``: why it does not answer, ``problems``: other
+        faults."""
         now, faults = time.monotonic(), self.faults().words
         answer = []
         for name, heartbeat in self._heartbeats.items():
@@ -312,13 +315,13 @@ class Fleet:
         return {n for n, told in self._samples.items() if told and told[-1].worker_user == "root"}
 
     def faults(self) -> HostFaults:
-        """What is wrong with hosts, as agents said at their last two samples."""
+        """The problems of hosts in their agents' last two samples."""
         if self._faults is None:
             self._faults = host_faults(self._lab, self._samples)
         return self._faults
 
     def nics(self) -> dict[str, NicStatus]:
-        """Each NIC as its agent said last, by ``server.nic``."""
+        """Each NIC in its agent's last sample, by ``server.nic``."""
         latest = (of_server[-1] for of_server in self._samples.values() if of_server)
         return {f"{each.server}.{nic.name}": nic for each in latest for nic in each.nics}
 
@@ -327,17 +330,16 @@ class Fleet:
         return {f"{each.server}.{g.name}": g for each in self._answering() for g in each.gpus}
 
     def path_nodes(self) -> dict[str, dict[str, PathNodeStatus]]:
-        """By server whose agent answers, the NICs that have bounds for paths."""
+        """NICs with bounds for paths, by server whose agent answers."""
         return {each.server: {node.nic: node for node in each.paths} for each in self._answering()}
 
     def _answering(self) -> Iterator[AgentStatus]:
-        """The last sample of each agent that answers."""
         for server, samples in self._samples.items():
             if samples and self.presence(server) is Presence.ANSWERS:
                 yield samples[-1]
 
     async def watch(self, period_s: float = 1.0) -> None:
-        """Sample every agent once a period, for ever; none waits for another."""
+        """Sample every agent once per period; none waits for another."""
         try:
             async with asyncio.TaskGroup() as watching:
                 for client in self.clients.values():
@@ -357,7 +359,7 @@ class Fleet:
             await asyncio.sleep(max(0.0, period_s - (time.monotonic() - began)))
 
     async def know_macs(self, hosts: Iterable[Host]) -> None:
-        """Ask the agents of hosts whose MACs they have not said yet; tell of what is new."""
+        """Call the agents of hosts with unknown MACs; report new ones."""
         servers = sorted(self.macs.unknown(hosts) & self.clients.keys())
         await asyncio.gather(*(self._sample(self.clients[server]) for server in servers))
         await self._tell_of_macs()
@@ -371,7 +373,7 @@ class Fleet:
         name, asked_at = client.server, time.monotonic()
         try:
             status = await client.status()
-        except Exception as error:  # whatever one agent does, it is asked again
+        except Exception as error:  # a failing agent is called again
             self._heartbeats[name].missed(asked_at)
             self._troubles[name] = why = in_words(error)
             presence = self.presence(name)
@@ -393,15 +395,17 @@ class Fleet:
         self._macs_changed = self.macs.hear(status) or self._macs_changed
         now = time.time()
         for gpu in status.gpus:
-            if gpu.utilization is not None:  # else it cannot tell, or has fallen off
+            if (
+                gpu.utilization is not None
+            ):  # otherwise it does not report it, or has fallen off the bus
                 sample = {"utilization": gpu.utilization, "busy_s": gpu.busy_s}
                 self.gpu_samples.append({"at": now, "gpu": f"{name}.{gpu.name}", **sample})
         if self.on_status is not None:
-            await self.on_status(status)  # before anybody counts on it again
+            await self.on_status(status)  # before it is used again
         self._heartbeats[name].answered()
         self._troubles.pop(name, None)
         self._said.pop(name, None)
 
     async def close(self) -> None:
-        """Drop every connection; the agents and their workers are left as they are."""
+        """Close every connection; agents and workers are unaffected."""
         await asyncio.gather(*(client.close() for client in self.clients.values()))

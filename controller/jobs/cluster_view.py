@@ -1,4 +1,4 @@
-"""The lab and its jobs as policies see them, and the records of what they saw. Pure."""
+"""Shows the lab and its jobs to policies, and records what they saw. Pure functions."""
 
 import hashlib
 import json
@@ -25,19 +25,19 @@ from patchlight.testbed.lab.wiring import trace_links, with_spectra
 
 @dataclass(frozen=True)
 class WiredLab:
-    """A lab under the present maps of its circuit switches."""
+    """A lab with the present maps of its circuit switches."""
 
     lab: Lab
     maps: Mapping[str, PortMap]
 
     @classmethod
     def now(cls, lab: Lab, maps: Mapping[str, AnyMap]) -> Self:
-        """The lab with its present circuits, wavelength switches included."""
+        """The lab with its present circuits, including wavelength switches."""
         return cls(with_spectra(lab, maps), circuits_in(maps))
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """The host of each GPU number: those that have a GPU and a NIC."""
+        """The host of each GPU number: hosts with a GPU and a NIC."""
         return tuple(host.name for host in self.lab.hosts if host.gpu is not None)
 
     @cached_property
@@ -47,7 +47,7 @@ class WiredLab:
 
     @cached_property
     def shape(self) -> contract.ClusterShape:
-        """A rack is a packet switch; a host without a circuit to one is in no rack."""
+        """A rack is a packet switch; hosts without a circuit to one have no rack."""
         links = trace_links(self.lab, self.maps)
         servers = {server.name: number for number, server in enumerate(self.lab.servers)}
         racks = {switch.name: number for number, switch in enumerate(self.lab.packet_switches)}
@@ -64,7 +64,7 @@ class WiredLab:
         return sum(1 << self.numbers[name] for name in {*hosts} & self.numbers.keys())
 
     def hosts(self, gpus: Sequence[int]) -> tuple[str, ...]:
-        """The hosts of these GPUs, in their order."""
+        """The hosts of these GPUs, in order."""
         return tuple(self.names[gpu] for gpu in gpus)
 
     def view(
@@ -79,8 +79,7 @@ class WiredLab:
         waiting: Collection[str] = (),
     ) -> ClusterView:
         """The cluster now, with each job's hosts in ``running``. Circuits of ``locked`` OCS ports
-        stay; ``failed`` ports can carry none. ``waiting`` names those of ``recent`` that wait for
-        GPUs."""
+        stay; ``failed`` ports cannot have any. ``waiting`` are those of ``recent`` that wait."""
         out_of_use = self.as_set(broken)
         at_work = [
             contract.Running(float("inf"), self.as_set(hosts), job)
@@ -105,7 +104,7 @@ class WiredLab:
         )
 
     def ring(self, job: str, hosts: Collection[str], status: JobStatus | None) -> RingOfJob:
-        """A job's ring, with the iterations left if its status is given."""
+        """A job's ring, with the remaining iterations if its status is given."""
         ring = tuple(self.numbers[name] for name in hosts)
         if status is None:
             return RingOfJob(job, ring)
@@ -119,7 +118,7 @@ class WiredLab:
 
 
 def training_of(status: JobStatus) -> Training | None:
-    """What is left of a job's training; ``None`` if unknown."""
+    """The rest of a job's training; ``None`` if unknown."""
     spec = status.spec
     if not (spec.iterations and spec.gradient_bytes and spec.compute_s):
         return None
@@ -132,8 +131,8 @@ def _ports(ocs: str, *sets: Ports) -> frozenset[int]:
 
 
 def view_of(status: JobStatus, workers: int | None = None) -> JobView:
-    """A job as policies see it, of so many workers, and the time that it computes if known: the
-    same for any number of workers, unless an iteration is split over them."""
+    """A job as policies see it, with that many workers and its compute time if known. The time is
+    independent of the number unless an iteration is split."""
     spec = status.spec
     known = bool(spec.compute_s and spec.iterations)
     slowest_s = max(spec.compute_s.values()) * spec.iterations if known else math.nan
@@ -162,13 +161,13 @@ def view_of(status: JobStatus, workers: int | None = None) -> JobView:
 
 
 def least_workers(status: JobStatus) -> int:
-    """How many GPUs a job wants; where a policy decides, the least."""
+    """How many GPUs a job wants; the minimum if a policy decides."""
     return status.spec.size or min(status.spec.degrees, default=1)
 
 
 def alone_s(status: JobStatus, nic_bps: float) -> float:
-    """How long a job still takes on links of its own, on the slowest model that it may run on; NaN
-    if unknown. While it has no hosts, its least number of workers counts."""
+    """The remaining seconds of a job on links of its own, on its slowest allowed model; NaN if
+    unknown. Without hosts, it has its least number of workers."""
     spec = status.spec
     if not (spec.iterations and spec.compute_s):
         return math.nan
@@ -182,7 +181,7 @@ def alone_s(status: JobStatus, nic_bps: float) -> float:
 
 @lru_cache(maxsize=64)
 def graph_of(source: str) -> ComputationGraph:
-    """The built-in computation graph of that name, or the graph that the text has as JSON."""
+    """The built-in computation graph of that name, or the graph in the text (JSON)."""
     if source.lstrip().startswith("{"):
         return graph_from_json(source, "the job's graph")
     return builtin_graph(source)
@@ -191,13 +190,13 @@ def graph_of(source: str) -> ComputationGraph:
 A = TypeVar("A")
 
 OWN_GRAPH = "of the job"
-"""The name in a decision of a graph that is in the job's spec."""
+"""The name, in decisions, of a graph that is in the job's spec."""
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """One answer of a policy, as JSON; ``saw`` gives what it saw, ``weighed`` is its explanation:
-    for a learned one its options and their scores; ``fault``: why the default decided instead."""
+    """One answer of a policy, as JSON. ``saw`` returns its input; ``weighed`` is its explanation:
+    for a learned policy the options and scores; ``fault``: why the default decided."""
 
     kind: str
     policy: str
@@ -209,7 +208,7 @@ class Decision:
 
     @property
     def record(self) -> dict[str, Any]:
-        """For the ledger, with a digest of what was seen."""
+        """For the ledger, with a digest of the input."""
         saw, took_s = self.saw(), round(self.seconds, 6)
         record = {"kind": self.kind, "policy": self.policy, "answer": self.answer}
         record |= {"seconds": took_s, "digest": digest(saw), "saw": saw}
@@ -218,7 +217,7 @@ class Decision:
 
 
 class Decides(Protocol):
-    """A policy of a lab: its name, and the explanation of its last answer in this thread."""
+    """A policy of a lab: its name, and the explanation of this thread's last answer."""
 
     name: str
 
@@ -237,7 +236,7 @@ def decided(
     ask: Callable[[], A],
     saw: Callable[[], Mapping[str, Any]],
 ) -> tuple[A, Decision]:
-    """A policy's answer, and that as a decision."""
+    """A policy's answer, also as a decision."""
     began = perf_counter()
     answer = ask()
     took_s = perf_counter() - began
@@ -246,7 +245,7 @@ def decided(
 
 
 def digest(saw: Mapping[str, Any]) -> str:
-    """The first half of the SHA-256 of what was seen: equal where a policy saw the same."""
+    """The first half of the SHA-256 of a policy's input: equal inputs give equal digests."""
     text = json.dumps(saw, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
@@ -260,7 +259,7 @@ def seen(
     elastic: Sequence[contract.ElasticJob] = (),
     queue: Sequence[contract.QueuedJob] = (),
 ) -> dict[str, Any]:
-    """All that a policy sees but the lab itself, as JSON: GPU sets in hexadecimal digits."""
+    """A policy's input without the lab, as JSON: GPU sets are hexadecimal numbers."""
     found: dict[str, Any] = {
         "now_s": view.now_s,
         "occupied": f"{view.occupied:x}",
@@ -294,7 +293,7 @@ def seen(
 def arguments(
     kind: contract.PolicyKind, saw: Mapping[str, Any], lab: Lab, own_graph: str | None = None
 ) -> tuple[Any, ...]:
-    """The arguments that show a policy the same again, with ``own_graph`` of the job's spec."""
+    """The arguments that show a policy the same input, with ``own_graph`` of the job's spec."""
     maps = {ocs: PortMap.parse(pairs) for ocs, pairs in saw["circuits"].items()}
     recent, waiting = tuple(map(_job, saw["recent"])), frozenset(saw.get("waiting", ()))
     view = ClusterView(
@@ -330,7 +329,7 @@ def arguments(
 
 
 def plain(value: Any) -> Any:
-    """A value that a policy saw or answered, as JSON; infinity and NaN are ``None``."""
+    """A policy's input or answer as JSON; infinity and NaN become ``None``."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, PortMap):

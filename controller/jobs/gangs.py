@@ -1,5 +1,4 @@
-"""Gangs that have hosts: their jobs start together, and each is followed to its own end, by the
-next controller if this one ends."""
+"""Runs gangs that have hosts: starts their jobs together and follows each to its end."""
 
 import asyncio
 import logging
@@ -23,26 +22,26 @@ from patchlight.testbed.lab.model import Lab
 from patchlight.testbed.lab.reach import Reach, as_text
 
 _JOURNAL_AGAIN_S = 0.5
-_START_S = 2.0  # Until a gang was seen to start.
+_START_S = 2.0  # The assumed start time until a gang has started.
 
 _log = logging.getLogger(__name__)
 
 
 class Queue(Protocol):
-    """The queue where jobs wait for hosts."""
+    """The queue of jobs that wait for hosts."""
 
     def join(self, gang: Gang) -> None:
-        """A gang waits from now on; again is harmless."""
+        """A gang waits from now on. Idempotent."""
 
     def freed(self, job: RunningJob) -> None:
         """A job has given back its hosts."""
 
     def settled(self, job: RunningJob) -> None:
-        """A job is on its hosts, and no others are kept for it."""
+        """A job is on its hosts, and none are reserved for it."""
 
 
 class Gangs:
-    """The gangs that have hosts; the last of them to start took ``last_start_s`` for it."""
+    """The gangs that have hosts; the latest start took ``last_start_s``."""
 
     def __init__(
         self,
@@ -72,16 +71,16 @@ class Gangs:
         for job in jobs:
             reports = self._table.ledger.reports_by_rank(job.id, job.attempt)
             job.assign(self._lab, self._fleet, reports)
-            # The controller that paused them may be gone.
+            # The controller that paused them may be dead.
             await job.release()
         self._take(gang, jobs, self._follow(gang, jobs))
 
     async def undo_start(self, status: JobStatus) -> None:
-        """Give back the workers of a job that was being started, and queue it again."""
+        """Delete the workers of a job that was being started, and queue it again."""
         job = self.job_of(status)
         job.assign(self._lab, self._fleet)
         await self._outcomes.give_back(job)
-        why = "the controller ended while it was started"
+        why = "the controller ended during its start"
         self._outcomes.next_attempt(status, why, status.first_iteration, gang=status.gang)
 
     def job_of(self, status: JobStatus) -> RunningJob:
@@ -91,7 +90,7 @@ class Gangs:
         return RunningJob(status.id, status.spec, hosts, self._outcomes.reported, *which)
 
     def resize(self, job_id: str, hosts: Sequence[str], why: str) -> bool:
-        """Have a running job go on on these hosts after an iteration; ``False`` if it has ended."""
+        """Continue a running job on these hosts after an iteration; ``False`` if it has ended."""
         job = self._table.running.get(job_id)
         if job is None or self._table[job_id].state is not JobState.RUNNING:
             return False
@@ -112,20 +111,20 @@ class Gangs:
             self.active.remove(gang)
 
     async def end(self, gangs: Iterable[Gang], why: str, *, again: bool = False) -> None:
-        """End these: workers stop, GPUs and NICs go back; ``again``: they are queued again."""
+        """End these jobs: stop workers, free GPUs and NICs; ``again``: queue them again."""
         ending = list(gangs)
         for gang in ending:
             gang.ends_because, gang.again = why, again
         await self._cancel(ending)
 
     async def close(self) -> None:
-        """Stop following all of them; their workers go on."""
+        """Stop following all jobs; their workers continue."""
         self._closing = True
         await self._cancel(list(self.active))
 
     @staticmethod
     async def _cancel(gangs: Sequence[Gang]) -> None:
-        # A task that is cancelled before it began would never clean up after its gang.
+        # A task cancelled before it began would not clean up after its gang.
         await asyncio.sleep(0)
         tasks = [gang.task for gang in gangs if gang.task is not None]
         for task in tasks:
@@ -144,7 +143,7 @@ class Gangs:
             if gang.ends_because:
                 await self._all_over(gang, jobs)
         except JournalError as error:
-            # Not their fault: none has begun, and they start when the journal can be written.
+            # Not their fault: none has begun, and they start when the journal is writable.
             if not gang.ends_because:
                 gang.ends_because, gang.again = error.message, True
             await self._all_over(gang, jobs)
@@ -165,8 +164,7 @@ class Gangs:
     async def _start(self, gang: Gang, jobs: Sequence[RunningJob]) -> None:
         began = time.monotonic()
         if gang.topology != "keep":
-            # Running jobs of the same topology policy are groups of this change too, so that they
-            # keep their circuits.
+            # Running jobs of the same topology policy join this change to keep their circuits.
             same = [g for g in self.active if g is not gang and g.topology == gang.topology]
             for job_id in gang.ids:
                 self._table.move(job_id, JobState.RECONFIGURING)
@@ -182,7 +180,7 @@ class Gangs:
             if self._table[job.id].state is not JobState.PREPARING:
                 self._table.move(job.id, JobState.PREPARING)
             job.assign(self._lab, self._fleet)
-        # To the end, also if one fails: no worker may be made after all were given back.
+        # Wait for all, even if one fails: no worker may be created after the cleanup.
         await run_all(job.prepare() for job in jobs)
         for job in jobs:
             self._table.move(job.id, JobState.RUNNING)
@@ -192,7 +190,7 @@ class Gangs:
             self.queue.settled(job)
 
     async def _follow(self, gang: Gang, jobs: Sequence[RunningJob]) -> None:
-        # A job of a gang that fails does not end the others: they share only the start.
+        # A failed job does not end the others of its gang: they share only the start.
         await asyncio.gather(*(self._see_through(gang, job) for job in jobs))
 
     async def _see_through(self, gang: Gang, job: RunningJob) -> None:
@@ -202,18 +200,18 @@ class Gangs:
                 await self._go_on_elsewhere(gang, job)
         except asyncio.CancelledError:
             if not gang.ends_because:
-                return  # the controller ends, and the job does not
+                return  # the controller ends, the job continues
             outcome = None
         except Exception as error:
             outcome = partial(self._outcomes.failed, job, error)
         await self._to_the_end(self._over(gang, job, outcome))
 
     async def _go_on_elsewhere(self, gang: Gang, job: RunningJob) -> None:
-        """Stop a job where all ranks are at one iteration, and begin there on its next hosts; if it
-        cannot be stopped it goes on as it is."""
+        """Stop a job where all ranks are at one iteration, and start it on its next hosts; if it
+        cannot be stopped, it continues unchanged."""
         stops = await job.hold_for_good()
         try:
-            if stops:  # on record before its workers end
+            if stops:  # recorded before its workers end
                 self._outcomes.held(job, job.changes_because)
         except JournalError:
             stops = False
@@ -250,7 +248,7 @@ class Gangs:
         await self._to_the_end(asyncio.gather(*over))
 
     async def _to_the_end(self, work: Awaitable[object]) -> None:
-        """Wait for it, even if the gang is to end: only the controller's end cuts it short."""
+        """Wait for it, even if the gang is to end: only the controller's end interrupts it."""
         task = asyncio.ensure_future(work)
         while not task.done():
             try:
@@ -263,7 +261,6 @@ class Gangs:
     async def _over(
         self, gang: Gang, job: RunningJob, outcome: Callable[[], object] | None
     ) -> None:
-        """A job is over: write its outcome, and give back all that it had."""
         on_record = self._outcomes.on_record
 
         def stop_if_wanted() -> None:
@@ -282,7 +279,7 @@ class Gangs:
             await on_record(stop_if_wanted)
             runs = self._table[job.id].state in (JobState.RUNNING, JobState.PAUSED)
             if gang.again and runs and await job.hold_for_good():
-                await on_record(conclude)  # before they end: another controller begins it there
+                await on_record(conclude)  # before they end: a later controller resumes it there
                 await job.end_held()
             await self._outcomes.give_back(job)
         finally:
@@ -301,7 +298,7 @@ class Outcomes:
         self._store, self._table = store, table
 
     async def on_record(self, write: Callable[[], object], *, in_thread: bool = False) -> None:
-        """Call a function that writes to the journal until it succeeds."""
+        """Repeat a journal write until it succeeds."""
         while True:
             try:
                 await asyncio.to_thread(write) if in_thread else write()
@@ -313,7 +310,7 @@ class Outcomes:
 
     async def reported(self, job: RunningJob, reports: list[dict[str, Any]]) -> None:
         """A job's workers have reported iterations."""
-        # In a thread: a disk may take its time, and there are many of these.
+        # In a thread: disk writes are slow, and there are many of these.
         add = partial(self._table.ledger.add_iterations, job.id, reports)
         await self.on_record(add, in_thread=True)
         for hear in self._table.on_reports:
@@ -330,9 +327,9 @@ class Outcomes:
         await self.on_record(progress)
 
     async def give_back(self, job: RunningJob) -> None:
-        """Take back all that a job has; the output of its workers is kept."""
+        """Delete all workers of a job; their output is kept."""
         if self._table.outputs is not None:
-            await job.end()  # what a worker prints at its end is output, too
+            await job.end()  # a worker may print at its end
             await self._table.outputs.keep(job)
         events = [(time.time(), {"message": message}) for message in await job.give_back()]
         await self.on_record(lambda: self._store.add_events("worker-left-behind", events))
@@ -347,7 +344,7 @@ class Outcomes:
             await self.on_record(add_energy)
 
     def held(self, job: RunningJob, why: str) -> None:
-        """A job is held where all ranks are at one iteration, and its workers are to end there."""
+        """Raised when a job is held at one iteration of all ranks, so its workers can end there."""
         done = job.iterations_done
         at = {"first_iteration": goes_on_at(job.spec, done), "iterations_done": done}
         self._table.move(job.id, JobState.PREPARING, why, (), **at)
@@ -355,7 +352,7 @@ class Outcomes:
     def next_attempt(
         self, status: JobStatus, why: str, first_iteration: int, **changes: Any
     ) -> JobStatus:
-        """Queue a job again, by default alone: those that it started with have begun."""
+        """Queue a job again, by default alone: the other jobs of its gang have begun."""
         first_iteration = goes_on_at(status.spec, first_iteration)
         return self._table.move(
             status.id,
@@ -371,14 +368,14 @@ class Outcomes:
         )
 
     def failed(self, job: RunningJob, error: Exception) -> None:
-        """A job has failed; another attempt follows, or its end."""
+        """Handle a failed job: another attempt, or its end."""
         said = error_text(error)
         if not isinstance(error, PatchlightError):
             _log.error("job %s", job.id, exc_info=error)
         status = self._table[job.id]
         if status.state.is_final:
             return
-        # A failed change of its workers is not a failure of its own.
+        # A failed resize is not a failure of its own.
         resized = isinstance(error, CannotGoOn)
         failures = status.failures + (not resized)
         if resized or failures <= job.spec.retries:
@@ -390,8 +387,8 @@ class Outcomes:
 
 
 def _measured(job: RunningJob, spec: JobSpec, reports: list[dict[str, Any]]) -> JobSpec:
-    """The spec with measured compute times of GPU models that it has none for. The first iteration
-    does not count: it also loads the model and warms up."""
+    """The spec with measured compute times for GPU models without one. The first iteration does not
+    count: it also loads the model and warms up."""
     if spec.trainer != "torch":
         return spec
     found = dict(spec.compute_s)

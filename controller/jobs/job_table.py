@@ -1,5 +1,4 @@
-"""The status of each job, on disk before it takes effect, and the predicted and measured times of
-its iterations."""
+"""Keeps the status of each job, on disk first, and predicted and measured iteration times."""
 
 import math
 import time
@@ -26,8 +25,8 @@ _RECENT = 64  # as many as policies see
 
 
 class JobTable:
-    """The status of jobs by id; ``running`` have hosts. ``on_reports`` hear of iterations,
-    ``on_state`` of new jobs and each new state, once on disk."""
+    """The status of jobs by id; ``running`` have hosts. ``on_reports`` are called with iterations,
+    ``on_state`` with new jobs and states, once on disk."""
 
     def __init__(self, ledger: JobLedger, outputs: JobOutputs | None = None) -> None:
         self.running: dict[str, RunningJob] = {}
@@ -42,19 +41,19 @@ class JobTable:
         """One job; ``BadInput`` for an unknown id."""
         if (status := self.find(job_id)) is not None:
             return status
-        raise BadInput(f"no job {job_id!r}: 'patchlight job list' shows those there are")
+        raise BadInput(f"unknown job {job_id!r}: 'patchlight job list' shows all")
 
     def find(self, job_id: str) -> JobStatus | None:
         """One job, or ``None``."""
         return self._live.get(job_id) or self.ledger.find(job_id)
 
     def meant(self, text: str) -> list[JobStatus]:
-        """The jobs that a text may mean: an id, the start of one, or a name."""
+        """The jobs that a text may mean: an id, its start, or a name."""
         exact = self.find(text)
         return [exact] if exact else self.ledger.meant(text)
 
     def hosts_of(self, job_ids: Iterable[str]) -> dict[str, list[str]]:
-        """The hosts of running jobs, with those that are kept for them."""
+        """The hosts of running jobs, including those reserved for them."""
         return {job_id: [h.name for h in self.running[job_id].all_hosts] for job_id in job_ids}
 
     def page(
@@ -64,7 +63,7 @@ class JobTable:
         return self.ledger.page(last, after, period, **which, known=self._live)
 
     def text(self, status: JobStatus) -> bytes:
-        """``status.as_text``, kept while the job has not ended: it is needed often."""
+        """``status.as_text``, cached while the job has not ended."""
         known, text = self._texts.get(status.id, (None, b""))
         if known is not status:
             text = status.as_text
@@ -77,22 +76,22 @@ class JobTable:
         return {job_id: found for job_id in job_ids if (found := self.find(job_id)) is not None}
 
     def live(self) -> list[JobStatus]:
-        """Every job that has not ended, in the order of submission."""
+        """Every unfinished job, in order of submission."""
         return list(self._live.values())
 
     def recent(self) -> list[JobStatus]:
-        """The jobs submitted last, ended or not, the latest last; 64 at most."""
+        """The latest jobs, ended or not, latest last; at most 64."""
         return list(self._recent.values())
 
     def add(self, statuses: Sequence[JobStatus]) -> None:
-        """Take in new jobs, all or none."""
+        """Add new jobs, all or none."""
         events = [(s.submitted_at, f"job-{s.state}", _event(s)) for s in statuses]
         self.ledger.save(statuses, events)
         for status in statuses:
             self._remember(status, is_new_state=True)
 
     def keep(self, status: JobStatus) -> None:
-        """Store the status of a job whose state is the same."""
+        """Store the status of a job in an unchanged state."""
         self.ledger.save([status])
         self._remember(status)
 
@@ -104,7 +103,7 @@ class JobTable:
         last_lines: Sequence[str] = (),
         **changes: Any,
     ) -> JobStatus:
-        """Put a job into this state now, with an event. ``changes`` are other fields."""
+        """Set a job's state, with an event. ``changes`` are other fields."""
         now, status = time.time(), self[job_id]
         begins = state is JobState.RUNNING and status.started_at is None
         moved = replace(
@@ -147,13 +146,13 @@ def _event(status: JobStatus) -> dict[str, Any]:
 
 _AT_WORK = (JobState.RUNNING, JobState.PAUSED)
 
-_ITERATIONS = 20  # a measured time is the mean of so many
+_ITERATIONS = 20  # a measured time is the mean of this many
 
 _PREDICTED, _AFTER, _KEPT = "predicted_iteration_s", "predicted_after_s", "light"
 
 
 class Forecasts:
-    """Predictions of the flow model. ``links`` gives the links as last known, or ``None``."""
+    """Predictions of the flow model. ``links`` returns the last known links, or ``None``."""
 
     def __init__(self, lab: Lab, table: JobTable, links: Callable[[], Links | None]) -> None:
         self._lab, self._table, self._links = lab, table, links
@@ -181,19 +180,19 @@ class Forecasts:
         }
 
     def shown(self, statuses: Sequence[JobStatus]) -> Mapping[str, dict[str, Any]]:
-        """The same for a list of jobs; nothing is computed if none of them runs."""
+        """The same for a list of jobs; computes nothing if none of them runs."""
         return self.running() if any(s.state in _AT_WORK for s in statuses) else {}
 
 
 class IterationTimes:
-    """Predicted and measured iterations of jobs whose circuits moved; the ledger keeps them."""
+    """Predicted and measured iterations around circuit changes of jobs, kept in the ledger."""
 
     def __init__(self, store: Store, table: JobTable, forecasts: Forecasts) -> None:
         self._store, self._table, self._forecasts = store, table, forecasts
 
     def before(self, job_ids: Collection[str]) -> dict[str, dict[str, Any]]:
-        """The times of those of the jobs that train, just before a change. ``unsettled_before``:
-        something else changed since the measured iterations began."""
+        """The times of jobs that train, just before a change. ``unsettled_before``: something else
+        changed since the measured iterations began."""
         jobs, found = self._table.several(job_ids), {}
         predicted = self._forecasts.shown(list(jobs.values()))
         for job_id, status in jobs.items():
@@ -211,7 +210,7 @@ class IterationTimes:
     def kept(
         self, before: Mapping[str, Mapping[str, Any]], change: Reconfiguration
     ) -> dict[str, dict[str, Any]]:
-        """What to keep with the decisions on these jobs, by job; nothing if no circuit moved."""
+        """What to keep with these jobs' decisions, by job; nothing if no circuit changed."""
         if not before or change.state != "committed" or not change.changes:
             return {}
         after = {job_id: each[_PREDICTED] for job_id, each in self._forecasts.running().items()}
@@ -222,8 +221,7 @@ class IterationTimes:
         }
 
     def of(self, status: JobStatus) -> list[dict[str, Any]]:
-        """Each move of circuits of a job while it trained, oldest first, with what was measured
-        since."""
+        """Each circuit change of a job while it trained, oldest first, with later measurements."""
         ledger, ranks = self._table.ledger, max(1, len(status.hosts))
         kept = [each for each in ledger.decisions(status.id) if _KEPT in each]
         found = []
@@ -245,7 +243,7 @@ class IterationTimes:
         return {"measured_iteration_s": measured_s, "light_moves": self.of(status)}
 
     def measured_s(self, status: JobStatus) -> float | None:
-        """The mean of a running job's latest iterations since circuits last changed, and since
+        """The mean of a running job's latest iterations since the last circuit change, and since
         another job last began or ended."""
         recent = self._table.recent()
         at = [each.started_at for each in recent] + [each.finished_at for each in recent]
@@ -260,7 +258,7 @@ class IterationTimes:
         return fmean(times_s) if times_s else None
 
     def note(self, job_id: str) -> None:
-        """Write events with the gain of each move of a job's circuits, once the job has ended."""
+        """Write events with the effect of each circuit change of a job, once it has ended."""
         moves = self.of(self._table[job_id])
         events = [(time.time(), {"job": job_id, **each}) for each in moves]
         self._store.add_events("light-measured", events)
@@ -272,8 +270,8 @@ def durations_s(
     since: float = -math.inf,
     until: float = math.inf,
 ) -> list[float]:
-    """The durations of the last attempt's iterations that began and ended between these times. An
-    iteration lasts from the end of the one before to its own, each of the last rank."""
+    """The durations of the last attempt's iterations that began and ended in this period. An
+    iteration lasts from the previous end to its own, of the last rank."""
     attempt = max((report.get("attempt", 0) for report in reports), default=0)
     ends: dict[int, float] = {}
     reported: Counter[int] = Counter()

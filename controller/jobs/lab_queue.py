@@ -1,5 +1,4 @@
-"""The lab's queue: it runs the passes, in a thread as policies take their time, and carries out
-what they decide."""
+"""Runs the lab's queue: passes in a thread, because policies are slow, then their decisions."""
 
 import asyncio
 import itertools
@@ -26,7 +25,7 @@ from patchlight.testbed.lab.rules import Discipline, Waiting, WaitReason
 _log = logging.getLogger(__name__)
 
 _USAGE = "usage"
-# What jobs wait for (a device, an agent) may come back without notice.
+# A device or agent that jobs wait for may return without an event.
 _LOOK_AGAIN_S = 5.0
 
 
@@ -55,10 +54,10 @@ class LabQueue:
         self._numbers = itertools.count()
         self._waiting: dict[str, GangEntry] = {}
         self._placed: dict[str, tuple[GangEntry, int]] = {}  # with the GPUs of each job
-        # A job that waits again keeps its entry and number: of equals the older one is first.
+        # A job that waits again keeps its entry and number: in a tie the older one is first.
         self._entries: WeakValueDictionary[tuple[str, ...], GangEntry] = WeakValueDictionary()
-        # What happened since the last pass: gangs that left the queue, GPUs that came back,
-        # preempted gangs that have given back all hosts, gangs that came.
+        # Events since the last pass: gangs that left the queue, GPUs that became free, preempted
+        # gangs that have freed all hosts, new gangs.
         self._left: list[GangEntry] = []
         self._back: list[tuple[GangEntry, int]] = []
         self._returned: list[GangEntry] = []
@@ -66,7 +65,7 @@ class LabQueue:
         self.use_order()
 
     def use_order(self) -> None:
-        """Use the present order policy; all that wait join the line again."""
+        """Use the present order policy; all waiting gangs join the line again."""
         traits = contract.OrderTraits.of(self._placement.policies.now.order)
         self._queue: JobQueue[GangEntry, Hosts] = JobQueue(self._site, self._settings, traits)
         self._site.joined.clear()
@@ -76,7 +75,7 @@ class LabQueue:
         self._returned.clear()
 
     def not_admitted(self, user: str, specs: Sequence[JobSpec], beside: int = 0) -> str | None:
-        """Why the jobs of a gang may not even wait, with so many others of the user ``beside``."""
+        """Why the jobs of a gang may not even wait, with ``beside`` other jobs of the user."""
         jobs = len(specs) - 1 + beside
         if self._settings.allowance(user).jobs is not None:
             placed = (entry for entry, _ in self._placed.values())
@@ -87,7 +86,7 @@ class LabQueue:
         return None if waiting is None else waiting.words
 
     def join(self, gang: Gang) -> None:
-        """A gang waits from now on; again is harmless."""
+        """A gang waits from now on. Idempotent."""
         if gang.ids[0] in self._waiting:
             return
         entry = self._entry(gang)
@@ -96,7 +95,7 @@ class LabQueue:
         self.changed.set()
 
     def follow(self, gang: Gang) -> None:
-        """A gang has its hosts already; again is harmless."""
+        """A gang already has its hosts. Idempotent."""
         if gang.ids[0] in self._placed:
             return
         entry = self._entry(gang)
@@ -120,7 +119,7 @@ class LabQueue:
         return entry
 
     def leave(self, job_id: str) -> Gang | None:
-        """Take a waiting job's gang off the queue; ``None`` if the job does not wait."""
+        """Remove a waiting job's gang from the queue; ``None`` if the job does not wait."""
         entry = self._waiting.get(job_id)
         if entry is None:
             return None
@@ -151,7 +150,7 @@ class LabQueue:
                 self._returned.append(entry)
 
     def settled(self, job: RunningJob) -> None:
-        """A job is on its hosts, and no others are kept for it."""
+        """A job is on its hosts, and none are reserved for it."""
         entry, gpus = self._placed.get(job.id, (None, 0))
         now = self._placement.gpus_of([host.name for host in job.hosts])
         if entry is not None and gpus != now:
@@ -173,7 +172,7 @@ class LabQueue:
         site.look((await self._placement.look())(), time.time())
         for name in entry.after:
             if site.fate(name) is not contract.JobFate.DONE:
-                return f"it comes after {name}, which is not done"
+                return f"it depends on {name}, which is not done"
         found = await asyncio.to_thread(site.place, entry)
         if isinstance(found, Waiting):
             free = await asyncio.to_thread(site.free_for, entry)
@@ -182,7 +181,7 @@ class LabQueue:
         return {job_id: placed.hosts for job_id, placed in found.by_job.items()}
 
     async def decide(self) -> float | None:
-        """Start all that can start now; the seconds until the next pass, if nothing changes."""
+        """Start all that can start now; returns the seconds until the next pass."""
         self._take_in_changes()
         if not self._waiting and not self._site.has_elastic:
             return None
@@ -190,14 +189,14 @@ class LabQueue:
             see = await self._placement.look_for_waiting()
         except Exception as error:
             said = error_text(error)
-            _log.warning("no job can be placed: %s", said)
+            _log.warning("jobs cannot be placed: %s", said)
             self.why = dict.fromkeys(self._waiting, f"the circuits cannot be read: {said}")
             return _LOOK_AGAIN_S
-        self._take_in_changes()  # those while the devices were read
+        self._take_in_changes()  # changes that happened while the devices were read
         placed = (entry for entry, _ in self._placed.values())
         for entry in {*self._waiting.values(), *placed}:
             entry.statuses = [self._table[job_id] for job_id in entry.gang.ids]
-        # Hosts that were given back meanwhile are free in what is seen now.
+        # Hosts that were freed meanwhile count as free.
         self._site.look(see(), time.time())
         self._carry_out(await asyncio.to_thread(self._pass))
         wait_s = max(0.0, self._site.wake_s - time.time())
@@ -214,7 +213,7 @@ class LabQueue:
                 self._queue.remove(entry)
         for entry, gpus in self._back:
             site.gone(entry, now_s, gpus)
-        for entry in self._returned:  # its jobs wait themselves now, if they are to go on
+        for entry in self._returned:  # its jobs wait individually now
             self._queue.remove(entry)
             site.released += 1
         site.joined.extend(self._came)
@@ -273,7 +272,7 @@ class LabQueue:
 
     def _begin(self, started: Started, after: Sequence[asyncio.Task[None]]) -> None:
         entry, now_s = started.entry, time.time()
-        if entry.gang.ids[0] not in self._waiting:  # stopped by the user meanwhile
+        if entry.gang.ids[0] not in self._waiting:  # the user stopped it meanwhile
             self._site.gone(entry, now_s, entry.gpus)
             self._left[:] = [each for each in self._left if each is not entry]
             return
@@ -291,7 +290,7 @@ class LabQueue:
         entry, hosts, why, decisions = resized
         (job_id,) = entry.gang.ids
         if not self._gangs.resize(job_id, hosts, why):
-            # It ended meanwhile, or lost its circuits: the GPUs kept for it are free again.
+            # It ended meanwhile, or lost its circuits: the reserved GPUs are free again.
             self._back.append((entry, entry.gpus & ~self._placed.get(job_id, (entry, 0))[1]))
             return
         self._placed[job_id] = entry, entry.gpus

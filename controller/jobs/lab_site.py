@@ -1,5 +1,5 @@
-"""The lab as its queue sees it, and the decisions of one pass in a thread. Nothing here waits or
-touches a device: what a pass starts, preempts and resizes is carried out after it."""
+"""Presents the lab to its queue, and collects the decisions of one pass in a thread. It never waits
+or touches a device: the pass's decisions are applied afterwards."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -21,20 +21,20 @@ from patchlight.testbed.jobs import JobState, JobStatus
 from patchlight.testbed.lab.rules import Waiting, WaitReason
 from patchlight.testbed.lab.wiring import trace_links
 
-# Of a job that says no degrees, in a lab of more GPUs than these, only powers of two are looked at.
+# Without degrees in the job, only powers of two are tried in labs with more GPUs.
 _FEW = 8
-_RETURNING = Waiting(WaitReason.NO_GPUS, "it was preempted, and still gives back its hosts")
+_RETURNING = Waiting(WaitReason.NO_GPUS, "it was preempted and is still releasing its hosts")
 
 
 class Hosts(NamedTuple):
-    """The places of a gang's jobs, by job id, and all their GPUs as a set."""
+    """The placements of a gang's jobs, by job id, and all their GPUs as a set."""
 
     by_job: Mapping[str, Placed]
     gpus: int
 
 
 class Started(NamedTuple):
-    """A gang that starts there once these others have given back their hosts."""
+    """A gang that starts there once these others have released their hosts."""
 
     entry: GangEntry
     hosts: Hosts
@@ -42,7 +42,7 @@ class Started(NamedTuple):
 
 
 class Resized(NamedTuple):
-    """A job that goes on on other hosts, and the decisions that led there."""
+    """A job that continues on other hosts, and the decisions behind it."""
 
     entry: GangEntry
     hosts: tuple[str, ...]
@@ -63,8 +63,8 @@ class _Occupancy:
 
 @dataclass
 class LabSite:
-    """The lab during the passes, and what the last one decided; ``look`` gives its state before
-    each. ``start_s`` gives how long a job takes to start."""
+    """The lab during passes, and the decisions of the last one; ``look`` reads its state before
+    each. ``start_s`` returns how long a job takes to start."""
 
     table: JobTable
     placement: Placement
@@ -85,7 +85,7 @@ class LabSite:
     _network: tuple[int, network.LabNetwork] | None = None
 
     def look(self, lab: LabSnapshot, now_s: float) -> None:
-        """Begin a pass with the lab as it is now."""
+        """Begin a pass with the lab's present state."""
         view = lab.view._replace(usage=contract.Frozen(self.accounts.shares(now_s)))
         shown = (view.broken, dict(view.circuits), view.failed, lab.reach.without_link)
         if shown != self._shown:
@@ -101,7 +101,7 @@ class LabSite:
         self.occupancy = _Occupancy(view.occupied, view.broken, view.shape.everything)
 
     def rank(self, entry: GangEntry) -> float:
-        """The order policy's value of a gang: the least of its jobs'."""
+        """The order policy's value of a gang: the minimum of its jobs'."""
         view, order, ranks = self._view().view, self.placement.policies.now.order, []
         for status in entry.statuses:
             left_s = cluster_view.alone_s(status, entry.nic_bps)
@@ -110,7 +110,7 @@ class LabSite:
         return min(ranks)
 
     def ends(self) -> Sequence[contract.Running]:
-        """The ends of what runs at its present pace, as links are shared now."""
+        """The ends of running jobs at their present pace."""
         cluster = self._lab.cluster
         hosts = {job: at.hosts for each in self.started for job, at in each.hosts.by_job.items()}
         rings = {
@@ -144,7 +144,7 @@ class LabSite:
     def _end_s(
         self, ring: contract.RingOfJob, entry: GangEntry, unit_s: Mapping[str, float]
     ) -> float:
-        """The end of a running job; of one still without circuits, as on links of its own."""
+        """The end of a running job; without circuits yet, as on links of its own."""
         if ring.load is None:
             return math.inf
         pace_s = unit_s[ring.name]
@@ -168,7 +168,7 @@ class LabSite:
         return self.placement.free_for(self._view(), entry.statuses)
 
     def out_of_reach(self, entry: GangEntry) -> Waiting | None:
-        """Why too few hosts for the gang can be reached, if that is so."""
+        """Why too few hosts for the gang can be reached, if so."""
         return self.placement.out_of_reach(self._lab, entry.statuses)
 
     def _view(self) -> LabSnapshot:
@@ -176,7 +176,7 @@ class LabSite:
         return self._lab._replace(view=view)
 
     def place(self, entry: GangEntry, occupied: int | None = None) -> Hosts | Waiting:
-        """The places that the policies give a gang, or why none."""
+        """The policies' placements of the gang, or why there are none."""
         if entry.returning:
             return _RETURNING
         taken = self.occupancy.occupied if occupied is None else occupied
@@ -185,11 +185,11 @@ class LabSite:
         named = self.placement.gpus_named(self._lab, entry.statuses)
         try:
             for status in entry.statuses:
-                # Hosts that another job of the gang names are not for this one.
+                # Hosts that another job of the gang names are not available.
                 busy = taken | gpus
                 for job_id, others in named.items():
                     busy |= others if job_id != status.id else 0
-                # The least that the others of the gang need is left to them.
+                # Leave the other jobs of the gang their minimum.
                 most = room + cluster_view.least_workers(status)
                 found = self.placement.place(self._lab, status, busy, most=most)
                 if isinstance(found, Waiting):
@@ -207,7 +207,7 @@ class LabSite:
         return placement.gpus
 
     def can_start(self, entry: GangEntry, placement: Hosts, without: Sequence[GangEntry]) -> bool:
-        """A lab notes any start."""
+        """In a lab any start can be noted."""
         return True
 
     def start(self, entry: GangEntry, placement: Hosts) -> bool:
@@ -221,7 +221,7 @@ class LabSite:
         return True
 
     def preempt(self, entry: GangEntry) -> None:
-        """Note that a gang has to give back its hosts; it waits again, and starts after that."""
+        """Note that a gang must release its hosts; it then waits again."""
         self.preempted.append(entry)
         self.occupancy.occupied &= ~entry.gpus
         self._freed.append((entry.gpus, entry))
@@ -230,17 +230,17 @@ class LabSite:
         self.joined.append(entry)
 
     def refuse(self, entry: GangEntry, why: Waiting) -> bool:
-        """Whether a gang is off the queue for good."""
+        """Whether a gang has left the queue."""
         if entry in self._failures:
             self.refused[entry] = self._failures[entry]
         return entry in self._failures
 
     def wake_at(self, at_s: float) -> None:
-        """Ask for a pass by then."""
+        """Request a pass by that time."""
         self.wake_s = min(self.wake_s, at_s)
 
     def gone(self, entry: GangEntry, now_s: float, gpus: int) -> None:
-        """Some jobs of a gang have given back these GPUs."""
+        """Jobs of a gang have released these GPUs."""
         back = entry.gpus & gpus
         if entry.index in self.running and back:
             entry.gpus &= ~back
@@ -251,36 +251,36 @@ class LabSite:
 
     @property
     def has_elastic(self) -> bool:
-        """Whether there is anything to ask the elasticity policy about."""
+        """Whether the elasticity policy has anything to decide."""
         if self.placement.policies.now.elasticity.name == DEFAULTS["elasticity"]:
             return False
         return any(self.why_rigid(entry) is None for entry in self.running.values())
 
     @property
     def is_stable(self) -> bool:
-        """Whether the elasticity policy is asked only when something comes, starts or ends."""
+        """Whether the elasticity policy is only called when a job arrives, starts or ends."""
         return is_stable(self.placement.policies.now.elasticity)
 
     def why_rigid(self, entry: GangEntry) -> str | None:
-        """Why the number of workers of a running job stays; ``None`` if it may change."""
+        """Why a running job's number of workers is fixed; ``None`` if it may change."""
         status = entry.statuses[0]
         if not status.spec.is_split:
-            return "it says its number of workers"
+            return "its number of workers is given"
         if len(entry.statuses) > 1:
             return "it started together with others"
         if cluster_view.training_of(status) is None:
-            return "it does not say how many iterations it does, how long and with which gradient"
+            return "its iterations, compute time or gradient are not known"
         job = self.table.running.get(status.id)
         workers = () if job is None else job.workers
         if status.spec.trainer != "synthetic" and status.spec.checkpoint is None:
-            return "it has no checkpoint folder to go on from"
+            return "it has no checkpoint folder to resume from"
         by_protocol = all(worker.status.holds_by == "protocol" for worker in workers)
         if status.spec.trainer == "command" and not by_protocol:
-            return "its program does not speak the protocol by which it is stopped"
+            return "its program does not support the hold protocol"
         return None
 
     def elastic(self) -> list[tuple[GangEntry, contract.ElasticJob]]:
-        """The running jobs that may change, with the degrees that they can have."""
+        """The running jobs that can be resized, with their possible degrees."""
         found = []
         for entry in self.running.values():
             status = entry.statuses[0]
@@ -297,7 +297,6 @@ class LabSite:
         return found
 
     def _times(self, entry: GangEntry) -> Mapping[int, float]:
-        """Predicted seconds of an iteration by each degree with a place."""
         status, cluster = entry.statuses[0], self._lab.cluster
         present = tuple(cluster.numbers[name] for name in status.hosts)
         options = {len(present): (present, self._load(status, present))}
@@ -312,12 +311,12 @@ class LabSite:
                 options[degree] = ring, self._load(status, ring)
         view = self._view().view
         wiring = self.networks.of(view)
-        assert wiring is not None  # There is a lab behind it.
+        assert wiring is not None  # The cluster view is of a lab.
         return dict(sorted(iteration_times(wiring.network, view, status.id, options).items()))
 
     def _load(self, status: JobStatus, ring: Sequence[int]) -> network.Load:
         training, sites = cluster_view.training_of(status), self._lab.view.shape.gpus
-        assert training is not None  # else it is rigid
+        assert training is not None  # otherwise it is rigid
         models = {sites[gpu].model for gpu in ring}
         if not models <= training.compute_s.keys():
             return network.Load(training.iterations, math.inf, 0.0)
@@ -335,7 +334,7 @@ class LabSite:
     def queued(self, entry: GangEntry) -> contract.QueuedJob:
         """A gang that waits."""
         models = {frozenset(s.spec.gpu_models or s.spec.compute_s) for s in entry.statuses}
-        # If the jobs of a gang want different ones, all that any of them can run on.
+        # If the jobs of a gang want different models, all that any of them can use.
         able = frozenset[str]() if frozenset() in models else frozenset[str]().union(*models)
         lasts_s = self.would_end_s(entry) - self.now_s
         return contract.QueuedJob(entry.name, entry.workers, able, lasts_s, entry.user)
@@ -343,7 +342,7 @@ class LabSite:
     def ask(
         self, jobs: Sequence[contract.ElasticJob], queue: Sequence[contract.QueuedJob]
     ) -> Mapping[str, int]:
-        """The elasticity policy's answer; the decision is kept for the jobs that change."""
+        """The elasticity policy's answer; the decision is kept for resized jobs."""
         policy = self.placement.policies.now.elasticity
         view = self._view().view._replace(running=tuple(self.ends()))
         answer, self._decision = cluster_view.decided(
@@ -355,12 +354,12 @@ class LabSite:
         return answer
 
     def resize(self, entry: GangEntry, degree: int) -> None:
-        """Note that a job goes on with so many GPUs; it keeps its present ones until then."""
+        """Note that a job continues with that many GPUs; it keeps its present ones until then."""
         placed = self._placed(entry, degree)
         if placed is None:
             return
         now, policy = len(entry.statuses[0].hosts), self.placement.policies.now.elasticity.name
-        why = f"from {now} to {degree} workers, as {policy} decided"
+        why = f"from {now} to {degree} workers, decided by {policy}"
         decisions = (self._decision, *placed.decisions)
         self.resized.append(Resized(entry, placed.hosts, why, decisions))
         gpus = self._lab.cluster.as_set(placed.hosts)

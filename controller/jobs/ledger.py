@@ -1,4 +1,4 @@
-"""The jobs on disk: states, reports, decisions and output, and how long they are kept."""
+"""Stores jobs on disk: states, reports, decisions and output, with retention."""
 
 import asyncio
 import contextlib
@@ -35,7 +35,7 @@ AND id NOT IN (SELECT value FROM jobs AS waiting,
     json_each(iif(json_valid(waiting.record), waiting.record, 'null'), '$.spec.after')
     WHERE waiting.state NOT IN ({_ENDED}))
 ORDER BY rowid LIMIT ?"""
-# An unreadable record is found, too, so that it is set aside.
+# Unreadable records are included, so that they are set aside.
 _OF_PERIOD = (
     "coalesce(finished_at >= ?, 1) AND CASE WHEN json_valid(record) "
     "THEN json_extract(record, '$.submitted_at') <= ? ELSE 1 END"
@@ -48,18 +48,18 @@ _FORGET_REPORTS = (
 _log = logging.getLogger(__name__)
 
 MOST_KEPT_BYTES = 1 << 20
-"""Of each worker; the end of a longer output is kept."""
+"""Per worker; only the end of a longer output is kept."""
 
 _PATIENCE_S = 5.0
-_BEYOND = 2**62  # No output is so long; the answer has its end.
+_BEYOND = 2**62  # Larger than any output; the answer ends with its end.
 
 _EVERY_S = 600.0
-# Between two pieces others may write.
+# Other writers get a turn between two batches.
 _PAUSE_S = 0.05
 
 
 class JobLedger:
-    """All jobs on disk, ended ones included; ``on_decision`` are called with each new decision."""
+    """All jobs on disk, including ended ones; ``on_decision`` are called with each new decision."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -68,7 +68,7 @@ class JobLedger:
     def save(
         self, statuses: Sequence[JobStatus], events: Sequence[tuple[float, str, Record]] = ()
     ) -> None:
-        """Insert or replace jobs, with events (time, kind, record): on disk on return, or none."""
+        """Insert or replace jobs, with events (time, kind, record), all or none."""
         with self._database.together() as db:
             db.executemany(
                 _SAVE,
@@ -78,7 +78,7 @@ class JobLedger:
             db.executemany(ADD_EVENT, rows)
 
     def unfinished(self) -> list[JobStatus]:
-        """Every job that has not ended, in the order of submission."""
+        """Every unfinished job, in order of submission."""
         return self._read(f"WHERE state NOT IN ({_ENDED}) ORDER BY rowid")
 
     def find(self, job_id: str) -> JobStatus | None:
@@ -86,10 +86,10 @@ class JobLedger:
         return next(iter(self._read("WHERE id = ?", job_id)), None)
 
     def meant(self, text: str, most: int = 13) -> list[JobStatus]:
-        """The jobs of that name, else those whose id begins so, the latest first."""
+        """The jobs of that name, else those whose id starts with it, latest first."""
         order = "ORDER BY rowid DESC LIMIT ?"
         named = self._read(f"WHERE name = ? {order}", text, most)
-        # Not LIKE: ``_`` and ``%`` in an id are themselves.
+        # Not LIKE, in which ``_`` and ``%`` are wildcards.
         return named or self._read(f"WHERE substr(id, 1, ?) = ? {order}", len(text), text, most)
 
     def page(
@@ -103,9 +103,8 @@ class JobLedger:
         name: str = "",
         known: Mapping[str, JobStatus] = MappingProxyType({}),
     ) -> list[JobStatus]:
-        """The ``last`` jobs that match (in the period), oldest first, or the first so many after
-        one (``""``: the first). ``known`` ones are not read. ``BadInput`` for an unknown ``after``.
-        """
+        """The ``last`` jobs that match (in the period), oldest first, or the first ones after a job
+        (``""``: the first of all). ``known`` ones are not read. May raise ``BadInput``."""
         columns = {"state": state, "owner": owner, "name": name}
         wanted = {column: value for column, value in columns.items() if value}
         which = " AND ".join(["1", *(f"{column} = ?" for column in wanted)])
@@ -117,7 +116,7 @@ class JobLedger:
             return self._known(known, f"WHERE {which} {order}", *values, last)[::-1]
         rows = self._database.rows("SELECT rowid FROM jobs WHERE id = ?", after)
         if after and not rows:
-            raise BadInput(f"there is no job {after!r} to go on after")
+            raise BadInput(f"unknown job {after!r} in 'after'")
         begin = rows[0][0] if rows else 0
         order = "AND rowid > ? ORDER BY rowid LIMIT ?"
         return self._known(known, f"WHERE {which} {order}", *values, begin, last)
@@ -147,8 +146,7 @@ class JobLedger:
     def iterations(
         self, job_id: str, after: int = 0, limit: int = -1
     ) -> tuple[list[dict[str, Any]], int]:
-        """The reports of a job's workers after number ``after``, at most ``limit``, and the last
-        number."""
+        """At most ``limit`` reports of a job after number ``after``, and the last number."""
         which = "WHERE job = ? AND number > ? ORDER BY number LIMIT ?"
         found = self._reports(which, job_id, after, limit)
         return [report for report, _ in found], found[-1][1] if found else after
@@ -164,7 +162,7 @@ class JobLedger:
         )
 
     def reported(self, job_id: str) -> int:
-        """The number of a job's latest report, for ``iterations`` to go on after; 0 without one."""
+        """The number of a job's latest report, for ``iterations``; 0 without one."""
         rows = self._database.rows("SELECT max(number) FROM iterations WHERE job = ?", job_id)
         return int(rows[0][0] or 0)
 
@@ -178,7 +176,7 @@ class JobLedger:
         return [{"at": at, "state": state, "message": words or ""} for at, state, words in rows]
 
     def reports_by_rank(self, job_id: str, attempt: int) -> dict[int, int]:
-        """How many reports of each rank of an attempt are kept."""
+        """How many reports of each rank of an attempt are stored."""
         sql = (
             "SELECT json_extract(record, '$.rank'), count(*) FROM iterations WHERE job = ? AND "
             "iif(json_valid(record), coalesce(json_extract(record, '$.attempt'), 0), -1) = ? "
@@ -187,32 +185,31 @@ class JobLedger:
         return dict(self._database.rows(sql, job_id, attempt))
 
     def add_decision(self, job_id: str, at: float, record: Record) -> None:
-        """Append a decision of a policy on a job."""
+        """Append a policy's decision about a job."""
         sql = "INSERT INTO decisions (job, at, record) VALUES (?, ?, ?)"
         self._database.write(sql, job_id, at, json.dumps(record))
         for hear in self.on_decision:
             hear(job_id, record)
 
     def decisions(self, job_id: str) -> list[dict[str, Any]]:
-        """The decisions on a job, oldest first, each with its number and time."""
+        """The decisions about a job, oldest first, each with its number and time."""
         which = "WHERE job = ? ORDER BY number"
         return self._database.each("decisions", which, numbered, "number", "at", values=(job_id,))
 
     def forget(self, before: float, keep: int, most: int = 20) -> tuple[list[str], bool]:
-        """Delete jobs that ended before then, and of other ended ones all but the latest ``keep``.
+        """Delete jobs that ended before then, and all but the latest ``keep`` of the ended ones.
 
-        Their reports, decisions and events go too. A job that an unfinished one comes after stays.
-        To be quick, at most so many jobs and some thousand reports go at once: the ids of the
-        deleted jobs, and whether there is more to do.
+        Their reports, decisions and events are deleted too. Dependencies of unfinished jobs stay.
+        Each call deletes a limited number. Returns their ids, and whether there are more.
         """
         with self._database.together() as db:
             found = [row[0] for row in db.execute(_FORGETTABLE, (before, keep, most))]
             gone = []
             for job_id in found:
                 if db.execute(_FORGET_REPORTS, (job_id, _REPORTS)).rowcount == _REPORTS:
-                    break  # the rest of them, and the job, next time
+                    break  # the rest and the job itself: next time
                 db.execute("DELETE FROM decisions WHERE job = ?", (job_id,))
-                # The last event stays: the next number has to be higher.
+                # The last event stays: event numbers must grow.
                 last = "(SELECT max(number) FROM events)"
                 db.execute(f"DELETE FROM events WHERE job = ? AND number < {last}", (job_id,))
                 db.execute("DELETE FROM jobs WHERE id = ?", (job_id,))
@@ -221,26 +218,25 @@ class JobLedger:
 
 
 class JobOutputs:
-    """The output of the last attempt's workers: for each job a folder with files RANK.OFFSET, after
-    the number of the first byte that is kept."""
+    """The output of the last attempt's workers: a folder per job with files RANK.OFFSET, with the
+    number of the first stored byte."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     async def keep(self, job: RunningJob) -> None:
-        """Fetch the output of a job's workers before they are deleted, from agents that answer
-        soon."""
+        """Fetch the output of a job's workers before they are deleted."""
         asked = [w for w in job.workers if not w.is_silent]
         fetches = (self.fetch(w.agent, w.spec.id, job.id, w.spec.rank) for w in asked)
         answers = await asyncio.gather(*fetches, return_exceptions=True)
-        # Some may never have been made.
+        # Some workers may never have been created.
         if lost := [each for each in answers if each and not isinstance(each, NotOnServer)]:
             why = str(lost[0]) or f"no answer within {_PATIENCE_S:g} s"
-            message = "of job %s the output of %d workers is not kept: %s"
+            message = "job %s: the output of %d workers could not be kept: %s"
             _log.warning(message, job.id, len(lost), why)
 
     async def fetch(self, agent: AgentClient, worker: str, job_id: str, rank: int) -> None:
-        """Keep what one worker printed; ``PatchlightError`` or ``OSError`` if that fails."""
+        """Store the output of one worker; ``PatchlightError`` or ``OSError`` if that fails."""
         async with asyncio.timeout(_PATIENCE_S):
             end = (await agent.log(worker, _BEYOND, 4)).next
             first = max(0, end - MOST_KEPT_BYTES)
@@ -264,7 +260,7 @@ class JobOutputs:
         return self._folder / job_id
 
     def read(self, job_id: str, rank: int, after: int, limit: int) -> LogPart | None:
-        """A worker's output after byte ``after``, as of its agent; ``None`` if it is not kept."""
+        """A worker's output after byte ``after``; ``None`` if it is not stored."""
         file = self._file(job_id, rank)
         if file is None:
             return None
@@ -273,11 +269,11 @@ class JobOutputs:
         with file.open("rb") as opened:
             opened.seek(offset - first)
             data = opened.read(limit)
-        # A character that is cut in two is in the next part.
+        # A character that is cut in two goes into the next part.
         text = data.decode("utf-8", "ignore")
         whole = len(text.encode()) or len(data)
         if offset > after:
-            text = f"[{offset - after} bytes of output are not kept any more]\n{text}"
+            text = f"[{offset - after} bytes of output were dropped]\n{text}"
         return LogPart(offset=offset, text=text, next=offset + whole)
 
     def forget(self, job_id: str) -> None:
@@ -287,7 +283,7 @@ class JobOutputs:
 
 
 class Retention:
-    """Deletes, a little at a time, records that are older than the lab's settings keep them."""
+    """Deletes records that exceed the lab's retention settings, a few at a time."""
 
     def __init__(
         self,
@@ -301,13 +297,13 @@ class Retention:
         self._settings, self._clock = settings, clock
 
     async def run(self) -> None:
-        """Delete now, and again every ten minutes, for ever."""
+        """Delete now, and again every ten minutes."""
         while True:
             more = await asyncio.to_thread(self.forget_some)
             await asyncio.sleep(_PAUSE_S if more else _EVERY_S)
 
     def forget_some(self) -> bool:
-        """Delete some; whether there is more to do."""
+        """Delete some; returns whether there are more."""
         keep_for_s = self._settings.keep_for_s
         before = None if keep_for_s is None else self._clock() - keep_for_s
         gone, more = self._ledger.forget(before or 0.0, self._settings.keep_jobs)

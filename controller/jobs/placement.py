@@ -1,4 +1,4 @@
-"""Gangs of jobs, and what the policies decide of them: turn, number of workers, hosts, circuits."""
+"""Models gangs of jobs, and asks policies for their order, number of workers, hosts, circuits."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ from patchlight.testbed.lab.rules import Waiting, WaitReason
 from patchlight.testbed.lab.wiring import Links
 
 HostsOfJobs = Mapping[str, Collection[str]]
-"""The hosts of each job that runs, by the job's id."""
+"""The hosts of each running job, by the job's id."""
 
 
 @dataclass(eq=False)
 class Gang:
-    """Jobs that start together, by id; ``again``: it is queued again once it has ended."""
+    """Jobs that start together, by id; ``again``: it is queued again after its end."""
 
     ids: tuple[str, ...]
     topology: str
@@ -47,8 +47,8 @@ class Gang:
 
 @dataclass(eq=False)
 class GangEntry:
-    """A gang in the queue, or with hosts; ``nic_bps`` is the rate of the slowest NIC that it may
-    get. ``returning``: preempted, it keeps its place while it gives back its hosts."""
+    """A gang that waits or has hosts; ``nic_bps`` is the rate of the slowest NIC that it may get.
+    ``returning``: preempted, it keeps its GPUs until it has released its hosts."""
 
     index: int
     gang: Gang
@@ -71,7 +71,7 @@ class GangEntry:
 
     @property
     def workers(self) -> int:
-        """How many GPUs it wants in all; of a job whose number a policy decides, the least."""
+        """How many GPUs it wants in total; the minimum if a policy decides."""
         return sum(map(cluster_view.least_workers, self.statuses))
 
     @property
@@ -83,28 +83,28 @@ class GangEntry:
 
     @property
     def priority(self) -> int:
-        """The highest of its jobs'."""
+        """The highest priority of its jobs."""
         return max(status.spec.priority for status in self.statuses)
 
     @property
     def preemptible(self) -> bool:
-        """Whether its GPUs may be taken from it while it runs."""
+        """Whether it may be preempted."""
         return all(status.spec.preemptible for status in self.statuses)
 
     @property
     def after(self) -> Sequence[str]:
-        """The ids of the jobs that have to be done before."""
+        """The ids of the jobs that must be done first."""
         return tuple(dict.fromkeys(name for s in self.statuses for name in s.spec.after))
 
     def progress(self, now_s: float, known: bool) -> Progress:
-        """GPU-seconds had, and seconds left of the job with the most, on links of its own."""
+        """GPU-seconds used, and the longest remaining time of its jobs on links of their own."""
         had = sum(status.gpu_seconds(now_s) for status in self.statuses)
         left_s = (cluster_view.alone_s(status, self.nic_bps) for status in self.statuses)
         return Progress(had, max(left_s) if known else math.nan)
 
 
 class LabSnapshot(NamedTuple):
-    """The lab as policies see it, and the hosts that no job can use, with the reason."""
+    """The lab as policies see it, and the unusable hosts with the reason."""
 
     cluster: cluster_view.WiredLab
     view: ClusterView
@@ -112,20 +112,20 @@ class LabSnapshot(NamedTuple):
     reach: Reach
 
     def unlinked(self, statuses: Sequence[JobStatus]) -> Mapping[str, str]:
-        """The hosts that these jobs cannot use until somebody gives them a link, and why."""
+        """The hosts that these jobs cannot use until they have a link, and why."""
         alone = all(status.spec.size == 1 or status.topology != "keep" for status in statuses)
         return {} if alone else self.reach.without_link
 
 
 class Placed(NamedTuple):
-    """The hosts of a job in the order of its ring, and the decisions that led there."""
+    """The hosts of a job in ring order, and the decisions behind them."""
 
     hosts: tuple[str, ...]
     decisions: tuple[cluster_view.Decision, ...]
 
 
 class Placement:
-    """Asks the lab's policies for the turn of gangs, and the hosts and circuits of jobs."""
+    """Asks the lab's policies for the order of gangs, and the hosts and circuits of jobs."""
 
     def __init__(
         self,
@@ -143,9 +143,8 @@ class Placement:
         self._reach = Reach(lab, None)
 
     def reach(self) -> Reach:
-        """Which hosts reach each other, by the maps as last read, what agents say of NICs, and the
-        flow entries that packet switches refused.
-        """
+        """Which hosts reach each other, by the last known maps, agents' reports, and the flow
+        entries that packet switches refused."""
         links = self._circuits.maps.present_links()
         lost = {**self._circuits.flows.unserved(), **self._fleet.faults().lost}
         if (links, lost) != self._reach_of:
@@ -153,13 +152,13 @@ class Placement:
         return self._reach
 
     async def look(self, *, ports: bool = True) -> Callable[[], LabSnapshot]:
-        """Read the devices, which takes time; the result gives the lab as of when it is called.
-        ``ports``: with those locked or failed, which plans of circuits need."""
+        """Read the devices, which takes time; the result returns the lab at the time of its call.
+        ``ports``: with locked or failed ports, which plans of circuits need."""
         recent, silent = self._table.recent(), self._fleet.silent()
         links = self._circuits.maps.present_links()
         unfit = unfit_hosts(self._lab, silent, self._fleet.faults(), links)
         maps = await self._circuits.maps.read()
-        # On hosts with unknown links, a job would wait for its ring for ever.
+        # With unknown links a job might wait for its ring forever.
         unseen = {**self._circuits.devices.unseen_hosts(), **unfit}
         locked = failed = NO_PORTS
         if ports and maps:
@@ -179,7 +178,7 @@ class Placement:
         return see
 
     async def look_for_waiting(self) -> Callable[[], LabSnapshot]:
-        """As ``look``; with the states of ports, which are slow to read, only if needed."""
+        """Like ``look``; with the states of ports, which are slow to read, only if needed."""
         live = self._table.live()
         own = any(s.spec.placement for s in live if s.state.is_waiting or s.spec.is_split)
         lab_wide = named(self.policies.choice, "placement") != DEFAULTS["placement"]
@@ -197,7 +196,7 @@ class Placement:
 
     @staticmethod
     def free_for(lab: LabSnapshot, statuses: Sequence[JobStatus]) -> int:
-        """How many free GPUs these jobs can run on, each counted once."""
+        """How many free GPUs these jobs can use, each counted once."""
         able = 0
         for status in statuses:
             unlinked = lab.cluster.as_set(lab.unlinked([status]))
@@ -212,11 +211,11 @@ class Placement:
         workers: int = 0,
         most: float = math.inf,
     ) -> Placed | Waiting:
-        """Hosts for a job, or why it has to wait.
+        """Hosts for a job, or why it must wait.
 
-        ``occupied`` are the GPUs that it cannot have. It gets so many ``workers``, by default its
-        own number, or else that of the partition policy, ``most`` at most, which may let it wait.
-        ``JobFailed`` if that policy refuses it. Not for an event loop: policies take their time.
+        ``occupied`` are unavailable GPUs. It gets ``workers`` workers, by default its own number,
+        or that of the partition policy (at most ``most``), which may let it wait. ``JobFailed`` if
+        that policy refuses it. Do not call from an event loop: policies are slow.
         """
         unlinked = lab.unlinked([status])
         if status.spec.hosts:
@@ -227,16 +226,14 @@ class Placement:
         if (unreached := self.out_of_reach(lab, [status])) is not None:
             return unreached
         if job.limit_s < min(job.expected_s.values(), default=0.0):
-            words = (
-                f"it is to end within {job.limit_s:g} s, and computes for {job.sequential_s:g} s"
-            )
+            words = f"its deadline is {job.limit_s:g} s, and it computes for {job.sequential_s:g} s"
             return Waiting(WaitReason.UNREACHABLE, words, is_blocked=True)
         placement = self.policies.now.placement
         if status.spec.placement is not None:
             placement = self.policies.now.placement_named(status.spec.placement)
-        # Hosts that it failed on are left alone as long as there are others, or it runs already.
+        # Hosts that it failed on are avoided while there are others, unless it already runs.
         failed_on = lab.cluster.as_set(status.avoid)
-        says, does = "placement", "finds no place for it"
+        says, does = "placement", "finds no placement for it"
         for avoided in dict.fromkeys((failed_on, failed_on if workers else 0)):
             view = lab.view._replace(occupied=occupied | avoided)
             decisions: list[cluster_view.Decision] = []
@@ -256,20 +253,20 @@ class Placement:
                 placed = Placed(lab.cluster.hosts(gpus), (*decisions, decision))
                 return self._linked(lab, status, placed)
         free = lab.view._replace(occupied=occupied).free_for(job).bit_count()
-        words = f"the {says} policy {does} on the {free} GPUs that are free"
+        words = f"the {says} policy {does} on the {free} free GPUs"
         words += f"; hosts without a link: {as_text(unlinked)}" if unlinked else ""
         return Waiting(WaitReason.NO_PLACE, words)
 
     @staticmethod
     def _linked(lab: LabSnapshot, status: JobStatus, placed: Placed) -> Placed | Waiting:
-        """The place, unless its hosts cannot reach each other and no circuits are made for it."""
+        """The placement, unless its hosts cannot reach each other and it gets no circuits."""
         hosts = [lab.cluster.lab.host(name) for name in placed.hosts]
         apart = lab.reach.apart(hosts) if status.topology == "keep" else {}
         return Waiting(WaitReason.OUT_OF_REACH, as_text(apart)) if apart else placed
 
     @staticmethod
     def out_of_reach(lab: LabSnapshot, statuses: Sequence[JobStatus]) -> Waiting | None:
-        """Why jobs wait, if too few of the hosts that they can run on can be reached."""
+        """Why jobs wait, if too few suitable hosts can be reached."""
         unlinked = {h: why for h, why in lab.unlinked(statuses).items() if h not in lab.unseen}
         if not lab.unseen and not unlinked:
             return None
@@ -282,7 +279,7 @@ class Placement:
             )
             if max(1, job.workers) > able:
                 why = "; ".join(filter(None, (*sorted({*lab.unseen.values()}), as_text(unlinked))))
-                return Waiting(WaitReason.OUT_OF_REACH, f"too many hosts are out of reach: {why}")
+                return Waiting(WaitReason.OUT_OF_REACH, f"too many hosts cannot be reached: {why}")
         return None
 
     @staticmethod
@@ -304,7 +301,6 @@ class Placement:
         most: float,
         decisions: list[cluster_view.Decision],
     ) -> int:
-        """The partition policy's number of workers; 0 while the job is to wait."""
         partition, job, spec = (
             self.policies.now.partition,
             cluster_view.view_of(status),
@@ -337,7 +333,7 @@ class Placement:
         self, topology: str, groups: HostsOfJobs, running: HostsOfJobs, jobs: Sequence[str]
     ) -> WishedCircuits:
         """The circuits that the topology policy of that name wants for these groups, while
-        ``running`` have hosts. A fault is counted on the ``jobs`` for which it is done now."""
+        ``running`` have hosts. A fault is counted for ``jobs``."""
         policy = self.policies.now.topology(topology)
         locked, failed = await self._circuits.closed_ports()
         unseen = tuple(self._circuits.devices.unseen_hosts())
@@ -359,15 +355,15 @@ class Placement:
             )
 
         wish = WishedCircuits(ask)
-        # A change plans in the event loop, and a policy may take its time: so it is asked first.
+        # A change plans in the event loop, and a policy may be slow: so it is called first.
         maps = self._circuits.maps.last or await self._circuits.maps.read()
-        with contextlib.suppress(PatchlightError):  # the change asks again, and fails
+        with contextlib.suppress(PatchlightError):  # the change calls it again, and fails
             await asyncio.to_thread(wish.decide, maps)
         return wish
 
 
 class WishedCircuits:
-    """The circuits that a policy wants: asked once for the same maps; ``decision`` is the last."""
+    """A policy's circuits, computed once per map; ``decision`` is the last one."""
 
     def __init__(
         self,
@@ -378,7 +374,7 @@ class WishedCircuits:
         self._known: tuple[Mapping[str, AnyMap], Mapping[str, PortMap]] | None = None
 
     def decide(self, maps: Mapping[str, AnyMap]) -> Mapping[str, PortMap]:
-        """The wanted map of each OCS that changes, from these on."""
+        """The wanted map of each OCS that changes, starting from these."""
         if self._known is None or self._known[0] != maps:
             wanted, self.decision = self._ask(maps)
             self._known = maps, wanted
@@ -386,6 +382,5 @@ class WishedCircuits:
 
 
 def _graph_name(status: JobStatus) -> str | None:
-    """The name of the job's graph in decisions; a graph of its own is in the spec."""
     graph = status.spec.graph
     return cluster_view.OWN_GRAPH if graph is not None and graph.lstrip().startswith("{") else graph

@@ -1,12 +1,10 @@
-"""The policies of a lab, each guarded: after a fault, which is an event, the default decides."""
+"""Guards the policies of a lab: after a fault, which is an event, the default decides."""
 
 import asyncio
-import contextlib
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextvars import ContextVar
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
@@ -37,40 +35,29 @@ DEFAULT_POLICIES = PolicyChoice(
     defragment_every_s=LOOKED_AT_EVERY_S,
     minimum_gain_s=MINIMUM_GAIN_S,
 )
-"""The defaults. Without *partition*, jobs have to say how many workers they want; *topology* is for
-jobs that do not name one."""
+"""The defaults. Without *partition*, jobs must give their number of workers; *topology* is for jobs
+that name none."""
 
 _log = logging.getLogger(__name__)
 
 _MARK = "policies"
-_planning: ContextVar[bool] = ContextVar("planning", default=False)
-
-
-@contextlib.contextmanager
-def planning() -> Iterator[None]:
-    """Policies are asked for a preview meanwhile: their faults do not count."""
-    token = _planning.set(True)
-    try:
-        yield
-    finally:
-        _planning.reset(token)
 
 
 def in_words(choice: PolicyChoice) -> dict[str, str | None]:
-    """The policy of each kind, for people and programs; ``None`` if there is none."""
+    """The name of each kind's policy; ``None`` if there is none."""
     whole = choice.over(DEFAULT_POLICIES)
     return {kind: whole.of(kind) or None for kind in KINDS}
 
 
 def named(choice: PolicyChoice, kind: PolicyKind) -> str:
-    """The policy of a kind, else the default."""
+    """The policy of a kind, or the default."""
     found = choice.of(kind)
     return DEFAULTS[kind] if found is None else found
 
 
 class PolicySet:
-    """One guarded policy of each kind; to be closed. ``BadInput`` for one that is unknown or does
-    not fit the shape. Policies that are not built in run in separate processes."""
+    """One guarded policy of each kind; close it after use. ``BadInput`` for an unknown or
+    unsuitable one. Policies that are not built in run in separate processes."""
 
     def __init__(
         self,
@@ -106,20 +93,20 @@ class PolicySet:
             process.close()
 
     def placement_named(self, name: str) -> guard.GuardedPlacement:
-        """The placement policy of this name: a job may name another than the lab's."""
+        """The placement policy of this name: a job may override the lab's."""
         if name not in self._placements:
             self._placements[name] = self._guarded(guard.GuardedPlacement, "placement", name)
         return self._placements[name]
 
     def topology(self, name: str) -> guard.GuardedTopology:
-        """The topology policy of this name. ``CannotRegroup`` of *regroup* is passed on: no default
-        decides in its place."""
+        """The topology policy of this name. ``CannotRegroup`` of *regroup* is passed on: it has no
+        default."""
         if name not in self._topologies:
             refusals = (CannotRegroup,) if name == "regroup" else ()
             guarded = partial(guard.GuardedTopology, refusals=refusals)
             self._topologies[name] = self._guarded(guarded, "topology", name)
             if self._lab is not None and self._lab.has_trunks:
-                # Circuits over several OCSs are planned with SciPy: imported before a job needs it.
+                # Circuits over several OCSs need SciPy: import it before a job needs it.
                 import_module("scipy.optimize")
         return self._topologies[name]
 
@@ -138,10 +125,10 @@ class PolicySet:
 class PoliciesInUse:
     """One set of policies, until ``take_next`` replaces it.
 
-    Policies of ``use`` come before those ``given`` at the controller's start, these before the lab
-    file's, and these before the defaults. If others are given than the last time, those of ``use``
-    are forgotten. ``choice`` is the whole choice as of the queue's next pass; ``faults`` counts
-    those of each kind and policy; ``on_use`` are called after ``use``.
+    Policies of ``use`` take precedence over those ``given`` at the controller's start, these over
+    the lab file's, and these over the defaults. If others are given than the last time, those of
+    ``use`` are dropped. ``choice`` is the whole choice as of the queue's next pass; ``faults``
+    counts by kind and policy; ``on_use`` are called after ``use``.
     """
 
     def __init__(self, lab: Lab, store: Store, table: JobTable, given: PolicyChoice) -> None:
@@ -152,7 +139,7 @@ class PoliciesInUse:
         self.faults: Counter[tuple[str, str]] = Counter()
         self.last_faults: dict[tuple[str, str], str] = {}
         self._given = given
-        # What ``use`` chose of an earlier controller counts if that was given the same.
+        # An earlier controller's ``use`` counts if that was given the same.
         kept = store.mark(_MARK, lambda row: (row["given"], PolicyChoice(**row["used"])))
         self._used = NOTHING_SAID if kept is None or kept[0] != given.said else kept[1]
         if self._used is NOTHING_SAID:
@@ -173,7 +160,7 @@ class PoliciesInUse:
 
     async def use(self, choice: PolicyChoice) -> None:
         """Use these from the queue's next pass on; ``BadInput`` for an unknown one. The choice
-        outlives the controller, until one is started with others."""
+        survives the controller, until one is started with others."""
         used = choice.over(self._used)
         whole = self._whole(used)
         policies = await asyncio.to_thread(self._made, whole)
@@ -191,11 +178,11 @@ class PoliciesInUse:
 
     @property
     def words(self) -> dict[str, Any]:
-        """The present choice for people and programs: policies by kind, and ``defragment``."""
+        """The present choice: policies by kind, and ``defragment``."""
         return {**in_words(self.choice), "defragment": bool(self.choice.defragment)}
 
     def take_next(self) -> bool:
-        """Replace the policies by those of ``use``, if any; whether there were any."""
+        """Replace the policies by those of ``use``, if any; returns whether there were any."""
         if self._next is None:
             return False
         self.now.close()
@@ -214,16 +201,18 @@ class PoliciesInUse:
 
     def _on_fault(self, fault: guard.Fault) -> None:
         # In the thread of the policy's call.
-        if self._loop is not None and not _planning.get():
+        if self._loop is not None:
             self._loop.call_soon_threadsafe(self._note, fault)
 
     def _note(self, fault: guard.Fault) -> None:
+        statuses = [s for job_id in fault.jobs if (s := self._table.find(job_id)) is not None]
+        if fault.jobs and not statuses:
+            return  # it was asked for the preview of jobs that were not submitted
         _log.warning("%s", fault)
         self.faults[fault.kind, fault.policy] += 1
         self.last_faults[fault.kind, fault.policy] = fault.reason
-        for job_id in fault.jobs:
-            if (status := self._table.find(job_id)) is not None:
-                self._table.keep(replace(status, policy_faults=status.policy_faults + 1))
+        for status in statuses:
+            self._table.keep(replace(status, policy_faults=status.policy_faults + 1))
         record = {
             "policy": fault.policy,
             "policy_kind": fault.kind,

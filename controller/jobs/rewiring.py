@@ -1,4 +1,4 @@
-"""Changes of circuits for running jobs (on request, at a start, or where it pays), and pauses."""
+"""Changes circuits for running jobs, and pauses jobs while their circuits change."""
 
 import asyncio
 import contextlib
@@ -27,29 +27,28 @@ from patchlight.testbed.lab.reach import Reach, as_text
 
 DEFRAGMENT = "defragment"
 DRAINED = "drained"
-"""The mark of a controller that starts no jobs, and moves no circuits for them."""
-# The stages of a change for which jobs wait; the dark time is a part of ``make``.
+"""Marks that a controller starts no jobs, and changes no circuits for them."""
+# The stages of a change during which jobs wait; the outage is part of ``make``.
 _STAGES = ("break", "make", "verify", "flows", "undrain")
 _CHANGES = 10
 
 _log = logging.getLogger(__name__)
 
 _STARTING = (JobState.RECONFIGURING, JobState.PREPARING)
-# Wait for jobs that are being started: once they run, their circuits may move as well.
+# Wait for jobs that are being started: their circuits may then change as well.
 _LOOK_AGAIN_S, _LOOKS = 0.2, 50
 
 _LOOK_EVERY_S = 0.5
-# For a job that lost its circuits without notice. A rank in an all-reduce waits there.
+# For a job that lost its circuits without notice: its ranks wait in an all-reduce.
 _HOLD_IN_THE_DARK_S = 2.0
 
 
 class JobRewiring:
-    """Makes circuits for jobs, and defragments a lab: regroups running jobs by circuits alone,
-    where that gains more than it costs.
+    """Makes circuits for jobs, and defragments a lab: rewires running jobs if that pays.
 
-    ``policies`` have the least gain of all jobs together, and whether the lab is defragmented
-    automatically: never while the controller is drained, the stop button is pressed, or a change
-    is under way. With ``detach`` the result is the record of a change that has begun.
+    ``policies`` have the minimum total gain, and whether the lab is defragmented automatically:
+    never while the controller is drained, the stop button is pressed, or a change is in progress.
+    With ``detach`` the result is the record of the started change.
     """
 
     def __init__(
@@ -65,7 +64,7 @@ class JobRewiring:
         self._placement, self._policies, self._gains = placement, policies, gains
         self._wanted = asyncio.Event()
         self._ended: list[str] = []
-        self._words = "not looked at yet"
+        self._words = "not checked yet"
         self._looked_at: float | None = None
 
     async def regroup(
@@ -95,7 +94,7 @@ class JobRewiring:
         *,
         detach: bool = False,
     ) -> Reconfiguration:
-        """Make circuits for these jobs; the decision is kept with those in ``because_of``."""
+        """Make circuits for these jobs; the decision is stored with those in ``because_of``."""
         what = topology if topology == "regroup" else f"{topology} for"
         groups, running = self._table.hosts_of(job_ids), self._table.hosts_of(self._table.running)
         before = self._gains.before(because_of)
@@ -109,13 +108,13 @@ class JobRewiring:
         return await make(wish.decide, f"{what} {', '.join(because_of)}", caller, keep)
 
     async def proposal(self) -> Proposal | None:
-        """The change that gains most; ``None`` if none gains enough."""
+        """The most profitable change; ``None`` if none gains enough."""
         return await asyncio.to_thread(self._decide, (await self._placement.look())())
 
     def _decide(self, lab: LabSnapshot) -> Proposal | None:
         gain_s = self._policies.choice.minimum_gain_s
         least_s = MINIMUM_GAIN_S if gain_s is None else gain_s
-        # How long the latest changes kept jobs waiting, without the dark time.
+        # How long the latest changes kept jobs waiting, without the outage.
         times_s = []
         for change in self._store.reconfigurations(last=_CHANGES):
             if change["state"] == "committed" and change["changes"]:
@@ -131,7 +130,7 @@ class JobRewiring:
     async def defragment(
         self, caller: ChangeOptions = NO_OPTIONS, *, detach: bool = False
     ) -> Reconfiguration | None:
-        """Carry out the proposal at the end of an iteration of each job concerned."""
+        """Apply the proposal at the end of an iteration of each affected job."""
         lab = (await self._placement.look())()
         began = time.perf_counter()
         proposal = await asyncio.to_thread(self._decide, lab)
@@ -142,7 +141,7 @@ class JobRewiring:
         circuits, hosts = dict(lab.view.circuits), self._hosts()
 
         def decide(maps: Mapping[str, PortMap]) -> Mapping[str, PortMap]:
-            # With other maps or jobs than it was planned for, it might gain nothing.
+            # With other maps or jobs than planned it might gain nothing.
             same = all(maps.get(ocs) == circuits.get(ocs) for ocs in proposal.maps)
             return proposal.maps if same and self._hosts() == hosts else {}
 
@@ -150,7 +149,7 @@ class JobRewiring:
 
         def keep(change: Reconfiguration) -> None:
             if change.state == "committed" and not change.changes:
-                return  # overtaken: nothing moved
+                return  # overtaken: no circuit changed
             event = {"reconfiguration": change.id, "state": change.state, **record_of(proposal)}
             self._store.add_event(time.time(), "defragmented", event)
             kept = self._gains.kept(before, change)
@@ -167,7 +166,6 @@ class JobRewiring:
         change: Reconfiguration,
         gained: Mapping[str, Mapping[str, Any]],
     ) -> None:
-        """Keep the reason for a change with each of these jobs."""
         record = {**decision.record, "reconfiguration": change.id}
         for job_id in job_ids:
             found = {**record, **gained.get(job_id, {})}
@@ -180,26 +178,26 @@ class JobRewiring:
         }
 
     def ended(self, job_id: str) -> None:
-        """A job has ended, or its attempt; the next one in the queue gets its hosts."""
+        """A job or its attempt has ended; the queue now assigns its hosts."""
         self._ended.append(job_id)
 
     def queue_passed(self) -> None:
-        """The queue has given away the hosts of jobs that ended."""
+        """The queue has assigned the hosts of ended jobs."""
         if self._ended:
             self._wanted.set()
 
     def look_soon(self) -> None:
-        """Consider a change of circuits soon."""
+        """Check soon whether a change pays."""
         self._wanted.set()
 
     def status(self) -> dict[str, Any]:
-        """Whether circuits are changed automatically, and the result of the last attempt."""
+        """Whether circuits are rewired automatically, and the result of the last attempt."""
         on = bool(self._policies.choice.defragment)
-        words = self._words if on else "it stays until somebody moves it"
+        words = self._words if on else "circuits stay until somebody changes them"
         return {"defragment": on, "looked_at": self._looked_at, "words": words}
 
     async def run(self) -> None:
-        """Follow the jobs, for ever."""
+        """Watch for profitable changes."""
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._policies.choice.defragment_every_s):
@@ -212,7 +210,6 @@ class JobRewiring:
                 self._looked_at = time.time()
 
     async def _follow(self) -> str:
-        """Defragment, if possible now; the result as text."""
         for _ in range(_LOOKS):
             live = self._table.live()
             if not (self._transactions.busy or any(s.state in _STARTING for s in live)):
@@ -224,16 +221,16 @@ class JobRewiring:
             return stopped
         if self._transactions.busy:
             self._wanted.set()
-            return "a change of circuits is under way"
+            return "a change of circuits is in progress"
         try:
             change = await self.defragment()
         except (
             PatchlightError
-        ) as error:  # a device that does not answer, say: the next attempt may do
-            _log.warning("light does not follow jobs now: %s", error)
+        ) as error:  # a device does not answer, say: the next attempt may succeed
+            _log.warning("automatic rewiring failed: %s", error)
             return error.message
         if change is None:
-            return "no job gains enough by other circuits"
+            return "no rewiring gains enough"
         return f"{change.why} ({change.state})"
 
 
@@ -247,10 +244,10 @@ def record_of(proposal: Proposal) -> dict[str, Any]:
 
 
 class JobTraffic:
-    """Pauses jobs between two iterations, and lets them go on.
+    """Pauses jobs between two iterations, and resumes them.
 
-    Jobs that use moving ports pause while circuits change; each has the time of three of its
-    iterations for that, but at least ``patience_s``. Jobs whose hosts do not reach each other pause
+    Jobs that use affected ports pause while circuits change; each has the time of three of its
+    iterations to pause, at least ``patience_s``. Jobs whose hosts do not reach each other pause
     until they do, or fail at their ``dark_limit_s``.
     """
 
@@ -261,7 +258,7 @@ class JobTraffic:
         self._drained: list[RunningJob] = []
 
     def jobs_using(self, moved: frozenset[Endpoint]) -> list[str]:
-        """The jobs whose traffic uses these ports, or will once they have started, by id."""
+        """The jobs that use these ports, or will once they have started, by id."""
         return [job.id for job in self._using(moved)]
 
     def _using(self, moved: frozenset[Endpoint]) -> list[RunningJob]:
@@ -275,13 +272,13 @@ class JobTraffic:
         return self._table[job.id].state
 
     async def drain(self, moved: frozenset[Endpoint]) -> list[str]:
-        """Pause the jobs that use these ports; messages about those that did not in time."""
+        """Pause the jobs that use these ports; returns messages about those that did not."""
         states = (JobState.RUNNING, JobState.PAUSED)
         self._drained = [job for job in self._using(moved) if self._state(job) in states]
         jobs = [job for job in self._drained if self._state(job) is JobState.RUNNING]
         paused = await asyncio.gather(*(job.hold(self._deadline_s(job)) for job in jobs))
         return [
-            f"job {job.id} did not pause in time: its packets wait for the light"
+            f"job {job.id} did not pause in time: its packets wait for the circuits"
             for job, in_time in zip(jobs, paused, strict=True)
             if not in_time
         ]
@@ -293,12 +290,12 @@ class JobTraffic:
         return max(self._patience_s, 3 * (time.time() - status.started_at) / status.iterations_done)
 
     async def undrain(self) -> None:
-        """Let the paused jobs go on; those without a circuit stay paused."""
+        """Resume the paused jobs; those without a circuit stay paused."""
         jobs, self._drained = self._drained, []
         await asyncio.gather(*(self._settle(job) for job in jobs))
 
     async def watch(self) -> None:
-        """Pause jobs that lose their circuits, and resume those that have them again, for ever."""
+        """Pause jobs that lose their circuits, and resume those that have them again."""
         while True:
             await asyncio.sleep(_LOOK_EVERY_S)
             jobs = [job for job in self._table.running.values() if job not in self._drained]
@@ -307,13 +304,13 @@ class JobTraffic:
             )
             for job, answer in zip(jobs, answers, strict=True):
                 if isinstance(answer, Exception):
-                    _log.warning("job %s and its light: %s", job.id, in_words(answer))
+                    _log.warning("job %s and its circuits: %s", job.id, in_words(answer))
 
     async def _settle(self, job: RunningJob, *, hold: bool = False) -> None:
-        """Pause a job while dark, resume it after. ``hold``: its workers have to be paused, too."""
+        """Pause a job during an outage, resume it after. ``hold``: pause its workers, too."""
         state, reach = self._state(job), self._reach()
         if state not in (JobState.RUNNING, JobState.PAUSED) or job.next_hosts:
-            return  # one that goes on elsewhere is held for that
+            return  # a job that moves to other hosts is held for that
         dark = reach.apart(job.hosts)
         if dark and state is JobState.RUNNING:
             job.dark_since = time.monotonic()
@@ -321,7 +318,7 @@ class JobTraffic:
             if hold:
                 await job.hold(_HOLD_IN_THE_DARK_S)
                 if self._state(job) is not JobState.PAUSED:
-                    await job.release()  # a change made the circuit again meanwhile
+                    await job.release()  # a change restored the circuit meanwhile
         elif dark:
             limit_s = job.spec.dark_limit_s
             if time.monotonic() - job.dark_since > limit_s:

@@ -1,4 +1,4 @@
-"""A job's life on the servers: workers prepared, started, watched, paused, given back."""
+"""Runs a job on the servers: workers are prepared, started, watched, paused and deleted."""
 
 import asyncio
 import contextlib
@@ -18,16 +18,16 @@ from patchlight.testbed.wire.worker_api import Report, WorkerSpec, WorkerState, 
 _PREPARE_DEADLINE_S = 90.0
 _MOST_CALLS_AT_END = 10
 _POLL_S = 0.2
-# Polling many workers takes processor time, here and on the servers: so much of it at most.
+# The maximum share of time for polling workers, which costs CPU time here and on servers.
 _MOST_OF_TIME = 1 / 3
 _LAST_HOLD_S = 30.0
-# So long after a worker that lost a neighbour, the neighbour's own end may be reported.
+# A lost neighbour's own end may be reported this much later.
 _BLAME_S = 5.0
 
 
 @dataclass(slots=True)
 class RankWorker:
-    """One rank of a running job and the agent that keeps it."""
+    """One rank of a running job, and its agent."""
 
     spec: WorkerSpec
     host: Host
@@ -40,35 +40,35 @@ class RankWorker:
 
     @property
     def state(self) -> WorkerState:
-        """The worker's state as its agent last reported it."""
+        """The worker's state in its agent's last report."""
         return self.status.state
 
     @property
     def restarts(self) -> int:
-        """How often it was started again, by its agent's count or its reports."""
+        """How often it was restarted, by its agent's count or its reports."""
         return max(self._begun_anew, self.status.restarts)
 
     @property
     def has_failed(self) -> bool:
-        """Whether it ended before its time."""
+        """Whether it ended prematurely."""
         return self.state in (WorkerState.FAILED, WorkerState.STOPPED)
 
     async def create(self) -> None:
-        """Have the agent make it; ``JobFailed`` if it does not."""
+        """Create the worker; ``JobFailed`` if its agent does not."""
         try:
             self.status = await self.agent.create_worker(self.spec)
         except agent_client.AgentCallError as error:
             raise JobFailed(str(error), hosts=[self.host.name]) from error
 
     async def begin(self) -> None:
-        """Have it train; ``JobFailed`` if its NIC cannot be used."""
+        """Let it train; ``JobFailed`` if its NIC is not usable."""
         try:
             await self.agent.start(self.spec.id)
         except agent_client.NicWithoutCarrier as error:
             raise JobFailed(str(error), hosts=[self.host.name]) from error
 
     async def refresh(self) -> None:
-        """Read the worker's state; ``AgentSilent`` if the agent has been silent for too long."""
+        """Read the worker's state; ``AgentSilent`` if the agent has not answered for too long."""
         asked_at = time.monotonic()
         try:
             self.status = await self.agent.worker(self.spec.id)
@@ -85,20 +85,20 @@ class RankWorker:
         return self.heartbeat.silent_since is not None
 
     async def give_back(self) -> None:
-        """Have the agent end it, and keep the last status if it has the energy used."""
+        """End the worker, and keep its last status for the energy used."""
         status = await self.agent.delete(self.spec.id)
         if status.energy_j is not None:
             self.status = status
 
     @property
     def may_have_reports(self) -> bool:
-        """Whether its agent, when last called, had reports that were not read."""
+        """Whether its agent had unread reports at the last call."""
         if self.is_silent:
             return False
         return self.state.is_final or self.status.iterations_done != self.last_iteration + 1
 
     async def new_reports(self) -> list[Report]:
-        """Its reports since the last call; iterations that begin again mean a restart."""
+        """Its reports since the last call; repeated iterations mean a restart."""
         answer = await self.agent.reports(self.spec.id, self.reports_seen)
         self.reports_seen = answer.next
         for report in answer.reports:
@@ -110,7 +110,7 @@ class RankWorker:
 @dataclass(eq=False)
 class RunningJob:
     """One ``attempt`` of a job while it has workers, from ``first_iteration`` on; ``on_reports``
-    gets their reports. It is to go on on its ``next_hosts``, if any."""
+    are called with their reports. ``next_hosts``: where it continues, if set."""
 
     id: str
     spec: JobSpec
@@ -126,11 +126,11 @@ class RunningJob:
     _given_up: JobFailed | None = None
 
     def give_up(self, why: str, hosts: Sequence[str] = ()) -> None:
-        """Have the job fail for this reason, because of these hosts, at its next poll."""
+        """Make the job fail for this reason, because of these hosts, at its next poll."""
         self._given_up = JobFailed(why, hosts=hosts)
 
     def go_on_elsewhere(self, hosts: tuple[Host, ...], why: str) -> None:
-        """End ``watch``, so that it goes on on these hosts."""
+        """End ``watch``, so that it continues on these hosts."""
         self.next_hosts, self.changes_because = hosts, why
 
     def stay(self) -> None:
@@ -139,12 +139,12 @@ class RunningJob:
 
     @property
     def all_hosts(self) -> tuple[Host, ...]:
-        """Its hosts, and those that are kept for it."""
+        """Its hosts, including those reserved for it."""
         return tuple(dict.fromkeys((*self.hosts, *self.next_hosts)))
 
     @property
     def restarts(self) -> int:
-        """How often a worker of it was started again."""
+        """How often its workers were restarted."""
         return sum(worker.restarts for worker in self.workers)
 
     @property
@@ -159,7 +159,7 @@ class RunningJob:
         return sorted({w.host.server.name for w in self.workers if w.is_silent})
 
     def assign(self, lab: Lab, fleet: Fleet, reports: Mapping[int, int] | None = None) -> None:
-        """Set the workers that it has, or will have; ``reports`` are those known of each rank."""
+        """Set its present or future workers; ``reports`` are the known ones of each rank."""
         seen = reports or {}
         specs = worker_specs(
             *(self.id, self.spec, self.hosts, lab, self.attempt, self.first_iteration),
@@ -178,13 +178,13 @@ class RunningJob:
         ]
 
     def begin_anew(self, attempt: int, first_iteration: int) -> None:
-        """Switch to its next hosts, where its workers are still to be made."""
+        """Switch to its next hosts, where its workers must be created."""
         self.hosts, self.attempt, self.first_iteration = self.next_hosts, attempt, first_iteration
         self.workers = []
         self.stay()
 
     async def prepare(self) -> None:
-        """Have the agents make the workers, and wait until the ring is closed."""
+        """Create the workers, and wait until the ring is closed."""
         await run_all(worker.create() for worker in self.workers)
         await self._until(WorkerState.READY, _PREPARE_DEADLINE_S)
 
@@ -210,7 +210,7 @@ class RunningJob:
         await run_all(worker.begin() for worker in self.workers)
 
     async def refresh(self) -> None:
-        """Read every worker's state; ``JobFailed`` as soon as one has failed."""
+        """Read every worker's state; ``JobFailed`` when one has failed."""
         if self._given_up is not None:
             raise self._given_up
         try:
@@ -222,8 +222,7 @@ class RunningJob:
             raise await self._failure()
 
     async def _failure(self) -> JobFailed:
-        """The failure of the worker that failed first, not of those that lost it in the ring. Their
-        agents may report it before its own agent does."""
+        """The failure of the worker that failed first, not of those that lost it in the ring."""
         deadline = time.monotonic() + _BLAME_S
         while True:
             failed = [worker for worker in self.workers if worker.has_failed]
@@ -245,11 +244,11 @@ class RunningJob:
         return JobFailed(words, first.status.last_lines, [blamed.host.name])
 
     async def watch(self) -> bool:
-        """Collect reports until all workers are done; ``False`` if it is to go on elsewhere."""
+        """Collect reports until all workers are done; ``False`` if it continues elsewhere."""
         while not self.next_hosts:
             began = time.monotonic()
             await self.refresh()
-            # An earlier controller may not have started all of them; again is harmless.
+            # An earlier controller may not have started all of them; starting is idempotent.
             idle = [worker for worker in self.workers if worker.state is WorkerState.READY]
             await run_all(worker.begin() for worker in idle)
             done = all(worker.state is WorkerState.DONE for worker in self.workers)
@@ -279,14 +278,14 @@ class RunningJob:
                 await self.on_reports(self, told)
 
     async def hold(self, deadline_s: float) -> bool:
-        """Pause all ranks before the same all-reduce, or the ring would tear; whether they all did
-        in time. If a rank has passed the chosen iteration, a later one is tried."""
+        """Pause all ranks before the same all-reduce, or the ring would break; returns whether all
+        paused in time. If a rank has passed the chosen iteration, a later one is tried."""
         deadline = time.monotonic() + deadline_s
         while time.monotonic() < deadline:
             await run_all(worker.refresh() for worker in self.workers)
             alive = [worker for worker in self.workers if not worker.state.is_final]
             if all(worker.state is WorkerState.HELD for worker in alive):
-                return True  # a later iteration would let them through this one
+                return True  # a later iteration would let them pass this one
             target = 1 + max((w.status.iterations_done for w in alive), default=0)
             answers = await asyncio.gather(
                 *(worker.agent.hold(worker.spec.id, target) for worker in alive),
@@ -304,8 +303,7 @@ class RunningJob:
         return False
 
     async def hold_for_good(self) -> bool:
-        """Pause it at one iteration of all ranks; whether all are held there, and reported up to
-        there."""
+        """Pause it at one iteration of all ranks; returns whether all are held and reported."""
         if not any(w.state in (WorkerState.RUNNING, WorkerState.HELD) for w in self.workers):
             return False  # workers that were not started never pause
         with contextlib.suppress(PatchlightError):
@@ -315,7 +313,7 @@ class RunningJob:
         return False
 
     async def end_held(self) -> None:
-        """End held workers where they are, as far as they answer; they may save first."""
+        """End held workers where they are, if they answer; they may save first."""
         at = max((worker.status.iterations_done for worker in self.workers), default=0)
         deadline = time.monotonic() + _LAST_HOLD_S
         with contextlib.suppress(PatchlightError):
@@ -327,7 +325,7 @@ class RunningJob:
                 await run_all(worker.refresh() for worker in self.workers)
 
     async def release(self) -> None:
-        """Let held workers go on. The job fails if the NIC of one has not come back."""
+        """Resume held workers. The job fails if a worker's NIC has not come back."""
         answers = await asyncio.gather(
             *(worker.agent.release(worker.spec.id) for worker in self.workers),
             return_exceptions=True,
@@ -341,7 +339,7 @@ class RunningJob:
             self.give_up("; ".join(dark.values()), [*dark])
 
     def energy_j(self) -> dict[str, float]:
-        """Joules that its workers' GPUs have used, by the GPUs' full names, if measured."""
+        """Joules used by its workers' GPUs, by the GPUs' full names, if measured."""
         return {
             f"{worker.host.server.name}.{worker.spec.gpu}": worker.status.energy_j
             for worker in self.workers
@@ -349,12 +347,12 @@ class RunningJob:
         }
 
     async def end(self) -> None:
-        """End the workers that run; ``give_back`` tries again, and says what failed."""
+        """End the running workers; ``give_back`` retries and reports failures."""
         running = [w for w in self.workers if not (w.state.is_final or w.is_silent)]
         await asyncio.gather(*(w.agent.end(w.spec.id) for w in running), return_exceptions=True)
 
     async def give_back(self) -> list[str]:
-        """Stop its workers; the messages of those that could not be stopped."""
+        """Stop its workers; returns the messages of failures."""
         answers = await asyncio.gather(
             *(worker.give_back() for worker in self.workers), return_exceptions=True
         )
@@ -364,13 +362,12 @@ class RunningJob:
 
 
 async def _rest_since(began: float, least_s: float) -> None:
-    """Leave the agents alone for a while after a round of calls that began then."""
     took_s = time.monotonic() - began
     await asyncio.sleep(max(least_s, took_s * (1 / _MOST_OF_TIME - 1)))
 
 
 async def run_all(coroutines: Iterable[Coroutine[Any, Any, None]]) -> None:
-    """Run all to their end, then raise the first error there was."""
+    """Wait for all, then raise the first error."""
     for answer in await asyncio.gather(*coroutines, return_exceptions=True):
         if isinstance(answer, BaseException):
             raise answer

@@ -1,5 +1,5 @@
-"""The scheduler: takes jobs in, starts gangs (jobs submitted together, whose workers begin at the
-same moment) in turn, and takes over an earlier one's jobs."""
+"""Schedules jobs: accepts them, starts gangs (jobs that start together) in order, and takes over an
+earlier controller's jobs."""
 
 import asyncio
 import contextlib
@@ -18,7 +18,7 @@ from patchlight.controller.jobs.gangs import Gangs
 from patchlight.controller.jobs.job_table import Forecasts, IterationTimes, JobTable
 from patchlight.controller.jobs.lab_queue import LabQueue
 from patchlight.controller.jobs.placement import Gang, Placement
-from patchlight.controller.jobs.policy_set import PoliciesInUse, named, planning
+from patchlight.controller.jobs.policy_set import PoliciesInUse, named
 from patchlight.controller.jobs.rewiring import DRAINED, JobRewiring
 from patchlight.controller.jobs.specs import check_policies, check_specs, worker_id
 from patchlight.controller.policies.registry import DEFAULTS
@@ -33,14 +33,14 @@ from patchlight.testbed.wire.agent_status import AgentStatus
 
 _log = logging.getLogger(__name__)
 
-# How long the queue rests after a pass, in multiples of the pass's own time.
+# The queue's rest after a pass, in multiples of the pass's time.
 _REST, LONGEST_REST_S = 3.0, 0.2
 DEFAULT_DISCIPLINE = Discipline()
 
 
 class Scheduler:
-    """Takes jobs in, and gives them hosts and circuits until they end. Jobs outlive it. After a
-    pass of ``last_pass_s`` the queue rests for ``longest_rest_s`` at most."""
+    """Accepts jobs, and gives them hosts and circuits until they end. Jobs outlive it. After a pass
+    of ``last_pass_s`` the queue rests for at most ``longest_rest_s``."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class Scheduler:
         choice: PolicyChoice = NOTHING_SAID,
         discipline: Discipline = DEFAULT_DISCIPLINE,
     ) -> None:
-        """``BadInput`` if a policy of ``choice`` cannot be had."""
+        """``BadInput`` if a policy of ``choice`` is not available."""
         self._lab, self._fleet, self._store, self._table = lab, fleet, store, table
         self.last_pass_s, self.longest_rest_s = 0.0, LONGEST_REST_S
         self.policies = PoliciesInUse(lab, store, table, choice)
@@ -77,14 +77,14 @@ class Scheduler:
         together: bool = True,
     ) -> list[JobStatus]:
         """Queue jobs of a user, as one gang if ``together``, all or none; ``BadInput`` if one could
-        never run. The topology policy is ``topology``, or that of a job, or the lab's."""
+        never run. The topology policy is ``topology``, else the job's, else the lab's."""
         ids = set[str]()
         each = [specs] if together else zip(specs)
         gangs = [self._new(gang, topology, by, ids) for gang in each]
         for statuses, _ in gangs:
             gang = [status.spec for status in statuses]
             if (why := self._queue.not_admitted(by, gang, len(specs) - len(gang))) is not None:
-                raise Refused(why, hint="wait until one of them ends, or ask who runs the lab")
+                raise Refused(why, hint="wait until one of them ends, or ask the lab's admin")
         added = [status for statuses, _ in gangs for status in statuses]
         self._table.add(added)
         for statuses, chosen in gangs:
@@ -101,9 +101,7 @@ class Scheduler:
             found = {name: self._table.meant(name) for name in spec.after}
             for name, jobs in found.items():
                 if not jobs:
-                    raise BadInput(
-                        f"job {spec.name}: it is to come after {name!r}, and there is no such job"
-                    )
+                    raise BadInput(f"job {spec.name}: it depends on unknown job {name!r}")
             specs[number] = replace(spec, after=tuple(found[name][0].id for name in spec.after))
         own = topology or next((spec.topology for spec in specs if spec.topology), None)
         chosen = own or named(self.policies.choice, "topology")
@@ -116,7 +114,7 @@ class Scheduler:
         return statuses, chosen
 
     def _new_id(self, name: str, ids: set[str]) -> str:
-        """An id that no job has: of 10,000 jobs of one name, some would draw the same."""
+        """An unused id: of 10,000 jobs with one name, some would collide."""
         while True:
             drawn = f"{name}-{uuid.uuid4().hex[:6]}"
             if drawn not in ids and self._table.find(drawn) is None:
@@ -131,8 +129,7 @@ class Scheduler:
         ahead = len(self._queue.why)
         closed = "the controller is drained" if self.drained else ""
         waits_for = closed or self._queue.not_admitted(by, [status.spec for status in statuses])
-        with planning():
-            found = waits_for or await self._queue.would_place(statuses)
+        found = waits_for or await self._queue.would_place(statuses)
         about: dict[str, Any] = {"ahead": ahead, "topology": chosen, "waits_for": ""}
         if isinstance(found, str):
             about["waits_for"] = found
@@ -143,8 +140,7 @@ class Scheduler:
         links = None
         if chosen != "keep":
             others = self._table.hosts_of(self._table.running)
-            with planning():
-                plan, against = await self._placement.preview(chosen, found, {**others, **found})
+            plan, against = await self._placement.preview(chosen, found, {**others, **found})
             made = [f"{ocs}: {c}" for ocs, each in plan.changes.items() for c in each.makes]
             about |= {"circuits": made, "objections": against}
             links = plan.links_after
@@ -155,7 +151,7 @@ class Scheduler:
         ]
 
     def why_rigid(self, job_id: str) -> str | None:
-        """Why the number of workers of a job stays as it is; ``None`` if it may change."""
+        """Why a job's number of workers is fixed; ``None`` if it may change."""
         if self.policies.choice.elasticity == DEFAULTS["elasticity"]:
             return "the lab's elasticity policy is rigid"
         return self._queue.why_rigid(job_id)
@@ -176,14 +172,13 @@ class Scheduler:
         return waits_for or status.message
 
     async def stop(self, job_id: str, by: str = "", *, force: bool = False) -> JobStatus:
-        """End the job's gang. ``Refused`` for the job of another user than ``by``, without
-        ``force``."""
+        """End the job's gang. ``Refused`` for another user's job, without ``force``."""
         self._check_owner(self._table[job_id], by, "stopped", "stop", force=force)
         if (waiting := self._queue.leave(job_id)) is not None:
             try:
                 self._table.end(waiting.ids, JobState.STOPPED, "stopped by the user")
             except JournalError:
-                self._queue.join(waiting)  # it waits on
+                self._queue.join(waiting)  # it continues to wait
                 raise
         gangs = [gang for gang in self._gangs.active if job_id in gang.ids]
         await self._gangs.end(gangs, "stopped by the user")
@@ -193,38 +188,37 @@ class Scheduler:
     def _check_owner(status: JobStatus, by: str, done: str, command: str, *, force: bool) -> None:
         if status.by and by and status.by != by and not force:
             raise Refused(
-                f"job {status.id} is {status.by}'s, and you are {by}: it was not {done}",
-                hint=f"if it has to be: patchlight job {command} {status.id} --force",
+                f"job {status.id} belongs to {status.by}, and you are {by}: it was not {done}",
+                hint=f"to do it anyway: patchlight job {command} {status.id} --force",
             )
 
     async def restart(self, job_id: str, by: str = "", *, force: bool = False) -> JobStatus:
-        """Begin a job again: one that has ended as a new job, one that runs as its next attempt.
-        ``Refused`` as in ``stop``."""
+        """Restart a job: an ended one as a new job, a running one as its next attempt."""
         status = self._table[job_id]
         if status.state.is_final:
             return self.submit([status.spec], status.topology or None, by)[0]
-        self._check_owner(status, by, "begun again", "restart", force=force)
+        self._check_owner(status, by, "restarted", "restart", force=force)
         if status.state.is_waiting:
-            raise BadInput(f"job {job_id} is {status.state}: it has not begun yet")
+            raise BadInput(f"job {job_id} is {status.state}: it has not started yet")
         gangs = [gang for gang in self._gangs.active if job_id in gang.ids]
         others = [each for gang in gangs for each in gang.ids if each != job_id]
         if others:
             raise BadInput(
-                f"job {job_id} started together with {', '.join(others)}: it cannot begin alone",
-                hint=f"patchlight job stop {job_id}, and submit them again",
+                f"job {job_id} started together with {', '.join(others)}: it cannot restart alone",
+                hint=f"use 'patchlight job stop {job_id}', and submit them again",
             )
-        await self._gangs.end(gangs, "begun again by the user", again=True)
+        await self._gangs.end(gangs, "restarted by the user", again=True)
         return self.job(job_id)
 
     async def drain(self, why: str = "") -> list[str]:
-        """Start no more jobs, and end those that run, whose ids it returns. The queue stays."""
+        """Stop starting jobs, and end the running ones; returns their ids."""
         self.hold_queue(why)
         running = list(self._table.running)
         await self._gangs.end(self._gangs.active, "the controller was drained")
         return running
 
     def hold_queue(self, why: str) -> None:
-        """Start no more jobs; those that run go on."""
+        """Stop starting jobs; running ones continue."""
         self._store.set_mark(DRAINED, {"why": why, "at": time.time()})
 
     def resume(self) -> None:
@@ -234,11 +228,11 @@ class Scheduler:
 
     @property
     def drained(self) -> bool:
-        """Whether no job is started."""
+        """Whether no jobs are started."""
         return self._store.mark(DRAINED, dict[str, Any], {}) is not None
 
     async def run(self) -> None:
-        """Start gangs as their hosts come free, for ever. A failure of a gang fails it alone."""
+        """Start gangs when their hosts become free. A failure affects only its gang."""
         self.policies.note_faults()
         if not self._recovered:
             queued = await self._recover()
@@ -260,19 +254,19 @@ class Scheduler:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(wait_s):
                     await self._queue.changed.wait()
-            # A pass of a long queue takes a while: the API gets its turn between.
+            # After a long pass the API gets its turn.
             await asyncio.sleep(
                 max(0.0, ended + min(_REST * took_s, self.longest_rest_s) - time.monotonic())
             )
 
     async def close(self) -> None:
-        """Close the gangs, whose workers go on, and the policies."""
+        """Close the gangs, whose workers continue, and the policies."""
         await self._gangs.close()
         self.policies.close()
 
     async def _recover(self) -> list[Gang]:
-        """Follow jobs that ran under an earlier controller, and queue again those that were just
-        being started: none of their workers had begun. The gangs that are queued."""
+        """Follow jobs that ran under an earlier controller, and queue those that were being
+        started: none of their workers had begun. Returns the queued gangs."""
         queued: list[Gang] = []
         gangs: dict[str, list[JobStatus]] = {}
         for status in self._table.live():
@@ -292,7 +286,7 @@ class Scheduler:
         return queued
 
     async def _sweep(self, agent: AgentStatus) -> None:
-        """End the workers of an agent that belong to no running attempt of a job."""
+        """End an agent's workers that belong to no running attempt of a job."""
         ours = {w.spec.id for job in self._table.running.values() for w in job.workers}
         for worker in agent.workers:
             if worker.id in ours:
@@ -301,13 +295,13 @@ class Scheduler:
             try:
                 with contextlib.suppress(AgentCallError, OSError):
                     job, outputs = self._table.find(worker.job), self._table.outputs
-                    # Of the last attempt of a job, the output is kept.
+                    # Keep the output of a job's last attempt.
                     if outputs and job and worker.id == worker_id(job.id, job.attempt, worker.rank):
                         await client.end(worker.id)
                         await outputs.fetch(client, worker.id, job.id, worker.rank)
                 await client.delete(worker.id)
             except AgentCallError as error:
-                _log.warning("worker %s, which is nobody's: %s", worker.id, error)
+                _log.warning("worker %s, which has no job: %s", worker.id, error)
             else:
-                about = f"{worker.id} on {agent.server} was of no job that runs, and was ended"
+                about = f"{worker.id} on {agent.server} had no running job, and was ended"
                 self._store.add_event(time.time(), "worker-swept", {"message": about})

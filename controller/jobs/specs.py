@@ -1,4 +1,4 @@
-"""The checks of submitted jobs, and the specs of their workers for the agents."""
+"""Checks submitted jobs, and makes the specs of their workers for the agents."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -20,7 +20,7 @@ from patchlight.testbed.lab.model import Host, Lab
 from patchlight.testbed.lab.rules import PolicyChoice
 from patchlight.testbed.wire import worker_api
 
-# Each worker has its own network namespace, so one port serves every ring.
+# Each worker has its own network namespace, so all rings use one port.
 RING_PORT = 29500
 _FULL_WINDOW_BYTES = 8 * 2**20
 _LEAST_WINDOW_BYTES = 16 * 2**10
@@ -28,7 +28,7 @@ _MOST_WINDOW_BYTES = 200_000
 
 
 class JobFailed(PatchlightError):
-    """A worker of the job failed; ``last_lines`` of its output, ``hosts`` where it was."""
+    """A worker of the job failed; with the ``last_lines`` of its output, and its ``hosts``."""
 
     def __init__(
         self, message: str, last_lines: Sequence[str] = (), hosts: Sequence[str] = ()
@@ -38,16 +38,16 @@ class JobFailed(PatchlightError):
 
 
 class CannotGoOn(JobFailed):
-    """A job was stopped to go on with other workers, and these could not begin."""
+    """A job was stopped to continue with other workers, which could not start."""
 
 
 def error_text(error: Exception) -> str:
-    """An error for a job's record, with its hint; of a bug also the kind."""
+    """An error for a job's record, with its hint; for a bug also its type."""
     return str(error) if isinstance(error, PatchlightError) else in_words(error)
 
 
 def worker_id(job_id: str, attempt: int, rank: int) -> str:
-    """The id of a worker, which is another in each attempt."""
+    """The id of a worker, different in each attempt."""
     return f"{job_id}.{attempt}-{rank}" if attempt else f"{job_id}-{rank}"
 
 
@@ -61,7 +61,7 @@ def worker_specs(
     mac_of: Callable[[Host], str] = lambda host: host.nic.mac,
     user: str = "",
 ) -> list[worker_api.WorkerSpec]:
-    """The specs of the workers, one for each rank; ``JobFailed`` if an agent would refuse them."""
+    """The specs of the workers, one per rank; ``JobFailed`` if an agent would refuse them."""
     try:
         ring = [
             worker_api.RingMember(rank=rank, address=host.nic.address, port=RING_PORT)
@@ -92,7 +92,7 @@ def worker_specs(
         ]
     except ValidationError as error:
         raise JobFailed(
-            f"job {spec.name}: no agent would take it: {mistakes_in_words(error)}"
+            f"job {spec.name}: agents would refuse it: {mistakes_in_words(error)}"
         ) from error
 
 
@@ -143,7 +143,7 @@ def command_task(spec: JobSpec) -> CommandTask:
 
 
 def goes_on_at(spec: JobSpec, done: int) -> int:
-    """The iteration at which a job goes on after so many; a real trainer has its checkpoint."""
+    """The iteration at which a job resumes; a real trainer uses its checkpoint."""
     if spec.trainer != "synthetic":
         return 0
     return max(0, min(done, spec.iterations - 1))  # it may have failed after its last one
@@ -155,13 +155,13 @@ def scaled_gradient_bytes(gradient_bytes: int, lab: Lab) -> int:
 
 
 def scaled_window_bytes(lab: Lab) -> int | None:
-    """The receive window of a worker, or ``None`` to leave it to the kernel.
+    """The receive window of a worker, or ``None`` for the kernel's choice.
 
-    Where rates are scaled down, the data in flight must be too. The kernel's windows are made for
-    fast links: they overflow the queue of a link of a few Mb/s, and connections that lose frames
-    there share it by chance, unlike those of a full-rate network. 8 MiB fill a link of 40 Gb/s
-    over 1.6 ms. Frames do not scale: with fewer than some ten in flight (16 KiB) a connection
-    feels every delay of a frame. Linux grants some 200 KB: above that its own choice is better.
+    If rates are scaled down, the data in flight must be too. The kernel's windows suit fast links:
+    they overflow the queue of a link of a few Mb/s, and connections with losses there share it by
+    chance. 8 MiB fill a link of 40 Gb/s over 1.6 ms. Frames do not scale: with less than about ten
+    in flight (16 KiB) a connection is sensitive to every delay. Linux grants about 200 KB: above
+    that its own choice is better.
     """
     window = max(_LEAST_WINDOW_BYTES, round(_FULL_WINDOW_BYTES / lab.scale))
     return window if window <= _MOST_WINDOW_BYTES else None
@@ -169,7 +169,7 @@ def scaled_window_bytes(lab: Lab) -> int | None:
 
 def check_policies(specs: Sequence[JobSpec], choice: PolicyChoice) -> None:
     """``BadInput`` for a policy that is neither built in nor the lab's own: any user may submit
-    jobs, and a policy is a program that runs beside the controller."""
+    jobs, and a policy is a program that runs next to the controller."""
     for spec in specs:
         for kind in ("placement", "topology"):
             name = getattr(spec, kind)
@@ -177,19 +177,19 @@ def check_policies(specs: Sequence[JobSpec], choice: PolicyChoice) -> None:
                 continue
             raise BadInput(
                 f"job {spec.name}: {kind} {name[:40]!r} is neither built in nor the lab's policy",
-                hint="who runs the lab can have it used for all jobs: 'patchlight policy use'",
+                hint="an operator can select it for all jobs: 'patchlight policy use'",
             )
 
 
 def check_specs(lab: Lab, given: Sequence[JobSpec], *, counted: bool) -> list[JobSpec]:
-    """The specs, checked, with the real gradients of models; ``BadInput`` for jobs that could never
-    run. ``counted``: a job without hosts has to say how many workers it wants."""
+    """The checked specs, with the real gradients of models; ``BadInput`` for jobs that could never
+    run. ``counted``: a job without hosts must give its number of workers."""
     if not given:
         raise BadInput("no job given")
     specs = checked_specs(list(given))
     for number, spec in enumerate(specs):
         if spec.trainer == "torch" and spec.model is not None:
-            # Links are scaled and a real gradient is not: in the lab's terms it is larger.
+            # Links are scaled and a real gradient is not: in the lab's scale it is larger.
             real_bytes = builtin_graph(spec.model).parameter_bytes
             specs[number] = replace(spec, gradient_bytes=round(real_bytes * lab.scale))
     named: dict[str, str] = {}
@@ -198,14 +198,14 @@ def check_specs(lab: Lab, given: Sequence[JobSpec], *, counted: bool) -> list[Jo
         if not spec.hosts and spec.workers < 1 and counted:
             raise BadInput(
                 f"job {spec.name}: expected 'workers' ≥ 1 or a list of 'hosts'",
-                hint="the number is left to a policy where the controller, or simulate, runs with "
+                hint="a policy decides the number if the controller, or simulate, has "
                 "--partition POLICY",
             )
         for name in spec.hosts:
             host = lab.host(name)
             if host.name in named:
                 raise BadInput(
-                    f"{host.name} is asked for twice: by {named[host.name]} and {spec.name}"
+                    f"{host.name} is requested twice: by {named[host.name]} and {spec.name}"
                 )
             named[host.name] = spec.name
             _check_host(host, spec)
@@ -213,13 +213,13 @@ def check_specs(lab: Lab, given: Sequence[JobSpec], *, counted: bool) -> list[Jo
         if not spec.hosts and spec.workers > able:
             models = ", ".join(spec.gpu_models or spec.compute_s)
             raise BadInput(
-                f"job {spec.name}: {spec.workers} workers asked for: the lab has {able} GPUs "
-                "that it can run on" + (models and f", of {models}")
+                f"job {spec.name}: {spec.workers} workers requested, but the lab has {able} "
+                "suitable GPUs" + (models and f", of {models}")
             )
     usable = sum(host.gpu is not None for host in lab.hosts)
     asked = sum(spec.size for spec in specs)
     if asked > usable:
-        raise BadInput(f"{asked} workers asked for: the lab has {usable} GPUs with a NIC")
+        raise BadInput(f"{asked} workers requested, but the lab has {usable} GPUs with a NIC")
     return specs
 
 
@@ -256,9 +256,9 @@ def _check_spec(lab: Lab, spec: JobSpec) -> None:
     limit = worker_api.LARGEST_TASK_GRADIENT_BYTES
     if spec.trainer == "synthetic" and scaled > limit:
         raise BadInput(
-            f"job {spec.name}: a gradient of {spec.gradient_bytes} bytes is {scaled} in each "
-            f"worker at the lab's scale of {lab.scale:g}: the limit is {limit}",
-            hint="a smaller gradient, or an emulated lab with a larger --scale",
+            f"job {spec.name}: a gradient of {spec.gradient_bytes} bytes is {scaled} per worker "
+            f"at the lab's scale of {lab.scale:g}: the limit is {limit}",
+            hint="use a smaller gradient, or an emulated lab with a larger --scale",
         )
     if spec.graph is not None:
         graph_of(spec.graph)

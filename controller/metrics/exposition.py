@@ -1,4 +1,4 @@
-"""Metrics of a controller for Prometheus, and traces of its jobs for OpenTelemetry."""
+"""Exports metrics of a controller for Prometheus, and traces of its jobs for OpenTelemetry."""
 
 from __future__ import annotations
 
@@ -47,17 +47,16 @@ _STEPS = {
     JobState.RECONFIGURING: "wire",
     JobState.PREPARING: "start",
     JobState.RUNNING: "first iteration",
-    JobState.PAUSED: "wait for light",
+    JobState.PAUSED: "wait for circuits",
 }
 _SEND_WITHIN_S = 2.0
 
 
 class ControllerMetrics:
-    """Instruments that listen to the parts of a controller; ``power`` is to be run in the
-    background."""
+    """Instruments that listen to the controller's parts; ``power`` must run in the background."""
 
     def __init__(self, controller: Controller) -> None:
-        # When a series began says nothing here, and would be half of them.
+        # Creation times are not useful here, and would be half of the series.
         prometheus.disable_created_metrics()  # type: ignore[no-untyped-call]
         self._registry = prometheus.CollectorRegistry()
         self.power = OpticalPower(controller.circuit_service, controller.device_watch.looked)
@@ -74,7 +73,7 @@ class ControllerMetrics:
         )
 
     def as_text(self, *, openmetrics: bool = False) -> str:
-        """All of it as it is now; OpenMetrics has exemplars."""
+        """All present values; OpenMetrics includes exemplars."""
         self._progress.prune()
         encode = openmetrics_text if openmetrics else prometheus.generate_latest
         instruments = encode(self._registry).decode().removesuffix(_END)
@@ -84,8 +83,7 @@ class ControllerMetrics:
 
 
 def listen_for_metrics(address: str) -> socket.socket:
-    """A socket at ``host:port``; ``BadInput`` if other machines reach it, ``PatchlightError`` if
-    taken."""
+    """A socket at ``host:port``; ``BadInput`` if it is not local, ``PatchlightError`` if in use."""
     host, port = split_address(address)
     address = "127.0.0.1" if host == "localhost" else host
     try:
@@ -96,28 +94,28 @@ def listen_for_metrics(address: str) -> socket.socket:
         ) from error
     if not here:
         raise BadInput(
-            f"metrics cannot be answered at {host}:{port}: whoever reaches it could read them",
-            hint="name a port of 127.0.0.1; for a Prometheus on another machine, go through SSH: "
-            "ssh -L 9470:127.0.0.1:9470 THIS-MACHINE",
+            f"metrics at {host}:{port} would be readable by other machines",
+            hint="use a port of 127.0.0.1; from a Prometheus on another machine, use SSH: ssh -L "
+            "9470:127.0.0.1:9470 THIS-MACHINE",
         )
     return listen(f"[{address}]:{port}" if ":" in address else f"{address}:{port}")
 
 
 class EventMetrics:
-    """Instruments that are told of each event when it happens."""
+    """Instruments that are updated with each event."""
 
     def __init__(self, registry: prometheus.CollectorRegistry) -> None:
         def seconds(name: str, about: str, buckets: Sequence[float], *labels: str) -> Histogram:
             name = f"patchlight_{name}_seconds"
             return Histogram(name, about, labels, buckets=buckets, registry=registry)
 
-        about = "What the stages of a change of circuits took."
+        about = "Duration of the stages of a change of circuits."
         self._stage_s = seconds("reconfiguration_stage", about, _STAGE_S, "stage")
-        about = "What changes of circuits took, by what became of them."
+        about = "Duration of changes of circuits, by result."
         self._change_s = seconds("reconfiguration", about, _STAGE_S, "state")
-        about = "What policies took to decide; once for each job that a decision is about."
+        about = "Duration of policies' decisions, once per affected job."
         self._decisions_s = seconds("policy_decision", about, _ANSWER_S, "kind", "policy")
-        about = "What the OpenFlow speaker took to answer."
+        about = "Response time of the OpenFlow speaker."
         self._answers_s = seconds("speaker_request", about, _ANSWER_S, "operation")
         self._refusals = prometheus.Counter(
             "patchlight_speaker_request_failures",
@@ -126,7 +124,7 @@ class EventMetrics:
             registry=registry,
         )
 
-        # There from the start: of what began with its first event, Prometheus sees no increase.
+        # Initialised to 0: Prometheus sees no increase if a series starts with its first event.
         for stage in _STAGES:
             self._stage_s.labels(stage)
         for state in get_args(State):
@@ -136,7 +134,7 @@ class EventMetrics:
             self._refusals.labels(operation)
 
     def change_ended(self, change: Reconfiguration) -> None:
-        """A change of circuits has come to its end. Exemplars have its number."""
+        """A change of circuits has ended. Exemplars have its number."""
         number = {"reconfiguration": str(change.id)}
         for stage, seconds in change.stages_s.items():
             self._stage_s.labels(stage).observe(seconds, exemplar=number)
@@ -144,7 +142,7 @@ class EventMetrics:
         self._change_s.labels(change.state).observe(max(0.0, took_s), exemplar=number)
 
     def decided(self, job_id: str, decision: Mapping[str, Any]) -> None:
-        """A policy has decided something about a job."""
+        """A policy has decided about a job."""
         kind, policy = str(decision.get("kind")), str(decision.get("policy"))
         seconds = float(decision.get("seconds", 0.0))
         self._decisions_s.labels(kind, policy).observe(seconds, exemplar={"job_id": job_id})
@@ -157,8 +155,8 @@ class EventMetrics:
 
 
 class JobProgress:
-    """Counters of each worker of the ``running`` jobs, for ``KEPT_S`` after; bytes are as in the
-    lab: sent × ``scale``. A worker's earlier hosts are forgotten."""
+    """Counters of each worker of the ``running`` jobs, for ``KEPT_S`` after; bytes are those of the
+    lab: sent × ``scale``. A worker's earlier hosts are dropped."""
 
     def __init__(
         self,
@@ -173,12 +171,12 @@ class JobProgress:
             prometheus.Counter(f"patchlight_worker_{name}", about, labels, registry=registry)
             for name, about in (
                 ("iterations", "Iterations that a worker has finished."),
-                ("sent_bytes", "Payload that a worker has sent, as in the lab."),
-                ("compute_seconds", "What a worker has spent computing."),
-                ("communication_seconds", "What a worker has spent communicating."),
+                ("sent_bytes", "Payload that a worker has sent, in the lab's scale."),
+                ("compute_seconds", "Time that a worker has spent computing."),
+                ("communication_seconds", "Time that a worker has spent communicating."),
             )
         ]
-        name, about = "job_iteration_seconds", "How long iterations of a job's workers took."
+        name, about = "job_iteration_seconds", "Duration of iterations of a job's workers."
         self._iteration_s = Histogram(
             f"patchlight_{name}", about, ("job_id",), buckets=_ITERATION_S, registry=registry
         )
@@ -189,7 +187,7 @@ class JobProgress:
         self._gone_at: dict[str, float] = {}
 
     def reported(self, job: RunningJob, reports: Sequence[dict[str, Any]]) -> None:
-        """Count iterations that workers of a job finished."""
+        """Count finished iterations of a job's workers."""
         self.prune()
         known = self._hosts.setdefault(job.id, {})
         whole, last = self._iteration_s.labels(job.id), self._last.labels(job.id)
@@ -224,8 +222,8 @@ class JobProgress:
 
 
 class JobTraces:
-    """Traces of jobs from submission to their first iteration, sent once that is over. Jobs
-    submitted to an earlier controller have none."""
+    """Traces of jobs from submission to their first iteration, sent after it. Jobs submitted to an
+    earlier controller have none."""
 
     def __init__(
         self,
@@ -248,7 +246,7 @@ class JobTraces:
         table.ledger.on_decision.append(self._decided)
 
     def close(self) -> None:
-        """Send what is left, if somebody takes it soon."""
+        """Send the rest, if the receiver is fast enough."""
         self._provider.shutdown()
 
     def _moved(self, status: JobStatus) -> None:
@@ -293,13 +291,13 @@ class JobTraces:
             step.end(_ns(at))
         if status.state.is_final and status.state is not JobState.DONE:
             root.set_status(trace.StatusCode.ERROR, status.message)
-        # A server's clock may be behind.
+        # A server's clock may be slow.
         root.end(_ns(max(end, *(at for _, at in way.states), status.submitted_at)))
 
 
 def sending_to(address: str) -> SpanProcessor:
     """A processor that sends traces to an OTLP receiver, like ``http://127.0.0.1:4318``;
-    ``BadInput`` if it cannot."""
+    ``BadInput`` if that is not possible."""
     if not address.startswith(("http://", "https://")):
         raise BadInput(f"traces to {address}: expected an address like http://127.0.0.1:4318")
     try:
@@ -315,8 +313,6 @@ def sending_to(address: str) -> SpanProcessor:
 
 @dataclass
 class _JobSteps:
-    """The states and decisions of a job until its first iteration, with their times."""
-
     status: JobStatus
     states: list[tuple[JobState, float]] = field(default_factory=list)
     decisions: list[tuple[float, Mapping[str, Any]]] = field(default_factory=list)

@@ -1,5 +1,5 @@
-"""How a lab and its controller are now, as metrics that are looked up at each scrape: what is gone
-(a job that ended, a device that was removed) is in none of them."""
+"""Exports the present state of a lab and its controller, computed at each scrape, without ended
+jobs and removed devices."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ _VERDICTS = ("ok", "degraded", "unverified", "failed")
 
 _RATES_OF_S = 5.0
 _COUNTED = {
-    "connections": ("connections", "How often a packet switch connected to the speaker."),
-    "sent": ("sent_messages", "OpenFlow messages that went to a packet switch."),
-    "received": ("received_messages", "OpenFlow messages that came from a packet switch."),
-    "errors": ("errors", "OpenFlow errors that a packet switch sent."),
+    "connections": ("connections", "Connections of a packet switch to the speaker."),
+    "sent": ("sent_messages", "OpenFlow messages sent to a packet switch."),
+    "received": ("received_messages", "OpenFlow messages received from a packet switch."),
+    "errors": ("errors", "OpenFlow errors from a packet switch."),
 }
 _REFUSED_FOR = ("tls", "certificate", "second", "unknown")
 
@@ -48,19 +48,23 @@ _PER_BYTE = 1 / 8
 _GAUGES = {
     "memory_bytes": ("memory_bytes", "Memory of a GPU.", 1.0),
     "memory_used_bytes": ("memory_used_bytes", "Memory of a GPU in use.", 1.0),
-    "power_w": ("power_watts", "Power that a GPU draws.", 1.0),
+    "power_w": ("power_watts", "Power draw of a GPU.", 1.0),
     "temperature_c": ("temperature_celsius", "Temperature of a GPU.", 1.0),
     "sm_clock_hz": ("sm_clock_hertz", "Clock of a GPU's multiprocessors.", 1.0),
     "memory_clock_hz": ("memory_clock_hertz", "Clock of a GPU's memory.", 1.0),
-    "pcie_sent_bps": ("pcie_sent_bytes_per_second", "From a GPU over PCIe.", _PER_BYTE),
-    "pcie_received_bps": ("pcie_received_bytes_per_second", "To a GPU over PCIe.", _PER_BYTE),
-    "nvlink_sent_bps": ("nvlink_sent_bytes_per_second", "From a GPU over NVLink.", _PER_BYTE),
-    "nvlink_received_bps": ("nvlink_received_bytes_per_second", "To a GPU, NVLink.", _PER_BYTE),
+    "pcie_sent_bps": ("pcie_sent_bytes_per_second", "PCIe traffic from a GPU.", _PER_BYTE),
+    "pcie_received_bps": ("pcie_received_bytes_per_second", "PCIe traffic to a GPU.", _PER_BYTE),
+    "nvlink_sent_bps": ("nvlink_sent_bytes_per_second", "NVLink traffic from a GPU.", _PER_BYTE),
+    "nvlink_received_bps": (
+        "nvlink_received_bytes_per_second",
+        "NVLink traffic to a GPU.",
+        _PER_BYTE,
+    ),
     "mig": ("mig", "Whether a GPU is partitioned (MIG).", 1.0),
     "xid": ("last_xid", "Number of the last XID error of a GPU.", 1.0),
 }
 _COUNTERS = {
-    "energy_j": ("energy_joules", "Energy that a GPU has used."),
+    "energy_j": ("energy_joules", "Energy used by a GPU."),
     "ecc_corrected": ("ecc_corrected", "Corrected memory errors of a GPU."),
     "ecc_uncorrected": ("ecc_uncorrected", "Uncorrected memory errors of a GPU."),
 }
@@ -68,8 +72,8 @@ _COUNTERS = {
 
 @dataclass(frozen=True)
 class Family:
-    """A metric (of counters without ``_total``), its values by their labels' values. Its lines are
-    written here: a lab has thousands, and the client library takes some 15 µs for each."""
+    """A metric (counters without ``_total``), with values by label values. It formats its own
+    lines: a lab has thousands, and the client library takes about 15 µs for each."""
 
     name: str
     kind: Literal["gauge", "counter"]
@@ -78,7 +82,7 @@ class Family:
     labels: Sequence[str]
 
     def as_text(self, *, openmetrics: bool) -> str:
-        """Its lines, in OpenMetrics or in Prometheus's own format."""
+        """Its lines, in OpenMetrics or in Prometheus's format."""
         sample = f"{self.name}_total" if self.kind == "counter" else self.name
         family = self.name if openmetrics else sample
         lines = [f"# HELP {family} {self.about}\n# TYPE {family} {self.kind}\n"]
@@ -97,21 +101,21 @@ def _escaped(said: str) -> str:
 
 
 def gauge(name: str, about: str, values: Mapping[Any, float] | float, *labels: str) -> Family:
-    """Present values, or one without labels; ``name`` without the ``patchlight_`` of all."""
+    """Present values, or one without labels; ``name`` is without the prefix ``patchlight_``."""
     values = values if isinstance(values, Mapping) else {(): values}
     return Family(f"patchlight_{name}", "gauge", about, values, labels)
 
 
 def counter(name: str, about: str, values: Mapping[Any, float] | float, *labels: str) -> Family:
-    """What only grows, but for restarts; ``name`` is without ``_total`` at its end."""
+    """Values that only grow, except at restarts; ``name`` is without the suffix ``_total``."""
     values = values if isinstance(values, Mapping) else {(): values}
     return Family(f"patchlight_{name}", "counter", about, values, labels)
 
 
 def lab_metrics(controller: Controller) -> Iterator[Family]:
-    """Every family of a controller but the optical powers, worked out now."""
+    """Every family of a controller except optical power, computed now."""
     key = controller.lab.name, VERSION, str(controller.speaker.info.get("engine", ""))
-    about = "Which controller this is."
+    about = "Information about this controller."
     yield gauge("controller_info", about, {key: 1}, "lab", "version", "engine")
     yield from _jobs(controller)
     yield from _queue(controller)
@@ -122,10 +126,10 @@ def lab_metrics(controller: Controller) -> Iterator[Family]:
     parts = controller.background.status()
     runs = {part["name"]: part["running"] for part in parts}
     yield gauge("part_running", "Whether a background part of the controller runs.", runs, "part")
-    about = "Records of the journal that could not be read, wait to be written, or are lost."
+    about = "Records of the journal that are unreadable, waiting to be written, or lost."
     yield gauge("journal_records", about, controller.store.troubles(), "kind")
     faults = {part["name"]: part["faults"] for part in parts}
-    about = "How often a background part failed and began again."
+    about = "Restarts of a background part."
     yield counter("part_faults", about, faults, "part")
 
 
@@ -135,15 +139,15 @@ def _jobs(controller: Controller) -> Iterator[Family]:
     running = controller.jobs.running
     statuses = [status for status in controller.jobs.live() if status.id in running]
     info = {(s.id, s.spec.name, s.by, s.spec.trainer): 1 for s in statuses}
-    yield gauge("job_info", "A job that has hosts.", info, "job_id", "name", "user", "trainer")
+    yield gauge("job_info", "Running jobs.", info, "job_id", "name", "user", "trainer")
     workers = {job.id: len(job.hosts) for job in running.values()}
-    yield gauge("job_workers", "Workers of a job.", workers, "job_id")
+    yield gauge("job_workers", "Number of workers of a job.", workers, "job_id")
     paused = {s.id: s.state is JobState.PAUSED for s in statuses}
-    yield gauge("job_paused", "Whether a job waits for light.", paused, "job_id")
+    yield gauge("job_paused", "Whether a job is paused by an outage.", paused, "job_id")
     done = {s.id: running[s.id].iterations_done for s in statuses}
-    yield gauge("job_iterations_done", "Iterations that all ranks have done.", done, "job_id")
+    yield gauge("job_iterations_done", "Iterations that all ranks have finished.", done, "job_id")
     wanted = {s.id: s.spec.iterations for s in statuses if s.spec.iterations}
-    yield gauge("job_iterations_wanted", "Iterations that a job has.", wanted, "job_id")
+    yield gauge("job_iterations_wanted", "Total iterations of a job.", wanted, "job_id")
     since = {s.id: s.runs_since for s in statuses if s.runs_since is not None}
     about = "Since when a job has its hosts."
     yield gauge("job_runs_since_timestamp_seconds", about, since, "job_id")
@@ -153,7 +157,7 @@ def _jobs(controller: Controller) -> Iterator[Family]:
         for host in job.hosts
         if host.gpu is not None
     }
-    about = "Which job has a GPU; of free ones there is nothing."
+    about = "The job of a GPU; free GPUs have none."
     yield gauge("gpu_allocated", about, allocated, "gpu", "host", "job_id")
 
 
@@ -164,13 +168,15 @@ def _queue(controller: Controller) -> Iterator[Family]:
     states = {str(state): count[state] for state in (JobState.QUEUED, JobState.BLOCKED)}
     yield gauge("queue_jobs", "Jobs that wait for hosts.", states, "state")
     longest_s = max((now - status.submitted_at for status in waiting), default=0.0)
-    yield gauge("queue_longest_wait_seconds", "What the oldest waiting job has waited.", longest_s)
-    about = "What the last look at the queue took."
+    yield gauge(
+        "queue_longest_wait_seconds", "Time that the oldest waiting job has waited.", longest_s
+    )
+    about = "Duration of the last pass of the queue."
     yield gauge("queue_pass_seconds", about, scheduler.last_pass_s)
-    yield gauge("queue_drained", "Whether no job is started.", scheduler.drained)
+    yield gauge("queue_drained", "Whether the queue is drained.", scheduler.drained)
     deciding = {(kind, named(scheduler.policies.choice, kind)): 0 for kind in KINDS}
     faults = deciding | dict(scheduler.policies.faults)
-    about = "How often a policy failed, and the default decided."
+    about = "Faults of a policy, after which the default decided."
     yield counter("policy_faults", about, faults, "kind", "policy")
 
 
@@ -187,29 +193,29 @@ def _circuits(controller: Controller) -> Iterator[Family]:
     }
     about = "Cross-connects that differ from the committed map."
     yield gauge("ocs_drift_cross_connects", about, drift, "ocs", "kind")
-    # What there can be is there from the start: a first alarm is an increase, too.
+    # All possible series exist from the start: a first alarm is an increase, too.
     locks = dict.fromkeys(product(parts.drivers, get_args(LockKind)), 0)
     locks |= Counter((lock.ocs, lock.kind) for lock in parts.locks.all())
     yield gauge("ocs_locked_ports", "Locked ports.", locks, "ocs", "kind")
-    about = "Alarms that a circuit switch sent, but for notices."
+    about = "Alarms from a circuit switch, except notices."
     severities = [each for each in get_args(Severity) if each != "notice"]
     alarms = dict.fromkeys(product(parts.drivers, severities), 0) | dict(watch.alarms)
     yield counter("ocs_alarms", about, alarms, "ocs", "severity")
     stopped = parts.stop.pressed is not None
     yield gauge("changes_stopped", "Whether the stop button is pressed.", stopped)
     changes = dict.fromkeys(get_args(State), 0) | controller.store.reconfiguration_counts()
-    about = "Changes of circuits on record, by outcome."
+    about = "Recorded changes of circuits, by result."
     yield gauge("reconfigurations", about, changes, "state")
     busy = controller.transactions.busy
-    yield gauge("reconfiguration_in_progress", "Whether circuits are being changed.", busy)
+    yield gauge("reconfiguration_in_progress", "Whether a change of circuits is in progress.", busy)
 
 
 def openflow_metrics(
     speaker: Speaker, switches: PacketSwitches, unknown_switch_connections: int
 ) -> Iterator[Family]:
-    """Every family, from what the speaker told last."""
+    """Every family from the speaker's last events."""
     yield gauge("speaker_up", "Whether the OpenFlow speaker runs.", speaker.connected)
-    about = "How often the OpenFlow speaker was started again."
+    about = "Restarts of the OpenFlow speaker."
     yield counter("speaker_restarts", about, speaker.restarts)
     about = "Whether a packet switch is connected to the speaker."
     yield gauge("packet_switch_connected", about, switches.connected(), "switch")
@@ -223,19 +229,19 @@ def openflow_metrics(
         counted = {switch: each[key] for switch, each in by_switch.items()}
         yield counter(f"packet_switch_{name}", about, counted, "switch")
     echo = {name: t["echo_s"] for name, t in by_switch.items() if t["echo_s"] is not None}
-    about = "How long a connected packet switch took to answer the last echo."
+    about = "Response time of a packet switch to the last echo."
     yield gauge("packet_switch_echo_seconds", about, echo, "switch")
     waiting = {name: each["waiting"] for name, each in by_switch.items()}
-    about = "What waits in the speaker to be sent to a packet switch."
+    about = "Messages in the speaker waiting to be sent to a packet switch."
     yield gauge("packet_switch_waiting_sends", about, waiting, "switch")
     refused = dict.fromkeys(_REFUSED_FOR, 0) | dict(switches.refused)
-    about = "Connections to the OpenFlow speaker that did not get in."
+    about = "Refused connections to the OpenFlow speaker."
     yield counter("speaker_refused_connections", about, refused, "reason")
     rates_bps = switches.rates_bps(since=time.time() - _RATES_OF_S).items()
-    about = f"by its switch port, as in the lab: the mean of the last {_RATES_OF_S:g} seconds."
+    about = f"at its switch port, in the lab's scale: mean of the last {_RATES_OF_S:g} seconds."
     for name, at in (("receive", 1), ("transmit", 0)):
         values = {host: of_host[at] * _PER_BYTE for host, of_host in rates_bps}
-        words = f"What a host has to {name}, {about}"
+        words = f"Rate that a host has to {name}, {about}"
         yield gauge(f"host_{name}_bytes_per_second", words, values, "host")
 
 
@@ -248,7 +254,7 @@ def _servers(controller: Controller) -> Iterator[Family]:
     about = "Agents whose workers are processes of root."
     yield gauge("agent_root_workers", about, as_root, "server")
     silence_s = {agent["server"]: agent["silence_s"] for agent in agents}
-    about = "For how long an agent has not answered."
+    about = "Time since an agent last answered."
     yield gauge("agent_silence_seconds", about, silence_s, "server")
     versions = {(a["server"], a["version"]): 1 for a in agents if a["version"]}
     yield gauge("agent_version_info", "An agent's version.", versions, "server", "version")
@@ -256,15 +262,14 @@ def _servers(controller: Controller) -> Iterator[Family]:
     carrier = {name: nic.carrier for name, nic in nics.items()}
     yield gauge("nic_carrier", "Whether a NIC has a carrier.", carrier, "nic")
     changes = {name: nic.carrier_changes for name, nic in nics.items()}
-    yield counter("nic_carrier_changes", "Ups and downs of a carrier.", changes, "nic")
+    yield counter("nic_carrier_changes", "Carrier changes of a NIC.", changes, "nic")
     paused = {name: sum(nic.counters.pause_frames.values()) for name, nic in nics.items()}
-    yield counter("nic_pause_frames", "Pause frames that a NIC counted.", paused, "nic")
+    yield counter("nic_pause_frames", "Pause frames counted by a NIC.", paused, "nic")
     yield from gpu_metrics(fleet.latest_gpus())
 
 
 def gpu_metrics(gpus: Mapping[str, GpuStatus]) -> Iterator[Family]:
-    """The quantities that any of these GPUs tells, by full name. One that has fallen off tells
-    nothing."""
+    """The quantities that any of these GPUs reports, by full name."""
     told = {name: gpu.telemetry for name, gpu in gpus.items() if gpu.telemetry is not None}
 
     def known(quantity: str, factor: float = 1.0) -> dict[str, float]:
@@ -277,9 +282,9 @@ def gpu_metrics(gpus: Mapping[str, GpuStatus]) -> Iterator[Family]:
     ]
     found += [(counter, name, about, known(key)) for key, (name, about) in _COUNTERS.items()]
     processes = {n: len(t.processes) for n, t in told.items() if t.processes is not None}
-    found.append((gauge, "processes", "Processes that compute on a GPU.", processes))
+    found.append((gauge, "processes", "Compute processes on a GPU.", processes))
     busy = {name: gpu.utilization for name, gpu in gpus.items() if gpu.utilization is not None}
-    found.append((gauge, "utilization_ratio", "Busy share of the last second, from 0 to 1.", busy))
+    found.append((gauge, "utilization_ratio", "Utilisation of the last second, from 0 to 1.", busy))
     usable = {name: not gpu.problem for name, gpu in gpus.items()}
     found.append((gauge, "up", "Whether a GPU can be used.", usable))
     for kind, metric, about, values in found:
@@ -288,22 +293,21 @@ def gpu_metrics(gpus: Mapping[str, GpuStatus]) -> Iterator[Family]:
 
 
 class OpticalPower:
-    """The latest optical powers of circuit switches, measured now and then: a scrape asks no
-    device."""
+    """The latest optical powers of circuit switches: a scrape calls no device."""
 
     def __init__(self, service: CircuitService, looked: Notifier) -> None:
         self._service, self._looked = service, looked
         self._samples: dict[str, tuple[float, PowerReport]] = {}  # with when (Unix time)
 
     async def run(self, every_s: float = POWER_EVERY_S) -> None:
-        """Measure now and then, and once maps were read, for ever; never during a change."""
+        """Measure periodically, and whenever maps were read; never during a change."""
         while True:
             if not self._service.transactions.busy:
                 await self.measure()
             await self._looked.after(self._looked.step, every_s)
 
     async def measure(self) -> None:
-        """Ask each device that measures. What one that does not answer said is dropped."""
+        """Read each device that measures. Values of one that does not answer are dropped."""
         drivers = self._service.parts.drivers
         able = {name: driver.capabilities for name, driver in drivers.items()}
         measuring = [name for name, can in able.items() if can.power_in or can.power_out]
@@ -312,7 +316,7 @@ class OpticalPower:
         for name in measuring:
             try:
                 report = await power_report(self._service.parts, name, maps)
-            except Exception as error:  # a driver's bug takes no other's figures
+            except Exception as error:  # a driver's bug must not affect others
                 _log.debug("%s: measuring its power: %s", name, in_words(error))
                 self._samples.pop(name, None)
                 continue
@@ -322,14 +326,14 @@ class OpticalPower:
                 self._samples[name] = time.time(), report
 
     def collect(self) -> Iterator[Family]:
-        """Power by port, how far it is from what it should be, and what that says."""
+        """Power by port, its difference from the expected power, and the verdict."""
         powers_dbm: dict[tuple[str, str, str], float] = {}
         deficits_db: dict[tuple[str, str], float] = {}
         verdicts = {(ocs, verdict): 0 for ocs in self._samples for verdict in _VERDICTS}
         for ocs, (_, report) in self._samples.items():
             for each in report.readings:
                 out, should_be_dbm = _port(each, each.cross_connect.out), each.baseline_dbm
-                if should_be_dbm is None and each.expected is not None:  # by the loss budget
+                if should_be_dbm is None and each.expected is not None:  # from the loss budget
                     should_be_dbm = each.expected.power_dbm
                 if each.in_dbm is not None:
                     powers_dbm[ocs, _port(each, each.cross_connect.inp), "in"] = each.in_dbm
@@ -340,15 +344,15 @@ class OpticalPower:
                 verdicts[ocs, each.verdict.kind] += 1
         about = "Optical power at a port of a circuit switch; in: before, out: behind its mirrors."
         yield gauge("ocs_port_power_dbm", about, powers_dbm, "ocs", "port", "direction")
-        about = "By how much the power at an output is below what it should be."
+        about = "How far the power at an output is below the expected power."
         yield gauge("ocs_port_power_deficit_db", about, deficits_db, "ocs", "port")
-        about = "Cross-connects by what their optical power says of them."
+        about = "Cross-connects by the verdict on their optical power."
         yield gauge("ocs_circuits", about, verdicts, "ocs", "verdict")
-        about = "When optical power was last measured."
+        about = "Time of the last optical power measurement."
         measured_at = {ocs: at for ocs, (at, _) in self._samples.items()}
         yield gauge("ocs_power_sample_timestamp_seconds", about, measured_at, "ocs")
 
 
 def _port(each: PortReading, port: int) -> str:
-    """Its number; where light of several channels is told apart there, with the channel."""
+    """The port's number, with the channel if channels are measured separately."""
     return str(Place(port, getattr(each.cross_connect, "channel", None)))

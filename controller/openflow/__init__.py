@@ -1,1 +1,1 @@
-"""OpenFlow: flow tables as values, the speaker process that installs them, and its client."""
+"""Computes and installs flow tables: values, the speaker process, and its client."""

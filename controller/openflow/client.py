@@ -1,4 +1,4 @@
-"""The controller's side of the OpenFlow speaker: its process, its requests and its events."""
+"""Runs the OpenFlow speaker process, and sends it requests and receives its events."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ LOG = logging.getLogger(__name__)
 SPEAKER_LOG = logging.getLogger("patchlight.speaker")
 
 _BACK_OFF_S = (0.05, 0.2, 0.5, 1.0, 2.0, 5.0)
-# One that lived for this long did not die of the same thing again.
+# After this run time, another failure is considered a new one.
 _LONG_LIFE_S = 30.0
-# The speaker keeps the deadline; this much later it must be hung itself.
+# The speaker keeps the deadline; after this extra time it must be stuck.
 _GRACE_S = 2.0
 
-_QUIET_S = 30.0  # an engine takes its time on a busy machine; one that does nothing is stuck
+_QUIET_S = 30.0  # engines start slowly on a busy machine; one that does nothing is stuck
 _LOOK_EVERY_S = 0.5
 _STOPS_WITHIN_S = 5.0
 _LINES_KEPT = 20
-_TELL_EVERY_S, _LISTED = 60.0, 8  # of switches that are not the lab's
+_TELL_EVERY_S, _LISTED = 60.0, 8  # of switches that are not in the lab file
 
 Callback = Callable[[Message], None]
 
@@ -39,7 +39,7 @@ class SpeakerFailed(PatchlightError):
 
 
 class SpeakerProcess:
-    """One life of the speaker process."""
+    """One run of the speaker process."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
@@ -49,11 +49,11 @@ class SpeakerProcess:
 
     @classmethod
     async def start(cls, command: Sequence[str], quiet_s: float = _QUIET_S) -> SpeakerProcess:
-        """Start it and wait until it serves; ``SpeakerFailed`` with its own words otherwise.
+        """Start it and wait until it serves; ``SpeakerFailed`` with its last output otherwise.
 
-        One that for ``quiet_s`` seconds neither used the processor nor wrote anything is given up.
+        It is stopped if it used no CPU time and wrote nothing for ``quiet_s`` seconds.
         """
-        # Its standard input ends when this process does, however that ends; so does it.
+        # Its standard input closes with this process, and then it ends too.
         process = await asyncio.create_subprocess_exec(
             *command,
             stdin=asyncio.subprocess.PIPE,
@@ -79,8 +79,9 @@ class SpeakerProcess:
             while not (await asyncio.wait({ready}, timeout=_LOOK_EVERY_S))[0]:
                 if progress.quiet_s() > quiet_s:
                     raise SpeakerFailed(
-                        f"the OpenFlow speaker does not serve, and did nothing for {quiet_s:g} s",
-                        hint="\n".join(self._lines) or "it said nothing",
+                        "the OpenFlow speaker does not serve and made no progress for "
+                        f"{quiet_s:g} s",
+                        hint="\n".join(self._lines) or "it wrote nothing",
                     )
                 if (took_s := progress.to_tell()) is not None:
                     SPEAKER_LOG.info("still starting the OpenFlow speaker after %.0f s", took_s)
@@ -99,18 +100,18 @@ class SpeakerProcess:
         return self._process.returncode is None
 
     async def ended(self) -> SpeakerFailed:
-        """Wait for its end; the error that tells of it."""
+        """Wait for its end; returns an error that describes it."""
         status = await self._process.wait()
         await self._log
         words = [line.removeprefix("error: ") for line in self._lines]
-        what = "\n".join(words) or f"it said nothing, and ended with status {status}"
+        what = "\n".join(words) or f"it wrote nothing, and ended with status {status}"
         error = SpeakerFailed(f"the OpenFlow speaker ended: {what}")
-        # Bad input stays bad input, for the command line's exit status.
+        # Bad input keeps its type, for the command's exit code.
         error.exit_code = status if status in (1, 2) else 1
         return error
 
     async def stop(self) -> None:
-        """End it, politely and then not."""
+        """Terminate it, then kill it."""
         with suppress(ProcessLookupError):
             self._process.terminate()
         try:
@@ -132,14 +133,14 @@ class SpeakerProcess:
 
 
 class SpeakerAnswer(Protocol):
-    """Is called at the end of each request."""
+    """Called at the end of each request."""
 
     def __call__(self, operation: str, seconds: float, *, good: bool) -> None:
         """``good``: whether it succeeded."""
 
 
 class SpeakerRefused(PatchlightError):
-    """The speaker refused a request (``kind``: its error), or a switch the ``failed`` entries."""
+    """The speaker refused a request (``kind``: its error), or a switch ``failed`` entries."""
 
     def __init__(self, reply: Message) -> None:
         super().__init__(str(reply.get("error")), hint=reply.get("hint"))
@@ -149,10 +150,10 @@ class SpeakerRefused(PatchlightError):
 
 
 class Speaker:
-    """Runs the speaker process and talks to it; starts it again if it dies.
+    """Runs the speaker process and restarts it after failures.
 
-    Every subscriber gets the events of the protocol, in order, and ``{"event": "speaker-down",
-    "error": ...}`` and ``{"event": "speaker-up", ...}``. ``on_answer`` hear how each request went.
+    Every subscriber gets the protocol's events in order, and ``{"event": "speaker-down", "error":
+    ...}`` and ``{"event": "speaker-up", ...}``. ``on_answer`` are called after each request.
     """
 
     def __init__(self, options: SpeakerOptions) -> None:
@@ -170,7 +171,7 @@ class Speaker:
 
     @property
     def connected(self) -> bool:
-        """Whether requests can be made now."""
+        """Whether the speaker is ready for requests."""
         return self._writer is not None
 
     @property
@@ -201,7 +202,7 @@ class Speaker:
         await self.close()
 
     def subscribe(self, callback: Callback) -> Callable[[], None]:
-        """Call ``callback`` with each event; the function returned ends that. It must not wait."""
+        """Call ``callback``, which must not block, with each event; returns how to unsubscribe."""
         self._subscribers.append(callback)
         return lambda: self._subscribers.remove(callback)
 
@@ -210,13 +211,13 @@ class Speaker:
     ) -> Any:
         """The result of one operation of the protocol.
 
-        ``SpeakerRefused`` if it says no; ``SpeakerFailed`` if it is not running;
-        ``OutcomeUnknown`` if it dies or says nothing in time after it was asked.
+        ``SpeakerRefused`` if it refuses; ``SpeakerFailed`` if it is not running; ``OutcomeUnknown``
+        if it dies or does not answer after the request was sent.
         """
         if self._writer is None:
             raise SpeakerFailed(
                 f"{operation}: the OpenFlow speaker is not running",
-                hint="it is being started again; its log says why it ended",
+                hint="it is being restarted; its log says why it ended",
             )
         number, began, good = next(self._numbers), time.monotonic(), False
         answer = self._waiting[number] = asyncio.get_running_loop().create_future()
@@ -253,7 +254,7 @@ class Speaker:
             self._reading = asyncio.create_task(self._read(reader))
             self.info = await self.request("hello")
         except BaseException:
-            await self._end(SpeakerFailed("the OpenFlow speaker could not be asked anything"))
+            await self._end(SpeakerFailed("could not send to the OpenFlow speaker"))
             await self._process.stop()
             raise
 
@@ -285,7 +286,7 @@ class Speaker:
                 try:
                     await self._begin()
                 except (PatchlightError, OSError) as error:
-                    LOG.error("the OpenFlow speaker does not start again: %s", error)
+                    LOG.error("the OpenFlow speaker cannot be restarted: %s", error)
             begun = time.monotonic()
             self.restarts += 1
             LOG.warning("the OpenFlow speaker runs again (pid %s)", self.pid)
@@ -297,8 +298,7 @@ class Speaker:
         assert self._process is not None
         await asyncio.wait([self._reading])
         if self._process.running:
-            # The connection ends a moment before a dying process does; one that closes it and
-            # lives on is of no use.
+            # The connection ends just before a dying process; without it a process is useless.
             with suppress(TimeoutError):
                 async with asyncio.timeout(1):
                     return await self._process.ended()
@@ -325,10 +325,10 @@ class Speaker:
 
 
 class UnknownSwitches:
-    """Counts connections of switches that are not the lab's; time is an argument (Unix seconds).
+    """Counts connections of unknown switches; time is an argument (Unix seconds).
 
-    The first is an event at once. Later ones are added up and reported once a minute at most, so
-    that a switch that keeps connecting cannot fill the journal.
+    The first is an event immediately. Later ones are summed up and reported at most once a minute,
+    so that a reconnecting switch cannot fill the journal.
     """
 
     def __init__(self) -> None:
@@ -338,7 +338,7 @@ class UnknownSwitches:
         self._told_at = float("-inf")
 
     def connected(self, datapath_id: int, address: str, now: float) -> dict[str, Any] | None:
-        """What to tell of this connection and those untold before it; ``None``: nothing yet."""
+        """What to report of this connection and earlier unreported ones; ``None``: nothing yet."""
         self.connections += 1
         self._untold_count += 1
         who = (datapath_id, address.rpartition(":")[0])

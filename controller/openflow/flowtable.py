@@ -1,12 +1,12 @@
-"""What the controller and the OpenFlow speaker exchange: options, messages, flow entries, tables.
+"""Defines what the controller and the OpenFlow speaker exchange: options, messages, flow entries.
 
-A flow entry is ours if the high bits of its cookie carry Patchlight's mark. Only such
-entries are ever removed or replaced: what another application put into a switch stays.
+The cookies of Patchlight's flow entries have a mark in their high bits. Only such entries are
+removed or replaced: entries of other applications stay.
 
 Messages are JSON, one a line. A request is ``{"v": 1, "id": 7, "op": "apply", "deadline_s": 5,
 ...}``; its reply carries the same id and either ``"ok": true`` with ``"result"`` or ``"ok": false``
 with ``"error"`` (and ``"failed"``, the entries that a switch refused). A message with ``"event"``
-is no reply. Nothing here imports an OpenFlow engine, so both sides can import it.
+is not a reply. No OpenFlow engine is imported here, so both sides can use this module.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Scalar = int | str
 MatchValue = Scalar | tuple[Scalar, Scalar]
 
 VERSION = 1
-# A table of 100,000 entries is some 20 MiB of JSON.
+# A table of 100,000 entries takes about 20 MiB of JSON.
 LONGEST_LINE = 64 * 2**20
 DEFAULT_DEADLINE_S = 10.0
 
@@ -34,16 +34,16 @@ OPERATIONS = ("hello", "switches", "describe", "ports", "apply", "read_flows", "
 
 Message = dict[str, Any]
 
-# "PLT" in the top 24 bits; below it 40 bits that identify what the entry says.
+# "PLT" in the top 24 bits; the lower 40 bits identify the entry's content.
 COOKIE_MARK = 0x504C54 << 40
 COOKIE_MASK = 0xFFFFFF << 40
 
 
 class Match(Mapping[str, MatchValue]):
-    """What a packet must look like: OpenFlow 1.3 field names and values, frozen.
+    """Which packets match: OpenFlow 1.3 field names and values, frozen.
 
-    A value is an ``int`` (``eth_type``, ``in_port``), a ``str`` (addresses), or a pair of
-    value and mask. An empty match takes every packet.
+    A value is an ``int`` (``eth_type``, ``in_port``), a ``str`` (addresses), or a pair of value and
+    mask. An empty match takes every packet.
     """
 
     __slots__ = ("_hash", "_items")
@@ -75,7 +75,7 @@ class Match(Mapping[str, MatchValue]):
 
 
 class FlowKey(NamedTuple):
-    """What a switch tells entries apart by: adding a second one with this key replaces."""
+    """A switch's key of an entry: adding another with this key replaces it."""
 
     table: int
     priority: int
@@ -84,9 +84,9 @@ class FlowKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class FlowEntry:
-    """One entry: packets that match leave by ``outputs`` (none: they are dropped).
+    """One entry: matching packets leave by ``outputs`` (none: they are dropped).
 
-    Timeouts are seconds; 0 keeps the entry until somebody removes it.
+    Timeouts are seconds; 0 keeps the entry until it is removed.
     """
 
     table: int
@@ -101,7 +101,7 @@ class FlowEntry:
     def ours(
         cls, match: Match, outputs: Iterable[int], *, priority: int, table: int = 0
     ) -> FlowEntry:
-        """An entry of Patchlight's. Its cookie says what it does: equal entries, equal cookies."""
+        """An entry of Patchlight's. Its cookie is derived from its content."""
         ports = tuple(outputs)
         text = f"{table}|{priority}|{match!r}|{ports}"
         digest = blake2b(text.encode(), digest_size=5).digest()
@@ -114,7 +114,7 @@ class FlowEntry:
 
     @property
     def is_ours(self) -> bool:
-        """Whether the cookie carries Patchlight's mark."""
+        """Whether the cookie has Patchlight's mark."""
         return self.cookie & COOKIE_MASK == COOKIE_MARK
 
     def __str__(self) -> str:
@@ -128,7 +128,7 @@ class FlowEntry:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> FlowEntry:
-        """The entry ``to_json`` gave; ``BadInput`` if the value is not one."""
+        """The entry from ``to_json``; ``BadInput`` if the value is not one."""
         try:
             match = {k: tuple(v) if isinstance(v, list) else v for k, v in value["match"].items()}
             return cls(**{**value, "match": Match(match), "outputs": tuple(value["outputs"])})
@@ -137,9 +137,9 @@ class FlowEntry:
 
 
 class FlowChange(NamedTuple):
-    """What turns one table into another. An add whose key is taken by us replaces the entry.
+    """What turns one table into another. An add replaces Patchlight's entry with the same key.
 
-    ``held`` are wanted entries whose key another application's entry holds: theirs stays.
+    ``held`` are wanted entries whose key belongs to another application's entry, which stays.
     """
 
     removes: tuple[FlowEntry, ...]
@@ -170,12 +170,12 @@ class FlowTable:
         return len(self.entries)
 
     def by_key(self) -> dict[FlowKey, FlowEntry]:
-        """The entries by what tells them apart."""
+        """The entries by key."""
         return {entry.key: entry for entry in self.entries}
 
 
 def diff(have: FlowTable, want: FlowTable) -> FlowChange:
-    """The smallest change that turns our entries in ``have`` into ``want``; others' stay."""
+    """The smallest change from Patchlight's entries in ``have`` to ``want``; others stay."""
     have_by_key, want_by_key = have.by_key(), want.by_key()
     removes, adds, held = [], [], []
     for key, entry in have_by_key.items():
@@ -195,8 +195,8 @@ def removals_first(
 ) -> dict[int, tuple[FlowEntry, ...]]:
     """What to remove from each switch before anything is added to any.
 
-    The entries that are to go, and the old one behind each replacement whose match is touched on
-    other switches too: on one switch alone, the switch replaces an entry without a gap.
+    These are obsolete entries, and replaced entries whose match changes on other switches too: on a
+    single switch, the switch replaces an entry without a gap.
     """
     touched: Counter[Match] = Counter()
     for change in changes.values():
@@ -214,7 +214,7 @@ def removals_first(
 
 @dataclass(frozen=True, slots=True)
 class SwitchTls:
-    """The folder with the controller's certificate; the lab's switches in order of their ids."""
+    """The folder of the controller's certificate; the lab's switches by id."""
 
     folder: Path
     lab: str
@@ -227,8 +227,8 @@ class SpeakerOptions:
 
     ``datapath_ids`` are the lab's packet switches; they connect to ``listen``, in the network
     namespace ``netns`` (a path) if given. ``engine`` is ``ryu``, ``os-ken`` or ``None`` for the
-    first that is installed; ``apps`` are users' applications; with ``counters`` the switches'
-    counters are read once a second.
+    first one installed; ``apps`` are users' applications; with ``counters`` the switches' counters
+    are read once a second.
     """
 
     socket: Path
@@ -241,13 +241,13 @@ class SpeakerOptions:
     tls: SwitchTls | None = None
 
     def command(self) -> list[str]:
-        """The command line that starts the speaker; ``from_command`` reads its last word."""
+        """The command line that starts the speaker; ``from_command`` reads its last argument."""
         program = "patchlight.controller.openflow.speaker"
         return [sys.executable, "-m", program, json.dumps(asdict(self), default=str)]
 
     @classmethod
     def from_command(cls, text: str) -> SpeakerOptions:
-        """The options in the last word of a ``command``."""
+        """The options in the last argument of a ``command``."""
         fields = json.loads(text)
         if tls := fields["tls"]:
             fields["tls"] = SwitchTls(Path(tls["folder"]), tls["lab"], tuple(tls["switches"]))
@@ -255,7 +255,7 @@ class SpeakerOptions:
 
 
 class ProtocolError(PatchlightError):
-    """The other side of the speaker's socket said something that is not the protocol."""
+    """The peer at the speaker's socket violated the protocol."""
 
 
 def encode(message: Message) -> bytes:
@@ -264,7 +264,7 @@ def encode(message: Message) -> bytes:
 
 
 def decode(line: bytes) -> Message:
-    """The message in one line; ``ProtocolError`` if there is none."""
+    """The message in one line; ``ProtocolError`` if it is invalid."""
     try:
         message = json.loads(line)
     except ValueError as error:

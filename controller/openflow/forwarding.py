@@ -1,10 +1,9 @@
-"""From where each NIC is connected to the flow table of every packet switch.
+"""Computes the flow table of every packet switch from the NICs' connections.
 
 On the switch that a NIC is connected to, it has two entries: frames to its MAC, and ARP requests
-for its address. The other switches know *destinations*: NICs that are plugged into a packet switch
-cannot move, so those of one switch are put together in blocks of addresses with a mask; a NIC
-behind an OCS is a destination of its own. Nothing is flooded: whatever no entry matches is
-dropped, so a loop of switches carries no storm.
+for its address. The other switches know *destinations*: NICs plugged into a packet switch cannot
+move, so they share blocks of addresses with a mask; a NIC behind an OCS is a destination of its
+own. Nothing is flooded: unmatched frames are dropped, so loops of switches are harmless.
 """
 
 from bisect import bisect_left
@@ -23,8 +22,8 @@ Owner = TypeVar("Owner", bound=Hashable)
 
 ETHERTYPE_ARP = 0x0806
 ARP_REQUEST = 1
-# A user's application goes above these to take precedence, below to get the rest. Ours at 0
-# (drop) gives way to another application's table-miss entry.
+# A user's application goes above these to take precedence, below to get the rest. The drop entry at
+# 0 yields to another application's table-miss entry.
 PRIORITY_ARP = 110
 PRIORITY_UNICAST = 100
 PRIORITY_MISS = 0
@@ -32,21 +31,21 @@ PRIORITY_MISS = 0
 TABLE_MISS = FlowEntry.ours(Match(), (), priority=PRIORITY_MISS)
 
 _MAC_BITS, _IPV4_BITS = 48, 32
-# A block of MACs is of one maker (OUI): a wider one could take in multicast addresses.
+# A block of MACs is within one maker (OUI): a wider one could include multicast addresses.
 _OUI_BITS = 24
 
-# Up to so many switches, each NIC has its own draw among links that are equally short. Beyond,
-# all NICs of a switch have one draw, and entries stay few: there are draws enough.
+# Up to this many switches, each NIC is hashed over equally short links. Beyond, all NICs of a
+# switch share one hash to keep tables small.
 SWITCHES_WITH_DRAWS_FOR_NICS = 32
 
 Trunk = tuple[int, str]
-"""A port of a switch, and the switch that it is lit to."""
+"""A port of a switch, and the switch that it is connected to."""
 Trunks = Mapping[str, list[Trunk]]
 """The trunks of each packet switch, by port."""
 
 
 def trunks_of(names: Iterable[str], links: Links) -> Trunks:
-    """The trunks of these packet switches under these links; those that lead back are none."""
+    """The trunks of these packet switches with these links, without loops to the same switch."""
     trunks: dict[str, list[Trunk]] = {name: [] for name in names}
     for a, b in links.pairs():
         if a.device in trunks and b.device in trunks and a.device != b.device:
@@ -56,7 +55,7 @@ def trunks_of(names: Iterable[str], links: Links) -> Trunks:
 
 
 def hops_to(trunks: Trunks, last: str) -> dict[str, int]:
-    """How many links away from ``last`` each switch is that reaches it."""
+    """The distance in links of each switch from ``last``."""
     hops, waiting = {last: 0}, deque([last])
     while waiting:
         name = waiting.popleft()
@@ -78,10 +77,10 @@ def nearer_ports(trunks: Trunks, last: str) -> dict[str, list[int]]:
 
 
 def drawn_port(destination: str, switch: str, ports: list[int]) -> int:
-    """The port to a destination, of several that are equally near.
+    """The port to a destination among equally near ones.
 
-    Highest-random-weight hashing (Thaler & Ravishankar, 1998): each port draws a number, the
-    highest wins, so that taking a port away disturbs no other destination.
+    Highest-random-weight hashing (Thaler & Ravishankar, 1998): the highest hash wins, so a removed
+    port affects no other destination.
     """
     if len(ports) == 1:
         return ports[0]
@@ -93,30 +92,31 @@ def drawn_port(destination: str, switch: str, ports: list[int]) -> int:
 
 
 def drawn_by(host: Host) -> str:
-    """What a NIC's way is drawn by: of its address, for its MAC may be known only later."""
+    """The hash key of a NIC: its address, because its MAC may become known later."""
     return default_mac(host.nic.address)
 
 
 class Ways:
-    """The ways to the NICs of a lab under some links, as the flow tables have them."""
+    """The routes to the NICs of a lab with some links, as in the flow tables."""
 
     def __init__(self, lab: Lab, links: Links) -> None:
         self._lab = lab
         self.trunks = trunks_of([switch.name for switch in lab.packet_switches], links)
-        """The links between packet switches that are up both ways."""
+        """The links between packet switches that are up in both directions."""
         self._few = len(self.trunks) <= SWITCHES_WITH_DRAWS_FOR_NICS
         self._neighbours = {name: dict(ports) for name, ports in self.trunks.items()}
         self._nearer: dict[str, dict[str, list[int]]] = {}
         self._found: dict[tuple[str, str, str], tuple[Endpoint, ...] | None] = {}
 
     def to_nic(self, start: str, host: Host, last: str) -> tuple[Endpoint, ...] | None:
-        """The switch ports by which frames for a host go from ``start`` to ``last``, its switch.
+        """The switch ports on the route of frames for a host from ``start`` to ``last``, its
+        switch.
 
-        In order; empty where the two are the same, ``None`` if no way leads there.
+        In order; empty if both are the same, ``None`` without a route.
         """
         name = drawn_by(host)
         if not self._few and self._lab.fibre_ends[host.endpoint][0].device == last:
-            name = last  # It is plugged in there: it goes the way of its block.
+            name = last  # It is plugged in there: use the route of its block.
         key = (start, last, name)
         if key not in self._found:
             self._found[key] = self._follow(start, last, name)
@@ -136,7 +136,7 @@ class Ways:
 
 
 class AddressBlock(NamedTuple, Generic[Owner]):
-    """All addresses whose first ``length`` bits are those of ``first``, and whose they are."""
+    """All addresses whose first ``length`` bits are those of ``first``, with one owner."""
 
     first: int
     length: int
@@ -146,11 +146,11 @@ class AddressBlock(NamedTuple, Generic[Owner]):
 def address_blocks(
     owner_of: Mapping[int, Owner], width: int, shortest: int = 0
 ) -> Iterator[AddressBlock[Owner]]:
-    """The fewest blocks that hold every address, none of them an address of two owners.
+    """The fewest blocks that cover every address, each with addresses of one owner.
 
-    Addresses have ``width`` bits; no block has fewer than ``shortest`` in common. No two overlap,
-    so their order does not matter, and none stands in for one that is missing for a moment.
-    Addresses that nobody has may be in a block.
+    Addresses have ``width`` bits; a block has at least ``shortest`` bits in common. Blocks do not
+    overlap, so their order does not matter, and a missing block is never replaced by another. They
+    may include unused addresses.
     """
     addresses = sorted(owner_of)
     waiting = [(0, len(addresses))] if addresses else []
@@ -169,22 +169,22 @@ def address_blocks(
 
 
 class _Destination(NamedTuple):
-    """Addresses that go the same way everywhere: ``name`` is what their links are drawn by."""
+    """Addresses with equal routes everywhere: ``name`` is the hash key."""
 
     name: str
     matches: tuple[tuple[int, Match], ...]
 
 
 def assumed_mac(host: Host) -> str:
-    """What the lab file says of a NIC's MAC."""
+    """The MAC that the lab file implies for a NIC."""
     return host.nic.mac
 
 
 class Forwarding:
-    """The flow tables of a lab's packet switches, as the light goes; ``mac_of`` knows the MACs.
+    """The flow tables of a lab's packet switches for the present links; ``mac_of`` returns MACs.
 
-    Ways to NICs that are plugged into packet switches are worked out again only when a link between
-    switches comes or goes; a NIC that moves costs its own entries.
+    Routes to NICs plugged into packet switches are recomputed only when a link between switches
+    changes; a NIC that moves costs only its own entries.
     """
 
     def __init__(self, lab: Lab, mac_of: Callable[[Host], str] = assumed_mac) -> None:
@@ -204,7 +204,7 @@ class Forwarding:
             if host.endpoint not in lab.fibre_ends:
                 continue
             other = lab.fibre_ends[host.endpoint][0].device
-            # One that can move is its own owner, and so never in a block with another.
+            # A movable NIC is its own owner, so it never shares a block.
             is_plugged = other in self._names
             owner = other if is_plugged else host.endpoint
             owner_of_mac[int(mac_of(host).replace(":", ""), 16)] = owner
@@ -223,15 +223,15 @@ class Forwarding:
         self._fixed: dict[str, list[FlowEntry]] = {}
 
     def tables(self, links: Links) -> dict[str, FlowTable]:
-        """The flow table of each packet switch, by its name, under these links.
+        """The flow table of each packet switch, by its name, with these links.
 
-        Paths are shortest in switches; destinations are spread over equally short ones, so that a
-        link that goes away moves only those that used it. Each hop brings a frame one switch
-        nearer to its port, and all switches agree on the destination of an address: no frame meets
-        a switch twice. A NIC that is dark, or lit to no packet switch, has no entry of its own.
+        Paths have the fewest hops; destinations are spread over equally short ones, so that a
+        failed link affects only those that used it. Each hop is nearer to the destination, and all
+        switches agree on the destination of an address, so frames do not loop. A NIC without a link
+        to a packet switch has no entry.
 
-        O(switches × destinations + switches × links); a destination is a NIC behind an OCS or
-        a block, of which a switch has one where addresses are given in blocks that fit.
+        O(switches × destinations + switches × links); a destination is a NIC behind an OCS or a
+        block. A switch has one block if addresses are assigned in blocks.
         """
         trunks = trunks_of(self._names, links)
         if trunks != self._trunks:
@@ -267,7 +267,7 @@ class Forwarding:
 
 
 def flow_tables(lab: Lab, links: Links) -> dict[str, FlowTable]:
-    """The flow table of each packet switch under these links: see ``Forwarding.tables``."""
+    """The flow table of each packet switch with these links: see ``Forwarding.tables``."""
     return Forwarding(lab).tables(links)
 
 
@@ -293,7 +293,7 @@ def leads_to(match: Match, mac: str, address: IPv4Address) -> bool:
 
 @lru_cache(maxsize=1 << 16)
 def _entry(priority: int, match: Match, port: int) -> FlowEntry:
-    # Kept: leaves of a tree have the same entries, and a cookie takes its time.
+    # Cached: leaves of a tree have equal entries, and cookies are slow to compute.
     return FlowEntry.ours(match, (port,), priority=priority)
 
 
@@ -311,7 +311,6 @@ def _asking_for(address: MatchValue) -> tuple[int, Match]:
 
 
 def _masked(first: int, length: int, bits: int) -> MatchValue:
-    """A block as a switch matches it: an address alone, or with its mask."""
     numbers = first, (1 << bits) - (1 << (bits - length))
     if bits == _IPV4_BITS:
         address, mask = (str(IPv4Address(number)) for number in numbers)
@@ -325,7 +324,6 @@ def _spread(
     nearer: Mapping[str, list[int]],
     entries: Mapping[str, list[FlowEntry]],
 ) -> None:
-    """Add the entries that send to a destination to each switch that is not its last."""
     for switch, ports in nearer.items():
         port = drawn_port(destination.name, switch, ports)
         entries[switch] += _entries(destination, port)

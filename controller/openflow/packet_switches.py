@@ -1,8 +1,8 @@
-"""The lab's packet switches: flow tables that follow the circuits, and are kept; counters.
+"""Keeps the flow tables of the lab's packet switches up to date, and reads their counters.
 
-To install a table, the switch is read, and what differs is removed and added. It is checked again
-when a switch connects, when its counters show that an entry of ours is missing, and from time to
-time while it refuses entries: its table may have room again.
+To install a table, the switch is read and differences are removed and added. This is repeated when
+a switch connects, when its counters show that one of Patchlight's entries is missing, and from time
+to time while it refuses entries, because its table may have room again.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _TRY_AGAIN_S = (5.0, 10.0, 20.0, 60.0)
 
 
 class RefusedEntry(NamedTuple):
-    """A flow entry that a switch refused, and its reason in OpenFlow's words."""
+    """A flow entry that a switch refused, and its reason from OpenFlow."""
 
     entry: FlowEntry
     error: str
@@ -55,10 +55,10 @@ class RefusedEntry(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """What became of one switch's wanted table.
+    """The result of setting one switch's table.
 
-    ``added`` counts entries added or replaced. ``held`` are wanted entries whose place another
-    application's entry keeps. ``error``: why the switch could not be set before it connects again.
+    ``added`` counts entries added or replaced. ``held`` are wanted entries blocked by another
+    application's. ``error``: why the switch could not be set; it is set when it reconnects.
     """
 
     added: int = 0
@@ -69,16 +69,16 @@ class Applied:
 
     @property
     def ok(self) -> bool:
-        """Whether the switch now does all that was wanted."""
+        """Whether the switch has all wanted entries."""
         return not self.failed and self.error is None
 
     @property
     def changed(self) -> bool:
-        """Whether anything had to be changed."""
+        """Whether anything was changed."""
         return bool(self.added or self.removed)
 
     def plus(self, other: Applied) -> Applied:
-        """Both, one after the other."""
+        """The combined result of two steps."""
         return Applied(
             self.added + other.added,
             self.removed + other.removed,
@@ -89,7 +89,7 @@ class Applied:
 
 
 class FlowSync:
-    """The wanted flow tables, by datapath id, and the work of keeping them."""
+    """The wanted flow tables by datapath id, which are kept in the switches."""
 
     def __init__(self, speaker: Speaker) -> None:
         self.wanted: dict[int, FlowTable] = {}
@@ -98,30 +98,30 @@ class FlowSync:
         self._tries: dict[int, tuple[int, float]] = {}
         self._speaker = speaker
         self._locks: defaultdict[int, asyncio.Lock] = defaultdict(asyncio.Lock)
-        # The cookies that a switch should show: those wanted, less what it cannot have.
+        # The expected cookies of a switch: the wanted ones, without those it cannot have.
         self._expected: dict[int, set[int]] = {}
         self._mending: dict[int, asyncio.Task[None]] = {}
         self._unsubscribe = speaker.subscribe(self._on_event)
 
     async def close(self) -> None:
-        """Stop keeping tables. What is in the switches stays."""
+        """Stop keeping tables. Entries stay in the switches."""
         self._unsubscribe()
         for task in self._mending.values():
             task.cancel()
         await asyncio.gather(*self._mending.values(), return_exceptions=True)
 
     async def set_table(self, datapath_id: int, table: FlowTable) -> Applied:
-        """Make ``table`` the one that the switch has and keeps."""
+        """Set and keep the table of one switch."""
         return (await self.set_tables({datapath_id: table}))[datapath_id]
 
     async def set_tables(
         self, tables: Mapping[int, FlowTable], *, deadline_s: float = flowtable.DEFAULT_DEADLINE_S
     ) -> dict[int, Applied]:
-        """Set several switches at once, whichever fails; what became of each.
+        """Set several switches at once, independently; returns the results.
 
-        Where the way to a destination changes on more than one switch, its old entries go
-        everywhere before new ones come anywhere: old and new never form a loop. ``deadline_s`` is
-        for each of the three steps (read, remove, add).
+        If the route to a destination changes on several switches, its old entries are removed
+        everywhere before new ones are added: old and new never form a loop. ``deadline_s`` applies
+        to each of the three steps (read, remove, add).
         """
         self.wanted.update(tables)
         async with AsyncExitStack() as stack:
@@ -139,7 +139,7 @@ class FlowSync:
         first = flowtable.removals_first(have, changes)
 
         removed = await _each(first, lambda i: self._apply(i, first[i], (), deadline_s))
-        # Where removing failed, nothing is added.
+        # If removing failed, nothing is added.
         bad = {i for i, step in removed.items() if not isinstance(step, Applied) or step.failed}
         adds = {i: change.adds for i, change in changes.items() if change.adds and i not in bad}
         added = await _each(adds, lambda i: self._apply(i, (), adds[i], deadline_s))
@@ -195,7 +195,7 @@ class FlowSync:
     def _on_event(self, event: Message) -> None:
         kind, datapath_id = event["event"], event.get("datapath_id", -1)
         if kind == "speaker-up":
-            # Switches that connected before we did announced themselves to nobody.
+            # Switches that connected earlier announced themselves to nobody.
             for known in self.wanted:
                 self._mend_soon(known)
         elif datapath_id not in self.wanted:
@@ -235,18 +235,16 @@ class FlowSync:
                 datapath_id
             ]
         if applied.error is not None:
-            # Not connected yet, or gone again: its next connection mends it.
-            LOG.info("switch %#x is not mended yet: %s", datapath_id, applied.error)
+            # Not connected: it is set at its next connection.
+            LOG.info("switch %#x is not repaired yet: %s", datapath_id, applied.error)
             return
         if applied.changed or (applied.failed and applied.failed != before):
             counts = (applied.added, applied.removed, len(applied.failed))
-            message = "switch %#x was mended: %d flow entries added, %d removed, %d refused"
+            message = "switch %#x was repaired: %d flow entries added, %d removed, %d refused"
             LOG.warning(message, datapath_id, *counts)
 
 
 async def _each(datapath_ids: Iterable[int], work: Callable[[int], Any]) -> dict[int, Any]:
-    """Do the work for all at once: each one's result, or its ``PatchlightError``."""
-
     async def one(datapath_id: int) -> Any:
         try:
             return await work(datapath_id)
@@ -262,13 +260,13 @@ def _lacks(refused: Sequence[RefusedEntry]) -> str:
     return f"lacks {len(refused)} {entries}: {refused[0].reason}"
 
 
-# Samples come once a second; the time series on disk have what was before.
+# One sample per second; older ones are in the time series on disk.
 _RATES_KEPT_S = 600
 _LATELY_S = 10.0
-# One that comes again and again is told of once a minute.
+# A switch that reconnects repeatedly is reported once a minute.
 _SECOND_FOR_S = 120.0
 _CONTROLLER_PORT = 0xFFFFFFFD
-# What a switch needs to tell whose frames come in at its ports.
+# What a switch needs to identify the senders at its ports.
 _EARS = frozenset(
     FlowEntry.ours(Match(eth_type=kind), (_CONTROLLER_PORT,), priority=PRIORITY_ARP + 10)
     for kind in (ETHERTYPE, ETHERTYPE_LLDP)
@@ -278,7 +276,8 @@ _EARS = frozenset(
 class PacketSwitches:
     """The lab's packet switches behind the speaker, by their names in the lab file.
 
-    With tables set while ``hand_over_probes``, switches hand over probes and LLDP as ``frame``.
+    With tables set while ``hand_over_probes``, switches send probes and LLDP to the controller as
+    ``frame``.
     """
 
     def __init__(
@@ -289,7 +288,7 @@ class PacketSwitches:
         self._flows = FlowSync(speaker)
         self._forwarding = Forwarding(lab, mac_of)
         self._links: Links | None = None
-        # Tables of other MACs and tables of other links must not overtake each other.
+        # Tables of other MACs or links must not overtake each other.
         self._following = asyncio.Lock()
         self._name_of = {s.datapath_id: s.name for s in lab.packet_switches}
         self._connected: set[int] = set()
@@ -303,20 +302,20 @@ class PacketSwitches:
         self.port_rates: deque[dict[str, Any]] = deque(maxlen=_RATES_KEPT_S * len(lab.hosts))
 
     async def close(self) -> None:
-        """Stop keeping the flow tables; what is in the switches stays."""
+        """Stop keeping the flow tables; entries stay in the switches."""
         await self._flows.close()
 
     async def follow(self, links: Links) -> list[str]:
-        """Set every switch's table to what these links need; what failed, in words.
+        """Set every switch's table for these links; returns failures as text.
 
-        A switch that is away is no failure: it gets its table as soon as it is back.
+        A disconnected switch is not a failure: it gets its table when it reconnects.
         """
         async with self._following:
             self._links = links
             return await self._follow(links)
 
     async def learn(self) -> None:
-        """Forward by the MACs that are known now."""
+        """Forward by the present MACs."""
         async with self._following:
             self._forwarding = Forwarding(self._lab, self._mac_of)
             if self._links is not None:
@@ -342,9 +341,11 @@ class PacketSwitches:
                 notes.append(
                     f"{name} {_lacks(applied.failed)}; the first: {applied.failed[0].entry}"
                 )
-            notes += [f"{name}: an application of yours holds {e}" for e in applied.held]
+            notes += [f"{name}: another application holds {e}" for e in applied.held]
             if applied.error is not None:
-                notes.append(f"{name}: its flows are to follow: {applied.error.splitlines()[0]}")
+                notes.append(
+                    f"{name}: its flows will be set later: {applied.error.splitlines()[0]}"
+                )
         return notes
 
     def endpoint(self, datapath_id: int, port: int) -> Endpoint:
@@ -352,7 +353,7 @@ class PacketSwitches:
         return Endpoint(self._name_of[datapath_id], str(port))
 
     def connected(self) -> dict[str, bool]:
-        """Which switches have a connection to the speaker."""
+        """Which switches are connected to the speaker."""
         return {name: datapath_id in self._connected for datapath_id, name in self._name_of.items()}
 
     def lacking(self) -> dict[str, str]:
@@ -380,7 +381,8 @@ class PacketSwitches:
         return self._unserved
 
     def second_from(self, now: float) -> dict[str, str]:
-        """Where another switch with a connected one's id came from lately; ``now`` is Unix time."""
+        """The address of another switch that recently used a connected one's id; ``now`` is Unix
+        time."""
         return {
             self._name_of[datapath_id]: address
             for datapath_id, (address, at) in self._second_from.items()
@@ -388,16 +390,16 @@ class PacketSwitches:
         }
 
     def traffic_by_switch(self) -> Mapping[str, Mapping[str, Any]]:
-        """What the speaker told last of each switch: its ``traffic`` event; empty before that."""
+        """The last ``traffic`` event of each switch; empty before that."""
         return self._traffic
 
     async def look(self) -> None:
-        """Ask the speaker which switches are connected; events keep that true from then on."""
+        """Ask the speaker which switches are connected; events keep that up to date."""
         for switch in await self._speaker.request("switches"):
             self._connected.add(int(switch["datapath_id"]))
 
     def on_event(self, event: Mapping[str, Any], now: float) -> None:
-        """Take in what the speaker tells at that time: who is connected, what ports counted."""
+        """Handle an event of the speaker: connections, counters."""
         kind = event["event"]
         if kind == "switch-up":
             self._connected.add(event["datapath_id"])
@@ -412,18 +414,17 @@ class PacketSwitches:
             self._connected.clear()
             self._traffic, self.refused = {}, {}
         elif kind == "counters":
-            # Counters come from connected switches only, also from those that connected to a
-            # restarted speaker before anybody listened.
+            # Counters only come from connected switches, also after a restart of the speaker.
             self._connected.add(event["datapath_id"])
             self._count(event)
 
     def rates_bps(self, since: float | None = None) -> dict[str, tuple[float, float]]:
         """What each host sent and received on average since then (Unix time), bit/s of the lab.
 
-        By default in the last ten seconds that were counted; only hosts whose ports were.
+        By default in the last ten seconds with samples; without hosts that have none.
         """
         found: dict[str, list[tuple[float, float]]] = {}
-        # Policies ask from threads of theirs, while more is counted.
+        # Policies call this from their threads.
         samples = self.port_rates.copy()
         if since is None:
             since = samples[-1]["at"] - _LATELY_S if samples else 0.0
@@ -435,7 +436,7 @@ class PacketSwitches:
         }
 
     def _count(self, event: Mapping[str, Any]) -> None:
-        """Turn bytes into rates of the host at each port, in bit/s of the lab: measured × scale.
+        """Convert bytes to rates of the host at each port, in bit/s of the lab: measured × scale.
 
         The host's transmit is the switch's receive.
         """

@@ -1,8 +1,8 @@
-"""The bounds within which nodes agree on optical paths: the nodes and channels of each job.
+"""Computes the bounds within which a job's nodes agree on optical paths.
 
-A node grants its receiver and channel only, and nothing for a lease after it gets new bounds. So
-all grants of one epoch end before those of the next begin, even if nodes are silent meanwhile. Time
-is an argument, in Unix time.
+A node grants only its receiver and channel, and nothing for a lease after it gets new bounds. So
+all grants of one epoch end before those of the next begin, even if nodes are silent. Time is an
+argument, in Unix time.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ _log = logging.getLogger(__name__)
 
 
 class PathJob(NamedTuple):
-    """A job that trains over paths of light: its hosts, and what each sends in an iteration."""
+    """A job that uses optical paths: its hosts, and what each sends per iteration."""
 
     id: str
     hosts: Sequence[Host]
@@ -58,7 +58,7 @@ class _Share:
 
 
 class PathShares:
-    """The bounds of the jobs of a lab, by running jobs and the status of agents."""
+    """The bounds of a lab's jobs, from running jobs and the status of agents."""
 
     def __init__(self) -> None:
         self._shares: dict[str, _Share] = {}
@@ -71,7 +71,7 @@ class PathShares:
         said: Mapping[str, Mapping[str, PathNodeStatus]],
         now: float,
     ) -> list[BoundsOrder]:
-        """The orders for the agents that answer, so that each job gets its bounds."""
+        """The orders for agents that answer, so that each job gets its bounds."""
         self._epoch = max([self._epoch, *(s.epoch for of in said.values() for s in of.values())])
         wanted: dict[tuple[str, str], tuple[_Share, int]] = {}
         kept = {}
@@ -120,7 +120,7 @@ class PathShares:
 
     def _bounds(self, job: PathJob, networks: Sequence[LightNetwork]) -> Iterator[PathBounds]:
         network = next(n for n in networks if job.hosts[0].name in n.numbers)
-        # As in a lab that is scaled: bytes and rates are divided alike.
+        # In the lab's scale, which divides bytes and rates alike.
         sends_s = 16 * job.gradient_bytes / min(host.nic.rate_bps or inf for host in job.hosts)
         lease_s = _LEAST_LEASE_S + 2 * network.paths.tuning_s + 4 * sends_s
         common = {
@@ -137,20 +137,20 @@ class PathShares:
 
 
 def why_no_paths(job: PathJob, networks: Sequence[LightNetwork]) -> str:
-    """Why the nodes of a job can have no bounds, as text; empty if they can."""
+    """Why the nodes of a job cannot have bounds, as text; empty if they can."""
     names = {host.name for host in job.hosts}
     network = next((n for n in networks if names <= n.numbers.keys()), None)
     if len(names) < 2:
         return "it has one worker"
     if network is None:
-        return "its hosts are not in one network of light"
+        return "its hosts are not in one optical network"
     if network.paths.routes is not None and len(network.hosts) > 2:
-        return "the light of its network is routed"
+        return "its network has routed wavelengths"
     channels = [_channel(host) for host in job.hosts]
     if len(set(channels)) < len(channels) or not set(channels) <= set(map(str, network.channels)):
-        return "not each of its transceivers has a channel of its own that the others can send"
+        return "its transceivers have no channel each that all others can send"
     if not all(host.server.management for host in job.hosts):
-        return "not each of its servers has an agent"
+        return "some of its servers have no agent"
     return ""
 
 
@@ -168,8 +168,8 @@ def _address(host: Host) -> str:
 
 
 class BoundsService:
-    """Sends bounds of jobs on record to agents, where nodes agree on paths by themselves: a new
-    controller takes nothing from jobs that it has not taken over yet."""
+    """Sends bounds of jobs to agents, if nodes agree on paths by themselves. A new controller takes
+    nothing from jobs that it has not taken over yet."""
 
     def __init__(self, lab: Lab, fleet: Fleet, jobs: JobTable, paths: PathService) -> None:
         self._lab, self._fleet, self._jobs, self._paths = lab, fleet, jobs, paths
@@ -177,7 +177,7 @@ class BoundsService:
         self._said: dict[str, str] = {}
 
     async def run(self) -> None:
-        """Send agents what is new, for ever."""
+        """Send agents new orders."""
         while True:
             await self._paths.follow_light()
             if self._paths.knows_light:
@@ -185,7 +185,7 @@ class BoundsService:
             await asyncio.sleep(_PERIOD_S)
 
     def nodes(self) -> list[dict[str, Any]]:
-        """Each host that has bounds, by the last status of its agent."""
+        """Each host with bounds, by its agent's last status."""
         said = [
             (f"{server}.{status.nic}", status)
             for server, nics in self._fleet.path_nodes().items()
@@ -227,8 +227,8 @@ class BoundsService:
                 await agent.withdraw_paths(order.nic, order.epoch)
             else:
                 await agent.bind_paths(order.nic, order.bounds)
-        except AgentCallError as error:  # It is told again.
-            self._say_once(f"telling {order.server} of its bounds for paths", str(error))
+        except AgentCallError as error:  # It is sent again.
+            self._say_once(f"sending {order.server} its bounds for paths", str(error))
 
     def _say_once(self, of: str, words: str) -> None:
         if self._said.get(of) != words:

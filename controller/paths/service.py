@@ -1,5 +1,5 @@
-"""Optical paths on request: the book of granted and waiting paths (time is an argument), and the
-service with a clock. A path whose user is silent for a lease ends."""
+"""Grants optical paths on request: the book of granted and waiting paths (time is an argument), and
+the service with a clock. A path whose user is silent for a lease ends."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _KEPT = 1000
 
 _LONGEST_PAUSE_S = 5.0
 _MARK = "paths"
-# Stored so far ahead, so that few paths wait for the disk.
+# Stored ahead, so that few paths wait for the disk.
 _AHEAD_S, _AHEAD = 1.0, 100
 
 
@@ -39,7 +39,7 @@ class _Lane:
 
 class PathBook:
     """The paths of a lab's networks, numbered after ``last``. Nothing is granted before
-    ``quiet_until``, as earlier paths may be in use until then."""
+    ``quiet_until``, because earlier paths may be in use until then."""
 
     def __init__(
         self, scheduler: str = "collective", quiet_until: float = 0.0, last: int = 0
@@ -58,11 +58,11 @@ class PathBook:
 
     @property
     def live(self) -> list[PathShape]:
-        """The paths in use and those that wait, in order of their requests."""
+        """The granted and waiting paths, in order of their requests."""
         return list(self._live.values())
 
     def light_is(self, networks: Sequence[LightNetwork], now: float) -> None:
-        """Set the present networks; on those that changed, all paths end."""
+        """Set the present networks; all paths of changed ones end."""
         kept = []
         for network in networks:
             lane = next((lane for lane in self._lanes if lane.network.same(network)), None)
@@ -75,18 +75,18 @@ class PathBook:
                 self._end(path, "expired", now)
 
     def want(self, wanted: PathRequest, by: str, now: float) -> PathShape:
-        """Queue a flow, whose path may be granted at once; ``BadInput`` or ``Refused`` if it never
-        can be."""
+        """Queue a flow, whose path may be granted immediately; may raise ``BadInput`` or
+        ``Refused``."""
         lane = self._lane(wanted.source)
         if wanted.destination not in lane.network.numbers:
             self._lane(wanted.destination)
             raise BadInput(
-                f"no light goes from {wanted.source} to {wanted.destination}: they are in "
+                f"no path leads from {wanted.source} to {wanted.destination}: they are in "
                 "different networks",
-                hint="'patchlight ocs show --paths' shows them",
+                hint="see 'patchlight ocs show --paths'",
             )
         if len(self._live) >= _MOST_PATHS:
-            raise Refused(f"{_MOST_PATHS} paths wait or are used: try again later")
+            raise Refused(f"{_MOST_PATHS} paths are in use or waiting: retry later")
         number, numbers = self.last + 1, lane.network.numbers
         deadline_s = inf if wanted.deadline_s is None else now + wanted.deadline_s
         flow = FlowRequest(
@@ -97,7 +97,7 @@ class PathBook:
             refused = lane.scheduler.admit([flow], now)
         except BadInput as error:
             if flow.source == flow.destination:
-                words = f"{wanted.source} wants a path to itself: expected another destination"
+                words = f"{wanted.source} requests a path to itself: expected another destination"
                 raise BadInput(words) from error
             raise
         if refused:
@@ -113,21 +113,21 @@ class PathBook:
         return path
 
     def look(self, number: int, now: float, by: str) -> PathShape:
-        """One path, live or ended not long ago. Its user keeps a waiting one by looking."""
+        """One path, active or recently ended. Reading keeps a waiting one alive."""
         path = self._found(number)
         if path["state"] == "waiting" and path["by"] == by:
             path["until"] = now + path["lease_s"]
         return path
 
     def release(self, number: int, now: float) -> PathShape:
-        """End a path, or the wait for it."""
+        """End a path, or cancel its request."""
         path = self._found(number)
         if path["id"] in self._live:
             self._end(path, "released", now)
         return path
 
     def expire(self, now: float) -> float:
-        """End paths whose lease is over; returns when to look again, infinite for never."""
+        """End paths whose lease is over; returns when to call again, infinity for never."""
         for path in self.live:
             if path["until"] <= now:
                 self._end(path, "expired", now)
@@ -141,16 +141,16 @@ class PathBook:
     def _found(self, number: int) -> PathShape:
         path = self._live.get(number) or next((p for p in self._ended if p["id"] == number), None)
         if path is None:
-            raise BadInput(f"there is no path {number}: 'patchlight ocs show --paths' shows them")
+            raise BadInput(f"unknown path {number}: see 'patchlight ocs show --paths'")
         return path
 
     def _lane(self, host: str) -> _Lane:
         if host in self._of_host:
             return self._of_host[host]
-        words = "none has a tunable transceiver whose light reaches another's"
+        words = "no two tunable transceivers reach each other"
         if self._of_host:
             words = nearest(host, list(self._of_host), "expected one of")
-        raise BadInput(f"{host} can have no path: {words}")
+        raise BadInput(f"{host} cannot have paths: {words}")
 
     def _end(self, path: PathShape, state: Literal["released", "expired"], now: float) -> None:
         del self._live[path["id"]]
@@ -174,8 +174,8 @@ class PathBook:
 
 
 class PathService:
-    """Grants optical paths on request, and ends those whose lease is over. The ``store`` keeps
-    until when paths may be in use: the next controller grants none before."""
+    """Grants optical paths on request, and ends expired ones. The ``store`` keeps until when paths
+    may be in use: the next controller grants none before."""
 
     def __init__(
         self,
@@ -207,7 +207,7 @@ class PathService:
         return path
 
     async def look(self, number: int, by: str, wait_s: float = 0.0) -> PathShape:
-        """One path; if it waits, once that changes, or after ``wait_s``."""
+        """One path; if it waits, after a change or ``wait_s``."""
         ends = asyncio.get_running_loop().time() + wait_s
         while True:
             path = self.book.look(number, self._clock(), by)
@@ -220,13 +220,13 @@ class PathService:
                 continue
 
     def release(self, number: int) -> PathShape:
-        """End a path, or the wait for it."""
+        """End a path, or cancel its request."""
         path = self.book.release(number, self._clock())
         self._wake()
         return path
 
     async def run(self) -> None:
-        """End paths whose lease is over, for ever."""
+        """End paths whose lease is over."""
         while True:
             await self.follow_light()
             before = [(path["id"], path["state"]) for path in self.book.live]
@@ -240,7 +240,7 @@ class PathService:
                 continue
 
     async def follow_light(self) -> None:
-        """Find the networks again if maps have changed."""
+        """Update the networks if maps have changed."""
         async with self._looking:
             maps = self._maps()
             if maps is None or maps == self._seen:
@@ -251,7 +251,6 @@ class PathService:
         self._wake()
 
     def _wake(self) -> None:
-        """Store until when paths may be in use, then wake all that wait."""
         until = max((p["until"] for p in self.book.live if p["state"] == "granted"), default=0.0)
         if self._store and (until > self._marked_until or self.book.last > self._marked_last):
             self._marked_until = max(self._marked_until, until + _AHEAD_S)

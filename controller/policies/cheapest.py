@@ -1,11 +1,11 @@
-"""Prices of circuits: the cheapest placement with its circuits, and jobs worth regrouping.
+"""Prices circuits: the cheapest placement with its circuits, and jobs worth regrouping.
 
-A price is when jobs end, and the dark time before. Links are shared max-min fair, and again at each
-end (``patchlight.controller.prediction``). Placement and topology ask the same ``Prices``, so that
-the topology makes the circuits that the place was chosen for.
+A price is when jobs end, and the outage before. Links are shared max-min fair, again at each end
+(``patchlight.controller.prediction``). Placement and topology use the same ``Prices``, so the
+topology makes the circuits for which the placement was chosen.
 
-Jobs that were spread over the switches stay so after others have ended and made room:
-``defragment`` finds those worth regrouping. Their GPUs stay.
+Jobs that were spread over switches stay so after others have made room: ``defragment`` finds those
+worth regrouping. Their GPUs stay.
 """
 
 import itertools
@@ -32,15 +32,15 @@ from patchlight.testbed.lab.portmap import PortMap
 from patchlight.testbed.lab.wiring import trace_links
 
 HORIZON_S = 3600.0
-"""Of a job whose end nobody knows, what it would do in this time at its present pace counts."""
+"""For a job with an unknown end, its progress in this time counts."""
 
 LOOKED_AT_EVERY_S = 600.0
-"""How often circuits are reviewed, beside each end of a job."""
+"""How often circuits are reviewed, in addition to each end of a job."""
 
 MINIMUM_GAIN_S = 10.0
-"""Less, over all jobs together, is left alone: a prediction is not that exact."""
+"""A smaller total gain is ignored: predictions are not that exact."""
 
-# Of up to so many spread jobs every set is looked at; of more, each alone, all, and all but one.
+# Up to this many spread jobs, every set is tried; beyond, each alone, all, and all but one.
 _EVERY_SET_OF = 4
 
 Maps = Mapping[str, PortMap]
@@ -49,11 +49,11 @@ _KEEP: Maps = {}
 
 
 class WiringPrice(NamedTuple):
-    """What a wiring costs; the cheaper one is the smaller.
+    """The price of circuits; the cheaper one is smaller.
 
-    ``stuck`` counts the jobs whose rings have no way; ``total_s`` sums up the times to the ends of
-    the others, ``completions_s`` has each job's, infinity for a stuck one. Circuits that change are
-    dark for ``dark_s``, and ``cross_connects`` of them are made.
+    ``stuck`` counts the jobs whose rings have no route; ``total_s`` sums up the times to the ends
+    of the others, ``completions_s`` has each job's, infinity for a stuck one. Changed circuits are
+    down for ``dark_s``, and ``cross_connects`` of them are made.
     """
 
     stuck: int
@@ -64,10 +64,10 @@ class WiringPrice(NamedTuple):
 
 
 class Prices:
-    """Prices of wirings of a lab's cluster with the jobs that run on it.
+    """Prices of circuits for a lab's cluster with its running jobs.
 
-    Those of ``jobs`` count whose rings and loads are known. A change keeps running jobs waiting for
-    ``overhead_s`` beside its dark time. ``network`` has the present links, if they are known.
+    Only those of ``jobs`` with known rings and loads count. A change keeps running jobs waiting for
+    ``overhead_s`` in addition to the outage. ``network`` has the present links, if known.
     """
 
     def __init__(
@@ -86,7 +86,6 @@ class Prices:
 
     @cached_property
     def _present_unit_s(self) -> tuple[float, ...]:
-        """Each job's seconds for a unit as all are lit now, without those that wait."""
         going = [job for job in self.jobs if not job.waits]
         works = [RingWork(job.ring, _load(job)) for job in going]
         found = dict(zip(going, units_s(self.network, works), strict=True))
@@ -94,7 +93,6 @@ class Prices:
 
     @cached_property
     def _left(self) -> tuple[Load, ...]:
-        """What each job has still to do, as far as is known."""
         found = []
         for job, unit_s in zip(self.jobs, self._present_unit_s, strict=True):
             load = _load(job)
@@ -109,10 +107,10 @@ class Prices:
         return tuple(found)
 
     def of(self, maps: Maps) -> WiringPrice:
-        """The price of these maps of the OCSs that change; empty is that of what is lit now.
+        """The price of these changed maps; empty means the present circuits.
 
-        Circuits are dark one OCS after the other. A running job whose circuits move finishes its
-        iteration first: that, too, is in its time.
+        OCSs change one after the other. A running job whose circuits change finishes its iteration
+        first, which is included.
         """
         dark_s, cross_connects, network = 0.0, 0, self.network
         moved: Collection[Endpoint] = ()
@@ -135,9 +133,9 @@ class Prices:
         return WiringPrice(ends_s.count(math.inf), total_s, cross_connects, dark_s, ends_s)
 
     def pause_s(self, job: RingOfJob, dark_s: float) -> float:
-        """What a job loses to a change of its circuits that is dark for so long.
+        """The time that a job loses to a change of its circuits with this outage.
 
-        One that runs ends its iteration first; one that waits begins once the change is done.
+        A running job finishes its iteration first; a waiting one starts after the change.
         """
         if job.waits:
             return dark_s
@@ -145,7 +143,7 @@ class Prices:
         return dark_s + self._overhead_s + (unit_s if unit_s < math.inf else 0.0)
 
     def regrouped(self, groups: Sequence[RingOfJob]) -> Maps | None:
-        """The maps that change if each of these jobs comes under one switch; ``None`` if it cannot.
+        """The changed maps if each of these jobs gets one switch; ``None`` if that is not possible.
 
         Circuits of all other jobs stay.
         """
@@ -163,7 +161,6 @@ class Prices:
         return {ocs: each for ocs, each in wanted.items() if each != cluster.circuits[ocs]}
 
     def _ports_of(self, jobs: Sequence[RingOfJob]) -> dict[str, set[int]]:
-        """The OCS ports that carry the light of these jobs, there and back."""
         found: dict[str, set[int]] = {}
         for job in jobs:
             for gpu in job.ring:
@@ -211,13 +208,12 @@ def _wirings(groups: Sequence[RingOfJob], prices: Prices) -> Iterator[tuple[Wiri
 
 
 class CheapestPlacement:
-    """GPUs where all jobs together end soonest, circuits and their dark time counted.
+    """GPUs where all jobs together end soonest, including circuit changes and outages.
 
-    Goes with the topology policy *cheapest*. Of the places that *regroup*, *consolidated* and
-    *first-fit* would take, the one with the lowest price: the predicted times to the ends of this
-    job and of all that run, as the circuits are or with this job under one switch. Circuits of
-    running jobs stay. Where nobody knows what the job has to do, it is *regroup*; without a lab
-    *consolidated*.
+    Use it with the topology policy *cheapest*. Of the placements of *regroup*, *consolidated* and
+    *first-fit* it takes the one with the lowest price: the predicted times to the ends of this job
+    and all running ones, with the present circuits or with this job under one switch. Circuits of
+    running jobs stay. If the job's work is unknown, it is *regroup*; without a lab *consolidated*.
     """
 
     def __init__(self) -> None:
@@ -249,14 +245,14 @@ class CheapestPlacement:
 
 
 class CheapestTopology:
-    """The circuits as they are, or the new jobs under one packet switch each: what is cheaper.
+    """The present circuits, or the new jobs under one packet switch each, whichever is cheaper.
 
-    Goes with the placement policy *cheapest*. Circuits of running jobs stay. Where nobody knows
-    what the jobs have to do, they are regrouped if that can be.
+    Use it with the placement policy *cheapest*. Circuits of running jobs stay. If the jobs' work is
+    unknown, they are regrouped if possible.
     """
 
     def circuits(self, cluster: ClusterView, groups: Groups) -> Mapping[str, PortMap]:
-        """The maps that change; empty where they are to stay."""
+        """The maps that change; empty to keep them."""
         lab = cluster.lab
         if lab is None:
             raise BadInput("cannot choose circuits: this cluster has no circuit switches")
@@ -269,11 +265,11 @@ class CheapestTopology:
 
 @dataclass(frozen=True)
 class Proposal:
-    """A change of circuits under running jobs that regroups ``jobs``.
+    """A rewiring under running jobs that regroups ``jobs``.
 
-    ``gains_s`` says of every job how much sooner it is predicted to end (negative: later), each
-    regrouped job's cost ``costs_s`` included: the iteration that it ends first, the dark time, and
-    what else a change takes.
+    ``gains_s`` has for every job how much sooner it is predicted to end (negative: later),
+    including each regrouped job's cost ``costs_s``: the iteration that it ends first, the outage,
+    and the overhead of a change.
     """
 
     maps: Maps
@@ -285,17 +281,17 @@ class Proposal:
 
     @property
     def gain_s(self) -> float:
-        """What all jobs together gain."""
+        """The total gain of all jobs."""
         return sum(self.gains_s.values())
 
 
 def defragment(
     cluster: ClusterView, minimum_gain_s: float = MINIMUM_GAIN_S, overhead_s: float = 0.0
 ) -> Proposal | None:
-    """The set of running jobs whose regrouping gains most; ``None`` where it gains too little.
+    """The set of running jobs whose regrouping gains most; ``None`` if it gains too little.
 
-    Circuits of ``cluster.barred`` ports, and of jobs whose loads are not known, stay. A change
-    keeps jobs waiting for ``overhead_s`` beside the dark time of its circuits.
+    Circuits of ``cluster.barred`` ports, and of jobs with unknown loads, stay. A change keeps jobs
+    waiting for ``overhead_s`` in addition to the outage of their circuits.
     """
     lab = cluster.lab
     if lab is None:
@@ -322,7 +318,7 @@ def defragment(
 def _proposal(
     prices: Prices, groups: Sequence[RingOfJob], maps: Maps, keep: WiringPrice, price: WiringPrice
 ) -> Proposal | None:
-    """``None`` where another ring would have no way; one that has none yet gains nothing here."""
+    """``None`` if another ring would lose its route; a ring without a route gains nothing here."""
     if price.stuck > keep.stuck:
         return None
     ends = zip(prices.jobs, keep.completions_s, price.completions_s, strict=True)

@@ -1,10 +1,10 @@
-"""What a policy of each kind sees and what it answers.
+"""Defines what a policy of each kind sees and returns.
 
-A policy is a small object with one method. It sees frozen values and returns one: no I/O and no
-clock, so the same object decides in the lab, in its emulation and in the simulator.
+A policy is a small object with one method. It sees frozen values and returns one, without I/O and
+clock, so the same object works in the lab, in its emulation and in the simulator.
 
-GPUs are numbered from 0 in the order of ``ClusterShape.gpus``; a set of GPUs is an integer with
-a bit for each, as sets of thousands of GPUs are compared and joined in one step that way.
+GPUs are numbered from 0 in the order of ``ClusterShape.gpus``; a set of GPUs is an integer with a
+bit for each, so that sets of thousands of GPUs are combined in one step.
 """
 
 import math
@@ -21,14 +21,14 @@ from patchlight.testbed.lab.rules import KINDS as KINDS
 from patchlight.testbed.lab.rules import PolicyKind as PolicyKind
 
 Groups = Sequence[Sequence[int]]
-"""The GPUs of some jobs, each job's in the order of its ring."""
+"""The GPUs of some jobs, each job's in ring order."""
 
 K = TypeVar("K")
 V = TypeVar("V")
 
 
 class Frozen(Mapping[K, V]):
-    """A mapping that no policy can change; it can be pickled, which ``MappingProxyType`` cannot."""
+    """An immutable mapping that can be pickled, unlike ``MappingProxyType``."""
 
     __slots__ = ("_known",)
 
@@ -51,8 +51,8 @@ class Frozen(Mapping[K, V]):
 class GpuSite(NamedTuple):
     """One GPU and its places in the shape's ``servers`` and ``racks``.
 
-    A rack is what hangs under one packet switch: behind an OCS that which the NIC is lit onto now,
-    −1 if it is dark.
+    A rack is the hosts of one packet switch: behind an OCS, the switch that the NIC is connected to
+    now, −1 for none.
     """
 
     name: str
@@ -63,7 +63,7 @@ class GpuSite(NamedTuple):
 
 @dataclass(frozen=True)
 class ClusterShape:
-    """The cluster as it is wired now. ``ramp``: groups × racks × servers, if it is a RAMP."""
+    """The cluster with its present circuits. ``ramp``: groups × racks × servers of a RAMP."""
 
     gpus: tuple[GpuSite, ...]
     servers: tuple[str, ...]
@@ -103,7 +103,7 @@ class ClusterShape:
                 sets[rack] |= 1 << gpu
             gpus[gpu] = gpus[gpu]._replace(rack=rack)
         found = replace(self, gpus=tuple(gpus))
-        # The cached properties begin with what is known.
+        # The cached properties are copied.
         same = {"everything", "server_gpus", "model_gpus"} & self.__dict__.keys()
         found.__dict__.update({name: self.__dict__[name] for name in same}, rack_gpus=tuple(sets))
         return found
@@ -118,14 +118,14 @@ class ClusterShape:
 
 
 class JobView(NamedTuple):
-    """A job as it was asked for. Nothing in it changes while the job waits or runs.
+    """A job's request. It is constant while the job waits or runs.
 
-    ``workers`` is how many GPUs it wants, 0 if the partition policy is to say: any number, or one
-    of ``degrees`` (ascending) where there are some. ``requirement`` is the part of
-    ``sequential_s``, its time on one GPU, within which it must complete, ``limit_s`` the same in
-    seconds. ``expected_s``: about how long it takes by degree, as far as known. ``gpu_models``: on
-    which it can run, empty for any. ``training`` says what an iteration is, where that is known.
-    Of a job known by its time alone, ``communication`` is the part that only moves gradients.
+    ``workers`` is how many GPUs it wants, 0 if the partition policy decides: any number, or one of
+    ``degrees`` (ascending) if given. ``requirement`` is the part of ``sequential_s``, its time on
+    one GPU, within which it must complete, ``limit_s`` the same in seconds. ``expected_s``:
+    approximate duration by degree, if known. ``gpu_models``: those it can use, empty for any.
+    ``training`` describes an iteration, if known. For a job known by its time only,
+    ``communication`` is the part that only moves gradients.
     """
 
     name: str
@@ -152,10 +152,10 @@ class Running(NamedTuple):
 
 
 class RingOfJob(NamedTuple):
-    """The ring of a job that has GPUs, in its order, and what is to be done on it, if known.
+    """The ring of a job that has GPUs, in order, and its remaining work, if known.
 
     The load's units are those to come if ``ends_s``, on the view's clock, is infinity. ``waits``:
-    it has not begun, as its circuits are still to be decided.
+    it has not started, because its circuits are not decided yet.
     """
 
     name: str
@@ -166,25 +166,25 @@ class RingOfJob(NamedTuple):
 
 
 Preview = Callable[[JobView, int], int | None]
-"""Where the cluster would put a job at a degree now: a set of GPUs, ``None`` if nowhere."""
+"""Where the cluster would put a job at a degree now: a set of GPUs, or ``None``."""
 
 
 def nowhere(job: JobView, degree: int) -> int | None:
-    """The ``Preview`` of a cluster that has no place."""
+    """The ``Preview`` of a cluster without a place."""
     return None
 
 
 Places = Callable[[JobView, int], Sequence[int]]
-"""The blocks that a job could have at a degree now, as sets of GPUs, that of ``Preview`` first."""
+"""The possible blocks of a job at a degree now, as sets of GPUs, that of ``Preview`` first."""
 
 
 def no_choice(job: JobView, degree: int) -> Sequence[int]:
-    """The ``Places`` of a cluster where a partition policy chooses no block."""
+    """The ``Places`` of a cluster in which partition policies choose no block."""
     return ()
 
 
 class PlacedDegree(int):
-    """A partition policy's answer that is a degree and the block: one of ``ClusterView.places``."""
+    """A partition policy's answer with the block: one of ``ClusterView.places``."""
 
     gpus: int
 
@@ -202,13 +202,13 @@ class ClusterView(NamedTuple):
     """The cluster at one moment.
 
     ``occupied`` are the GPUs that are busy or broken, ``broken`` the latter. ``running`` has the
-    job that ends next first. ``recent`` are the last 64 jobs that came, the latest last, ``queue``
-    those of them that wait for GPUs. With a network to rewire there are ``lab``, ``circuits`` (the
-    present map of each OCS), ``barred`` (OCS ports not to be touched; of the ``failed`` ones among
-    them circuits may be broken) and ``rings`` of the jobs that have GPUs. ``usage``: each user's
-    GPU-seconds, less the longer ago, over the user's share, where somebody counts. ``measured``:
-    what GPUs' NICs sent and received lately in bit/s, as far as ports counted it. ``places`` are
-    the free blocks where a partition policy may choose one (``PlacedDegree``).
+    job that ends next first. ``recent`` are the last 64 jobs, latest last, ``queue`` those of them
+    that wait for GPUs. A network that can be rewired has ``lab``, ``circuits`` (the present map of
+    each OCS), ``barred`` (OCS ports that must not change; circuits of the ``failed`` ones may be
+    broken) and ``rings`` of the jobs that have GPUs. ``usage``: each user's decayed GPU-seconds
+    over the user's share, if counted. ``measured``: what GPUs' NICs sent and received recently in
+    bit/s, if counted. ``places`` are the free blocks if a partition policy may choose one
+    (``PlacedDegree``).
     """
 
     now_s: float
@@ -232,8 +232,8 @@ class ClusterView(NamedTuple):
     def traffic(self) -> Mapping[tuple[int, int], float]:
         """The traffic matrix in bit/s: what the rings are expected to send from GPU to GPU.
 
-        The mean over an iteration, on links that the job shares with nobody; of a job whose load is
-        not known, as much as its NICs can send.
+        The mean over an iteration on unshared links; for a job with unknown load, as much as its
+        NICs can send.
         """
         hosts = () if self.lab is None else self.lab.hosts
         nics = [host.nic.rate_bps for host in hosts if host.gpu is not None]
@@ -259,11 +259,11 @@ class ClusterView(NamedTuple):
         return {ocs: ports - failed.get(ocs, frozenset()) for ocs, ports in self.barred.items()}
 
     def free_for(self, job: JobView) -> int:
-        """The GPUs that this job can have: free, and of a model that it can run on."""
+        """The GPUs available to this job: free, and of a suitable model."""
         return self.free & self.gpus_of_models(job.gpu_models) if job.gpu_models else self.free
 
     def gpus_of_models(self, models: Collection[str]) -> int:
-        """The GPUs of these models, all where none is named, as a set."""
+        """The GPUs of these models as a set, all if none is named."""
         of_models = 0
         for model in models:
             of_models |= self.shape.model_gpus.get(model, 0)
@@ -271,7 +271,7 @@ class ClusterView(NamedTuple):
 
 
 class Progress(NamedTuple):
-    """How far a job is: GPU-seconds had; seconds left, on links that it shares with nobody."""
+    """The progress of a job: GPU-seconds used, and seconds left on unshared links."""
 
     attained_gpu_s: float = 0.0
     remaining_s: float = math.nan
@@ -280,9 +280,9 @@ class Progress(NamedTuple):
 class ElasticJob(NamedTuple):
     """A running job whose number of workers may change: it has ``degree`` since ``since_s``.
 
-    ``iteration_s``: the predicted seconds of an iteration by legal degree, its own among them, for
-    which there is a place with the job's GPUs. ``left`` iterations are to come, infinity where
-    nobody knows. A change of degree keeps it from training for ``cost_s``.
+    ``iteration_s``: the predicted seconds of an iteration by legal degree, including its own, if
+    there is room for it. ``left`` iterations remain, infinity if unknown. A change of degree
+    interrupts it for ``cost_s``.
     """
 
     name: str
@@ -295,7 +295,7 @@ class ElasticJob(NamedTuple):
 
 
 class QueuedJob(NamedTuple):
-    """A job or gang that waits for so many GPUs; it then ``lasts_s``, infinity if unknown."""
+    """A job or gang that waits for that many GPUs; it then ``lasts_s``, infinity if unknown."""
 
     name: str
     workers: int
@@ -306,34 +306,34 @@ class QueuedJob(NamedTuple):
 
 @runtime_checkable
 class PartitionPolicy(Protocol):
-    """Says into how many parts a job is split."""
+    """Decides into how many parts a job is split."""
 
     def degree(self, cluster: ClusterView, job: JobView, legal: tuple[int, ...]) -> int | None:
         """One of ``legal`` (ascending, 0 first), or ``PlacedDegree``; 0 refuses the job.
 
-        ``None`` lets it wait for other GPUs; on a RAMP, where no job waits, it is no answer.
+        ``None`` lets it wait for other GPUs; on a RAMP, where jobs do not wait, it is invalid.
         """
 
 
 @runtime_checkable
 class PlacementPolicy(Protocol):
-    """Says which GPUs a job gets."""
+    """Decides which GPUs a job gets."""
 
     def place(self, cluster: ClusterView, job: JobView, workers: int) -> Sequence[int] | None:
-        """``workers`` different free GPUs, the ring in its order; ``None`` lets the job wait."""
+        """``workers`` different free GPUs in ring order; ``None`` lets the job wait."""
 
 
 @runtime_checkable
 class OrderPolicy(Protocol):
-    """Says which waiting job is next."""
+    """Decides which waiting job is next."""
 
     def priority(self, cluster: ClusterView, job: JobView, progress: Progress) -> float:
-        """The lowest is next; of equals the one that came first."""
+        """The lowest is next; in a tie the one that arrived first."""
 
 
 @runtime_checkable
 class TopologyPolicy(Protocol):
-    """Says which circuits are lit while some jobs run together."""
+    """Decides which circuits are up while jobs run."""
 
     def circuits(self, cluster: ClusterView, groups: Groups) -> Mapping[str, PortMap]:
         """The wanted map of each OCS that changes, for these jobs' GPUs; empty changes none."""
@@ -341,15 +341,15 @@ class TopologyPolicy(Protocol):
 
 @runtime_checkable
 class ElasticityPolicy(Protocol):
-    """Says which running jobs get other numbers of workers."""
+    """Decides which running jobs are resized."""
 
     def resize(
         self, cluster: ClusterView, jobs: Sequence[ElasticJob], queue: Sequence[QueuedJob]
     ) -> Mapping[str, int]:
-        """The new degree of each job that changes, by name; ``queue`` has the next one first.
+        """The new degree of each resized job, by name; ``queue`` has the next one first.
 
-        Jobs grow into GPUs that are free now. What jobs that shrink give up is free for others
-        once they have stopped. ``cluster.running`` has ends here, as far as they can be known.
+        Jobs grow into GPUs that are free now. GPUs of shrinking jobs become free after those have
+        stopped. ``cluster.running`` has ends here, if they can be known.
         """
 
 
@@ -364,6 +364,6 @@ METHODS: Mapping[PolicyKind, str] = {
 
 
 def kind_of(policy: object) -> PolicyKind | None:
-    """Which kind of policy an object is, by its method; ``None`` if it is none."""
+    """The kind of a policy object, by its method; ``None`` for other objects."""
     found = [kind for kind, method in METHODS.items() if callable(getattr(policy, method, None))]
     return found[0] if len(found) == 1 else None

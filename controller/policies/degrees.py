@@ -1,8 +1,8 @@
-"""How many workers jobs get: partition policies at their start, elasticity policies while they run.
+"""Decides how many workers jobs get, at their start and while they run.
 
 The partition policies are the baselines of PAC-ML's experiments (Parsonson et al., arXiv
-2301.13799): they refuse a job only where no other degree is legal. An elasticity policy that need
-not be asked until a job comes, starts or ends says so by ``stable``.
+2301.13799): they refuse a job only if no other degree is legal. An elasticity policy that need not
+be called until a job arrives, starts or ends is ``stable``.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _LOOKED_AT = 8
 
 
 class Rigid:
-    """Every job keeps the workers that it began with."""
+    """Every job keeps its initial number of workers."""
 
     stable: ClassVar[bool] = True
 
@@ -33,11 +33,11 @@ class Rigid:
 
 
 class GiveAndTake:
-    """Jobs take GPUs that nobody wants, and give up some for one that waits.
+    """Jobs take unused GPUs, and give some up for a waiting job.
 
-    While nobody waits, the job that ends sooner by the most for each further GPU grows. While
-    somebody waits, jobs shrink for the first of the next eight that there is room for then. Each
-    only where the predicted gain is more than it costs, stopping and starting included.
+    Without waiting jobs, the job that gains most per further GPU grows. Otherwise jobs shrink for
+    the first of the next eight that then fits. Each change must gain more than it costs, including
+    stopping and starting.
     """
 
     stable: ClassVar[bool] = True
@@ -52,7 +52,6 @@ class GiveAndTake:
 
 
 def _grow(cluster: ClusterView, jobs: Sequence[ElasticJob]) -> dict[str, int]:
-    """Step by step the degrees of those that grow."""
     wanted: dict[str, int] = {}
     free = cluster.free.bit_count()
     while True:
@@ -71,7 +70,6 @@ def _grow(cluster: ClusterView, jobs: Sequence[ElasticJob]) -> dict[str, int]:
 
 
 def _gain_s(job: ElasticJob, now: int, degree: int) -> float:
-    """How much sooner a job ends with so many workers; what it costs to change counts once."""
     faster_s = job.iteration_s[now] - job.iteration_s[degree]
     return job.left * faster_s - job.cost_s * (now == job.degree) if faster_s > 0 else -math.inf
 
@@ -89,7 +87,7 @@ class ShrinkStep(NamedTuple):
 def _make_room(
     cluster: ClusterView, jobs: Sequence[ElasticJob], waits: QueuedJob
 ) -> dict[str, int]:
-    """The degrees of those that shrink, so that one that waits can start; none if it pays not."""
+    """The degrees of shrinking jobs so that a waiting one can start; empty if that does not pay."""
     taken = shrink_for(cluster, jobs, waits)
     if not taken:
         return {}
@@ -103,7 +101,7 @@ def _make_room(
 def shrink_for(
     cluster: ClusterView, jobs: Sequence[ElasticJob], waits: QueuedJob
 ) -> Sequence[ShrinkStep]:
-    """Which jobs shrink so that one that waits can start; empty if none have to, or cannot."""
+    """Which jobs shrink so that a waiting one can start; empty if none need to, or can."""
     able = cluster.gpus_of_models(waits.gpu_models)
     gpus = {running.name: running.gpus for running in cluster.running}
     useless = {job.name: (gpus.get(job.name, 0) & ~able).bit_count() for job in jobs}
@@ -115,7 +113,7 @@ def shrink_for(
             for number, job in enumerate(jobs)
             for degree in job.iteration_s
             if job.name not in taken
-            # At the least so many that are of use: the job may give up the others first.
+            # At least as many as are useful: the job may give up the others first.
             and (freed := job.degree - degree - useless[job.name]) > 0
         ]
         if not steps:
@@ -128,7 +126,7 @@ def shrink_for(
 
 
 def _free_at_s(cluster: ClusterView, workers: int, able: int) -> float:
-    """When so many of the able GPUs are free if everybody keeps theirs."""
+    """When that many suitable GPUs are free if all jobs keep theirs."""
     free = cluster.free & able
     for running in sorted(cluster.running):
         if running.ends_s == math.inf:
@@ -150,7 +148,7 @@ def lost_s(job: ElasticJob, degree: int, lasts_s: float) -> float:
 
 
 class Constant:
-    """Always this degree, or the largest legal one if that is less."""
+    """Always this degree, or the largest legal one below it."""
 
     def __init__(self, degree: int) -> None:
         if degree < 1:

@@ -1,8 +1,8 @@
-"""The files of users' policies: a Python file, or an ONNX model with its card.
+"""Loads users' policy files: a Python file, or an ONNX model with its card.
 
-A Python file is run, as any program of its user. Pickled files are never loaded. A card is a JSON
-file of the model's name, read as data and checked key by key. A model that weighs options has an
-``OptionsCard``; that of a partition policy is in ``learned``.
+A Python file is run like any program of its user. Pickled files are never loaded. A card is a JSON
+file with the model's name, checked key by key. A model that weighs options has an ``OptionsCard``;
+that of a partition policy is in ``learned``.
 """
 
 import hashlib
@@ -29,7 +29,7 @@ _ARGUMENTS = {
 
 FORMAT = "patchlight-policy"
 PLAIN_VERSION, OPTIONS_VERSION = 1, 2
-"""Of a card: of a partition policy on a RAMP of one shape, of one that weighs options anywhere."""
+"""Versions of cards: for one RAMP shape, and for options in any lab."""
 
 FLOAT = "tensor(float)"
 OUTPUT = "scores"
@@ -39,9 +39,9 @@ C = TypeVar("C")
 
 
 def load_object(path: Path, name: str | None) -> object:
-    """The class or object called ``name`` in a Python file; without a name the only policy there.
+    """The class or object called ``name`` in a Python file; without a name its only policy.
 
-    ``BadInput`` with the place in the file if it cannot be run, or has no such policy.
+    ``BadInput`` with the position in the file if it cannot be run, or has no such policy.
     """
     module = run_file(path)
     here = {
@@ -71,7 +71,7 @@ def check_methods(policy: object, called: str) -> None:
     kind = kind_of(policy)
     if kind is None:
         has = [m for m in METHODS.values() if callable(getattr(policy, m, None))]
-        what = f"has {' and '.join(has)}, more than one" if has else "is no policy: it has none"
+        what = f"has {' and '.join(has)}, more than one" if has else "is not a policy: it has none"
         raise BadInput(f"{called} {what} of a policy's methods: expected {_wanted()}")
     method = getattr(policy, METHODS[kind])
     asked = _ARGUMENTS[METHODS[kind]]
@@ -83,7 +83,7 @@ def check_methods(policy: object, called: str) -> None:
             f"{called}: its method {METHODS[kind]} cannot be called with ({', '.join(asked)}): "
             f"{error}"
         ) from error
-    except ValueError:  # Written in C, without a signature: the first decision will tell.
+    except ValueError:  # Implemented in C, without a signature: the first decision will check it.
         pass
 
 
@@ -93,7 +93,7 @@ def _wanted() -> str:
 
 
 def run_file(path: Path, what: str = "policy file") -> ModuleType:
-    """A user's Python file as a module; ``BadInput`` with the place in it if it cannot be run."""
+    """A user's Python file as a module; ``BadInput`` with the position if it cannot be run."""
     try:
         changed = path.stat().st_mtime_ns
     except OSError as error:
@@ -104,21 +104,21 @@ def run_file(path: Path, what: str = "policy file") -> ModuleType:
 
 @lru_cache(maxsize=64)
 def _run_once(path: Path, resolved: Path, changed: int) -> ModuleType:
-    """Once for each state of the file, however many policies are made of it."""
-    # Named for its whole path, so that two files of one name stay apart.
+    """Once per state of the file, for all its policies."""
+    # Named for its whole path, to distinguish files of equal names.
     digest = hashlib.sha256(str(resolved).encode()).hexdigest()[:12]
     name = f"patchlight_policy_{resolved.stem}_{digest}"
     spec = importlib.util.spec_from_file_location(name, resolved)
     if spec is None or spec.loader is None:
         raise BadInput(f"{path} cannot be read as Python")
     module = importlib.util.module_from_spec(spec)
-    # Dataclasses look their module up while they are made.
+    # Dataclasses look up their module while they are created.
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
     except SyntaxError as error:
         sys.modules.pop(name, None)
-        # The error's own file and line: it may be in a module that the file imports.
+        # The error's own file and line: it may be in an imported module.
         raise BadInput(f"{error.filename}:{error.lineno}: {error.msg}") from error
     except (Exception, SystemExit) as error:
         sys.modules.pop(name, None)
@@ -134,23 +134,23 @@ MODELS = Path(__file__).resolve().parent / "models"
 
 
 class CardError(BadInput):
-    """A learned policy cannot be used: its card or its file is wrong, or they do not match."""
+    """A learned policy's card or file is wrong, or they do not match."""
 
 
 def shipped_models() -> dict[str, Path]:
-    """The models that come with Patchlight: their names and files."""
+    """The built-in models: their names and files."""
     return {path.stem: path for path in sorted(MODELS.glob("*.onnx"))}
 
 
 def raw_card(path: Path) -> dict[str, Any]:
-    """What the card in a file says, unchecked but for its format; ``CardError`` for no card."""
+    """The content of a card file, with its format checked; ``CardError`` if it is no card."""
     try:
         if path.stat().st_size > _MOST_CARD_BYTES:
-            raise CardError(f"{path} is no card of a learned policy: it is over 1 MB")
+            raise CardError(f"{path} is not a card of a learned policy: it is over 1 MB")
         raw = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise CardError(
-            f"the learned policy has no card: there is no {path}",
+            f"the learned policy has no card: {path} not found",
             hint="a model is two files, NAME.onnx and NAME.json: keep them together",
         ) from error
     except (OSError, ValueError, RecursionError) as error:
@@ -167,31 +167,31 @@ def raw_card(path: Path) -> dict[str, Any]:
 
 
 def kinds_of(path: Path) -> tuple[PolicyKind, ...]:
-    """The kinds of the learned policy in a file, by its card; of one without a card *partition*."""
+    """The kinds of the learned policy in a file, from its card; without a card *partition*."""
     try:
         raw = raw_card(path.with_suffix(".json"))
     except CardError:
-        return ("partition",)  # Whoever loads it is told what is wrong.
+        return ("partition",)  # Loading it reports the mistake.
     named = raw.get("kinds")
     found = [kind for kind in KINDS if isinstance(named, list) and kind in named]
     return cast(tuple[PolicyKind, ...], tuple(found)) or ("partition",)
 
 
 def weighs_options(path: Path) -> bool:
-    """Whether the card of a model is one of a policy that weighs options."""
+    """Whether the card of a model is for a policy that weighs options."""
     return bool(raw_card(path.with_suffix(".json"))["format_version"] == OPTIONS_VERSION)
 
 
 def no_card(path: Path, what: str) -> CardError:
-    """What is wrong with a file that should be a card."""
+    """The mistake of a file that should be a card."""
     return CardError(
-        f"{path} is no card of a learned policy: {what}",
+        f"{path} is not a card of a learned policy: {what}",
         hint="a card is written by `patchlight policy train`",
     )
 
 
 def card_fields(raw: Mapping[str, Any], card: type[C], path: Path, optional: set[str]) -> Any:
-    """The values of a card of this class, each of its type; ``CardError`` for others."""
+    """The values of a card of this class, each of its type; else ``CardError``."""
     fields = {key: value for key, value in raw.items() if not key.startswith("format")}
     read_as = {int: int, tuple: list, Mapping: dict}
     kinds = {
@@ -209,10 +209,9 @@ def card_fields(raw: Mapping[str, Any], card: type[C], path: Path, optional: set
 
 
 def open_model(path: Path, read_card: Callable[[Path], C]) -> tuple[C, Any]:
-    """A model's card, and the model as ONNX Runtime can run it, on one core.
+    """A model's card, and the model in ONNX Runtime, on one core.
 
-    ``CardError`` where it is no ONNX model, or not the one that its card, which names its SHA-256,
-    was written for.
+    ``CardError`` if it is not an ONNX model, or its SHA-256 differs from the card's.
     """
     if path.suffix != ".onnx":
         raise CardError(
@@ -228,16 +227,15 @@ def open_model(path: Path, read_card: Callable[[Path], C]) -> tuple[C, Any]:
     card: Any = read_card(path.with_suffix(".json"))
     if (found := hashlib.sha256(content).hexdigest()) != card.sha256.lower():
         raise CardError(
-            f"{path} is not the file that its card was written for: its SHA-256 is {found[:16]}…, "
-            f"the card says {card.sha256[:16]}…",
-            hint="one of the two was changed or mixed up: export the model again",
+            f"{path} does not match its card: its SHA-256 is {found[:16]}…, the card says "
+            f"{card.sha256[:16]}…",
+            hint="one of the two was changed: export the model again",
         )
     try:
         import onnxruntime
     except ModuleNotFoundError as error:
         raise PatchlightError(
-            "learned policies need the Python package 'onnxruntime', which is not installed",
-            hint="pip install onnxruntime",
+            "learned policies need the Python package 'onnxruntime'", hint="pip install onnxruntime"
         ) from error
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
@@ -245,28 +243,28 @@ def open_model(path: Path, read_card: Callable[[Path], C]) -> tuple[C, Any]:
     runs_on = ["CPUExecutionProvider"]
     try:
         return card, onnxruntime.InferenceSession(content, options, providers=runs_on)
-    except Exception as error:  # ONNX Runtime's own kinds have no public root.
+    except Exception as error:  # ONNX Runtime's exceptions have no public base class.
         reason = first_line(error)
-        raise CardError(f"{path} is not an ONNX model that can be run: {reason}") from error
+        raise CardError(f"{path} is not a valid ONNX model: {reason}") from error
 
 
 def check_schema(card: Any, schema: str, version: int) -> None:
-    """``CardError`` if a model sees another schema than the one that is shown."""
+    """``CardError`` if a model expects another schema than the present one."""
     if (card.observation_schema, card.observation_version) != (schema, version):
         raise CardError(
             f"model {card.name!r} sees {card.observation_schema!r} version "
-            f"{card.observation_version}; this Patchlight shows {schema!r} version {version}",
+            f"{card.observation_version}; this Patchlight has {schema!r} version {version}",
             hint="train and export it again with this Patchlight",
         )
 
 
 def first_line(error: Exception) -> str:
-    """What ONNX Runtime says went wrong, in short."""
+    """ONNX Runtime's error message, shortened."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
 
 
 def has_shape(shape: list[Any], wanted: tuple[int, ...]) -> bool:
-    """Whether a model's shape takes the one wanted; a name or nothing stands for any size."""
+    """Whether a model's shape accepts the wanted one; a name or nothing means any size."""
     return len(shape) == len(wanted) and all(
         not isinstance(have, int) or have == want for have, want in zip(shape, wanted, strict=True)
     )
@@ -278,12 +276,12 @@ FROM_JOBS = (
     "when running jobs end: from the iterations that are left, as links are shared now "
     "(the simulator knows it exactly)",
 )
-"""What a model sees of jobs in a lab, and where that differs from the simulator."""
+"""What a model sees of jobs in a lab, where that differs from the simulator."""
 
 
 @dataclass(frozen=True)
 class OptionsCard:
-    """What a model that weighs options says of itself.
+    """The card of a model that weighs options.
 
     ``tested_range``: the lowest and the highest value of each measure of labs (``lab_range``) on
     which it was tested. Larger job graphs are pooled to ``most_operations``. ``training`` has the
@@ -303,16 +301,16 @@ class OptionsCard:
     training: Mapping[str, Any] = field(default_factory=dict)
 
     def written(self) -> str:
-        """As JSON text that ``read_options_card`` takes."""
+        """As JSON text; ``read_options_card`` reads it."""
         found = {"format": FORMAT, "format_version": OPTIONS_VERSION, **asdict(self)}
         return json.dumps(found, indent=2, ensure_ascii=False) + "\n"
 
 
 def read_options_card(path: Path) -> OptionsCard:
-    """The card in a file; ``CardError`` saying what is wrong with it."""
+    """The card in a file; ``CardError`` with its mistake."""
     raw = raw_card(path)
     if raw["format_version"] != OPTIONS_VERSION:
-        raise no_card(path, "it is one of a partition policy of one RAMP")
+        raise no_card(path, "it is for a partition policy of one RAMP")
     fields = card_fields(raw, OptionsCard, path, {"notes", "training"})
     kinds = fields["kinds"]
     if not kinds or len(set(kinds)) != len(kinds) or not set(kinds) <= set(KINDS):
@@ -325,7 +323,7 @@ def read_options_card(path: Path) -> OptionsCard:
 
 
 def lab_range(lab: Lab) -> dict[str, float]:
-    """A lab's measures: those of which a card has the range that was tested."""
+    """A lab's measures, whose tested ranges are in cards."""
     hosts = [host for host in lab.hosts if host.gpu is not None]
     nics_bps = sum(host.nic.rate_bps or 0 for host in hosts)
     switches = {switch.name for switch in lab.packet_switches}
@@ -347,9 +345,9 @@ def lab_range(lab: Lab) -> dict[str, float]:
 
 
 def outside_range(tested: Mapping[str, tuple[float, float]], lab: Lab) -> list[str]:
-    """In words what of a lab is outside the range that a model was tested in."""
+    """What of a lab is outside the range in which a model was tested, as text."""
     if not tested:
-        return ["all of it: the model was never tested"]
+        return ["all of it: the model was not tested"]
     found = []
     for name, value in lab_range(lab).items():
         if name not in tested:
@@ -361,14 +359,14 @@ def outside_range(tested: Mapping[str, tuple[float, float]], lab: Lab) -> list[s
 
 
 def missing_inputs(lab: Lab) -> list[str]:
-    """In words what a lab does not tell of itself, so that a model sees it as 0 or unknown."""
+    """What is unknown about a lab, so that a model sees it as 0 or unknown, as text."""
     hosts = [host for host in lab.hosts if host.gpu is not None]
     found = []
     without_rate = sum(not host.nic.rate_bps for host in hosts)
     if without_rate:
-        found.append(f"the rate of {without_rate} of {len(hosts)} NICs: they seem to be unlimited")
+        found.append(f"the rate of {without_rate} of {len(hosts)} NICs: they seem unlimited")
     if not lab.circuit_switches:
         found.append("circuits: the lab has no circuit switch")
     elif not any(fibre.loss_db for fibre in lab.fibres):
-        found.append("the loss of fibres: that of circuit switches alone is seen")
+        found.append("the loss of fibres: only that of circuit switches is included")
     return found

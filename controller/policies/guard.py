@@ -1,9 +1,9 @@
-"""Policies that may fail: a fault is reported, and the default policy decides in its place.
+"""Guards policies: a fault is reported, and the default policy decides instead.
 
-A fault is an exception, an answer that makes no sense, or no answer in time. In the lab a user's
-policy runs in its own process (``policy_process``), one of ours in a thread (``alone``), and is not
-called again until it has finished. In the simulator the answer of a late one counts: a result must
-not depend on the machine's speed.
+A fault is an exception, an invalid answer, or a timeout. In the lab a user's policy runs in its own
+process (``policy_process``), a built-in one in a thread (``alone``), which is not called again
+until it has finished. In the simulator late answers count: results must not depend on the machine's
+speed.
 """
 
 import itertools
@@ -26,7 +26,7 @@ DEADLINE_S = 1.0
 
 
 class PolicyFailed(PatchlightError):
-    """A policy gave no answer, or one that is none; the message says how, for ``Fault.reason``."""
+    """A policy's answer is missing or invalid; the message is used in ``Fault.reason``."""
 
 
 def _shown(answer: object) -> str:
@@ -38,7 +38,7 @@ def _shown(answer: object) -> str:
 
 
 def _whole(answer: Any, what: str) -> int:
-    """Also NumPy's whole numbers, never a bool."""
+    """Accepts NumPy's whole numbers, but no bool."""
     if not isinstance(answer, bool):
         try:
             return int(operator.index(answer))
@@ -57,9 +57,7 @@ def _legal(answer: Any, cluster: ClusterView, job: JobView, legal: tuple[int, ..
         raise PolicyFailed(f"it answered {_shown(degree)}: expected {what}")
     if isinstance(answer, contract.PlacedDegree):
         if answer.gpus not in cluster.places(job, degree):
-            raise PolicyFailed(
-                f"it answered degree {degree} on a block that is none of the free ones for it"
-            )
+            raise PolicyFailed(f"it answered degree {degree} on a block that is not free for it")
         return answer
     return degree
 
@@ -70,7 +68,7 @@ def _placed(answer: Any, cluster: ClusterView, job: JobView, workers: int) -> li
     what = f"{workers} different free GPUs, or None"
     if isinstance(answer, str) or not hasattr(answer, "__iter__"):
         raise PolicyFailed(f"it answered {_shown(answer)}: expected {what}")
-    # One more than wanted is enough to know: a generator may never end.
+    # Reading one more than wanted is enough: a generator may never end.
     gpus = [_whole(gpu, what) for gpu in itertools.islice(answer, workers + 1)]
     if len(gpus) != workers:
         many = len(gpus) if len(gpus) < workers else f"more than {workers}"
@@ -83,7 +81,7 @@ def _placed(answer: Any, cluster: ClusterView, job: JobView, workers: int) -> li
             )
         if not left >> gpu & 1:
             name, twice = cluster.shape.gpus[gpu].name, gpus.count(gpu) > 1
-            why = "it is there twice" if twice else "it is not free for this job"
+            why = "it appears twice" if twice else "it is not free for this job"
             raise PolicyFailed(f"it answered GPU {gpu} ({name}): {why}")
         left ^= 1 << gpu
     return gpus
@@ -115,18 +113,14 @@ def _maps(answer: Any, cluster: ClusterView, _groups: object) -> dict[str, PortM
             try:
                 wanted.check(cluster.lab.circuit_switch(ocs).ports)
             except PatchlightError as error:
-                raise PolicyFailed(
-                    f"it answered a map for {ocs} that cannot be: {error}"
-                ) from error
+                raise PolicyFailed(f"it answered an invalid map for {ocs}: {error}") from error
         change = cluster.circuits[ocs].diff(wanted)
         made = {port for circuit in change.makes for port in (circuit.inp, circuit.out)}
         barred = cluster.barred.get(ocs, frozenset())
         touched = change.ports & (barred - cluster.failed.get(ocs, frozenset())) | made & barred
         if touched:
             ports = ", ".join(map(str, sorted(touched)))
-            raise PolicyFailed(
-                f"it answered a map for {ocs} that changes ports not to be touched: {ports}"
-            )
+            raise PolicyFailed(f"it answered a map for {ocs} that changes locked ports: {ports}")
     return found
 
 
@@ -148,7 +142,7 @@ def _degrees(
             raise PolicyFailed(f"it answered {_shown(wanted)} for {name}: expected {what}")
     more = sum(max(0, degree - known[name].degree) for name, degree in found.items())
     if more > (free := cluster.free.bit_count()):
-        raise PolicyFailed(f"it has jobs grow by {more} GPUs in all: {free} are free")
+        raise PolicyFailed(f"it grows jobs by {more} GPUs in total, but only {free} are free")
     return {name: degree for name, degree in found.items() if degree != known[name].degree}
 
 
@@ -159,11 +153,11 @@ CHECKS: Mapping[PolicyKind, Callable[..., Any]] = {
     "topology": _maps,
     "elasticity": _degrees,
 }
-"""What makes sure of an answer: called with it and with what the policy was asked."""
+"""A check of an answer: called with it and with the policy's input."""
 
 
 class Fault(NamedTuple):
-    """A policy failed: which one, on which jobs (if on any), and how."""
+    """A fault of a policy: its name, the affected jobs, and the reason."""
 
     kind: PolicyKind
     policy: str
@@ -178,15 +172,15 @@ class Fault(NamedTuple):
 
 
 class PolicyElsewhere:
-    """A policy that is not in this process."""
+    """A policy outside this process."""
 
     def ask_why(self, arguments: tuple[Any, ...]) -> tuple[Any, Any]:
-        """Its checked answer (``CHECKS``), and what it tells of it; or ``PolicyFailed``."""
+        """Its checked answer (``CHECKS``), and its explanation; or ``PolicyFailed``."""
         raise NotImplementedError
 
 
 class _Alone:
-    """Asks in a thread; one that does not answer in time keeps it, and nobody else is asked."""
+    """Calls a policy in a thread; a late one keeps the thread, and is not called meanwhile."""
 
     def __init__(self, deadline_s: float) -> None:
         self._deadline_s = deadline_s
@@ -196,7 +190,7 @@ class _Alone:
     def ask(self, method: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
         with self._lock:
             if self._pending is not None and not self._pending.is_set():
-                raise PolicyFailed("it still has not answered an earlier question")
+                raise PolicyFailed("it has not answered the previous call yet")
             self._pending = done = threading.Event()
         found: list[Any] = []
         raised: list[BaseException] = []
@@ -204,13 +198,13 @@ class _Alone:
         def work() -> None:
             try:
                 found.append(method(*arguments))
-            # SystemExit and the like too: in a thread they would end nothing and say nothing.
+            # Also SystemExit and the like, which would end the thread silently.
             except BaseException as error:
                 raised.append(error)
             finally:
                 done.set()
 
-        # A daemon: a process that ends does not wait for it.
+        # A daemon thread does not delay the end of the process.
         threading.Thread(target=work, name="policy", daemon=True).start()
         if not done.wait(self._deadline_s):
             raise PolicyFailed(f"no answer within {self._deadline_s:g} s")
@@ -233,9 +227,9 @@ class _Guard:
         alone: bool = False,
         refusals: tuple[type[PatchlightError], ...] = (),
     ) -> None:
-        """``report`` hears of each fault, in the thread of whoever asked.
+        """``report`` is called for each fault, in the caller's thread.
 
-        ``refusals`` are errors that count as answers: they are raised to whoever asked.
+        ``refusals`` are errors that count as answers: they are raised to the caller.
         """
         self.policy, self.default, self.name = policy, default, name
         self._report, self._deadline_s = report, deadline_s
@@ -246,16 +240,15 @@ class _Guard:
 
     @property
     def explanation(self) -> Any:
-        """What the policy told of the last answer that this thread had, as JSON, or ``None``."""
+        """The explanation of this thread's last answer, as JSON, or ``None``."""
         return getattr(self._told, "explanation", None)
 
     @property
     def fault(self) -> str:
-        """Why the default gave the last answer that this thread had; empty if it did not."""
+        """Why the default gave this thread's last answer; empty if it did not."""
         return getattr(self._told, "fault", "")
 
     def _decide(self, jobs: tuple[str, ...], arguments: tuple[Any, ...]) -> Any:
-        """The checked answer about ``jobs``; after a fault, which is reported, the default's."""
         name = METHODS[self.kind]
         self._told.explanation, self._told.fault = None, ""
         try:
@@ -280,7 +273,7 @@ class _Guard:
             if self._alone is None:
                 raise
             reason = "it raised KeyboardInterrupt"
-        except BaseException as error:  # SystemExit and the like: nothing of it may end others.
+        except BaseException as error:  # SystemExit and the like must not end anything else.
             reason = f"it raised {raised(error)}"
         self._told.fault = reason
         self._report(Fault(self.kind, self.name, jobs, reason))
@@ -288,15 +281,15 @@ class _Guard:
 
 
 def answer_of(policy: Any, kind: PolicyKind, *arguments: Any) -> Any:
-    """What a policy answers, checked; ``PolicyFailed`` if that is no answer.
+    """A policy's checked answer, or ``PolicyFailed``.
 
-    The check is part of asking: an answer can be a generator, or what else is asked more.
+    The check is part of the call: an answer can be a generator, for example.
     """
     return CHECKS[kind](getattr(policy, METHODS[kind])(*arguments), *arguments)
 
 
 def raised(error: BaseException) -> str:
-    """The error in a line, with the place in the policy's own file where there is one."""
+    """The error in a line, with the position in the policy's file if known."""
     trace = error.__traceback__
     place = ""
     while trace is not None:
@@ -312,7 +305,7 @@ def raised(error: BaseException) -> str:
 
 
 class GuardedPartition(_Guard):
-    """A ``PartitionPolicy`` that always answers with a legal degree, or ``None``."""
+    """A ``PartitionPolicy`` that always returns a legal degree, or ``None``."""
 
     kind: PolicyKind = "partition"
 
@@ -322,7 +315,7 @@ class GuardedPartition(_Guard):
 
 
 class GuardedPlacement(_Guard):
-    """A ``PlacementPolicy`` that always answers with free GPUs, or ``None``."""
+    """A ``PlacementPolicy`` that always returns free GPUs, or ``None``."""
 
     kind: PolicyKind = "placement"
 
@@ -332,7 +325,7 @@ class GuardedPlacement(_Guard):
 
 
 class GuardedOrder(_Guard):
-    """An ``OrderPolicy`` that always answers with a number."""
+    """An ``OrderPolicy`` that always returns a number."""
 
     kind: PolicyKind = "order"
 
@@ -342,20 +335,20 @@ class GuardedOrder(_Guard):
 
 
 class GuardedTopology(_Guard):
-    """A ``TopologyPolicy`` that always answers with maps which the lab's OCSes can have."""
+    """A ``TopologyPolicy`` that always returns maps that the lab's OCSs can have."""
 
     kind: PolicyKind = "topology"
 
     def circuits(
         self, cluster: ClusterView, groups: contract.Groups, jobs: tuple[str, ...] = ()
     ) -> Mapping[str, PortMap]:
-        """``jobs`` are those on whose behalf it is asked: faults are reported as on them."""
+        """``jobs`` are those for which it is called: faults are reported for them."""
         maps: dict[str, PortMap] = self._decide(jobs, (cluster, groups))
         return maps
 
 
 class GuardedElasticity(_Guard):
-    """An ``ElasticityPolicy`` that always answers with legal degrees for which there is room."""
+    """An ``ElasticityPolicy`` that always returns legal degrees for which there is room."""
 
     kind: PolicyKind = "elasticity"
 

@@ -1,6 +1,6 @@
-"""Learned partition policies: a model scores each degree for a RAMP (``observation``).
+"""Runs learned partition policies: a model scores each degree for a RAMP (``observation``).
 
-A file is refused, with the reason, unless it is what its card says and fits the schema and the lab.
+A file is refused, with the reason, unless it matches its card, the schema and the lab.
 """
 
 import json
@@ -23,7 +23,7 @@ from patchlight.testbed.lab.model import Lab
 
 @dataclass(frozen=True)
 class Card:
-    """What a learned policy says of itself.
+    """The card of a learned policy.
 
     ``actions`` are the degrees of its outputs, 0 first. ``ramp`` (groups, racks, servers of a rack)
     and ``placement_rule`` are of the lab that it was trained for. ``sha256`` is of the ONNX file.
@@ -45,26 +45,26 @@ class Card:
 
     @property
     def layout(self) -> ObservationLayout:
-        """The sizes of what it sees."""
+        """The sizes of its observation."""
         return ObservationLayout(self.ramp, self.actions[1:], self.observation_version)
 
     def written(self) -> str:
-        """As JSON text that ``read_card`` takes."""
+        """As JSON text; ``read_card`` reads it."""
         found = {"format": files.FORMAT, "format_version": files.PLAIN_VERSION, **asdict(self)}
         if self.blocks == 1:
-            del found["blocks"]  # Earlier versions of Patchlight do not know it.
+            del found["blocks"]  # Earlier versions of Patchlight do not support it.
         return json.dumps(found, indent=2, ensure_ascii=False) + "\n"
 
 
 def read_card(path: Path) -> Card:
-    """The card in a file; ``CardError`` saying what is wrong with it."""
+    """The card in a file; ``CardError`` with its mistake."""
     raw = files.raw_card(path)
     if raw["format_version"] != files.PLAIN_VERSION:
-        raise no_card(path, "it is one of a policy that weighs options")
+        raise no_card(path, "it is for a policy that weighs options")
     fields = files.card_fields(raw, Card, path, {"notes", "training", "blocks"})
     actions, ramp = fields["actions"], fields["ramp"]
     if not all(type(n) is int for n in (*actions, *ramp)):
-        raise no_card(path, "'actions' and 'ramp' are lists of whole numbers")
+        raise no_card(path, "'actions' and 'ramp' must be lists of whole numbers")
     if actions[:1] != [0] or actions != sorted(set(actions)) or len(actions) < 2:
         raise no_card(path, f"'actions' is {actions}: expected degrees in ascending order, 0 first")
     if len(ramp) != 3 or min(ramp) < 1 or not actions[-1] <= ramp[0] * ramp[1] * ramp[2] <= 4096:
@@ -76,10 +76,10 @@ def read_card(path: Path) -> Card:
 
 
 class LearnedPartition:
-    """A ``PartitionPolicy`` that a model decides.
+    """A ``PartitionPolicy`` that uses a model.
 
-    With more than one of ``blocks`` (its card's if not given) it chooses the block, too: among so
-    many free ones of each degree, the first and those that take the fewest others away.
+    With more than one of ``blocks`` (by default its card's) it chooses the block, too: among that
+    many free ones of each degree, the first and those that block the fewest others.
     """
 
     def __init__(self, card: Card, session: Any, blocks: int | None = None) -> None:
@@ -92,20 +92,20 @@ class LearnedPartition:
         self._observer = observation.RampObserver(card.layout, graphs)
 
     def _scores(self, seen: Observation, job: JobView) -> list[float]:
-        """The model's score of each action of its card; minus infinity where none can succeed."""
+        """The model's score of each action; minus infinity if the action cannot succeed."""
         given = {name: seen[name][None] for name in self._inputs}
         found = self._session.run([OUTPUT], given)[0][0]
         possible = seen["mask"] > 0
         if not np.isfinite(found[possible]).all():
             raise PatchlightError(
-                f"model {self.card.name!r} gave scores that are no numbers for job {job.name!r}"
+                f"model {self.card.name!r} returned invalid scores for job {job.name!r}"
             )
         return [float(score) for score in np.where(possible, found, -np.inf)]
 
     def check_fits(self, shape: ClusterShape, lab: Lab | None = None) -> None:
-        """``CardError`` if the model was trained for another cluster than one of this shape."""
+        """``CardError`` if the model was trained for a cluster of another shape."""
         if shape.ramp != self.card.ramp:
-            other = f"one of {written(shape.ramp)}" if shape.ramp else "a lab that is no RAMP"
+            other = f"one of {written(shape.ramp)}" if shape.ramp else "a lab that is not a RAMP"
             raise CardError(
                 f"model {self.card.name!r} was trained for a RAMP of {written(self.card.ramp)} "
                 f"servers, not for {other}",
@@ -113,9 +113,9 @@ class LearnedPartition:
             )
 
     def degree(self, cluster: ClusterView, job: JobView, legal: tuple[int, ...]) -> int:
-        """The degree with the best score, the lowest of equals; a ``PlacedDegree`` on its block.
+        """The degree with the best score, the lowest in a tie; a ``PlacedDegree`` on its block.
 
-        ``BadInput`` if the cluster or the job is not what the model was trained for.
+        ``BadInput`` if the cluster or the job is not of the kind that the model was trained for.
         """
         seen = self._observer.observe(cluster, job, legal)
         scores = self._scores(seen, job)
@@ -137,7 +137,6 @@ class LearnedPartition:
     def _other_blocks(
         self, cluster: ClusterView, job: JobView, seen: Observation
     ) -> Iterator[dict[int, int]]:
-        """Blocks that are not the first ones, one for each action that has so many."""
         actions = [n for n, degree in enumerate(self.card.actions) if degree and seen["mask"][n]]
         places = {n: cluster.places(job, self.card.actions[n]) for n in actions}
         sizes = {gpus: gpus.bit_count() for found in places.values() for gpus in found}
@@ -152,14 +151,14 @@ class LearnedPartition:
             yield {n: gpus for n, gpus in zip(places, row, strict=True) if gpus is not None}
 
     def with_parameters(self, blocks: int | None = None) -> "LearnedPartition":
-        """The same that weighs so many free blocks of each degree."""
+        """The same policy with that many free blocks of each degree."""
         if blocks is not None and blocks < 1:
             raise BadInput(f"cannot weigh {blocks} blocks of each degree: expected 1 or more")
         return LearnedPartition(self.card, self._session, blocks)
 
 
 def load_learned(path: Path) -> LearnedPartition:
-    """The policy in an ONNX file with its card beside it; ``CardError`` says what is wrong."""
+    """The policy in an ONNX file with its card; ``CardError`` with its mistake."""
     card, session = files.open_model(path, read_card)
     if card.kind != "partition":
         raise CardError(f"model {card.name!r} is of kind {card.kind!r}: expected 'partition'")
@@ -171,7 +170,6 @@ def load_learned(path: Path) -> LearnedPartition:
 
 
 def _check_session(card: Card, session: Any, path: Path) -> None:
-    """Inputs, output, and one trial run."""
     shapes = card.layout.shapes
     inputs, outputs = session.get_inputs(), session.get_outputs()
     for each in inputs:
@@ -186,7 +184,7 @@ def _check_session(card: Card, session: Any, path: Path) -> None:
                 f"{list(card.actions[1:])} has {FLOAT} of shape {list(wanted)}"
             )
     if "remaining" not in {each.name for each in inputs}:
-        raise CardError(f"{path} does not look at the cluster: it has no input 'remaining'")
+        raise CardError(f"{path} has no input 'remaining', so it ignores the cluster")
     wanted = (1, len(card.actions))
     named = [(o.name, o.type) for o in outputs]
     if named != [(OUTPUT, FLOAT)] or not has_shape(outputs[0].shape, wanted):
@@ -200,4 +198,4 @@ def _check_session(card: Card, session: Any, path: Path) -> None:
     except Exception as error:
         raise CardError(f"{path} fails on an empty cluster: {files.first_line(error)}") from error
     if scores.shape != wanted or not np.isfinite(scores).all():
-        raise CardError(f"{path} gives no numbers of shape {list(wanted)} for an empty cluster")
+        raise CardError(f"{path} returns no numbers of shape {list(wanted)} for an empty cluster")

@@ -1,10 +1,10 @@
-"""What a learned policy sees: a cluster, a job and its legal degrees as arrays of numbers.
+"""Encodes what a learned policy sees: a cluster, a job and its legal degrees as arrays.
 
-The heart of it are *afterstates*. Where a job goes is fixed by the degree (``preview`` says where),
-so for each option, refusing included, one row tells how long each server would then be busy.
+The main part are *afterstates*. The degree determines where a job goes (``preview``), so for each
+option, including refusal, one row has how long each server would then be busy.
 
-A model is only ever run on the layout and the schema's version that it was trained on. Version 2
-tells of the recent jobs also how often they come; models of version 1 see what they saw.
+A model only runs on the layout and the schema version that it was trained on. Version 2 adds the
+arrival times of recent jobs; models of version 1 see what they saw.
 """
 
 import math
@@ -24,21 +24,21 @@ from patchlight.testbed.graphs.model import ComputationGraph
 SCHEMA = "patchlight.ramp-partition"
 VERSION, VERSIONS = 2, (1, 2)
 UNIT_S = 1000.0
-"""Times are in units of this many seconds."""
+"""The unit of times, in seconds."""
 LONGEST = 100.0
-"""No time is more than this, in these units: nor one that nobody knows, or of a broken server."""
+"""The maximum of times in this unit, also used for unknown times and broken servers."""
 MAX_NODES, MAX_EDGES = 128, 256
 SCALED = ("forward_ms", "backward_ms", "activation_bytes", "parameter_bytes")
-"""What of an operation is seen, each as its part of the graph's sum."""
+"""The features of an operation, each as its part of the graph's sum."""
 NODE_DEPTH, IS_NODE = len(SCALED), len(SCALED) + 1
-"""Further features of a node: its depth in the graph, and 1 where there is one, 0 in padding."""
+"""Further features of a node: its depth in the graph, and 1 (0 for padding)."""
 NODE_FEATURES = len(SCALED) + 2
 JOB_FEATURES, OPTION_FEATURES = 4, 4
 RECENT_BINS, RECENT_JOBS = 10, 64
 RECENT_FEATURES = RECENT_BINS + 7
 WORK, COUNTED, WORK_DEVIATION, INTERVAL, UNEVENNESS = range(RECENT_BINS + 2, RECENT_FEATURES)
-"""Places in ``recent``: mean sequential time, how many jobs there were, the deviation of their
-sequential times, the mean time between two of them, and its deviation over its mean."""
+"""Indices in ``recent``: mean sequential time, number of jobs, the deviation of their sequential
+times, the mean interval between jobs, and its relative deviation."""
 _RECENT_OF = {1: COUNTED + 1, 2: RECENT_FEATURES}
 
 Array = NDArray[np.float32]
@@ -47,7 +47,7 @@ Observation = dict[str, Array]
 
 @dataclass(frozen=True)
 class ObservationLayout:
-    """The sizes of an observation: for which RAMP, and which degrees besides 0."""
+    """The sizes of an observation: for which RAMP, and which degrees other than 0."""
 
     ramp: tuple[int, int, int]
     degrees: tuple[int, ...]
@@ -67,17 +67,17 @@ class ObservationLayout:
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """The shape of each array, without a batch. All are ``float32``.
 
-        ``remaining``: for each action, for how long each server would be busy; the first row, of
-        refusing, is the cluster as it is. ``options``: for each action its degree as a
-        share of the servers, the expected time, that as a share of the limit, the share of servers
-        taken; ``mask``: 1 where the action can succeed. ``job``: the requirement β, the
-        sequential time, the limit, the GPUs free as a share. ``recent``: the share of the last 64
-        jobs with β in each tenth, mean and deviation of their β, their mean sequential
-        time, how many of 64 there were; since version 2 also the deviation of their sequential
-        time, the mean time from one to the next and to this job, and its deviation as a share of
-        that. ``nodes``: for each operation its share of the forward time, of the backward time, of
-        activations and of parameters, its depth as a share of the deepest, and 1 (0 where there is
-        no operation). ``edges``: source, target, and 1 (0 where there is no edge).
+        ``remaining``: for each action, for how long each server would be busy; the first row, for
+        refusal, is the present cluster. ``options``: for each action its degree as a share of the
+        servers, the expected time, that as a share of the limit, the share of servers taken;
+        ``mask``: 1 where the action can succeed. ``job``: the requirement β, the sequential time,
+        the limit, the GPUs free as a share. ``recent``: the share of the last 64 jobs with β in
+        each tenth, mean and deviation of their β, their mean sequential time, how many of 64 there
+        were; since version 2 also the deviation of their sequential time, the mean time from one to
+        the next and to this job, and its deviation as a share of that. ``nodes``: for each
+        operation its share of the forward time, of the backward time, of activations and of
+        parameters, its depth as a share of the deepest, and 1 (0 where there is no operation).
+        ``edges``: source, target, and 1 (0 where there is no edge).
         """
         actions = len(self.degrees) + 1
         return {
@@ -98,10 +98,10 @@ class ObservationLayout:
 def recent_features(
     requirements: Sequence[float], sequential_s: Sequence[float], arrived_s: Sequence[float]
 ) -> Array:
-    """``recent`` before each of some jobs that come one after the other, and after the last.
+    """``recent`` before each of some successive jobs, and after the last.
 
-    Row i is of the (at most 64) jobs before job i. ``arrived_s`` has one time more than there are
-    jobs, and there is one row more. While there are none, one is taken to come every ``UNIT_S``.
+    Row i covers the (at most 64) jobs before job i. ``arrived_s`` has one time more than there are
+    jobs, and there is one row more. Without jobs, one is assumed to arrive every ``UNIT_S``.
     """
     count = len(requirements)
     beta = np.minimum(np.asarray(requirements, np.float64), 1.0)
@@ -134,7 +134,7 @@ def recent_features(
 
 
 def _deviation(square: NDArray[np.float64], mean: NDArray[np.float64]) -> NDArray[np.float64]:
-    # What is left of rounding is no deviation.
+    # Rounding errors are not a deviation.
     left = np.maximum(square - mean * mean, 0.0)
     found: NDArray[np.float64] = np.sqrt(np.where(left > 1e-9 * square, left, 0.0))
     return found
@@ -161,7 +161,7 @@ def graph_features(graph: ComputationGraph) -> tuple[Array, Array]:
 
 
 class GraphArrays:
-    """Makes the arrays of graphs, and keeps those of the graphs that it has seen."""
+    """Makes the arrays of graphs, with a cache."""
 
     _MOST = 256
 
@@ -169,7 +169,7 @@ class GraphArrays:
         self, make: Callable[[ComputationGraph], tuple[NDArray[Any], NDArray[Any]]]
     ) -> None:
         self._make = make
-        # By identity: to compare large graphs takes longer than to ask whether one was seen.
+        # By identity: comparing large graphs takes longer.
         self._known: dict[int, tuple[ComputationGraph, NDArray[Any], NDArray[Any]]] = {}
 
     def of(self, graph: ComputationGraph) -> tuple[NDArray[Any], NDArray[Any]]:
@@ -183,7 +183,7 @@ class GraphArrays:
 
 
 def depths(graph: ComputationGraph) -> list[int]:
-    """How many operations each operation waits for, one after the other, itself included."""
+    """How many operations each operation waits for, one after the other, including itself."""
     found = [0] * len(graph.operations)
     for node in graph.order:
         found[node] = 1 + max((found[parent] for parent in graph.parents[node]), default=-1)
@@ -191,9 +191,9 @@ def depths(graph: ComputationGraph) -> list[int]:
 
 
 class RampObserver:
-    """Makes observations of one layout; each is written over by the next one.
+    """Makes observations of one layout; each overwrites the previous one.
 
-    Without ``graphs``, computation graphs are left out, so that jobs may have any, or none.
+    Without ``graphs``, computation graphs are omitted, so that jobs may have any, or none.
     """
 
     def __init__(self, layout: ObservationLayout, graphs: bool = True) -> None:
@@ -202,7 +202,7 @@ class RampObserver:
         self._graphs = GraphArrays(graph_features)
 
     def observe(self, cluster: ClusterView, job: JobView, legal: tuple[int, ...]) -> Observation:
-        """What the cluster and the job look like; ``BadInput`` if they are not of the layout."""
+        """The observation of cluster and job; ``BadInput`` if they do not have the layout."""
         layout, found = self.layout, self._arrays
         if cluster.shape.ramp != layout.ramp or len(cluster.shape.gpus) != layout.servers:
             raise BadInput(
@@ -211,7 +211,7 @@ class RampObserver:
             )
         if self._sees_graphs:
             if job.graph is None:
-                raise BadInput(f"job {job.name!r} comes without its computation graph")
+                raise BadInput(f"job {job.name!r} has no computation graph")
             found["nodes"][:], found["edges"][:] = self._graphs.of(job.graph)
         now_s, remaining, options = cluster.now_s, found["remaining"], found["options"]
         mask, size = found["mask"], layout.servers
@@ -260,10 +260,10 @@ class RampObserver:
 
 
 def _units(seconds: float) -> float:
-    """Seconds in ``UNIT_S``, within 0 and ``LONGEST``; what nobody knows is ``LONGEST``."""
+    """Seconds in ``UNIT_S``, within 0 and ``LONGEST``, which is also used if unknown."""
     return min(max(seconds / UNIT_S, 0.0), LONGEST) if seconds == seconds else LONGEST
 
 
 def written(ramp: Sequence[int]) -> str:
-    """A RAMP's shape as people write it: 4×4×2."""
+    """A RAMP's shape as text: 4×4×2."""
     return "×".join(map(str, ramp))

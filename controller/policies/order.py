@@ -1,8 +1,8 @@
-"""Order policies: which waiting job is next: the lowest, of equals the one that came first.
+"""Orders waiting jobs: the lowest is next, in a tie the one that arrived first.
 
-``stable``: the answer depends on the job and its progress alone; it is asked once while the job
-waits. ``rises_at``: for a running job it rises only where its GPU-seconds pass these amounts,
-ascending. ``by_user``: it depends on the user and what users had alone; it is asked once per user.
+``stable``: the answer depends only on the job and its progress; it is computed once while the job
+waits. ``rises_at``: for a running job it rises only when its GPU-seconds pass these amounts,
+ascending. ``by_user``: it depends only on the user and their usage; it is computed once per user.
 """
 
 import math
@@ -15,7 +15,7 @@ from patchlight.controller.policies.contract import ClusterView, JobView, Progre
 from patchlight.testbed.errors import BadInput
 
 LAST = sys.float_info.max
-"""Of a job of which nothing is known that the policy goes by."""
+"""For jobs without the value that the policy needs."""
 
 
 class _Stable:
@@ -31,7 +31,7 @@ class Fifo(_Stable):
 
 
 class Srpt(_Stable):
-    """Shortest remaining processing time; jobs of which it is not known come last.
+    """Shortest remaining processing time; jobs with unknown time come last.
 
     Optimal for the mean time in the system on one machine (Schrage, 1968).
     """
@@ -41,11 +41,11 @@ class Srpt(_Stable):
 
 
 class LeastDelay(_Stable):
-    """The job that holds the fewest GPU-seconds, as far as they are known, others come last.
+    """The job that holds the fewest GPU-seconds; jobs with unknown ones come last.
 
-    So those behind it wait the least for it. If a job could use all GPUs at once, they would be one
-    machine, on which that is optimal for the mean time in the system (Smith, 1956). Goes with the
-    placement and the topology policy *least-delay*.
+    So jobs behind it wait the least for it. If a job could use all GPUs at once, they would be one
+    machine, on which that is optimal for the mean time in the system (Smith, 1956). Use it with the
+    placement and topology policies *least-delay*.
     """
 
     def priority(self, cluster: ClusterView, job: JobView, progress: Progress) -> float:
@@ -53,7 +53,6 @@ class LeastDelay(_Stable):
 
 
 def _left_s(job: JobView, progress: Progress) -> float:
-    """The seconds that a job still takes alone."""
     left_s = progress.remaining_s
     return job.expected_s.get(job.workers, LAST) if math.isnan(left_s) else left_s
 
@@ -61,10 +60,9 @@ def _left_s(job: JobView, progress: Progress) -> float:
 class LeastAttainedService:
     """Least attained service in GPU-seconds, in queues: Tiresias' discretised 2D-LAS.
 
-    A job falls from the first queue into the second once it has had ``first_gpu_s``
-    GPU-seconds, and into each next one after ``factor`` times as much; within a queue the first
-    comes first. Gu et al., "Tiresias: A GPU Cluster Manager for Distributed Deep Learning",
-    NSDI 2019.
+    A job leaves the first queue after ``first_gpu_s`` GPU-seconds, and each next one after
+    ``factor`` times as much; within a queue the first comes first. Gu et al., "Tiresias: A GPU
+    Cluster Manager for Distributed Deep Learning", NSDI 2019.
     """
 
     stable: ClassVar[bool] = True
@@ -89,10 +87,10 @@ class Deadline(_Stable):
 
 
 class FairShare:
-    """Jobs of whoever had the least GPU-seconds for the own share; of one user, the first.
+    """Jobs of the user with the fewest GPU-seconds per share; within a user, the first.
 
-    What was had counts half as much after each half-life, as in the fair-share factor of
-    Slurm's multifactor priority plugin. Half-life and shares are the queue's.
+    Past usage counts half after each half-life, as in the fair-share factor of Slurm's multifactor
+    priority plugin. Half-life and shares are the queue's.
     """
 
     by_user: ClassVar[bool] = True

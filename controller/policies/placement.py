@@ -1,8 +1,8 @@
-"""Placement policies: which GPUs a job gets, and in which order they form its ring.
+"""Decides which GPUs a job gets, and in which order they form its ring.
 
-All let the job wait where it finds too few free GPUs of its models. GPUs that are dark, under no
-packet switch, are taken last. A ring that visits each packet switch once crosses two links for each
-switch, the fewest possible; from four switches on, their order matters.
+A job waits if too few suitable GPUs are free. GPUs without a packet switch are taken last. A ring
+that visits each packet switch once crosses two links per switch, the minimum; from four switches
+on, their order matters.
 """
 
 import itertools
@@ -19,33 +19,31 @@ from patchlight.testbed.lab.model import Lab
 from patchlight.testbed.lab.portmap import PortMap
 from patchlight.testbed.lab.wiring import trace_links
 
-# Up to so many switches the shortest round is found by trying; beyond, one along a tree is taken.
+# Up to this many switches the shortest round is computed exactly; beyond, along a tree.
 _TRIED_RACKS = 8
 _KEPT, _MOST_ROUNDS = 4, 10_000
 _MOST_KNOWN = 8
 
 
 class _Rounds(NamedTuple):
-    """A lab under some circuits, and the rounds through its packet switches that were found."""
-
     lab: Lab
     circuits: Mapping[str, PortMap]
     trunks: Trunks
     found: dict[tuple[int, ...], list[int]]
 
 
-_rounds: list[_Rounds] = []  # The last few: placements ask for many rings of one moment.
+_rounds: list[_Rounds] = []  # The last few: placements need many rings at one moment.
 
 
 def ring_order(cluster: ClusterView, gpus: Sequence[int]) -> list[int]:
     """These GPUs as a ring that crosses as few links between packet switches as possible.
 
-    Those under one switch stay together in their order; dark ones come last. Up to eight
-    switches it is the shortest round of all, on trees also beyond. Without a lab racks are equally
-    far apart.
+    GPUs of one switch stay together in order; those without a switch come last. Up to eight
+    switches it is the shortest round, on trees also beyond. Without a lab all racks are equally
+    distant.
     """
     if len(gpus) < 3:
-        return list(gpus)  # There is only one such ring.
+        return list(gpus)  # All rings are equal.
     under: dict[int, list[int]] = {}
     for gpu in gpus:
         under.setdefault(cluster.shape.gpus[gpu].rack, []).append(gpu)
@@ -57,7 +55,6 @@ def ring_order(cluster: ClusterView, gpus: Sequence[int]) -> list[int]:
 
 
 def _round(cluster: ClusterView, lab: Lab, racks: Sequence[int]) -> list[int]:
-    """These racks in the order of a short round."""
     global _rounds
     circuits = dict(cluster.circuits)
     known = next((r for r in _rounds if r.lab is lab and r.circuits == circuits), None)
@@ -76,10 +73,10 @@ def _round(cluster: ClusterView, lab: Lab, racks: Sequence[int]) -> list[int]:
 
 
 def _shortest(names: Sequence[str], trunks: Trunks) -> list[str]:
-    """The shortest round from the first through all (Held and Karp, 1962); of equals the first."""
+    """The shortest round from the first through all (Held and Karp, 1962); the first in a tie."""
     hops = [[hops_to(trunks, a).get(b, math.inf) for b in names] for a in names]
     others = range(1, len(names))
-    # By the set of those visited and the last of them: how far it is, and in which order.
+    # By the set of visited ones and the last of them: the distance and the order.
     best: Mapping[tuple[frozenset[int], int], tuple[float, tuple[int, ...]]]
     best = {(frozenset([each]), each): (hops[0][each], (each,)) for each in others}
     for _ in others[1:]:
@@ -96,7 +93,7 @@ def _shortest(names: Sequence[str], trunks: Trunks) -> list[str]:
 
 
 def _along_a_tree(names: Sequence[str], trunks: Trunks) -> list[str]:
-    """All in the order in which a walk around a tree of shortest ways from the first meets them."""
+    """All in the order of a walk around a tree of shortest paths from the first."""
     found: list[str] = []
     seen = set(names[:1])
     children: dict[str, list[str]] = {}
@@ -130,9 +127,9 @@ class FirstFit:
 
 
 class _ByGroup:
-    """Takes GPUs by server or rack: of the group with the least room left over, else of few.
+    """Takes GPUs by server or rack: from the group with the least room left, else from few groups.
 
-    What is free is kept from decision to decision, for each set of GPU models that jobs want.
+    Free GPUs are tracked between decisions, for each requested set of GPU models.
     """
 
     by_rack = True
@@ -161,16 +158,15 @@ class _ByGroup:
 
 
 class BestFit(_ByGroup):
-    """The server that holds the job with the least room left over, else as few as possible."""
+    """The server that holds the job with the least room left, else as few as possible."""
 
     by_rack = False
 
 
 class Consolidated(_ByGroup):
-    """The packet switch that holds the job with the least room left over, else as few as possible.
+    """The packet switch that holds the job with the least room left, else as few as possible.
 
-    So a job's traffic passes few links between packet switches; its ring takes those in turn that
-    are near each other.
+    So a job's traffic crosses few links between packet switches; its ring visits near ones in turn.
     """
 
     def _take(self, cluster: ClusterView, free: int, groups: FreeGroups, workers: int) -> list[int]:
@@ -193,17 +189,16 @@ class RackAware(_ByGroup):
 
 
 def _as_ring(cluster: ClusterView, free: int, found: list[int], workers: int) -> list[int]:
-    """What racks give, and dark GPUs where that is too little."""
     if len(found) < workers:
         for rack in cluster.shape.rack_gpus:
             free &= ~rack
         found = found + lowest(free, workers - len(found))
-    # They come rack by rack: the order of racks matters only where some are nearer than others.
+    # They are in rack order, which matters only if some racks are nearer than others.
     return found if cluster.lab is None else ring_order(cluster, found)
 
 
 class RandomPlacement:
-    """Any free GPUs, each set as likely; the seed fixes the choices."""
+    """Random free GPUs, every set equally likely; the seed makes it reproducible."""
 
     def __init__(self, seed: int = 0) -> None:
         self._random = random.Random(seed)
@@ -214,13 +209,13 @@ class RandomPlacement:
 
 
 class FragmentationAware(_ByGroup):
-    """The server on which the job makes fragments grow least; large jobs take whole servers first.
+    """The server on which the job causes least fragmentation; large jobs take whole servers first.
 
     Weng et al., "Beware of Fragmentation: Scheduling GPU-Sharing Workloads with Fragmentation
     Gradient Descent", USENIX ATC 2023, for jobs that take whole GPUs: a server's free GPUs are a
-    fragment for a job that wants more than there are. How much of a server is fragment is the mean
-    over the jobs that came lately. A job that wants more GPUs than a server has counts as one that
-    wants a whole server, as that is what it takes first.
+    fragment for a job that wants more than there are. The fragmentation of a server is the mean
+    over recent jobs. A job that wants more GPUs than a server has counts as one that wants a whole
+    server, which it takes first.
     """
 
     by_rack = False
@@ -232,7 +227,7 @@ class FragmentationAware(_ByGroup):
 
         def grows(each: Taken) -> tuple[float, int]:
             size = groups.free[each.group].bit_count()
-            # Of equals the fullest server, as in the paper's simulator.
+            # In a tie the fullest server, as in the paper's simulator.
             return fragment[size - each.size] - fragment[size], size
 
         if fitting:
@@ -241,7 +236,7 @@ class FragmentationAware(_ByGroup):
 
 
 def _fragments(wanted: Sequence[int], most: int) -> list[float]:
-    """For each number of free GPUs of a server: how many of them are fragment, in the mean."""
+    """For each number of free GPUs of a server: the mean number that are a fragment."""
     sizes = Counter(min(each, most) for each in wanted if each > 0)
     total = max(1, sum(sizes.values()))
     return [
@@ -251,7 +246,7 @@ def _fragments(wanted: Sequence[int], most: int) -> list[float]:
 
 
 class UnderOneSwitch(NamedTuple):
-    """GPUs under one switch after so many moves; sorted, the best one is the first."""
+    """GPUs under one switch after that many moves; sorted, best first."""
 
     moves: int
     left_over: int
@@ -260,16 +255,16 @@ class UnderOneSwitch(NamedTuple):
 
 
 class RegroupPlacement:
-    """GPUs that can be lit onto one packet switch with the fewest moves, else *consolidated*.
+    """GPUs that can be connected to one packet switch with the fewest moves, else *consolidated*.
 
-    The placement that goes with the topology policy *regroup*, which can light them onto one switch
-    without taking a running job's ports. Without an OCS it is *consolidated*.
+    Use it with the topology policy *regroup*, which connects them to one switch without taking a
+    running job's ports. Without an OCS it is *consolidated*.
     """
 
     def __init__(self) -> None:
         # The last lab, and each GPU's NIC port at its OCS.
         self._nics: tuple[Lab, Mapping[int, _Port]] | None = None
-        # The last view, its tables of circuits, and the ports that busy GPUs are lit to.
+        # The last view, its tables of circuits, and the ports used by busy GPUs.
         self._last: tuple[ClusterView, Mapping[str, Mapping[int, int]], set[_Port]] | None = None
         self._otherwise = Consolidated()
 
@@ -281,7 +276,7 @@ class RegroupPlacement:
         return self._otherwise.place(cluster, job, workers)
 
     def choices(self, cluster: ClusterView, job: JobView, workers: int) -> list[UnderOneSwitch]:
-        """For each packet switch the GPUs that can be lit onto it; none without an OCS."""
+        """For each packet switch the GPUs that can be connected to it; none without an OCS."""
         lab = cluster.lab
         if lab is None or not lab.circuit_switches:
             return []
@@ -292,7 +287,7 @@ class RegroupPlacement:
             self._nics = lab, {numbers[ends[end]]: at for end, at in plugs if end in ends}
         nics = self._nics[1]
         if self._last is None or self._last[0] is not cluster:
-            # Once for all: a port map makes its table anew each time.
+            # Cached: a port map rebuilds its table each time.
             tables: Mapping[str, Mapping[int, int]] = {
                 ocs: present.out_of for ocs, present in cluster.circuits.items()
             }
@@ -306,7 +301,7 @@ class RegroupPlacement:
 
 
 class _Site(NamedTuple):
-    """The lab now: each OCS's output by input, and the GPUs that the job can have."""
+    """The present lab: each OCS's output by input, and the job's available GPUs."""
 
     cluster: ClusterView
     lab: Lab
@@ -315,7 +310,6 @@ class _Site(NamedTuple):
     free: int
 
     def held(self, gpus: int) -> set[_Port]:
-        """The OCS ports that these GPUs are lit to."""
         places = (self.nics[gpu] for gpu in members(gpus) if gpu in self.nics)
         lit = ((ocs, self.tables.get(ocs, {}).get(port)) for ocs, port in places)
         return {(ocs, out) for ocs, out in lit if out is not None}
@@ -325,7 +319,7 @@ class _Site(NamedTuple):
     ) -> UnderOneSwitch | None:
         """``workers`` free GPUs under one packet switch; ``None`` if it cannot hold them.
 
-        ``held`` are the OCS ports that busy GPUs are lit to, ``movable`` is what ``movable`` gives.
+        ``held`` are the OCS ports of busy GPUs' circuits, ``movable`` is the result of ``movable``.
         """
         here = self.free & self.cluster.shape.rack_gpus[rack]
         room = here.bit_count() - workers
@@ -346,7 +340,6 @@ class _Site(NamedTuple):
         return UnderOneSwitch(missing, room - missing, rack, members(here) + movers[:missing])
 
     def movable(self) -> dict[str, list[int]]:
-        """The free GPUs whose circuits may change, by OCS; the dark ones first."""
         movable: dict[str, list[int]] = {}
         shape = self.cluster.shape
         for gpu in sorted(members(self.free), key=lambda number: shape.gpus[number].rack >= 0):

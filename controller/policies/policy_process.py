@@ -1,9 +1,8 @@
-"""Policies of users in their own process, which is ended at the deadline.
+"""Runs users' policies in their own process, which is ended at the deadline.
 
 ``PolicyProcess`` is the controller's end of a socket pair, this module run as a program the other.
-Requests are pickled; answers are JSON, as a user's code may write them, so nothing that it writes
-is run here. A policy that blocks the interpreter, ends its process or takes its memory stops
-nothing else.
+Requests are pickled; answers are JSON, because the user's code may write them. A policy that blocks
+the interpreter, ends its process or exhausts memory affects nothing else.
 """
 
 import contextlib
@@ -33,13 +32,13 @@ from patchlight.testbed.lab.portmap import PortMap
 
 _Words = Annotated[str, Field(max_length=1000)]
 
-# Python, NumPy and ONNX Runtime are imported first, on a machine that may be busy.
+# Includes the import of Python, NumPy and ONNX Runtime on a busy machine.
 _START_S = 60.0
 _LONGEST_ANSWER = 16 << 20
 
 
 class WeighedOption(BaseModel):
-    """An option in words; the best has the highest score. ``also_of``: built-in policies."""
+    """An option as text; the best has the highest score. ``also_of``: built-in policies."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -52,7 +51,7 @@ class WeighedOption(BaseModel):
 
 
 class Weighed(BaseModel):
-    """What was seen of the cluster, in numbers with names, and the options."""
+    """What was seen of the cluster, as named numbers, and the options."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -61,7 +60,7 @@ class Weighed(BaseModel):
 
 
 def checked_explanation(told: Any) -> Any:
-    """What a policy tells of its last answer, as JSON; ``None`` where it is none of that form."""
+    """A policy's explanation of its last answer, as JSON; ``None`` if it has another form."""
     if told is None:
         return None
     try:
@@ -71,10 +70,10 @@ def checked_explanation(told: Any) -> Any:
 
 
 class PolicyProcess(PolicyElsewhere):
-    """One policy, asked in a process that is started once and kept.
+    """One policy in a process that is started once and kept.
 
-    One that has not answered after ``deadline_s`` is ended and started again: what it remembered
-    is lost. ``BadInput`` if there is no such policy, or it does not fit a cluster of ``shape``.
+    After ``deadline_s`` the process is ended and restarted, without its memory. ``BadInput`` if
+    there is no such policy, or it does not fit a cluster of ``shape``.
     """
 
     def __init__(
@@ -85,7 +84,7 @@ class PolicyProcess(PolicyElsewhere):
         shape: ClusterShape | None = None,
         lab: Lab | None = None,
     ) -> None:
-        """``lab`` is the one that the policy will be asked about most: it is sent only once."""
+        """``lab`` is the usual lab of requests: it is sent only once."""
         self._about = (text, kind, deadline_s, shape, lab)
         self._kind, self._lab, self._deadline_s = kind, lab, deadline_s
         self._one_at_a_time = threading.Lock()
@@ -97,11 +96,11 @@ class PolicyProcess(PolicyElsewhere):
 
     def _start(self) -> None:
         ours, theirs = socket.socketpair()
-        # Half a message is not waited for longer than that.
+        # The timeout for the rest of a message.
         at_most = struct.pack("ll", math.ceil(self._deadline_s), 0)
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, at_most)
         command = [sys.executable, "-P", "-m", __name__, str(theirs.fileno())]
-        # What can be imported here can be imported there, and nothing that lies about here.
+        # Imports work as in this process, without the working directory.
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         with theirs:
             # Ctrl-C is for the controller, which ends its policies.
@@ -122,7 +121,6 @@ class PolicyProcess(PolicyElsewhere):
             self._ready = True
 
     def _receive(self, deadline_s: float, late: str) -> tuple[Any, Any]:
-        """What the process says next, and tells of that; else ``PolicyFailed`` with the reason."""
         try:
             if not self._connection.poll(deadline_s):
                 self._kill()
@@ -132,14 +130,14 @@ class PolicyProcess(PolicyElsewhere):
             answer = _from_json(told, self._kind) if went_well else str(told)
         except PolicyFailed:
             raise
-        except Exception as error:  # it hung up, or somebody there wrote what is no answer
+        except Exception as error:  # the connection closed, or the message is invalid
             raise PolicyFailed(f"its process ended: {self._end()}") from error
         if not went_well:
             raise PolicyFailed(answer, hint=more if isinstance(more, str) else None)
         return answer, more
 
     def _end(self) -> str:
-        """Let go of the process, which has ended or does so now; how, in words."""
+        """Close the ended process, or end it; returns how it ended, as text."""
         try:
             code = self._process.wait(0.5)
         except subprocess.TimeoutExpired:
@@ -149,14 +147,13 @@ class PolicyProcess(PolicyElsewhere):
         return f"signal {-code}" if code < 0 else f"exit code {code}"
 
     def _kill(self) -> None:
-        """Kill the process and those that it started: they are a session of their own."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
 
     def ask_why(self, arguments: tuple[Any, ...]) -> tuple[Any, Any]:
-        """Its checked answer and what it tells of it, or ``PolicyFailed``."""
+        """Its checked answer and explanation, or ``PolicyFailed``."""
         if not self._one_at_a_time.acquire(timeout=self._deadline_s):
-            raise PolicyFailed("it still has not answered an earlier question")
+            raise PolicyFailed("it has not answered the previous call yet")
         try:
             if self._connection.closed:
                 self._start()
@@ -169,7 +166,7 @@ class PolicyProcess(PolicyElsewhere):
             except OSError as error:
                 raise PolicyFailed(f"its process ended: {self._end()}") from error
             late = f"no answer within {self._deadline_s:g} s: its process was ended"
-            # Once more, as the other end is the user's.
+            # Checked again, because the other process runs the user's code.
             answer, told = self._receive(self._deadline_s, late)
             return guard.CHECKS[self._kind](answer, *arguments), checked_explanation(told)
         finally:
@@ -187,7 +184,6 @@ class PolicyProcess(PolicyElsewhere):
 
 
 def _as_json(answer: Any) -> Any:
-    """A checked answer, as ``_from_json`` reads it."""
     if isinstance(answer, PlacedDegree):
         return {"degree": int(answer), "gpus": hex(answer.gpus)}
     if isinstance(answer, dict):
@@ -196,7 +192,6 @@ def _as_json(answer: Any) -> Any:
 
 
 def _from_json(told: Any, kind: PolicyKind) -> Any:
-    """The answer of a policy of that kind, which may be none that it may give."""
     if kind == "partition" and isinstance(told, dict):
         return PlacedDegree(int(told["degree"]), int(told["gpus"], 16))
     if kind == "topology" and told is not None:
@@ -213,7 +208,7 @@ def _serve(connection: Connection) -> None:
         policy: Any = load_policy(text, kind)
         if shape is not None and hasattr(policy, "check_fits"):
             policy.check_fits(shape, lab)
-    except BaseException as error:  # a file that is run may raise anything
+    except BaseException as error:  # a user's file may raise anything
         hint = error.hint if isinstance(error, PatchlightError) else None
         words = in_words(error) if isinstance(error, Exception) else guard.raised(error)
         reply(False, words, hint)
@@ -221,7 +216,7 @@ def _serve(connection: Connection) -> None:
     reply(True, None, None)
     while True:
         has_lab, cluster, others = connection.recv()
-        # The controller ends who is late; should it be gone, the kernel does.
+        # The controller ends late processes; if the controller is dead, the kernel does.
         signal.setitimer(signal.ITIMER_REAL, 5.0 + 2.0 * deadline_s)
         try:
             cluster = cluster._replace(lab=lab) if has_lab else cluster
@@ -240,8 +235,8 @@ def _serve(connection: Connection) -> None:
 
 
 def main() -> None:
-    """Serve one policy until the controller hangs up."""
-    # Where memory runs out, this is to go, and not the controller.
+    """Serve one policy until the controller closes the connection."""
+    # If memory runs out, the kernel should end this process, not the controller.
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")
     with contextlib.suppress(EOFError, OSError):

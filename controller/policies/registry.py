@@ -1,4 +1,4 @@
-"""Finds policies: built in, installed (entry points), in a user's Python file, or learned.
+"""Finds policies: built-in, installed (entry points), in a user's Python file, or learned.
 
 A policy is written ``[KIND:]NAME[:PARAMETER…]``, with NAME one of ``policies()``,
 ``FILE.py[:CLASS]`` or ``FILE.onnx``, and each parameter ``KEY=VALUE`` or, for the next one in
@@ -22,7 +22,7 @@ from patchlight.controller.policies.contract import KINDS, Policy, PolicyKind, k
 from patchlight.testbed.errors import BadInput, PatchlightError, nearest
 
 GROUP = "patchlight.policies"
-"""Entry points of this group are policies; each is called ``KIND.NAME``."""
+"""Entry points of this group are policies, named ``KIND.NAME``."""
 
 BUILT_IN: Mapping[PolicyKind, Mapping[str, str]] = {
     "partition": {
@@ -81,17 +81,17 @@ _GONE = {
     **dict.fromkeys(("learned-block", "learned-block-far"), "learned-block-choice"),
     "learned-lab": "least-delay",
 }
-"""Models of earlier versions, each with the policy to use instead."""
+"""Removed models, each with its replacement."""
 _FILE = re.compile(r"(?P<path>.+?\.(?P<suffix>py|onnx))(?::(?P<rest>.*))?", re.DOTALL)
 _PICKLED = (".pkl", ".pickle", ".pt", ".pth", ".joblib", ".zip", ".ckpt")
-# ``*args`` and ``**kwargs``: nobody has to give these.
+# ``*args`` and ``**kwargs``, which are optional.
 _ANY_NUMBER = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 _HINTS = {"scenario": "it plans with the simulator: use it in 'patchlight experiment pac-ml'"}
 
 
 @dataclass(frozen=True)
 class PolicyRecipe:
-    """A policy that was found, with the parameters that were written; ``make`` makes one."""
+    """A policy that was found, with its parameters; ``make`` creates one."""
 
     kind: PolicyKind
     name: str
@@ -102,38 +102,37 @@ class PolicyRecipe:
 
     @cached_property
     def factory(self) -> Any:
-        """Its class, or an object that is the policy already; loaded when first asked for."""
+        """Its class, or a ready policy object; loaded on first use."""
         found = self.load()
         if kind_of(found) != self.kind:
             files.check_methods(found, self.name)
-            raise BadInput(f"{self.name} is no {self.kind} policy: it is one of {kind_of(found)}")
+            raise BadInput(f"'{self.name}' is not a {self.kind} policy but one of {kind_of(found)}")
         return found
 
     @property
     def text(self) -> str:
-        """As it is written where the kind is known."""
+        """Its text if the kind is known."""
         return ":".join([self.name, *(f"{key}={value}" for key, value in self.given.items())])
 
     @property
     def documentation(self) -> str:
-        """What its author wrote about it."""
+        """Its author's description."""
         card = getattr(self.factory, "card", None)
         return str(card.notes) if card is not None else inspect.getdoc(self.factory) or ""
 
     @property
     def about(self) -> str:
-        """The first line of that."""
+        """The first line of the description."""
         return self.documentation.partition("\n")[0]
 
     @property
     def parameters(self) -> tuple[inspect.Parameter, ...]:
-        """What can be given to it."""
+        """Its parameters."""
         maker = self._maker
         return () if maker is None else tuple(inspect.signature(maker).parameters.values())
 
     @property
     def _maker(self) -> Any:
-        """What takes its parameters: its class, or ``with_parameters`` of one that is made."""
         found = self.factory
         return found if inspect.isclass(found) else getattr(found, "with_parameters", None)
 
@@ -144,7 +143,7 @@ class PolicyRecipe:
 
     @property
     def lacks(self) -> tuple[str, ...]:
-        """The parameters that have to be given and were not."""
+        """Required parameters that were not given."""
         return tuple(
             p.name
             for p in self.parameters
@@ -152,7 +151,8 @@ class PolicyRecipe:
         )
 
     def make(self, **offered: Any) -> Policy:
-        """A new policy. Of ``offered`` it gets what its constructor names and nobody gave.
+        """A new policy. It gets those of ``offered`` that its constructor accepts and the user did
+        not set.
 
         ``BadInput`` if a parameter is missing or wrong.
         """
@@ -161,16 +161,18 @@ class PolicyRecipe:
             if hasattr(self.factory, "card"):
                 return cast(Policy, self.factory)
             try:
-                # What it learns in one run must not leak into others.
+                # What it learns in one run must not affect others.
                 return cast(Policy, copy.deepcopy(self.factory))
-            except Exception:  # It holds what cannot be copied, like a lock or an open file.
+            except (
+                Exception
+            ):  # It contains something that cannot be copied, like a lock or an open file.
                 return cast(Policy, self.factory)
         named = {p.name for p in self.parameters}
         arguments = {**{k: v for k, v in offered.items() if k in named}, **self.given}
         lacking = [name for name in self.lacks if name not in arguments]
         if lacking:
             raise BadInput(
-                f"{self.kind} policy {self.name!r} has to be told {lacking[0]!r}",
+                f"{self.kind} policy {self.name!r} needs the parameter {lacking[0]!r}",
                 hint=_HINTS.get(lacking[0], f"write it {self.name}:{lacking[0]}=VALUE"),
             )
         try:
@@ -187,9 +189,9 @@ class PolicyRecipe:
 
 
 def with_written(recipe: PolicyRecipe, written: Sequence[str]) -> PolicyRecipe:
-    """The recipe with parameters as they are written: ``KEY=VALUE``, or ``VALUE`` for the next.
+    """The recipe with parameters from text: ``KEY=VALUE``, or ``VALUE`` for the next.
 
-    ``BadInput`` for one that it does not have, or that is there twice, or of another type.
+    ``BadInput`` for an unknown or repeated one, or a wrong type.
     """
     known = {p.name: p for p in recipe.parameters if p.kind not in _ANY_NUMBER}
     if not known:
@@ -202,10 +204,10 @@ def with_written(recipe: PolicyRecipe, written: Sequence[str]) -> PolicyRecipe:
             key, value = next((name for name in order if name not in given), ""), text
         called = f"{recipe.kind} policy {recipe.name!r}"
         if key in given:
-            raise BadInput(f"{called}: {key} is there twice")
+            raise BadInput(f"{called}: {key} appears twice")
         if key not in known:
             raise BadInput(
-                f"{called}: {(key or value)!r} is none of its parameters: "
+                f"{called}: unknown parameter {(key or value)!r}: "
                 f"{nearest(key, known, 'these are')}"
             )
         given[key] = _value(recipe, known[key], value)
@@ -213,7 +215,7 @@ def with_written(recipe: PolicyRecipe, written: Sequence[str]) -> PolicyRecipe:
 
 
 def _value(recipe: PolicyRecipe, parameter: inspect.Parameter, text: str) -> Any:
-    """The text as what the parameter's annotation, else its default, says that it is."""
+    """The text converted to the type of the parameter's annotation or default."""
     asked = parameter.annotation
     if asked is parameter.empty and parameter.default not in (parameter.empty, None):
         asked = type(parameter.default)
@@ -231,7 +233,7 @@ def _value(recipe: PolicyRecipe, parameter: inspect.Parameter, text: str) -> Any
     )
 
 
-# In the order in which they are tried where nothing says which.
+# The order of attempts if no type is given.
 _READERS: dict[str, Callable[[str], Any]] = {
     "int": int,
     "float": float,
@@ -242,16 +244,15 @@ _WORDS = {"int": "a whole number", "float": "a number", "bool": "true or false",
 
 
 def find(text: str, kind: PolicyKind | None = None) -> PolicyRecipe:
-    """The policy written ``text``; ``kind`` where only one makes sense.
+    """The policy in ``text``; ``kind`` if only one is possible.
 
-    ``BadInput`` if there is none, if several kinds have one of this name, if it is of another
-    kind, or if a parameter is none of its own.
+    ``BadInput`` if it is unknown, ambiguous, of another kind, or has an unknown parameter.
     """
     head, _, rest = text.partition(":")
     asked = next((k for k in KINDS if k == head), None)
     if asked is not None:
         if kind not in (None, asked):
-            raise BadInput(f"{text!r} is no {kind} policy: it says it is one of {asked}")
+            raise BadInput(f"{text!r} is not a {kind} policy: its prefix is {asked}")
         kind, text = asked, rest
     if match := _FILE.fullmatch(text):
         recipe, parameters = _from_file(Path(match["path"]), match["suffix"], match["rest"], kind)
@@ -259,15 +260,15 @@ def find(text: str, kind: PolicyKind | None = None) -> PolicyRecipe:
         name, *parameters = text.split(":")
         recipe = _named(name, kind)
     if kind is not None and recipe.kind != kind:
-        raise BadInput(f"{text!r} is no {kind} policy: it is one of {recipe.kind}")
+        raise BadInput(f"{text!r} is not a {kind} policy but one of {recipe.kind}")
     return with_written(recipe, parameters) if parameters else recipe
 
 
 def check_policy(text: str, kind: PolicyKind) -> None:
-    """``BadInput`` if there is no such policy; a file is only looked for, and not run."""
+    """``BadInput`` if there is no such policy; files are not run."""
     if match := _FILE.fullmatch(text.removeprefix(f"{kind}:")):
         if not Path(match["path"]).is_file():
-            raise BadInput(f"no policy file {match['path']}: there is no such file")
+            raise BadInput(f"policy file {match['path']} not found")
     else:
         find(text, kind)
 
@@ -278,13 +279,13 @@ def load_policy(text: str, kind: PolicyKind, **offered: Any) -> Policy:
 
 
 def is_built_in(text: str, kind: PolicyKind) -> bool:
-    """Whether ``text`` names one of ours; no file of a user is run to find that out."""
+    """Whether ``text`` names a built-in policy; no file is run."""
     named = text.removeprefix(f"{kind}:")
     return _FILE.fullmatch(named) is None and named.partition(":")[0] in BUILT_IN[kind]
 
 
 def policies(kind: PolicyKind | None = None) -> list[PolicyRecipe]:
-    """All that have a name, by kind: built in, learned and shipped, installed."""
+    """All policies with a name, by kind: built-in, learned and shipped, installed."""
     found: dict[tuple[PolicyKind, str], PolicyRecipe] = {}
     built_in = (_ours(of_kind, name) for of_kind, names in BUILT_IN.items() for name in names)
     shipped = (
@@ -300,11 +301,11 @@ def policies(kind: PolicyKind | None = None) -> list[PolicyRecipe]:
 
 def _named(name: str, kind: PolicyKind | None) -> PolicyRecipe:
     if kind is not None and name in BUILT_IN[kind]:
-        return _ours(kind, name)  # what is shipped and installed is looked for in files
+        return _ours(kind, name)  # shipped and installed ones are files
     known = policies(kind)
     found = [each for each in known if each.name == name]
     if len(found) == 1 or (found and found[0].path and len({each.path for each in found}) == 1):
-        return found[0]  # of a model that decides several things, the first, as of its file
+        return found[0]  # of a model that decides several kinds, the first, as for its file
     if found:
         listed = " or ".join(f"{each.kind}:{name}" for each in found)
         raise BadInput(f"several kinds of policy are called {name!r}: write {listed}")
@@ -312,11 +313,11 @@ def _named(name: str, kind: PolicyKind | None) -> PolicyRecipe:
         raise BadInput(f"policy {name!r} was removed", hint=f"use {_GONE[name]!r} instead")
     if Path(name).suffix in _PICKLED:
         raise BadInput(
-            f"{name} is no policy file: expected FILE.py:CLASS or FILE.onnx",
-            hint="pickled models are never loaded; 'patchlight policy train' writes ONNX files",
+            f"{name} is not a policy file: expected FILE.py:CLASS or FILE.onnx",
+            hint="pickled models are not supported; 'patchlight policy train' writes ONNX files",
         )
     what = f"{kind} policies are" if kind else "policies are"
-    raise BadInput(f"no policy {name!r}: {nearest(name, [e.name for e in known], what)}")
+    raise BadInput(f"unknown policy {name!r}: {nearest(name, [e.name for e in known], what)}")
 
 
 def _ours(kind: PolicyKind, name: str) -> PolicyRecipe:
@@ -326,7 +327,6 @@ def _ours(kind: PolicyKind, name: str) -> PolicyRecipe:
 
 
 def _learned(path: Path) -> list[PolicyRecipe]:
-    """A recipe for each kind of the model in a file."""
     return [
         PolicyRecipe(kind, str(path), f"learned, {path}", partial(_load, path, kind), path=path)
         for kind in files.kinds_of(path)
@@ -349,7 +349,7 @@ def _load_once(path: Path, changed: int, kind: PolicyKind) -> Any:
     try:
         is_for_options = files.weighs_options(path)
     except files.CardError:
-        is_for_options = False  # The other one says what is wrong.
+        is_for_options = False  # Loading reports what is wrong.
     return load_options(path, kind) if is_for_options else load_learned(path)
 
 
@@ -377,7 +377,7 @@ def _from_file(
     parts = rest.split(":") if rest else []
     if suffix == "onnx":
         if not path.is_file():
-            raise BadInput(f"no policy file {path}: there is no such file")
+            raise BadInput(f"policy file {path} not found")
         of_kinds = {recipe.kind: recipe for recipe in _learned(path)}
         first = next(iter(of_kinds.values()))
         return of_kinds.get(asked, first) if asked else first, parts

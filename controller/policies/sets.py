@@ -1,19 +1,19 @@
-"""Sets of GPUs as integers with a bit for each, and the free GPUs of servers or racks.
+"""Handles sets of GPUs as integers with a bit for each, and the free GPUs of servers or racks.
 
-Only groups in which a GPU was taken or given back since the last decision are examined again: in
-large clusters a decision takes time in proportion to what it changes.
+Only groups whose free GPUs changed since the last decision are examined again: in large clusters a
+decision takes time in proportion to the changes.
 """
 
 import struct
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-# From so many bits on a set is read word by word: each operation on it takes as long as it is.
+# Larger sets are read word by word, because operations take time in proportion to their size.
 _LARGE = 2048
 
 
 def lowest(gpus: int, count: int) -> list[int]:
-    """The ``count`` GPUs with the lowest numbers, all if there are no more."""
+    """The ``count`` GPUs with the lowest numbers, all if there are fewer."""
     found: list[int] = []
     while gpus and len(found) < count:
         last = gpus & -gpus
@@ -46,10 +46,10 @@ def joined(gpus: Iterable[int]) -> int:
 
 
 def pack(parts: Sequence[int], count: int) -> list[int]:
-    """``count`` GPUs out of as few of these sets as possible; fewer if there are not so many.
+    """``count`` GPUs from as few of these sets as possible; fewer if there are not enough.
 
-    The fullest sets, until one holds the rest: of those that do, the one with the least room left
-    over. Of equals the first.
+    The fullest sets, until one holds the rest: then the one with the least room left. In a tie the
+    first.
     """
     roomiest = sorted([part for part in parts if part], key=int.bit_count, reverse=True)
     found: list[int] = []
@@ -59,7 +59,7 @@ def pack(parts: Sequence[int], count: int) -> list[int]:
             found += members(part)
             count -= size
             continue
-        # Those that hold the rest follow each other, the tightest of them last.
+        # Sets that hold the rest are adjacent, the tightest last.
         tightest = part, size
         for other in roomiest[place + 1 :]:
             other_size = other.bit_count()
@@ -72,24 +72,24 @@ def pack(parts: Sequence[int], count: int) -> list[int]:
 
 
 class Taken(NamedTuple):
-    """So many GPUs of one group."""
+    """A number of GPUs of one group."""
 
     group: int
     size: int
 
 
 class FreeGroups:
-    """Groups of GPUs by how many of them are free, largest first; of equals in the groups' order.
+    """Groups of GPUs by their number of free ones, largest first; in a tie in the groups' order.
 
-    ``group_of`` gives the group of each GPU, −1 for none. A set of a group's GPUs has a bit for
-    each, counted within the group.
+    ``group_of`` has the group of each GPU, −1 for none. A set of a group's GPUs has a bit for each,
+    counted within the group.
     """
 
     def __init__(self, group_of: Sequence[int], groups: int) -> None:
         self.gpus: list[list[int]] = [[] for _ in range(groups)]
         """The GPUs of each group, ascending."""
         self.free: list[int] = [0] * groups
-        """Those that are free, as a set of places in ``gpus``."""
+        """The free ones, as a set of indices in ``gpus``."""
         self._group_of = group_of
         self._bit: list[int] = []
         for gpu, group in enumerate(group_of):
@@ -97,12 +97,12 @@ class FreeGroups:
             if group >= 0:
                 self.gpus[group].append(gpu)
         self.most = max(map(len, self.gpus), default=0)
-        """How many GPUs the largest group has."""
-        self._with: list[int] = [0] * (self.most + 1)  # By how many are free, the groups.
+        """The size of the largest group."""
+        self._with: list[int] = [0] * (self.most + 1)  # The groups by their number of free GPUs.
         self._seen = 0
 
     def look(self, free: int) -> None:
-        """The GPUs of this set are free now."""
+        """Mark the GPUs of this set as free."""
         changed, self._seen = self._seen ^ free, free
         before: dict[int, int] = {}
         for gpu in members(changed):
@@ -120,10 +120,10 @@ class FreeGroups:
                     self._with[now] |= bit
 
     def whole(self, wanted: int) -> tuple[list[Taken], list[Taken]]:
-        """The fullest groups that are taken as a whole while none holds the rest of ``wanted``.
+        """The fullest groups, taken as a whole while none holds the rest of ``wanted``.
 
-        Then, by how many are free in it, the first of the groups left that do hold it, with the
-        rest: fewest free first; none if nothing is left to take, or to take it from.
+        Also, by number of free GPUs, the first of the other groups that holds the rest, with the
+        rest: fewest free first; empty if nothing is left.
         """
         taken = list[Taken]()
         left = list(self._with)
@@ -141,7 +141,7 @@ class FreeGroups:
         return taken, [Taken((each & -each).bit_length() - 1, wanted) for each in fitting]
 
     def packed(self, wanted: int) -> list[Taken]:
-        """As ``sets.pack`` takes them: the whole ones, then the group with the least left over."""
+        """As in ``sets.pack``: the whole ones, then the group with the least room left."""
         taken, fitting = self.whole(wanted)
         return taken + fitting[:1]
 

@@ -1,8 +1,8 @@
-"""Topology policies: which circuits are lit while some jobs run together.
+"""Decides which circuits are up while jobs run.
 
-*regroup* brings each job's NICs under one packet switch. The idea of Yan et al. (OFC 2022): the
-OCS sits between NICs and ToRs, so a job whose GPUs are spread over the racks can be lit onto one
-ToR and its ring stays off the inter-ToR link.
+*regroup* brings each job's NICs under one packet switch. The idea of Yan et al. (OFC 2022): the OCS
+is between NICs and ToRs, so a job whose GPUs are spread over racks can be connected to one ToR, and
+its ring avoids the inter-ToR link.
 """
 
 from collections import Counter, deque
@@ -16,12 +16,11 @@ from patchlight.testbed.lab.model import Endpoint, Lab
 from patchlight.testbed.lab.portmap import PortMap
 from patchlight.testbed.lab.wiring import circuit_ports, trace_links
 
-# The search for an assignment of groups to switches stops after this many tries and takes
-# the best one found; the first one it finds is the largest-group-first greedy one.
+# The search for an assignment of groups to switches stops after this many tries with the best one
+# found; the first one is the greedy one, largest group first.
 _SEARCH_LIMIT = 4096
 
-# So many circuits are made for a NIC of no group, where light goes over several circuit switches,
-# rather than leave it dark.
+# The maximum circuits for a NIC of no group, over several OCSs; else it stays unconnected.
 _WORTH_OF_LIGHT = 20.0
 
 Uplinks = tuple[str, str]
@@ -39,7 +38,7 @@ class CannotRegroup(PatchlightError):
 
 @dataclass(frozen=True, slots=True)
 class SwitchUplinks:
-    """Which NIC can be joined to which packet switch, and to which it is now."""
+    """Which NICs can be connected to which packet switches, and the present connections."""
 
     ports: Mapping[Uplinks, tuple[int, ...]]  # the usable ones of these
     nics: Mapping[Endpoint, _Port]  # a NIC's OCS and its port there
@@ -47,7 +46,7 @@ class SwitchUplinks:
     pinned: frozenset[Endpoint]  # NICs whose circuit may be neither broken nor made
 
     def need(self, group: Sequence[Endpoint]) -> Counter[str]:
-        """How many ports the group needs, by OCS; a pinned NIC has the one that it has."""
+        """How many ports the group needs, by OCS; pinned NICs keep theirs."""
         return Counter(self.nics[nic][0] for nic in group if nic not in self.pinned)
 
     def moves(self, group: Sequence[Endpoint], switch: str) -> int:
@@ -60,7 +59,7 @@ class SwitchUplinks:
         return Counter({uplinks: len(ports) for uplinks, ports in self.ports.items()})
 
     def takes(self, group: Sequence[Endpoint], switch: str, room: Mapping[Uplinks, int]) -> bool:
-        """Whether ``switch`` has the ports that the group needs, and its pinned NICs already."""
+        """Whether ``switch`` has the ports that the group needs, and already its pinned NICs."""
         pinned = [nic for nic in group if nic in self.pinned]
         if self.moves(pinned, switch):
             return False
@@ -68,7 +67,7 @@ class SwitchUplinks:
 
 
 def survey(lab: Lab, maps: Mapping[str, PortMap], locked: Ports, failed: Ports) -> SwitchUplinks:
-    """What ``regroup`` has to know of a lab under these maps."""
+    """What ``regroup`` needs to know of a lab with these maps."""
     broken = {ocs: set(ports) for ocs, ports in failed.items() if ports}
     fixed = with_other_ends(maps, locked)
     none = frozenset[int]()
@@ -92,7 +91,7 @@ def survey(lab: Lab, maps: Mapping[str, PortMap], locked: Ports, failed: Ports) 
 
 
 def lit_onto(lab: Lab, maps: Mapping[str, PortMap], plug: _Port) -> tuple[str, int] | None:
-    """The packet switch that a circuit there and back joins to this port, and the port it is at."""
+    """The packet switch that a two-way circuit connects to this port, and its port."""
     ocs, port = plug
     out_of = maps[ocs].out_of if ocs in maps else {}
     out = out_of.get(port)
@@ -102,7 +101,7 @@ def lit_onto(lab: Lab, maps: Mapping[str, PortMap], plug: _Port) -> tuple[str, i
 
 
 def with_other_ends(maps: Mapping[str, PortMap], locked: Ports) -> dict[str, set[int]]:
-    """Locked ports, and the other ends of their circuits: these stay, too."""
+    """Locked ports, and the other ends of their circuits, which also stay."""
     found = {ocs: set(ports) for ocs, ports in locked.items() if ports}
     for ocs, ports in found.items():
         for inp, out in maps.get(ocs, PortMap()):
@@ -120,13 +119,13 @@ def regroup(
     failed: Ports = NO_PORTS,
     switches: Collection[str] = (),
 ) -> dict[str, PortMap]:
-    """The maps that light each group of hosts onto one packet switch, of ``switches`` if any.
+    """The maps that connect each group of hosts to one packet switch, from ``switches`` if any.
 
-    Few NICs move: one that is under its group's switch keeps its circuit, and NICs of no group move
-    only where their port is needed. Circuits of ``locked`` ports are neither broken nor made;
-    ``failed`` ports get no circuit, and a NIC that is lit through one on the packet switch's side
-    counts as dark. Maps that are not known may be missing. ``CannotRegroup`` says which group fits
-    nowhere, ``BadInput`` which host the lab does not have.
+    Few NICs move: one already under its group's switch keeps its circuit, and NICs of no group move
+    only if their port is needed. Circuits of ``locked`` ports are neither broken nor made;
+    ``failed`` ports get no circuit, and a NIC connected through a failed one on the packet switch's
+    side counts as unconnected. Unknown maps may be missing. ``CannotRegroup`` says which group does
+    not fit, ``BadInput`` which host is unknown.
     """
     if lab.has_trunks:
         return _regroup_over_trunks(lab, maps, groups, locked, failed, switches)
@@ -142,26 +141,25 @@ def _surveyed(
     locked: Ports,
     failed: Ports,
 ) -> tuple[SwitchUplinks, list[tuple[Endpoint, ...]]]:
-    """The site, and the NICs of each group; ``CannotRegroup`` for one that cannot be lit at all."""
+    """The site, and the NICs of each group; ``CannotRegroup`` if one cannot be connected."""
     site = survey(lab, maps, locked, failed)
     members = [tuple(lab.host(name).endpoint for name in group) for group in groups]
     for name, nic in ((n, lab.host(n).endpoint) for group in groups for n in group):
         if nic not in site.nics:
             raise CannotRegroup(
                 f"cannot regroup {name}: its NIC is not plugged into a circuit switch",
-                hint="submit the job with topology 'keep', or wire its NIC to an OCS",
+                hint="submit the job with topology 'keep', or connect its NIC to an OCS",
             )
         ocs, port = site.nics[nic]
         if ocs not in maps:
             raise CannotRegroup(
-                f"cannot regroup {name}: the map of {ocs}, where its NIC is plugged in, is not "
-                "known",
+                f"cannot regroup {name}: the map of {ocs}, where its NIC is plugged in, is unknown",
                 hint="wait until that circuit switch answers, or use hosts of another one",
             )
         if nic in site.pinned and nic not in site.joined:
             raise CannotRegroup(
                 f"cannot regroup {name}: {ocs}.{port}, where its NIC is plugged in, is locked or "
-                "failed, and no packet switch is lit from there",
+                "failed, and it has no circuit to a packet switch",
                 hint="'patchlight ocs lock' lists the locks; 'ocs verify' the failed ports",
             )
     return site, members
@@ -175,8 +173,8 @@ def _regroup_over_trunks(
     failed: Ports,
     onto: Collection[str],
 ) -> dict[str, PortMap]:
-    """The same where light paths go over several circuit switches, exact."""
-    # SciPy takes a while to be imported, and most labs do without.
+    """The same if paths use several circuit switches, exactly."""
+    # SciPy is slow to import, and most labs do not need it.
     from patchlight.controller.policies.engineering.paths import NoLight, Wish, plan_paths
 
     switches = tuple(switch.name for switch in lab.packet_switches)
@@ -237,7 +235,7 @@ def _choose_switches(
     if best is None:
         sizes = ", ".join(str(len(group)) for group in members)
         raise CannotRegroup(
-            f"no packet switch has enough usable ports facing the circuit switch to hold jobs of "
+            "no packet switch has enough usable ports facing the circuit switch for jobs of "
             f"{sizes} workers each under one switch"
             + ("; NICs behind locked or failed ports cannot move" if site.pinned else ""),
             hint="use fewer workers, run the jobs one after the other, or submit them with "
@@ -249,7 +247,6 @@ def _choose_switches(
 def _rewire(
     site: SwitchUplinks, maps: Mapping[str, PortMap], switch_of: Mapping[tuple[Endpoint, ...], str]
 ) -> dict[str, PortMap]:
-    """Give each NIC a port of its group's switch; whoever stood in the way moves aside."""
     target = {nic: switch for group, switch in switch_of.items() for nic in group}
     port_of = {n: p for n, (s, p) in site.joined.items() if target.get(n, s) == s}
     leads_to = {
@@ -277,7 +274,7 @@ def _rewire(
         port_of[nic] = free[uplinks].popleft()
     for nic in displaced:
         ocs = site.nics[nic][0]
-        # The most room first; a NIC for which no port is left goes dark.
+        # The most room first; a NIC without a port becomes unconnected.
         roomy = max((p for p in free if p[0] == ocs), key=lambda p: len(free[p]))
         if free[roomy]:
             port_of[nic] = free[roomy].popleft()
@@ -302,20 +299,20 @@ def _with_circuits(
 
 
 class Keep:
-    """The circuits stay as they are."""
+    """Circuits never change."""
 
     def circuits(self, cluster: ClusterView, groups: Groups) -> Mapping[str, PortMap]:
         return {}
 
 
 class Regroup:
-    """Each job's GPUs are lit onto one packet switch, with as few moves as possible.
+    """Each job's GPUs are connected to one packet switch, with as few moves as possible.
 
     Yan et al., OFC 2022.
     """
 
     def circuits(self, cluster: ClusterView, groups: Groups) -> Mapping[str, PortMap]:
-        """The maps that change; ``CannotRegroup`` where a group fits under no switch."""
+        """The maps that change; ``CannotRegroup`` if a group fits under no switch."""
         if cluster.lab is None:
             raise BadInput("cannot regroup: this cluster has no circuit switches")
         names = [[cluster.shape.gpus[gpu].name for gpu in group] for group in groups]

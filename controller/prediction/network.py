@@ -1,9 +1,9 @@
-"""How long jobs take on a lab's links: what their training sends, and how rings share links.
+"""Predicts how long jobs take on a lab's links, which rings share.
 
-All edges of a job's ring go at one rate, that of the slowest, as a ring all-reduce moves in step;
-a job with several edges on a link takes as many shares of it. Rates of all jobs rise together
-until a link is full; its jobs stay there and the others go on (progressive filling, Bertsekas
-and Gallager, *Data Networks*, 1992, §6.5.2, with a job's edges as one session).
+All edges of a job's ring have the rate of the slowest, because a ring all-reduce moves in step; a
+job with several edges on a link gets as many shares of it. Rates of all jobs rise together until a
+link is full; its jobs stay there and the others continue (progressive filling, Bertsekas and
+Gallager, *Data Networks*, 1992, §6.5.2, with a job's edges as one session).
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from patchlight.testbed.lab.wiring import Links
 from patchlight.testbed.units import format_rate
 
 UNLIMITED_BPS = 1e15
-"""The rate of a link for which the lab file sets no limit."""
+"""The rate of a link without a limit in the lab file."""
 MACHINE = "machine"
-"""What all packet switches of an emulated lab share: the machine that emulates it."""
+"""What all packet switches of an emulated lab share: the emulating machine."""
 
 Demand = Mapping[Hashable, int]
-"""For each directed link that a ring uses, how many of its edges are on it."""
+"""How many edges of a ring use each directed link."""
 
 
 class Training(NamedTuple):
     """Synchronous data-parallel training, as in the lab's ``JobSpec``.
 
-    ``compute_s`` are the seconds of one iteration by GPU model; the slowest GPU sets the pace.
-    Where an iteration's work is ``split``, n workers compute for an n-th of that each.
+    ``compute_s`` are the seconds of one iteration by GPU model; the slowest GPU sets the pace. If
+    an iteration's work is ``split``, each of n workers computes for an n-th of that.
     """
 
     iterations: float
@@ -41,27 +41,26 @@ class Training(NamedTuple):
     split: bool = False
 
     def slowest_s(self, workers: int, models: Collection[str]) -> float:
-        """How long so many workers on GPUs of these models compute in an iteration."""
+        """The compute time of an iteration with that many workers on these GPU models."""
         slowest_s = max(self.compute_s[model] for model in models)
         return slowest_s / workers if self.split else slowest_s
 
 
 class Load(NamedTuple):
-    """A placed job's work: so many units, each of some computing and some bits on each edge."""
+    """A placed job's work: a number of units, each with computing and bits per edge."""
 
     units: float
     compute_s: float
     ring_bits: float
 
     def unit_s(self, rate_bps: float) -> float:
-        """Seconds of a unit, computing first, where an edge has this rate: T = C + V/B. Infinity at
-        rate 0."""
+        """Seconds of a unit, computing first, at this edge rate: T = C + V/B; infinity at 0."""
         if not self.ring_bits:
             return self.compute_s
         return self.compute_s + self.ring_bits / rate_bps if rate_bps else math.inf
 
     def mean_bps(self, rate_bps: float) -> float:
-        """The mean rate of an edge over a unit, where it has this rate while it sends."""
+        """The mean rate of an edge over a unit, if it has this rate while it sends."""
         return self.ring_bits / self.unit_s(rate_bps) if self.ring_bits else 0.0
 
 
@@ -72,25 +71,24 @@ def ring_bits(workers: int, gradient_bytes: float) -> float:
 
 
 def training_load(name: str, training: Training, workers: int, models: Collection[str]) -> Load:
-    """The work of a training on so many GPUs of these models, which it has to know; a unit is an
-    iteration."""
+    """The work of a training on GPUs of these models, which it must know, per iteration."""
     compute_s = training.compute_s
     unknown = sorted({model for model in models if model not in compute_s})
     if unknown:
         raise BadInput(
-            f"job {name} does not know how long an iteration takes on "
-            f"{', '.join(unknown)}: it knows {', '.join(compute_s)}"
+            f"job {name}: the compute time on {', '.join(unknown)} is unknown; known: "
+            f"{', '.join(compute_s)}"
         )
     slowest_s = training.slowest_s(workers, models)
     if not 0 < slowest_s < math.inf:
-        raise BadInput(f"job {name}: an iteration cannot take {slowest_s} s to compute")
+        raise BadInput(f"job {name}: a compute time of {slowest_s} s per iteration is not possible")
     return Load(training.iterations, slowest_s, ring_bits(workers, training.gradient_bytes))
 
 
 def fair_rates(
     demands: Sequence[Demand], capacity_bps: Mapping[Hashable, float], most_bps: float = math.inf
 ) -> list[float]:
-    """The rate in bit/s of an edge of each ring, ``most_bps`` where no link limits it."""
+    """The rate in bit/s of an edge of each ring, ``most_bps`` if no link limits it."""
     rates = [most_bps] * len(demands)
     settled = [False] * len(demands)
     left = {link: capacity_bps[link] for demand in demands for link in demand}
@@ -118,7 +116,7 @@ def fair_rates(
 
 
 def slowest_nic_bps(lab: Lab) -> float:
-    """The rate of the slowest NIC that has a GPU: what an edge of any ring has at best."""
+    """The rate of the slowest NIC with a GPU: the maximum of any ring's edge."""
     rates = [host.nic.rate_bps for host in lab.hosts if host.gpu is not None]
     return float(min((rate for rate in rates if rate), default=UNLIMITED_BPS))
 
@@ -140,7 +138,7 @@ class LabNetwork:
         self.lab, self.links = lab, links
         self.hosts: tuple[Host, ...] = tuple(host for host in lab.hosts if host.gpu is not None)
         if not self.hosts:
-            raise BadInput(f"lab {lab.name} has no GPU with a NIC: there is nothing to run jobs on")
+            raise BadInput(f"lab {lab.name} has no GPU with a NIC, so jobs cannot run")
         self.ends = [host.endpoint for host in self.hosts]
         self._numbers = {host.name: number for number, host in enumerate(self.hosts)}
         self.nic_bps = slowest_nic_bps(lab)
@@ -164,9 +162,8 @@ class LabNetwork:
         self.relit = (1 << len(self.hosts)) - 1
 
     def after(self, links: Links, moved: Collection[Endpoint]) -> LabNetwork:
-        """The network with the ``Links.after`` of the ends that ``moved``; all of it is made again
-        where links between switches differ. Its ``relit`` are the GPUs whose links may differ, as a
-        set."""
+        """The network with the ``Links.after`` of the ends that ``moved``; rebuilt if links between
+        switches differ. Its ``relit`` are the GPUs whose links may differ, as a set."""
         switches, touched = self._ways.trunks, set(moved)
         for source in moved:
             for path in (self.links.paths.get(source), links.paths.get(source)):
@@ -189,7 +186,6 @@ class LabNetwork:
         return tuple(self._link_at.values())
 
     def _light(self, number: int) -> None:
-        """Note the switch of a GPU's NIC, and the rate at which it sends and receives."""
         end = self.ends[number]
         self.switches[number] = self.links.switch_of(self.lab, end)
         path = self.links.paths.get(end)
@@ -211,7 +207,7 @@ class LabNetwork:
         return found
 
     def way(self, gpu: int, following: int) -> tuple[Hashable, ...] | None:
-        """The links from one GPU's NIC to another's; ``None`` if there is no route."""
+        """The links from one GPU's NIC to another's; ``None`` without a route."""
         edge = gpu, following
         if edge not in self._edges:
             self._edges[edge] = self._edge(gpu, following)
@@ -221,11 +217,11 @@ class LabNetwork:
         """The number of a host; ``BadInput`` if there is none of that name with a GPU."""
         host = self.lab.host(name)
         if host.name not in self._numbers:
-            raise BadInput(f"{host.name} has no GPU: no worker runs there")
+            raise BadInput(f"{host.name} has no GPU, so workers cannot run there")
         return self._numbers[host.name]
 
     def words(self, link: Hashable) -> str:
-        """A link for people: ``the NIC of server1.gpu0``, ``the link from tor1 to tor2``."""
+        """A link as text: ``the NIC of server1.gpu0``, ``the link from tor1 to tor2``."""
         match link:
             case (int(number), str(way)):
                 return f"the NIC of {self.hosts[number].name} ({way})"
@@ -249,7 +245,7 @@ class LabNetwork:
 
 
 class PredictedJob(NamedTuple):
-    """A job that runs, or would: its ring in order, by name, and what is left of its training."""
+    """A running or planned job: its ring in order, by name, and the rest of its training."""
 
     name: str
     hosts: tuple[str, ...]
@@ -257,8 +253,8 @@ class PredictedJob(NamedTuple):
 
 
 class Prediction(NamedTuple):
-    """The times of a job, ``None`` where unknown: an iteration's as the links are shared at first,
-    and its end with those of other jobs. ``bottleneck`` names the link that limits it."""
+    """The times of a job, ``None`` if unknown: an iteration's with links shared as now, and the end
+    considering the ends of other jobs. ``bottleneck`` names the limiting link."""
 
     job: str
     iteration_s: float | None
@@ -291,7 +287,7 @@ def predict(network: LabNetwork, jobs: Sequence[PredictedJob]) -> list[Predictio
 
 
 class RingWork(NamedTuple):
-    """The work left on these GPUs, by number, in the ring's order, after ``dark_s``."""
+    """The work left on these GPUs, by number, in ring order, after ``dark_s``."""
 
     ring: Sequence[int]
     load: Load
@@ -299,14 +295,14 @@ class RingWork(NamedTuple):
 
 
 def completions_s(network: LabNetwork, works: Sequence[RingWork]) -> list[float]:
-    """The end of each of these, all of which run now; infinity where it never ends."""
+    """The end of each of these, all running now; infinity if it never ends."""
     runs = [_Run(network.demand(work.ring), work.load, work.dark_s) for work in works]
     _run_to_the_end(network, [run for run in runs if run.demand is not None])
     return [math.inf if run.completion_s is None else run.completion_s for run in runs]
 
 
 def units_s(network: LabNetwork, works: Sequence[RingWork]) -> list[float]:
-    """Seconds of a unit of each while all run; infinity for one whose ring has no route."""
+    """Seconds of a unit of each while all run; infinity without a route."""
     runs = [_Run(network.demand(work.ring), work.load, work.dark_s) for work in works]
     _share(network, [run for run in runs if run.demand is not None])
     return [math.inf if run.demand is None else run.unit_s for run in runs]
@@ -315,7 +311,7 @@ def units_s(network: LabNetwork, works: Sequence[RingWork]) -> list[float]:
 class _Run:
     def __init__(self, demand: Demand | None, load: Load, dark_s: float = 0.0) -> None:
         self.demand, self.load, self._dark_s = demand, load, dark_s
-        # An unknown load is taken to send.
+        # An unknown load is assumed to send.
         self.shares: Demand = demand or {} if load.ring_bits else {}
         self._left = float(load.units)
         self.rate_bps = 0.0
@@ -346,7 +342,7 @@ def _share(network: LabNetwork, runs: Sequence[_Run]) -> None:
 
 
 def _run_to_the_end(network: LabNetwork, runs: Sequence[_Run]) -> None:
-    """Progressive over the ends of jobs: at each, the links are shared out anew."""
+    """Progressive over the ends of jobs: at each, the links are shared again."""
     now_s, going = 0.0, list(runs)
     while going:
         _share(network, going)
@@ -368,7 +364,7 @@ def _run_of(network: LabNetwork, job: PredictedJob) -> _Run:
     bits = ring_bits(workers, training.gradient_bytes) if workers > 1 else 0.0
     demand = network.demand(ring)
     if demand and MACHINE in network.capacity_bps:
-        # Each edge passes as many packet switches as it has links, less one.
+        # Each edge passes one packet switch less than it has links.
         demand = {**demand, MACHINE: sum(demand.values()) - workers}
     return _Run(demand, Load(training.iterations, compute_s, bits))
 

@@ -1,4 +1,4 @@
-"""The controller's SQLite file: its tables, the upgrade of an old file, and plain access."""
+"""Opens the controller's SQLite file: its tables, upgrades, and plain access."""
 
 import asyncio
 import json
@@ -39,8 +39,7 @@ CREATE TABLE IF NOT EXISTS set_aside (
     why TEXT NOT NULL);
 """
 
-# Jobs are found by name and owner without their records being read, and what policies decided
-# of them is kept.
+# Jobs are found by name and owner without reading their records; decisions are stored.
 _SECOND = """
 ALTER TABLE jobs ADD COLUMN name TEXT NOT NULL DEFAULT '';
 ALTER TABLE jobs ADD COLUMN owner TEXT NOT NULL DEFAULT '';
@@ -55,7 +54,7 @@ CREATE TABLE decisions (
 CREATE INDEX decisions_by_job ON decisions (job, number);
 """
 
-# The events of a job are found, and forgotten with it, without the others being read.
+# The events of a job are found, and deleted with it, without reading others.
 _THIRD = """
 ALTER TABLE events ADD COLUMN job TEXT;
 UPDATE events SET job = json_extract(record, '$.job') WHERE json_valid(record);
@@ -63,7 +62,7 @@ CREATE INDEX events_by_job ON events (job, number) WHERE job IS NOT NULL;
 CREATE INDEX jobs_by_end ON jobs (finished_at) WHERE finished_at IS NOT NULL;
 """
 
-# Who may enter from elsewhere, what was asked for, and answers that may be asked for again.
+# Tokens, the audit log, and responses to repeated requests.
 _FOURTH = """
 CREATE TABLE tokens (id TEXT PRIMARY KEY, hash TEXT NOT NULL, record TEXT NOT NULL);
 CREATE TABLE audit (number INTEGER PRIMARY KEY, at REAL NOT NULL, who TEXT NOT NULL,
@@ -78,7 +77,7 @@ CREATE TABLE answered (
 CREATE INDEX answered_by_time ON answered (at);
 """
 
-# One channel of a port can be locked alone.
+# One channel of a port can be locked separately.
 _FIFTH = """
 CREATE TEMP TABLE locks_of_ports AS SELECT ocs, port, record FROM locks;
 DROP TABLE locks;
@@ -88,7 +87,7 @@ INSERT INTO locks SELECT ocs, port, '', record FROM locks_of_ports;
 DROP TABLE temp.locks_of_ports;
 """
 
-# What happened in a period is found without all that came after it being read.
+# The records of a period are found without reading later ones.
 _SIXTH = """
 ALTER TABLE reconfigurations ADD COLUMN started_at REAL;
 UPDATE reconfigurations SET started_at = json_extract(record, '$.started_at')
@@ -98,7 +97,7 @@ CREATE INDEX events_by_time ON events (at);
 """
 
 SCHEMAS = (_FIRST, _SECOND, _THIRD, _FOURTH, _FIFTH, _SIXTH)
-"""What makes each version of the tables of the one before, beginning with an empty file."""
+"""Upgrades each version of the tables to the next, starting with an empty file."""
 
 SCHEMA_VERSION = len(SCHEMAS)
 
@@ -114,7 +113,7 @@ Statement = tuple[str, Sequence[object]]
 
 T = TypeVar("T")
 
-# What may be otherwise in a while, with the same statement.
+# Errors that may disappear with the same statement later.
 _MAY_PASS = (
     *(sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED),
     *(sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_NOMEM),
@@ -123,7 +122,7 @@ _MOST_UNWRITTEN = 1000
 
 
 class JournalError(PatchlightError):
-    """The file cannot be read or written: a full disk, say. ``may_pass``: a later try may do."""
+    """The file cannot be read or written: a full disk, say. ``may_pass``: a retry may succeed."""
 
     may_pass = False
 
@@ -144,10 +143,10 @@ def numbered(record: dict[str, Any], number: int, at: float) -> dict[str, Any]:
 class Database:
     """One SQLite file (``:memory:`` for none), with a write-ahead log.
 
-    Small synchronous writes from one thread: each is a committed transaction, on disk before the
-    call returns. Without ``is_durable`` a power cut may lose the latest.
+    Small synchronous writes from one thread: each is a committed transaction, on disk when the call
+    returns. Without ``is_durable`` a power cut may lose the latest.
 
-    Every method raises ``JournalError`` where the file cannot be read or written.
+    Every method raises ``JournalError`` if the file cannot be read or written.
     """
 
     schemas: ClassVar[Sequence[str]] = SCHEMAS
@@ -158,18 +157,18 @@ class Database:
         try:
             self._db = sqlite3.connect(str(path), isolation_level=None, check_same_thread=False)
             self._db.execute("PRAGMA journal_mode=WAL")
-            # FULL: the journal's intent survives a power cut, not just a crash of the process.
+            # FULL: the journal's intent survives a power cut, not just a crash.
             self._db.execute(f"PRAGMA synchronous={'FULL' if self.is_durable else 'NORMAL'}")
             self._upgrade()
         except sqlite3.Error as error:
             raise PatchlightError(
                 f"cannot open the controller's state in {path}: {error}",
-                hint="give another place with --state, or move the file away",
+                hint="use another folder with --state, or move the file away",
             ) from error
         self._lock, self._writing = threading.Lock(), threading.Lock()
         self._unwritten: deque[Sequence[Statement]] = deque()
         self.unwritten_because = ""
-        """Why some of it is not on disk yet; empty where all is."""
+        """Why some of it is not on disk yet; empty if all is."""
         self._lost = 0
         self._not_moved: set[str] = set()
 
@@ -180,7 +179,7 @@ class Database:
             raise PatchlightError(
                 f"the controller's state in {self._path} is of schema {found}: this Patchlight "
                 f"reads up to {len(self.schemas)}",
-                hint="run the newer Patchlight that wrote it, or give another place with --state",
+                hint="use the newer Patchlight that wrote it, or another folder with --state",
             )
         for version, script in enumerate(self.schemas[found:], start=found + 1):
             self._db.executescript(f"BEGIN; {script} PRAGMA user_version = {version}; COMMIT;")
@@ -191,27 +190,27 @@ class Database:
         self._db.close()
         if self._unwritten:
             raise JournalError(
-                f"{len(self._unwritten)} records of what was done (the stop button, events) were "
-                f"not written before the end: {self.unwritten_because}",
-                hint="make room on the disk, and press the stop button again if it was pressed",
+                f"{len(self._unwritten)} records (the stop button, events) were not written: "
+                f"{self.unwritten_because}",
+                hint="free disk space, and press the stop button again if it was pressed",
             )
 
     @contextmanager
     def _locked(self) -> Iterator[sqlite3.Connection]:
-        """One user of the file at a time; its errors as ``JournalError``."""
+        """One user of the file at a time; errors become ``JournalError``."""
         with self._lock:
             try:
                 yield self._db
             except sqlite3.Error as error:
                 failed = JournalError(
                     f"the controller's journal in {self._path}: {error}",
-                    hint="is there room on the disk, and is the file writable?",
+                    hint="is the disk full, or the file read-only?",
                 )
                 failed.may_pass = getattr(error, "sqlite_errorcode", 0) & 0xFF in _MAY_PASS
                 raise failed from error
 
     def write(self, sql: str, *values: object) -> int:
-        """One statement, on disk on return; the number of the inserted row."""
+        """One statement, on disk on return; returns the number of the inserted row."""
         with self._locked() as db:
             return db.execute(sql, values).lastrowid or 0
 
@@ -235,8 +234,8 @@ class Database:
             db.executemany(sql, rows)
 
     def write_soon(self, *statements: Statement, always: bool = False) -> bool:
-        """Write these facts in one, now or as soon as there is room; whether all is on disk. While
-        it is full, a thousand such writes are kept, and those to be kept ``always``."""
+        """Write these facts together, now or when the disk has space; returns whether all is on
+        disk. On a full disk a thousand such writes are kept in memory, and all ``always`` ones."""
         if len(self._unwritten) < _MOST_UNWRITTEN or always:
             self._unwritten.append(statements)
         else:
@@ -244,7 +243,7 @@ class Database:
         return self.write_rest()
 
     def write_rest(self) -> bool:
-        """Write what could not be written before; whether all is on disk now."""
+        """Write what could not be written before; returns whether all is on disk now."""
         with self._writing:
             while self._unwritten:
                 try:
@@ -254,29 +253,29 @@ class Database:
                 except JournalError as error:
                     if error.may_pass:
                         if not self.unwritten_because:
-                            _log.error("what happens is to be written later: %s", error.message)
+                            _log.error("a record will be written later: %s", error.message)
                         self.unwritten_because = error.message
                         return False
                     self._lost += 1
-                    _log.error("a record is lost: %s", error.message)
+                    _log.error("a record was lost: %s", error.message)
                 self._unwritten.popleft()
             self.unwritten_because = ""
             return True
 
     async def keep_writing(self, every_s: float = 1.0) -> None:
-        """Write what could not be written before as soon as there is room, for ever."""
+        """Write what could not be written before when the disk has space."""
         while True:
             await asyncio.sleep(every_s)
             if self._unwritten:
                 await asyncio.to_thread(self.write_rest)
 
     def troubles(self) -> dict[str, float]:
-        """How many records could not be read, are to be written later, and are lost."""
+        """How many records are unreadable, waiting to be written, or lost."""
         aside = self.rows("SELECT count(*) FROM set_aside")[0][0] + len(self._not_moved)
         return {"set_aside": aside, "unwritten": len(self._unwritten), "lost": self._lost}
 
     def rows(self, sql: str, *values: object) -> list[tuple[Any, ...]]:
-        """What a query finds."""
+        """The rows of a query."""
         with self._locked() as db:
             return db.execute(sql, values).fetchall()
 
@@ -292,7 +291,7 @@ class Database:
         decode: Callable[[str], Any] = decoded,
     ) -> list[T]:
         """The result of ``read`` for each record, with these columns as further arguments. A record
-        for which it fails is moved to ``set_aside``, with an event, so that it hides no other."""
+        for which it fails is moved to ``set_aside``, with an event."""
         found = []
         listed = ", ".join((at, record, *columns))
         for number, text, *more in self.rows(f"SELECT {listed} FROM {table} {which}", *values):
@@ -306,7 +305,7 @@ class Database:
         origin = f"{table} {number}"
         if origin in self._not_moved:
             return
-        _log.error("a record of the state cannot be read and was set aside: %s: %s", origin, why)
+        _log.error("an unreadable record was set aside: %s: %s", origin, why)
         event = {"origin": origin, "message": why}
         try:
             with self.together() as db:
@@ -314,5 +313,5 @@ class Database:
                 db.execute(sql, (time.time(), origin, text, why))
                 db.execute(f"DELETE FROM {table} WHERE {at} = ?", (number,))
                 db.execute(ADD_EVENT, (time.time(), "record-set-aside", json.dumps(event)))
-        except JournalError:  # a full disk, or the audit log, where nothing is deleted
+        except JournalError:  # a full disk, or the audit log, which cannot be deleted from
             self._not_moved.add(origin)

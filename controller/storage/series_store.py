@@ -1,4 +1,4 @@
-"""The file of time series: samples summed up in windows, the wider the longer they are kept."""
+"""Stores time series as windows, which are wider the longer they are kept."""
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -14,12 +14,12 @@ Sample = tuple[float, float]
 """When (Unix time), and the value."""
 
 WIDTHS_S = (10, 60, 600, 3600)
-"""The lengths of windows; each is a multiple of the one before."""
+"""The widths of windows; each is a multiple of the previous one."""
 
 MOST_ROWS = 180_000
-"""The rows kept of each width: some 25 MB (137 bytes each)."""
+"""The maximum rows of each width: about 25 MB (137 bytes each)."""
 
-# Longer reading would keep the next window waiting.
+# Longer reading would delay the next window.
 _MOST_READ = 20_000
 
 _TABLES = """
@@ -30,7 +30,7 @@ CREATE TABLE windows (
     iterations INTEGER NOT NULL, iteration_s REAL, iteration_least_s REAL, iteration_most_s REAL,
     predicted_s REAL, PRIMARY KEY (width_s, at, job)) WITHOUT ROWID;
 """
-# Windows of one width as fewer of another. Each counts as much as any other, but for iterations.
+# Windows of one width as fewer of another. All have equal weight, except for iterations.
 _MERGED = """
 SELECT at - at % ?1 AS begins, job, max(gpus), avg(busy), min(busy_least), max(busy_most),
     avg(sent_bps), min(sent_least_bps), max(sent_most_bps), sum(iterations),
@@ -45,7 +45,7 @@ DELETE FROM windows WHERE width_s = ?1 AND at <=
 
 
 class Spread(NamedTuple):
-    """The mean of something, and its limits."""
+    """The mean of a value, and its minimum and maximum."""
 
     mean: float
     least: float
@@ -55,9 +55,9 @@ class Spread(NamedTuple):
 class SeriesWindow(NamedTuple):
     """A window that begins ``at`` (Unix time).
 
-    Of a job: the mean busy share of its ``gpus``, the rate of all its hosts (bit/s of the lab),
-    and the time of its ``iterations``; ``predicted_s`` is that predicted at the window's end. With
-    an empty ``job`` it is the lab's: of any GPU and any host, with the lowest and the highest.
+    For a job: the mean utilisation of its ``gpus``, the total rate of its hosts (bit/s of the lab),
+    and the time of its ``iterations``; ``predicted_s`` is the prediction at the window's end. An
+    empty ``job`` means the lab: values per GPU and host, with minimum and maximum.
     """
 
     at: int
@@ -71,7 +71,7 @@ class SeriesWindow(NamedTuple):
 
     @property
     def as_json(self) -> dict[str, Any]:
-        """As the API gives it, without the job's name."""
+        """As in the API, without the job's name."""
         return {
             name: value._asdict() if isinstance(value, Spread) else value
             for name, value in self._asdict().items()
@@ -80,8 +80,8 @@ class SeriesWindow(NamedTuple):
 
 
 class JobThen(NamedTuple):
-    """A job that ran in a window: its hosts, each with its GPU (or ``""``), since when, and the
-    times of the iterations that were reported since the last window."""
+    """A job that ran in a window: its hosts with their GPUs (or ``""``), since when, and the
+    iteration times reported since the last window."""
 
     hosts: Sequence[tuple[str, str]]
     iterations_s: Sequence[float]
@@ -93,7 +93,7 @@ class JobThen(NamedTuple):
 def lab_window(
     at: int, busy: Mapping[str, Sequence[Sample]], sent: Mapping[str, Sequence[Sample]]
 ) -> SeriesWindow:
-    """Of all GPUs and all hosts, by name."""
+    """The window of all GPUs and hosts, by name."""
     shares, rates = ([v for s in each.values() for _, v in s] for each in (busy, sent))
     return SeriesWindow(at, "", len(busy), _spread(shares), _spread(rates))
 
@@ -105,7 +105,7 @@ def job_window(
     busy: Mapping[str, Sequence[Sample]],
     sent: Mapping[str, Sequence[Sample]],
 ) -> SeriesWindow:
-    """Of one job, out of the samples of all GPUs and hosts."""
+    """The window of one job, from the samples of all GPUs and hosts."""
 
     def its(all_samples: Mapping[str, Sequence[Sample]], name: str) -> list[Sample]:
         return [s for s in all_samples.get(name, ()) if then.since <= s[0] <= then.until]
@@ -125,8 +125,8 @@ def job_window(
 
 
 def summed(series: Iterable[Sequence[Sample]]) -> Spread | None:
-    """The mean and the limits of the sum of several series; each has the value of its last sample,
-    before the first that one's."""
+    """The mean and the limits of the sum of several series; each has its last sample's value, or
+    before the first, that one's."""
     told = [samples for samples in series if samples]
     if not told:
         return None
@@ -134,7 +134,7 @@ def summed(series: Iterable[Sequence[Sample]]) -> Spread | None:
     total = least = most = sum(now)
     last_at: float | None = None
     for at, number, value in sorted((at, n, v) for n, s in enumerate(told) for at, v in s):
-        # What was sampled at one time changes the sum once.
+        # Samples of one time change the sum once.
         if last_at is not None and at > last_at:
             least, most = min(least, total), max(most, total)
         last_at, total = at, total + value - now[number]
@@ -149,7 +149,7 @@ def _spread(values: Sequence[float]) -> Spread | None:
 
 
 class SeriesStore(Database):
-    """Windows of time, in a file of their own that may be lost."""
+    """Windows of time, in a separate file that may be lost."""
 
     schemas = (_TABLES,)
     is_durable = False
@@ -162,7 +162,7 @@ class SeriesStore(Database):
 
     def add(self, windows: Iterable[SeriesWindow], before: float = 0.0) -> None:
         """Append windows of one time and the least width; wider ones follow when full. Those that
-        began ``before`` then and the oldest beyond the most rows are deleted."""
+        began ``before`` and the oldest beyond the maximum are deleted."""
         windows = list(windows)
         rows = [(WIDTHS_S[0], *_row(window)) for window in windows]
         until = max((window.at for window in windows), default=0) + WIDTHS_S[0]
@@ -184,8 +184,8 @@ class SeriesStore(Database):
     def read(
         self, since: float, until: float, points: int = 300, jobs: Collection[str] | None = None
     ) -> tuple[int, list[SeriesWindow]]:
-        """The windows of a period, some ``points`` of each job (``""``: the lab), oldest first,
-        after their length: that of the finest that reach back so far, or a multiple."""
+        """The width and the windows of a period, about ``points`` of each job (``""``: the lab),
+        oldest first. The width is the finest that reaches back far enough, or a multiple."""
         width = self._width(since, until)
         begins, ends = max(since, 0.0), max(until, 0.0)
         found = self.rows(
@@ -195,7 +195,7 @@ class SeriesStore(Database):
         first, last = found[0]
         if first is None:
             return width, []
-        # Where nobody measured there is nothing to be thinned.
+        # Gaps need no thinning.
         span = min(ends, last + width) - max(begins, first)
         wide = width * max(1, math.ceil(span / points / width))
         named = "" if jobs is None else f" AND job IN ({', '.join('?' * len(jobs))})"
@@ -204,7 +204,7 @@ class SeriesStore(Database):
         return wide, [_window(row) for row in rows]
 
     def _width(self, since: float, until: float) -> int:
-        """The least width that reaches back as far as any, or to ``since``, and is read quickly."""
+        """The least width that reaches back as far as any, or to ``since``, and is fast to read."""
         first = "SELECT min(at) FROM windows WHERE width_s = ?"  # quick: from the index
         firsts = {width: self.rows(first, width)[0][0] for width in WIDTHS_S}
         begins = {width: at for width, at in firsts.items() if at is not None}
@@ -221,7 +221,7 @@ class SeriesStore(Database):
 
 
 def open_series(state_dir: Path) -> SeriesStore:
-    """The time series in a controller's folder, for its owner alone."""
+    """The time series in a controller's folder, readable by its owner only."""
     return SeriesStore(private_file(state_dir, "samples.db"))
 
 

@@ -1,4 +1,4 @@
-"""The controller's store of all but jobs: the journal of circuits, locks, marks, events."""
+"""Stores all records except jobs: the journal of circuits, locks, marks, events."""
 
 import json
 import time
@@ -33,12 +33,11 @@ BaselineKey = tuple[str, int, int, str]
 
 
 class Store(Database):
-    """The controller's store of circuits and events. A change of circuits is journalled before a
-    device is touched."""
+    """The store of circuits and events. A change is journalled before a device is touched."""
 
     def prepared_intent(self, number: int, record: Record) -> Callable[[], int]:
-        """A function that journals an intent (as ``number``, or 0 for a new one), in another thread
-        say, and returns its number. Leave ``record`` alone."""
+        """A function that journals an intent (as ``number``, or 0 for a new one), possibly in
+        another thread, and returns its number. Do not modify ``record`` meanwhile."""
         verb = "REPLACE" if number else "INSERT"
         columns, started_at = "(id, state, record, started_at)", record.get("started_at")
         sql = f"{verb} INTO reconfigurations {columns} VALUES (?, 'intent', ?, ?)"
@@ -52,8 +51,8 @@ class Store(Database):
         committed: Mapping[str, Record] | None = None,
         baselines: Mapping[BaselineKey, Sequence[float]] | None = None,
     ) -> None:
-        """Write the progress of a change, its end as an event too, with the new ``committed_maps``
-        and the new ``baselines`` in one write."""
+        """Write the progress of a change; its end is an event too, with the new ``committed_maps``
+        and ``baselines`` in one write."""
         with self.together() as db:
             db.execute(
                 "UPDATE reconfigurations SET state = ?, record = ? WHERE id = ?",
@@ -72,8 +71,8 @@ class Store(Database):
     def reconfigurations(
         self, last: int | None = None, after: int | None = None
     ) -> list[dict[str, Any]]:
-        """The ``last`` changes, oldest first, or the first so many ``after`` that number."""
-        most = -1 if last is None else last  # To SQLite a negative limit is none.
+        """The ``last`` changes, oldest first, or the first ones ``after`` that number."""
+        most = -1 if last is None else last  # In SQLite a negative limit means none.
         if after is not None:
             return self._changes("WHERE id > ? ORDER BY id LIMIT ?", after, most)
         return self._changes("ORDER BY id DESC LIMIT ?", most)[::-1]
@@ -88,8 +87,7 @@ class Store(Database):
         return next(iter(self._changes("WHERE id = ?", number)), None)
 
     def undone_by(self, first: int) -> dict[int, int]:
-        """The changes from this number on that are undone, each with the change that undid it,
-        unless that was undone itself."""
+        """The undone changes from this number on, with the latest change that undid each."""
         reverts = "CASE WHEN json_valid(record) THEN json_extract(record, '$.reverts') END"
         which = f"id > ? AND state = 'committed' AND {reverts} IS NOT NULL ORDER BY id"
         rows = self.rows(f"SELECT id, {reverts} FROM reconfigurations WHERE {which}", first)
@@ -100,7 +98,7 @@ class Store(Database):
         return undone
 
     def unfinished_reconfigurations(self, read: Callable[[dict[str, Any]], T]) -> list[T]:
-        """The changes that an earlier controller began; unreadable ones are set aside."""
+        """The changes that an earlier controller started; unreadable ones are set aside."""
         return self._changes("WHERE state = 'intent' ORDER BY id", read=read)
 
     def _changes(
@@ -120,8 +118,7 @@ class Store(Database):
         self.write_all(_SAVE_COMMITTED, _committed_rows(maps))
 
     def committed_maps(self, read: Callable[[str, dict[str, Any]], T]) -> dict[str, T]:
-        """The maps last written for each OCS by ``commit_maps`` or with a change; unreadable ones
-        set aside."""
+        """The maps last committed for each OCS; unreadable ones are set aside."""
         return dict(self.each("committed", "", lambda row, ocs: (ocs, read(ocs, row)), "ocs"))
 
     def save_baselines(self, baselines: Mapping[BaselineKey, Sequence[float]]) -> None:
@@ -141,8 +138,7 @@ class Store(Database):
         return dict(rows)
 
     def save_locks(self, records: Sequence[Record], *, soon: bool = False) -> None:
-        """Insert or replace locks by place. ``soon``: once there is room, as they are in force
-        already."""
+        """Insert or replace locks by place. ``soon``: when the disk has space."""
         rows = [(r["ocs"], r["port"], r["channel"], json.dumps(r)) for r in records]
         if soon:
             self.write_soon(*((_SAVE_LOCK, row) for row in rows), always=True)
@@ -151,7 +147,7 @@ class Store(Database):
 
     def delete_locks(self, places: Sequence[tuple[str, int, str]]) -> None:
         """Delete the locks of these channels of ports; without a channel, of the port."""
-        self.write_rest()  # or a lock could be written after its end
+        self.write_rest()  # otherwise a lock could be written after its end
         self.write_all("DELETE FROM locks WHERE ocs = ? AND port = ? AND channel = ?", places)
 
     def locks(self, read: Callable[[dict[str, Any]], T]) -> list[T]:
@@ -167,23 +163,23 @@ class Store(Database):
         self.write("DELETE FROM saved WHERE name = ?", name)
 
     def saved_maps(self) -> dict[str, dict[str, Any]]:
-        """Everything saved, by name."""
+        """All saved maps, by name."""
         return dict(self.each("saved", "ORDER BY name", lambda row, name: (name, row), "name"))
 
     def set_mark(self, name: str, record: Record | None) -> None:
-        """Keep one record under a name; ``None`` deletes it."""
+        """Store one record under a name; ``None`` deletes it."""
         sql, values = _mark(name, record)
         self.write(sql, *values)
 
     def set_mark_soon(self, name: str, record: Record | None, kind: str, event: Record) -> bool:
-        """The same, with an event, now or as soon as there is room; whether it is on disk."""
+        """The same, with an event, now or when the disk has space; returns whether it is stored."""
         told = ADD_EVENT, (time.time(), kind, json.dumps(event))
         return self.write_soon(_mark(name, record), told, always=True)
 
     def mark(
         self, name: str, read: Callable[[dict[str, Any]], T], unreadable: Record | None = None
     ) -> T | None:
-        """The record under that name; one that cannot be read is replaced by ``unreadable``."""
+        """The record under that name; an unreadable one is replaced by ``unreadable``."""
         if not self.rows("SELECT 1 FROM marks WHERE name = ?", name):
             return None
         found = self.each("marks", "WHERE name = ?", read, values=(name,))
@@ -193,7 +189,7 @@ class Store(Database):
         return next(iter(found), None)
 
     def add_event(self, at: float, kind: str, record: Record) -> None:
-        """Append an event, now or as soon as there is room."""
+        """Append an event, now or when the disk has space."""
         self.add_events(kind, [(at, record)])
 
     def add_events(self, kind: str, events: Sequence[tuple[float, Record]]) -> None:
@@ -208,7 +204,7 @@ class Store(Database):
         self, period: Period, last: int, before: int, kinds: Collection[str] = ()
     ) -> list[dict[str, Any]]:
         """The ``last`` events in a period (of these kinds), with lower numbers than ``before``."""
-        # The time is in an index of its own, and grows as the number does, nearly.
+        # Times have an index, and grow almost like numbers.
         bounds = self.rows(
             "SELECT min(number), max(number) FROM events WHERE at BETWEEN ? AND ?", *period
         )
@@ -227,8 +223,8 @@ class Store(Database):
         return self.each("events", which, event, "number", "at", "kind", values=values)
 
     def forget(self, before: float, most: int = 500) -> int:
-        """Delete some events and changes that ended before then; their number. The last event, the
-        last change and changes with an unknown result stay."""
+        """Delete some events and changes that ended before then; returns their number. The last
+        event, the last change and changes with an unknown result stay."""
         with self.together() as db:
             return sum(db.execute(sql, (before, most)).rowcount for sql in _FORGET)
 
@@ -254,32 +250,32 @@ def _baseline_rows(
 
 
 def open_store(state_dir: Path) -> Store:
-    """The store in a directory, made if missing, for its owner alone. ``PatchlightError`` for an
+    """The store in a directory, created if missing, for its owner only. ``PatchlightError`` for an
     empty file where a controller ran: its records are lost."""
     path = state_dir / "controller.db"
     others = ("samples.db", "outputs", "controller.db-wal")
     beside = [name for name in others if (state_dir / name).exists()]
     if beside and path.exists() and not path.stat().st_size:
         raise PatchlightError(
-            f"{path} is empty, and {' and '.join(beside)} of an earlier controller beside it: "
-            "its journal, committed maps, locks and jobs are gone",
-            hint=f"restore {path} from a copy; to begin as a new lab, move {state_dir} away",
+            f"{path} is empty, but an earlier controller left {' and '.join(beside)}: its "
+            "journal, committed maps, locks and jobs are gone",
+            hint=f"restore {path} from a backup; to start as a new lab, move {state_dir} away",
         )
     return Store(private_file(state_dir, "controller.db"))
 
 
 def private_file(state_dir: Path, name: str) -> Path:
-    """An SQLite file in the state's folder, both made if missing, for their owner alone."""
+    """An SQLite file in the state's folder, both created if missing, for their owner only."""
     path = state_dir / name
     try:
         private_folder(state_dir, 0o750)
         path.touch(mode=0o600)
-        # SQLite gives the files beside it the mode of this one when it makes them.
+        # SQLite gives its other files the mode of this one.
         for each in (path, *state_dir.glob(f"{name}-*")):
             each.chmod(0o600)
     except OSError as error:
         raise PatchlightError(
             f"keeping the journal in {state_dir}: {error.strerror}",
-            hint="name another place with --state",
+            hint="use another folder with --state",
         ) from error
     return path

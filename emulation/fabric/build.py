@@ -1,10 +1,10 @@
-"""Makes a planned fabric: namespaces, links, addresses, limits, and its packet switches.
+"""Builds a planned fabric: namespaces, links, addresses, limits, and packet switches.
 
-Each namespace is made, entered once, and given all it needs in one batch; the settings of the far
-end of a link wait until all namespaces are there. 256 hosts take well under a second.
+Each namespace is created, entered once, and configured in one batch; the other end of a link is
+configured when all namespaces exist. 256 hosts take well under a second.
 
-Packet switches are Linux bridges, or those of a private Open vSwitch, which has its own database,
-sockets and daemons in the lab's fabric namespace. The host's Open vSwitch is never used.
+Packet switches are Linux bridges, or a private Open vSwitch with its own database, sockets and
+daemons in the lab's fabric namespace. The host's Open vSwitch is never used.
 """
 
 import json
@@ -28,11 +28,11 @@ from patchlight.testbed.linux.credentials import CA_FILE, CERTIFICATE_FILE, KEY_
 from patchlight.testbed.linux.netlink import KernelRefused, Netlink, Request, attribute
 from patchlight.testbed.linux.sockets import unix_socket_answers
 
-# Routing tables of NICs that share a server; the tables below are the kernel's own.
+# Routing table numbers of NICs that share a server; lower ones are the kernel's.
 _FIRST_TABLE = 1000
 _SCHEMA = Path("/usr/share/openvswitch/vswitch.ovsschema")
 _INSTALL = "Install it with: sudo apt-get install openvswitch-switch"
-# Ports in one ovs-vsctl call: far below the longest command line, and few calls.
+# Ports per ovs-vsctl call: well below the limit of a command line.
 _PORTS_IN_A_CALL = 500
 _NETLINK_GENERIC, _GENL_CONTROL, _GET_FAMILY, _FAMILY_NAME = 16, 16, 3, 2
 
@@ -40,9 +40,9 @@ _NETLINK_GENERIC, _GENL_CONTROL, _GET_FAMILY, _FAMILY_NAME = 16, 16, 3, 2
 def build_links(
     plan: FabricPlan, made: Callable[[str, int], None], *, offload: bool, bridges: bool
 ) -> None:
-    """Make a plan's namespaces (``made`` gets name and inode of each), links, and with ``bridges``
-    its packet switches as Linux bridges; else the caller makes those, and limits their ports.
-    ``offload`` leaves checksum offload on. After an error the caller removes what was made."""
+    """Make a plan's namespaces (``made`` is called with name and inode of each), links, and with
+    ``bridges`` its packet switches as Linux bridges; else the caller makes those and limits their
+    ports. ``offload`` leaves checksum offload on. After an error the caller cleans up."""
     namespaces.prepare_directory()
     with ExitStack() as opened:
         work = _Work(plan, opened, offload=offload)
@@ -99,8 +99,6 @@ def _port_limits(plan: FabricPlan) -> list[tuple[int, str, float]]:
 
 
 class _Work:
-    """The state of one ``build_links``: the namespaces made, and what is left to do."""
-
     def __init__(self, plan: FabricPlan, opened: ExitStack, *, offload: bool) -> None:
         self._opened, self._offload = opened, offload
         self._servers = set(plan.servers)
@@ -116,22 +114,21 @@ class _Work:
         self.limited = defaultdict[str, list[tuple[int, str, float]]](list)
 
     def make(self, name: str) -> int:
-        """Make one namespace, this thread in it, and the links to those made before."""
         inode = namespaces.create_here(name)
         self._made.add(name)
-        # No IPv6 in the data network, so none of its neighbour chatter through the switches.
+        # No IPv6 in the data network avoids neighbour discovery traffic.
         namespaces.set_sysctl("ipv6/conf/all/disable_ipv6", 1)
-        # A new namespace takes this over from the host, where Docker turns forwarding on.
+        # A new namespace inherits forwarding from the host, where Docker enables it.
         namespaces.set_sysctl("ipv4/ip_forward", 0)
         if self._nics[name] > 1:
-            # Several NICs in one subnet: each answers for its own address alone, and accepts
-            # packets whatever way back the main routing table has.
+            # Several NICs in one subnet: each answers ARP for its own address only, and accepts
+            # packets regardless of the main routing table.
             namespaces.set_sysctl("ipv4/conf/all/arp_ignore", 1)
             namespaces.set_sysctl("ipv4/conf/all/arp_announce", 2)
             for scope in ("all", "default"):
                 namespaces.set_sysctl(f"ipv4/conf/{scope}/rp_filter", 0)
         if name not in self._servers:
-            # Few, and each an end of many links: kept open. Servers are many, with few links.
+            # Few, with many links each: kept open. Servers are many, with few links.
             self._open[name] = self._opened.enter_context(
                 namespaces.opened(namespaces.namespace_path(name))
             )
@@ -168,7 +165,7 @@ class _Work:
         )
 
     def _settings(self, end: PlannedEnd) -> list[Request]:
-        """What an end needs beside its link; a packet-switch port gets its limit later."""
+        """The settings of an end besides its link; packet-switch ports get limits later."""
         requests: list[Request] = []
         if end.address is not None:
             several_nics = self._nics[end.namespace] > 1
@@ -192,7 +189,7 @@ def _impair(end: PlannedEnd) -> list[Request]:
 
 
 def nic_requests(end: PlannedEnd, index: int, *, several_nics: bool) -> list[Request]:
-    """Address, and own route where NICs share a namespace, of a NIC that is up."""
+    """Address of a NIC that is up, and its own route if NICs share a namespace."""
     assert end.address is not None
     requests = [links.add_address(index, end.address, end.name)]
     if several_nics:
@@ -202,7 +199,7 @@ def nic_requests(end: PlannedEnd, index: int, *, several_nics: bool) -> list[Req
 
 
 class OpenVSwitchFailed(PatchlightError):
-    """Open vSwitch is missing, did not start, or did not take its configuration."""
+    """Open vSwitch is missing, did not start, or rejected its configuration."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,8 +219,8 @@ class OpenVSwitch:
         return f"unix:{self.directory}/db.sock"
 
     def start(self, start: Callable[[Sequence[LabService]], None]) -> bool:
-        """Have ``start`` start the database and the switch daemon, each until it answers. Whether
-        the database is new: an old one has its switches, without flows."""
+        """Start the database and the switch daemon with ``start``. Returns whether the database is
+        new: an old one has its switches, without flows."""
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         database = self.directory / "conf.db"
         is_new = not database.exists()
@@ -237,7 +234,7 @@ class OpenVSwitch:
         self.vsctl(["init", "--", "set", "Open_vSwitch", ".", *threads], wait=False)
         control = self.directory / "ovs-vswitchd.ctl"
         start([self._daemon("ovs-vswitchd", [self._database], control)])
-        # ovs-vsctl waits for a change: the daemon has then read the whole database.
+        # ovs-vsctl waits until the daemon has read the database.
         self.vsctl(["set", "Open_vSwitch", ".", f"external_ids:started={time.time()}"])
         return is_new
 
@@ -259,8 +256,7 @@ class OpenVSwitch:
         )
 
     def add_bridges(self, plan: FabricPlan, datapath: str, *, learning: bool) -> None:
-        """Make every packet switch with its ports. ``learning`` ones find routes themselves; others
-        carry nothing until a controller programs them."""
+        """Make every packet switch with its ports. ``learning`` ones need no controller."""
         commands: list[list[str]] = []
         for bridge in plan.bridges:
             name = bridge.name
@@ -268,8 +264,7 @@ class OpenVSwitch:
             for number, interface in bridge.ports:
                 command = ["--", "add-port", name, interface]
                 command += ["--", "set", "Interface", interface, f"ofport_request={number}"]
-                # Open vSwitch takes the queue off every port it configures, again at each change,
-                # except from ports whose QoS is of this type.
+                # Open vSwitch removes the queue of every port, except with this QoS type.
                 commands.append([*command, "--", "set", "Port", interface, "qos=@noop"])
         for first in range(0, len(commands), _PORTS_IN_A_CALL):
             call = chain.from_iterable(commands[first : first + _PORTS_IN_A_CALL])
@@ -277,9 +272,8 @@ class OpenVSwitch:
         self.check_ports(plan)
 
     def set_controller(self, plan: FabricPlan, address: str, tls: Path | None = None) -> None:
-        """Have every switch connect to ``host:port``, with the certificate in the folder ``tls``.
-        Best once it listens: refused, Open vSwitch tries again in 1, 2, 4 and 8 s, and heeds
-        ``max_backoff`` only after the first success."""
+        """Connect every switch to ``host:port``, with the certificate in the folder ``tls``. Call
+        it when the controller listens: otherwise Open vSwitch retries in 1, 2, 4 and 8 s."""
         command = [] if tls is None else ["--", *set_tls(tls)]
         target = f"{'tcp' if tls is None else 'ssl'}:{address}"
         for bridge in plan.bridges:
@@ -299,11 +293,11 @@ class OpenVSwitch:
                     raise OpenVSwitchFailed(
                         f"making port {number} of {bridge.switch}: Open vSwitch gave {interface} "
                         f"the number {got}: {error}",
-                        hint=f"See {self.directory}/ovs-vswitchd.log.",
+                        hint=f"see {self.directory}/ovs-vswitchd.log",
                     )
 
     def vsctl(self, command: Sequence[str], *, wait: bool = True) -> str:
-        """What ``ovs-vsctl`` prints; ``OpenVSwitchFailed`` if it refuses."""
+        """The output of ``ovs-vsctl``; ``OpenVSwitchFailed`` on errors."""
         options = ["--timeout=60", *([] if wait else ["--no-wait"])]
         return self._tool(["ovs-vsctl", f"--db={self._database}", *options, *command])
 
@@ -336,19 +330,18 @@ def new_bridge(name: str, datapath_id: int, datapath: str, *, learning: bool) ->
 
 
 def set_tls(folder: Path) -> list[str]:
-    """The part of an ``ovs-vsctl`` call that has all bridges show the certificate in a folder."""
+    """The part of an ``ovs-vsctl`` call that gives all bridges the certificate in a folder."""
     return ["set-ssl", *(str(folder / name) for name in (KEY_FILE, CERTIFICATE_FILE, CA_FILE))]
 
 
 def executable(name: str) -> str:
     """The full path of one of Open vSwitch's programs; ``OpenVSwitchFailed`` if missing."""
-    # sudo and cron may leave the sbin directories out of PATH.
+    # sudo and cron may omit the sbin directories from PATH.
     path = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/usr/local/sbin", "/sbin"])
     program = shutil.which(name, path=path)
     if program is None:
         raise OpenVSwitchFailed(
-            f"this lab's packet switches are Open vSwitch, but there is no {name} here",
-            hint=_INSTALL,
+            f"this lab needs Open vSwitch, but {name} was not found", hint=_INSTALL
         )
     return program
 
@@ -356,13 +349,13 @@ def executable(name: str) -> str:
 def _schema() -> Path:
     if not _SCHEMA.exists():
         raise OpenVSwitchFailed(
-            f"Open vSwitch's database schema is not at {_SCHEMA}", hint=_INSTALL
+            f"Open vSwitch's database schema {_SCHEMA} not found", hint=_INSTALL
         )
     return _SCHEMA
 
 
 def datapath_type() -> str:
-    """``system`` where the kernel has Open vSwitch's datapath, else ``netdev`` (userspace)."""
+    """``system`` if the kernel has Open vSwitch's datapath, else ``netdev`` (userspace)."""
     body = bytes([_GET_FAMILY, 1, 0, 0]) + attribute(_FAMILY_NAME, b"ovs_datapath\0")
     try:
         with Netlink(family=_NETLINK_GENERIC) as netlink:
@@ -373,7 +366,7 @@ def datapath_type() -> str:
 
 
 def check_installed() -> None:
-    """``OpenVSwitchFailed``, with how to install it, unless all its programs are here."""
+    """``OpenVSwitchFailed``, with how to install it, unless all its programs are installed."""
     for name in ("ovsdb-tool", "ovsdb-server", "ovs-vswitchd", "ovs-vsctl"):
         executable(name)
     _schema()

@@ -1,9 +1,8 @@
-"""The record of what an emulated lab has made on this machine, written before it is made.
+"""Records the parts of an emulated lab on this machine before they are made.
 
-``/run/patchlight/<lab>/state.json`` names every namespace and process of a lab. It is written
-first and kept up to date while the lab is built, so that after any crash the next ``down`` or
-``up`` knows what to look for. In that folder, every user of the machine may read only ``lab.yaml``
-and ``hosts``. What may be large is on disk, in ``DISK_ROOT/<lab>``.
+``/run/patchlight/<lab>/state.json`` names every namespace and process of a lab. It is updated while
+the lab is built, so the next ``down`` or ``up`` can clean up after a crash. Only ``lab.yaml`` and
+``hosts`` in that folder are readable by all users. Large files are on disk, in ``DISK_ROOT/<lab>``.
 """
 
 import fcntl
@@ -22,21 +21,21 @@ from patchlight.testbed.linux.processes import boot_id, process_start
 from patchlight.testbed.wire.lab_api import API_SOCKET
 
 RUN_ROOT = Path("/run/patchlight")
-# /run is memory; servers with their own file system need more than that.
+# /run is in memory; servers with their own file system need more space.
 DISK_ROOT = Path("/var/lib/patchlight/servers")
-# Every process that a lab starts carries this variable, so that one without a record is found too.
+# Every process of a lab has this variable, so unrecorded ones are found too.
 MARK = "PATCHLIGHT_RUN"
 _LOCK_WAIT_S = 5.0
 
 
 class LabBusy(PatchlightError):
-    """Another Patchlight process is making or removing the same lab right now."""
+    """Another Patchlight process is making or removing the same lab."""
 
 
 @dataclass(slots=True)
 class ProcessRecord:
-    """A process: its number could be reused, with its start time it cannot. ``abrupt``: it keeps
-    nothing that outlives the lab, and may be ended by force."""
+    """A process, identified by its number and start time. ``abrupt``: it may be killed, because
+    nothing of it outlives the lab."""
 
     name: str
     pid: int
@@ -48,10 +47,9 @@ class ProcessRecord:
 @dataclass(slots=True)
 class LabState:
     """``state.json``. ``phase``: ``making`` until the lab is complete, then ``up``; ``namespaces``:
-    each one's inode, 0 while it is only intended; ``servers``: ``namespace``, or ``ssh`` or ``vm``
-    with the root file system ``base``; ``datapath``: ``bridge``, ``netdev`` or ``system``;
-    ``docker``: the URL of the workers' engine; ``swapped``: pairs of ports; ``options``: what the
-    processes were started with."""
+    each one's inode, 0 until it exists; ``servers``: ``namespace``, or ``ssh`` or ``vm`` with the
+    root file system ``base``; ``datapath``: ``bridge``, ``netdev`` or ``system``; ``docker``: the
+    URL of the workers' engine; ``swapped``: pairs of ports; ``options``: of the processes."""
 
     lab: str
     source: str
@@ -77,7 +75,7 @@ class LabState:
         return run_dir(self.lab)
 
     def save(self) -> None:
-        """Replace the file; a reader sees the old one or the new one, whole."""
+        """Replace the file atomically."""
         path = self.run_dir / "state.json"
         path.parent.mkdir(parents=True, exist_ok=True)
         new = path.with_suffix(".new")
@@ -87,7 +85,7 @@ class LabState:
 
     @property
     def ssh_config(self) -> Path | None:
-        """The configuration for OpenSSH's client, where the servers answer SSH."""
+        """The OpenSSH client configuration, if the servers have SSH."""
         return self.run_dir / "ssh/config" if self.servers != "namespace" else None
 
     @property
@@ -97,7 +95,7 @@ class LabState:
 
 
 def new_state(lab: str, source: str, scale: float) -> LabState:
-    """The state of a lab that this process is about to make."""
+    """The state of a lab that is about to be made."""
     own = ProcessRecord("builder", os.getpid(), process_start(os.getpid()) or 0, "")
     return LabState(
         lab=lab, source=source, scale=scale, boot_id=boot_id(), builder=own, made_at=time.time()
@@ -105,20 +103,20 @@ def new_state(lab: str, source: str, scale: float) -> LabState:
 
 
 def run_dir(lab: str) -> Path:
-    """The runtime directory of a lab; ``BadInput`` for a name that no lab can have."""
+    """The runtime directory of a lab; ``BadInput`` for an invalid name."""
     try:
         return RUN_ROOT / str(LAB_NAME.take(lab))
     except BadInput as error:
-        raise BadInput(error.message, hint="Give it another name with --name.") from error
+        raise BadInput(error.message, hint="choose another name with --name") from error
 
 
 def disk_dir(lab: str) -> Path:
-    """Where the servers of a lab have their disks."""
+    """The folder of the servers' disks of a lab."""
     return DISK_ROOT / run_dir(lab).name
 
 
 def read_state(lab: str) -> LabState | None:
-    """What is recorded of a lab, or ``None`` if nothing is."""
+    """A lab's record, or ``None``."""
     path = run_dir(lab) / "state.json"
     try:
         text = path.read_text()
@@ -126,7 +124,7 @@ def read_state(lab: str) -> LabState | None:
         return None
     except PermissionError as error:
         raise PatchlightError(
-            f"reading {path}: it is for root alone", hint="Run the command with sudo."
+            f"reading {path}: only root may read it", hint="run the command with sudo"
         ) from error
     try:
         data = json.loads(text)
@@ -136,12 +134,12 @@ def read_state(lab: str) -> LabState | None:
     except (ValueError, TypeError) as error:
         raise PatchlightError(
             f"reading {path}: {error}",
-            hint="Another version of Patchlight wrote it: bring the lab down with that one.",
+            hint="another version of Patchlight wrote it: take the lab down with that version",
         ) from error
 
 
 def recorded_labs() -> list[str]:
-    """The labs that have a runtime directory, sorted; not those of which only a controller runs."""
+    """The labs with a runtime directory, sorted; without those that only run a controller."""
     with suppress(FileNotFoundError):
         folders = [p for p in RUN_ROOT.iterdir() if p.is_dir() and not p.name.startswith(".")]
         return sorted(p.name for p in folders if os.listdir(p) != [API_SOCKET])
@@ -150,9 +148,8 @@ def recorded_labs() -> list[str]:
 
 @contextmanager
 def lab_lock(lab: str) -> Iterator[None]:
-    """Be the only process that makes or removes this lab, or raise ``LabBusy``. What is made within
-    has the usual umask: with 000 anybody could write into the lab, with 077 only root could see
-    it."""
+    """Hold the lock on making or removing this lab, or raise ``LabBusy``. The umask is set to the
+    usual one: with 000 anybody could write into the lab, with 077 only root could read it."""
     run_dir(lab)
     path = RUN_ROOT / f".{lab}.lock"
     with ExitStack() as afterwards:
@@ -163,7 +160,7 @@ def lab_lock(lab: str) -> Iterator[None]:
             os.pwrite(fd, str(os.getpid()).encode(), 0)
             yield
         finally:
-            # Unlinked while held: a process that waits for it notices and makes a new one.
+            # Unlinked while held: a waiting process notices and creates a new one.
             path.unlink(missing_ok=True)
             os.close(fd)
             with suppress(OSError):
@@ -177,7 +174,7 @@ def _locked(path: Path, lab: str) -> int:
         try:
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except FileNotFoundError:
-            continue  # the holder of another lock has just removed the directory
+            continue  # another lock's holder has just removed the directory
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             with suppress(FileNotFoundError):
@@ -189,12 +186,12 @@ def _locked(path: Path, lab: str) -> int:
                 os.close(fd)
                 raise LabBusy(
                     f"lab {lab} is being made or removed by process {holder}",
-                    hint="Wait for it, or stop it with Ctrl-C where it runs.",
+                    hint="wait for it, or stop it with Ctrl-C in its terminal",
                 ) from None
             time.sleep(0.05)
         os.close(fd)
 
 
 def is_running(process: ProcessRecord) -> bool:
-    """Whether this very process is still there."""
+    """Whether that process still exists."""
     return process_start(process.pid) == process.started

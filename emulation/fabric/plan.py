@@ -1,10 +1,10 @@
-"""Plans what an emulated lab is made of, from the lab alone: no kernel, no files.
+"""Plans the namespaces and links of an emulated lab, without kernel or files.
 
-A fibre becomes a veth pair, its ends in the namespaces of its devices. A limit of a fibre,
-or of the NIC at its end, is a limit of what each end may *send*: the queue at an end shapes
-one direction, so both ends have one and nothing depends on what lies behind an OCS.
+A fibre becomes a veth pair, its ends in the namespaces of its devices. A limit of a fibre or NIC
+applies to what each end may *send*: the queue at an end shapes one direction, so both ends have
+one, whatever is behind an OCS.
 
-In a lab with wavelengths, all that passes light on is in one namespace, ``pl.<lab>.light``.
+In a lab with wavelengths, all optical devices are in one namespace, ``pl.<lab>.light``.
 """
 
 import hashlib
@@ -21,9 +21,9 @@ from patchlight.testbed.lab.optical_links import is_end
 from patchlight.testbed.lab.wiring import trace_links
 from patchlight.testbed.linux.rate_limits import NOT_IMPAIRED, Impairment
 
-# The kernel's limit for the name of an interface, in bytes; unique in its namespace.
+# The kernel's limit for an interface name, in bytes; unique in its namespace.
 _LONGEST_NAME = 15
-# The plan sets the indexes: a namespace is new, and the kernel's own stay below.
+# The plan sets the indexes; the kernel's own in a new namespace are lower.
 _FIRST_INDEX = 100
 
 
@@ -33,7 +33,7 @@ def namespace_name(lab: str, device: str) -> str:
 
 
 def namespace_prefix(lab: str) -> str:
-    """What the name of every namespace of a lab begins with."""
+    """The prefix of all namespaces of a lab."""
     return f"pl.{lab}."
 
 
@@ -43,17 +43,17 @@ def fabric_namespace(lab: str) -> str:
 
 
 def light_namespace(lab: str) -> str:
-    """The namespace of all that passes light on, in a lab with wavelengths."""
+    """The namespace of optical devices, in a lab with wavelengths."""
     return namespace_name(lab, "light")
 
 
 def switch_port_name(switch: str, port: str) -> str:
-    """``tor1-3``; a long switch name is cut, with a hash of the whole name."""
+    """``tor1-3``; a long switch name is shortened with a hash."""
     return fitted(switch, f"-{port}")
 
 
 def fitted(name: str, ending: str) -> str:
-    """``name + ending`` in 15 bytes: the same names always give the same result."""
+    """``name + ending`` in 15 bytes, deterministically."""
     if len((name + ending).encode()) <= _LONGEST_NAME:
         return name + ending
     digest = hashlib.sha256(name.encode()).hexdigest()[:4]
@@ -64,7 +64,7 @@ def fitted(name: str, ending: str) -> str:
 @dataclass(frozen=True, slots=True)
 class PlannedEnd:
     """One end of a fibre: an interface in a namespace, perhaps a port of a ``bridge``. ``rate_bps``
-    (``None``: no limit) and ``impairment`` are of what it sends; the rate is divided by the lab's
+    (``None``: no limit) and ``impairment`` apply to what it sends; the rate includes the lab's
     scale."""
 
     namespace: str
@@ -80,7 +80,7 @@ class PlannedEnd:
 
 @dataclass(frozen=True, slots=True)
 class PlannedBridge:
-    """A packet switch: its bridge, and which interface is which port number."""
+    """A packet switch: its bridge, and the interface of each port number."""
 
     switch: str
     name: str
@@ -91,7 +91,7 @@ class PlannedBridge:
 
 @dataclass(frozen=True, slots=True)
 class FabricPlan:
-    """Everything to be made, in order. ``optical`` are the namespaces of what passes light on."""
+    """Everything to make, in order. ``optical`` are the namespaces of optical devices."""
 
     fabric: str
     servers: tuple[str, ...]
@@ -111,7 +111,7 @@ class FabricPlan:
 
 
 def plan_fabric(lab: Lab) -> FabricPlan:
-    """The plan of a runtime lab; ``BadInput`` where its fabric is not possible."""
+    """The plan of a runtime lab; ``BadInput`` if its fabric is not possible."""
     _check_can_be_emulated(lab)
     indexes = _Indexes(lambda: count(_FIRST_INDEX))
     cables = []
@@ -127,7 +127,7 @@ def plan_fabric(lab: Lab) -> FabricPlan:
     plugged = {end for fibre in lab.fibres for end in (fibre.a, fibre.b)}
     for host in lab.hosts:
         if host.endpoint not in plugged:
-            # The NIC is there, but its other end stays down: it has no carrier.
+            # The NIC exists, but its other end stays down: it has no carrier.
             index = next(indexes[fabric])
             dark = PlannedEnd(fabric, f"dark{index}", index, up=False)
             cables.append((_end(lab, host.endpoint, indexes), dark))
@@ -161,8 +161,8 @@ def plan_fabric(lab: Lab) -> FabricPlan:
 
 
 def _check_can_be_emulated(lab: Lab) -> None:
-    """``BadInput`` where a fibre between two optical devices is slower, or delays or loses packets:
-    frames pass all such fibres at once, with the rate, delay and loss of those at NICs and packet
+    """``BadInput`` if a fibre between two optical devices is slower, or delays or loses packets:
+    frames cross all such fibres at once, with the rate, delay and loss at NICs and packet
     switches."""
     if not lab.coloured:
         return
@@ -173,15 +173,15 @@ def _check_can_be_emulated(lab: Lab) -> None:
         where = f"the fibre {fibre.a} – {fibre.b} between two optical devices"
         if fibre.delay_s or fibre.packet_loss:
             raise BadInput(
-                f"lab {lab.name} delays or loses packets on {where}: that is not emulated in labs "
-                "with wavelengths",
-                hint="Write delay and packet_loss at the fibres of NICs and packet switches.",
+                f"lab {lab.name} delays or loses packets on {where}: this is not supported in "
+                "labs with wavelengths",
+                hint="set delay and packet_loss at the fibres of NICs and packet switches",
             )
         if fibre.rate_bps and (slowest_bps is None or fibre.rate_bps < slowest_bps):
             raise BadInput(
-                f"lab {lab.name} limits {where} more than those at NICs and packet switches: that "
-                "is not emulated in labs with wavelengths",
-                hint="Write the rate at the fibres of NICs and packet switches.",
+                f"lab {lab.name} limits {where} more than those at NICs and packet switches: "
+                "this is not supported in labs with wavelengths",
+                hint="set the rate at the fibres of NICs and packet switches",
             )
 
 
@@ -197,8 +197,8 @@ def with_swapped(plan: FabricPlan, lab: Lab, swaps: Sequence[Sequence[str]]) -> 
     fibre, and in a lab with wavelengths."""
     if lab.coloured and swaps:
         raise BadInput(
-            f"fibres of lab {lab.name} cannot be swapped: its light is followed by wavelength, as "
-            "the lab file says that it is plugged"
+            f"fibres of lab {lab.name} cannot be swapped: in labs with wavelengths, signals "
+            "follow the lab file"
         )
     ends = [list(cable) for cable in plan.cables]
     sides = [end for fibre in lab.fibres for end in (fibre.a, fibre.b)]
@@ -206,7 +206,7 @@ def with_swapped(plan: FabricPlan, lab: Lab, swaps: Sequence[Sequence[str]]) -> 
     for texts in swaps:
         pair = [Endpoint.parse(text) for text in texts]
         if loose := [end for end in pair if end not in position]:
-            raise BadInput(f"{loose[0]} cannot be swapped: lab {lab.name} has no fibre there")
+            raise BadInput(f"{loose[0]} cannot be swapped: it has no fibre in lab {lab.name}")
         (a, a_side), (b, b_side) = (position[end] for end in pair)
         ends[a][a_side], ends[b][b_side] = ends[b][b_side], ends[a][a_side]
     return replace(plan, cables=tuple((a, b) for a, b in ends))
@@ -226,8 +226,8 @@ def _nic(lab: Lab, endpoint: Endpoint) -> Nic | None:
 def _without_queues_of_light(
     lab: Lab, cables: Sequence[tuple[PlannedEnd, PlannedEnd]]
 ) -> list[tuple[PlannedEnd, PlannedEnd]]:
-    """The cables without limits where no transmitter is faster. A receiver separates channels:
-    several do not share its rate."""
+    """The cables, without limits where no transmitter is faster: receivers separate channels, which
+    do not share their rate."""
     light = light_namespace(lab.name)
     directed = (pair for cable in cables for pair in (cable, cable[::-1]))
     into_light = (a.rate_bps or inf for a, b in directed if b.namespace == light != a.namespace)
@@ -269,16 +269,16 @@ def _end(
 
 
 def check_fabric(lab: Lab, *, controller: bool) -> None:
-    """``BadInput`` if a lab cannot run on its kind of packet switches, or without a controller."""
+    """``BadInput`` if a lab cannot run with its kind of packet switches or no controller."""
     if lab.fabric != "openvswitch" and lab.circuit_switches:
         raise BadInput(
             f"lab {lab.name} has the circuit switch {lab.circuit_switches[0].name}, which needs "
-            "OpenFlow switches around it, but asks for fabric: bridge",
-            hint="Write fabric: openvswitch in the lab file, or pass --fabric openvswitch.",
+            "OpenFlow switches, but has fabric: bridge",
+            hint="set fabric: openvswitch in the lab file, or use --fabric openvswitch",
         )
     if lab.fabric == "openvswitch" and controller:
         return
-    # Learning switches flood: in a loop, frames would circulate for ever.
+    # Learning switches flood frames in a loop forever.
     joined = {switch.name: {switch.name} for switch in lab.packet_switches}
     if lab.circuit_switches or lab.coloured:
         links = trace_links(lab, lab.initial_maps).pairs()
@@ -290,8 +290,8 @@ def check_fabric(lab: Lab, *, controller: bool) -> None:
         if b.device in joined[a.device]:
             raise BadInput(
                 f"lab {lab.name} has a loop of packet switches (closed by {a} – {b}): learning "
-                "switches would flood it for ever",
-                hint="Run it with the controller and fabric: openvswitch, or take a fibre out.",
+                "switches would flood it forever",
+                hint="use the controller and fabric: openvswitch, or remove a fibre",
             )
         together = joined[a.device] | joined[b.device]
         joined |= dict.fromkeys(together, together)

@@ -1,12 +1,12 @@
 """Starts a lab's processes, records each, and waits until it answers.
 
-A process may take as long as it works: large labs and busy machines take their time. One that ends
-early, or neither answers nor works, is an error that shows the last lines it wrote.
+A process may take long as long as it makes progress. One that ends early, or neither answers nor
+progresses, is an error that shows its last lines.
 
-Most of a start is imports. So Python programs are forked from a *nursery* that has imported them:
-``python -m patchlight.emulation.fabric.processes MODULE...`` imports the modules. From its standard
-input it reads the processes to make, a JSON object a line, and answers each with the process's
-number. It ends with its input; what it made lives on.
+Imports dominate start times. So Python programs are forked from a *nursery*: ``python -m
+patchlight.emulation.fabric.processes MODULE...`` imports the modules, reads the processes to start
+from standard input, one JSON object per line, and replies with process numbers. It ends with its
+input; its processes continue.
 """
 
 import gc
@@ -38,10 +38,10 @@ class ServiceNotStarted(PatchlightError):
 
 @dataclass(frozen=True, slots=True)
 class LabService:
-    """A process to be started, and a check that it is ready. ``quiet_s``: after so many seconds
-    without processor time and output it has failed; ``abrupt``: it may be ended by force;
-    ``imports``: ``python -m MODULE`` is forked from a process that has imported these;
-    ``announces``: a file that it makes when it is ready, removed before."""
+    """A process to start, and a check that it is ready. ``quiet_s``: it has failed after this time
+    without CPU time and output; ``abrupt``: it may be killed; ``imports``: ``python -m MODULE`` is
+    forked from a process that has imported these; ``announces``: a file that it creates when ready,
+    removed before."""
 
     name: str
     argv: Sequence[str]
@@ -56,15 +56,12 @@ class LabService:
 
 @dataclass(slots=True)
 class _Starting:
-    """A service that is not ready yet. ``child`` is ``None`` if another process made it."""
-
     service: LabService
     record: ProcessRecord
     child: subprocess.Popen[bytes] | None
     progress: processes.ProgressWatch
 
     def ended(self) -> str:
-        """How it has ended; empty if it has not."""
         if self.child is None:
             is_there = processes.process_start(self.record.pid) == self.record.started
             return "" if is_there else "ended"
@@ -74,8 +71,8 @@ class _Starting:
 
 
 class Supervisor:
-    """Starts services and records them in the lab's state; ``say`` gets messages about slow ones. A
-    lab keeps real time: its processes, and what they start, run before others of the machine."""
+    """Starts services and records them in the lab's state; ``say`` is called about slow ones. With
+    real time, they and their children run before other processes."""
 
     def __init__(
         self, state: LabState, say: Callable[[str], None], *, real_time: bool = False
@@ -84,12 +81,12 @@ class Supervisor:
         self._starting: list[_Starting] = []
 
     def start(self, services: Sequence[LabService]) -> None:
-        """Start these and wait until all are ready."""
+        """Start these services and wait until all are ready."""
         self.launch(services)
         self.wait()
 
     def launch(self, services: Sequence[LabService]) -> None:
-        """Start those of these that do not run, side by side, without waiting."""
+        """Start those services that are not running, in parallel, without waiting."""
         missing = self.missing(services)
         if len(missing) > 1:
             self._say(f"starting {', '.join(service.name for service in missing)}")
@@ -119,12 +116,12 @@ class Supervisor:
             self._starting.append(_Starting(service, record, child, progress))
 
     def missing(self, services: Sequence[LabService]) -> list[LabService]:
-        """Those of these that do not run."""
+        """The services that are not running."""
         there = {each.name for each in self._state.processes if is_running(each)}
         return [service for service in services if service.name not in there]
 
     def end(self, services: Sequence[LabService]) -> None:
-        """End those of these that run, by force."""
+        """Kill the services that are running."""
         names = {service.name for service in services}
         for process in self._state.processes:
             if process.name in names and is_running(process):
@@ -133,7 +130,7 @@ class Supervisor:
                     time.sleep(0.01)
 
     def log_path(self, name: str) -> Path:
-        """Where the service of that name writes."""
+        """The log of the service of that name."""
         return self._state.run_dir / "log" / f"{name}.log"
 
     def wait(self) -> None:
@@ -146,13 +143,13 @@ class Supervisor:
     def wait_for_all(
         self, name: str, count: Callable[[], int], total: int, what: str, quiet_s: float = 30.0
     ) -> None:
-        """Wait until a service has ``total`` of something (``what``); ``ServiceNotStarted`` if for
-        ``quiet_s`` seconds there are not more."""
+        """Wait until a service has ``total`` of something (``what``); ``ServiceNotStarted`` if
+        their number does not grow for ``quiet_s`` seconds."""
         done = count()
         progress = processes.ProgressWatch(lambda: done)
         while done < total:
             if progress.quiet_s() > quiet_s:
-                why = f"{done} of {total} {what}, and no more in {quiet_s:g} s"
+                why = f"{done} of {total} {what}, no progress in {quiet_s:g} s"
                 raise self._failure(name, why)
             if (took_s := progress.to_tell()) is not None:
                 self._say(f"{name}: {done} of {total} {what} after {took_s:.0f} s")
@@ -166,7 +163,7 @@ class Supervisor:
         if how := starting.ended():
             raise self._failure(service.name, f"it {how}")
         if progress.quiet_s() > service.quiet_s:
-            why = f"it does not answer, and did nothing for {service.quiet_s:g} s"
+            why = f"it does not answer and made no progress for {service.quiet_s:g} s"
             raise self._failure(service.name, why)
         if (took_s := progress.to_tell()) is not None:
             last = "".join(f": {line}" for line in self._last_lines(service.name, 1))
@@ -175,7 +172,7 @@ class Supervisor:
 
     def _failure(self, name: str, what: str) -> ServiceNotStarted:
         wrote = "\n    ".join(self._last_lines(name, _LAST_LINES)) or "(nothing)"
-        return ServiceNotStarted(f"starting {name}: {what}; the last it wrote:\n    {wrote}")
+        return ServiceNotStarted(f"starting {name}: {what}; its last lines:\n    {wrote}")
 
     def _last_lines(self, name: str, count: int) -> list[str]:
         with suppress(OSError):
@@ -186,8 +183,7 @@ class Supervisor:
 def _spawn(
     argv: Sequence[str], environment: Mapping[str, str], log: Path, namespace: Path | None
 ) -> subprocess.Popen[bytes]:
-    # A process begins in the namespace of the thread that makes it. In a session of its
-    # own, Ctrl-C at the terminal reaches the builder alone.
+    # A process starts in its creator thread's namespace. Its session protects it from Ctrl-C.
     inside = namespaces.entered(namespace) if namespace else nullcontext()
     with log.open("ab") as output, inside:
         return subprocess.Popen(
@@ -202,18 +198,18 @@ def _spawn(
 
 
 def _work_of(session: int, log: Path) -> tuple[int, int]:
-    """What changes while a service works: its processor time, and how much it wrote."""
+    """Signs of progress of a service: its CPU time, and its output's size."""
     return processes.session_processor_ticks(session), log.stat().st_size
 
 
-# Room for what ``/proc`` shows of the nursery's children: its last argument, and a variable.
+# Room for the displayed command line of the nursery's children: its last argument, and a variable.
 _ROOM = {"PATCHLIGHT_ROOM": " " * 4000}
 
 _of_this_process: dict[tuple[int, tuple[str, ...]], "Nursery"] = {}
 
 
 def nursery(modules: tuple[str, ...]) -> "Nursery":
-    """The nursery of this process for these modules, for lab after lab; errors as of ``Popen``."""
+    """The nursery of this process for these modules, reused by labs; errors like ``Popen``."""
     key = os.getpid(), modules
     found = _of_this_process.get(key)
     if found is None or found.has_ended:
@@ -222,13 +218,13 @@ def nursery(modules: tuple[str, ...]) -> "Nursery":
 
 
 def close_nurseries() -> None:
-    """End those of this process now, and not only with it; what they made goes on."""
+    """End this process's nurseries now; their children continue."""
     while _of_this_process:
         _of_this_process.popitem()[1].close()
 
 
 class Nursery:
-    """The process that others are forked from; it ends with the process that made it."""
+    """The process that others are forked from; it ends with its creator."""
 
     def __init__(self, modules: Sequence[str]) -> None:
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (open as long as it lives)
@@ -245,14 +241,14 @@ class Nursery:
 
     @property
     def has_ended(self) -> bool:
-        """Whether nothing can be forked from it any more."""
+        """Whether it has ended."""
         return self._process.poll() is not None
 
     def fork(
         self, argv: Sequence[str], environment: Mapping[str, str], log: Path, namespace: Path | None
     ) -> int:
-        """The number of a new process, ``python -m MODULE …`` as in ``argv``, in its own session,
-        with this environment, writing to ``log``. ``OSError`` if the nursery has ended."""
+        """Start ``python -m MODULE …`` as in ``argv``, in its own session, with this environment,
+        writing to ``log``; returns its number. ``OSError`` if the nursery has ended."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         request = {
@@ -272,7 +268,7 @@ class Nursery:
         return int(answer)
 
     def close(self) -> None:
-        """End it; what was forked from it goes on."""
+        """End it; its children continue."""
         with suppress(BrokenPipeError):
             self._process.communicate()
         self._errors.close()
@@ -281,14 +277,14 @@ class Nursery:
 def main() -> None:
     """Fork a process for each line of standard input."""
     processes.show(processes.ARGUMENTS, sys.orig_argv[:-1])
-    gc.disable()  # nothing of what imports make is garbage
+    gc.disable()  # no imported object is garbage
     for name in sys.argv[1:-1]:
         importlib.import_module(name)
-    gc.freeze()  # else the first collection in each child copies all of this memory
+    gc.freeze()  # otherwise the first collection in each child copies all this memory
     gc.enable()
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for its children
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # do not keep zombies
     own = processes.shown(processes.ENVIRONMENT)
-    os.environ.clear()  # nothing reads what is shown there any more
+    os.environ.clear()  # shown arguments are not read from here
     for line in sys.stdin:
         request: dict[str, Any] = json.loads(line)
         processes.show(

@@ -1,4 +1,4 @@
-"""A lab made of software on this machine: bring it up, use its hosts, take it down.
+"""Emulates a lab on this machine: bring it up, use its hosts, take it down.
 
 with EmulatedLab.from_file("lab.yaml") as lab:
     lab.host("server1.gpu0").run("ping -c 1 192.168.10.12")
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
 
 class NeedsRoot(PatchlightError):
-    """Namespaces and links can only be made by root."""
+    """Only root can create namespaces and links."""
 
 
 class EmulatedLab:
@@ -89,10 +89,10 @@ class EmulatedLab:
         progress: Callable[[str], None] | None = None,
         **options: Unpack[LabKeywords],
     ) -> Self:
-        """The lab of a file, or a built-in one. ``scale`` divides every rate (``None``: the file's,
-        or what this machine carries); ``name`` is another name for it; ``replace`` removes a lab of
-        that name first; ``progress`` gets a message at every step; the rest as in ``LabOptions``.
-        ``BadInput`` if not possible."""
+        """The lab in a file, or a built-in one. ``scale`` divides every rate (``None``: the file's,
+        or what suits this machine); ``name`` is another name for it; ``replace`` removes an
+        existing lab of that name; ``progress`` is called with a message at every step; the rest as
+        in ``LabOptions``. ``BadInput`` if not possible."""
         lab = read_lab(find_lab(str(path)))
         emulated = cls.from_lab(
             lab, scale, name=name, replace=replace, progress=progress, **options
@@ -111,7 +111,7 @@ class EmulatedLab:
         progress: Callable[[str], None] | None = None,
         **options: Unpack[LabKeywords],
     ) -> Self:
-        """A lab that a program made (see ``LabBuilder``); arguments as of ``from_file``."""
+        """A lab from a program (see ``LabBuilder``); arguments as in ``from_file``."""
         if scale is None and lab.scale != 1:
             scale = lab.scale
         if scale is not None and not scale > 0:
@@ -119,7 +119,7 @@ class EmulatedLab:
         if unknown := options.keys() - LabKeywords.__annotations__:
             hint = nearest(min(unknown), LabKeywords.__annotations__)
             if min(unknown) in KINDS:
-                hint = f"policies go together: policies=PolicyChoice({min(unknown)}=…)"
+                hint = f"policies are passed as one object: policies=PolicyChoice({min(unknown)}=…)"
             raise BadInput(f"an emulated lab has no option {min(unknown)!r}", hint=hint)
         chosen = LabOptions(**options)
         lab = lab.with_changes(
@@ -128,20 +128,19 @@ class EmulatedLab:
         wanted = {f"rdma: {h.nic.rdma}" for h in lab.hosts if h.nic.rdma in ("exclusive", "shared")}
         if wanted and progress is not None:
             said = ", ".join(sorted(wanted))
-            progress(f"warning: emulated NICs have no RDMA: {said} of the lab file is left out")
+            progress(f"warning: emulated NICs have no RDMA: ignoring {said} of the lab file")
         again: dict[str, Any] = {"scale": scale, "replace": replace, "progress": progress}
         return cls(lab, source=lab.name, options=chosen, **again)
 
     @classmethod
     def attach(cls, name: str, *, half_there: bool = False) -> Self:
-        """A lab that is up, by its name (``half_there``: or one that was not finished);
-        ``BadInput`` if none is."""
+        """A lab that is up, by its name (``half_there``: or unfinished); else ``BadInput``."""
         state = states.read_state(name)
         if state is None or not state.is_of_this_boot:
             up = ", ".join(states.recorded_labs()) or "none"
             raise BadInput(
-                f"no emulated lab called {name!r} is up (up: {up})",
-                hint=f"Bring one up with: sudo {own_program()} emulate up LAB",
+                f"emulated lab {name!r} is not up (up: {up})",
+                hint=f"bring it up with: sudo {own_program()} emulate up LAB",
             )
         if state.phase != "up" and not half_there:
             raise teardown.left_half(state, name)
@@ -161,12 +160,12 @@ class EmulatedLab:
         except PatchlightError as failure:
             if error is None:
                 raise
-            # The user has to know the first error.
-            self._say(f"taking the lab down failed too: {failure}")
+            # The user must see the first error.
+            self._say(f"taking the lab down also failed: {failure}")
 
     @property
     def plan(self) -> FabricPlan:
-        """What the lab's fabric is made of."""
+        """The processes and namespaces of the lab's fabric."""
         if self._plan is None:
             swaps = self._options.swapped if self._state is None else self._state.swapped
             self._plan = with_swapped(plan_fabric(self.lab), self.lab, swaps)
@@ -174,7 +173,7 @@ class EmulatedLab:
 
     @property
     def state(self) -> states.LabState:
-        """What is recorded of the lab; ``BadInput`` if it is not up."""
+        """The lab's record; ``BadInput`` if it is not up."""
         if self._state is None:
             raise BadInput(
                 f"lab {self.lab.name} is not up", hint="Call up() first, or use it in a with block."
@@ -182,10 +181,10 @@ class EmulatedLab:
         return self._state
 
     def up(self) -> None:
-        """Make the lab, or nothing: after any error all that was made is removed. A lab that is up
-        and has lost processes gets those again, with the file and options that it was made with.
-        ``NeedsRoot``, ``AlreadyThere``, ``LabBusy``, ``BadInput`` for a lab that cannot be emulated
-        so, and what the parts raise."""
+        """Make the lab, or nothing: after an error everything is removed. If a lab that is up has
+        lost processes, they are restarted with the original file and options. ``NeedsRoot``,
+        ``AlreadyThere``, ``LabBusy``, ``BadInput`` for a lab that cannot be emulated, and errors of
+        its parts."""
         _require_root(f"making the emulated lab {self.lab.name}")
         check_fabric(self.lab, controller=self._options.controller)
         with states.lab_lock(self.lab.name):
@@ -196,18 +195,17 @@ class EmulatedLab:
             try:
                 self._make()
             except BaseException:
-                self._say("removing what was made")
+                self._say("removing the unfinished lab")
                 self._state = None
                 with _uninterrupted():
                     teardown.remove_lab(self.lab.name)
                 raise
 
     def _go_on(self, state: states.LabState) -> None:
-        """Start the processes that a lab has lost."""
         missing = teardown.missing_parts(state)
         self._say(
-            f"lab {state.lab} has lost {', '.join(missing)}: starting what is gone, with the lab "
-            "file and the options that the lab was made with"
+            f"lab {state.lab} has lost {', '.join(missing)}: restarting with its original lab "
+            "file and options"
         )
         self.lab = read_lab(state.run_dir / "lab.yaml")
         self._state, self._plan = state, None
@@ -230,8 +228,8 @@ class EmulatedLab:
         self.lab = runtime_lab(self.lab, agents=agents, policies=self._options.policies)
         if self.lab.controller_openflow != openflow:
             self._say(
-                f"note: not at {openflow}, but inside the lab's own network the packet switches "
-                f"find the controller: at {self.lab.controller_openflow}"
+                "note: packet switches reach the controller inside the lab's network at "
+                f"{self.lab.controller_openflow}, not at {openflow}"
             )
         services = LabServices(self.lab, state, self._options, self._say)
         services.check_requirements()
@@ -243,10 +241,10 @@ class EmulatedLab:
         state.fabric = self.lab.fabric
         state.datapath = services.datapath
         state.controller_api = services.api if services.has_controller else ""
-        # The user who takes the lab down may have another DOCKER_HOST, or none.
+        # Another user with another DOCKER_HOST may take the lab down.
         state.docker = docker_engine.engine_url()
         state.swapped = [list(pair) for pair in self._options.swapped]
-        # Policies are in the runtime file.
+        # The runtime file has the policies.
         state.options = {k: v for k, v in asdict(self._options).items() if k != "policies"}
         state.namespaces |= dict.fromkeys(self.plan.namespaces, 0)
         state.save()
@@ -270,7 +268,7 @@ class EmulatedLab:
         state.save()
 
     def down(self) -> None:
-        """Remove the lab and all that runs in it; harmless if it is not there."""
+        """Remove the lab and everything in it; harmless if it does not exist."""
         if self._client is not None:
             self._client.close()
             self._client = None
@@ -283,11 +281,11 @@ class EmulatedLab:
 
     @property
     def hosts(self) -> tuple[EmulatedHost, ...]:
-        """Every host, in the lab file's order."""
+        """Every host, in lab file order."""
         return tuple(EmulatedHost(host, self.plan, self.state) for host in self.lab.hosts)
 
     def status(self) -> dict[str, Any]:
-        """What is there: see ``lab_status``."""
+        """The lab's status: see ``lab_status``."""
         return teardown.lab_status(self.lab.name)
 
     @property
@@ -296,7 +294,7 @@ class EmulatedLab:
         if not self.state.controller_api:
             raise BadInput(
                 f"lab {self.lab.name} runs without a controller",
-                hint="bring it up with one: leave out --no-controller, or controller=False",
+                hint="bring it up with one: omit --no-controller, or controller=False",
             )
         if self._client is None:
             self._client = ControllerClient(self.state.controller_api)
@@ -304,12 +302,12 @@ class EmulatedLab:
 
     def submit(self, *jobs: JobGiven, topology: str | None = None) -> list[SubmittedJob]:
         """Queue training jobs that start together (each a ``JobSpec``, a mapping with a job file's
-        keys, or a file's path); the controller's records. ``topology``: ``keep`` or ``regroup``;
-        ``None`` leaves it to the jobs, or else to the lab's policy. Wait with ``wait_for``."""
+        keys, or a file's path); returns the controller's records. ``topology``: ``keep`` or
+        ``regroup``; ``None``: that of the jobs or the lab. Wait with ``wait_for``."""
         return self.controller.submit(jobs, topology)
 
     def wait_for(self, job_id: str, deadline_s: float = 600.0) -> JobAnswer:
-        """A job's status once it has ended; ``PatchlightError`` if it has not by the deadline."""
+        """A job's status once it has ended; ``PatchlightError`` after the deadline."""
         ends = time.monotonic() + deadline_s
         while True:
             status = self.controller.job(job_id)
@@ -318,7 +316,7 @@ class EmulatedLab:
             if time.monotonic() > ends:
                 raise PatchlightError(
                     f"job {job_id} is {status['state']} after {deadline_s:g} s",
-                    hint="give it a longer deadline_s, or stop it: lab.controller.stop(job_id)",
+                    hint="use a longer deadline_s, or stop it: lab.controller.stop(job_id)",
                 )
             time.sleep(0.2)
 
@@ -327,7 +325,7 @@ class EmulatedLab:
         return network.LabOcs(self.lab, self.lab.circuit_switch(name), self.controller)
 
     def maps(self) -> dict[str, PortMap]:
-        """The circuits of each OCS now, as the controller has them."""
+        """The present circuits of each OCS, from the controller."""
         if not self.lab.circuit_switches:
             return {}
         answer = self.controller.circuits()
@@ -338,20 +336,20 @@ class EmulatedLab:
 
     @property
     def wires(self) -> network.Wires:
-        """The fibres: read, cut, spliced, delayed."""
+        """The fibres: read, cut, splice, delay."""
         return network.Wires(self.lab, self.plan, self.state)
 
     @property
     def light(self) -> LightClient:
-        """Its transceivers, to tune and read. Close it, or use it in a ``with`` block."""
+        """Its transceivers, to tune and read. Close the client, or use a ``with`` block."""
         return LightClient(self.run_dir / LIGHT_SOCKET)
 
     def pingall(self, wait_s: float = 1.0) -> network.Reachability:
-        """Have every host ping every other; true if all answered."""
+        """Let every host ping every other; true if all answered."""
         return network.ping_all(self.hosts, wait_s)
 
     def iperf(self, sender: str, receiver: str, seconds: float = 2.0) -> float:
-        """What one TCP connection carries between two hosts, in payload bits per second."""
+        """The rate of one TCP connection between two hosts, in payload bits per second."""
         return network.tcp_rate_bps(self.host(sender), self.host(receiver), seconds)
 
     def capture(
@@ -363,7 +361,7 @@ class EmulatedLab:
         most_frames: int = 10_000_000,
         most_bytes: int = 1 << 30,
     ) -> network.Captured:
-        """Record what a host's fibre carries, both ways, as a pcap file."""
+        """Record a host's fibre, both ways, as a pcap file."""
         end, most = self.host(host).far_end, {"most_frames": most_frames, "most_bytes": most_bytes}
         return network.capture(end, Path(path), seconds=seconds, **most)
 
@@ -374,7 +372,7 @@ def _require_root(doing: str) -> None:
 
 
 def down_lab(name: str) -> bool:
-    """Take a lab down by its name; ``False`` if there was none."""
+    """Take a lab down by its name; ``False`` if it does not exist."""
     _require_root(f"taking the emulated lab {name} down")
     teardown.remove_forgotten_disks()
     if not teardown.is_there(name):
@@ -389,7 +387,7 @@ def _for_a_measurement(lab: Lab) -> EmulatedLab:
 
 @contextmanager
 def _uninterrupted() -> Iterator[None]:
-    """Hold Ctrl-C and termination back until the block is done: a removal must be whole."""
+    """Defer Ctrl-C and termination until the block is done: a removal must be complete."""
     held = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, held)
     try:

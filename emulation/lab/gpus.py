@@ -1,11 +1,11 @@
-"""Emulated GPUs: each a Unix socket that takes time to compute, as a GPU would.
+"""Emulates GPUs: each is a Unix socket that takes time to compute.
 
 ``python -m patchlight.emulation.lab.gpus --lab FILE --dir DIR`` serves every GPU of the lab at
 ``DIR/<server>.<gpu>.sock``, with ``--by-server`` at ``DIR/<server>/<server>.<gpu>.sock``. Requests
 and replies are JSON lines:
 
 - ``{"op": "attach", "tenant": NAME}``: hold the GPU with this connection; a second tenant is
-  refused, as in NVIDIA's exclusive-process mode. Closing the connection gives it back.
+  refused, as in NVIDIA's exclusive-process mode. Closing the connection releases it.
 - ``{"op": "occupy", "seconds": S}``: compute; answered when S seconds are over.
 - ``{"op": "query"}``: model, UUID, tenant, busy seconds and utilisation, from anyone.
 """
@@ -28,8 +28,8 @@ _NAMESPACE = uuid.UUID("6f0c2f50-4a8a-5d0b-8f3e-70617463686c")
 
 
 class BusyMeter:
-    """When a GPU was busy, in seconds on any one clock. Utilisation is as in NVML: the part of the
-    past sample period, here one second, in which at least one kernel was executing."""
+    """When a GPU was busy, in seconds of any clock. Utilisation is defined as in NVML: the part of
+    the last second in which at least one kernel was executing."""
 
     def __init__(self, window_s: float = 1.0) -> None:
         self._window_s = window_s
@@ -42,7 +42,7 @@ class BusyMeter:
         self._since = now
 
     def end(self, now: float) -> None:
-        """The GPU stops; harmless when it was idle."""
+        """The GPU stops; harmless when it is idle."""
         if self._since is not None:
             self._past.append((self._since, now))
             self._total_s += now - self._since
@@ -72,7 +72,7 @@ class EmulatedGpu:
         self._tenant: tuple[asyncio.StreamWriter, str] | None = None
 
     async def serve(self, path: Path) -> asyncio.Server:
-        """Listen at ``path``; a socket left there by an earlier run is replaced."""
+        """Listen at ``path``, replacing a socket of an earlier run."""
         return await asyncio.start_unix_server(self._handle, sock=bind_unix(path, "emulated GPU"))
 
     async def _handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -114,11 +114,11 @@ class EmulatedGpu:
         self, seconds: float, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> dict[str, Any]:
         if self._tenant is None or self._tenant[0] is not writer:
-            return {"ok": False, "error": "attach first: the GPU computes for its tenant only"}
-        if not 0 <= seconds < math.inf:  # How long at most is the job's check.
+            return {"ok": False, "error": "attach first: the GPU computes only for its tenant"}
+        if not 0 <= seconds < math.inf:  # The job's check limits the time.
             return {"ok": False, "error": f"cannot compute for {seconds} s"}
         loop = asyncio.get_running_loop()
-        # It stops at once if the tenant dies: its connection ends then.
+        # The connection of a dead tenant ends, and so does its computation.
         line = asyncio.ensure_future(reader.readline())
         self._meter.begin(loop.time())
         try:
@@ -128,18 +128,17 @@ class EmulatedGpu:
             line.cancel()
             await asyncio.wait({line})
         if not line.cancelled() and line.result():
-            raise ValueError("a tenant waits for its answer before it asks again")
+            raise ValueError("a tenant must wait for the reply before its next request")
         return {"ok": True, "busy_s": self._meter.busy_s(loop.time())}
 
 
 def gpu_uuid(lab: Lab, server: str, gpu: str) -> str:
-    """The UUID of an emulated GPU: the same in every run of the same lab."""
+    """The UUID of an emulated GPU: constant for the same lab."""
     return f"GPU-{uuid.uuid5(_NAMESPACE, f'{lab.name}/{server}.{gpu}')}"
 
 
 async def serve(lab: Lab, directory: Path, stop: asyncio.Event, *, by_server: bool = False) -> None:
-    """Serve the lab's GPUs until ``stop`` is set (``by_server``: in a folder for each server); then
-    remove the sockets."""
+    """Serve the lab's GPUs until ``stop`` is set (``by_server``: in one folder per server)."""
     servers: dict[Path, asyncio.Server] = {}
     try:
         for server in lab.servers:
@@ -156,13 +155,13 @@ async def serve(lab: Lab, directory: Path, stop: asyncio.Event, *, by_server: bo
 
 
 def main() -> None:
-    """The command line."""
+    """Parse the command line."""
     name = "patchlight.emulation.lab.gpus"
     parser = argparse.ArgumentParser(prog=name, description="Serve emulated GPUs.")
     parser.add_argument("--lab", type=Path, required=True, help="the lab file")
-    parser.add_argument("--dir", type=Path, required=True, help="where to put the sockets")
-    parser.add_argument("--server", help="those of this server alone")
-    parser.add_argument("--by-server", action="store_true", help="a folder for each server")
+    parser.add_argument("--dir", type=Path, required=True, help="folder for the sockets")
+    parser.add_argument("--server", help="only this server's")
+    parser.add_argument("--by-server", action="store_true", help="use one folder per server")
     arguments = parser.parse_args()
     from patchlight.testbed.labfile.reader import read_lab
 

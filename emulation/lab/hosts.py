@@ -1,8 +1,8 @@
-"""Hosts of a lab that is up: where their NIC is, and commands that run with it.
+"""Runs commands on the hosts of a lab that is up, and finds their NICs.
 
-An idle NIC is in its server's namespace, a leased one in its worker's. Where a server has several,
-a command in its namespace could leave by any, or reach its neighbour NIC without a network in
-between; so it gets its own namespace, which borrows the NIC.
+An idle NIC is in its server's namespace, a leased one in its worker's. If a server has several
+NICs, a command in its namespace could use any of them, or reach another one without the network; so
+it gets a namespace of its own, which borrows the NIC.
 """
 
 import fcntl
@@ -25,7 +25,7 @@ from patchlight.testbed.linux import devices, namespaces, rate_limits
 from patchlight.testbed.linux.netlink import KernelRefused, Netlink
 from patchlight.testbed.linux.processes import process_ids
 
-# FIN-WAIT-1, LAST-ACK, CLOSING: closed here, not yet acknowledged by the other side.
+# FIN-WAIT-1, LAST-ACK, CLOSING: closed here, not yet acknowledged by the peer.
 _CLOSING = {"04", "09", "0B"}
 _STUCK_S = 2.0
 _HOSTS = Path("/etc/hosts")
@@ -33,18 +33,18 @@ Command = str | Sequence[str]
 
 
 class HostUnreachable(PatchlightError):
-    """A host's NIC is not where a command could use it."""
+    """A host's NIC is not in a usable place."""
 
 
 def write_hosts_file(lab: Lab, run_dir: Path) -> None:
-    """Write the ``/etc/hosts`` of commands in the lab: the machine's names, and those of hosts."""
+    """Write ``/etc/hosts`` for commands in the lab: the machine's names and those of hosts."""
     own = _HOSTS.read_text(errors="replace") if _HOSTS.exists() else "127.0.0.1 localhost\n"
     lines = [f"{address} {' '.join(aliases)}" for address, aliases in lab.names_by_address.items()]
     (run_dir / "hosts").write_text("\n".join([own.rstrip(), f"# lab {lab.name}", *lines, ""]))
 
 
 class HostNic:
-    """A host's NIC: the ends of its fibre, and the namespaces that it may be in."""
+    """A host's NIC: the ends of its fibre, and its possible namespaces."""
 
     def __init__(self, host: Host, plan: FabricPlan, state: LabState) -> None:
         self.host, self.state = host, state
@@ -54,16 +54,16 @@ class HostNic:
         planned = ((near, far) for near, far in ends if near.namespace == self.server)
         found = next((pair for pair in planned if pair[0].name == host.nic.name), None)
         if found is None:
-            raise HostUnreachable(f"{host.name} is not in the lab as it was made")
+            raise HostUnreachable(f"{host.name} is not in the lab as it was built")
         self.end, self.far_end = found
 
     def find(self) -> Path:
-        """The namespace that holds the NIC now; ``HostUnreachable`` if none does."""
+        """The NIC's present namespace; ``HostUnreachable`` if it has none."""
         for name in (self.server, self.command):
             path = namespaces.namespace_path(name)
             if namespaces.inode(path) is not None and _holds(path, self.end.name):
                 return path
-        # Follow its fibre: the interface at the far end knows where its peer is.
+        # Follow its fibre: the interface at the other end knows its peer.
         with Netlink(namespaces.namespace_path(self.far_end.namespace)) as netlink:
             link = links.list_links(netlink).get(self.far_end.name)
             number = None if link is None else link.peer_namespace_id
@@ -77,19 +77,19 @@ class HostNic:
                         return path
         raise HostUnreachable(
             f"looking for the NIC of {self.host.name}: {self.end.name} is neither in "
-            f"{self.server} nor in the namespace of any process",
-            hint=f"Make the lab anew: patchlight emulate up {self.state.source} --replace",
+            f"{self.server} nor in any process's namespace",
+            hint=f"rebuild the lab: patchlight emulate up {self.state.source} --replace",
         )
 
     def move(self, origin: Path | int, target: Path, *, several_nics: bool) -> None:
-        """Move it, and set up again what a move loses: address, routes, limit. ``origin`` may be an
-        open descriptor; ``several_nics``: the target has others, too."""
+        """Move the NIC and restore what the move loses: address, routes, limit. ``origin`` may be
+        an open descriptor; ``several_nics``: the target has others, too."""
         end = self.end
         with namespaces.opened(target) as fd:
             with Netlink(origin) as netlink:
                 link = links.list_links(netlink).get(end.name)
                 if link is None:
-                    raise HostUnreachable(f"moving {end.name}: it is not in {origin} any more")
+                    raise HostUnreachable(f"moving {end.name}: it is no longer in {origin}")
                 limit = rate_limits.save_limit(netlink, link.index, end.name)
                 netlink.run([links.move(link.index, fd, end.name)])
             with namespaces.entered(fd), Netlink() as netlink:
@@ -116,7 +116,7 @@ def _process_namespaces() -> Iterator[tuple[Path, int]]:
 
 
 def _unsent_bytes(path: Path) -> int | None:
-    """What closed TCP connections of a namespace have still to send; ``None`` without any."""
+    """Unsent bytes of a namespace's closed TCP connections; ``None`` without any."""
     with namespaces.entered(path):
         lines = Path("/proc/thread-self/net/tcp").read_text().splitlines()[1:]
     closing = [fields for fields in map(str.split, lines) if fields[3] in _CLOSING]
@@ -124,7 +124,7 @@ def _unsent_bytes(path: Path) -> int | None:
 
 
 class BorrowedNic:
-    """A namespace in which a command has the host's NIC, and no other, until it is given back."""
+    """A namespace in which a command has only the host's NIC, until it is returned."""
 
     def __init__(self, nic: HostNic) -> None:
         self._nic = nic
@@ -138,12 +138,12 @@ class BorrowedNic:
             if self.namespace.name == nic.server:
                 self.namespace = self._take()
             if self.namespace.name == nic.command:
-                # Others may run commands with it too: the last one out gives it back.
+                # Other commands may share it: the last one returns it.
                 self._users = self._open_file("users")
                 fcntl.flock(self._users, fcntl.LOCK_SH)
 
     def give_back(self) -> None:
-        """Put the NIC back on its server, if no other command uses it; harmless again."""
+        """Return the NIC to its server, if no other command uses it. Idempotent."""
         users, self._users = self._users, None
         if users is None:
             return
@@ -158,7 +158,7 @@ class BorrowedNic:
     def _open_file(self, kind: str) -> int:
         server, nic = self._nic.host.server.name, self._nic.end.name
         path = self.run_dir / "borrowed" / f"{server}.{nic}.{kind}"
-        # Only root may open it, and hold the lock.
+        # Only root may open and lock it.
         path.parent.mkdir(mode=0o700, exist_ok=True)
         return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
@@ -187,7 +187,7 @@ class BorrowedNic:
                 namespaces.delete(nic.command)
                 raise HostUnreachable(
                     f"borrowing {nic.end.name} of {nic.host.server.name}: {error.message}",
-                    hint="A worker may have taken it just now: try again.",
+                    hint="a worker may have just taken it: try again",
                 ) from error
         return path
 
@@ -197,9 +197,9 @@ class BorrowedNic:
         if number is None or not _holds(path, self._nic.end.name):
             return
         if any(inode == number for _, inode in _process_namespaces()):
-            # The command left something running: it keeps the NIC for as long.
+            # The command left a process running, which keeps the NIC.
             return
-        # A command may end long before its last bytes are out: without the NIC they would be lost.
+        # A command may end before its last bytes are sent: they need the NIC.
         unsent, since = -1, time.monotonic()
         while time.monotonic() - since < _STUCK_S and (now := _unsent_bytes(path)) is not None:
             if now != unsent:
@@ -210,31 +210,31 @@ class BorrowedNic:
 
 
 class CommandResult(subprocess.CompletedProcess[str]):
-    """What a command did: ``args``, ``exit_status`` and ``output`` (both streams, as written)."""
+    """The result of a command: ``args``, ``exit_status`` and ``output`` (both streams)."""
 
     @property
     def exit_status(self) -> int:
-        """0 if it succeeded; minus the signal's number if a signal ended it."""
+        """0 for success; minus the signal's number if a signal ended it."""
         return self.returncode
 
     @property
     def output(self) -> str:
-        """What it wrote to standard output and standard error."""
+        """Its standard output and standard error."""
         return self.stdout
 
 
 class HostProcess(subprocess.Popen[str]):
-    """A command that runs on a host; use it as a context manager, or ``wait`` for it."""
+    """A command that runs on a host; a context manager, or call ``wait``."""
 
     def __init__(self, borrowed: BorrowedNic, command: Command, **options: Any) -> None:
         self._borrowed = borrowed
         arguments = shlex.split(command) if isinstance(command, str) else list(command)
         environment = {**(options.pop("env", None) or os.environ), MARK: str(borrowed.run_dir)}
-        # In its own mount namespace the child sees the lab's file in place of /etc/hosts.
+        # The child's mount namespace shows the lab's file as /etc/hosts.
         file = borrowed.run_dir / "hosts"
         see_names = partial(namespaces.see_file_at, file, _HOSTS)
         try:
-            # The child begins in the namespace that this thread is in when it forks.
+            # The child starts in this thread's namespace.
             with namespaces.entered(borrowed.namespace):
                 super().__init__(
                     arguments,
@@ -245,13 +245,13 @@ class HostProcess(subprocess.Popen[str]):
                 )
         except FileNotFoundError as error:
             borrowed.give_back()
-            raise HostUnreachable(f"running {arguments[0]}: there is no such command") from error
+            raise HostUnreachable(f"running {arguments[0]}: command not found") from error
         except BaseException:
             borrowed.give_back()
             raise
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait for the end; the NIC is back where it was then."""
+        """Wait for the end; then the NIC is back."""
         status = super().wait(timeout)
         self._borrowed.give_back()
         return status
@@ -265,7 +265,7 @@ class HostProcess(subprocess.Popen[str]):
 
 
 class EmulatedHost:
-    """One NIC of an emulated lab, with what runs on it."""
+    """One NIC of an emulated lab; runs commands."""
 
     def __init__(self, host: Host, plan: FabricPlan, state: LabState) -> None:
         self.host, self._plan, self._state = host, plan, state
@@ -287,7 +287,7 @@ class EmulatedHost:
     def run(
         self, command: Command, *, timeout: float | None = None, input: str | None = None
     ) -> CommandResult:
-        """Run a command to its end. ``subprocess.TimeoutExpired`` ends it by force."""
+        """Run a command to its end. On ``subprocess.TimeoutExpired`` it is killed."""
         with self.popen(
             command,
             stdin=subprocess.DEVNULL if input is None else subprocess.PIPE,
@@ -329,8 +329,8 @@ class EmulatedHost:
 
     @contextmanager
     def borrowed(self) -> Iterator[Path]:
-        """A namespace that has the NIC, and no other of its server, inside the block; ``BadInput``
-        where servers are virtual machines."""
+        """A namespace that has only this NIC, inside the block; ``BadInput`` for virtual
+        machines."""
         if self._state.servers == "vm":
             raise BadInput(
                 f"the NIC of {self.name} is inside a virtual machine",
@@ -344,9 +344,9 @@ class EmulatedHost:
 
     @property
     def far_end(self) -> PlannedEnd:
-        """The other end of the NIC's fibre: a switch's or an OCS's port."""
+        """The other end of the NIC's fibre: a port of a switch or an OCS."""
         return self._nic.far_end
 
     def namespace(self) -> Path:
-        """The namespace that the NIC is in now: the server's, a command's, or a worker's."""
+        """The NIC's present namespace: the server's, a command's, or a worker's."""
         return self._nic.find()

@@ -1,6 +1,6 @@
-"""The network of a lab that is up: fibres, optical circuit switches, and measurements, for which
-sockets in the hosts' namespaces do. A fibre is cut by taking one end down, that of a switch where
-there is one: NICs move about. The kernel holds all of it."""
+"""Controls the network of a lab that is up: fibres, optical circuit switches, and measurements with
+sockets in the hosts' namespaces. Cutting a fibre takes one end down, preferably a switch's, because
+NICs move. The kernel holds all state."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _RECORD = struct.Struct("=IIII")
 
 @dataclass(frozen=True, slots=True)
 class FibreState:
-    """A fibre as it is now; ``impairment`` is that of the worse end."""
+    """The state of a fibre; ``impairment`` is that of the worse end."""
 
     fibre: Fibre
     up: bool
@@ -61,7 +61,7 @@ class Wires:
         self._lab, self._plan, self._state = lab, plan, state
 
     def between(self, a: str, b: str) -> Fibre:
-        """The fibre between two ports, hosts or devices; ``BadInput`` unless there is one."""
+        """The fibre between two ports, hosts or devices; ``BadInput`` unless exactly one exists."""
         sides = [self._ports(name) for name in (a, b)]
         joined = [
             fibre
@@ -78,11 +78,10 @@ class Wires:
         near = [f"{port} – {ends[port][0]}" for side in sides for port in side if port in ends][:6]
         raise BadInput(
             f"no fibre joins {a} and {b}",
-            hint=f"fibres there: {', '.join(near) or 'none'}; through an OCS there are two",
+            hint=f"fibres there: {', '.join(near) or 'none'}; a path through an OCS has two",
         )
 
     def _ports(self, name: str) -> set[Endpoint]:
-        """The ports with that name: one, a host's, or all of a device."""
         if name in self._lab.host_names:
             return {self._lab.host_names[name].endpoint}
         if "." in name:
@@ -93,11 +92,11 @@ class Wires:
         return {end for end in self._lab.fibre_ends if end.device == device.name}
 
     def state(self, fibre: Fibre) -> FibreState:
-        """A fibre as it is now."""
+        """The present state of a fibre."""
         return self.states([fibre])[0]
 
     def states(self, fibres: Sequence[Fibre]) -> list[FibreState]:
-        """Fibres as they are now; each namespace is read once."""
+        """The present state of fibres; each namespace is read once."""
         seen: dict[Path, tuple[Mapping[str, links.KernelLink], Mapping[int, Impairment]]] = {}
         states = []
         for fibre in fibres:
@@ -109,7 +108,7 @@ class Wires:
                         seen[namespace] = (links.list_links(netlink), impairments)
                 here, impaired = seen[namespace]
                 link = here[end.name]
-                # What is dark for lack of light is not cut.
+                # Down because of a missing signal does not mean cut.
                 up = up and (link.up or link.alias == links.HELD_DARK)
                 this = impaired.get(link.index, worst)
                 worst = max(worst, this, key=lambda i: (i.packet_loss, i.delay_s, i.jitter_s))
@@ -117,26 +116,26 @@ class Wires:
         return states
 
     def set_up(self, fibre: Fibre, *, up: bool) -> None:
-        """Cut a fibre, or splice it again."""
+        """Cut a fibre, or splice it."""
         end, namespace = min(self._ends(fibre), key=lambda pair: pair[0].address is not None)
         with Netlink(namespace) as netlink:
             link = links.list_links(netlink)[end.name]
             requests = [links.set_up(link.index, end.name, up=up)]
             if link.alias:
-                # The emulated light checks again whether any comes out of the fibre.
+                # The emulated light checks for a signal again.
                 requests.insert(0, links.set_alias(link.index, ""))
             netlink.run(requests)
 
     def impair(self, fibre: Fibre, impairment: Impairment) -> None:
-        """Delay or lose what the fibre carries, both ways, beside its rate; ``NoNetem``."""
+        """Delay or lose packets of the fibre, both ways; its rate is unchanged. ``NoNetem``."""
         if not 0 <= impairment.packet_loss <= 1 or impairment.jitter_s > impairment.delay_s:
             raise BadInput(
                 "expected a packet loss from 0 to 100%, and a jitter of at most the delay"
             )
         if self._lab.coloured and not any(is_end(self._lab, e.device) for e in (fibre.a, fibre.b)):
             raise BadInput(
-                f"no frame passes the fibre {fibre.a} – {fibre.b} by itself: packets are delayed "
-                "or lost on fibres of NICs and packet switches only, where wavelengths matter"
+                f"fibre {fibre.a} – {fibre.b} cannot be impaired: in labs with wavelengths, only "
+                "fibres of NICs and packet switches delay or lose packets"
             )
         rate_limits.check_supported()
         with ExitStack() as stack:
@@ -150,7 +149,6 @@ class Wires:
                 netlink.run([request])
 
     def _ends(self, fibre: Fibre) -> Iterator[tuple[PlannedEnd, Path]]:
-        """Its ends, and the namespaces that they are in now."""
         cable = self._plan.cables[self._lab.fibres.index(fibre)]
         hosts = {host.endpoint: host for host in self._lab.hosts}
         for endpoint, planned in zip((fibre.a, fibre.b), cable, strict=True):
@@ -162,7 +160,7 @@ class Wires:
 
 
 def send_fault(control: Path, request: dict[str, Any]) -> dict[str, Any]:
-    """Set faults of the emulated switch at that socket; those that stand then.
+    """Set faults of the emulated switch at that socket; returns the active ones.
 
     ``BadInput`` for unknown ones, ``PatchlightError`` if no switch answers.
     """
@@ -179,12 +177,12 @@ def send_fault(control: Path, request: dict[str, Any]) -> dict[str, Any]:
             hint="see: patchlight emulate status, or patchlight emulate ocs --help",
         ) from error
     if not answer["ok"]:
-        raise BadInput(f"the emulated switch refuses the fault: {answer['error']}")
+        raise BadInput(f"the emulated switch refused the fault: {answer['error']}")
     return dict(answer["faults"])
 
 
 class LabOcs:
-    """One OCS. Changes are the controller's transactions, and errors are the controller's."""
+    """One OCS. Changes are transactions of the controller, with its errors."""
 
     def __init__(self, lab: Lab, switch: CircuitSwitch, controller: ControllerClient) -> None:
         self.switch = switch
@@ -192,12 +190,12 @@ class LabOcs:
 
     @property
     def map(self) -> PortMap:
-        """The cross-connects that it has now."""
+        """Its present cross-connects."""
         return PortMap.parse(self._controller.circuits()[self.switch.name]["map"] or ())
 
     def connect(self, *circuits: str, why: str = "") -> ChangeAnswer:
-        """Make circuits, whatever is in their way; the record of the change. ``"1-7"``, ``"2>8"``,
-        or hosts and ports whose fibres end on this OCS: ``"gpu0:tor1.2"``."""
+        """Make circuits, replacing conflicting ones; returns the change. ``"1-7"``, ``"2>8"``, or
+        hosts and ports with fibres to this OCS: ``"gpu0:tor1.2"``."""
         texts = []
         for text in circuits:
             a, colon, b = text.partition(":")
@@ -205,19 +203,18 @@ class LabOcs:
         return self._controller.reconfigure({self.switch.name: texts}, why=why)
 
     def disconnect(self, *ports: int, why: str = "") -> ChangeAnswer:
-        """Free ports, both ways; the record of the change."""
+        """Disconnect ports, both ways; returns the change."""
         disconnect = {self.switch.name: ports}
         return self._controller.reconfigure({}, disconnect=disconnect, why=why)
 
     def fault(self, **settings: Any) -> dict[str, Any]:
-        """Have the emulated device fail (``fail_ports=[3]``, ``stall_s=2``, as in a lab file);
-        returns its faults. ``BadInput`` for unknown ones."""
+        """Set faults of the emulated device (``fail_ports=[3]``, ``stall_s=2``, as in a lab file);
+        returns the active ones. ``BadInput`` for unknown ones."""
         return send_fault(
             run_dir(self._lab.name) / "optical" / f"{self.switch.name}.control", settings
         )
 
     def _port(self, name: str) -> int:
-        """The port of this OCS that a host's or a port's fibre ends on."""
         end = (
             self._lab.host(name).endpoint
             if name in self._lab.host_names or "." not in name
@@ -227,7 +224,7 @@ class LabOcs:
         if other is None or other[0].device != self.switch.name:
             raise BadInput(
                 f"no fibre joins {name} and {self.switch.name}",
-                hint=f"the fibres are in: patchlight lab show {self._lab.name}",
+                hint=f"to see the fibres: patchlight lab show {self._lab.name}",
             )
         return int(other[0].port)
 
@@ -238,7 +235,7 @@ class NotReached(PatchlightError):
 
 @dataclass(frozen=True, slots=True)
 class Reachability:
-    """How many pairs of hosts were tried (each both ways), and those that did not answer."""
+    """The number of host pairs (each both ways), and those that did not answer."""
 
     tried: int
     lost: tuple[tuple[str, str], ...]
@@ -248,7 +245,7 @@ class Reachability:
 
 
 def ping_all(hosts: Sequence[EmulatedHost], wait_s: float = 1.0) -> Reachability:
-    """Each host pings every other, up to three times, ``wait_s`` seconds for the answers."""
+    """Let each host ping every other, up to three times, ``wait_s`` seconds each."""
     lost: list[tuple[str, str]] = []
     for source in hosts:
         others = {host.address: host.name for host in hosts if host.name != source.name}
@@ -258,7 +255,6 @@ def ping_all(hosts: Sequence[EmulatedHost], wait_s: float = 1.0) -> Reachability
 
 
 def _ping(source: EmulatedHost, addresses: Sequence[str], wait_s: float) -> set[str]:
-    """Those of the addresses that answer."""
     identity = os.getpid() & 0xFFFF
     answered: set[str] = set()
     with source.borrowed() as namespace:
@@ -289,8 +285,8 @@ def _ping(source: EmulatedHost, addresses: Sequence[str], wait_s: float) -> set[
 
 
 def tcp_rate_bps(sender: EmulatedHost, receiver: EmulatedHost, seconds: float) -> float:
-    """What one TCP connection carries, in payload bits per second, counted where it arrives from
-    the first byte on. ``NotReached`` if the hosts cannot connect."""
+    """The rate of one TCP connection in payload bits per second, measured at the receiver from the
+    first byte. ``NotReached`` if the hosts cannot connect."""
     if sender.name == receiver.name:
         raise BadInput(f"from {sender.name} to itself: expected two hosts")
     if not seconds > 0:
@@ -309,7 +305,7 @@ def tcp_rate_bps(sender: EmulatedHost, receiver: EmulatedHost, seconds: float) -
         except OSError as error:
             raise NotReached(
                 f"connecting from {sender.name} to {receiver.name}: {error}",
-                hint="look at the links: is one of them dark or down?",
+                hint="check the links: one may be down or have no circuit",
             ) from error
         server = stack.enter_context(listener.accept()[0])
         sending = threading.Thread(target=_send, args=(client, seconds))
@@ -328,7 +324,7 @@ def tcp_rate_bps(sender: EmulatedHost, receiver: EmulatedHost, seconds: float) -
 def _send(client: socket.socket, seconds: float) -> None:
     payload = bytes(_CHUNK_BYTES)
     deadline = time.monotonic() + seconds
-    # If the link goes down, what arrived before is counted.
+    # If the link goes down, received bytes still count.
     with client, suppress(OSError):
         while time.monotonic() < deadline:
             client.send(payload)
@@ -336,7 +332,7 @@ def _send(client: socket.socket, seconds: float) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Captured:
-    """What a capture wrote, and how many frames the kernel dropped because it was too slow."""
+    """The result of a capture: frames written, and frames that the kernel dropped."""
 
     frames: int
     size_bytes: int
@@ -346,10 +342,10 @@ class Captured:
 def capture(
     end: PlannedEnd, path: Path, *, seconds: float, most_frames: int, most_bytes: int
 ) -> Captured:
-    """Record the frames that pass an end of a fibre, not a NIC's own, which moves about. Ctrl-C
-    ends it too, and leaves a whole file. ``PatchlightError`` if the file cannot be written."""
+    """Record the frames at the switch end of a fibre, because NICs move. Ctrl-C ends it and leaves
+    a valid file. ``PatchlightError`` if the file cannot be written."""
     with namespaces.entered(namespaces.namespace_path(end.namespace)):
-        # Without a protocol it receives nothing until it is bound to its one interface.
+        # Without a protocol it receives nothing until bound to its interface.
         frames = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
         frames.bind((end.name, 0x0003))  # ETH_P_ALL
     with frames:
@@ -363,7 +359,7 @@ def capture(
         except OSError as error:
             raise PatchlightError(
                 f"writing the capture to {path}: {error.strerror}",
-                hint="name a file in a folder that has room and that you can write to",
+                hint="choose a file in a writable folder with free space",
             ) from error
 
 
@@ -378,7 +374,7 @@ def _copy(
             if left_s <= 0 or not select.select([frames], [], [], left_s)[0]:
                 break
             data, ancillary, _, _ = frames.recvmsg(_SNAP_BYTES, 256)
-            # When the kernel took the frame: seconds and nanoseconds of Unix time.
+            # The kernel's timestamp: seconds and nanoseconds of Unix time.
             times = (v for *at, v in ancillary if at == [socket.SOL_SOCKET, _SO_TIMESTAMPNS])
             taken = next(times, None)
             arrival = (

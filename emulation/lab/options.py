@@ -1,4 +1,4 @@
-"""The options of an emulated lab, and the runtime lab that its processes read."""
+"""Defines the options of an emulated lab, and the runtime lab that its processes read."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -36,15 +36,14 @@ class LabOptions:
     """The options of ``up``; ``BadInput`` for an unknown choice.
 
     ``controller``: run one, with OpenFlow. ``agents``: run one per server (``None``: for a
-    controller, where there are 16 servers at most). ``workers``: ``docker``, ``process``, or
-    ``auto``. ``engine``: the OpenFlow engine (``None``: the controller's choice). ``fabric``:
-    overrides the lab file's, as do ``policies``. ``real_time``: the lab's processes run before
-    every ordinary process of this machine, where the kernel permits. ``servers``: network
-    namespaces (``namespace``), or with their own root file system and sshd (``ssh``) or kernel
-     (``vm``), where no agent runs; with ``docker``, those of ``ssh`` have an engine each. ``tls``:
-    the folder of the controller's credentials, for agents on such servers and for OpenFlow over
-    TLS; ``switch_tls``: that of the packet switches', which are one machine. ``swapped``: pairs of
-    ports whose fibres are swapped, which the runtime lab file does not show.
+    controller, with at most 16 servers). ``workers``: ``docker``, ``process``, or ``auto``.
+    ``engine``: the OpenFlow engine (``None``: the controller's choice). ``fabric``: overrides the
+    lab file's, as do ``policies``. ``real_time``: the lab's processes run before ordinary ones, if
+    the kernel permits. ``servers``: network namespaces (``namespace``), or with their own root file
+    system and sshd (``ssh``), or virtual machines (``vm``), both without an agent; ``docker`` gives
+    each ``ssh`` server a Docker engine. ``tls``: the folder of the controller's credentials, for
+    agents on such servers and for OpenFlow over TLS; ``switch_tls``: that of the packet switches.
+    ``swapped``: pairs of ports whose fibres are swapped, unknown to the runtime lab file.
     """
 
     controller: bool = True
@@ -73,25 +72,25 @@ class LabOptions:
                 )
         if self.agents and self.servers != "namespace":
             raise BadInput(
-                "agents do not come with servers that have an sshd: expected one or the other",
-                hint="Leave out --agents, or take --server-kind namespace.",
+                "agents cannot be combined with servers that have an sshd",
+                hint="omit --agents, or use --server-kind namespace",
             )
         if self.docker and self.servers != "ssh":
             raise BadInput(
-                "servers that are network namespaces have no Docker engine of their own: "
-                "docker is for servers='ssh'",
-                hint="Leave out --docker: their agents use the engine of this machine.",
+                "servers that are network namespaces cannot have Docker engines: docker needs "
+                "servers='ssh'",
+                hint="omit --docker: their agents use this machine's engine",
             )
         if self.docker and self.real_time:
             raise BadInput(
-                "servers with a Docker engine cannot run in real time: their control groups have "
-                "no budget for it",
-                hint="Leave out --real-time, or --docker.",
+                "servers with a Docker engine cannot run in real time: their cgroups have no "
+                "budget for it",
+                hint="omit --real-time or --docker",
             )
 
 
 def has_agents(lab: Lab, options: LabOptions) -> bool:
-    """Whether an agent runs on each server of this lab."""
+    """Whether each server of this lab has an agent."""
     if options.agents is not None:
         return options.agents
     return (
@@ -102,20 +101,20 @@ def has_agents(lab: Lab, options: LabOptions) -> bool:
 
 
 def has_controller(lab: Lab, options: LabOptions) -> bool:
-    """Whether a controller runs: Linux bridges have none."""
+    """Whether a controller runs: Linux bridges do not use one."""
     return lab.fabric == "openvswitch" and options.controller
 
 
 def runtime_lab(lab: Lab, *, agents: bool, policies: PolicyChoice) -> Lab:
     """``lab`` as its controller and agents read it: agents on Unix sockets, optical switches on
-    free loopback ports, and the controller's API too unless the file has an address. Switches reach
-    the controller inside their namespace, where its OpenFlow port is free. ``policies`` replace the
-    lab's; their files are relative to the working directory."""
+    free loopback ports, and also the controller's API unless the file has an address. Switches
+    reach the controller inside their namespace, where its OpenFlow port is free. ``policies``
+    replace the lab's; their files are relative to the working directory."""
     directory = run_dir(lab.name)
-    # The usual port is for the only lab; two that come up at once must not race for it.
+    # Only a single lab uses the usual port; labs that come up at once must not compete for it.
     alone = not set(recorded_labs()) - {lab.name}
     usual = _USUAL_API_PORT if alone else 0
-    # NICs are veths with the NIC's name, in no VLAN, without RDMA.
+    # NICs are veths with the NIC's name, without VLAN and RDMA.
     veth: dict[str, Any] = {"mode": "veth", "rdma": "none", "routes": ()}
     veth |= dict.fromkeys(("interface", "mtu", "vlan", "relock_s", "rendezvous"))
     driven = [switch.name for switch in driven_switches(lab)]

@@ -1,5 +1,5 @@
-"""The processes of an emulated lab, and a server's reboot. The controller starts when optical
-switches, GPUs, agents and packet switches, which it calls, answer."""
+"""Runs the processes of an emulated lab, and reboots servers. The controller starts when optical
+switches, GPUs, agents and packet switches answer."""
 
 import os
 import select
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from patchlight.testbed.wire.rest.lab import Status
 
 
-# What emulated devices, agents and a controller import until they answer.
+# Modules that devices, agents and a controller import at their start.
 _IMPORTS = (
     "patchlight.agents.__main__",
     "patchlight.agents.api",
@@ -50,7 +50,7 @@ _IMPORTS = (
     "patchlight.emulation.optical.__main__",
     "patchlight.testbed.labfile.reader",
     "patchlight.testbed.linux.http_server",
-    "pydantic.v1",  # FastAPI checks each route for its classes
+    "pydantic.v1",  # FastAPI imports it for each route
     "pyroute2",
 )
 
@@ -72,7 +72,7 @@ class LabServices:
         self.datapath = build.datapath_type() if lab.fabric == "openvswitch" else "bridge"
 
     def check_requirements(self) -> None:
-        """Raise before anything is made if a program or a part of the kernel is missing."""
+        """Raise, before anything is made, if a program or kernel feature is missing."""
         if any(fibre.delay_s or fibre.packet_loss for fibre in self._lab.fibres):
             rate_limits.check_supported()
         if self.datapath != "bridge" and self._lab.packet_switches:
@@ -85,25 +85,25 @@ class LabServices:
         if (with_tls and not options.switch_tls) or (shown and not options.tls):
             raise BadInput(
                 f"lab {self._lab.name} has OpenFlow over TLS, or its API at {at}, which other "
-                "machines reach: its controller and its switches need certificates",
-                hint="'patchlight emulate up' makes them; in Python name their folders with tls= "
+                "machines can reach: its controller and switches need certificates",
+                hint="'patchlight emulate up' makes them; in Python pass their folders with tls= "
                 "and switch_tls= ('deploy certificates --for controller --for switches')",
             )
-        # Fails if another program listens there, or the address is not this machine's.
+        # Fails if another program listens there, or the address is not local.
         listen(at).close()
 
     def expect(self) -> None:
-        """Begin with what takes long, while the links are made."""
+        """Start what takes long while the links are made."""
         if self._has_agents or self.has_controller:
             nursery(_IMPORTS)
 
     def start(
         self, plan: FabricPlan, supervisor: Supervisor, servers: Iterable[LabService] = ()
     ) -> None:
-        """Start everything that does not run, ``servers`` too; return once all of it answers."""
+        """Start everything that is not running, and ``servers``; return when all of it answers."""
         light, optical = [*self._light()], [*self._optical_switches()]
         if supervisor.missing(light):
-            # The optical switches send it what they let through only when they start.
+            # Optical switches report their maps to it only at their start.
             supervisor.end(optical)
             supervisor.start(light)
         supervisor.launch([*optical, *self._gpus(), *self._agents(), *servers])
@@ -118,7 +118,7 @@ class LabServices:
             self._say(f"starting Open vSwitch ({self.datapath} datapath), {count} switches")
         is_new = switches.start(supervisor.start)
         if self.has_controller:
-            # It starts while the switches get their ports, and gets their address afterwards.
+            # It starts while the switches get their ports, and receives its address later.
             self._launch_controller(supervisor)
         if is_new:
             switches.add_bridges(plan, self.datapath, learning=not self.has_controller)
@@ -136,7 +136,7 @@ class LabServices:
                 len(plan.bridges),
                 "packet switches connected to it",
             )
-        # Open vSwitch configures its ports again with every change of its database.
+        # Open vSwitch reconfigures its ports at every database change.
         build.verify_switch_ports(plan)
 
     def _launch_controller(self, supervisor: Supervisor) -> None:
@@ -159,12 +159,11 @@ class LabServices:
 
     @property
     def api(self) -> str:
-        """Where this machine's root reaches the controller, without a token."""
+        """Where local root reaches the controller, without a token."""
         at = self._lab.controller_api
         return f"{UNIX}{system_socket(self._lab.name)}" if is_beyond_this_machine(at) else at
 
     def _controller_status(self) -> "Status | None":
-        """The status of our controller; not of a lab that was quicker at the port."""
         if self._client is None:
             self._client = ControllerClient(self.api, deadline_s=2)
         with suppress(PatchlightError):
@@ -213,7 +212,7 @@ class LabServices:
         )
 
     def _gpus(self) -> Iterator[LabService]:
-        # A server with its own root file system has its GPUs, and no others, in /dev.
+        # Only a server with its own root file system has just its GPUs in /dev.
         by_server, folder = self._options.servers == "ssh", self._run_dir / "gpus"
         sockets = [
             folder / (server.name if by_server else "") / f"{server.name}.{gpu.name}.sock"
@@ -221,7 +220,7 @@ class LabServices:
             for gpu in server.gpus
         ]
         if (self._has_agents or by_server) and sockets:
-            # Forked workers reach their own sockets as other users.
+            # Forked workers use their sockets as other users.
             folder.mkdir(mode=0o711, exist_ok=True)
             yield self._module(
                 "gpus",
@@ -265,7 +264,7 @@ class LabServices:
             )
 
     def _workers(self) -> str:
-        """Where ``auto`` is Docker if it has the workers' image, else processes."""
+        """Whether ``auto`` means Docker (if it has the workers' image) or processes."""
         if self._options.workers != "auto":
             return self._options.workers
         from patchlight.agents.workers.contract import DEFAULT_IMAGE
@@ -274,8 +273,8 @@ class LabServices:
             return "docker"
         if docker_engine.answers():
             self._say(
-                f"workers run as processes: Docker has no image {DEFAULT_IMAGE} "
-                f"(sudo bash {deploy_file('worker-image.sh')} makes it)"
+                f"workers run as processes: image {DEFAULT_IMAGE} not found (make it: sudo bash "
+                f"{deploy_file('worker-image.sh')})"
             )
         return "process"
 
@@ -289,16 +288,14 @@ class LabServices:
         announces: Path | None = None,
         namespace: Path | None = None,
     ) -> LabService:
-        """A command behind ``python -m``; options without a value are left out."""
         argv = [sys.executable, "-m", *command.split(), f"--lab={self._run_dir / 'lab.yaml'}"]
         argv += [o if v is True else f"{o}={v}" for o, v in options.items() if v]
         return LabService(name, argv, ready, namespace, imports=_IMPORTS, announces=announces)
 
 
 def reboot(lab: Lab, plan: FabricPlan, name: str, say: Callable[[str], None]) -> None:
-    """Cut a server's power, boot it, and return when its sshd answers; NICs of workers are the
-    server's again. ``BadInput`` if the lab has no such server; ``LabBusy`` while the lab is being
-    made."""
+    """Cut a server's power, boot it, and return when its sshd answers; it gets workers' NICs back.
+    ``BadInput`` for an unknown server; ``LabBusy`` while the lab is being made."""
     server = lab.device(name)
     if not isinstance(server, Server):
         raise BadInput(f"{name} is not a server of lab {lab.name}")
@@ -315,7 +312,7 @@ def reboot(lab: Lab, plan: FabricPlan, name: str, say: Callable[[str], None]) ->
 def boot_again(
     lab: Lab, plan: FabricPlan, state: LabState, server: Server, say: Callable[[str], None]
 ) -> None:
-    """Boot one server once all that ran on it has ended; the caller holds the lab's lock."""
+    """Boot one server after everything on it has ended; the caller holds the lab's lock."""
     name = server.name
     with ExitStack() as stack:
         home = namespaces.namespace_path(namespace_name(lab.name, name))
@@ -330,7 +327,7 @@ def boot_again(
             nic.move(descriptor, home, several_nics=len(server.nics) > 1)
         state.processes = [each for each in state.processes if each.name != service_name(name)]
         state.save()
-        remove_groups(lab.name, name)  # what its containers were in
+        remove_groups(lab.name, name)  # the cgroups of its containers
         service = server_service(lab.name, state.servers, Path(state.base), server)
         Supervisor(state, say).start([service])
 
@@ -339,7 +336,7 @@ def _power_off(state: LabState, server: str) -> None:
     process = next((p for p in state.processes if p.name == service_name(server)), None)
     if process is None or not states.is_running(process):
         return
-    # The child of one with a shell is the first process of the server: all others end with that.
+    # Without a kernel of its own, all processes of the server end with its first one, the child.
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     with ExitStack() as stack, suppress(ProcessLookupError):
         fds = [os.pidfd_open(pid) for pid in (process.pid, *map(int, children))]
@@ -347,4 +344,4 @@ def _power_off(state: LabState, server: str) -> None:
             stack.callback(os.close, fd)
         signal.pidfd_send_signal(fds[0], signal.SIGKILL)
         if not all(select.select([fd], [], [], _POWER_OFF_S)[0] for fd in fds):
-            raise PatchlightError(f"ending the processes of {server}: they will not go")
+            raise PatchlightError(f"ending the processes of {server}: some remain")

@@ -1,5 +1,5 @@
-"""What of an emulated lab is there, and its removal, by the lab's record, or else by the names and
-marks that all parts of a lab carry. It needs neither a running part nor the lab file."""
+"""Finds and removes an emulated lab by its record, or else by the names and marks that all its
+parts have. It needs neither running processes nor the lab file."""
 
 import ctypes
 import errno
@@ -28,25 +28,25 @@ _PIDFD_GETFD = 438  # the same number on every architecture
 _CLOSING_THREADS = 32
 _libc = ctypes.CDLL(None, use_errno=True)
 _POLITE_S = 2.0
-# On a busy machine the kernel takes 20 s to close an Open vSwitch of 1,000 ports.
+# A busy kernel takes 20 s to close an Open vSwitch with 1,000 ports.
 _DEADLINE_S = 60.0
 
 
 class AlreadyThere(PatchlightError):
-    """A lab of that name is up, or half there."""
+    """A lab of that name exists, complete or not."""
 
 
 class ContainerNotRemoved(PatchlightError):
-    """The Docker engine would not remove a container of the lab."""
+    """The Docker engine failed to remove a container of the lab."""
 
 
 class NotRemoved(PatchlightError):
-    """Part of a lab is still there after ``down`` did what it could."""
+    """Part of a lab remains after ``down``."""
 
 
 def lab_status(name: str) -> dict[str, Any]:
     """A lab's state as plain values: ``up``, ``making``, ``half-there`` (``missing`` lists the
-    rest), ``down``, or ``unreadable`` where another version of Patchlight wrote it."""
+    rest), ``down``, or ``unreadable`` if another version of Patchlight wrote it."""
     try:
         state = states.read_state(name)
     except PatchlightError as error:
@@ -78,7 +78,7 @@ def lab_status(name: str) -> dict[str, Any]:
 
 
 def missing_parts(state: states.LabState) -> list[str]:
-    """What of a lab is recorded but gone."""
+    """Recorded parts of a lab that are gone."""
     gone = [
         f"namespace {name}"
         for name, inode in state.namespaces.items()
@@ -88,26 +88,26 @@ def missing_parts(state: states.LabState) -> list[str]:
 
 
 def only_processes(missing: list[str]) -> bool:
-    """Whether nothing is gone but processes, which can be started again."""
+    """Whether only processes are missing, which can be restarted."""
     return bool(missing) and all(part.startswith("process ") for part in missing)
 
 
 def clear_the_way(lab: str, *, replace: bool, say: Callable[[str], None]) -> states.LabState | None:
-    """Remove a lab of that name if ``replace`` says so, or if it is from before the machine booted;
-    else ``AlreadyThere``. One that only lacks processes stays: its state, for them to be started.
-    The caller holds the lab's lock."""
+    """Remove a lab of that name if ``replace`` is set or the machine has rebooted; else raise
+    ``AlreadyThere``. A lab that only lacks processes stays: its state is returned. The caller has
+    the lock."""
     remove_forgotten_disks()
     if not is_there(lab):
         return None
     state = states.read_state(lab)
     if replace or (state is not None and not state.is_of_this_boot):
-        say(f"removing the lab {lab} that was here")
+        say(f"removing the existing lab {lab}")
         remove_lab(lab)
         return None
     if state is not None and state.phase == "up" and not missing_parts(state):
         raise AlreadyThere(
-            f"lab {lab} is up already",
-            hint="Use it, or make it again with --replace, or another one with --name.",
+            f"lab {lab} is already up",
+            hint="use it, rebuild it with --replace, or choose another --name",
         )
     if state is not None and state.phase == "up" and only_processes(missing_parts(state)):
         return state
@@ -115,39 +115,38 @@ def clear_the_way(lab: str, *, replace: bool, say: Callable[[str], None]) -> sta
 
 
 def left_half(state: states.LabState | None, name: str) -> AlreadyThere:
-    """The error about a lab that was not finished, or has lost parts."""
-    what = ": things of its name are here, but no record of what was made"
+    """The error about a lab that is unfinished or has lost parts."""
+    what = ": parts of this name exist without a record"
     run = f"sudo {processes.own_program()} emulate"
-    hint = f"Make it again: {run} up LAB --replace; or remove it: {run} down {name}"
+    hint = f"rebuild it: {run} up LAB --replace; or remove it: {run} down {name}"
     if state is not None:
         missing = missing_parts(state)
         parts = ", ".join(missing[:5]) + (f" and {len(missing) - 5} more" if missing[5:] else "")
-        what = f" (gone: {parts})" if missing else " (it was never finished)"
-    return AlreadyThere(f"lab {name} is half there{what}", hint=hint)
+        what = f" (missing: {parts})" if missing else " (unfinished)"
+    return AlreadyThere(f"lab {name} is incomplete{what}", hint=hint)
 
 
 def remove_lab(lab: str) -> bool:
-    """Remove everything of a lab, or raise ``NotRemoved``; ``False`` if nothing was there. The
-    caller holds its lock."""
+    """Remove everything of a lab, or raise ``NotRemoved``; ``False`` if there was nothing."""
     directory = states.run_dir(lab)
     state = _recorded(lab)
     if state is None:
         return False
-    # First, because processes of a container that is paused cannot be ended; and again below,
-    # because an agent may be making one now.
+    # First, because a paused container's processes cannot be ended; and again below, because an
+    # agent may be creating one.
     _remove_containers(lab, state.docker)
-    # After a reboot the kernel holds nothing of ours, but Docker keeps its containers.
+    # Namespaces do not survive a reboot, but Docker's containers do.
     if state.is_of_this_boot:
         inodes = set(_present_namespaces(state).values())
         if namespaces.own_inode() in inodes:
             raise NotRemoved(
                 f"removing lab {lab}: this command runs inside one of its namespaces",
-                hint="Leave the lab's shell first.",
+                hint="leave the lab's shell first",
             )
         _end_processes(state, inodes)
     _remove_containers(lab, state.docker)
     if state.is_of_this_boot:
-        # Looked up again: an agent may have made one for a worker since.
+        # Listed again: an agent may have created one for a worker.
         _end_namespaces(lab, _present_namespaces(state))
         remove_groups(lab)
     for folder in (states.disk_dir(lab), directory):
@@ -156,10 +155,10 @@ def remove_lab(lab: str) -> bool:
 
 
 def remove_forgotten_disks() -> None:
-    """Remove the disks of labs that ended with the machine: ``/run`` has no record of them."""
+    """Remove the disks of labs that ended at a reboot, which cleared ``/run``."""
     with suppress(FileNotFoundError):
         for folder in list(states.DISK_ROOT.iterdir()):
-            # A separate disk has a lost+found there.
+            # Separate disks contain lost+found.
             with suppress(BadInput):
                 if not is_there(folder.name):
                     _remove_folder(folder)
@@ -168,13 +167,12 @@ def remove_forgotten_disks() -> None:
 def _remove_folder(folder: Path) -> None:
     files.remove_folder(folder)
     if folder.exists():
-        raise NotRemoved(f"removing {folder}: it is still there", hint="Remove it by hand.")
+        raise NotRemoved(f"removing {folder}: it still exists", hint="remove it manually")
     with suppress(OSError):
-        folder.parent.rmdir()  # the last one
+        folder.parent.rmdir()  # if it was the last one
 
 
 def _recorded(lab: str) -> states.LabState | None:
-    """The record of the lab; without one, a state for names and marks alone."""
     with suppress(PatchlightError):
         state = states.read_state(lab)
         if state is not None:
@@ -213,7 +211,7 @@ def _end_processes(state: states.LabState, inodes: set[int]) -> None:
                 with suppress(OSError):
                     names.append(f"{Path(f'/proc/{pid}/comm').read_text().strip()} ({pid})")
             stuck = ", ".join(names) or "a process"
-            raise NotRemoved(f"ending the processes of lab {state.lab}: {stuck} will not go")
+            raise NotRemoved(f"ending the processes of lab {state.lab}: {stuck} remain")
         for pid in running:
             if waited > _POLITE_S:
                 _kill(pid, signal.SIGKILL)
@@ -224,10 +222,9 @@ def _end_processes(state: states.LabState, inodes: set[int]) -> None:
 
 
 def _kill_and_close(pid: int) -> None:
-    """End by force a process that may hold hundreds of packet sockets, as a userspace Open vSwitch
-    does. The kernel takes 10 ms to close each, one after another: 4 s for 300 ports. Taken over
-    first and closed side by side, they share those waits; where the kernel does not hand them over,
-    it is only slower."""
+    """Kill a process that may hold hundreds of packet sockets, like a userspace Open vSwitch. The
+    kernel takes 10 ms to close each, one by one: 4 s for 300 ports. This process takes them over
+    first and closes them in parallel; if the kernel refuses that, it is only slower."""
     try:
         process = os.pidfd_open(pid)
     except ProcessLookupError:
@@ -252,7 +249,7 @@ def _take_sockets(pid: int, process: int) -> list[int]:
     with suppress(OSError):
         names = os.listdir(f"/proc/{pid}/fd")
     for name in names:
-        # A file may close at any moment.
+        # A descriptor may be closed at any moment.
         with suppress(OSError):
             if os.readlink(f"/proc/{pid}/fd/{name}").startswith("socket:"):
                 fd = _libc.syscall(_PIDFD_GETFD, process, int(name), 0)
@@ -264,10 +261,9 @@ def _take_sockets(pid: int, process: int) -> list[int]:
 
 
 def _lab_processes(state: states.LabState, inodes: set[int]) -> Iterable[int]:
-    """Processes recorded, in a namespace of the lab, or marked as its own."""
     recorded = {p.pid for p in state.processes if states.is_running(p)}
     mark = f"{states.MARK}={state.run_dir}"
-    # ``down`` never ends who asked for it.
+    # ``down`` does not end its caller.
     for pid in set(processes.process_ids()) - processes.ancestors():
         if pid in recorded or namespaces.is_in(pid, inodes) or mark in processes.environment(pid):
             yield pid
@@ -279,12 +275,12 @@ def _kill(pid: int, number: signal.Signals) -> None:
 
 
 def _wait_for_any(pids: set[int], timeout_s: float) -> None:
-    """Return once one of the processes has ended, or the time is over."""
+    """Return when one of the processes has ended, or the time is over."""
     fds = []
     poll = select.poll()
     for pid in pids:
         with suppress(OSError):
-            # A child of ours stays a zombie until its status is read.
+            # A child stays a zombie until its status is read.
             os.waitpid(pid, os.WNOHANG)
         with suppress(OSError):
             fd = os.pidfd_open(pid)
@@ -299,7 +295,7 @@ def _wait_for_any(pids: set[int], timeout_s: float) -> None:
 
 
 def _remove_containers(lab: str, engine: str) -> None:
-    """Force away every container labelled ``patchlight.lab=<lab>``, where an engine answers."""
+    """Force-remove all containers labelled ``patchlight.lab=<lab>``, if an engine answers."""
     filters = quote(json.dumps({"label": [f"patchlight.lab={lab}"]}))
     try:
         answer = docker_engine.ask("GET", f"/containers/json?all=1&filters={filters}", engine)
@@ -309,17 +305,17 @@ def _remove_containers(lab: str, engine: str) -> None:
         raise ContainerNotRemoved(f"listing the containers of lab {lab}: Docker said {answer.text}")
     for number in [container["Id"] for container in answer.json()]:
         answer = docker_engine.ask("DELETE", f"/containers/{number}?force=1&v=1", engine)
-        # 404, 409: it is gone, or already on its way.
+        # 404, 409: it is gone or being removed.
         if answer.status not in (204, 404, 409):
             what = f"removing the container {number[:12]}"
             raise ContainerNotRemoved(f"{what}: Docker said {answer.text}")
 
 
 def _end_namespaces(lab: str, present: dict[str, int]) -> None:
-    """Delete the namespaces and wait until the kernel has removed them, which it does later, in
-    order: a veth pair between the last one and one of ours goes with it."""
+    """Delete the namespaces and wait until the kernel has removed them, which it does later in
+    order: a veth pair between the last one and one of this lab goes with it."""
     fabric = fabric_namespace(lab)
-    # Intended but never mounted: an empty file in /run/netns.
+    # Never mounted: an empty file in /run/netns.
     real = [name for name in present if namespaces.is_one(namespaces.namespace_path(name))]
     ordered = sorted(present, key=lambda name: (name in real, name == fabric))
     if not real:
@@ -345,7 +341,7 @@ def _end_namespaces(lab: str, present: dict[str, int]) -> None:
                     raise
                 time.sleep(0.01)
     raise NotRemoved(
-        f"removing the namespaces of lab {lab}: their names are gone, but something outside "
-        "Patchlight still uses one of them",
-        hint="The kernel ends it when that process or container ends.",
+        f"removing the namespaces of lab {lab}: a process outside Patchlight still uses one of "
+        "them",
+        hint="The kernel removes it when that process or container ends.",
     )

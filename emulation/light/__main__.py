@@ -1,4 +1,4 @@
-"""The light of one emulated lab: ``python -m patchlight.emulation.light --lab LAB --socket …``."""
+"""Emulates a lab's optical signals: ``python -m patchlight.emulation.light --lab LAB …``."""
 
 import argparse
 import asyncio
@@ -53,7 +53,7 @@ async def _run(lab: Lab, path: Path) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     fibres = _KernelFibres(lab, namespaces.namespace_path(light_namespace(lab.name)))
-    # Before the first look, so that no change is missed after it.
+    # Opened before the first reading, so that no change is missed.
     changes = fibres.changes()
     requests = LightRequests(EmulatedLight(lab, fibres))
     requests.watch(changes)
@@ -64,9 +64,9 @@ async def _run(lab: Lab, path: Path) -> None:
 
 
 class _KernelFibres:
-    """Interfaces of one namespace, named like ports (``wss1-3``): an end of each fibre of a device
-    of light. A fibre between two such devices has both; no frame passes it, but it can be cut. The
-    way of a transmitter's frames is one redirect. Needs root; raises ``KernelRefused``."""
+    """Interfaces of one namespace, named after ports (``wss1-3``): an end of each fibre of an
+    optical device. A fibre between two such devices has both; frames skip it, but it can be cut.
+    The path of a transmitter's frames is one redirect. Needs root; raises ``KernelRefused``."""
 
     def __init__(self, lab: Lab, namespace: Path) -> None:
         self._namespace = namespace
@@ -84,11 +84,9 @@ class _KernelFibres:
         links.ready_ingress(self._netlink, self._at)
 
     def close(self) -> None:
-        """Let go; frames go on as they do."""
         self._netlink.close()
 
     def changes(self) -> socket.socket:
-        """A socket that can be read from when a fibre may have changed."""
         with namespaces.entered(self._namespace):
             events = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, 0)
         events.setblocking(False)
@@ -105,7 +103,7 @@ class _KernelFibres:
             frames[end] = link.rx_packets
             if link.up or held:
                 up.add(end)
-            # Nothing shows whether what is held dark would receive light.
+            # An interface that is held down does not show whether it could receive.
             if link.carrier or held:
                 receiving.add(end)
         return PluggedFibres(frozenset(up), frozenset(receiving), frames)
@@ -133,23 +131,23 @@ class _KernelFibres:
 
 
 class LightRequests:
-    """Answers JSON lines: ``tune`` (a port; ``channel``, ``null`` for dark; ``wait`` until it is
-    tuned), ``circuits`` and ``spectrum`` (a switch; ``lit``: all that it lets through),
-    ``arriving``, ``look``."""
+    """Answers JSON lines: ``tune`` (a port; ``channel``, ``null`` for off; ``wait`` until it is
+    tuned), ``circuits`` and ``spectrum`` (a switch; ``lit``: all that it passes), ``arriving``,
+    ``look``."""
 
     def __init__(self, light: EmulatedLight) -> None:
         self._light = light
 
     async def listen(self, path: Path) -> asyncio.Server:
-        """Take requests there, in place of one that has ended."""
+        """Listen there, replacing a dead process's socket."""
         serve = partial(answer_lines, answer=self._answer)
         return await asyncio.start_unix_server(serve, sock=bind_unix(path, "emulated light"))
 
     def watch(self, changes: socket.socket) -> None:
-        """Look at the fibres whenever this socket can be read from."""
+        """Check the fibres whenever this socket is readable."""
 
         def changed() -> None:
-            # An error: nothing left to read, or too many changes at once for the socket.
+            # Nothing left to read, or too many changes for the socket's buffer.
             with suppress(OSError):
                 while changes.recv(_READ_BYTES):
                     pass
@@ -192,7 +190,9 @@ class LightRequests:
         while request.get("wait"):
             laser = self._light.lasers[port]
             if laser.channel != channel or not laser.on:
-                raise BadInput(f"{port} was tuned elsewhere while it was tuned to {channel}")
+                raise BadInput(
+                    f"{port} was tuned by another request while it was tuned to {channel}"
+                )
             if laser.tuned_at is None:
                 return
             await asyncio.sleep(max(laser.tuned_at - asyncio.get_running_loop().time(), 0.0))

@@ -1,5 +1,5 @@
-"""All light of one lab, followed through it at every change of a laser, a map or a fibre; the
-redirects of those transmitters change whose frames go elsewhere."""
+"""Traces all signals of one lab again at every change of a laser, map or fibre, and updates the
+redirects of transmitters whose paths changed."""
 
 import asyncio
 from collections import Counter
@@ -24,15 +24,15 @@ class Laser:
 
     @property
     def state(self) -> str:
-        """``on``, ``off``, or ``tuning`` where it will be on."""
+        """``on``, ``off``, or ``tuning`` (then on)."""
         if not self.on:
             return "off"
         return "on" if self.tuned_at is None else "tuning"
 
 
 class Lasers:
-    """All lasers with a transceiver in the lab file and a fibre to a device that passes light on.
-    Time is an argument, in seconds that only go forward."""
+    """All lasers with a transceiver in the lab file and a fibre to an optical device. Time is an
+    argument, in seconds that only increase."""
 
     def __init__(self, lab: Lab) -> None:
         self._lab = lab
@@ -48,16 +48,16 @@ class Lasers:
         return iter(self._lasers)
 
     def __getitem__(self, end: Endpoint) -> Laser:
-        """The laser at a NIC's or packet switch's port; ``BadInput`` if none is there."""
+        """The laser at a NIC's or packet switch's port; ``BadInput`` if there is none."""
         if end in self._lasers:
             return self._lasers[end]
         raise BadInput(
-            f"lab {self._lab.name} has no transceiver at {end} whose light passes a switch or part",
-            hint=f"There are transceivers at: {', '.join(map(str, self._lasers)) or 'no port'}.",
+            f"lab {self._lab.name} has no transceiver at {end} with a fibre to an optical device",
+            hint=f"transceivers: {', '.join(map(str, self._lasers)) or 'none'}",
         )
 
     def tune(self, end: Endpoint, channel: Channel | None, now: float) -> float:
-        """Have a laser send ``channel``, or nothing; the time when it does so, dark until then.
+        """Make a laser send ``channel``, or nothing; returns the time when it does, off until then.
         ``BadInput`` for a channel that it cannot send."""
         laser = self[end]
         if channel is None:
@@ -72,25 +72,25 @@ class Lasers:
         return now if tuned_at is None else tuned_at
 
     def come_to(self, now: float) -> None:
-        """Let the time be ``now``: lasers that have been tuned by then are on."""
+        """Advance the time: lasers that have been tuned by then are on."""
         for end, laser in self._lasers.items():
             if laser.tuned_at is not None and laser.tuned_at <= now:
                 self._lasers[end] = replace(laser, tuned_at=None)
 
     def next_due(self) -> float | None:
-        """When the next one has been tuned; ``None`` if none is being tuned."""
+        """When the next laser is tuned; ``None`` if none is being tuned."""
         return min(
             (x.tuned_at for x in self._lasers.values() if x.tuned_at is not None), default=None
         )
 
     @property
     def channels(self) -> Mapping[Endpoint, Channel]:
-        """The channel of each, dark or not."""
+        """The channel of each laser, on or off."""
         return {end: laser.channel for end, laser in self._lasers.items()}
 
     @property
     def dark(self) -> frozenset[Endpoint]:
-        """Those that send nothing now."""
+        """The lasers that send nothing now."""
         return frozenset(end for end, laser in self._lasers.items() if laser.state != "on")
 
     def band_of(self, end: Endpoint) -> str:
@@ -101,8 +101,8 @@ class Lasers:
 
 @dataclass(frozen=True, slots=True)
 class FrameFate:
-    """Where a transmitter's frames go (NICs, packet-switch ports), and on which fibres, by the end
-    that light leaves, others destroy them."""
+    """Where a transmitter's frames go (NICs, packet-switch ports), and on which fibres, by sending
+    end, others destroy them."""
 
     sinks: tuple[Endpoint, ...] = ()
     met: tuple[Endpoint, ...] = ()
@@ -110,8 +110,8 @@ class FrameFate:
 
 @dataclass(frozen=True, slots=True)
 class PluggedFibres:
-    """The fibres by the ends at devices of light: not cut (``up``), able to receive, and how many
-    ``frames`` came in since they were made."""
+    """The fibres by their ends at optical devices: not cut (``up``), able to receive, and how many
+    ``frames`` have entered since creation."""
 
     up: frozenset[Endpoint]
     receiving: frozenset[Endpoint]
@@ -119,34 +119,34 @@ class PluggedFibres:
 
 
 class Fibres(Protocol):
-    """Carries frames between ends of fibres. All ends are at devices of light."""
+    """Carries frames between ends of fibres at optical devices."""
 
     def plugs(self) -> PluggedFibres:
-        """How the fibres are now."""
+        """The present state of the fibres."""
 
     def lead(self, changes: Mapping[Endpoint, Sequence[Endpoint]]) -> None:
-        """What comes in at each of these leaves at all of those from now on, and nowhere else."""
+        """Send what enters at each of these ends to all of those, and nowhere else."""
 
     def hold_dark(self, dark: Iterable[Endpoint], lit: Iterable[Endpoint]) -> None:
-        """What is plugged in at ``dark`` has no carrier from now on; at ``lit`` it has again."""
+        """Take the carrier away from what is plugged in at ``dark``, and return it at ``lit``."""
 
 
 class EmulatedLight:
-    """The light of a lab, carried by ``fibres``. Circuit switches are dark until ``set_circuits``,
-    wavelength switches as in the lab file until ``set_spectrum``."""
+    """The signals of a lab, carried by ``fibres``. Circuit switches pass nothing until
+    ``set_circuits``; wavelength switches start as in the lab file until ``set_spectrum``."""
 
     def __init__(self, lab: Lab, fibres: Fibres) -> None:
         self._lab, self._fibres = lab, fibres
         self.lasers = Lasers(lab)
         self._maps: dict[str, PortMap] = {c.name: PortMap() for c in lab.circuit_switches}
         self._spectra = {switch.name: switch.initial for switch in lab.wavelength_switches}
-        # What carries a transmitter's frames is the far end of its fibre, at a device of light.
+        # The other end of its fibre, at an optical device, carries a transmitter's frames.
         self._far = {
             end: far
             for end, (far, _) in lab.fibre_ends.items()
             if is_end(lab, end.device) and not is_end(lab, far.device)
         }
-        # Receivers that notice that it is dark.
+        # Receivers that notice a missing signal.
         self._hears = frozenset(
             end
             for end in self._far
@@ -168,7 +168,7 @@ class EmulatedLight:
     # --- changes: done when they return ------------------------------------------------------
 
     def tune(self, end: Endpoint, channel: Channel | None) -> float:
-        """See ``Lasers.tune``; in how many seconds it sends so. Needs a running event loop."""
+        """See ``Lasers.tune``; returns the seconds until it sends. Needs a running event loop."""
         now = asyncio.get_running_loop().time()
         due = self.lasers.tune(end, channel, now)
         self.lasers.come_to(now)
@@ -177,7 +177,7 @@ class EmulatedLight:
         return due - now
 
     def set_circuits(self, switch: str, lit: PortMap) -> None:
-        """These cross-connects of an OCS pass light now, and no others."""
+        """Make exactly these cross-connects of an OCS pass signals."""
         if switch not in self._maps:
             raise BadInput(f"lab {self._lab.name} has no circuit switch {switch!r}")
         lit.check(self._lab.circuit_switch(switch).ports)
@@ -185,7 +185,7 @@ class EmulatedLight:
         self._follow()
 
     def set_spectrum(self, switch: str, lit: SpectrumMap) -> None:
-        """These ways of channels through a wavelength switch pass light now, and no others."""
+        """Make exactly these cross-connects of a wavelength switch pass signals."""
         device = next((w for w in self._lab.wavelength_switches if w.name == switch), None)
         if device is None:
             raise BadInput(f"lab {self._lab.name} has no wavelength switch {switch!r}")
@@ -194,7 +194,7 @@ class EmulatedLight:
         self._follow()
 
     def fibres_changed(self) -> None:
-        """Look whether fibres were cut or spliced, or interfaces at them went up or down."""
+        """Check whether fibres were cut or spliced, or their interfaces went up or down."""
         before, self._plugs = self._plugs, self._fibres.plugs()
         if (before.up, before.receiving) != (self._plugs.up, self._plugs.receiving):
             self._follow()
@@ -209,7 +209,7 @@ class EmulatedLight:
 
     def _tuned(self) -> None:
         self._tuning = None
-        # The loop may call a little early, within the resolution of its clock.
+        # Within its clock's resolution, the loop may call early.
         self.lasers.come_to(max(asyncio.get_running_loop().time(), self.lasers.next_due() or 0.0))
         self._follow()
         self._await_tuned()
@@ -217,7 +217,7 @@ class EmulatedLight:
     # --- readings ----------------------------------------------------------------------------
 
     def transceivers(self) -> dict[str, dict[str, object]]:
-        """What each transmitter with a transceiver sends, and where it arrives, by its port."""
+        """The channel, state and destinations of each transceiver, by port."""
         return {
             str(end): {
                 "channel": str(laser.channel),
@@ -231,8 +231,8 @@ class EmulatedLight:
         }
 
     def losses(self) -> dict[str, dict[str, int]]:
-        """Frames ``destroyed`` by fibre (each on all where it met others; by the end that its light
-        leaves), and lost in the ``dark`` by transmitter."""
+        """Frames ``destroyed`` by fibre (on all where they collided; by sending end), and lost in
+        the ``dark`` by transmitter."""
         self._count()
         return {
             name: {str(end): count for end, count in sorted(counter.items()) if count}
@@ -240,7 +240,7 @@ class EmulatedLight:
         }
 
     def arriving(self, device: str) -> dict[int, list[tuple[str, float]]]:
-        """By port of a device, the channels that come in there (``""``: none), and power in dBm."""
+        """By port of a device, the arriving channels (``""``: none), with their power in dBm."""
         self._lab.device(device)
         return {
             port: [(str(s.channel or ""), round(dbm, 3)) for s, dbm in signals.items()]
@@ -250,7 +250,6 @@ class EmulatedLight:
     # --- following ---------------------------------------------------------------------------
 
     def _follow(self) -> None:
-        """Bring the fibres up to date; they are touched only where something is different."""
         light = self._followed()
         fates = {
             end: FrameFate(
@@ -279,7 +278,7 @@ class EmulatedLight:
             self._held = dark
 
     def _followed(self) -> Light:
-        """All light as it is now; it is not followed again where only lasers have changed."""
+        """All present signals; not traced again if only lasers have changed."""
         cut = frozenset(
             fibre
             for fibre in self._lab.fibres
@@ -299,7 +298,7 @@ class EmulatedLight:
         return self._light
 
     def _count(self) -> None:
-        """Count what the transmitters have sent since the last count, by its fate."""
+        """Count the frames that transmitters sent since the last count, by their fate."""
         frames = self._fibres.plugs().frames
         for end, fate in self._fates.items():
             now = frames.get(self._far[end], 0)

@@ -1,4 +1,4 @@
-"""One emulated optical switch: ``python -m patchlight.emulation.optical --lab LAB --ocs ocs1 …``.
+"""Runs one emulated optical switch: ``python -m patchlight.emulation.optical --ocs ocs1 …``.
 
 A circuit switch, or a wavelength switch with a driver.
 """
@@ -30,14 +30,21 @@ def main(arguments: list[str] | None = None) -> int:
     argument = parser.add_argument
     argument("--lab", required=True, type=Path, metavar="FILE")
     argument("--ocs", required=True, metavar="NAME")
-    argument("--netns", metavar="NAME|PATH", help="where the ports are (default: pl.LAB.OCS)")
-    argument("--light", type=Path, metavar="SOCKET", help="what carries light by wavelength")
+    argument("--netns", metavar="NAME|PATH", help="namespace of the ports (default: pl.LAB.OCS)")
+    argument(
+        "--light", type=Path, metavar="SOCKET", help="socket of the lab's wavelength emulation"
+    )
     argument("--no-fabric", action="store_true", help="carry no packets; needs no root")
-    listen_help = "default: the address in the lab file; port 0: any"
+    listen_help = "default: the address in the lab file; port 0: any free one"
     argument("--listen", metavar="HOST:PORT", help=listen_help)
-    argument("--ready-file", type=Path, metavar="FILE", help="gets HOST:PORT once it answers")
-    argument("--control", type=Path, metavar="SOCKET", help="takes faults as JSON")
-    argument("--state", type=Path, metavar="FILE", help="keeps the circuits")
+    argument(
+        "--ready-file",
+        type=Path,
+        metavar="FILE",
+        help="file for HOST:PORT, written when it answers",
+    )
+    argument("--control", type=Path, metavar="SOCKET", help="socket that accepts faults as JSON")
+    argument("--state", type=Path, metavar="FILE", help="file that saves the circuits")
     argument("--log-level", default="warning", choices=("debug", "info", "warning", "error"))
     options = parser.parse_args(arguments)
     log_to_stderr(options.log_level.upper(), "%(name)s: %(message)s")

@@ -1,11 +1,11 @@
-"""What carries the light of an emulated optical switch: the kernel, the lab's light, or nothing.
+"""Connects ports of an emulated optical switch: in the kernel, by the lab's light, or not.
 
-A ``Crossbar`` is that of an OCS, a ``ChannelCrossbar`` that of a wavelength switch. In a lab with
-wavelengths, they only tell the lab's emulated light, which knows all devices.
+A ``Crossbar`` belongs to an OCS, a ``ChannelCrossbar`` to a wavelength switch. In a lab with
+wavelengths they only inform the lab's light process, which knows all devices.
 
-In the OCS's namespace port n is the interface ``p<n>``. A cross-connect ``i>o`` is a filter
-on the ingress of ``p<i>`` that sends every frame out of ``p<o>``: any protocol, no learning,
-no TTL. An input without one is dark: its frames end there.
+In the OCS's namespace port n is the interface ``p<n>``. A cross-connect ``i>o`` is a filter on the
+ingress of ``p<i>`` that sends every frame out of ``p<o>``: any protocol, no learning, no TTL.
+Frames of an input without a cross-connect are dropped.
 """
 
 import asyncio
@@ -34,8 +34,8 @@ T = TypeVar("T")
 def arriving_dbm(lab: Lab, switch: CircuitSwitch) -> dict[int, float]:
     """Power in dBm at each plugged input of ``switch`` while its transmitter is on.
 
-    Behind another OCS, wavelength switch or passive part the light depends on what that lets
-    through, which this one cannot see: 0 dBm less one insertion loss is assumed.
+    Behind another optical device it depends on that device's map, which is not known here: 0 dBm
+    minus one insertion loss is assumed.
     """
     arriving = {}
     for end, (source, fibre) in lab.fibre_ends.items():
@@ -52,20 +52,20 @@ def arriving_dbm(lab: Lab, switch: CircuitSwitch) -> dict[int, float]:
 
 
 class Carrier:
-    """What either kind does. Calls come one at a time."""
+    """What both kinds do. Calls come one at a time."""
 
     async def open(self) -> None:
-        """Begin, with every port dark."""
+        """Start, with every port disconnected."""
 
     async def close(self) -> None:
-        """Let go; what is lit stays lit."""
+        """Release resources; connections stay."""
 
 
 class Crossbar(Carrier):
-    """Carries light between ports."""
+    """Connects ports."""
 
     async def change(self, change: LightChange) -> None:
-        """Make inputs dark, then light paths; done when it returns."""
+        """Disconnect inputs, then connect paths; done when it returns."""
 
     async def receiving(self, ports: Iterable[int]) -> frozenset[int]:
         """Those of these ports whose transmitter is on."""
@@ -73,21 +73,19 @@ class Crossbar(Carrier):
 
 
 class NoCrossbar(Crossbar):
-    """Carries nothing: for a device without a fabric. Every transmitter is on but ``off``."""
+    """Carries nothing: for a device without a fabric. Every transmitter is on except ``off``."""
 
     def __init__(self) -> None:
         self.off: set[int] = set()
 
     async def receiving(self, ports: Iterable[int]) -> frozenset[int]:
-        """All that are not ``off``."""
+        """All except ``off``."""
         return frozenset(ports) - self.off
 
 
 def _in_thread(
     method: Callable[Concatenate["KernelCrossbar", P], T],
 ) -> Callable[Concatenate["KernelCrossbar", P], Coroutine[Any, Any, T]]:
-    """Run a method of ``KernelCrossbar`` in its thread."""
-
     @functools.wraps(method)
     async def run(self: "KernelCrossbar", /, *args: P.args, **kwargs: P.kwargs) -> T:
         call = functools.partial(method, self, *args, **kwargs)
@@ -99,12 +97,12 @@ def _in_thread(
 class KernelCrossbar(Crossbar):
     """Redirects between the interfaces of one namespace, set by netlink (needs root).
 
-    Ports without an interface have nothing plugged in: their cross-connects carry nothing.
+    Ports without an interface have no fibre; their cross-connects have no effect.
     """
 
     def __init__(self, namespace: Path) -> None:
         self._namespace = namespace
-        # One thread: it keeps the order of changes, and enters the namespace alone.
+        # A single thread keeps the order of changes and is in the namespace.
         self.thread = ThreadPoolExecutor(1, "crossbar")
         self._netlink: Netlink | None = None
         self._index: dict[int, int] = {}
@@ -112,9 +110,9 @@ class KernelCrossbar(Crossbar):
 
     @_in_thread
     def open(self) -> None:
-        """Find the ports and make them all dark, also those of an earlier process."""
+        """Find the ports and disconnect them all, including those of an earlier process."""
         with namespaces.entered(self._namespace):
-            # A dark port must be silent: no router solicitations of the kernel's own.
+            # A disconnected port must be silent: no router solicitations of the kernel.
             for which in ("all", "default"):
                 namespaces.set_sysctl(f"ipv6/conf/{which}/disable_ipv6", 1)
         self._netlink = Netlink(self._namespace)
@@ -125,7 +123,7 @@ class KernelCrossbar(Crossbar):
         self._redirected.clear()
 
     async def close(self) -> None:
-        """Close the socket; the redirects stay until the namespace goes."""
+        """Close the socket; redirects stay until the namespace is deleted."""
         await asyncio.to_thread(self.thread.shutdown)
         if self._netlink is not None:
             self._netlink.close()
@@ -148,7 +146,7 @@ class KernelCrossbar(Crossbar):
 
     @_in_thread
     def receiving(self, ports: Iterable[int]) -> frozenset[int]:
-        """Those whose interface has carrier: the interface at the fibre's other end is up."""
+        """Those whose interface has a carrier: the fibre's other end is up."""
         assert self._netlink is not None
         up = {link.index for link in links.list_links(self._netlink).values() if link.carrier}
         return frozenset(port for port in ports if self._index.get(port) in up)
@@ -159,36 +157,35 @@ Arriving = Mapping[int, Mapping[Channel, float]]
 
 
 class ChannelCrossbar(Carrier):
-    """Carries channels between ports."""
+    """Connects channels between ports."""
 
     async def change(self, lit: SpectrumMap) -> None:
-        """From now on let through this and nothing else; done when it returns.
+        """Pass exactly these channels; done when it returns.
 
-        Called with the whole map whenever any of it goes dark or lights up, and only then. What
-        is still switching is not in it.
+        Called with the whole map, without switching entries, whenever it changes.
         """
 
     async def arriving(self) -> Arriving:
-        """The light at the inputs now."""
+        """The power of the channels at the inputs now."""
         raise NotImplementedError
 
 
 class NoChannelCrossbar(ChannelCrossbar):
-    """Carries nothing: for a device without a fabric. The light at its inputs is given."""
+    """Carries nothing: for a device without a fabric. The power at its inputs is given."""
 
     def __init__(self, arriving: Arriving) -> None:
         self.light = {inp: dict(channels) for inp, channels in arriving.items()}
 
     async def arriving(self) -> Arriving:
-        """What was given."""
+        """The given power."""
         return self.light
 
 
 class _LabLight:
-    """A client of the lab's emulated light for one switch.
+    """A client of the lab's light process for one switch.
 
-    It waits in a thread, as the light may be far behind on a busy machine. ``PatchlightError`` if
-    the light does not answer.
+    It waits in a thread, because the process may lag on a busy machine. ``PatchlightError`` if the
+    process does not answer.
     """
 
     def __init__(self, path: Path, switch: str) -> None:
@@ -203,20 +200,20 @@ class _LabLight:
         return await asyncio.to_thread(ask)
 
     async def close(self) -> None:
-        """Let go; what is lit stays lit."""
+        """Close the connection; paths stay."""
         if self._client is not None:
             self._client.close()
 
 
 class LightCrossbar(_LabLight, Crossbar):
-    """That of a circuit switch."""
+    """The crossbar of a circuit switch."""
 
     def __init__(self, path: Path, switch: str) -> None:
         super().__init__(path, switch)
         self._lit: dict[int, CrossConnect] = {}
 
     async def open(self) -> None:
-        """Begin, with every port dark."""
+        """Start, with every port disconnected."""
         self._lit.clear()
         await self._show()
 
@@ -231,7 +228,7 @@ class LightCrossbar(_LabLight, Crossbar):
             await self._show()
 
     async def receiving(self, ports: Iterable[int]) -> frozenset[int]:
-        """Those at whose input any light arrives."""
+        """Inputs where any signal arrives."""
         answer = await self._ask({"arriving": self._switch})
         return frozenset(map(int, answer["arriving"])) & frozenset(ports)
 
@@ -241,10 +238,10 @@ class LightCrossbar(_LabLight, Crossbar):
 
 
 class LightChannelCrossbar(_LabLight, ChannelCrossbar):
-    """That of a wavelength switch."""
+    """The crossbar of a wavelength switch."""
 
     async def open(self) -> None:
-        """Begin, with every port dark."""
+        """Start, with every port disconnected."""
         await self.change(SpectrumMap())
 
     async def change(self, lit: SpectrumMap) -> None:
@@ -252,7 +249,7 @@ class LightChannelCrossbar(_LabLight, ChannelCrossbar):
         await self._ask({"spectrum": self._switch, "lit": lit.one_way_texts})
 
     async def arriving(self) -> Arriving:
-        """The light at the inputs now, as far as it has a channel."""
+        """The power of channels at the inputs now; signals without a channel are not included."""
         answer = await self._ask({"arriving": self._switch})
         return {
             int(port): {Channel.parse(text): power_dbm for text, power_dbm in signals if text}

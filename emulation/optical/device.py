@@ -1,4 +1,4 @@
-"""An emulated OCS and an emulated wavelength switch behind their vendors' protocols."""
+"""Emulates an OCS and a wavelength switch, independently of their protocols."""
 
 import contextlib
 import logging
@@ -22,8 +22,8 @@ log = logging.getLogger("patchlight.optical")
 class EmulatedOcs(EmulatedSwitch):
     """One emulated OCS; see ``EmulatedSwitch``.
 
-    ``arriving_dbm`` is the power at each plugged input while its transmitter is on (launch
-    power less the fibre's loss).
+    ``arriving_dbm`` is the power at each plugged input while its transmitter is on (launch power
+    minus the fibre's loss).
     """
 
     switch: CircuitSwitch
@@ -48,9 +48,9 @@ class EmulatedOcs(EmulatedSwitch):
     def enter(
         self, directions: Iterable[CrossConnect], name: str = "", group: str = ""
     ) -> SwitchedCircuit:
-        """Take the ports for a circuit; it stays dark. Raises ``RequestRefused``.
+        """Reserve the ports for a circuit, which stays inactive. Raises ``RequestRefused``.
 
-        A device that makes room takes busy ports from their circuits, and is slow then.
+        A device that makes room disconnects busy ports, and is slower then.
         """
         self._changed = True
         directions, conflict_s = tuple(directions), self.switch.emulated.conflict_time_s
@@ -70,7 +70,7 @@ class EmulatedOcs(EmulatedSwitch):
     def make(
         self, directions: Iterable[CrossConnect], name: str = "", group: str = ""
     ) -> SwitchedCircuit:
-        """Enter and activate a circuit; ``RequestRefused`` leaves nothing of it."""
+        """Reserve and activate a circuit; ``RequestRefused`` leaves nothing of it."""
         circuit = self.enter(directions, name, group)
         try:
             self.activate(circuit)
@@ -80,17 +80,17 @@ class EmulatedOcs(EmulatedSwitch):
         return circuit
 
     def deactivate(self, circuit: SwitchedCircuit) -> None:
-        """Make it dark; the ports stay taken."""
+        """Deactivate it; the ports stay reserved."""
         self._changed = True
         self.matrix.deactivate(circuit)
 
     def remove(self, circuit: SwitchedCircuit) -> None:
-        """Make it dark and free the ports."""
+        """Deactivate it and free the ports."""
         self._changed = True
         self.matrix.remove(circuit)
 
     def remove_all(self, circuits: Iterable[SwitchedCircuit | None]) -> None:
-        """Remove each of these once; ``None`` is passed over."""
+        """Remove each of these once; ``None`` is skipped."""
         for circuit in dict.fromkeys(circuits):
             if circuit is not None:
                 self.remove(circuit)
@@ -98,8 +98,8 @@ class EmulatedOcs(EmulatedSwitch):
     async def light(self, pairs: Iterable[CrossConnect]) -> list[SwitchedCircuit]:
         """Make these one-way circuits, all or none, and wait until their mirrors rest.
 
-        Raises ``RequestRefused``. A circuit whose mirrors fail stays in the table: look at the
-        phases of the circuits returned.
+        Raises ``RequestRefused``. A circuit whose mirrors fail stays in the table: check the phases
+        of the returned circuits.
         """
         made: list[SwitchedCircuit] = []
         try:
@@ -115,7 +115,7 @@ class EmulatedOcs(EmulatedSwitch):
         self.make((entry,))
 
     def _drop(self, entry: CrossConnect) -> bool:
-        """With its whole circuit."""
+        """Including the reverse direction of a two-way circuit."""
         circuit = self.matrix.find(entry)
         self.remove_all((circuit,))
         return circuit is not None
@@ -128,7 +128,7 @@ class EmulatedOcs(EmulatedSwitch):
             if not keep_map:
                 self.remove(circuit)
             elif active:
-                # A port locked meanwhile leaves its circuit entered and dark.
+                # A port locked meanwhile leaves its circuit reserved and inactive.
                 with contextlib.suppress(RequestRefused):
                     self.activate(circuit)
         await self.settle()
@@ -137,17 +137,17 @@ class EmulatedOcs(EmulatedSwitch):
 
     @property
     def map(self) -> PortMap:
-        """The cross-connects that are lit now."""
+        """The active cross-connects."""
         outputs = range(1, self.switch.ports + 1)
         lit = ((self.matrix.lights(out), out) for out in outputs)
         return PortMap.of((inp, out) for inp, out in lit if inp is not None)
 
     def name_of(self, circuit: SwitchedCircuit, otherwise: str) -> str:
-        """What the circuit is called; ``otherwise`` where nobody gave it a name."""
+        """The circuit's name; ``otherwise`` if it has none."""
         return self.faults.names or circuit.name or otherwise
 
     async def power(self, ports: Iterable[int]) -> dict[int, tuple[float | None, float | None]]:
-        """Power in dBm at ``in:n`` and ``out:n`` of these ports, ``None`` where it is dark."""
+        """Power in dBm at ``in:n`` and ``out:n`` of these ports, ``None`` without a signal."""
         ports = tuple(ports)
         sources = {out: self.matrix.lights(out) for out in ports}
         inputs = {*ports, *(inp for inp in sources.values() if inp is not None)}
@@ -211,17 +211,17 @@ class EmulatedWss(EmulatedSwitch):
     # --- changes: call, then await settle ---------------------------------------------------
 
     def make(self, ways: Iterable[ChannelConnect]) -> None:
-        """Enter all of these or none; ``RequestRefused``."""
+        """Add all of these or none; ``RequestRefused``."""
         self._changed = True
         self.matrix.make(ways, self._clock.time())
 
     def remove(self, ways: Iterable[ChannelConnect]) -> None:
-        """Make these dark, as far as they are there."""
+        """Remove these, if they exist."""
         self._changed = True
         self.matrix.remove(ways)
 
     def load(self, wanted: SpectrumMap) -> None:
-        """Have exactly this; what stays is never dark. ``RequestRefused``."""
+        """Set exactly this map without an outage of unchanged entries. ``RequestRefused``."""
         self._changed = True
         self.matrix.load(wanted, self._clock.time())
 
@@ -247,7 +247,7 @@ class EmulatedWss(EmulatedSwitch):
     # --- readings: await settle, then call --------------------------------------------------
 
     async def channel_powers(self) -> dict[ChannelConnect, tuple[float | None, float | None]]:
-        """Power in dBm of each entry's light at its input and output, ``None`` where it is dark."""
+        """Power in dBm of each entry's channel at input and output, ``None`` without a signal."""
         arriving = await self._crossbar.arriving()
         powers = {}
         for way, entry in self.matrix.entries.items():
@@ -262,13 +262,13 @@ class EmulatedWss(EmulatedSwitch):
         return powers
 
     async def input_powers(self) -> dict[int, float | None]:
-        """Power in dBm of all light at each input, ``None`` where it is dark."""
+        """Total power in dBm at each input, ``None`` without a signal."""
         arriving = await self._crossbar.arriving()
         inputs = range(1, self.switch.inputs + 1)
         return {inp: _sum_dbm(arriving.get(inp, {}).values()) for inp in inputs}
 
     async def output_powers(self) -> dict[int, float | None]:
-        """The same at each output."""
+        """Total power in dBm at each output, ``None`` without a signal."""
         leaving: dict[int, list[float]] = {out: [] for out in range(1, self.switch.outputs + 1)}
         for way, (_, dbm) in (await self.channel_powers()).items():
             if dbm is not None:

@@ -1,7 +1,7 @@
-"""What emulated optical switches have in common: users, faults, memory, and light that follows.
+"""Implements what all emulated optical switches share: users, faults, saved maps, and the crossbar.
 
-A protocol server calls what changes it (plain methods), then awaits ``settle`` before it answers:
-then the crossbar has done what the answer reports. It awaits ``settle`` before reading, too.
+A protocol server calls plain methods to make changes, then awaits ``settle`` before it answers, so
+the crossbar has done what the answer reports. It awaits ``settle`` before reading, too.
 """
 
 import asyncio
@@ -33,25 +33,25 @@ class HungUp(ConnectionError):
 
 @dataclass
 class EmulatedFaults:
-    """What goes wrong, and what the device lacks.
+    """Faults of a device, and features that it lacks.
 
     As long as they are set: ``refuse_ports``: locked, refuse every circuit. ``fail_ports``: mirrors
-    stuck, circuits fail. ``drift_db``: more loss at these outputs. ``read_only``: users may only
-    look. ``repeat_pages``: long replies come as whole replies one after another. ``monitors``:
-    power monitors ``"both"``, ``"out"`` (on outputs only) or ``"none"``, where a vendor sells such
+    stuck, circuits fail. ``drift_db``: more loss at these outputs. ``read_only``: users may not
+    make changes. ``repeat_pages``: long replies are sent as several whole replies. ``monitors``:
+    power monitors ``"both"``, ``"out"`` (on outputs only) or ``"none"``, if a vendor sells such
     models. ``names``: the name of every circuit and port, where the protocol has names, with any
     quotes and line ends.
 
-    For the next command that changes something: ``refuse_next``: the words to refuse with.
-    ``cut``: drop the connection ``"before"`` or ``"after"`` doing it. ``stall_s``: do it so much
-    later; ``acknowledge``: and keep reporting that it is in progress. ``meddle``: cross-connects
-    that another client breaks, or makes where they are missing, just before it.
+    For the next command that changes something: ``refuse_next``: the message to refuse with.
+    ``cut``: drop the connection ``"before"`` or ``"after"`` doing it. ``stall_s``: delay it;
+    ``acknowledge``: and keep reporting that it is in progress. ``meddle``: cross-connects that
+    another client breaks, or makes if missing, just before it.
 
-    For the next answers: ``garble`` and ``answer_twice``: so many come broken, or twice.
-    ``strays``: before so many comes one to no request (TL1: a denial with CTAG 0). ``flood``: so
-    many alarms come before the next one.
+    For the next answers: ``garble`` and ``answer_twice``: how many are corrupted, or sent twice.
+    ``strays``: how many follow an unsolicited one (TL1: a denial with CTAG 0). ``flood``: how many
+    alarms precede the next one.
 
-    ``parse_map`` raises ``BadInput`` for texts that are not entries of such a switch's map.
+    ``parse_map`` raises ``BadInput`` for texts that are not entries of the switch's map.
     """
 
     refuse_ports: list[int] = field(default_factory=list)
@@ -78,15 +78,15 @@ class EmulatedFaults:
         self.on_meddling: Callable[[str], Awaitable[None]] | None = None
 
     def update(self, request: dict[str, Any]) -> None:
-        """Replace fields; ``BadInput`` names the first that is not one or has a wrong type."""
+        """Replace fields; ``BadInput`` names the first unknown field or wrong value."""
         known = {f.name: getattr(self, f.name) for f in fields(self)}
         for key, value in request.items():
             if key not in known:
-                raise BadInput(f"no fault is called {key!r}: known are {', '.join(known)}")
+                raise BadInput(f"unknown fault {key!r}: expected one of {', '.join(known)}")
             if not _fits(value, known[key]):
-                raise BadInput(f"{key} cannot be {value!r}: like {known[key]!r}")
+                raise BadInput(f"{key} cannot be {value!r}: expected a value like {known[key]!r}")
             if key in _CHOICES and value not in _CHOICES[key]:
-                raise BadInput(f"{key} cannot be {value!r}: one of {_CHOICES[key]}")
+                raise BadInput(f"{key} cannot be {value!r}: expected one of {_CHOICES[key]}")
             if key == "meddle" and value:
                 self.parse_map(value.split(","))
         for key, value in request.items():
@@ -96,11 +96,11 @@ class EmulatedFaults:
     async def around_command(
         self, *, changes: bool, stall: Callable[[float], Awaitable[None]] = asyncio.sleep
     ) -> AsyncIterator[str]:
-        """Apply the faults to a command: yields the words that it is refused with, or ``""``.
+        """Apply the faults to a command: yields the message to refuse it with, or ``""``.
 
-        Raises ``HungUp`` before or after it. One-time faults are over after that. ``stall`` waits
-        so many seconds. ``before_change`` gets the number of changing commands before this one,
-        ``on_meddling`` what another client makes or breaks first.
+        Raises ``HungUp`` before or after it; then one-time faults are over. ``stall`` waits that
+        many seconds. ``before_change`` gets the number of earlier changing commands,
+        ``on_meddling`` what another client changes first.
         """
         if not changes:
             yield ""
@@ -119,7 +119,7 @@ class EmulatedFaults:
             raise HungUp
 
     def spoilt(self, answer: bytes) -> bytes:
-        """An answer as it leaves the device."""
+        """An answer as the device sends it."""
         if self.garble > 0:
             self.garble -= 1
             answer = bytes(b ^ 0x15 if at % 5 == 2 else b for at, b in enumerate(answer))
@@ -129,7 +129,7 @@ class EmulatedFaults:
         return answer
 
     def take_stray(self) -> bool:
-        """Whether an answer to nothing comes now."""
+        """Whether an unsolicited answer comes now."""
         now = self.strays > 0
         self.strays -= now
         return now
@@ -153,14 +153,14 @@ def _fits(value: object, like: object) -> bool:
 
 
 class Timer(Protocol):
-    """Something due later that can be called off."""
+    """A scheduled call that can be cancelled."""
 
     def cancel(self) -> None:
-        """Call it off."""
+        """Cancel it."""
 
 
 class Clock(Protocol):
-    """Seconds that only go forward, and calls at a time, as an event loop has them."""
+    """A monotonic clock with scheduled calls, like an event loop's."""
 
     def time(self) -> float:
         """The time."""
@@ -170,11 +170,10 @@ class Clock(Protocol):
 
 
 class DeviceOptions(TypedDict, total=False):
-    """``state_file`` keeps the map over a restart.
+    """``state_file`` saves the map across restarts.
 
-    ``users`` may log in, with these passwords or, where that is ``None``, with any: else the lab
-    file's users, with the passwords in their environment variables. ``clock``: else the running
-    event loop.
+    ``users`` may log in with these passwords (``None``: with any); by default the lab file's users,
+    with passwords from their environment variables. ``clock``: by default the running event loop.
     """
 
     users: Mapping[str, str | None] | None
@@ -183,7 +182,7 @@ class DeviceOptions(TypedDict, total=False):
 
 
 class EmulatedSwitch(ABC):
-    """One emulated device. ``crossbar`` carries its light."""
+    """One emulated device. ``crossbar`` connects its ports."""
 
     switch: OpticalSwitch
     matrix: SwitchMatrix | SpectrumMatrix
@@ -225,28 +224,28 @@ class EmulatedSwitch(ABC):
 
     @abstractmethod
     def _drop(self, entry: Any) -> bool:
-        """Remove an entry; ``False`` if it is not there."""
+        """Remove an entry; ``False`` if it does not exist."""
 
     @abstractmethod
     async def _follow(self, now: float) -> None:
-        """Let the crossbar do what has changed for the light up to ``now``."""
+        """Let the crossbar apply the changes up to ``now``."""
 
     @abstractmethod
     def _kept(self) -> list[dict[str, Any]]:
-        """What the state file keeps, entry by entry."""
+        """The saved entries."""
 
     @abstractmethod
     def _restore(self, kept: list[dict[str, Any]]) -> None:
-        """Make what the state file kept."""
+        """Restore saved entries."""
 
     @abstractmethod
     async def reboot(self, *, keep_map: bool) -> None:
-        """Power off and on: everything dark, then what was active comes back, or nothing."""
+        """Power cycle: all connections go down, then the active ones return, or none."""
 
     # --- from here on the same for all ------------------------------------------------------
 
     async def open(self) -> None:
-        """Power on: the remembered map, else the lab file's, is lit at once."""
+        """Power on: the saved map, else the lab file's, becomes active immediately."""
         await self._crossbar.open()
         if self._state_file is not None and self._state_file.exists():
             try:
@@ -254,19 +253,19 @@ class EmulatedSwitch(ABC):
             except (OSError, ValueError, KeyError, TypeError, RequestRefused, PatchlightError) as e:
                 raise PatchlightError(
                     f"{self.switch.name}: reading its circuits from {self._state_file}: {e}",
-                    hint="delete the file to begin with the lab file's cross-connects",
+                    hint="delete the file to start with the lab file's cross-connects",
                 ) from e
         else:
             for entry in self.switch.initial:
                 self._add(entry)
         self.apply_faults()
         async with self._lock:
-            # The mirrors were in place before the clock began.
+            # The mirrors were in place before the clock started.
             await self._follow(float("inf"))
             self._save()
 
     async def close(self) -> None:
-        """Power off; what the crossbar carries it goes on carrying."""
+        """Power off; the crossbar stays as it is."""
         if self._timer is not None:
             self._timer.cancel()
         for task in tuple(self._tasks):
@@ -279,15 +278,15 @@ class EmulatedSwitch(ABC):
         return self._own_clock or asyncio.get_running_loop()
 
     def lets_in(self, user: str, password: str) -> bool:
-        """Whether there is such a user with that password."""
+        """Whether this user exists and has that password."""
         return user in self._users and self._users[user] in (None, password)
 
     def may_change(self, user: str) -> bool:
-        """Whether this user may do more than look."""
+        """Whether this user may make changes."""
         return not self.faults.read_only and user not in self._viewers
 
     async def settle(self) -> None:
-        """Let the crossbar catch up with the matrix, and the file with the map."""
+        """Update the crossbar and the saved map."""
         async with self._lock:
             await self._follow(self._clock.time())
             if self._changed:
@@ -304,7 +303,7 @@ class EmulatedSwitch(ABC):
         task.add_done_callback(self._tasks.discard)
 
     async def come_to_rest(self) -> None:
-        """Wait until nothing moves any more."""
+        """Wait until no mirror moves."""
         while True:
             await self.settle()
             due = self.matrix.next_due()
@@ -313,32 +312,31 @@ class EmulatedSwitch(ABC):
             await asyncio.sleep(max(due - self._clock.time(), 0.0))
 
     async def lose(self, entries: str) -> None:
-        """Remove these entries of the map without a word; ``BadInput`` if they are not entries."""
+        """Remove these entries of the map without an event; may raise ``BadInput``."""
         for entry in self._parse_entries(entries):
             self._drop(entry)
         await self.settle()
 
     async def _meddle(self, entries: str) -> None:
-        """Another client breaks these entries, and makes those that are not there."""
         for entry in self._parse_map(entries.split(",")):
             if not self._drop(entry):
-                # Where a port or channel is in use the other client is refused, too.
+                # The other client is refused, too, if a port or channel is in use.
                 with suppress(RequestRefused):
                     self._add(entry)
         await self.settle()
 
     async def faults_changed(self) -> None:
-        """Apply the faults of ports, and let the light follow."""
+        """Apply the faults of ports and update the crossbar."""
         self.apply_faults()
         await self.settle()
 
     def apply_faults(self) -> None:
-        """Lock and fail ports as ``faults`` has it; the light follows with ``settle``."""
+        """Lock and fail ports according to ``faults``; ``settle`` updates the crossbar."""
         self.matrix.locked = set(self.faults.refuse_ports)
         self.matrix.failed = set(self.faults.fail_ports)
 
     def loss_db(self, entry: object) -> float:
-        """The insertion loss of one path: nearly the device's, a little off for each."""
+        """The insertion loss of one path: the device's plus a small deviation."""
         own = _own_loss_db(f"{self.switch.name}/{entry}")
         return max(self.switch.insertion_loss_db + own, 0.0)
 

@@ -1,4 +1,4 @@
-"""What emulated optical switches let through, as state machines without clock or sockets."""
+"""Models the state of emulated optical switches, without clocks or sockets."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from patchlight.testbed.lab.spectrum import ChannelConnect, SpectrumMap
 
 
 class Phase(Enum):
-    """How far a circuit is."""
+    """The phase of a circuit."""
 
     PARKED = "entered, not activated"
     SWITCHING = "mirrors turning"
@@ -23,7 +23,7 @@ class Phase(Enum):
 
 
 class Reason(Enum):
-    """Why the device refuses something; each vendor has its own words for it."""
+    """Why the device refuses something; each vendor has its own message."""
 
     NO_PORT = "no such port"
     BUSY = "port in use"
@@ -35,9 +35,9 @@ class Reason(Enum):
 
 
 class RequestRefused(Exception):
-    """The device refuses: ``reason``, the port it is about, the circuit in the way.
+    """The device refuses: ``reason``, the affected port, the conflicting circuit.
 
-    ``message``: the words, where the reason's own are not enough.
+    ``message`` replaces the reason's text if needed.
     """
 
     def __init__(
@@ -54,9 +54,9 @@ class RequestRefused(Exception):
 
 @dataclass(eq=False)
 class SwitchedCircuit:
-    """One or two directed cross-connects that come and go together.
+    """One or two directed cross-connects that are handled together.
 
-    ``switching_time_s``: its own, where it is not the device's.
+    ``switching_time_s`` overrides the device's.
     """
 
     directions: tuple[CrossConnect, ...]
@@ -68,13 +68,13 @@ class SwitchedCircuit:
 
     @property
     def two_way(self) -> bool:
-        """Whether it carries light both ways between two ports."""
+        """Whether it is a two-way circuit between two ports."""
         return len(self.directions) == 2
 
 
 @dataclass(frozen=True)
 class LightChange:
-    """The work of the crossbar: these inputs go dark, then these paths light up."""
+    """Changes for the crossbar: disconnect these inputs, then connect these paths."""
 
     dark: tuple[int, ...] = ()
     light: tuple[CrossConnect, ...] = ()
@@ -87,8 +87,8 @@ class LightChange:
 class SwitchMatrix:
     """The mirrors of an OCS: ports 1…``ports`` on each side; any input to any output.
 
-    A circuit is entered (its ports are taken), activated (the mirrors turn; light passes after the
-    switching time), deactivated (dark at once) and removed. Time is an argument.
+    A circuit is entered (its ports are reserved), activated (it passes signals after the switching
+    time), deactivated (immediately) and removed. Time is an argument.
     """
 
     ports: int
@@ -105,24 +105,24 @@ class SwitchMatrix:
         self._turns = itertools.count(1)
 
     def __iter__(self) -> Iterator[SwitchedCircuit]:
-        """Every circuit once, in the order entered."""
+        """Every circuit once, in order of entry."""
         return iter(dict.fromkeys(self._by_input.values()))
 
     def find(self, cross_connect: CrossConnect) -> SwitchedCircuit | None:
-        """The circuit that has this direction."""
+        """The circuit with this direction."""
         circuit = self._by_input.get(cross_connect.inp)
         return circuit if circuit and cross_connect in circuit.directions else None
 
     def at(self, side: Side, port: int) -> SwitchedCircuit | None:
-        """The circuit that holds this side of a port."""
+        """The circuit that uses this side of a port."""
         return (self._by_input if side == "in" else self._by_output).get(port)
 
     def lights(self, output: int) -> int | None:
-        """The input whose light leaves at ``output`` now, or ``None``."""
+        """The input connected to ``output`` now, or ``None``."""
         return self._lit.get(output)
 
     def in_the_way(self, directions: Iterable[CrossConnect]) -> list[SwitchedCircuit]:
-        """The circuits that would have to go for these; none if these cannot be anyway."""
+        """The circuits that conflict with these; empty if these are not possible anyway."""
         holders: list[SwitchedCircuit | None] = []
         for c in directions:
             outside = not (1 <= c.inp <= self.ports and 1 <= c.out <= self.ports)
@@ -132,7 +132,7 @@ class SwitchMatrix:
         return [circuit for circuit in dict.fromkeys(holders) if circuit is not None]
 
     def enter(self, directions: Iterable[CrossConnect], name: str, group: str) -> SwitchedCircuit:
-        """Take the ports for a new circuit; it stays dark. Raises ``RequestRefused``."""
+        """Reserve the ports for a new circuit, which stays inactive. Raises ``RequestRefused``."""
         circuit = SwitchedCircuit(tuple(directions), name, group)
         for c in circuit.directions:
             for port in (c.inp, c.out):
@@ -150,7 +150,7 @@ class SwitchMatrix:
         return circuit
 
     def activate(self, circuit: SwitchedCircuit, now: float) -> None:
-        """Turn the mirrors: light passes from ``now`` + switching time, or ``RequestRefused``."""
+        """Turn the mirrors: active from ``now`` + switching time, or ``RequestRefused``."""
         if circuit.phase in (Phase.SWITCHING, Phase.LIT):
             raise RequestRefused(Reason.ACTIVE, circuit=circuit)
         ports = {port for c in circuit.directions for port in (c.inp, c.out)}
@@ -165,7 +165,7 @@ class SwitchMatrix:
         heapq.heappush(self._turning, (due, circuit.turn, circuit))
 
     def deactivate(self, circuit: SwitchedCircuit) -> None:
-        """Go dark at once; the ports stay taken."""
+        """Deactivate it immediately; the ports stay reserved."""
         if circuit.phase is Phase.LIT:
             for c in circuit.directions:
                 del self._lit[c.out]
@@ -173,27 +173,27 @@ class SwitchMatrix:
         circuit.phase, circuit.turn = Phase.PARKED, 0
 
     def fail(self, cross_connect: CrossConnect) -> None:
-        """The light of this path did not come up: its circuit has failed."""
+        """This path failed, and so did its circuit."""
         if circuit := self.find(cross_connect):
             self.deactivate(circuit)
             circuit.phase = Phase.FAILED
 
     def remove(self, circuit: SwitchedCircuit) -> None:
-        """Go dark at once and free the ports."""
+        """Deactivate it immediately and free the ports."""
         self.deactivate(circuit)
         for c in circuit.directions:
             del self._by_input[c.inp], self._by_output[c.out]
 
     def next_due(self) -> float | None:
-        """When the next mirrors come to rest, or ``None`` if none turn."""
+        """When the next mirrors come to rest, or ``None``."""
         return self._turning[0][0] if self._turning else None
 
     def take(self, now: float) -> LightChange:
-        """What changed for the light up to ``now``, since the last call."""
+        """The changes of active paths up to ``now``, since the last call."""
         light: list[CrossConnect] = []
         while self._turning and self._turning[0][0] <= now:
             _, turn, circuit = heapq.heappop(self._turning)
-            # Deactivated, or activated again, while its mirrors turned: another turn counts.
+            # A circuit that was deactivated or restarted meanwhile has another turn pending.
             if circuit.phase is not Phase.SWITCHING or circuit.turn != turn:
                 continue
             circuit.phase = Phase.LIT
@@ -206,7 +206,7 @@ class SwitchMatrix:
 
 @dataclass(frozen=True, slots=True)
 class SpectrumEntry:
-    """How far an entry is; ``due`` is when it is lit, if it is switching."""
+    """The phase of an entry; ``due`` is when it becomes active, if it is switching."""
 
     phase: Phase
     due: float = 0.0
@@ -216,7 +216,7 @@ class SpectrumEntry:
 class SpectrumMatrix:
     """A wavelength switch: any channel of inputs 1…``inputs`` to any of outputs 1…``outputs``.
 
-    Light passes an entry once the switching time is over, until it is removed. Time is an argument.
+    An entry is active after the switching time, until it is removed. Time is an argument.
     """
 
     inputs: int
@@ -230,21 +230,21 @@ class SpectrumMatrix:
         self._shown = SpectrumMap()
 
     def __iter__(self) -> Iterator[ChannelConnect]:
-        """Every entry, lit or not, in the order made."""
+        """Every entry, active or not, in order of entry."""
         return iter(tuple(self.entries))
 
     @property
     def lit(self) -> SpectrumMap:
-        """What lets light through now."""
+        """The active entries."""
         return SpectrumMap.of(w for w, entry in self.entries.items() if entry.phase is Phase.LIT)
 
     @property
     def dark(self) -> SpectrumMap:
-        """What is in the table and lets none through: it switches, or has failed."""
+        """The inactive entries: switching, or failed."""
         return SpectrumMap.of(w for w, e in self.entries.items() if e.phase is not Phase.LIT)
 
     def make(self, ways: Iterable[ChannelConnect], now: float) -> None:
-        """Enter all of these, or none and raise ``RequestRefused``; they are lit in time."""
+        """Add all of these, or none and raise ``RequestRefused``; they become active later."""
         ways = tuple(dict.fromkeys(ways))
         entered = list(self.entries)
         for way in ways:
@@ -259,14 +259,14 @@ class SpectrumMatrix:
             self.entries[way] = self._begun(way, now)
 
     def remove(self, ways: Iterable[ChannelConnect]) -> None:
-        """Go dark at once; what is not there is passed over."""
+        """Remove these immediately; missing ones are skipped."""
         for way in ways:
             self.entries.pop(way, None)
 
     def load(self, wanted: SpectrumMap, now: float) -> None:
-        """Have exactly this, or raise ``RequestRefused``. What is the same is not touched.
+        """Set exactly this map, or raise ``RequestRefused``. Unchanged entries are not touched.
 
-        An attenuation is set in place: the channel stays lit.
+        An attenuation changes in place, without an outage.
         """
         fresh = {}
         before = {way._replace(attenuation_db=0.0): entry for way, entry in self.entries.items()}
@@ -279,12 +279,12 @@ class SpectrumMatrix:
         self.entries = fresh
 
     def next_due(self) -> float | None:
-        """When the next entry is lit, or ``None`` if none switches."""
+        """When the next entry becomes active, or ``None``."""
         switching = (e.due for e in self.entries.values() if e.phase is Phase.SWITCHING)
         return min(switching, default=None)
 
     def take(self, now: float) -> SpectrumMap | None:
-        """What is lit now; ``None`` if that is what the last call said."""
+        """The active entries; ``None`` if unchanged since the last call."""
         for way, entry in self.entries.items():
             if entry.phase is Phase.SWITCHING and entry.due <= now:
                 self.entries[way] = SpectrumEntry(Phase.LIT)

@@ -1,8 +1,8 @@
-"""Rehearsal servers: emulated servers that a deployment over SSH treats as those of a lab.
+"""Emulates servers for rehearsing a deployment over SSH.
 
-Each has its own root file system over a shared base, processes, host name and network, the lab
-file's NICs, and an sshd at a management address; agents come with the deployment. The management
-network's switch is a bridge in its own namespace, with one veth pair to this machine's network.
+Each has its own root file system over a shared base, processes, host name, the lab file's NICs, and
+an sshd at a management address; agents come with the deployment. The management switch is a bridge
+in a namespace, with one veth pair to this machine.
 """
 
 import fcntl
@@ -27,25 +27,25 @@ from patchlight.testbed.linux import namespaces
 from patchlight.testbed.linux.netlink import Netlink
 from patchlight.testbed.linux.sockets import ssh_answers
 
-# For benchmarks of networks (RFC 2544): not routed on the Internet, and hardly ever anywhere else.
+# For benchmarks of networks (RFC 2544): not routed on the Internet, and rarely used elsewhere.
 _POOL = IPv4Network("198.18.0.0/15")
 _SHORTEST, _LONGEST = 16, 24
-# Shorter ones are default routes, whole or in two halves.
+# Shorter prefixes are default routes, whole or in two halves.
 _SHORTEST_TAKEN = 2
 _FIRST_SERVER = 11
 _MOST_SERVERS = 2 ** (32 - _SHORTEST) - 1 - _FIRST_SERVER
-# Below those of the lab's own links.
+# Below the lab's own links.
 _BRIDGE, _MACHINE, _SERVER_NIC = 10, 11, 90
 _FIRST_PORT = 100
 
 
 class NoManagementNetwork(PatchlightError):
-    """This machine has routes to all addresses that the network could have."""
+    """This machine has routes to all possible management addresses."""
 
 
 @dataclass(frozen=True, slots=True)
 class ManagementNetwork:
-    """Addresses of a lab's servers, and the names of the network's parts."""
+    """Addresses of a lab's servers, and names of the network's parts."""
 
     lab: str
     network: IPv4Network
@@ -53,7 +53,7 @@ class ManagementNetwork:
 
     @property
     def machine(self) -> IPv4Interface:
-        """The address of this machine in it."""
+        """This machine's address in it."""
         return IPv4Interface((self.network.network_address + 1, self.network.prefixlen))
 
     @property
@@ -69,20 +69,20 @@ class ManagementNetwork:
 
 
 def management_namespace(lab: str) -> str:
-    """The namespace that holds the network's switch; no device can have this name."""
+    """The namespace of the network's switch; no device can have this name."""
     return namespace_name(lab, "_management")
 
 
 def choose_network(servers: int, taken: Iterable[IPv4Network]) -> IPv4Network:
-    """The first network, at least a /24, with room for so many servers that overlaps with none of
+    """The first free network, at least a /24, for that many servers, without overlap with
     ``taken``; else ``NoManagementNetwork``."""
-    bits = (_FIRST_SERVER + servers).bit_length()  # room for the broadcast address too
+    bits = (_FIRST_SERVER + servers).bit_length()  # including the broadcast address
     length = min(_LONGEST, 32 - bits)
     if length < _SHORTEST:
         raise NoManagementNetwork(
-            f"looking for addresses for {servers:,} servers: a network has room for "
-            f"{_MOST_SERVERS:,} at most",
-            hint="Take fewer, or use --server-kind namespace.",
+            f"looking for addresses for {servers:,} servers: at most {_MOST_SERVERS:,} fit in a "
+            "network",
+            hint="use fewer servers, or --server-kind namespace",
         )
     in_the_way = [other for other in taken if other.prefixlen >= _SHORTEST_TAKEN]
     for network in _POOL.subnets(new_prefix=length):
@@ -90,13 +90,13 @@ def choose_network(servers: int, taken: Iterable[IPv4Network]) -> IPv4Network:
             return network
     raise NoManagementNetwork(
         f"looking for addresses for {servers} servers: this machine has routes to all of {_POOL}",
-        hint="Take the routes away (ip route), or use --server-kind namespace.",
+        hint="remove routes (ip route), or use --server-kind namespace",
     )
 
 
 def make_network(lab: Lab, made: Callable[[str, int], None]) -> ManagementNetwork:
     """Choose the network of a lab's servers, and make its switch and this machine's end. ``made``
-    gets the namespace and its inode; after an error the caller removes what was made."""
+    is called with the namespace and its inode; after an error the caller cleans up."""
     namespaces.prepare_directory()
     with _one_at_a_time(), Netlink() as here:
         taken = [lab.network, *links.list_destinations(here)]
@@ -132,7 +132,7 @@ def make_network(lab: Lab, made: Callable[[str, int], None]) -> ManagementNetwor
 
 @contextmanager
 def _one_at_a_time() -> Iterator[None]:
-    """Labs that come up at once must not choose the same network."""
+    """Labs that come up at the same time must choose different networks."""
     fd = os.open(states.RUN_ROOT, os.O_RDONLY | os.O_CLOEXEC)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
@@ -148,8 +148,7 @@ _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 @dataclass(frozen=True, slots=True)
 class Rehearsal:
-    """The servers of a lab, not yet booted, and the runtime lab with their addresses, users and
-    keys."""
+    """The servers of a lab, not yet booted, and the runtime lab with their logins."""
 
     lab: Lab
     kind: str
@@ -157,7 +156,7 @@ class Rehearsal:
     management: ManagementNetwork
 
     def join(self) -> None:
-        """Put every server, whose namespace is there, into the management network."""
+        """Connect every server's existing namespace to the management network."""
         management = self.management
         switch = namespaces.namespace_path(management_namespace(management.lab))
         with Netlink(switch) as bridge:
@@ -180,20 +179,20 @@ class Rehearsal:
                     inside.run([addressed, links.set_up(_SERVER_NIC, name)])
 
     def services(self) -> list[LabService]:
-        """One process for each server, that all others of it descend from."""
+        """One process per server, the ancestor of all its processes."""
         servers = self.lab.servers
         return [server_service(self.lab.name, self.kind, self.base, server) for server in servers]
 
 
 def server_service(lab: str, kind: str, base: Path, of: Server) -> LabService:
-    """The process that boots a server, and that all others of it descend from. Where it has a
-    Docker engine its control groups are made, or ``CgroupError``."""
+    """The process that boots a server, the ancestor of all its processes. With a Docker engine its
+    cgroups are made, or ``CgroupError``."""
     if kind == "vm":
         return virtual.virtual_service(lab, base, of)
     server, own = of.name, ["--mount", "--pid", "--uts", "--ipc"]
     if (base / "usr/sbin/dockerd").exists():
         machines.make_groups(lab, server)
-    # Whenever this process ends, the server ends as in a power cut.
+    # When this process ends, the server ends as in a power cut.
     gpus, disk = states.run_dir(lab) / "gpus" / server, states.disk_dir(lab) / server
     gpus.mkdir(mode=0o700, parents=True, exist_ok=True)
     boot = ["unshare", *own, "--fork", "--kill-child", "sh", str(_BOOT)]
@@ -210,11 +209,11 @@ def server_service(lab: str, kind: str, base: Path, of: Server) -> LabService:
 def prepare_rehearsal(
     lab: Lab, state: states.LabState, say: Callable[[str], None], *, kind: str, docker: bool = False
 ) -> Rehearsal:
-    """Make what comes before the NICs of rehearsal servers, of kind ``ssh`` (with ``docker``: and
-    their engines) or ``vm``: base, network, keys, disks. ``NoRehearsalServers`` where this machine
-    can have none; what was made so far stays for the caller to remove."""
+    """Make what precedes the NICs of rehearsal servers, of kind ``ssh`` (with ``docker`` also their
+    engines) or ``vm``: base, network, keys, disks. ``NoRehearsalServers`` if that fails; the caller
+    cleans up."""
     if not lab.servers:
-        raise BadInput(f"lab {lab.name} has no servers: expected some, with --server-kind {kind}")
+        raise BadInput(f"lab {lab.name} has no servers: --server-kind {kind} needs some")
     is_virtual = kind == "vm"
     if is_virtual:
         virtual.check_machine(len(lab.servers))

@@ -1,4 +1,4 @@
-"""The parts of a rehearsal server: root file system, SSH keys, control groups (cgroups)."""
+"""Makes the parts of a rehearsal server: root file system, SSH keys, cgroups."""
 
 import base64
 import hashlib
@@ -24,7 +24,7 @@ from patchlight.testbed.linux import deploy_file, processes
 _PREFIX = "server-base: "
 USER = "admin"
 """The user who deploys: may log in with the lab's key, and use sudo without a password."""
-_USER_ID = 1000  # as deploy/server-base.sh makes it
+_USER_ID = 1000  # as in deploy/server-base.sh
 
 
 def service_name(server: str) -> str:
@@ -40,7 +40,7 @@ def interface_of(server: Server) -> str:
 
 @dataclass(frozen=True, slots=True)
 class SshKey:
-    """A key pair as OpenSSH's files have it."""
+    """A key pair in OpenSSH's formats."""
 
     private: str
     public: str
@@ -96,8 +96,8 @@ def make_disk(
     *,
     docker: bool,
 ) -> None:
-    """Make the folders of an overlay mount, and the server's own files in ``disk/upper``, whose
-    owners and modes replace the base's. ``names``: the servers' addresses, for ``/etc/hosts``."""
+    """Make the folders of an overlay mount, and the server's own files in ``disk/upper``, where
+    owners and modes override the base's. ``names``: the servers' addresses, for ``/etc/hosts``."""
     upper, home = disk / "upper", disk / "upper/home" / USER
     disk.mkdir(mode=0o700, parents=True)
     for folder in (upper, disk / "root", upper / "etc", upper / "etc/ssh", upper / "home"):
@@ -134,9 +134,9 @@ class NoRehearsalServers(PatchlightError):
 
 
 def server_base(say: Callable[[str], None], *options: str) -> Path:
-    """The folder of the root file system (with ``--docker`` or ``--vm``: of such servers), made if
-    it is missing, in about a minute. ``say`` gets a message at each step. ``NoRehearsalServers``
-    where it cannot be made."""
+    """The folder of the root file system (with ``--docker`` or ``--vm``: of such servers), created
+    if missing in about a minute. ``say`` is called at each step. ``NoRehearsalServers`` if that
+    fails."""
     script = str(deploy_file("server-base.sh"))
     command = ["bash", script, *options]
     lines: list[str] = []
@@ -157,23 +157,23 @@ def server_base(say: Callable[[str], None], *options: str) -> Path:
                     say(lines[-1])
             folder = process.stdout.read().strip()
         except BaseException:
-            # The whole group: the shell alone would wait for the program that it runs.
+            # The whole group: the shell would wait for its program.
             os.killpg(process.pid, signal.SIGTERM)
             raise
     if process.returncode or not folder:
         wrote = "\n    ".join(lines[-15:])
         raise NoRehearsalServers(
             f"making the root file system of the servers: {script} ended with status "
-            f"{process.returncode}; the last it wrote:\n    {wrote}",
-            hint="It needs mmdebstrap and, the first time, a mirror of the distribution: run "
-            "deploy/bootstrap.sh, see to the network, or name a mirror with PATCHLIGHT_MIRROR.",
+            f"{process.returncode}; its last lines:\n    {wrote}",
+            hint="this needs mmdebstrap and, the first time, a distribution mirror: run "
+            "deploy/bootstrap.sh, check the network, or set PATCHLIGHT_MIRROR",
         )
     return Path(folder)
 
 
 def check_overlay(base: Path, trial: Path) -> None:
-    """``NoRehearsalServers`` where no root can be mounted over ``base``; ``trial`` is a folder to
-    make beside the servers' disks and remove."""
+    """``NoRehearsalServers`` if no root can be mounted over ``base``; ``trial`` is a temporary
+    folder next to the servers' disks."""
     layers = {"upperdir": trial / "upper", "workdir": trial / "work"}
     root = trial / "root"
     for folder in (*layers.values(), root):
@@ -185,23 +185,23 @@ def check_overlay(base: Path, trial: Path) -> None:
         tried = subprocess.run([*own, *mount], capture_output=True, text=True, check=False)
     except FileNotFoundError as error:
         raise NoRehearsalServers(
-            "starting a server with a root of its own: there is no command unshare here",
-            hint="Install util-linux, or use --server-kind namespace.",
+            "starting a server with its own root: the command unshare was not found",
+            hint="install util-linux, or use --server-kind namespace",
         ) from error
     shutil.rmtree(trial)
     if tried.returncode:
         raise NoRehearsalServers(
             f"mounting a server's root over {base}: {tried.stderr.strip()}",
-            hint="It needs overlay file systems, namespaces of processes and mounts, and "
-            f"{trial.parent} on a plain disk: a container has them only if it is privileged, "
-            "with a volume there. --server-kind namespace needs none of it.",
+            hint="this needs overlay file systems, process and mount namespaces, and "
+            f"{trial.parent} on a plain disk: containers must be privileged, with a volume "
+            "there; or use --server-kind namespace",
         )
 
 
 GROUPS = Path("/sys/fs/cgroup")
 OURS = "patchlight-servers"
-# All servers together count as much as four favoured processes (a niceness of -10): the lab's
-# others are in no group, and a group counts as much as one process that is not favoured.
+# All servers together get the weight of four processes with a niceness of -10: the lab's other
+# processes are in no group, and a group counts like one process of niceness 0.
 _WEIGHTS = {"cpu.shares": 4 * 9548, "cpu.weight": 4 * 932}
 
 
@@ -211,20 +211,20 @@ def server_group(lab: str, server: str) -> str:
 
 
 def make_groups(lab: str, server: str, root: Path = GROUPS) -> None:
-    """Make the missing groups of a server; ``CgroupError`` if that is not possible."""
+    """Make the missing groups of a server; ``CgroupError`` if that fails."""
     try:
         for hierarchy in _hierarchies(root):
             group = hierarchy
             for name in server_group(lab, server).split("/"):
-                # Of version 2: groups below count and limit what this one can itself.
+                # Version 2: subgroups can count and limit what this one can.
                 with suppress(FileNotFoundError):
                     for controller in (group / "cgroup.controllers").read_text().split():
-                        with suppress(OSError):  # one that is used at the top alone
+                        with suppress(OSError):  # a controller that exists in the root group only
                             (group / "cgroup.subtree_control").write_text(f"+{controller}")
                 group /= name
                 group.mkdir(exist_ok=True)
                 for file in ("cpuset.cpus", "cpuset.mems"):
-                    # Of version 1, a new one has none, and nothing can be in it.
+                    # Version 1: a new group has none, so it cannot have processes.
                     if (group / file).exists() and not (group / file).read_text().strip():
                         (group / file).write_text((group.parent / file).read_text())
                 for file, weight in _WEIGHTS.items():
@@ -232,34 +232,33 @@ def make_groups(lab: str, server: str, root: Path = GROUPS) -> None:
                         (group / file).write_text(str(weight))
     except OSError as error:
         raise processes.CgroupError(
-            f"making control groups for {server}: {error.strerror} ({error.filename})",
-            hint="A machine where cgroups can be written is needed; leave out --docker elsewhere.",
+            f"making cgroups for {server}: {error.strerror} ({error.filename})",
+            hint="use a machine with writable cgroups, or omit --docker",
         ) from error
 
 
 def remove_groups(
     lab: str, server: str = "", root: Path = GROUPS, deadline_s: float = 10.0
 ) -> None:
-    """Remove the groups of a lab, or of one server; ``CgroupError`` if a process is still in
-    one."""
+    """Remove the groups of a lab, or of one server; ``CgroupError`` if they contain processes."""
     ends = time.monotonic() + deadline_s
     for hierarchy in _hierarchies(root):
         top = hierarchy / OURS / lab / server
         folders = [top, *top.rglob("*/")] if top.is_dir() else []
         for folder in sorted(folders, reverse=True):
-            processes.remove_group(folder, ends, "End the processes that cgroup.procs in it names.")
+            processes.remove_group(folder, ends, "end the processes listed in its cgroup.procs")
         for folder in (hierarchy / OURS / lab, hierarchy / OURS):
             with suppress(OSError):
-                folder.rmdir()  # the last one
+                folder.rmdir()  # if it was the last one
 
 
 def _hierarchies(root: Path) -> Iterator[Path]:
-    """The top of each hierarchy: one of version 2, or one for each controller of version 1."""
+    """The root of each hierarchy: one of version 2, or one per controller of version 1."""
     if (root / "cgroup.controllers").exists():
         yield root
         return
     with suppress(FileNotFoundError):
         for folder in sorted(root.iterdir()):
-            # Some have two names.
+            # Some controllers have two names.
             if not folder.is_symlink() and (folder / "cgroup.procs").exists():
                 yield folder

@@ -8,10 +8,10 @@ import shlex
 import subprocess
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 import click
 from click.shell_completion import CompletionItem
@@ -300,12 +300,6 @@ def report(error: BaseException, settings: CrashReport) -> int:
     return 1
 
 
-def only_some_finished(finished: int, wanted: int, counted: str) -> NoReturn:
-    """End a command like Ctrl-C does, once the finished part of its work is written."""
-    say(f"patchlight: only {finished} of {wanted} {counted} are finished and written", err=True)
-    raise KeyboardInterrupt
-
-
 def require_root(doing: str) -> None:
     """Raise ``PatchlightError`` with this command under sudo, unless this process is root."""
     if os.geteuid() != 0:
@@ -333,17 +327,3 @@ class Dashboard:
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
-
-
-@contextlib.contextmanager
-def running_dashboard(controller: str, say: Callable[[str], None]) -> Iterator[None]:
-    """A dashboard while the block runs, from when it answers on; ``say`` gets its address."""
-    child = Dashboard(controller, stdout=subprocess.PIPE)
-    assert child.process.stdout is not None
-    try:
-        where = child.process.stdout.readline().strip()
-        say(where or "the dashboard did not start: see above")
-        yield
-    finally:
-        child.close()
-        child.process.stdout.close()

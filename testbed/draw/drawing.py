@@ -1,7 +1,7 @@
-"""A picture of a lab: servers below, circuit switches between, packet switches above.
+"""Draws a lab: servers below, circuit switches in the middle, packet switches on top.
 
-What is lit is drawn in the colour of the packet switch it is lit onto; a fibre without light
-is grey; light that goes one way only is dashed with an arrow.
+Circuits have the colour of the packet switch they lead to; unused fibres are grey; one-way circuits
+are dashed with an arrow.
 """
 
 from collections.abc import Collection, Mapping
@@ -19,7 +19,7 @@ from patchlight.testbed.lab.wiring import LightPath, Links, trace_links
 from patchlight.testbed.units import format_rate
 
 FORMATS = ("svg", "png", "pdf")
-# Okabe and Ito's colours, which people with any colour vision can tell apart.
+# Okabe and Ito's colours, distinguishable with colour blindness.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 _INK, _DARK, _PAPER, _NO_SWITCH = "#222222", "#c4c4c4", "#f7f7f5", "#6a3d9a"
 _LARGEST_IN = 40.0
@@ -27,7 +27,7 @@ _Point = tuple[float, float]
 
 
 def draw_lab(lab: Lab, maps: Mapping[str, PortMap]) -> Figure:
-    """The picture of a lab under these port maps; save it with ``figure.savefig``."""
+    """The picture of a lab with these port maps; save it with ``figure.savefig``."""
     return _Drawing(lab, maps).figure
 
 
@@ -56,17 +56,15 @@ class _Drawing:
         self._draw_legend(-foot)
 
     def _switch_colours(self) -> dict[str, str]:
-        """A colour for each packet switch that a host is lit onto; ink for the others."""
         near = {self.links.switch_of(self.lab, host.endpoint) for host in self.lab.hosts}
         fibred = {end.device for f in self.lab.fibres for end in (f.a, f.b)}
-        # With an OCS any of them may be lit next, and must not change its colour then.
+        # With an OCS any of them may get hosts later; the colour must not change then.
         near |= fibred if self.lab.circuit_switches or self.lab.sorting else set()
         names = [switch.name for switch in self.lab.packet_switches if switch.name in near]
         colours = {name: _COLOURS[n % len(_COLOURS)] for n, name in enumerate(names)}
         return {s.name: colours.get(s.name, _INK) for s in self.lab.packet_switches}
 
     def _light(self) -> None:
-        """Give every port that light passes the colour of the link it belongs to."""
         for source, path in self.links.paths.items():
             both_ways = self.links.peer(source) is not None
             colour = self._colour_of(path)
@@ -91,7 +89,7 @@ class _Drawing:
             style = "--" if {fibre.a, fibre.b} & self.one_way else "-"
             rows = {self.layout.boxes[end.device].y for end in (fibre.a, fibre.b)}
             beside = len(rows) == 1
-            # A link within a row would run through the boxes between: it goes over them.
+            # A link within a row is drawn over the boxes between its ends.
             lift = 0.3 + 0.05 * abs(a[0] - b[0]) if beside else 0.0
             curve = _curve(a, b, lift)
             self._stroke(curve, colour, bold if lit else thin, style, z=2.0 if lit else 1.0)
@@ -157,7 +155,7 @@ class _Drawing:
                     continue
                 colour = self.colour_at.get(a, self.colour_at.get(b, _DARK))
                 box, start = self.layout.boxes[name], self.layout.points[a]
-                # A bow between ports of one side stays inside the OCS.
+                # A curve between ports on one side stays inside the OCS.
                 inward = 1 if start[1] == box.y else -1
                 curve = _curve(start, self.layout.points[b], inward * 0.6 * box.height)
                 style, arrow = ("-", "-") if duplex else ("--", "-|>")
@@ -181,14 +179,14 @@ class _Drawing:
     def _draw_legend(self, bottom: float) -> None:
         named = self.colour_of_switch if len(self.colour_of_switch) <= len(_COLOURS) else {}
         handles = [
-            Line2D([], [], color=colour, linewidth=2, label=f"lit onto {name}")
+            Line2D([], [], color=colour, linewidth=2, label=f"connected to {name}")
             for name, colour in named.items()
             if colour != _INK
         ]
         if any(f.a not in self.colour_at for f in self.lab.fibres):
-            handles.append(Line2D([], [], color=_DARK, linewidth=1, label="dark fibre"))
+            handles.append(Line2D([], [], color=_DARK, linewidth=1, label="unused fibre"))
         if self.one_way:
-            handles.append(Line2D([], [], color=_INK, linestyle="--", label="light one way only"))
+            handles.append(Line2D([], [], color=_INK, linestyle="--", label="one-way circuit"))
         top = self.layout.height + 0.68
         self._text(0.0, top, self.lab.name, 13, ha="left", va="top", bold=True)
         if handles:
@@ -227,13 +225,11 @@ class _Drawing:
 
 
 def _passed(path: LightPath) -> list[Endpoint]:
-    """Every port that the light passes, from source to sink."""
     inside = [Endpoint(name, str(port)) for name, c in path.through for port in (c.inp, c.out)]
     return [path.source, *inside, path.sink]
 
 
 def _curve(a: _Point, b: _Point, lift: float) -> Curve:
-    """A smooth line between two ports; ports of one height are joined by a bow."""
     if a[1] == b[1] and lift:
         points = [a, (a[0], a[1] + lift), (b[0], b[1] + lift), b]
     elif a[0] == b[0] or not lift:

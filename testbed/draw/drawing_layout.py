@@ -1,11 +1,11 @@
-"""Where everything goes in the picture of a lab: boxes in rows, and a point for each port."""
+"""Computes the layout of a lab's picture: boxes in rows, and a point for each port."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from patchlight.testbed.lab.model import Endpoint, Lab
 
-_MOST_IN_DETAIL = 24  # hosts; more than that get no text of their own
+_MOST_IN_DETAIL = 24  # hosts; beyond this, hosts have no label
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class Box:
 
     @property
     def centre(self) -> float:
-        """Half way between its left and right side."""
+        """The horizontal centre of the box."""
         return self.x + self.width / 2
 
 
@@ -40,7 +40,7 @@ _SMALL = _Sizes(slot=0.22, port=0.06, gap=0.08, server=0.22, circuit=1.6, packet
 
 
 class DrawingLayout:
-    """All boxes by device, all points by port, and the picture's size, whatever circuits there are.
+    """All boxes by device, all points by port, and the picture's size. Circuits do not affect them.
 
     Servers are the lowest row, circuit switches the next, with other optical devices of hosts; then
     all others by their distance from the hosts. Lengths are inches of the picture.
@@ -74,7 +74,7 @@ class DrawingLayout:
             self._place_row(names, widths, y, height, fill=row == 1)
             y += height + self.sizes.row
         self.height = y - self.sizes.row if rows else 1.0
-        # Ports of circuit switches stand under or over what they lead to, so they come last.
+        # Ports of circuit switches are placed near what they lead to, so they come last.
         for name, row in self.row_of.items():
             if row == 1:
                 self._place_circuit_ports(self.boxes[name], self.by_device.get(name, []))
@@ -96,7 +96,6 @@ class DrawingLayout:
         return below, above
 
     def _pull(self, name: str) -> float:
-        """How far right the devices below, which are placed already, draw this one."""
         near = [self.other_end[end].device for end in self.by_device.get(name, [])]
         placed = [self.boxes[other].centre for other in near if other in self.boxes]
         return sum(placed) / len(placed) if placed else 0.0
@@ -127,7 +126,7 @@ class DrawingLayout:
         below, above = self._sides(box.name, ends)
         for side, y in ((below, box.y), (above, box.y + box.height)):
             x_of = {end: self.points.get(self.other_end[end], (box.centre, 0.0))[0] for end in side}
-            # One OCS can have its ports just where their fibres come from; several cannot.
+            # One OCS can have its ports straight above its fibres; several cannot.
             if list(self.row_of.values()).count(1) == 1 and len(set(x_of.values())) == len(side):
                 self.points.update({end: (x, y) for end, x in x_of.items()})
             else:
@@ -139,7 +138,7 @@ def _rows(
 ) -> dict[str, int]:
     """The row of each device: servers 0, OCSes 1, others by distance from hosts.
 
-    What sorts light is in row 1, too, where hosts are plugged into it, or into nothing of its kind.
+    Wavelength devices are in row 1 too if hosts are plugged into them, or into none of their kind.
     """
     row_of = {server.name: 0 for server in lab.servers}
     row_of |= {ocs.name: 1 for ocs in lab.circuit_switches}
@@ -156,7 +155,7 @@ def _rows(
             for name in waiting
             if any(other_end[end].device in reached for end in by_device.get(name, []))
         }
-        # What no host can reach by fibre stands on top of the rest.
+        # Devices that no host can reach by fibre are in the top row.
         now = now or set(waiting)
         row_of |= {name: row for name in above if name in now}
         reached |= now

@@ -1,4 +1,4 @@
-"""Labs made in Python, thing by thing, as Mininet's ``Topo`` makes networks.
+"""Builds labs in Python step by step, like Mininet's ``Topo``.
 
 build = LabBuilder("small", network="10.1.0.0/24")
 build.switch("tor1")
@@ -20,10 +20,10 @@ from patchlight.testbed.labfile.writer import to_yaml
 
 
 class LabBuilder:
-    """Collects servers, switches and fibres; ``lab`` checks them as a lab file is checked.
+    """Collects servers, switches and fibres; ``lab`` checks them like a lab file.
 
-    Further keywords of each method are the keys of a lab file, with the same values: rates,
-    times and losses as texts with their units.
+    Further keywords of each method are lab file keys with the same values: rates, times and losses
+    are texts with units.
     """
 
     def __init__(self, name: str, *, network: str = "10.0.0.0/16", **keys: Any) -> None:
@@ -55,10 +55,10 @@ class LabBuilder:
         rate: str | None = None,
         **keys: Any,
     ) -> str:
-        """Add a server; its name.
+        """Add a server and return its name.
 
-        ``gpus`` are models: the GPUs are ``gpu0``, ``gpu1``, …, each with a NIC ``nic0``,
-        ``nic1``, … of the next free address. ``nics``: so many in all. ``rate``: of each NIC.
+        ``gpus`` are models: the GPUs are ``gpu0``, ``gpu1``, …, each with a NIC ``nic0``, ``nic1``,
+        … at the next free address. ``nics``: total number of NICs. ``rate``: of each NIC.
         """
         made = []
         for number in range(max(len(gpus), 1) if nics is None else nics):
@@ -78,7 +78,7 @@ class LabBuilder:
         return name
 
     def switch(self, name: str, *, ports: int | None = None, **keys: Any) -> str:
-        """Add a packet switch; its name. ``ports``: as many as are used if it is left out."""
+        """Add a packet switch and return its name. ``ports``: default is as many as are used."""
         number = len(self._switches) + 1
         self._add(self._switches, {"name": name, "datapath_id": number, "ports": ports, **keys})
         return name
@@ -86,26 +86,26 @@ class LabBuilder:
     def ocs(
         self, name: str, *, driver: str = "calient-tl1", ports: int | None = None, **keys: Any
     ) -> str:
-        """Add an OCS, with as many ports as are used if ``ports`` is left out; its name."""
+        """Add an OCS and return its name. ``ports``: default is as many as are used."""
         port = OCS_DRIVERS.get(driver, OCS_DRIVERS["dry-run"]).port
         written = {"name": name, "driver": driver, "address": f"{name}:{port}", "ports": ports}
         self._add(self._circuit_switches, {**written, **keys})
         return name
 
     def wavelength_switch(self, name: str, *, inputs: int, **keys: Any) -> str:
-        """Add a wavelength switch (WSS); its name."""
+        """Add a wavelength switch (WSS) and return its name."""
         switch = {"name": name, "inputs": inputs, **keys}
         self._add(self._sorting["wavelength_switches"], switch)
         return name
 
     def passive_part(self, name: str, kind: str, *, ports: int, **keys: Any) -> str:
-        """Add a coupler, awg or multiplexer; its name."""
+        """Add a coupler, awg or multiplexer and return its name."""
         part = {"name": name, "kind": kind, "ports": ports, **keys}
         self._add(self._sorting["passive_parts"], part)
         return name
 
     def fibre(self, a: str, b: str, **keys: Any) -> tuple[str, str]:
-        """Join two ports, each ``device.port`` or a device's next free one; the two ports."""
+        """Join two ports, each ``device.port`` or a device's next free one. Returns both."""
         ends = (self._port(a), self._port(b))
         for end, other in (ends, ends[::-1]):
             self._peers.setdefault(end, other)
@@ -113,11 +113,11 @@ class LabBuilder:
         return ends
 
     def circuit(self, a: str, b: str) -> None:
-        """Connect two ports at the start, both ways; their fibres end on one OCS."""
+        """Add an initial two-way circuit between two ports whose fibres end on one OCS."""
         self._circuits.append((a, b))
 
     def lab(self) -> Lab:
-        """The lab; ``BadInput`` with all that is wrong in it. Write it with ``write_lab``."""
+        """The lab; ``BadInput`` with all mistakes. Write it to a file with ``write_lab``."""
         for a, b in self._circuits:
             self._connect(a, b)
         lists = {
@@ -136,18 +136,17 @@ class LabBuilder:
         try:
             return parse_lab(to_yaml(document), self._name)
         except LabFileError as error:
-            # Lines of a text that nobody wrote say nothing.
+            # Positions in generated text would not help.
             mistakes = "; ".join(issue.message for issue in error.issues)
             raise BadInput(f"lab {self._name}: {mistakes}") from error
 
     def _add(self, things: dict[str, dict[str, Any]], thing: dict[str, Any]) -> None:
         name = thing["name"]
         if name in self._servers or self._with_ports(name) is not None:
-            raise BadInput(f"lab {self._name} has {name} already: expected another name")
+            raise BadInput(f"lab {self._name} already has {name}: expected another name")
         things[name] = thing
 
     def _with_ports(self, name: str) -> dict[str, Any] | None:
-        """The switch or passive part of that name."""
         known = (self._switches, self._circuit_switches, *self._sorting.values())
         return next((things[name] for things in known if name in things), None)
 
@@ -156,12 +155,11 @@ class LabBuilder:
         if address is None:
             raise BadInput(
                 f"the network {self._head['network']} is full",
-                hint="give the lab a wider one: LabBuilder(name, network='10.0.0.0/8')",
+                hint="use a larger network: LabBuilder(name, network='10.0.0.0/8')",
             )
         return str(address)
 
     def _port(self, text: str) -> str:
-        """A port by its name, or the next free one of a device."""
         if "." in text:
             return text
         if text in self._servers:
@@ -173,11 +171,11 @@ class LabBuilder:
             raise BadInput(f"lab {self._name} has no device {text!r}: add it before its fibres")
         free = next((name for name in names if f"{text}.{name}" not in self._peers), None)
         if free is None:
-            raise BadInput(f"every port of {text} has its fibre already")
+            raise BadInput(f"every port of {text} already has a fibre")
         return f"{text}.{free}"
 
     def _whole(self, thing: dict[str, Any]) -> dict[str, Any]:
-        """A thing with its ports counted where nobody said how many."""
+        """A device; its ports are counted if their number was not given."""
         if thing.get("ports", 0) is None:
             used = [end.rpartition(".") for end in self._peers]
             numbers = [
@@ -192,8 +190,8 @@ class LabBuilder:
         name = devices.pop() if len(devices) == 1 else ""
         if name not in self._circuit_switches:
             raise BadInput(
-                f"a circuit {a} – {b}: their fibres do not end on one OCS",
-                hint="name ports like 'server1.nic0', after their fibres were added",
+                f"circuit {a} – {b}: their fibres do not end on one OCS",
+                hint="add the fibres first, and name ports like 'server1.nic0'",
             )
         circuit = "-".join(end.rpartition(".")[2] for end in far)
         circuits = self._circuit_switches[name].setdefault("cross_connects", [])

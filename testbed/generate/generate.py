@@ -1,9 +1,9 @@
-"""Labs by shape (one switch, chain, tree, fat-tree, two ToRs with an OCS), and random ones.
+"""Generates labs by shape (one switch, chain, tree, fat-tree, two ToRs with an OCS) or at random.
 
 In the first four, hosts are servers ``h1``…``hN`` with one GPU ``gpu0`` and one NIC ``nic0`` each,
 addressed in order from 10.0.0.1; switches are ``s1``…. The hosts of one switch share a block of
-addresses (10.0.0.0/27, 10.0.0.32/27, … for 16 of them), so that one match covers all of them.
-With an OCS, every NIC goes through it to its switch.
+addresses (10.0.0.0/27, 10.0.0.32/27, … for 16 of them), so one match covers them all. With an OCS,
+every NIC goes through it to its switch.
 """
 
 import random
@@ -46,28 +46,26 @@ class Common(TypedDict, total=False):
 
 
 class _Builder:
-    """Collects switches and fibres; every port is the next free one of its switch."""
-
     def __init__(self, hosts: int, common: Common) -> None:
         _check_count("hosts", hosts, _MOST_HOSTS)
         self.hosts = hosts
         self.common = common
         self.rate_bps = common.get("rate_bps")
-        self.used: list[int] = []  # ports used of s1, s2, …
+        self.used: list[int] = []  # used ports of s1, s2, …
         self.fibres: list[Fibre] = []
-        self.numbers: list[int] = []  # of each host plugged in: what to add to 10.0.0.0
+        self.numbers: list[int] = []  # for each connected host: its offset from 10.0.0.0
         self.blocks = 0
         self.ocs = common.get("ocs")
         if self.ocs is not None:
             _check_count("hosts of an OCS", hosts, MOST_CIRCUIT_PORTS // 2)
             if common.get("fabric") == "bridge":
                 raise BadInput(
-                    "an OCS needs OpenFlow switches around it, and bridges are none",
-                    hint="use --fabric openvswitch, or leave --ocs out",
+                    "an OCS needs OpenFlow switches around it, not bridges",
+                    hint="use --fabric openvswitch, or omit --ocs",
                 )
 
     def switch(self) -> int:
-        """Add a switch; its number, from 1."""
+        """Add a switch and return its number, from 1."""
         self.used.append(0)
         return len(self.used)
 
@@ -76,7 +74,7 @@ class _Builder:
         return Endpoint(f"s{switch}", str(self.used[switch - 1]))
 
     def plug_hosts(self, switch: int, most: int) -> None:
-        """Plug up to ``most`` of the hosts that have no switch yet into this one."""
+        """Connect up to ``most`` unconnected hosts to this switch."""
         first = self.blocks << most.bit_length()
         self.blocks += 1
         for number in range(1, min(most, self.hosts - len(self.numbers)) + 1):
@@ -89,13 +87,12 @@ class _Builder:
                     self.fibres.append(Fibre(end, Endpoint("ocs1", str(at)), self.rate_bps))
 
     def join(self, lower: int, upper: int) -> None:
-        """A link between two switches."""
         self.fibres.append(
             Fibre(self.port(lower), self.port(upper), self.common.get("uplink_rate_bps"))
         )
 
     def lab(self, shape: str, ports: int | None = None) -> Lab:
-        """The lab; ``ports`` is how many each switch has (default: as many as are used)."""
+        """The lab; ``ports`` is the port count of each switch (default: as many as are used)."""
         name = self.common.get("name") or f"{shape}{self.hosts}"
         fabric = self.common.get("fabric", FABRICS[0])
         LAB_NAME.take(name)
@@ -127,14 +124,13 @@ class _Builder:
         if self.ocs is None:
             return ()
         initial = PortMap.duplex((n, self.hosts + n) for n in range(1, self.hosts + 1))
-        # Datapath ids 1, 2, … are the packet switches', addresses in 10.0.0.0/8 the hosts'.
+        # Datapath ids of the packet switches are 1, 2, …; hosts' addresses are in 10.0.0.0/8.
         return (_ocs("ocs1", self.ocs, "172.16.0.5", 2 * self.hosts, initial, len(self.used) + 1),)
 
 
 def _server(
     name: str, host: str, models: Sequence[str], addresses: Iterable[IPv4Address], rate: int | None
 ) -> Server:
-    """A server with these GPUs, each with a NIC of the next address."""
     nics = tuple(
         Nic(f"nic{n}", address, default_mac(address), rate, gpu=f"gpu{n}")
         for n, address in zip(range(len(models)), addresses, strict=False)
@@ -146,7 +142,6 @@ def _server(
 def _ocs(
     name: str, driver: str, host: str, ports: int, initial: PortMap, datapath_id: int
 ) -> CircuitSwitch:
-    """An OCS with so many ports in use, that starts with these circuits."""
     row = OCS_DRIVERS.get(driver, OCS_DRIVERS["dry-run"])
     return CircuitSwitch(
         name=name,
@@ -173,7 +168,7 @@ def single(
 
 
 def linear(hosts: int, *, hosts_per_switch: int = 16, **common: Unpack[Common]) -> Lab:
-    """A chain of switches, each joined to the next; the last one may have fewer hosts."""
+    """A chain of switches; the last one may have fewer hosts."""
     _check_count("hosts per switch", hosts_per_switch, MOST_PACKET_PORTS)
     build = _Builder(hosts, common)
     while len(build.numbers) < hosts:
@@ -198,14 +193,14 @@ def tree(hosts: int, *, hosts_per_switch: int = 16, **common: Unpack[Common]) ->
 def fat_tree(hosts: int, **common: Unpack[Common]) -> Lab:
     """A three-layer fat-tree of k-port switches (Al-Fares et al., SIGCOMM 2008).
 
-    k is the smallest even number with k³/4 ≥ ``hosts``. All 5k²/4 switches are there, core
-    first, then each pod's aggregation and edge switches; where ``hosts`` is less than k³/4,
-    edge switches are filled in order and the last host ports stay free. ``BadInput`` with
-    ``fabric="bridge"``: a fat-tree has loops, in which learning bridges flood for ever.
+    k is the smallest even number with k³/4 ≥ ``hosts``. All 5k²/4 switches exist, core first, then
+    each pod's aggregation and edge switches; where ``hosts`` is less than k³/4, edge switches are
+    filled in order and the last host ports stay free. ``BadInput`` with ``fabric="bridge"``: a
+    fat-tree has loops, in which learning bridges flood forever.
     """
     if common.get("fabric") == "bridge":
         raise BadInput(
-            "a fat-tree has loops, and bridges without OpenFlow would flood in them for ever",
+            "a fat-tree has loops, in which bridges without OpenFlow flood forever",
             hint="use --fabric openvswitch, or a tree, which has no loops",
         )
     build = _Builder(hosts, common)
@@ -215,7 +210,7 @@ def fat_tree(hosts: int, **common: Unpack[Common]) -> Lab:
     for _ in range(k):
         aggregation = [build.switch() for _ in range(half)]
         edge = [build.switch() for _ in range(half)]
-        # Ports below come first on every switch, so hosts are on 1…k/2.
+        # Ports to lower layers come first on every switch, so hosts are on 1…k/2.
         for switch in edge:
             build.plug_hosts(switch, half)
             build.used[switch - 1] = half
@@ -237,12 +232,11 @@ def two_tors(
     driver: str = "calient-tl1",
     name: str = "my-lab",
 ) -> Lab:
-    """Two ToR switches, and an OCS between them and the NICs, so that each NIC can be on either.
+    """Two ToR switches and an OCS between them and the NICs, so each NIC can be on either ToR.
 
-    ``servers`` servers ``server1``… have ``gpus`` GPUs each and a NIC for each GPU. The OCS has
-    the NICs on its first ports, then the ports of ``tor1``, then those of ``tor2``; it starts
-    with the first half of the servers on ``tor1``. One more port of each ToR leads to the other, at
-    a quarter of the NICs' rate, as in the testbed of OFC 2022.
+    ``servers`` servers ``server1``… have ``gpus`` GPUs with a NIC each. The OCS has the NICs on its
+    first ports, then ``tor1``, then ``tor2``; at the start, the first half of the servers is on
+    ``tor1``. The ToRs are linked at a quarter of the NICs' rate, as in the testbed of OFC 2022.
     """
     _check_count("GPUs for each server", gpus, MOST_CIRCUIT_PORTS)
     MODEL.take(gpu_model)
@@ -277,12 +271,12 @@ def arity(hosts: int) -> int:
 
 
 def _network_for(last: int) -> IPv4Network:
-    """10.0.0.0/16, or a wider one where the last host's address does not fit in it."""
+    """10.0.0.0/16, or larger if the last host's address does not fit."""
     prefix = min(16, 32 - (last + 1).bit_length())
     if prefix < 8:
         raise BadInput(
-            "the hosts do not fit in 10.0.0.0/8, with a block of addresses for each switch",
-            hint="use fewer hosts, or more hosts for each switch",
+            "the hosts do not fit in 10.0.0.0/8 with a block of addresses for each switch",
+            hint="use fewer hosts, or more hosts per switch",
         )
     return IPv4Network((_FIRST, prefix))
 
@@ -301,9 +295,9 @@ _RATES_BPS = (10_000_000_000, 25_000_000_000, 40_000_000_000, 100_000_000_000)
 class RandomLabShape:
     """The shape of a random lab: ``leaves`` × ``servers`` × ``gpus``, each GPU with a NIC.
 
-    The NICs are spread over ``ocs`` OCSs, where each leaf has ``spare`` more ports than NICs. A
-    leaf's link to the spine (with two leaves, to the other) has the rate of its NICs over
-    ``oversubscription``. ``mixed``: every other server has GPUs of the second model.
+    The NICs are spread over ``ocs`` OCSs; each leaf has ``spare`` more ports than NICs. A leaf's
+    link to the spine (with two leaves, to the other) has the rate of its NICs over
+    ``oversubscription``. ``mixed``: servers alternate between two GPU models.
     """
 
     leaves: int
@@ -320,8 +314,8 @@ class RandomLabShape:
         counts = (self.leaves - 1, self.servers, self.gpus, self.ocs, self.spare + 1)
         if min(counts) < 1 or not self.oversubscription >= 1:
             raise BadInput(
-                f"{self} is no lab: expected at least 2 leaves, 1 server, GPU and OCS, and an "
-                "oversubscription of 1 or more"
+                f"{self} is not a valid shape: expected at least 2 leaves, 1 server, GPU and "
+                "OCS, and an oversubscription of 1 or more"
             )
 
     @property
@@ -331,7 +325,7 @@ class RandomLabShape:
 
 
 def draw_shape(seed: int, largest: int = 128, mixed: float = 0.3) -> RandomLabShape:
-    """2 to 8 switches with the spine, 8 to ``largest`` GPUs, 1 to 4 OCSs, two GPU models or one."""
+    """2 to 8 switches with the spine, 8 to ``largest`` GPUs, 1 to 4 OCSs, one or two GPU models."""
     draw = random.Random(f"lab {seed}")
     while True:
         leaves = draw.randint(2, 7)
@@ -356,7 +350,7 @@ def random_lab(seed: int, largest: int = 128, mixed: float = 0.3) -> Lab:
 
 
 def lab_of(shape: RandomLabShape, name: str) -> Lab:
-    """A lab of this shape, every NIC connected to the leaf that its server is under."""
+    """A lab of this shape; every NIC is connected to its server's leaf."""
     addresses = map(IPv4Address, count(int(IPv4Address("10.0.0.1"))))
     servers = []
     for number in range(shape.leaves * shape.servers):

@@ -1,4 +1,4 @@
-"""Computation graphs of neural networks: what a training step computes, moves and keeps.
+"""Describes neural networks as computation graphs: compute times, traffic and memory of a step.
 
 Read them (``read_graph``), take built-in ones (``builtin_graph``), turn the forward pass into a
 whole training step (``mirror``) and split its operations over workers (``partition``).

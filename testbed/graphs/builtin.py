@@ -1,4 +1,4 @@
-"""Built-in graphs: computed from layer shapes for a stated GPU, marked as computed."""
+"""Defines the built-in graphs, computed from layer shapes for a given GPU."""
 
 from collections.abc import Callable
 from typing import TypeVar
@@ -175,14 +175,14 @@ def gpt2(
 
 
 def tiny_transformer(net: Layers) -> None:
-    """GPT-2's layers, but two of them, 64 wide, over 64 tokens of 512: for slow links and CPUs."""
+    """GPT-2's layers, but only two, 64 wide, over 64 tokens of 512: for slow links and CPUs."""
     gpt2(net, length=64, width=64, layers=2, heads=4, entries=512)
 
 
 L = TypeVar("L", bound=Layers)
 
 
-# How each is built, and its batch size: that of PipeDream's profile where there is one.
+# How each is built, and its batch size: that of PipeDream's profile if there is one.
 _RECIPES: dict[str, tuple[Callable[[Layers], None], int]] = {
     "alexnet": (alexnet, 256),
     "vgg16": (vgg16, 128),
@@ -196,7 +196,7 @@ _RECIPES: dict[str, tuple[Callable[[Layers], None], int]] = {
     "tiny-transformer": (tiny_transformer, 8),
 }
 BUILTIN_NAMES = tuple(_RECIPES)
-"""The names that ``builtin_graph`` knows."""
+"""The names accepted by ``builtin_graph``."""
 
 
 def layers_of(name: str, batch: int | None = None, gpu: GpuModel = A100) -> Layers:
@@ -205,9 +205,9 @@ def layers_of(name: str, batch: int | None = None, gpu: GpuModel = A100) -> Laye
 
 
 def build(name: str, builder: type[L], batch: int | None = None, gpu: GpuModel = A100) -> L:
-    """As ``layers_of``, with a ``builder`` that makes more than a graph."""
+    """Like ``layers_of``, with a ``builder`` that makes more than a graph."""
     if name not in _RECIPES:
-        raise BadInput(f"no built-in graph {name!r}: {nearest(name, BUILTIN_NAMES)}")
+        raise BadInput(f"unknown built-in graph {name!r}: {nearest(name, BUILTIN_NAMES)}")
     if batch is not None and batch < 1:
         raise BadInput(f"cannot compute {name!r} for a batch of {batch}: expected 1 or more")
     build_layers, usual_batch = _RECIPES[name]
@@ -217,5 +217,5 @@ def build(name: str, builder: type[L], batch: int | None = None, gpu: GpuModel =
 
 
 def builtin_graph(name: str, batch: int | None = None, gpu: GpuModel = A100) -> ComputationGraph:
-    """A built-in model's graph, for its usual batch or another; ``BadInput`` as ``layers_of``."""
+    """A built-in model's graph, for its usual batch or another; ``BadInput`` like ``layers_of``."""
     return layers_of(name, batch, gpu).graph()

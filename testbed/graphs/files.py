@@ -1,14 +1,14 @@
-"""Reads and writes graph files: PipeDream's profiles and our own format.
+"""Reads and writes graph files: PipeDream profiles and Patchlight's JSON format.
 
 A line of a profile (``profiler/*/profiles/*/graph.txt``) is an operation or an edge::
 
     node11 -- ReLU(inplace) -- forward_compute_time=0.539, backward_compute_time=0.188, …
     <tab>node10 -- node11
 
-Times are milliseconds, sizes bytes; ``activation_size`` may be a list ``[a; b]``, of which the
-sum counts. The loss is the node with the highest number.
+Times are milliseconds, sizes bytes; ``activation_size`` may be a list ``[a; b]``, which is summed.
+The loss is the node with the highest number.
 
-Our own format is JSON, one operation or edge a line::
+Patchlight's format is JSON, one operation or edge per line::
 
     {
       "format": "patchlight-graph", "version": 1,
@@ -21,8 +21,8 @@ Our own format is JSON, one operation or edge a line::
       "edges": [["conv1", "relu1"]]
     }
 
-``origin`` is ``profiled`` or ``computed``; ``device``, ``batch``, ``notes`` and ``loss`` may be
-left out (without ``loss``, it is the last operation that feeds nothing).
+``origin`` is ``profiled`` or ``computed``; ``device``, ``batch``, ``notes`` and ``loss`` are
+optional (``loss`` defaults to the last operation without successors).
 """
 
 import json
@@ -59,29 +59,29 @@ def read_graph(path: str | Path) -> model.ComputationGraph:
 
 
 def write_graph(graph: model.ComputationGraph, path: str | Path) -> None:
-    """Write a graph in our JSON format; ``read_graph`` gives an equal one back."""
+    """Write a graph as JSON; ``read_graph`` returns an equal one."""
     try:
         Path(path).write_text(graph_to_json(graph), encoding="utf-8")
     except OSError as error:
         raise BadInput(f"writing the graph {graph.name!r} to {path}: {error.strerror}") from error
 
 
-# JSON is read by Python's own parser, with positions only for what is wrong. YAML's composer would
-# read most JSON, too, but ten times as slowly, and not its escapes of characters beyond U+FFFF.
+# Python's JSON parser is ten times as fast as YAML's composer and reads all of JSON's escapes.
+# Positions are computed only for mistakes.
 
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\]:,]|[^\s{}\[\]:,"]+')
 
-Place = tuple[str | int, ...]  # the keys and indices that lead to a value in a JSON text
+Place = tuple[str | int, ...]  # keys and indices that lead to a value in a JSON text
 
 
 class JsonText:
-    """A JSON text, and where each of its values stands."""
+    """A JSON text and the positions of its values."""
 
     def __init__(self, text: str, issues: FileIssues) -> None:
         self._text, self._issues = text, issues
 
     def parse(self) -> Any:
-        """The value of the text; raises the issues' error if it is not JSON."""
+        """The value of the text; raises the collected issues if it is not JSON."""
         repeated = False
 
         def group(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -91,7 +91,7 @@ class JsonText:
             return read
 
         try:
-            # Not finite numbers are no JSON, though Python would read them.
+            # Python would read NaN and Infinity, which are not JSON.
             value = json.loads(self._text, parse_constant=_refuse, object_pairs_hook=group)
             if repeated:
                 first: dict[Place, int] = {}
@@ -111,11 +111,10 @@ class JsonText:
         return self._issues.raise_if_any()
 
     def at(self, path: Place, message: str) -> None:
-        """Note an issue where the value at ``path`` stands, or at the start if there is none."""
+        """Note an issue at the value at ``path``, or at the start if it has no position."""
         self._issues.add(*self._place(self._offsets.get(path, 0)), message)
 
     def _place(self, offset: int) -> tuple[int, int]:
-        """Line and column, counted from 1."""
         line = self._text.count("\n", 0, offset) + 1
         return line, offset - self._text.rfind("\n", 0, offset)
 
@@ -129,7 +128,7 @@ def _refuse(constant: str) -> Any:
 
 
 def positions(text: str) -> dict[Place, int]:
-    """Where each value of a well-formed JSON text begins: its path → offset."""
+    """Where each value of well-formed JSON begins: its path → offset."""
     offsets: dict[Place, int] = {}
     for path, offset, is_key in _walk(text):
         if not is_key:
@@ -138,9 +137,8 @@ def positions(text: str) -> dict[Place, int]:
 
 
 def _walk(text: str) -> Iterator[tuple[Place, int, bool]]:
-    """Place and offset of each key and of each value, and whether it is a key."""
     path: list[str | int] = []
-    key_next: list[bool] = []  # for each open bracket: is it an object waiting for a key?
+    key_next: list[bool] = []  # for each open bracket: whether it is an object waiting for a key
     for token in _TOKEN.finditer(text):
         mark = token[0]
         if mark in "}]":
@@ -171,7 +169,7 @@ _NUMBERS = ("forward_ms", "backward_ms", "activation_bytes", "parameter_bytes")
 
 
 def graph_to_json(graph: model.ComputationGraph) -> str:
-    """The graph as text that ``graph_from_json`` reads back equal."""
+    """The graph as text; ``graph_from_json`` returns an equal one."""
     names = [operation.name for operation in graph.operations]
     own = {"format": FORMAT, "version": VERSION, "loss": names[graph.loss]}
     head = {key: own[key] if key in own else getattr(graph, key) for key in _HEAD}
@@ -190,7 +188,7 @@ def graph_to_json(graph: model.ComputationGraph) -> str:
 
 
 def graph_from_json(text: str, file: str) -> model.ComputationGraph:
-    """The graph in a file's text; ``file`` is for messages. ``GraphFileError``."""
+    """The graph in a file's text; ``file`` is for messages. May raise ``GraphFileError``."""
     return _Reader(text, file).read()
 
 
@@ -260,7 +258,7 @@ class _Reader:
                 self.text.at(path, "expected an object with a 'name'")
                 continue
             if name in first:
-                self.text.at(path, f"operation {name!r} is there twice")
+                self.text.at(path, f"operation {name!r} appears twice")
             first.add(name)
             known = ("name", "kind", *_NUMBERS)
             for key in item.keys() - set(known):
@@ -286,7 +284,7 @@ class _Reader:
         return 0.0
 
     def _edges(self, listed: Any, index_of: dict[str, int]) -> dict[tuple[int, int], int]:
-        """Edges between indices of operations, with the index of each in the list."""
+        """Edges between indices of operations, with each edge's index in the list."""
         edges: dict[tuple[int, int], int] = {}
         if not isinstance(listed, list):
             self.text.at(("edges",), "expected a list of pairs of names")
@@ -299,12 +297,12 @@ class _Reader:
                 continue
             absent = [end for end in item if end not in index_of]
             for end in absent:
-                self.text.at(path, f"{end!r} is not there: {nearest(end, index_of)}")
+                self.text.at(path, f"unknown operation {end!r}: {nearest(end, index_of)}")
             if absent:
                 continue
             edge = index_of[item[0]], index_of[item[1]]
             if edge in edges:
-                self.text.at(path, "this edge is there twice")
+                self.text.at(path, "this edge appears twice")
             edges.setdefault(edge, number)
         return edges
 
@@ -351,7 +349,7 @@ class _ProfileReader:
     def _operation(self, line: int, match: re.Match[str]) -> None:
         number = int(match[1])
         if number in self.indices:
-            self.issues.add(line, match.start(1) - 3, f"node{number} is there twice")
+            self.issues.add(line, match.start(1) - 3, f"node{number} appears twice")
         start = match.start(3)
         fields = {m[1]: (m[2], start + m.start(2) + 1) for m in _VALUE.finditer(match[3])}
         for key in fields.keys() - set(_PROFILE_KEYS):
@@ -382,14 +380,14 @@ class _ProfileReader:
         return 0.0
 
     def _edges(self, matches: list[tuple[int, re.Match[str]]]) -> dict[tuple[int, int], int]:
-        """Edges between indices, with the line where each stands."""
+        """Edges between indices, with the line of each."""
         lines: dict[tuple[int, int], int] = {}
         for line, match in matches:
             ends = [int(match[1]), int(match[2])]
             absent = [end for end in ends if end not in self.indices]
             for end in dict.fromkeys(absent):
                 column = match.start(1 + ends.index(end)) - 3
-                self.issues.add(line, column, f"node{end} is not there")
+                self.issues.add(line, column, f"node{end} does not exist")
             if absent:
                 continue
             edge = self.indices[ends[0]], self.indices[ends[1]]

@@ -1,8 +1,8 @@
-"""Builds a computation graph from layer shapes: arithmetic, bytes and parameters of each layer.
+"""Builds a computation graph from layer shapes: operations, bytes and parameters of each layer.
 
 All numbers are float32. The forward pass of a layer reads its inputs and weights and writes its
-output; the backward pass moves twice as much, and computes twice as much where there are two
-gradients (of the inputs, and of weights or of a second input), else as much.
+output; the backward pass moves twice as much. It computes twice as much if it has two gradients (of
+the inputs, and of weights or a second input), else the same.
 """
 
 import math
@@ -14,11 +14,11 @@ from patchlight.testbed.graphs.model import ComputationGraph, Operation
 
 @dataclass(frozen=True, slots=True)
 class GpuModel:
-    """What a GPU can do in float32, and what share of it operations reach.
+    """A GPU's peak float32 performance, and the share that operations reach.
 
-    Peak figures are the maker's; the shares are round guesses (matrix operations of usual sizes
-    reach some 60 % of the peak, streaming ones some 75 % of the memory's rate), so the times
-    that come of them are computed, not measured.
+    Peak figures are the maker's; the shares are estimates (matrix operations reach about 60 % of
+    the peak, streaming ones 75 % of the memory's rate), so the resulting times are computed, not
+    measured.
     """
 
     name: str
@@ -29,7 +29,7 @@ class GpuModel:
     launch_s: float = 5e-6
 
     def time_ms(self, flops: float, moved_bytes: float) -> float:
-        """Milliseconds for so many float operations and bytes moved; 0 for nothing at all."""
+        """Milliseconds for that many float operations and bytes moved; 0 if there are none."""
         if not flops and not moved_bytes:
             return 0.0
         computing = flops / (self.flops * self.compute_share)
@@ -38,11 +38,11 @@ class GpuModel:
 
     @property
     def statement(self) -> str:
-        """The model as text, for the graphs made with it."""
+        """The model as text, for the notes of graphs."""
         return (
-            f"roofline of {self.name}: {self.flops / 1e12:g} TFLOP/s at {self.compute_share:.0%}, "
-            f"{self.memory_bytes_per_s / 1e9:g} GB/s at {self.memory_share:.0%}, "
-            f"{self.launch_s * 1e6:g} µs a launch"
+            f"roofline of {self.name}: {self.flops / 1e12:g} TFLOP/s at "
+            f"{self.compute_share:.0%}, {self.memory_bytes_per_s / 1e9:g} GB/s at "
+            f"{self.memory_share:.0%}, {self.launch_s * 1e6:g} µs per launch"
         )
 
 
@@ -56,7 +56,7 @@ Looked = Literal["tokens", "positions", "segments"]
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """The output of a layer: the index of the operation that makes it; its shape for one sample."""
+    """The output of a layer: the index of its operation; its shape for one sample."""
 
     operation: int
     shape: tuple[int, ...]
@@ -68,7 +68,7 @@ class Tensor:
 
 
 class Layers:
-    """A model in the making. Each method adds one operation and gives its output."""
+    """A model being built. Each method adds one operation and returns its output."""
 
     def __init__(self, name: str, batch: int, gpu: GpuModel) -> None:
         self.name, self.batch, self.gpu = name, batch, gpu
@@ -90,8 +90,8 @@ class Layers:
     ) -> Tensor:
         """Add an operation. ``macs`` (multiply-adds) and other ``flops`` are for one sample.
 
-        ``layer`` is its name and what it is made with, for those who build it; ``read`` is how
-        many parameters a pass touches, if not all (an embedding's rows).
+        ``layer`` is its name and arguments, to build a module; ``read`` is how many parameters a
+        pass touches, if not all (an embedding's rows).
         """
         output = Tensor(len(self.operations), shape)
         moved = self.batch * (output.size + sum(tensor.size for tensor in inputs))
@@ -122,7 +122,7 @@ class Layers:
         )
 
     def input(self, *shape: int) -> Tensor:
-        """The data, already on the GPU: no time."""
+        """The data, already on the GPU: takes no time."""
         return self.add("Input", (), shape, ("Input",))
 
     def linear(self, x: Tensor, outputs: int, bias: bool = True, tied: bool = False) -> Tensor:
@@ -140,7 +140,7 @@ class Layers:
         )
 
     def pointwise(self, kind: str, *inputs: Tensor, flops: int = 1) -> Tensor:
-        """An operation number by number: activation, dropout, sum."""
+        """An element-wise operation: activation, dropout, sum."""
         shape = inputs[0].shape
         return self.add(kind, inputs, shape, (kind,), flops=flops * inputs[0].size)
 
@@ -192,16 +192,16 @@ class Layers:
         return self.add(f"{kind}({width})", (x,), x.shape, layer, flops=flops, parameters=2 * width)
 
     def reshape(self, kind: str, x: Tensor, *shape: int) -> Tensor:
-        """The same numbers in another shape; moves them."""
+        """The same numbers in another shape; moves no data."""
         return self.add(kind, (x,), shape, ("Reshaped", *shape))
 
     def concatenate(self, *inputs: Tensor) -> Tensor:
-        """Joined along the first dimension (channels)."""
+        """Concatenated along the first dimension (channels)."""
         first = sum(tensor.shape[0] for tensor in inputs)
         return self.add("Concat", inputs, (first, *inputs[0].shape[1:]), ("Concat",))
 
     def embedding(self, tokens: Tensor, entries: int, width: int, of: Looked = "tokens") -> Tensor:
-        """A row of a table for each token; the row is that ``of`` what is looked up."""
+        """A row of a table for each token; ``of`` selects what is looked up."""
         return self.add(
             f"Embedding({entries}, {width})",
             (tokens,),
@@ -214,7 +214,7 @@ class Layers:
     def lstm(self, inputs: tuple[Tensor, ...], width: int, ways: int = 1) -> Tensor:
         """One LSTM layer over a sequence of (length, features), PyTorch's two biases included.
 
-        Several inputs are joined along their features; 2 ``ways`` reads it backwards too.
+        Several inputs are concatenated along their features; with 2 ``ways`` it is bidirectional.
         """
         length = inputs[0].shape[0]
         features = sum(tensor.shape[1] for tensor in inputs)
@@ -230,7 +230,7 @@ class Layers:
         )
 
     def additive_attention(self, queries: Tensor, keys: Tensor) -> Tensor:
-        """Bahdanau's attention: both sides projected, summed for each pair, weighed, averaged."""
+        """Bahdanau's attention: both sides projected, summed for each pair, weighted, averaged."""
         length, width = queries.shape
         return self.add(
             "BahdanauAttention",
@@ -243,7 +243,7 @@ class Layers:
         )
 
     def scores(self, joined: Tensor, heads: int) -> Tensor:
-        """Queries times keys for each head, out of joined (length, 3 × width) projections."""
+        """Queries times keys for each head, from concatenated (length, 3 × width) projections."""
         length, width = joined.shape[0], joined.shape[1] // 3
         return self.add(
             "MatMul(queries, keys)",
@@ -254,7 +254,7 @@ class Layers:
         )
 
     def mixed(self, shares: Tensor, joined: Tensor) -> Tensor:
-        """Values, out of the joined projections, averaged by each head's shares."""
+        """Values, from the concatenated projections, weighted by each head's shares."""
         length, width = joined.shape[0], joined.shape[1] // 3
         return self.add(
             "MatMul(shares, values)",
@@ -266,6 +266,5 @@ class Layers:
 
 
 def _slid(x: Tensor, kernel: int, stride: int, padding: int, ceil: bool = False) -> list[int]:
-    """Height and width after a window has gone over (channels, height, width)."""
     rooms = [length + 2 * padding - kernel for length in x.shape[1:]]
     return [(-(-room // stride) if ceil else room // stride) + 1 for room in rooms]

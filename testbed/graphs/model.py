@@ -1,4 +1,4 @@
-"""Computation graphs: one forward pass, the whole training step, and its split over workers."""
+"""Models computation graphs: a forward pass, a whole training step, and its split over workers."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ class GraphFileError(FileError):
 
 
 def most_of(what: str) -> float:
-    """The largest value that is not nonsense, of a time or a size by the name of its field."""
+    """The largest plausible value of a field, by its name."""
     return MOST_MS if what.endswith("_ms") else MOST_BYTES
 
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One operation: how long its two passes take, and what it keeps in memory.
+    """One operation: the times of its two passes, and its memory.
 
     Times are milliseconds for one whole mini-batch on one device. ``activation_bytes`` is the
     output of the forward pass, ``parameter_bytes`` the weights.
@@ -59,11 +59,10 @@ class ComputationGraph:
     """The forward pass of a model, as a value.
 
     ``edges`` are pairs of indices in ``operations``: the first feeds the second. ``loss`` is the
-    index of the operation after which the backward pass begins; −1, the default, is the last
-    one that feeds nothing. ``origin`` says whether the times were measured or computed, on or
-    for ``device``. Raises ``BadInput`` for a graph that is empty or has a cycle, an edge from
-    or to nothing, an edge or a name twice, or a number that is negative, not finite or so large
-    that it is nonsense.
+    index of the operation after which the backward pass begins; the default −1 selects the last one
+    without successors. ``origin`` says whether the times were measured or computed, for ``device``.
+    Raises ``BadInput`` for an empty graph, a cycle, an edge to a missing operation, a repeated edge
+    or name, or a number that is negative, not finite or implausibly large.
     """
 
     name: str
@@ -77,14 +76,14 @@ class ComputationGraph:
 
     def __post_init__(self) -> None:
         if wrong := self._wrong_operations() or self._wrong_edges():
-            raise BadInput(f"{self.name!r} is not a computation graph: {wrong}")
+            raise BadInput(f"invalid computation graph {self.name!r}: {wrong}")
         if self.loss == -1:
             fed = {source for source, _ in self.edges}
             last = max(i for i in range(len(self.operations)) if i not in fed)
             object.__setattr__(self, "loss", last)
         if not 0 <= self.loss < len(self.operations):
             raise BadInput(
-                f"{self.name!r} is not a computation graph: its loss is operation {self.loss} of "
+                f"invalid computation graph {self.name!r}: its loss is operation {self.loss} of "
                 f"{len(self.operations)}"
             )
 
@@ -94,7 +93,7 @@ class ComputationGraph:
         names: set[str] = set()
         for operation in self.operations:
             if operation.name in names:
-                return f"operation {operation.name!r} is there twice"
+                return f"operation {operation.name!r} appears twice"
             names.add(operation.name)
             for what in ("forward_ms", "backward_ms", "activation_bytes", "parameter_bytes"):
                 value, most = getattr(operation, what), most_of(what)
@@ -106,9 +105,9 @@ class ComputationGraph:
         count, seen = len(self.operations), set[tuple[int, int]]()
         for edge in self.edges:
             if not all(0 <= end < count for end in edge):
-                return f"edge {edge} leads from or to an operation that is not there"
+                return f"edge {edge} has an end that does not exist"
             if edge in seen:
-                return f"edge {self._written(edge)} is there twice"
+                return f"edge {self._written(edge)} appears twice"
             seen.add(edge)
         cycle = find_cycle(count, self.edges)
         return f"it has a cycle: {self._written(cycle)}" if cycle else None
@@ -141,17 +140,17 @@ class ComputationGraph:
 
     @property
     def parameter_bytes(self) -> int:
-        """All weights."""
+        """Size of all weights, in bytes."""
         return sum(operation.parameter_bytes for operation in self.operations)
 
     @property
     def activation_bytes(self) -> int:
-        """All outputs of the forward pass."""
+        """Size of all outputs of the forward pass, in bytes."""
         return sum(operation.activation_bytes for operation in self.operations)
 
     @property
     def memory_bytes(self) -> int:
-        """What one device must hold to train the whole model: weights and activations."""
+        """Bytes that one device must hold to train the whole model: weights and activations."""
         return self.parameter_bytes + self.activation_bytes
 
 
@@ -174,11 +173,11 @@ def topological_order(count: int, edges: Iterable[tuple[int, int]]) -> list[int]
 
 
 def find_cycle(count: int, edges: Sequence[tuple[int, int]]) -> list[int] | None:
-    """The nodes of one cycle, the first again at the end; ``None`` if there is none."""
+    """The nodes of one cycle, the first repeated at the end; ``None`` if acyclic."""
     stuck = set(range(count)) - set(topological_order(count, edges))
     if not stuck:
         return None
-    # Every node left over is fed by another one left over: walk back until one comes again.
+    # Every remaining node has a remaining predecessor: walk back until a node repeats.
     feeder = {target: source for source, target in edges if source in stuck and target in stuck}
     path = [min(stuck)]
     while (before := feeder[path[-1]]) not in path:
@@ -190,9 +189,9 @@ def find_cycle(count: int, edges: Sequence[tuple[int, int]]) -> list[int] | None
 class TrainingGraph:
     """Forward and backward operations of one training step.
 
-    With n operations in ``forward``, indices 0…n−1 are the forward operations and index n+i is
-    the backward twin of i. Arrays have 2n entries; ``memory_bytes`` holds activations and
-    parameters for a forward operation and for its twin alike.
+    With n operations in ``forward``, indices 0…n−1 are the forward operations and index n+i is its
+    backward twin. Arrays have 2n entries; ``memory_bytes`` is activations plus parameters, equal
+    for both twins.
     """
 
     forward: ComputationGraph
@@ -202,31 +201,31 @@ class TrainingGraph:
 
     @property
     def half(self) -> int:
-        """n: how many forward operations there are, and backward ones."""
+        """n: the number of forward operations, and of backward ones."""
         return len(self.forward.operations)
 
     @property
     def sequential_ms(self) -> float:
-        """One step on one device, nothing in parallel."""
+        """Time of one step on one device, without parallelism."""
         return float(self.compute_ms.sum())
 
     @cached_property
     def activation_edges_bytes(self) -> float:
-        """Activations sent over all edges before any split: each its source's output."""
+        """Activation bytes sent over all edges before any split: each its source's output."""
         outputs = [operation.activation_bytes for operation in self.forward.operations]
         return float(sum(outputs[source % self.half] for source, _ in self.edges))
 
     @property
     def demand_bytes(self) -> float:
-        """Memory of all operations and what all edges carry: the step's total information."""
+        """Memory of all operations plus traffic of all edges: the step's total information."""
         return float(self.memory_bytes.sum()) + self.activation_edges_bytes
 
 
 def mirror(graph: ComputationGraph) -> TrainingGraph:
     """The training step of a forward graph.
 
-    Each edge a→b of the forward pass is b'→a' in the backward pass, a' and b' being the
-    backward twins; the loss leads to its own twin.
+    Each edge a→b of the forward pass becomes b'→a' between the backward twins; the loss leads to
+    its twin.
     """
     import numpy as np
 
@@ -248,11 +247,10 @@ QUANTUM_MS = 0.01
 class PartitionedGraph:
     """A training step whose operations are split.
 
-    Operation i (indices as in ``training``) has ``splits[i]`` equal parts, each with
-    ``part_ms[i]`` of compute and ``part_bytes[i]`` of memory. Edge k of the training graph
-    becomes an edge from every part of its source to every part of its target, with
-    ``edge_bytes[k]`` each. The parts of a split backward operation are joined each with each,
-    both ways, by edges of ``part_bytes`` (synchronisation).
+    Operation i (indices as in ``training``) has ``splits[i]`` equal parts, each with ``part_ms[i]``
+    of compute and ``part_bytes[i]`` of memory. Edge k of the training graph becomes an edge from
+    every part of its source to every part of its target, with ``edge_bytes[k]`` each. The parts of
+    a split backward operation are fully connected by edges of ``part_bytes`` (synchronisation).
     """
 
     training: TrainingGraph
@@ -264,7 +262,7 @@ class PartitionedGraph:
 
     @property
     def max_split(self) -> int:
-        """The most parts that any operation has; less than ``degree`` for tiny operations."""
+        """The most parts of any operation; less than ``degree`` for tiny operations."""
         return max(self.splits)
 
     @property
@@ -281,13 +279,12 @@ def splits_of(
 ) -> tuple[int, ...]:
     """How many parts each of the 2n operations gets at this degree.
 
-    The rules of splitting are those of PAC-ML (Parsonson et al., arXiv 2301.13799) and its
-    simulator: the forward operation's time decides how often it is split, its backward twin
-    follows, and the parts of a backward operation exchange what they hold.
+    The rules are those of PAC-ML (Parsonson et al., arXiv 2301.13799) and its simulator: the
+    forward operation's time decides the number, and its backward twin gets the same.
 
-    No part of a forward operation is made shorter than about ``quantum_ms``; the number is even
-    or 1. Where the cluster serves only some numbers (``served``), it is the next lower of them.
-    ``BadInput`` if ``degree`` is neither 1 nor even and positive, or the quantum not positive.
+    No part of a forward operation is shorter than about ``quantum_ms``; the number is even or 1. If
+    the cluster serves only some numbers (``served``), the next lower one is used. ``BadInput`` if
+    ``degree`` is neither 1 nor even and positive, or the quantum is not positive.
     """
     if degree < 1 or (degree > 1 and degree % 2):
         raise BadInput(f"cannot partition by degree {degree}: expected 1 or an even number")
@@ -307,9 +304,9 @@ def partition(
     quantum_ms: float = QUANTUM_MS,
     served: Collection[int] | None = None,
 ) -> PartitionedGraph:
-    """The training step with its operations split up to ``degree`` ways.
+    """The training step with its operations split into up to ``degree`` parts.
 
-    ``served`` and ``BadInput`` as ``splits_of``.
+    ``served`` and ``BadInput`` as in ``splits_of``.
     """
     import numpy as np
 
@@ -328,9 +325,9 @@ def _edge_bytes(
 ) -> float:
     """Bytes on each edge between a part of ``source`` and a part of ``target``.
 
-    Operations are split one after the other as they stand in the file, forward before backward.
-    An operation that is split gets edges to its neighbours as they are at that moment, and its
-    parts share the neighbour's memory; so of two split ones the first gives the size.
+    Operations are split in file order, forward before backward. The edges of a split operation
+    share the memory of its neighbour at that moment, so of two split ones the first determines the
+    size.
     """
     memory = training.memory_bytes
     if splits[source] == splits[target] == 1:

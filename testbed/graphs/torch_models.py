@@ -1,8 +1,8 @@
-"""Models to measure as PyTorch modules: the built-in ones, and ``file.py:function`` of a user.
+"""Provides models to measure as PyTorch modules: built-in ones, and ``file.py:function`` of a user.
 
-A built-in one is made from the layers that its graph is computed from, so each operation of the
-graph is one module here, with the same weights and outputs. A user's function gives a module and
-example inputs, a tensor or several; it may take ``batch``. This module needs PyTorch.
+A built-in model is made from the layers that its graph is computed from, so each operation of the
+graph is one module with the same weights and outputs. A user's function returns a module and
+example inputs (one or several tensors); it may take ``batch``. This module needs PyTorch.
 """
 
 import importlib.util
@@ -33,7 +33,7 @@ class Add(nn.Module):
 
 
 class Concat(nn.Module):
-    """Its inputs joined along the first dimension of a sample (channels)."""
+    """Its inputs concatenated along the first dimension of a sample (channels)."""
 
     def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
         """All of one height and width."""
@@ -41,24 +41,24 @@ class Concat(nn.Module):
 
 
 class Reshaped(nn.Module):
-    """The first numbers of each sample in another shape."""
+    """The first numbers of each sample, reshaped."""
 
     def __init__(self, *shape: int) -> None:
         super().__init__()
         self.shape = shape
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """As many numbers as the shape holds."""
+        """Inputs with at least as many numbers as the shape."""
         flat = x.flatten(1)
         return flat[:, : math.prod(self.shape)].reshape(-1, *self.shape)
 
     def extra_repr(self) -> str:
-        """The shape."""
+        """Return the constant of that shape."""
         return ", ".join(map(str, self.shape))
 
 
 class Lookup(nn.Module):
-    """A row of a table for each token: the token's own, its position's, or its segment's."""
+    """A row of a table for each token: by token, position or segment."""
 
     def __init__(self, entries: int, width: int, of: Looked) -> None:
         super().__init__()
@@ -75,7 +75,7 @@ class Lookup(nn.Module):
 
 
 class Recurrent(nn.Module):
-    """One LSTM layer over its inputs joined along their features; gives the whole sequence."""
+    """One LSTM layer over its inputs, concatenated along their features; returns the sequence."""
 
     def __init__(self, features: int, width: int, ways: int) -> None:
         super().__init__()
@@ -105,7 +105,7 @@ class BahdanauAttention(nn.Module):
 
 
 class Scores(nn.Module):
-    """Queries times keys for each head, out of queries, keys and values side by side."""
+    """Queries times keys for each head, from concatenated queries, keys and values."""
 
     def __init__(self, heads: int) -> None:
         super().__init__()
@@ -118,7 +118,7 @@ class Scores(nn.Module):
 
 
 class Mixed(nn.Module):
-    """Values averaged by each head's shares, the heads side by side again."""
+    """Values weighted by each head's shares, with the heads concatenated."""
 
     def __init__(self, heads: int) -> None:
         super().__init__()
@@ -131,7 +131,6 @@ class Mixed(nn.Module):
 
 
 def _apart(joined: torch.Tensor, heads: int) -> tuple[torch.Tensor, ...]:
-    """Queries, keys and values, each (batch, heads, length, width of a head)."""
     batch, length, width = joined.shape
     split = joined.view(batch, length, 3, heads, width // 3 // heads)
     return split.permute(2, 0, 3, 1, 4).unbind(0)
@@ -165,7 +164,7 @@ _MODULES: dict[str, Callable[..., nn.Module]] = {
 
 
 class TorchLayers(Layers):
-    """A model in the making, and its modules with it."""
+    """A model being built, with its modules."""
 
     def __init__(self, name: str, batch: int, gpu: GpuModel) -> None:
         super().__init__(name, batch, gpu)
@@ -183,7 +182,7 @@ class TorchLayers(Layers):
         return fx.GraphModule(self._root, self._graph)
 
     def example_inputs(self) -> tuple[torch.Tensor, ...]:
-        """A mini-batch of noise, or of tokens where they are looked up."""
+        """A mini-batch of noise, or of tokens for embeddings."""
         entries = min((entries for entries, _ in self._tables), default=0)
         return tuple(
             torch.randint(entries, (self.batch, *tensor.shape), dtype=torch.int32)
@@ -200,7 +199,7 @@ class TorchLayers(Layers):
         layer: tuple[Any, ...],
         **numbers: Any,
     ) -> Tensor:
-        """Add an operation, and its module; ``BadInput`` if PyTorch has none for ``layer``."""
+        """Add an operation and its module; ``BadInput`` if PyTorch has none for ``layer``."""
         output = super().add(kind, inputs, shape, layer, **numbers)
         name = self.operations[output.operation].name
         if kind == "Input":
@@ -208,14 +207,20 @@ class TorchLayers(Layers):
             self._nodes.append(self._graph.placeholder(f"input{name}"))
             return output
         if layer[0] not in _MODULES:
-            raise BadInput(f"no PyTorch module is known for the layer {layer[0]!r}")
+            raise BadInput(f"no PyTorch module for the layer {layer[0]!r}")
         module = _MODULES[layer[0]](*layer[1:])
         match module, layer:
             case Lookup(), (_, entries, width, of):
                 self._looked_up.add(inputs[0].operation)
                 if of == "tokens":
                     self._tables[entries, width] = module.table
-            case nn.Linear(), (_, narrow, wide, _, True):  # the weights of the table of that size
+            case nn.Linear(), (
+                _,
+                narrow,
+                wide,
+                _,
+                True,
+            ):  # shares the weights of the table of that size
                 module.weight = self._tables[wide, narrow].weight
         self._root.add_module(name, module)
         arguments = tuple(self._nodes[tensor.operation] for tensor in inputs)
@@ -224,13 +229,13 @@ class TorchLayers(Layers):
 
 
 _EXPECTED = (
-    "the function returns (model, inputs): a torch.nn.Module and a tensor or a tuple of tensors; "
-    "with --batch it takes a parameter named batch"
+    "the function must return (model, inputs): a torch.nn.Module and a tensor or a tuple of "
+    "tensors; for --batch it needs a parameter named batch"
 )
 
 
 class Loaded(NamedTuple):
-    """A model to measure, a mini-batch for it, and how many samples that is."""
+    """A model to measure, a mini-batch for it, and its number of samples."""
 
     name: str
     model: nn.Module
@@ -239,9 +244,9 @@ class Loaded(NamedTuple):
 
 
 def load_model(name: str, batch: int | None, device: str = "cpu") -> Loaded:
-    """A built-in model, made on the device, or what the function in ``file.py:function`` gives.
+    """A built-in model on the device, or the result of the function in ``file.py:function``.
 
-    ``BadInput`` for an unknown name, and for a file or function that fails or gives other things.
+    ``BadInput`` for an unknown name, and if the file or function fails or returns other types.
     """
     if name in BUILTIN_NAMES:
         with torch.device(device):
@@ -250,8 +255,8 @@ def load_model(name: str, batch: int | None, device: str = "cpu") -> Loaded:
     file, colon, function = name.rpartition(":")
     if not colon:
         raise BadInput(
-            f"no model {name!r} to measure: {nearest(name, BUILTIN_NAMES)}",
-            hint="or give FILE.py:FUNCTION",
+            f"unknown model {name!r}: {nearest(name, BUILTIN_NAMES)}",
+            hint="or use FILE.py:FUNCTION",
         )
     return _from_function(Path(file), function, batch)
 
@@ -261,7 +266,9 @@ def _from_function(file: Path, function: str, batch: int | None) -> Loaded:
     make = _function(file, function)
     takes = inspect.signature(make).parameters
     if batch is not None and "batch" not in takes:
-        raise BadInput(f"{what} takes no batch: it cannot be told to take {batch}", hint=_EXPECTED)
+        raise BadInput(
+            f"{what} has no parameter batch, so --batch {batch} cannot be used", hint=_EXPECTED
+        )
     given = _guarded(lambda: make() if batch is None else make(batch=batch), f"calling {what}")
     model, inputs = given if isinstance(given, tuple) and len(given) == 2 else (None, None)
     inputs = (inputs,) if isinstance(inputs, torch.Tensor) else inputs
@@ -271,12 +278,12 @@ def _from_function(file: Path, function: str, batch: int | None) -> Loaded:
         and all(isinstance(tensor, torch.Tensor) for tensor in inputs)
     ):
         raise BadInput(
-            f"{what} gave {type(given).__name__}, not a model and inputs", hint=_EXPECTED
+            f"{what} returned {type(given).__name__}, expected a model and inputs", hint=_EXPECTED
         )
     samples = inputs[0].shape[0] if inputs[0].dim() else 1
     if batch is not None and samples != batch:
         raise BadInput(
-            f"{what} was told to take a batch of {batch}; its first input holds {samples}",
+            f"{what} was called with a batch of {batch}, but its first input has {samples}",
             hint=_EXPECTED,
         )
     return Loaded(f"{file.stem}:{function}", model, tuple(inputs), samples)
@@ -284,12 +291,12 @@ def _from_function(file: Path, function: str, batch: int | None) -> Loaded:
 
 def _function(file: Path, name: str) -> Callable[..., Any]:
     if not file.is_file():
-        raise BadInput(f"loading the model from {file}: there is no such file")
+        raise BadInput(f"loading the model from {file}: file not found")
     spec = importlib.util.spec_from_file_location(f"patchlight_model_{file.stem}", file)
     if spec is None or spec.loader is None:
         raise BadInput(f"loading the model from {file}: expected a Python file, NAME.py")
     module = importlib.util.module_from_spec(spec)
-    # Where the file's own imports and pickles of its classes look.
+    # The file's own imports and pickles of its classes look there.
     sys.modules[spec.name] = module
     _guarded(lambda: spec.loader.exec_module(module), f"loading the model from {file}")  # type: ignore[union-attr]
     make = getattr(module, name, None)
@@ -302,7 +309,6 @@ def _function(file: Path, name: str) -> Callable[..., Any]:
 
 
 def _guarded(call: Callable[[], Any], doing: str) -> Any:
-    """The user's own code may fail in any way: say where it did."""
     try:
         return call()
     except Exception as error:

@@ -1,4 +1,4 @@
-"""Types of values in a file, declared once: to read and write them, and for JSON Schema."""
+"""Declares types of values in files, which are read, written and described as JSON Schema."""
 
 import re
 from abc import ABC, abstractmethod
@@ -11,7 +11,7 @@ import yaml
 from patchlight.testbed.errors import BadInput, nearest, short
 from patchlight.testbed.io.reader import FileIssues, Located, compose, stands_twice
 
-# These decide what a scalar is: versions of YAML read ``on``, ``010`` or ``12:30`` differently.
+# Resolved here, because YAML versions read ``on``, ``010`` or ``12:30`` differently.
 _NOTHING = re.compile(r"|~|null|Null|NULL")
 _YES_NO = re.compile(r"true|True|TRUE|false|False|FALSE")
 WHOLE = re.compile(r"[+-]?[0-9]+|0x[0-9a-fA-F]+|0o[0-7]+")
@@ -26,7 +26,7 @@ _NO_BARE_TEXT = re.compile("|".join(p.pattern for p in (_NOTHING, _YES_NO, _ANY_
 
 
 def locate(node: yaml.Node, value: Any = None) -> Located[Any]:
-    """``value`` at the position of ``node``, counted from 1 as editors do."""
+    """``value`` at the position of ``node``, counted from 1."""
     mark = node.start_mark
     return Located(value, mark.line + 1, mark.column + 1)
 
@@ -48,12 +48,12 @@ def describe(node: yaml.Node) -> str:
 
 
 def is_bare_text(text: str) -> bool:
-    """Whether ``text`` without quotes is read as text, not as a number, yes or no, or nothing."""
+    """Whether unquoted ``text`` is read as text, not as a number, boolean or null."""
     return not _NO_BARE_TEXT.fullmatch(text)
 
 
 def is_plain(node: yaml.Node) -> bool:
-    """Whether a scalar stands there without quotes and without a tag."""
+    """Whether a scalar has no quotes and no tag."""
     return isinstance(node, yaml.ScalarNode) and not node.style and node.tag in PLAIN_TAGS
 
 
@@ -72,7 +72,7 @@ class Hexadecimal(int):
 class Fields(dict[str, Located[Any]]):
     """The keys of a group that could be read; ``broken`` are those with mistakes.
 
-    ``make`` turns the values without positions into the group's model.
+    ``make`` converts values without positions into the group's model.
     """
 
     def __init__(self, make: Callable[[dict[str, Any]], Any] | None = None) -> None:
@@ -85,12 +85,12 @@ class Fields(dict[str, Located[Any]]):
         return self[key].value if key in self else default
 
     def listed(self, key: str) -> list[Any]:
-        """The items of a list; none without the key."""
+        """The items of a list; empty without the key."""
         return [item.value for item in self[key].value] if key in self else []
 
 
 def plain(value: Any) -> Any:
-    """What was read without its positions: lists as tuples, groups as their models or dicts."""
+    """The plain value: lists as tuples, groups as models or dicts."""
     if isinstance(value, list):
         return tuple(plain(item.value) for item in value)
     if not isinstance(value, dict):
@@ -100,13 +100,13 @@ def plain(value: Any) -> Any:
 
 
 class FieldType(ABC):
-    """One kind of value; ``_read`` of a subclass raises ``BadInput`` for a wrong node."""
+    """A type of values; ``_read`` of a subclass raises ``BadInput`` for a wrong node."""
 
     what: str
-    suffix: str = ""  # the unit in a field's name: a key ``rate`` fills ``rate_bps``
+    suffix: str = ""  # the unit suffix of a field: key ``rate`` fills ``rate_bps``
 
     def read(self, node: yaml.Node, issues: FileIssues) -> Located[Any] | None:
-        """The value with its position, or ``None`` after noting what is wrong with it."""
+        """The value with its position, or ``None`` after noting mistakes."""
         try:
             return self._read(node, issues)
         except BadInput as error:
@@ -114,7 +114,7 @@ class FieldType(ABC):
             return None
 
     def parse(self, text: str, issues: FileIssues) -> Any:
-        """The value in a YAML text, or ``None``; what is wrong is noted for the caller to raise."""
+        """The value in a YAML text, or ``None``; the caller raises the noted mistakes."""
         root = compose(text, issues, self.what, self.expected())
         located = None if root is None else self.read(root, issues)
         return None if located is None else located.value
@@ -124,26 +124,26 @@ class FieldType(ABC):
 
     @abstractmethod
     def schema(self) -> dict[str, Any]:
-        """The JSON Schema (draft 2020-12) of what ``read`` takes."""
+        """The JSON Schema (draft 2020-12) of the type."""
 
     @abstractmethod
     def sample(self) -> str:
         """An example of the type in YAML."""
 
     def written(self, value: Any) -> Any:
-        """A value that was read, as plain YAML."""
+        """A value as plain YAML data."""
         return value
 
     def expected(self) -> str:
-        """What the type takes, for messages."""
+        """What the type accepts, for messages."""
         return self.what
 
 
 @dataclass(frozen=True)
 class Text(FieldType):
-    """A text that ``take`` turns into a value, or refuses by ``BadInput``.
+    """A text that ``take`` converts to a value or refuses with ``BadInput``.
 
-    ``units`` may follow its number; with ``numbers``, a bare number is a text too.
+    ``units`` may follow its number; with ``numbers``, a bare number is accepted too.
     """
 
     what: str
@@ -181,7 +181,7 @@ class Text(FieldType):
 
 
 def matching(regex: str, what: str, expected: str, example: str, longest: int = 255) -> Text:
-    """A text of at most ``longest`` characters that matches a pattern; ``what`` is its noun."""
+    """A text of at most ``longest`` characters that matches a pattern; ``what`` names it."""
     compiled = re.compile(regex)
 
     def take(text: str) -> str:
@@ -193,7 +193,7 @@ def matching(regex: str, what: str, expected: str, example: str, longest: int = 
 
 
 def choice(what: str, *choices: str) -> Text:
-    """One of some words."""
+    """One of several words."""
 
     def take(text: str) -> str:
         if text in choices:
@@ -205,7 +205,7 @@ def choice(what: str, *choices: str) -> Text:
 
 @dataclass(frozen=True)
 class Whole(FieldType):
-    """A whole number in bounds, decimal or ``0x…``; with ``grouped`` also ``14_000_000``.
+    """A whole number within bounds, decimal or ``0x…``; with ``grouped`` also ``14_000_000``.
 
     With ``hexadecimal`` also as switches print a datapath id: "0x2", ``00:00:00:00:00:00:00:02``,
     or ``0000000000000002``.
@@ -226,9 +226,9 @@ class Whole(FieldType):
             if self.lowest <= value <= self.highest:
                 return locate(node, value)
         elif is_plain(node) and WHOLE.fullmatch(text):
-            # Python refuses to read numbers of thousands of digits; none is in range anyway.
+            # Python refuses to convert thousands of digits; no such number is in range anyway.
             value = int(text, 0 if text[:2] in ("0x", "0o") else 10) if len(text) < 40 else -1
-            # YAML 1.1 reads 010 as eight and YAML 1.2 as ten: neither is meant for sure.
+            # YAML 1.1 reads 010 as 8, YAML 1.2 as 10: it is ambiguous.
             if not re.match(r"[+-]?0[0-9]", text) and self.lowest <= value <= self.highest:
                 return locate(node, value)
         bounds = f"a whole number from {self.lowest} to {self.highest}"
@@ -248,7 +248,7 @@ class Whole(FieldType):
 
 @dataclass(frozen=True)
 class ListOf(FieldType):
-    """A list of one type of item; ``count`` fixes how many, where it matters."""
+    """A list of one type; ``count`` fixes its length if needed."""
 
     item: FieldType
     what: str
@@ -280,10 +280,10 @@ class ListOf(FieldType):
 
 @dataclass(frozen=True)
 class Key:
-    """One key of a group; ``about`` is for those who edit the file.
+    """One key of a group; ``about`` describes it to users.
 
-    ``default`` describes what holds without the key. ``example`` is a value in YAML, by default
-    the type's. ``of`` is the model's field, by default the name with the unit of the type.
+    ``default`` describes its absence. ``example`` is a YAML value, by default the type's. ``of`` is
+    the model's field, by default the name with the unit of the type.
     """
 
     name: str
@@ -306,21 +306,21 @@ class Key:
 
     @property
     def description(self) -> str:
-        """What it is about, and what holds without it."""
+        """Its description and default."""
         return self.about if self.default is None else f"{self.about} (default: {self.default})"
 
 
 def required(name: str, type: FieldType, about: str, example: str = "") -> Key:
-    """A key that a group cannot do without."""
+    """Whether the group requires the key."""
     return Key(name, type, about, example=example, required=True)
 
 
 class Group(FieldType):
-    """A mapping with known keys; every other key is a mistake.
+    """A mapping with known keys; unknown keys are mistakes.
 
-    The keys fill the dataclass ``model``, and its defaults are theirs. Where fields differ from
-    keys, ``make`` builds the model and ``said`` gives the values by key (``None``: left out).
-    A group is written on one line unless it is a ``block``.
+    The keys fill the dataclass ``model`` and share its defaults. If fields differ from keys,
+    ``make`` builds the model and ``said`` returns the values by key (``None``: omitted). A group is
+    written on one line unless it is a ``block``.
     """
 
     def __init__(
@@ -342,7 +342,8 @@ class Group(FieldType):
         self.keys = tuple(map(self._with_default, keys))
 
     def _with_default(self, key: Key) -> Key:
-        """The key with the default of its field as text, where it has none and that is a value."""
+        """The key, with the field's default as text if it has no description and the default is a
+        value."""
         if key.required or key.default is not None:
             return key
         value = self._usual.get(key.field)
@@ -384,7 +385,7 @@ class Group(FieldType):
         return locate(node, fields)
 
     def written(self, value: Any) -> Any:
-        """The keys of a model; a key whose value is the default is left out."""
+        """The keys of a model, without those that have their default."""
         said = self._said(value) if self._said else {}
         document: dict[str, Any] = {} if self._block else OneLine()
         for key in self.keys:

@@ -1,4 +1,4 @@
-"""More types of fields, their values on a command line, and tables of a file's keys."""
+"""Adds types of fields, parses them from command lines, and prints tables of a file's keys."""
 
 import dataclasses
 import math
@@ -16,7 +16,7 @@ from patchlight.testbed.units import WRITTEN, Units, pattern
 
 
 def printable(longest: int, refusal: str) -> Callable[[str], str]:
-    """What takes printable texts that are not blank, and refuses others by ``refusal``."""
+    """A parser of printable, non-blank texts that refuses others with ``refusal``."""
 
     def take(text: str) -> str:
         if text.strip() and text.isprintable() and len(text) <= longest:
@@ -34,7 +34,7 @@ def quantity(parse: Callable[[str], object], known: Units, what: str, example: s
 
 @dataclass(frozen=True)
 class Number(FieldType):
-    """A finite number from ``lowest`` (or ``above`` a bound that is not one itself) on."""
+    """A finite number of at least ``lowest``, or more than ``above``."""
 
     what: str
     lowest: float | None = None
@@ -55,7 +55,7 @@ class Number(FieldType):
 
     @property
     def range(self) -> str:
-        """The bounds in words, with a blank before."""
+        """The bounds as text, after a space."""
         if self.above is not None:
             return f" above {self.above:g}" + self._upto(", at most")
         if self.lowest is not None:
@@ -96,7 +96,7 @@ class YesNo(FieldType):
 
 @dataclass(frozen=True)
 class MapOf(FieldType):
-    """A mapping from texts to one type of value; each value has the position of its key."""
+    """A mapping from texts to one type; each value has the position of its key."""
 
     key: Text
     item: FieldType
@@ -126,7 +126,7 @@ class MapOf(FieldType):
 
     @property
     def suffix(self) -> str:  # type: ignore[override]
-        """That of each value."""
+        """The type of the values."""
         return self.item.suffix
 
     def written(self, value: Any) -> Any:
@@ -141,14 +141,14 @@ class MapOf(FieldType):
 
 @dataclass(frozen=True)
 class Either(FieldType):
-    """A value written short, as a scalar, or whole; both read as what ``plain`` makes of it."""
+    """A value in a short form (scalar) or a whole form; ``plain`` makes both equal."""
 
     brief: FieldType
     whole: FieldType
 
     @property
     def what(self) -> str:  # type: ignore[override]
-        """Both forms."""
+        """What both forms accept."""
         return f"{self.brief.what}, or {self.whole.expected()}"
 
     def _read(self, node: yaml.Node, issues: FileIssues) -> Located[Any] | None:
@@ -164,7 +164,7 @@ class Either(FieldType):
 
 @dataclass(frozen=True)
 class Spelled(FieldType):
-    """A value together with its spelling in the file: ``("553MB", 553000000)``."""
+    """A value with its spelling in the file: ``("553MB", 553000000)``."""
 
     type: FieldType
 
@@ -185,12 +185,12 @@ class Spelled(FieldType):
 
 
 def value_of(type: FieldType, text: str) -> Any:
-    """A command line's text as a value, or ``BadInput``; commas separate the items of a list."""
+    """A command-line text as a value, or ``BadInput``; commas separate list items."""
     return _read(type, _node(type, text))
 
 
 def mapping_of(type: MapOf, texts: Mapping[str, str]) -> Any:
-    """The same of a mapping's keys and values."""
+    """The same for a mapping's keys and values."""
     pairs = [(_node(type.key, key), _node(type.item, value)) for key, value in texts.items()]
     return _read(type, yaml.MappingNode("", pairs, _NOWHERE, _NOWHERE))
 
@@ -217,7 +217,7 @@ def _node(type: FieldType, text: str) -> yaml.Node:
         case ListOf(item=item):
             nodes = [_node(item, part.strip()) for part in text.split(",")]
             return yaml.SequenceNode("", nodes, _NOWHERE, _NOWHERE)
-    # A shell has taken the quotes away by which a file says that a number is a text.
+    # The shell has removed the quotes that would mark a number as text.
     style = '"' if isinstance(type, Text) else None
     return yaml.ScalarNode("", text, _NOWHERE, _NOWHERE, style=style)
 
@@ -228,7 +228,7 @@ _REQUIRED: Any = dataclasses.MISSING
 def setting(type: FieldType, about: str, default: Any = _REQUIRED) -> Any:
     """A dataclass field that a file may set; without a default, the key is required.
 
-    ``about`` is for those who edit the file. A default that is a dict is copied for each object.
+    ``about`` describes it to users. A dict as default is copied for each object.
     """
     metadata = {"type": type, "about": about}
     if isinstance(default, dict):
@@ -237,7 +237,7 @@ def setting(type: FieldType, about: str, default: Any = _REQUIRED) -> Any:
 
 
 class Record(FieldType):
-    """A group with a key for each ``setting`` of a dataclass, read into an object of it."""
+    """A group with a key for each ``setting`` of a dataclass, read into an object."""
 
     def __init__(self, cls: type[Any], what: str) -> None:
         self.cls, self.what = cls, what
@@ -247,7 +247,7 @@ class Record(FieldType):
     def _read(self, node: yaml.Node, issues: FileIssues) -> Located[Any] | None:
         read = self.group.read(node, issues)
         if read is None or any(key.required and key.name not in read.value for key in self.keys):
-            return None  # What is wrong has been noted.
+            return None  # The mistakes have been noted.
         return dataclasses.replace(read, value=self.cls(**plain(read.value)))
 
     def schema(self) -> dict[str, Any]:
@@ -276,7 +276,7 @@ def _shown(value: Any) -> str:
 
 
 def sections(group: Group, path: str = "") -> Iterator[str]:
-    """A table of a group's keys under a heading, and then of each group in it."""
+    """A table of a group's keys under a heading, and of each nested group."""
     title = f"`{path}`: {group.what}" if path else "The top of the file"
     yield f"## {title}\n\n{table(group)}"
     for key in group.keys:
@@ -293,7 +293,7 @@ def table(group: Group) -> str:
 
 
 def group_of(type: FieldType) -> Group | None:
-    """The group that a type is, or is a list of."""
+    """The group that a type is, or has as list items."""
     match type:
         case Group():
             return type

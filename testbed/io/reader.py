@@ -1,7 +1,7 @@
-"""A file's text, its YAML nodes with positions, and all mistakes in it by line and column.
+"""Reads a file's YAML nodes with positions, and collects its mistakes by line and column.
 
-Files that never end, nest deeply or explode by aliases are refused at a limit. Nodes are only
-composed; what a plain scalar means is decided by the field types.
+Endless, deeply nested and alias-heavy files are refused at limits. Nodes are only composed; the
+field types interpret plain scalars.
 """
 
 import os
@@ -18,14 +18,14 @@ from patchlight.testbed.errors import FileError, FileIssue, short
 T = TypeVar("T", covariant=True)
 
 MOST_ISSUES = 1_000
-"""A file with more mistakes than this is not read on."""
+"""Reading stops after this many mistakes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Located(Generic[T]):
-    """A value read from a file, and where it stands there (line and column count from 1).
+    """A value read from a file, with its position (line and column from 1).
 
-    ``whole`` is false for a list some of whose items could not be read.
+    ``whole`` is false for a list with unreadable items.
     """
 
     value: T
@@ -35,7 +35,7 @@ class Located(Generic[T]):
 
 
 class FileIssues:
-    """Collects what is wrong in one file while it is read.
+    """Collects the mistakes of one file.
 
     ``error_class`` is what ``raise_if_any`` raises.
     """
@@ -50,7 +50,7 @@ class FileIssues:
         return bool(self._issues)
 
     def add(self, line: int, column: int, message: str) -> None:
-        """Note an issue at this line and column; raise all of them if they become too many."""
+        """Note an issue at this line and column; raise all of them if there are too many."""
         if (line, column) in self._settled:
             return
         if len(self._issues) < MOST_ISSUES:
@@ -61,28 +61,28 @@ class FileIssues:
         raise self._error_class([*self._issues, FileIssue(self.file, last + 1, 1, message)])
 
     def at(self, position: Located[object], message: str) -> None:
-        """Note an issue where this value stands."""
+        """Note an issue at this value's position."""
         self.add(position.line, position.column, message)
 
     def only(self, position: Located[object], message: str) -> None:
-        """Note an issue, and none that comes later of the same place: it would follow from it."""
+        """Note an issue and suppress later ones at the same position."""
         self.at(position, message)
         self._settled.add((position.line, position.column))
 
     @property
     def found(self) -> tuple[FileIssue, ...]:
-        """What was noted, in the order of the file."""
+        """The noted issues in file order."""
         return tuple(sorted(self._issues, key=lambda issue: (issue.line, issue.column)))
 
     def raise_if_any(self) -> None:
-        """Raise all that was noted as one error; do nothing if the file is good."""
+        """Raise all issues as one error; do nothing if there are none."""
         if self._issues:
             raise self._error_class(self._issues)
 
 
 def stands_twice(key: str, line: int) -> str:
     """The message for a key that is already on ``line``."""
-    return f"key {short(key)!r} stands twice, first on line {line}: expected it once"
+    return f"duplicate key {short(key)!r}, first on line {line}: expected it once"
 
 
 _DEEPEST = 32  # A lab file has 7 levels.
@@ -90,7 +90,7 @@ _TOO_DEEP = f"nested more than {_DEEPEST} levels deep"
 _TOO_DEEP_FOR_LIBYAML = "maximum nesting depth"  # 1,000 levels, with PyYAML 6.0.4's
 _LARGEST = 64 * 2**20  # bytes
 _MOST_VALUES = 1_000_000  # A lab of 1,024 hosts has 33,000 keys and values.
-_MOST_BY_ALIASES = 100_000  # values that are read again for each alias
+_MOST_BY_ALIASES = 100_000  # values repeated by aliases
 _SPECIAL = {
     stat.S_IFIFO: "it is a named pipe",
     stat.S_IFCHR: "it is a device",
@@ -107,10 +107,9 @@ class _Loader(_Base):  # type: ignore[misc]
 def read_text(
     path: str | Path, error_class: type[FileError] = FileError, expected: str = "a text file"
 ) -> str:
-    """The text in a UTF-8 file; an error of ``error_class`` if it cannot be read or is none."""
+    """The text of a UTF-8 file; an error of ``error_class`` if it cannot be read."""
     try:
-        # Asked before it is opened: that alone may wait, or do something. A shell's <(command)
-        # is a pipe without a name.
+        # Checked before opening, which might block. A shell's <(command) is a pipe without a name.
         kind = stat.S_IFMT(os.stat(path).st_mode)
         if kind in _SPECIAL and not os.path.realpath(path).startswith("/proc/"):
             raise ValueError(_SPECIAL[kind])
@@ -124,7 +123,7 @@ def read_text(
 
 
 def read_standard_input(expected: str = "a text file") -> str:
-    """The same of what is piped into the command; ``FileError`` calls it standard input."""
+    """The text on standard input; errors are ``FileError``."""
     name = "standard input"
     try:
         content = _bytes_of(sys.stdin.buffer)
@@ -155,11 +154,11 @@ def _decoded(content: bytes, name: str, error_class: type[FileError]) -> str:
 def compose(
     text: str, issues: FileIssues, what: str, expected: str | None = None
 ) -> yaml.Node | None:
-    """The root node of a YAML text that is to hold ``what``; an empty one lacks ``expected``."""
+    """The root node of a YAML text that should hold ``what``; an empty text lacks ``expected``."""
     strange = yaml.reader.Reader.NON_PRINTABLE.search(text)
     if strange:
         before, shown = text[: strange.start()], f"U+{ord(strange.group()):04X}"
-        message = f"not YAML: character {shown} stands there: expected printable text"
+        message = f"not YAML: unexpected character {shown}: expected printable text"
         issues.add(before.count("\n") + 1, len(before) - before.rfind("\n"), message)
         return None
     try:
@@ -186,8 +185,8 @@ def compose(
 
 
 def _too_much(text: str) -> str | None:
-    """Why a text is not composed: it would overrun the parser's stack, or read for ever."""
-    sizes: dict[str | None, int] = {}  # nodes below each anchor, with those its aliases stand for
+    """Why a text is not composed: it would overflow the parser's stack or take too long."""
+    sizes: dict[str | None, int] = {}  # nodes below each anchor, including those of its aliases
     open_nodes: list[tuple[str | None, int]] = []
     by_aliases = 0
     for nodes, event in enumerate(yaml.parse(text, Loader=_Loader)):
@@ -201,7 +200,7 @@ def _too_much(text: str) -> str | None:
         elif isinstance(event, yaml.AliasEvent):
             by_aliases += sizes.get(event.anchor, 1)
             if by_aliases > _MOST_BY_ALIASES:
-                return f"its aliases stand for more than {_MOST_BY_ALIASES:,} values"
+                return f"its aliases repeat more than {_MOST_BY_ALIASES:,} values"
         if nodes > _MOST_VALUES:
             return f"it has more than {_MOST_VALUES:,} keys and values"
     return None

@@ -1,4 +1,4 @@
-"""Job files: YAML in; jobs, or every mistake with line and column, out."""
+"""Reads job files: YAML in; jobs out, or every mistake with line and column."""
 
 import json
 import os
@@ -16,15 +16,15 @@ from patchlight.testbed.io.reader import FileIssues, Located, read_standard_inpu
 from patchlight.testbed.jobfile.schema import FILE, JOB, LONGEST_NAME, OF_FILES
 from patchlight.testbed.jobs import MOST_JOBS, JobSpec, Mount, checked_specs, contradictions
 
-EXPECTED = "a job file: 'patchlight lab check --schema job' has its keys"
-# Of each pair a job has one: who gives one on the command line wants none of the other.
+EXPECTED = "a job file: 'patchlight lab check --schema job' prints its keys"
+# Exclusive keys: an option for one of a pair replaces the other.
 _INSTEAD = ({"workers", "hosts"}, {"deadline", "requirement"})
 _FIELDS = {key.name: key.field for key in JOB.keys}
 _KEYS = {field_name: key for key, field_name in _FIELDS.items()}
 _OF_FILES = {key.name for key in OF_FILES.keys}
 
 JobGiven = JobSpec | Mapping[str, Any] | str | os.PathLike[str]
-"""A job: as a value, as a mapping with a job file's keys, or a job file by its path."""
+"""A job as a value, a mapping with a job file's keys, or the path of a job file."""
 
 
 class JobFileError(FileError):
@@ -33,7 +33,7 @@ class JobFileError(FileError):
 
 @dataclass(frozen=True)
 class JobBatch:
-    """Jobs to be submitted: all start ``together``, or each is submitted alone."""
+    """Jobs to submit: all start ``together``, or each is submitted alone."""
 
     specs: tuple[JobSpec, ...]
     together: bool = True
@@ -41,7 +41,7 @@ class JobBatch:
 
 @dataclass(frozen=True)
 class Overrides:
-    """Options of a command line that replace keys of a job file.
+    """Command-line options that replace keys of a job file.
 
     ``values`` are as ``plain`` makes them; ``sweep`` has each key's values with their spellings.
     """
@@ -58,9 +58,9 @@ NOTHING = Overrides()
 
 
 def read_jobs(path: str | os.PathLike[str], given: Overrides = NOTHING) -> JobBatch:
-    """The jobs in this file (``-``: on standard input); ``JobFileError`` with every mistake.
+    """The jobs in this file (``-``: standard input); ``JobFileError`` with every mistake.
 
-    ``given`` is for files of one job.
+    ``given`` is only for files with one job.
     """
     if str(path) == "-":
         return parse_jobs(read_standard_input(EXPECTED), "standard input", given=given)
@@ -71,9 +71,9 @@ def read_jobs(path: str | os.PathLike[str], given: Overrides = NOTHING) -> JobBa
 def parse_jobs(
     text: str, name: str = "job", *, folder: Path | None = None, given: Overrides = NOTHING
 ) -> JobBatch:
-    """The jobs in this YAML text, which messages call ``name``.
+    """The jobs in this YAML text, called ``name`` in messages.
 
-    Graph files are looked for in ``folder``, by default where we are.
+    Graph files are relative to ``folder``, by default the working directory.
     """
     issues = FileIssues(name, JobFileError)
     fields: Fields | None = FILE.parse(text, issues)
@@ -88,21 +88,23 @@ def jobs_of(values: Mapping[str, Any], given: Overrides = NOTHING) -> JobBatch:
     try:
         return parse_jobs(json.dumps(values, ensure_ascii=False), given=given)
     except TypeError as error:
-        raise BadInput(f"a job is made of texts, numbers, lists and mappings: {error}") from error
+        raise BadInput(
+            f"a job may contain only texts, numbers, lists and mappings: {error}"
+        ) from error
     except JobFileError as error:
         raise BadInput("\n".join(issue.message for issue in error.issues)) from error
 
 
 def jobs_meant(given: Sequence[JobGiven]) -> JobBatch:
-    """Jobs of any form, which start together.
+    """Jobs in any form, which start together.
 
-    Those of a file with a sweep or an array are each submitted alone, and come without others.
+    Files with a sweep or an array cannot be combined with others: their jobs are submitted alone.
     """
     found = [_meant(each) for each in given]
     specs = tuple(spec for jobs in found for spec in jobs.specs)
     together = all(jobs.together for jobs in found)
     if not together and len(found) > 1:
-        raise BadInput("jobs of a sweep or an array start one by one: submit them without others")
+        raise BadInput("jobs of a sweep or an array start one by one: submit them separately")
     return JobBatch(specs, together)
 
 
@@ -114,8 +116,6 @@ def _meant(given: JobGiven) -> JobBatch:
 
 @dataclass(frozen=True)
 class _Reader:
-    """Makes jobs of what could be read; notes what does not go together."""
-
     issues: FileIssues
     folder: Path
 
@@ -123,24 +123,28 @@ class _Reader:
         if "jobs" in fields or "jobs" in fields.broken:
             return self._several(fields, given)
         if "defaults" in fields:
-            message = "'defaults' are for several jobs: expected them with 'jobs'"
+            message = "expected 'jobs' with 'defaults', which are for several jobs"
             self.issues.at(fields["defaults"], message)
         if "name" not in fields:
             if "name" not in fields.broken:
                 self.issues.add(1, 1, f"the file lacks 'name', or 'jobs': expected {JOB.what}")
             return None
         if self.issues:
-            return None  # More would follow from it: a key that is misspelt is lacking, too.
+            return None  # Other mistakes would follow: a misspelt key is missing, too.
         job = Fields()
         job.update((key, value) for key, value in fields.items() if key not in _OF_FILES)
         return self._written_out(job, fields, given)
 
     def _several(self, fields: Fields, given: Overrides) -> JobBatch | None:
         if given:
-            self.issues.add(1, 1, "options go with a file of one job, and this has 'jobs'")
+            self.issues.add(1, 1, "options need a file with one job, but this file has 'jobs'")
         for key in fields.keys() - {"jobs", "defaults"}:
-            where = "in a job, or in 'defaults'" if key not in _OF_FILES else "with one job alone"
-            self.issues.at(fields[key], f"{key!r} stands beside 'jobs': expected it {where}")
+            where = (
+                "in a job or in 'defaults'" if key not in _OF_FILES else "in a file with one job"
+            )
+            self.issues.at(
+                fields[key], f"{key!r} cannot be combined with 'jobs': expected it {where}"
+            )
         if "jobs" in fields and not 0 < len(fields["jobs"].value) <= MOST_JOBS:
             message = f"{len(fields['jobs'].value)} jobs: expected 1 to {MOST_JOBS:,}"
             self.issues.at(fields["jobs"], message)
@@ -154,17 +158,16 @@ class _Reader:
         for name in (job["name"] for job in jobs):
             before = first.setdefault(name.value, name)
             if before is not name:
-                message = f"a second job is called {name.value!r}, first on line {before.line}"
+                message = f"duplicate job name {name.value!r}, first on line {before.line}"
                 self.issues.at(name, f"{message}: expected a name for each")
         specs = [spec for job in jobs for spec in self._specs(job, self._values(job))]
         for job, spec in zip(jobs, specs, strict=False):
             for other in first.keys() & {*spec.after}:
-                message = f"{other!r} starts together with it: expected a job from before"
+                message = f"{other!r} starts at the same time: expected a job from before"
                 self.issues.at(job["after"], message)
         return JobBatch(tuple(specs))
 
     def _values(self, job: Fields, given: Overrides = NOTHING) -> dict[str, Any]:
-        """What is known of a job, by its keys; a graph's file by its whole path."""
         values: dict[str, Any] = plain(job)
         for pair in _INSTEAD:
             if pair & given.values.keys():
@@ -178,7 +181,6 @@ class _Reader:
         return values
 
     def _written_out(self, job: Fields, file: Fields, given: Overrides) -> JobBatch | None:
-        """The job itself, or those that a sweep or an array makes of it."""
         values = self._values(job, given)
         in_file: dict[str, Any] = plain(file["sweep"].value) if "sweep" in file else {}
         sweep = {**in_file, **given.sweep}
@@ -191,7 +193,7 @@ class _Reader:
         count = array * prod(map(len, sweep.values()))
         if count > MOST_JOBS:
             position = next((file[key] for key in ("sweep", "array") if key in file), job["name"])
-            self.issues.at(position, f"it makes {count:,} jobs: expected at most {MOST_JOBS:,}")
+            self.issues.at(position, f"this makes {count:,} jobs: expected at most {MOST_JOBS:,}")
             return None
         specs: list[JobSpec] = []
         for swept in product(*([(key, *each) for each in sweep[key]] for key in sweep)):
@@ -204,11 +206,11 @@ class _Reader:
                 one["name"] = "-".join([values["name"], *map(_nameable, suffixes)])
                 specs += self._specs(job, one)
             if self.issues:
-                return None  # The others would have the same mistakes.
+                return None  # The others have the same mistakes.
         return JobBatch(tuple(specs), together=count == 1 and not sweep)
 
     def _specs(self, job: Fields, values: dict[str, Any]) -> list[JobSpec]:
-        """The job with these values, or none after noting why not. ``job`` has the positions."""
+        """The job with these values, or ``None`` after noting mistakes (positions: ``job``)."""
         if "command" in values:
             values.setdefault("trainer", "command")
         elif "model" in values:
@@ -221,9 +223,9 @@ class _Reader:
             for words in contradictions(spec)
         ]
         if spec.trainer == "torch" and spec.gradient_bytes:
-            mistakes.append("gradient: only for jobs without a model, whose own is known")
+            mistakes.append("gradient: only for jobs without a model, which has its own")
         if not {"workers", "hosts", "degrees"} & values.keys():
-            mistakes.append(f"{JOB.what} lacks 'workers', or 'hosts': expected one of the two")
+            mistakes.append(f"{JOB.what} needs 'workers' or 'hosts'")
         if len(spec.name) > LONGEST_NAME:
             mistakes.append(f"the name {spec.name!r} is longer than {LONGEST_NAME} characters")
         for words in mistakes:
@@ -233,20 +235,22 @@ class _Reader:
 
 
 def _graph(text: str, folder: Path) -> str:
-    """A built-in graph's name, or the whole path of a graph file; ``BadInput`` for neither."""
+    """A built-in graph's name, or the full path of a graph file; ``BadInput`` for neither."""
     from patchlight.testbed.graphs import BUILTIN_NAMES, read_graph
 
     file = folder / text
     if text in BUILTIN_NAMES:
         return text
     if not file.exists():
-        raise BadInput(f"no graph file {text!r}: expected one, or {' or '.join(BUILTIN_NAMES)}")
+        raise BadInput(
+            f"graph {text!r} not found: expected a graph file, or {' or '.join(BUILTIN_NAMES)}"
+        )
     read_graph(file)
     return str(file)
 
 
 def _of_array(values: Mapping[str, Any], number: int) -> dict[str, Any]:
-    """What tells a job of an array from the others: its seed, or a variable of its program."""
+    """What distinguishes a job of an array: its seed, or a variable of its program."""
     if "command" in values:
         return {"environment": {**values.get("environment", {}), "ARRAY_INDEX": str(number)}}
     return {"seed": values.get("seed", 0) + number - 1}

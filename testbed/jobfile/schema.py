@@ -1,4 +1,4 @@
-"""The keys of a job file, each with its type: to read, for editors, options and the reference."""
+"""Defines the keys of a job file and their types: to read, for editors, and for options."""
 
 import re
 from dataclasses import replace
@@ -61,7 +61,7 @@ def _workers(text: str) -> int:
 def _variable(text: str) -> str:
     VARIABLE_NAME.take(text)
     if jobs.is_reserved(text):
-        raise BadInput(f"{text} cannot be given: Patchlight sets it for each rank")
+        raise BadInput(f"{text} cannot be set: Patchlight sets it for each rank")
     return text
 
 
@@ -120,7 +120,7 @@ _SHORT_MOUNT = Text("SOURCE:TARGET, or SOURCE:TARGET:rw", _mount, example="/srv/
 
 JOB = Group(
     "a job",
-    required("name", _NAME, "what the job is called"),
+    required("name", _NAME, "the job's name"),
     Key(
         "trainer",
         choice("a trainer", *get_args(jobs.Trainer)),
@@ -128,14 +128,8 @@ JOB = Group(
         "own program",
         default="command if there is a command, torch if there is a model, else synthetic",
     ),
-    Key("model", _MODEL_NAME, "the model that PyTorch trains: a built-in graph's name"),
-    Key(
-        "batch",
-        _BATCH,
-        "samples of each worker in an iteration, where a model is trained",
-        "that of the graph",
-        "16",
-    ),
+    Key("model", _MODEL_NAME, "the model that PyTorch trains: the name of a built-in graph"),
+    Key("batch", _BATCH, "mini-batch: samples per worker and iteration", "that of the graph", "16"),
     Key(
         "data",
         _FOLDER,
@@ -215,7 +209,7 @@ JOB = Group(
     Key(
         "memory",
         _MEMORY,
-        "the most memory of its server that a worker may use",
+        "the most memory that a worker may use",
         default="eight gradients and 1 GiB (synthetic jobs), or the worker's share of the server's",
     ),
     Key("cpus", _CPUS, "how many CPUs of its server a worker may use", "all", "7.5"),
@@ -319,7 +313,7 @@ OF_FILES = Group(
     Key(
         "sweep",
         SWEEP,
-        "a job for each value, or for each combination of values, each submitted alone",
+        "one job for each value, or each combination of values, submitted separately",
         default="none",
         example="{workers: [2, 4, 6]}",
     ),
@@ -337,7 +331,7 @@ FILE = Group("a job file", *(replace(key, required=False) for key in JOB.keys), 
 def json_schema() -> dict[str, Any]:
     """The JSON Schema (draft 2020-12) of a job file, for editors.
 
-    It knows keys and the form of values; what does not go together only ``read_jobs`` finds.
+    It covers keys and the form of values; only ``read_jobs`` checks how they combine.
     """
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
@@ -348,10 +342,10 @@ def json_schema() -> dict[str, Any]:
 
 
 _REFERENCE_HEAD = """\
-A job file is YAML or JSON in UTF-8: the keys of one job, or several jobs under `jobs`. Every key
-that is not listed here is a mistake, as is a key that stands twice. `patchlight job submit FILE
---dry-run` names all mistakes with line and column, also without a controller; `patchlight lab check
---schema job` prints a JSON Schema for editors.
+A job file is YAML or JSON in UTF-8: the keys of one job, or several jobs under `jobs`. Unknown and
+duplicate keys are mistakes. `patchlight job submit FILE --dry-run` lists all mistakes with line and
+column, also without a controller; `patchlight lab check --schema job` prints a JSON Schema for
+editors.
 """
 
 

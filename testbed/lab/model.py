@@ -1,4 +1,4 @@
-"""A lab as a value, real or emulated: servers, switches and the fibres between them."""
+"""Models a lab, real or emulated: servers, switches and the fibres between them."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from patchlight.testbed.lab.portmap import PortMap
 from patchlight.testbed.lab.wavelengths import Emulation, PassivePart, Transceiver, WavelengthSwitch
 
 NicMode = Literal["auto", "physical", "sriov", "macvlan", "veth"]
-"""``auto``: the agent finds out whether it moves the NIC itself or a virtual function of it."""
+"""``auto``: the agent decides whether to move the NIC itself or a virtual function."""
 RdmaUse = Literal["auto", "exclusive", "shared", "none"]
-"""``auto``: in whichever way the machine has it, where the NIC has a device."""
+"""``auto``: the machine's sharing mode, if the NIC has an RDMA device."""
 
 
 @lru_cache(maxsize=65536)
 def default_mac(address: IPv4Address) -> str:
-    """A locally administered MAC made of the address, so unique where addresses are."""
+    """A locally administered MAC derived from the address."""
     return ":".join(f"{byte:02x}" for byte in (0x02, 0x4C, *address.packed))
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """A way out of a worker's network: packets to ``network`` go to ``gateway``."""
+    """A route in a worker's network: packets to ``network`` go to ``gateway``."""
 
     network: IPv4Network
     gateway: IPv4Address
@@ -39,7 +39,7 @@ class Route:
 
 @dataclass(frozen=True, slots=True)
 class Rendezvous:
-    """A second way between workers: a macvlan with this address on an interface of the server."""
+    """A second network between workers: a macvlan with this address on an interface."""
 
     interface: str
     address: IPv4Interface
@@ -49,9 +49,9 @@ class Rendezvous:
 class Nic:
     """One NIC port. ``gpu`` names the GPU of the same server that it serves, if any.
 
-    ``interface`` is its kernel name on the server (default: ``name``). ``lab_mac``: a worker gets
-    ``mac`` though it is only derived from the address. ``relock_s`` is how long carrier and RDMA
-    port may take to return after a change of circuits; ``None``: the usual time for RDMA alone.
+    ``interface`` is its kernel name on the server (default: ``name``). ``lab_mac``: workers get
+    ``mac`` even if it is derived from the address. ``relock_s`` is how long carrier and RDMA port
+    may take to return after a change of circuits; ``None``: the usual time, for RDMA only.
     """
 
     name: str
@@ -75,7 +75,7 @@ class Nic:
     @property
     def keeps_mac(self) -> bool:
         """Whether workers use the port's own MAC; ``mac`` is assumed until the agent reports it."""
-        is_made = self.lab_mac or self.mode == "macvlan"  # a macvlan has no MAC of its own
+        is_made = self.lab_mac or self.mode == "macvlan"  # a macvlan has its own MAC
         return not is_made and self.mac == default_mac(self.address)
 
 
@@ -93,7 +93,7 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """One server. ``management`` is where its agent answers: ``host:port`` or ``unix:/path``."""
+    """One server. ``management`` is its agent's address: ``host:port`` or ``unix:/path``."""
 
     name: str
     management: str | None = None
@@ -118,8 +118,8 @@ class PacketSwitch:
 class CircuitSwitch:
     """An optical circuit switch (OCS); duplex ports are 1…``ports``.
 
-    ``password_env`` names the environment variable that holds the password. ``initial`` is the
-    map the lab starts with. An OpenFlow OCS connects to ``address`` and sends ``datapath_id``.
+    ``password_env`` names the environment variable with the password. ``initial`` is the initial
+    map. An OpenFlow OCS connects to ``address`` and reports ``datapath_id``.
     """
 
     name: str
@@ -137,7 +137,7 @@ class CircuitSwitch:
 
 
 OpticalSwitch = CircuitSwitch | WavelengthSwitch
-"""What a driver drives."""
+"""Anything with a driver."""
 Device = Server | PacketSwitch | CircuitSwitch | WavelengthSwitch | PassivePart
 
 
@@ -177,7 +177,7 @@ class Fibre:
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """What a worker gets: one NIC and the GPU it serves (``None`` for a NIC without one)."""
+    """What a worker gets: a NIC and its GPU (``None`` for a NIC without one)."""
 
     server: Server
     nic: Nic
@@ -190,22 +190,23 @@ class Host:
 
     @property
     def endpoint(self) -> Endpoint:
-        """The port the host's fibre is plugged into."""
+        """The port that the host's fibre is plugged into."""
         return Endpoint(self.server.name, self.nic.name)
 
 
 NO_NETWORK = IPv4Network("0.0.0.0/32")
-"""The network of a lab without servers, and so without NICs."""
+"""The network of a lab without servers."""
 
 
 @dataclass(frozen=True)
 class Lab:
-    """A whole lab. ``scale`` divides rates and workload bytes alike, so times stay true.
+    """A whole lab. ``scale`` divides rates and workload bytes, so times stay true.
 
-    ``machine_rate_bps``: what packet switches of the emulating machine carry in all; ``fabric``:
-    what they are, ``openvswitch`` or ``bridge`` (learning, without OpenFlow). ``controller_api``
-    may be empty: see ``lab_api.api_address``. ``paths``: who assigns the optical paths of synthetic
-    jobs: ``none`` (their circuits stay) or ``nodes`` (the nodes among themselves)."""
+    ``machine_rate_bps``: total rate of the emulated packet switches; ``fabric``: ``openvswitch`` or
+    ``bridge`` (learning, without OpenFlow). ``controller_api`` may be empty: see
+    ``lab_api.api_address``. ``paths``: who grants the optical paths of synthetic jobs: ``none``
+    (their circuits stay) or ``nodes`` (among themselves).
+    """
 
     name: str
     network: IPv4Network = NO_NETWORK
@@ -267,7 +268,7 @@ class Lab:
 
     @cached_property
     def circuit_plugs(self) -> Mapping[Endpoint, tuple[str, int]]:
-        """For each end of a fibre that leads straight into an OCS: that OCS and its port number."""
+        """For each end of a fibre into an OCS: that OCS and its port number."""
         return {
             end: (other.device, int(other.port))
             for end, (other, _) in self.fibre_ends.items()
@@ -276,7 +277,7 @@ class Lab:
 
     @cached_property
     def facing(self) -> Mapping[str, Mapping[int, str]]:
-        """For each OCS the packet switch that each port leads straight to, in order of ports."""
+        """For each OCS, the packet switch at each port, in order of ports."""
         names = {switch.name for switch in self.packet_switches}
         return {
             ocs: {port: ends[port].device for port in sorted(ends) if ends[port].device in names}
@@ -285,7 +286,7 @@ class Lab:
 
     @cached_property
     def facing_ports(self) -> Mapping[str, Mapping[str, tuple[int, ...]]]:
-        """The same the other way: the ports that lead straight to each packet switch."""
+        """The inverse: the ports that lead directly to each packet switch."""
         found: dict[str, dict[str, tuple[int, ...]]] = {}
         for ocs, facing in self.facing.items():
             ports_of = found.setdefault(ocs, {})
@@ -340,7 +341,7 @@ class Lab:
         return names
 
     def host(self, name: str) -> Host:
-        """The host of that name; ``BadInput`` with the nearest names if there is none."""
+        """The host of that name; ``BadInput`` with similar names if not found."""
         return _named(self.host_names, name, "host", self.name)
 
     @cached_property
@@ -350,20 +351,20 @@ class Lab:
         return {device.name: device for device in devices}
 
     def device(self, name: str) -> Device:
-        """The device of that name; ``BadInput`` with the nearest names if there is none."""
+        """The device of that name; ``BadInput`` with similar names if not found."""
         return _named(self._devices, name, "device", self.name)
 
     def circuit_switch(self, name: str) -> CircuitSwitch:
-        """The OCS of that name; ``BadInput`` if there is none."""
+        """The OCS of that name; ``BadInput`` if not found."""
         return _named({c.name: c for c in self.circuit_switches}, name, "OCS", self.name)
 
     @property
     def optical_switches(self) -> tuple[OpticalSwitch, ...]:
-        """What has a map: circuit switches, then wavelength switches."""
+        """Switches with maps: circuit switches, then wavelength switches."""
         return (*self.circuit_switches, *self.wavelength_switches)
 
     def optical_switch(self, name: str) -> OpticalSwitch:
-        """The OCS or wavelength switch of that name; ``BadInput`` if there is none."""
+        """The OCS or wavelength switch of that name; ``BadInput`` if not found."""
         device = self._devices.get(name)
         if isinstance(device, OpticalSwitch):
             return device
@@ -372,19 +373,19 @@ class Lab:
 
     @property
     def sorting(self) -> tuple[WavelengthSwitch | PassivePart, ...]:
-        """What sorts light by wavelength, or splits it."""
+        """Devices that sort light by wavelength, or split it."""
         return (*self.wavelength_switches, *self.passive_parts)
 
     @cached_property
     def coloured(self) -> bool:
-        """Whether wavelengths matter in the lab."""
+        """Whether the lab has wavelength channels."""
         switches, hosts = self.packet_switches, self.hosts
         coloured = any(s.transceivers for s in switches) or any(h.nic.transceiver for h in hosts)
         return bool(self.sorting) or coloured
 
     @property
     def initial_maps(self) -> dict[str, PortMap]:
-        """The port map of each OCS that the lab file asks for at the start."""
+        """The initial port map of each OCS in the lab file."""
         return {c.name: c.initial for c in self.circuit_switches}
 
     def with_changes(self, **changes: object) -> Lab:

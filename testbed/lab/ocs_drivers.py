@@ -1,4 +1,4 @@
-"""The drivers of optical switches that come with Patchlight: a row registers a driver.
+"""Registers the built-in drivers of optical switches, one row each.
 
 ``python -m patchlight.testbed.lab.ocs_drivers`` prints them as the table in the documentation.
 """
@@ -13,18 +13,17 @@ from patchlight.testbed.lab.wavelengths import WavelengthSwitch
 
 @dataclass(frozen=True, slots=True)
 class OcsDriver:
-    """A driver, and the emulated device that it is tested against.
+    """A driver, and the emulated device that tests it.
 
-    ``driver`` and ``device`` are ``module:Class``, the one below
-    ``patchlight.controller.circuits.drivers``, the other below
-    ``patchlight.emulation.optical.vendors`` (empty: it drives no device at all). They are
-    imported when first used, so that a driver's libraries need not be there for the others.
+    ``driver`` and ``device`` are ``module:Class``, below ``patchlight.controller.circuits.drivers``
+    and ``patchlight.emulation.optical.vendors`` (empty: it drives no device). They are imported
+    when first used, so each driver's libraries are optional.
 
-    ``shape``: what its wavelength switches are: any N×M; ``one-sided``, 1×N or N×1, with a grid; a
-    ``roadm``, one-sided or with a line at port 1 that all channels come from or go to.
-    ``port``: where its devices listen unless told otherwise, or where Patchlight does for them.
-    ``has_users``: its protocol has logins. ``makes_room``: its devices may take busy ports from
-    their circuits. ``dials_in``: the device connects to Patchlight, and says a datapath id.
+    ``shape``: its wavelength switches: any N×M; ``one-sided``, 1×N or N×1, with a grid; ``roadm``,
+    one-sided or with a line at port 1. ``port``: where its devices listen by default, or where
+    Patchlight listens for them. ``has_users``: its protocol has logins. ``makes_room``: its devices
+    may disconnect busy ports. ``dials_in``: the device connects to Patchlight and reports a
+    datapath id.
     """
 
     name: str
@@ -119,7 +118,7 @@ _ROWS = (
     ),
     OcsDriver(
         "dry-run",
-        "none: remembers, for rehearsals",
+        "none: keeps a map in memory, for rehearsals",
         driver="dry_run:DryRun",
         has_users=False,
         tested_with="itself",
@@ -127,7 +126,7 @@ _ROWS = (
     ),
 )
 OCS_DRIVERS = {row.name: row for row in _ROWS}
-"""Those of circuit switches."""
+"""Drivers of circuit switches."""
 
 _WSS_ROWS = (
     OcsDriver(
@@ -149,7 +148,7 @@ _WSS_ROWS = (
     ),
     OcsDriver(
         "dry-run",
-        "none: remembers, for rehearsals",
+        "none: keeps a map in memory, for rehearsals",
         driver="dry_run:DryRunWavelengths",
         has_users=False,
         tested_with="itself",
@@ -157,11 +156,11 @@ _WSS_ROWS = (
     ),
 )
 WSS_DRIVERS = {row.name: row for row in _WSS_ROWS}
-"""Those of wavelength switches."""
+"""Drivers of wavelength switches."""
 
 
 def check_shape(switch: WavelengthSwitch) -> None:
-    """``BadInput`` if no device of its driver is like that. Drivers of others may be any."""
+    """``BadInput`` if no device of its driver has this form. External drivers may have any."""
     row = WSS_DRIVERS.get(switch.driver)
     if row is None or row.shape == "any":
         return
@@ -174,8 +173,7 @@ def check_shape(switch: WavelengthSwitch) -> None:
             )
         if switch.grid.spacing_ghz is None:
             raise BadInput(
-                f"a profile of a {row.name} does not say where one channel ends and the next "
-                "begins: expected a grid that is not flexible, like 'grid: 50GHz'"
+                f"a {row.name} has no flexible grid: expected a fixed one, like 'grid: 50GHz'"
             )
     elif not one_sided:
         for way in switch.initial:
@@ -185,13 +183,13 @@ def check_shape(switch: WavelengthSwitch) -> None:
 
 NO_LINE = "expected a channel from or to port 1, the line"
 DRIVER_GROUP = "patchlight.ocs_drivers"
-"""The group of entry points with which other packages add drivers of circuit switches."""
+"""Entry point group for external drivers of circuit switches."""
 WSS_DRIVER_GROUP = "patchlight.wss_drivers"
-"""The same of wavelength switches."""
+"""Entry point group for external drivers of wavelength switches."""
 
 
 def drivers_table(drivers: Iterable[OcsDriver] = (*_ROWS, *_WSS_ROWS[:-1])) -> str:
-    """The Markdown table of the drivers: transport, what each was tested with, on what hardware."""
+    """The Markdown table of the drivers: transport, tests, hardware."""
     head = ("driver", "transport", "emulated device", "hardware")
     rows = [(f"`{d.name}`", d.transport, d.tested_with, d.hardware) for d in drivers]
     return "\n".join(f"| {' | '.join(row)} |" for row in (head, *rows)).replace(

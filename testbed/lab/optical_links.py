@@ -1,4 +1,4 @@
-"""Signals traced channel by channel: where each transmitter's goes, and where two collide."""
+"""Traces signals channel by channel: where each goes, and where signals collide."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from patchlight.testbed.lab.wavelengths import PassivePart, Transceiver, Wavelen
 
 Hop = tuple[str, CrossConnect]
 Entry = CrossConnect | ChannelConnect
-"""What lets light through in a map of either kind."""
+"""Entries that pass light, in a map of either kind."""
 
 
 class LightPath(NamedTuple):
-    """One direction: what ``source`` sends arrives at ``sink``.
+    """One direction of a link: what ``source`` sends arrives at ``sink``.
 
-    ``hops`` are the cross-connects of circuit switches on the way; ``through`` also those of other
-    devices, each with the loss up to there in ``lost_db``. ``rate_bps`` ``None``: no limit.
+    ``hops`` are the cross-connects of circuit switches on it; ``through`` has those of other
+    devices too, each with the loss so far in ``lost_db``. ``rate_bps`` ``None``: no limit.
     ``channel`` ``None``: the transmitter has no transceiver in the lab file.
     """
 
@@ -38,7 +38,7 @@ class LightPath(NamedTuple):
 
 
 class Signal(NamedTuple):
-    """The light of one transmitter."""
+    """The signal of one transmitter."""
 
     source: Endpoint
     channel: Channel | None
@@ -48,12 +48,12 @@ class Signal(NamedTuple):
 
     @property
     def edges(self) -> tuple[float, float]:
-        """Where it begins and ends, as its channel; without one it may be anywhere."""
+        """The band that it occupies; without a channel it may be anywhere."""
         return (-math.inf, math.inf) if self.channel is None else self.channel.edges
 
 
 class Meeting(NamedTuple):
-    """Two signals of one channel on one fibre, which both are lost on: it leaves ``at``."""
+    """Two signals of one channel that collide on the fibre from ``at``."""
 
     at: Endpoint
     one: Signal
@@ -66,16 +66,12 @@ class Meeting(NamedTuple):
 
 @dataclass
 class _Found:
-    """Where one signal goes: its fibres with the loss at their ends, and the paths that arrive."""
-
     fibres: list[Endpoint] = field(default_factory=list)
     lost_db: list[float] = field(default_factory=list)
     arrivals: list[tuple[LightPath, tuple[Endpoint, ...]]] = field(default_factory=list)
 
 
 class _Ray(NamedTuple):
-    """One of the ways that light has taken: it has arrived ``at`` over these."""
-
     at: Endpoint
     fibres: tuple[Endpoint, ...]
     hops: tuple[Hop, ...]
@@ -86,7 +82,7 @@ class _Ray(NamedTuple):
 
 
 class Light:
-    """All light of a lab, with these channels of tunable transmitters and others ``off``."""
+    """All signals of a lab, with these channels of tunable transmitters, without ``off`` ones."""
 
     def __init__(
         self,
@@ -104,14 +100,14 @@ class Light:
         self._followed: dict[Signal, _Found] = {}
 
     def retuned(self, channels: Mapping[Endpoint, Channel], off: Collection[Endpoint]) -> Light:
-        """The light with other channels, and others off: what stays is not followed again."""
+        """The signals with other channels and transmitters off; the rest is not traced again."""
         light = Light(self._lab, {}, self._spectra, channels, off)
         light._out_of, light._followed = self._out_of, self._followed
         return light
 
     @cached_property
     def signals(self) -> tuple[Signal, ...]:
-        """What is sent: by every NIC and packet-switch port with a fibre."""
+        """What each NIC and packet-switch port with a fibre sends."""
         ends = self._lab.fibre_ends
         return tuple(
             Signal(end, self._channel(end))
@@ -120,7 +116,7 @@ class Light:
         )
 
     def arriving(self, device: str) -> dict[int, dict[Signal, float]]:
-        """The signals that come in at each port of a device, with their power there in dBm."""
+        """The signals that enter each port of a device, with their power there in dBm."""
         arriving: dict[int, dict[Signal, float]] = {}
         for signal, found in self._found.items():
             for end, lost_db in zip(found.fibres, found.lost_db, strict=True):
@@ -132,7 +128,7 @@ class Light:
 
     @cached_property
     def meetings(self) -> tuple[Meeting, ...]:
-        """Where signals of one channel meet: each two of them once, where they do first."""
+        """Where signals of one channel collide: each pair once, at the first place."""
         first: dict[tuple[Signal, Signal], Meeting] = {}
         for found in self._found.values():
             for fibre in found.fibres:
@@ -142,7 +138,7 @@ class Light:
 
     @cached_property
     def arrivals(self) -> Mapping[Endpoint, tuple[LightPath, ...]]:
-        """By transmitter, the receivers that its light arrives at strong enough and alone."""
+        """By transmitter, the receivers that get its signal undisturbed and strong enough."""
         return {
             signal.source: tuple(
                 path
@@ -154,7 +150,7 @@ class Light:
 
     @cached_property
     def destroyed(self) -> Mapping[Endpoint, tuple[Endpoint, ...]]:
-        """By transmitter, the fibres (by the end that light leaves) where its signal is lost."""
+        """By transmitter, the fibres (by sending end) on which its signal is lost."""
         met = {
             signal.source: dict.fromkeys(
                 self._destroyed_at(signal, fibres) for _, fibres in found.arrivals
@@ -168,7 +164,6 @@ class Light:
 
     @cached_property
     def _lost(self) -> Mapping[Endpoint, set[Signal]]:
-        """By the end that a fibre's light leaves, the signals on it that are disturbed there."""
         return {
             fibre: {signal for pair in pairs for signal in pair}
             for fibre, pairs in self._meeting_at.items()
@@ -176,7 +171,7 @@ class Light:
 
     @cached_property
     def signals_on(self) -> Mapping[Endpoint, list[Signal]]:
-        """The signals on each fibre, by the end that their light leaves."""
+        """The signals on each fibre, by its sending end."""
         by_fibre: dict[Endpoint, list[Signal]] = {}
         for signal, found in self._found.items():
             for fibre in found.fibres:
@@ -185,13 +180,13 @@ class Light:
 
     @cached_property
     def _meeting_at(self) -> Mapping[Endpoint, list[tuple[Signal, Signal]]]:
-        """By the end that a fibre's light leaves, the signals on it that disturb each other."""
+        """By the sending end of a fibre, its signals that disturb each other."""
         meeting = {fibre: list(_overlapping(signals)) for fibre, signals in self.signals_on.items()}
         return {fibre: pairs for fibre, pairs in meeting.items() if pairs}
 
     @property
     def alone(self) -> Mapping[Endpoint, tuple[LightPath, ...]]:
-        """By transmitter, the receivers that its light would arrive at if nobody else sent."""
+        """By transmitter, the receivers that would get its signal if no other sent."""
         return {
             signal.source: tuple(path for path, _ in found.arrivals if not self._too_weak(path))
             for signal, found in self._found.items()
@@ -199,14 +194,14 @@ class Light:
 
     @property
     def weak(self) -> Iterator[tuple[LightPath, float]]:
-        """Paths whose light is too weak for its receiver, with its power there in dBm."""
+        """Paths too weak for their receiver, with the power there in dBm."""
         for found in self._found.values():
             for path, _ in found.arrivals:
                 if self._too_weak(path):
                     yield path, self._power_dbm(path)
 
     def path(self, source: Endpoint) -> LightPath | None:
-        """The light path that begins there. Of several, the one to who is heard in turn."""
+        """The path that begins there; of several, that to the receiver whose turn it is."""
         paths = self.arrivals.get(source, ())
         if len(paths) > 1:
             paths = tuple(
@@ -215,7 +210,7 @@ class Light:
         return paths[0] if len(paths) == 1 else None
 
     def passed(self, path: LightPath) -> Iterator[tuple[tuple[str, Entry], float]]:
-        """The entries of maps that let this path through, by switch, and what it has lost then."""
+        """The entries of maps that pass this path, by switch, and the loss until there."""
         for (name, ports), lost_db in zip(path.through, path.lost_db, strict=True):
             if name in self._out_of:
                 yield (name, ports), lost_db
@@ -252,7 +247,7 @@ class Light:
         found.lost_db.append(fibre.loss_db)
         while rays:
             ray = rays.popleft()
-            # What comes round, or by two ways to one place, is followed once.
+            # Loops and parallel branches to one place are traced once.
             if ray.at in seen:
                 continue
             seen.add(ray.at)
@@ -287,7 +282,7 @@ class Light:
         )
 
     def _outputs(self, at: Endpoint, channel: Channel | None) -> Iterator[tuple[int, float]]:
-        """Where light that came in there leaves its device, and what it loses inside."""
+        """Where a signal that enters there leaves its device, and the loss inside."""
         device, inp = self._lab.device(at.device), int(at.port)
         match device:
             case CircuitSwitch():
@@ -325,19 +320,18 @@ def launch_power_dbm(lab: Lab, source: Endpoint) -> float:
 
 
 def _slower(rate_bps: int | None, fibre: Fibre) -> int | None:
-    """The rate of what came so fast once it has passed this fibre, too."""
     if fibre.rate_bps is None or rate_bps is None:
         return rate_bps if fibre.rate_bps is None else fibre.rate_bps
     return min(rate_bps, fibre.rate_bps)
 
 
 def is_end(lab: Lab, name: str) -> bool:
-    """Whether light begins and ends at this device: all others pass it on."""
+    """Whether paths begin and end at this device: all others forward them."""
     return isinstance(lab.device(name), Server | PacketSwitch)
 
 
 def _overlapping(signals: list[Signal]) -> Iterator[tuple[Signal, Signal]]:
-    """Each two that share a frequency, in the order given. O(n log n) and what is found."""
+    """All pairs that share a frequency, in the order given. O(n log n + pairs)."""
     place = {signal: n for n, signal in enumerate(signals)}
     begun: list[Signal] = []
     for signal in sorted(signals, key=lambda signal: signal.edges):

@@ -1,4 +1,4 @@
-"""Maps of optical switches: what all have in common, and the map of a circuit switch.
+"""Models the maps of optical switches, and those of circuit switches.
 
 A fibre pair in port *n* of a switch ends at ``in:n`` and ``out:n``. A cross-connect joins one
 input to one output; a duplex circuit between ports *a* and *b* is ``a>b`` and ``b>a``.
@@ -17,7 +17,7 @@ from patchlight.testbed.errors import BadInput
 
 
 class JoinsPorts(Protocol):
-    """One entry of a switch's map: light from ``in:inp`` to ``out:out``. Sorted by these."""
+    """One entry of a switch's map: a connection from ``in:inp`` to ``out:out``. Sortable."""
 
     @property
     def inp(self) -> int:
@@ -29,7 +29,7 @@ class JoinsPorts(Protocol):
 
     @property
     def reverse(self) -> Self:
-        """The other direction, between the same ports."""
+        """The reverse direction, between the same ports."""
 
     def __lt__(self, other: Any, /) -> bool: ...
 
@@ -39,7 +39,7 @@ C = TypeVar("C", bound=JoinsPorts)
 
 @dataclass(frozen=True)
 class MapChange(Generic[C]):
-    """The smallest change from one map to another: what to break, then what to make."""
+    """The smallest change between two maps: what to break, then what to make."""
 
     breaks: tuple[C, ...] = ()
     makes: tuple[C, ...] = ()
@@ -61,27 +61,27 @@ class MapChange(Generic[C]):
 
 @dataclass(frozen=True)
 class SwitchMap(Generic[C]):
-    """The entries of one switch, in order. A value: every change gives a new map."""
+    """The entries of one switch, in order. Immutable: every change returns a new map."""
 
     _entries: tuple[C, ...] = ()
 
     @classmethod
     def of(cls, entries: Iterable[C]) -> Self:
-        """A map of these; ``BadInput`` naming both where two of them clash."""
+        """A map of these; ``BadInput`` names two that conflict."""
         raise NotImplementedError
 
     @classmethod
     def parse(cls, texts: Iterable[str]) -> Self:
-        """The map written as these texts; ``BadInput`` where one is no entry."""
+        """The map of these texts; ``BadInput`` if one is not an entry."""
         raise NotImplementedError
 
     def clashing(self, others: Self) -> tuple[C, ...]:
-        """Those entries that cannot stand beside the entries of ``others``, or are the same."""
+        """The entries that conflict with those of ``others``, or are equal."""
         raise NotImplementedError
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """The shortest way to write this map so that ``parse`` reads it back equal."""
+        """The shortest form of this map that ``parse`` reads back as equal."""
         here, written = set(self._entries), list[str]()
         for entry in self._entries:
             if entry.inp == entry.out or entry.reverse not in here:
@@ -92,7 +92,7 @@ class SwitchMap(Generic[C]):
 
     @cached_property
     def one_way_texts(self) -> Sequence[str]:
-        """Every entry by itself, as ``"1>7"``, in order of inputs."""
+        """Every entry as ``"1>7"``, in order of inputs."""
         return tuple(map(str, self._entries))
 
     def __iter__(self) -> Iterator[C]:
@@ -108,19 +108,19 @@ class SwitchMap(Generic[C]):
     def diff(self, wanted: Self) -> MapChange[C]:
         """The smallest change that turns this map into ``wanted``: O(entries), not ports²."""
         have, want = set(self._entries), set(wanted._entries)
-        # Filtered in the order they have: sorting what is left would cost more.
+        # Filtered in their order: sorting would cost more.
         return MapChange(
             breaks=tuple(entry for entry in self._entries if entry not in want),
             makes=tuple(entry for entry in wanted._entries if entry not in have),
         )
 
     def without(self, entries: Iterable[C]) -> Self:
-        """This map less these, as far as it has them."""
+        """This map without these entries."""
         gone = frozenset(entries)
         return type(self)(tuple(entry for entry in self._entries if entry not in gone))
 
     def apply(self, change: MapChange[C]) -> Self:
-        """This map after ``change``; ``BadInput`` if it breaks what is not there or clashes."""
+        """This map after ``change``; ``BadInput`` if it breaks a missing entry or conflicts."""
         have = set(self._entries)
         for entry in change.breaks:
             if entry not in have:
@@ -129,7 +129,7 @@ class SwitchMap(Generic[C]):
         return self.of([*have, *change.makes])
 
     def joined(self, additions: Self) -> Self:
-        """This map with ``additions`` made, whatever stood in their way broken."""
+        """This map with ``additions``, without what conflicts with them."""
         return self.of([*self.without(self.clashing(additions)), *additions])
 
 
@@ -142,7 +142,7 @@ _WRITTEN = re.compile(r"(?P<inp>[0-9]{1,9})\s*(?P<way>[->])\s*(?P<out>[0-9]{1,9}
 
 
 class CrossConnect(NamedTuple):
-    """Light entering at ``in:inp`` leaves at ``out:out`` (ports count from 1)."""
+    """A signal that enters at ``in:inp`` leaves at ``out:out`` (ports count from 1)."""
 
     inp: int
     out: int
@@ -152,12 +152,12 @@ class CrossConnect(NamedTuple):
 
     @property
     def reverse(self) -> CrossConnect:
-        """The other direction of a duplex circuit."""
+        """The reverse direction of a duplex circuit."""
         return CrossConnect(self.out, self.inp)
 
 
 def parse_cross_connects(text: str) -> tuple[CrossConnect, ...]:
-    """``"1-7"`` → ``1>7`` and ``7>1``; ``"2>8"`` → itself; ``BadInput`` for all else."""
+    """``"1-7"`` → ``1>7`` and ``7>1``; ``"2>8"`` → itself; else ``BadInput``."""
     match = _WRITTEN.fullmatch(text.strip())
     if match is None:
         raise BadInput(
@@ -168,9 +168,7 @@ def parse_cross_connects(text: str) -> tuple[CrossConnect, ...]:
     if match["way"] == ">":
         return (one_way,)
     if one_way.inp == one_way.out:
-        raise BadInput(
-            f"{text!r} sends light back where it came from: expected two different ports"
-        )
+        raise BadInput(f"{text!r} connects a port to itself: expected two different ports")
     return one_way, one_way.reverse
 
 
@@ -187,7 +185,7 @@ class PortMap(SwitchMap[CrossConnect]):
         once = {c.inp: c.out for c in pairs}  # a third of what dict() takes for such pairs
         if len(once) == len(pairs) == len(set(once.values())):
             return cls(tuple(sorted(pairs)))
-        # Something is there twice: as a whole, or an input or output of it.
+        # A cross-connect, input or output appears twice.
         out_of: dict[int, int] = {}
         taken: dict[int, int] = {}
         for inp, out in pairs:
@@ -200,7 +198,7 @@ class PortMap(SwitchMap[CrossConnect]):
 
     @classmethod
     def duplex(cls, pairs: Iterable[tuple[int, int]]) -> Self:
-        """The map of these two-way circuits: ``(a, b)`` gives ``a>b`` and ``b>a``."""
+        """The map of these two-way circuits: ``(a, b)`` becomes ``a>b`` and ``b>a``."""
         return cls.of(c for a, b in pairs for c in ((a, b), (b, a)))
 
     @classmethod
@@ -231,7 +229,7 @@ class PortMap(SwitchMap[CrossConnect]):
         return {c.out: c.inp for c in self._entries}
 
     def clashing(self, others: PortMap) -> tuple[CrossConnect, ...]:
-        """Those that cannot stand beside ``others``: their input or output is in use."""
+        """Those that conflict with ``others``: their input or output is in use."""
         inputs, outputs = set(others.out_of), set(others.in_of)
         return tuple(c for c in self._entries if c.inp in inputs or c.out in outputs)
 

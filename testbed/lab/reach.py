@@ -1,4 +1,4 @@
-"""Says which hosts have no link, which of them reach each other, and why others do not."""
+"""Finds hosts without a link, which hosts reach each other, and the reasons."""
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
@@ -15,8 +15,8 @@ _MOST_NAMES = 4
 class Reach:
     """What the hosts of a lab reach over these links; ``None``: the links are not known.
 
-    ``lost`` has hosts whose circuit stands and carries nothing, with the reason: no carrier, say.
-    Where paths depend on wavelengths, only hosts without any path count as cut off.
+    ``lost`` has hosts whose circuit carries no signal, with the reason. If the lab has wavelength
+    channels, only hosts without any path count as cut off.
     """
 
     def __init__(self, lab: Lab, links: Links | None, lost: Mapping[str, str] = _NOTHING) -> None:
@@ -29,18 +29,18 @@ class Reach:
 
     @cached_property
     def without_link(self) -> Mapping[str, str]:
-        """Each host that reaches no packet switch, or no other host at all, and the reason."""
+        """Each host that reaches no packet switch, or no other host, with the reason."""
         return self.reasons(self._lab.hosts)
 
     def reasons(self, hosts: Sequence[Host]) -> dict[str, str]:
-        """The same of these hosts alone."""
+        """The same for these hosts only."""
         if self._links is None or len(self._lab.hosts) < 2:
             return {}
         found = {host.name: self._why(host, self._links) for host in hosts}
         return {name: why for name, why in found.items() if why}
 
     def apart(self, hosts: Sequence[Host]) -> Mapping[str, str]:
-        """Those of these hosts that the others do not reach, and why; empty if all reach all."""
+        """Those of these hosts that the others do not reach, and why."""
         if self._links is None or len(hosts) < 2:
             return {}
         found = {h.name: self._cut(h, self._links) for h in hosts}
@@ -68,7 +68,7 @@ class Reach:
         return f"it is connected to {peer.device}, which reaches no other host" if alone else ""
 
     def _cut(self, host: Host, links: Links) -> str:
-        """Why the NIC of a host is connected to nothing; empty if it is."""
+        """Why a host's NIC has no link; empty if it has one."""
         end = host.endpoint
         if links.peers(end):
             return self._lost.get(host.name, "")
@@ -85,7 +85,7 @@ class Reach:
             if out is None and back is None:
                 return f"no circuit at {at.device} port {port}"
             if out is None or out != back:
-                return f"no circuit that leads both ways at {at.device} port {port}"
+                return f"no two-way circuit at {at.device} port {port}"
             if out not in self._lab.circuit_fibres[at.device]:
                 return f"its circuit ends at {at.device} port {out}, which has no fibre"
             at, _ = self._lab.circuit_fibres[at.device][out]
@@ -97,7 +97,6 @@ class Reach:
 
     @cached_property
     def _group(self) -> Mapping[str, int]:
-        """The number of a group for each host: hosts of one group reach each other."""
         if self._links is None or self._lab.coloured:
             return dict.fromkeys((host.name for host in self._lab.hosts), 0)
         switches = {switch.name for switch in self._lab.packet_switches}

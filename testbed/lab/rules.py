@@ -1,4 +1,4 @@
-"""The rules of a lab: how jobs wait, which policies decide, and who may do what."""
+"""Models the rules of a lab: queueing, policies, and access."""
 
 import math
 import re
@@ -13,7 +13,7 @@ from patchlight.testbed.errors import BadInput
 
 
 class NumberBounds(NamedTuple):
-    """The least and the most that a number may be; ``least`` itself may not be with ``open``."""
+    """The bounds of a number; with ``open``, ``least`` itself is excluded."""
 
     least: float
     most: float
@@ -32,34 +32,34 @@ BOUNDS: Mapping[str, NumberBounds] = {
     "jobs": NumberBounds(1, 1_000_000),
     "gpu_hours": NumberBounds(0, 10**9, open=True),
 }
-"""Of each number in a ``Discipline`` and an ``Allowance``."""
+"""The bounds of each number in a ``Discipline`` and an ``Allowance``."""
 
 
 class WaitReason(StrEnum):
-    """Why a job that waits was not started."""
+    """Why a waiting job was not started."""
 
     NO_GPUS = "no-gpus"
-    """Too few GPUs are free that it can run on."""
+    """Too few suitable GPUs are free."""
     NO_PLACE = "no-place"
-    """The placement policy finds no place for it, or the partition policy lets it wait."""
+    """The placement policy finds no hosts for it, or the partition policy lets it wait."""
     NO_CIRCUIT = "no-circuit"
-    """Its GPUs cannot be joined by light."""
+    """Circuits cannot connect its GPUs."""
     OUT_OF_REACH = "out-of-reach"
-    """Hosts that it needs, or a circuit switch on their way, do not answer."""
+    """Some of its hosts, or a circuit switch between them, do not answer."""
     BEHIND = "behind"
     """It is not its turn yet."""
     UNREACHABLE = "unreachable"
     """No number of GPUs meets its requirement."""
     QUOTA = "quota"
-    """Its user has as much as one user may have."""
+    """Its user has reached a limit."""
     DEPENDENCY = "dependency"
-    """Other jobs have to be done first, or one of them failed."""
+    """Other jobs must be done first, or one of them failed."""
     HELD = "held"
     """Its user holds it back."""
 
     @property
     def is_passed(self) -> bool:
-        """Whether the jobs behind such a job may start though it comes before them."""
+        """Whether later jobs may start before such a job."""
         return self in _PASSED
 
 
@@ -75,9 +75,9 @@ _PASSED = frozenset(
 
 
 class Waiting(NamedTuple):
-    """Why a job waits, and the same in words.
+    """Why a job waits, also as text.
 
-    ``is_blocked``: others pass it, and it does not start by itself when GPUs become free.
+    ``is_blocked``: others may overtake it, and free GPUs alone do not start it.
     """
 
     reason: WaitReason
@@ -87,7 +87,7 @@ class Waiting(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Allowance:
-    """What a user may have; ``None``: as everybody, and without a limit.
+    """A user's limits; ``None``: the general rule, without a limit.
 
     ``share`` is the weight under the order policy *fair-share* (``None``: 1). ``gpus`` is the most
     at once, ``jobs`` the most that wait or run. After ``gpu_hours`` in a window of
@@ -104,7 +104,7 @@ class Allowance:
 
     @property
     def is_limited(self) -> bool:
-        """Whether it is a quota at all, and no share alone."""
+        """Whether it has a limit, not only a share."""
         return not (self.gpus is self.jobs is self.gpu_hours is None)
 
 
@@ -112,19 +112,18 @@ class Allowance:
 class Discipline:
     """How a queue is run, in the lab and in the simulator.
 
-    Without ``backfill`` the next job in order holds up all behind it. With it, jobs behind may
-    start if they will have ended when the first one can start, or leave it enough GPUs (EASY;
-    Mu'alem and Feitelson, TPDS 2001); ``backfill_depth`` of them are looked at.
+    Without ``backfill`` the next job in order blocks all later ones. With it, up to
+    ``backfill_depth`` later jobs may start if they end before the first one can start, or leave it
+    enough GPUs (EASY; Mu'alem and Feitelson, TPDS 2001).
 
-    With ``preempt`` a waiting job takes the GPUs of jobs that are behind it in order and have
-    run for ``quantum_s``; it is looked again every ``quantum_s`` while jobs wait.
+    With ``preempt`` a waiting job takes the GPUs of jobs that come later in order and have run for
+    ``quantum_s``; this is checked every ``quantum_s`` while jobs wait.
 
-    What users had counts half as much for *fair-share* after ``half_life_s``. ``each_user`` is
-    what every user may have, ``users`` what the named ones may have instead, as pairs.
+    For *fair-share*, past usage counts half after ``half_life_s``. ``each_user`` limits every user;
+    ``users`` replaces it for named ones.
 
-    A lab remembers the latest ``keep_jobs`` jobs that have ended, and each no longer than
-    ``keep_for_s`` (``None``: without an end).
-    ``BadInput`` for a value that is out of bounds.
+    The latest ``keep_jobs`` ended jobs are kept, for at most ``keep_for_s`` (``None``: unlimited).
+    ``BadInput`` for a value out of bounds.
     """
 
     backfill: bool = False
@@ -145,7 +144,7 @@ class Discipline:
             raise BadInput(f"user {twice[0]} is named twice: expected each user once")
 
     def allowance(self, user: str) -> Allowance:
-        """What a user may have; what is not said of this one is what everybody may have."""
+        """A user's limits; what is not set for the user follows the general rule."""
         own = dict(self.users).get(user)
         if own is None:
             return self.each_user
@@ -154,7 +153,7 @@ class Discipline:
 
     @property
     def has_quotas(self) -> bool:
-        """Whether what any user may have is limited."""
+        """Whether any user has a limit."""
         return self.each_user.is_limited or any(each.is_limited for _, each in self.users)
 
 
@@ -181,10 +180,10 @@ KINDS: tuple[PolicyKind, ...] = get_args(PolicyKind)
 class PolicyChoice:
     """One source's choice of policies; ``None``: not chosen there. ``BadInput`` if out of bounds.
 
-    A policy is a name for ``patchlight.controller.policies.registry.find``, empty for none. One
-    without an answer after ``deadline_s`` is skipped. With ``defragment``, circuits change under
-    running jobs when a job has ended and every ``defragment_every_s``, where that is predicted to
-    gain more than ``minimum_gain_s`` over all jobs.
+    A policy is a name for ``patchlight.controller.policies.registry.find``, empty for none. A
+    policy that takes longer than ``deadline_s`` is skipped. With ``defragment``, circuits change
+    under running jobs when a job has ended and every ``defragment_every_s``, if the predicted gain
+    over all jobs exceeds ``minimum_gain_s``.
     """
 
     placement: str | None = None
@@ -200,7 +199,7 @@ class PolicyChoice:
     def __post_init__(self) -> None:
         for name, what in (
             ("deadline_s", "a policy's deadline is"),
-            ("defragment_every_s", "light is looked at every"),
+            ("defragment_every_s", "the interval of rewiring is"),
         ):
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
@@ -215,16 +214,16 @@ class PolicyChoice:
 
     @property
     def said(self) -> dict[str, Any]:
-        """What is said here, by field."""
+        """The fields that are set."""
         named = {each.name: getattr(self, each.name) for each in fields(self)}
         return {name: value for name, value in named.items() if value is not None}
 
     def over(self, other: "PolicyChoice") -> "PolicyChoice":
-        """What is said here, and what the other says where nothing is."""
+        """These choices, completed from another source."""
         return replace(other, **self.said)
 
     def beside(self, folder: Path) -> "PolicyChoice":
-        """The same; policy files by their full path, from this folder on."""
+        """The same; relative paths of policy files start from this folder."""
         named: dict[str, Any] = {
             kind: full_path(name, folder) for kind in KINDS if (name := self.of(kind))
         }
@@ -235,7 +234,7 @@ NOTHING_SAID = PolicyChoice()
 
 
 def full_path(policy: str, folder: Path) -> str:
-    """A policy file by its full path, from a folder on; any other policy as it is written."""
+    """A policy file by its full path, relative to a folder; other policies unchanged."""
     kind, colon, named = policy.partition(":")
     if kind not in KINDS:
         kind, colon, named = "", "", policy
@@ -246,11 +245,11 @@ def full_path(policy: str, folder: Path) -> str:
 
 
 class Role(IntEnum):
-    """What a caller may do, each also what those before it may.
+    """What a caller may do; each role includes the previous ones.
 
-    A ``viewer`` looks. A ``user`` submits jobs, and stops their own. An ``operator`` changes
+    A ``viewer`` reads. A ``user`` submits jobs and stops their own. An ``operator`` changes
     circuits and all jobs. An ``admin`` creates tokens, reads the audit log, stops the controller,
-    and lets it run their programs as policies.
+    and may run their own programs as policies.
     """
 
     NOBODY = 0
@@ -269,14 +268,14 @@ class Role(IntEnum):
 
 
 ROLES = tuple(str(role) for role in Role if role)
-"""The names of the roles that somebody can be given."""
+"""The names of the roles that can be given."""
 
 
 @dataclass(frozen=True)
 class Access:
-    """What users of the controller's machine may do, as the kernel says who they are.
+    """What local users may do, identified by the kernel.
 
-    Root, the user who runs the controller, and who did so by ``sudo`` are admins; the others are
+    Root, the user who runs the controller, and its ``sudo`` user are admins; the others are
     ``members`` if they are in the ``group``, else ``others``.
     """
 
@@ -289,7 +288,7 @@ _JUMP = re.compile(r"(?:(?P<user>[^@]+)@)?(?:\[(?P<v6>[^]]+)\]|(?P<host>[^:]+))(
 
 
 class JumpHost(NamedTuple):
-    """A host that connections go through; ``user`` is ``None`` where it is the server's."""
+    """A jump host; ``user`` ``None``: the same as at the server."""
 
     host: str
     port: int
@@ -298,11 +297,11 @@ class JumpHost(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SshAccess:
-    """Where a server's ``sshd`` answers, whom to log in as, and which host key it has.
+    """Where a server's ``sshd`` listens, the login, and its host key.
 
     ``address`` ``None``: the agent's host. ``user``, ``identity`` (a private key file) ``None``:
-    the SSH client decides. ``host_key`` is a fingerprint (``SHA256:…``), ``None``: ``known_hosts``
-    has it; ``legacy`` allows old algorithms. ``jump`` is ``[user@]host[:port]`` to go through.
+    the SSH client decides. ``host_key`` is a fingerprint (``SHA256:…``), ``None``: use
+    ``known_hosts``; ``legacy`` allows old algorithms. ``jump`` is ``[user@]host[:port]``.
     """
 
     address: str | None = None
@@ -316,7 +315,7 @@ class SshAccess:
 
     @property
     def jump_host(self) -> JumpHost | None:
-        """The host to go through, if there is one."""
+        """The jump host, if any."""
         match = _JUMP.fullmatch(self.jump or "")
         if match is None:
             return None
@@ -324,18 +323,18 @@ class SshAccess:
 
 
 DYNAMIC = "dynamic"
-"""As a worker's user: one for each person who submits jobs."""
+"""As a worker's user: one user per job owner."""
 WRITABLE = ":rw"
-"""What a folder ends in that workers may write to."""
+"""Suffix of folders that workers may write to."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerPolicy:
-    """What a worker may have of its server; ``None``: no limit of the lab.
+    """What a worker may have of its server; ``None``: no limit.
 
-    Its image fits one of the patterns ``images`` (``pytorch/*``). It mounts folders below
-    ``mounts``, and writes only below those that end in ``:rw``, checkpoints too. ``user`` is whom
-    it runs as: a user of the servers, or ``dynamic``, one for each person who submits jobs.
+    Its image matches one of the patterns ``images`` (``pytorch/*``). It mounts folders below
+    ``mounts``, and writes only below those with the suffix ``:rw``, including checkpoints. ``user``
+    is the user it runs as: one of the servers' users, or ``dynamic``, one per job owner.
     """
 
     images: tuple[str, ...] | None = None
@@ -345,5 +344,5 @@ class WorkerPolicy:
     user: str = DYNAMIC
 
     def allows_image(self, image: str) -> bool:
-        """Whether a container may be of it."""
+        """Whether containers may use this image."""
         return self.images is None or any(fnmatchcase(image, each) for each in self.images)

@@ -1,7 +1,7 @@
-"""Channels of light, and the map of a wavelength switch.
+"""Models optical channels and the map of a wavelength switch.
 
-Frequencies are those of ITU-T G.694.1: 193.1 THz and steps of 6.25 GHz from there; a channel takes
-slots of 12.5 GHz around its centre. So channels are whole numbers, and compare exactly.
+Frequencies follow ITU-T G.694.1: 193.1 THz plus steps of 6.25 GHz; a channel takes slots of 12.5
+GHz around its centre. So channels are whole numbers and compare exactly.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _ROUTE = re.compile(
 class Channel(NamedTuple):
     """``steps`` of 6.25 GHz from 193.1 THz to its centre, ``slots`` of 12.5 GHz wide.
 
-    Sorted by frequency.
+    Sortable by frequency.
     """
 
     steps: int
@@ -40,17 +40,17 @@ class Channel(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Channel:
-        """``"193.100"`` (THz; 50 GHz wide), ``"193.1/75"`` (GHz wide); ``BadInput`` else."""
+        """``"193.100"`` (THz; 50 GHz wide), ``"193.1/75"`` (GHz wide); else ``BadInput``."""
         match = _CHANNEL.fullmatch(text.strip())
         if match is None:
             raise BadInput(
-                f"{text!r} is not a channel: expected its frequency in THz, like '193.100', and "
-                "where it is not 50 GHz wide its width in GHz, like '193.100/75'"
+                f"{text!r} is not a channel: expected a frequency in THz, like '193.100', with "
+                "its width in GHz unless it is 50, like '193.100/75'"
             )
         thz = Decimal(match["thz"])
         if not _LOWEST_THZ <= thz <= _HIGHEST_THZ:
             raise BadInput(
-                f"{text!r} is no optical channel: expected {_LOWEST_THZ} to {_HIGHEST_THZ} THz"
+                f"{text!r} is not an optical channel: expected {_LOWEST_THZ} to {_HIGHEST_THZ} THz"
             )
         steps, rest = divmod(thz - _ANCHOR_THZ, _STEP_THZ)
         if rest:
@@ -62,7 +62,7 @@ class Channel(NamedTuple):
         slots, odd = divmod(float(match["ghz"] or "50"), _SLOT_GHZ)
         if odd or not 1 <= slots <= _WIDEST_SLOTS:
             raise BadInput(
-                f"{text!r} is no channel: expected a width of some times 12.5 GHz, like "
+                f"{text!r} is not a channel: expected a multiple of 12.5 GHz as width, like "
                 f"'{match['thz']}/75', at most {_WIDEST_SLOTS * _SLOT_GHZ:g}"
             )
         return cls(int(steps), int(slots))
@@ -83,7 +83,7 @@ class Channel(NamedTuple):
 
     @property
     def width_ghz(self) -> float:
-        """How wide it is."""
+        """Its width in GHz."""
         return self.slots * _SLOT_GHZ
 
     @property
@@ -93,11 +93,11 @@ class Channel(NamedTuple):
 
     @property
     def edges(self) -> tuple[int, int]:
-        """Where it begins and ends, in steps of 6.25 GHz from 193.1 THz."""
+        """Its lower and upper edge, in steps of 6.25 GHz from 193.1 THz."""
         return self.steps - self.slots, self.steps + self.slots
 
     def overlaps(self, other: Channel) -> bool:
-        """Whether the two share any frequency; channels side by side do not."""
+        """Whether the two share any frequency; adjacent channels do not."""
         return self.edges[0] < other.edges[1] and other.edges[0] < self.edges[1]
 
     def within(self, other: Channel) -> bool:
@@ -106,14 +106,14 @@ class Channel(NamedTuple):
 
 
 class Band(NamedTuple):
-    """All frequencies between the centres of two channels, those included."""
+    """All frequencies from one channel's centre to another's."""
 
     first: Channel
     last: Channel
 
     @classmethod
     def parse(cls, text: str) -> Band:
-        """``"191.350-196.100"`` → a band; ``BadInput`` for anything else."""
+        """``"191.350-196.100"`` → a band; else ``BadInput``."""
         first, dash, last = text.partition("-")
         if not dash:
             raise BadInput(f"{text!r} is not a band: expected two channels, like '191.350-196.100'")
@@ -131,13 +131,13 @@ class Band(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """The channels of a device, ``spacing_ghz`` apart and as wide; ``None``: any (flexible)."""
+    """The channels of a device: ``spacing_ghz`` apart and wide; ``None``: any (flexible)."""
 
     spacing_ghz: float | None = 50.0
 
     @classmethod
     def parse(cls, text: str) -> Grid:
-        """``"50GHz"`` or ``"flexible"``; ``BadInput`` for anything else."""
+        """``"50GHz"`` or ``"flexible"``; else ``BadInput``."""
         if text in GRIDS:
             return cls(None if text == "flexible" else float(text.removesuffix("GHz")))
         raise BadInput(f"{text!r} is not a grid: expected one of {', '.join(GRIDS)}")
@@ -146,7 +146,7 @@ class Grid:
         return "flexible" if self.spacing_ghz is None else f"{self.spacing_ghz:g}GHz"
 
     def check(self, channel: Channel) -> None:
-        """``BadInput`` if the channel is not on the grid, with those that are nearest."""
+        """``BadInput`` with the nearest channels if the channel is not on the grid."""
         if self.spacing_ghz is None:
             return
         apart, slots = int(self.spacing_ghz / _STEP_GHZ), int(self.spacing_ghz / _SLOT_GHZ)
@@ -166,7 +166,7 @@ GRIDS = ("12.5GHz", "25GHz", "50GHz", "75GHz", "100GHz", "200GHz", "flexible")
 
 
 class ChannelConnect(NamedTuple):
-    """Light of ``channel`` entering at ``in:inp`` leaves at ``out:out``, weaker by so much."""
+    """Sends ``channel`` from ``in:inp`` to ``out:out``, attenuated."""
 
     inp: int
     out: int
@@ -184,25 +184,25 @@ class ChannelConnect(NamedTuple):
 
     @property
     def reverse(self) -> ChannelConnect:
-        """The same channel in the other direction."""
+        """The same channel in the reverse direction."""
         return self._replace(inp=self.out, out=self.inp)
 
     def clashes(self, other: ChannelConnect) -> bool:
-        """Whether one map cannot have both: other entries of overlapping channels on one fibre."""
+        """Whether one map cannot have both: overlapping channels on one fibre."""
         same_fibre = self.inp == other.inp or self.out == other.out
         return same_fibre and self != other and self.channel.overlaps(other.channel)
 
 
 def parse_channel_connects(text: str) -> tuple[ChannelConnect, ...]:
-    """``"1>3@193.100"`` → itself; ``"1-3@193.100-2dB"`` → both directions, 2 dB weaker.
+    """``"1>3@193.100"`` → itself; ``"1-3@193.100-2dB"`` → both directions with 2 dB of attenuation.
 
-    ``BadInput`` for all else.
+    Else ``BadInput``.
     """
     match = _ROUTE.fullmatch(text.strip())
     if match is None:
         raise BadInput(
-            f"{text!r} is not the way of a channel: expected two ports and a channel in THz, like "
-            "'1>3@193.100', or with an attenuation '1>3@193.100-2dB'"
+            f"{text!r} is not a channel's cross-connect: expected two ports and a channel in "
+            "THz, like '1>3@193.100', or with an attenuation '1>3@193.100-2dB'"
         )
     channel, less_db = Channel.parse(match["channel"]), float(match["db"] or 0)
     return tuple(
@@ -215,11 +215,11 @@ SpectrumMapChange = MapChange[ChannelConnect]
 
 
 class SpectrumMap(SwitchMap[ChannelConnect]):
-    """Which channels go from which input to which output."""
+    """The cross-connects of a wavelength switch."""
 
     @classmethod
     def of(cls, ways: Iterable[ChannelConnect]) -> Self:
-        """A map of these; ``BadInput`` naming both where two channels meet on one fibre."""
+        """A map of these; ``BadInput`` names two whose channels collide on one fibre."""
         unique = sorted(set(ways))
         for clash in clashes(unique):
             raise BadInput(clash)
@@ -231,7 +231,7 @@ class SpectrumMap(SwitchMap[ChannelConnect]):
         return cls.of(way for text in texts for way in parse_channel_connects(text))
 
     def way_of(self, inp: int, channel: Channel) -> ChannelConnect | None:
-        """The entry that lets all of this channel's light through from there, if there is one."""
+        """The entry that passes this whole channel from there, if any."""
         return next((way for way in self._at.get(inp, ()) if channel.within(way.channel)), None)
 
     @cached_property
@@ -242,13 +242,13 @@ class SpectrumMap(SwitchMap[ChannelConnect]):
         return at
 
     def clashing(self, others: SpectrumMap) -> tuple[ChannelConnect, ...]:
-        """Those that cannot stand beside ``others``: they share frequencies of a fibre."""
+        """Those that conflict with ``others``: they share frequencies of a fibre."""
         return tuple(
             way for way in self._entries if any(way == o or way.clashes(o) for o in others)
         )
 
     def check(self, inputs: int, outputs: int, grid: Grid) -> None:
-        """``BadInput`` for a port that the device has not, or a channel off its grid."""
+        """``BadInput`` for a port outside the device, or a channel off its grid."""
         for way in self._entries:
             if not 1 <= way.inp <= inputs:
                 raise BadInput(f"{way}: input {way.inp} is outside 1–{inputs}")
@@ -258,7 +258,7 @@ class SpectrumMap(SwitchMap[ChannelConnect]):
 
 
 def clashes(ways: Iterable[ChannelConnect]) -> Iterator[str]:
-    """What is wrong between entries of one map: each two whose light would meet, in words."""
+    """Conflicts within one map, as text: pairs whose signals would collide."""
     by_fibre: dict[tuple[str, int], list[ChannelConnect]] = {}
     for way in ways:
         for fibre in (("in", way.inp), ("out", way.out)):
@@ -275,5 +275,5 @@ def clashes(ways: Iterable[ChannelConnect]) -> Iterator[str]:
 def _words(one: ChannelConnect, other: ChannelConnect) -> str:
     where = f"out:{one.out}" if one.out == other.out else f"in:{one.inp}"
     if one.out == other.out:
-        return f"two signals would meet at {where}: {one} and {other}"
-    return f"light at {where} goes one way only: {one} and {other}"
+        return f"two signals would collide at {where}: {one} and {other}"
+    return f"the connection at {where} is one-way: {one} and {other}"

@@ -1,8 +1,8 @@
-"""The network under a lab's GPUs as other schedulers see it, and its files for Slurm and Kueue.
+"""Describes the network between a lab's GPUs for other schedulers, with files for Slurm and Kueue.
 
-A *node* is a server. A *block* is the packet switches that are joined directly or by way of one
-other, like those of a pod; a *fabric* is all that reach each other. Which node is under which
-switch follows the circuits.
+A *node* is a server. A *block* is a set of packet switches linked directly or through one other,
+like a pod; a *fabric* is all that reach each other. The circuits decide which node is under which
+switch.
 """
 
 import re
@@ -20,9 +20,9 @@ from patchlight.testbed.lab.wiring import Links
 
 @dataclass(frozen=True, slots=True)
 class NodeGpu:
-    """A GPU, its NIC, and the packet switch it is connected to now (``None``: dark).
+    """A GPU, its NIC, and its packet switch now (``None``: not connected).
 
-    ``rate_bps`` is that of the slowest fibre on the way, ``None`` without a limit.
+    ``rate_bps`` is that of the slowest fibre on the path, ``None`` without a limit.
     """
 
     name: str
@@ -36,7 +36,7 @@ class NodeGpu:
 class TopologyNode:
     """A server with GPUs. ``switch`` is the packet switch that most of them are connected to.
 
-    Of equals it is the first in the lab file; ``None`` while all its NICs are dark.
+    In a tie it is the first in the lab file; ``None`` if no NIC is connected.
     """
 
     name: str
@@ -46,7 +46,7 @@ class TopologyNode:
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """A packet switch that nodes are under, with the block and the fabric that it belongs to."""
+    """A packet switch with nodes, and its block and fabric."""
 
     name: str
     block: str
@@ -56,7 +56,7 @@ class Leaf:
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """All nodes; the packet switches that have some, in the order of the lab file; the trunks.
+    """All nodes; the packet switches that have nodes, in lab file order; the trunks.
 
     ``trunks`` are the links between packet switches: both ends, and the rate in bit/s.
     """
@@ -68,7 +68,7 @@ class Topology:
 
     @property
     def as_json(self) -> dict[str, Any]:
-        """In plain JSON values."""
+        """As plain JSON values."""
         leaf_of = {leaf.name: leaf for leaf in self.leaves}
         return {
             "lab": self.lab,
@@ -99,7 +99,7 @@ class Topology:
 
 
 def topology_of(lab: Lab, links: Links) -> Topology:
-    """The topology of a lab under these links. Servers without a GPU are no nodes."""
+    """The topology of a lab with these links. Servers without a GPU are not nodes."""
     order = {switch.name: number for number, switch in enumerate(lab.packet_switches)}
     nodes = tuple(_nodes(lab, links, order))
     under: dict[str, list[str]] = {}
@@ -123,7 +123,7 @@ def topology_of(lab: Lab, links: Links) -> Topology:
 
     blocks = _groups(found, near)
     fabrics = _groups(order, lambda switch: beside[switch])
-    # Named for the first leaf: a dot is in no switch's name.
+    # Named for the first leaf: switch names cannot contain a dot.
     first: dict[str, str] = {}
     for name in found:
         first.setdefault(fabrics[name], name)
@@ -151,7 +151,7 @@ def _nodes(lab: Lab, links: Links, order: Mapping[str, int]) -> Iterable[Topolog
 
 
 def _groups(names: Iterable[str], near: Callable[[str], set[str]]) -> dict[str, str]:
-    """For each of these switches the first one of those that it is joined with, step by step."""
+    """For each of these switches, the first one that it is connected with, step by step."""
     names = list(names)
     among, first = set(names), dict[str, str]()
     for name in names:
@@ -165,17 +165,17 @@ def _groups(names: Iterable[str], near: Callable[[str], set[str]]) -> dict[str, 
 
 
 LABELS = ("patchlight.local/fabric", "patchlight.local/block", "patchlight.local/switch")
-"""The labels of a Kubernetes node, from the widest on; below them is its host name."""
+"""The labels of a Kubernetes node, widest first; below them is its host name."""
 
 _HOST_NAME = "kubernetes.io/hostname"
-# RFC 1123, as Kubernetes wants nodes' names.
+# RFC 1123, required for Kubernetes node names.
 _NODE_NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 
 
 def _tree(topology: Topology) -> list[tuple[str, str, list[str]]]:
     """Slurm's tree from the leaves up: a switch's name, ``nodes`` or ``children``, and these.
 
-    A level that has the same groups as the one below it is left out.
+    A level with the same groups as the one below it is omitted.
     """
     rows = [(leaf.name, "nodes", list(leaf.nodes)) for leaf in topology.leaves]
     below = {leaf: leaf.name for leaf in topology.leaves}
@@ -221,13 +221,12 @@ def slurm_conf(topology: Topology) -> str:
 
 
 def _notes(topology: Topology) -> str:
-    """What the format has no word for, as comments."""
-    lines = [f"# The nodes of lab {topology.lab} as they are lit now."]
+    lines = [f"# The nodes of lab {topology.lab} as connected now."]
     for node in topology.nodes:
         if node.switch is None:
-            lines.append(f"# {node.name} is left out: its NICs are dark.")
+            lines.append(f"# {node.name} is omitted: its NICs are not connected.")
         elif also := _elsewhere(node):
-            lines.append(f"# {node.name} is lit to {', '.join(also)} too.")
+            lines.append(f"# {node.name} is also connected to {', '.join(also)}.")
     return "".join(f"{line}\n" for line in lines)
 
 
@@ -238,15 +237,15 @@ def _elsewhere(node: TopologyNode) -> list[str]:
 def kueue(topology: Topology) -> str:
     """A manifest: the ``Topology`` with its levels, and each node with its labels.
 
-    A node whose NICs are dark has none, and Kueue gives it no work that wants a topology.
-    ``BadInput`` for servers whose names no Kubernetes node can have.
+    A node whose NICs are not connected has no labels, so Kueue gives it no work that requires a
+    topology. ``BadInput`` for server names that are not valid node names.
     """
     wrong = [node.name for node in topology.nodes if not _NODE_NAME.fullmatch(node.name)]
     if wrong:
         raise BadInput(
-            f"no Kubernetes node can be called {', '.join(wrong)}: expected small letters, digits "
+            f"invalid Kubernetes node name {', '.join(wrong)}: expected small letters, digits "
             "and hyphens",
-            hint="nodes go by the servers' names in the lab file",
+            hint="node names are the servers' names in the lab file",
         )
     leaf_of = {leaf.name: leaf for leaf in topology.leaves}
     levels = [{"nodeLabel": label} for label in (*LABELS, _HOST_NAME)]
@@ -274,4 +273,4 @@ FORMATS: Mapping[str, Callable[[Topology], str]] = {
     "slurm-conf": slurm_conf,
     "kueue": kueue,
 }
-"""What writes a topology as text, by the format's name; ``json`` beside these is its values."""
+"""Writers of a topology as text, by format; ``json`` is available too."""

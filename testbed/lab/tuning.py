@@ -1,4 +1,4 @@
-"""Tune the transceivers of an emulated lab over its Unix socket: JSON lines both ways."""
+"""Tunes the transceivers of an emulated lab over its Unix socket, with JSON lines both ways."""
 
 import json
 import socket
@@ -11,15 +11,15 @@ from patchlight.testbed.lab.model import Endpoint
 from patchlight.testbed.lab.spectrum import Channel
 
 LIGHT_SOCKET = "optical/light.sock"
-"""Where it is in the runtime directory of a lab: ``/run/patchlight/LAB/optical/light.sock``."""
+"""Its place in the runtime directory of a lab: ``/run/patchlight/LAB/optical/light.sock``."""
 _DEADLINE_S = 30.0
 
 
 class LightClient:
-    """One connection to the light of an emulated lab; not for several threads at once.
+    """A connection to an emulated lab's transceivers; not thread-safe.
 
-    Methods raise ``BadInput`` for what the lab has not, and ``PatchlightError`` where nobody
-    answers.
+    Methods raise ``BadInput`` for what the lab does not have, and ``PatchlightError`` if the lab
+    does not answer.
     """
 
     def __init__(self, path: Path) -> None:
@@ -45,37 +45,37 @@ class LightClient:
         self.close()
 
     def close(self) -> None:
-        """End the connection; the light stays as it is."""
+        """Close the connection; transceivers stay as they are."""
         self._answers.close()
         self._socket.close()
 
     def tune(self, port: Endpoint | str, channel: Channel | str, *, wait: bool = True) -> None:
-        """Have the transmitter at ``port`` (``server1.nic0``) send on ``channel``.
+        """Make the transmitter at ``port`` (``server1.nic0``) send on ``channel``.
 
-        It is dark while it is tuned; with ``wait`` this returns when it sends. A channel that it
-        cannot send is ``BadInput``, and it goes on as it was.
+        It is off while it is tuned; with ``wait`` this returns when it sends. ``BadInput`` for a
+        channel that it cannot send; it then stays unchanged.
         """
         self.ask({"tune": str(port), "channel": str(channel), "wait": wait})
 
     def darken(self, port: Endpoint | str) -> None:
-        """Have the transmitter at ``port`` send nothing until it is tuned."""
+        """Switch the transmitter at ``port`` off until it is tuned."""
         self.ask({"tune": str(port), "channel": None})
 
     def transceivers(self) -> dict[str, dict[str, Any]]:
         """By port: ``channel``, ``state`` (on, off, tuning), ``band``, ``to``, ``destroyed_at``.
 
-        ``to`` are the ports that get its frames; ``destroyed_at`` are fibres on which another
-        signal of its channel destroys them, by the end that light leaves.
+        ``to`` are the ports that receive its frames; ``destroyed_at`` are fibres, by sending end,
+        on which another signal of its channel destroys them.
         """
         return dict(self.ask({"look": True})["transceivers"])
 
     def losses(self) -> dict[str, dict[str, int]]:
-        """Frames lost so far: ``destroyed`` by end of a fibre, ``dark`` by the port that sent."""
+        """Frames lost so far: ``destroyed`` by end of a fibre, ``dark`` by sending port."""
         answer = self.ask({"look": True})
         return {name: dict(answer[name]) for name in ("destroyed", "dark")}
 
     def ask(self, request: dict[str, Any]) -> dict[str, Any]:
-        """The answer to one request."""
+        """The reply to one request."""
         try:
             self._socket.sendall(json.dumps(request).encode() + b"\n")
             answer = json.loads(self._answers.readline() or b"{}")
@@ -84,11 +84,11 @@ class LightClient:
         if "error" in answer:
             raise BadInput(answer["error"], hint=answer.get("hint"))
         if not answer.get("ok"):
-            raise self._silent(ConnectionError("it hung up"))
+            raise self._silent(ConnectionError("it closed the connection"))
         return dict(answer)
 
     def _silent(self, error: Exception) -> PatchlightError:
         return PatchlightError(
-            f"asking the emulated light at {self._path}: {error}",
-            hint="Is the lab up, and has it transceivers? patchlight emulate status",
+            f"requesting the emulated transceivers at {self._path}: {error}",
+            hint="check that the lab is up and has transceivers: patchlight emulate status",
         )

@@ -1,7 +1,7 @@
-"""Optical devices: transceivers, wavelength switches, passive parts, and faults of emulated ones.
+"""Models wavelength devices (transceivers, wavelength switches, passive parts) and emulated faults.
 
-Light without a channel comes from ports without a transceiver in the lab file. It passes optical
-circuit switches and couplers, and nothing that sorts by wavelength.
+Signals of ports without a transceiver have no channel. They pass circuit switches and couplers, but
+no device that sorts by wavelength.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ Value = str | int | float | bool | tuple[int, ...] | tuple[tuple[str, float], ..
 
 @dataclass(frozen=True, slots=True)
 class OcsFault:
-    """One object for an emulated device's control socket, and when it applies.
+    """One request to an emulated device's control socket, and when it applies.
 
-    ``after_s`` seconds after the device's start; or, if not 0, after so many changing commands.
+    ``after_s`` seconds after the device's start, or after that many changing commands if not 0.
     """
 
     settings: tuple[tuple[str, Value], ...]
@@ -32,19 +32,19 @@ class OcsFault:
     def of(
         cls, settings: Mapping[str, Any], *, after_s: float = 0.0, after_changes: int = 0
     ) -> OcsFault:
-        """From plain values, as JSON has them."""
+        """From JSON values."""
         items = tuple((key, _frozen(value)) for key, value in settings.items())
         return cls(items, after_s, after_changes)
 
     @property
     def control(self) -> dict[str, Any]:
-        """The object, as the control socket takes it."""
+        """The object for the control socket."""
         return {key: _plain(value) for key, value in self.settings}
 
 
 @dataclass(frozen=True, slots=True)
 class OcsUser:
-    """Somebody who may log in; without ``password_env`` with any password."""
+    """A login; without ``password_env`` any password is accepted."""
 
     name: str
     password_env: str | None = None
@@ -53,7 +53,7 @@ class OcsUser:
 
 @dataclass(frozen=True, slots=True)
 class Emulation:
-    """What only the emulation of an optical switch reads in a lab file.
+    """Settings in a lab file that only emulated optical switches use.
 
     ``conflict_time_s``: how long a circuit takes that replaces others; ``None``: it is refused.
     """
@@ -88,11 +88,11 @@ _SORTING_LOSS_DB = {"awg": 4.0, "multiplexer": 3.0}
 
 @dataclass(frozen=True, slots=True)
 class Transceiver:
-    """A coloured transmitter and its receiver. ``channel`` is the one it sends, at first.
+    """A coloured transmitter and its receiver. ``channel`` is the initial one.
 
-    ``tunable`` is the band in which it can be tuned, in ``tuning_time_s``, ``None`` if it cannot
-    be. ``launch_power_dbm`` ``None``: that of its NIC or packet switch. Below ``sensitivity_dbm``
-    it receives nothing; ``None``: not known.
+    ``tunable`` is its tuning band, ``None`` if fixed; tuning takes ``tuning_time_s``.
+    ``launch_power_dbm`` ``None``: that of its NIC or packet switch. Below ``sensitivity_dbm`` it
+    receives nothing; ``None``: not known.
     """
 
     channel: Channel
@@ -115,10 +115,10 @@ class Transceiver:
 
 @dataclass(frozen=True, slots=True)
 class WavelengthSwitch:
-    """A wavelength-selective switch: each channel of each input to an output of its own.
+    """A wavelength-selective switch: routes each channel of each input separately.
 
-    The fibre pair in port *n* ends at ``in:n`` and ``out:n``, as far as these exist. Without a
-    ``driver`` it stays as the lab file says.
+    The fibre pair in port *n* ends at ``in:n`` and ``out:n``, if both exist. Without a ``driver``
+    its map stays as in the lab file.
     """
 
     name: str
@@ -145,7 +145,7 @@ class WavelengthSwitch:
 class PassivePart:
     """A passive optical device with ports 1…``ports``.
 
-    ``coupler``: light of a port leaves at all others. ``awg``: the *k*-th channel, from 0, leaves
+    ``coupler``: signals of a port leave at all others. ``awg``: the *k*-th channel, from 0, leaves
     *k* ports further on, cyclically. ``multiplexer``: it goes between port *k* + 2 and port 1.
     """
 
@@ -157,7 +157,7 @@ class PassivePart:
 
     @property
     def loss_db(self) -> float:
-        """What light loses in it; that of a usual part of its kind, where nothing is said."""
+        """Its insertion loss, by default the usual one of its kind."""
         if self.own_loss_db is not None:
             return self.own_loss_db
         if self.kind == "coupler":
@@ -165,7 +165,7 @@ class PassivePart:
         return _SORTING_LOSS_DB[self.kind]
 
     def outputs_of(self, inp: int, channel: Channel | None) -> Iterator[int]:
-        """Where light that comes in there leaves; nowhere, if the part does not let it through."""
+        """The outputs of a signal that enters there; empty if the part blocks it."""
         if self.kind == "coupler":
             yield from (out for out in range(1, self.ports + 1) if out != inp)
             return
@@ -182,9 +182,7 @@ class PassivePart:
 def channels_in(band: Band, grid: Grid) -> tuple[Channel, ...]:
     """Every channel of the grid in a band; ``BadInput`` on a flexible grid, or off it."""
     if grid.spacing_ghz is None:
-        raise BadInput(
-            "a band has no channels of its own on a flexible grid: expected a fixed grid"
-        )
+        raise BadInput("a band needs a fixed grid, not a flexible one")
     apart, slots = int(grid.spacing_ghz / 6.25), int(grid.spacing_ghz / 12.5)
     grid.check(band.first._replace(slots=slots))
     return tuple(Channel(n, slots) for n in range(band.first.steps, band.last.steps + 1, apart))

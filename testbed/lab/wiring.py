@@ -1,4 +1,4 @@
-"""Maps of all optical switches of a lab, and the links between NICs and packet switches they make.
+"""Derives the links between NICs and packet switches from the maps of all optical switches.
 
 A lightpath is one direction, with the rate of its slowest fibre and the loss of its fibres and
 switches; two make a link.
@@ -23,19 +23,19 @@ _LONGEST_MAP_NAME = 100
 
 
 class Place(NamedTuple):
-    """Both sides of a port of an optical switch; of a wavelength switch maybe one channel there."""
+    """Both sides of a port of an optical switch, or of one channel there."""
 
     port: int
     channel: Channel | None = None
 
     @classmethod
     def parse(cls, text: str) -> Place:
-        """``"3"``, ``"3@193.100"``; ``BadInput`` for anything else."""
+        """``"3"``, ``"3@193.100"``; else ``BadInput``."""
         port, at, channel = text.partition("@")
         if not (port.isascii() and port.isdigit() and len(port) < 10):
             raise BadInput(
-                f"{text!r} is not a port: expected its number, like '3', or of a wavelength switch "
-                "one channel there, like '3@193.100'"
+                f"{text!r} is not a port: expected its number, like '3', or a channel at a "
+                "wavelength switch, like '3@193.100'"
             )
         return cls(int(port), Channel.parse(channel) if at else None)
 
@@ -50,31 +50,30 @@ class Place(NamedTuple):
 
 
 def driven(switch: OpticalSwitch) -> str:
-    """The name of a switch that can be asked; ``BadInput`` where the lab file has no driver."""
+    """The name of a switch with a driver; ``BadInput`` if the lab file has none for it."""
     if not switch.driver:
         raise BadInput(
-            f"{switch.name} has no driver in the lab file, so nobody can ask it",
-            hint="it is taken to be as that file says: give it a 'driver' and an 'address'",
+            f"{switch.name} has no driver in the lab file, so it cannot be read or changed",
+            hint="its map is taken from that file: give it a 'driver' and an 'address'",
         )
     return switch.name
 
 
 def check_place(switch: OpticalSwitch, place: Place) -> None:
-    """``BadInput`` if the switch has no such place."""
+    """``BadInput`` if the switch does not have this port or channel."""
     if not 1 <= place.port <= switch.ports:
         raise BadInput(f"{switch.name} has ports 1–{switch.ports}, not {place.port}")
     if place.channel is None:
         return
     if not isinstance(switch, WavelengthSwitch):
         raise BadInput(
-            f"{place} names a channel, and {switch.name} is a circuit switch, which passes all "
-            f"light alike: expected {place.port}"
+            f"{place} names a channel, but {switch.name} is a circuit switch: expected {place.port}"
         )
     switch.grid.check(place.channel)
 
 
 def places_of(entries: Iterable[Any]) -> list[Place]:
-    """What entries of one map use: ports, and of a wavelength switch their channels there."""
+    """The ports that a map's entries use, for wavelength switches with their channels."""
     return in_order(
         Place(port, getattr(entry, "channel", None))
         for entry in entries
@@ -83,7 +82,7 @@ def places_of(entries: Iterable[Any]) -> list[Place]:
 
 
 def in_order(places: Iterable[Place]) -> list[Place]:
-    """Each place once, by port; a whole port before its channels, and these by frequency."""
+    """Each place once, sorted: a whole port before its channels, these by frequency."""
     return sorted(set(places), key=lambda place: (place.port, place.channel or ()))
 
 
@@ -100,24 +99,24 @@ def entries_at(switch_map: AnyMap, places: Iterable[int | Place]) -> tuple[Any, 
 
 
 def parse_map(switch: OpticalSwitch, texts: Iterable[str]) -> AnyMap:
-    """The map of this switch that is written so; ``BadInput`` for entries of the other kind."""
+    """This switch's map from text; ``BadInput`` for entries of the other kind."""
     texts, selective = tuple(texts), isinstance(switch, WavelengthSwitch)
     for text in texts:
         if selective and "@" not in text:
             raise BadInput(
-                f"{text!r} names no channel, and {switch.name} is a wavelength switch: expected "
+                f"{text!r} names no channel, but {switch.name} is a wavelength switch: expected "
                 "two ports and a channel in THz, like '1-2@193.100'"
             )
         if not selective and "@" in text:
             raise BadInput(
-                f"{text!r} names a channel, and {switch.name} is a circuit switch, which passes "
-                "all light alike: expected two ports, like '1-2'"
+                f"{text!r} names a channel, but {switch.name} is a circuit switch: expected two "
+                "ports, like '1-2'"
             )
     return SpectrumMap.parse(texts) if selective else PortMap.parse(texts)
 
 
 def recorded_map(lab: Lab | None, name: str, texts: Iterable[str]) -> AnyMap:
-    """A map that was written down earlier, maybe of a switch that the lab has no more."""
+    """A map recorded earlier, perhaps of a switch that the lab no longer has."""
     switches = () if lab is None else lab.optical_switches
     switch = next((switch for switch in switches if switch.name == name), None)
     if switch is not None:
@@ -140,17 +139,17 @@ def check_map(switch: OpticalSwitch, wanted: AnyMap) -> None:
 
 
 def circuits_of(maps: Mapping[str, AnyMap]) -> dict[str, PortMap]:
-    """Those of circuit switches."""
+    """Maps of circuit switches."""
     return {name: each for name, each in maps.items() if isinstance(each, PortMap)}
 
 
 def spectra_of(maps: Mapping[str, AnyMap]) -> dict[str, SpectrumMap]:
-    """Those of wavelength switches."""
+    """Maps of wavelength switches."""
     return {name: each for name, each in maps.items() if isinstance(each, SpectrumMap)}
 
 
 def with_spectra(lab: Lab, maps: Mapping[str, AnyMap]) -> Lab:
-    """The lab with these maps as initial maps of wavelength switches; one without is empty."""
+    """The lab with these initial maps of wavelength switches, empty by default."""
     spectra = spectra_of(maps)
     now = tuple(
         replace(switch, initial=spectra.get(switch.name, SpectrumMap()))
@@ -160,24 +159,24 @@ def with_spectra(lab: Lab, maps: Mapping[str, AnyMap]) -> Lab:
 
 
 def check_map_name(name: str) -> None:
-    """``BadInput`` unless maps may be saved under this name."""
+    """``BadInput`` unless maps can be saved under this name."""
     if not 0 < len(name) <= _LONGEST_MAP_NAME or not name.isprintable() or "/" in name:
         words = f"expected 1 to {_LONGEST_MAP_NAME} printable characters without '/'"
     elif name in (".", ".."):
         words = "that is a folder"
     else:
         return
-    raise BadInput(f"{name!r} cannot be the name of saved maps: {words}")
+    raise BadInput(f"invalid name for saved maps {name!r}: {words}")
 
 
 _Across = Mapping[str, Mapping[int, int]]  # by OCS: outputs by input, or inputs by output
 
 
 class Links:
-    """The lightpaths that port maps make; a link is up where they lead both ways.
+    """The lightpaths of port maps; a link is up if it has one in each direction.
 
-    Each is traced when first used. Light that ends at an unconnected input or an output without a
-    fibre is no path, nor is a loop in circuit switches.
+    Each is traced when first used. Signals that end at an unconnected input, at an output without a
+    fibre, or in a loop of circuit switches make no lightpath.
     """
 
     def __init__(
@@ -191,9 +190,9 @@ class Links:
         self.light = Light(lab, self.maps, spectra) if lab.coloured else None
 
     def after(self, maps: Mapping[str, PortMap]) -> tuple[Links, frozenset[Endpoint]]:
-        """The links under other maps of circuit switches, and the sources of changed lightpaths.
+        """The links with other maps of circuit switches, and the sources of changed lightpaths.
 
-        Where wavelengths do not matter, only these are traced again.
+        Without wavelength channels, only these are traced again.
         """
         links = Links(self._lab, maps, self._spectra)
         ours, theirs = self.paths, links.__dict__
@@ -205,7 +204,7 @@ class Links:
             if (now := links.maps[ocs]) is not before and (change := before.diff(now)):
                 moved.update(self.sources(ocs, change.breaks))
                 moved.update(links.sources(ocs, change.makes))
-        # What no change touches is as it was: the cached properties begin with that.
+        # Unchanged paths are copied into the cached properties.
         paths, sinks = dict(ours), dict(self._sinks)
         for source in moved:
             paths.pop(source, None)
@@ -223,7 +222,7 @@ class Links:
         return {source: path for source, path in found if path is not None}
 
     def path(self, source: Endpoint) -> LightPath | None:
-        """The lightpath that begins at this NIC or packet-switch port, if there is one."""
+        """The lightpath from this NIC or packet-switch port, if any."""
         if source.device in self.maps or source not in self._lab.fibre_ends:
             return None
         if self.light is not None:
@@ -247,15 +246,15 @@ class Links:
         return LightPath(source, at, passed, rate_bps, loss_db, tuple(lost_db), passed)
 
     def passed(self, path: LightPath) -> Iterable[tuple[tuple[str, Entry], float]]:
-        """The entries of maps that let this path through, by switch, and what it has lost then."""
+        """The entries of maps that pass this path, by switch, and the loss until there."""
         if self.light is None:
             return zip(path.hops, path.lost_db, strict=True)
         return self.light.passed(path)
 
     def sources(self, ocs: str, cross_connects: Iterable[Entry]) -> Iterator[Endpoint]:
-        """The sources of the lightpaths that pass these entries of this switch's map.
+        """The sources of the lightpaths through these entries of this switch's map.
 
-        Where wavelengths do not matter, O(entries), not O(lab).
+        Without wavelength channels O(entries), not O(lab).
         """
         if self.light is not None:
             asked = {(ocs, c) for c in cross_connects}
@@ -270,7 +269,7 @@ class Links:
                 yield begins
 
     def paths_through(self, ocs: str, cross_connects: Iterable[Entry]) -> Iterator[LightPath]:
-        """The lightpaths that pass these entries of this switch's map."""
+        """The lightpaths through these entries of this switch's map."""
         return filter(None, map(self.path, self.sources(ocs, cross_connects)))
 
     def peer(self, endpoint: Endpoint) -> Endpoint | None:
@@ -279,7 +278,7 @@ class Links:
         return sink if sink is not None and self._sinks.get(sink) == endpoint else None
 
     def peers(self, endpoint: Endpoint) -> tuple[Endpoint, ...]:
-        """All ends with lightpaths both ways to ``endpoint``: several where light is split."""
+        """All ends with lightpaths both ways to ``endpoint``: several behind a coupler."""
         if self.light is None:
             peer = self.peer(endpoint)
             return () if peer is None else (peer,)
@@ -288,12 +287,12 @@ class Links:
         return tuple(s for s in sinks if any(p.sink == endpoint for p in arrivals.get(s, ())))
 
     def pairs(self) -> tuple[tuple[Endpoint, Endpoint], ...]:
-        """Every link that is up once, its ends in order."""
+        """Every link that is up, once, with sorted ends."""
         peers = ((end, self.peer(end)) for end in self._sinks)
         return tuple(sorted((end, peer) for end, peer in peers if peer is not None and end <= peer))
 
     def switch_of(self, lab: Lab, endpoint: Endpoint) -> str | None:
-        """The packet switch that a NIC has a link with, or ``None``."""
+        """The packet switch that a NIC has a link to, or ``None``."""
         peer = self.peer(endpoint)
         if peer is None or not isinstance(lab.device(peer.device), PacketSwitch):
             return None
@@ -301,7 +300,6 @@ class Links:
 
     @cached_property
     def _sinks(self) -> Mapping[Endpoint, Endpoint]:
-        """Where each lightpath ends, by its source."""
         if self.light is not None:
             return {source: path.sink for source, path in self.paths.items()}
         ends = (
@@ -324,19 +322,18 @@ class Links:
         return {c.name: c.insertion_loss_db for c in self._lab.circuit_switches}
 
     def _end(self, at: Endpoint, across: _Across) -> Endpoint | None:
-        """The end that light at ``at`` reaches through all circuit switches (or came from)."""
+        """The end that a signal at ``at`` reaches through all circuit switches (or came from)."""
         begun = at
         while (there := across.get(at.device)) is not None:
             port = there.get(int(at.port))
             fibre = None if port is None else self._fibres[at.device].get(port)
-            # A port map is injective: what comes round comes back to where it was first.
+            # A port map is injective, so a loop returns to its start.
             if fibre is None or fibre[0] is begun:
                 return None
             at = fibre[0]
         return at
 
     def _beyond(self, ocs: str, port: int, across: _Across) -> Endpoint | None:
-        """``_end`` of the fibre that is plugged in there."""
         fibre = self._fibres[ocs].get(port)
         return None if fibre is None else self._end(fibre[0], across)
 
@@ -344,19 +341,19 @@ class Links:
 def trace_links(
     lab: Lab, maps: Mapping[str, AnyMap], spectra: Mapping[str, SpectrumMap] | None = None
 ) -> Links:
-    """The lightpaths under these maps; a switch without a map lets nothing through.
+    """The lightpaths of these maps; a switch without a map passes nothing.
 
-    Without any map of a wavelength switch, all of them are as in the lab file.
+    Without any map of a wavelength switch, these are as in the lab file.
     """
     return Links(lab, circuits_of(maps), (spectra_of(maps) or None) if spectra is None else spectra)
 
 
 def lab_links(lab: Lab, maps: Mapping[str, AnyMap]) -> Links:
-    """The lightpaths under the maps of all optical switches; one without lets nothing through."""
+    """The lightpaths of the maps of all optical switches; one without a map passes nothing."""
     return Links(lab, circuits_of(maps), spectra_of(maps))
 
 
 def circuit_ports(lab: Lab, endpoints: Iterable[Endpoint]) -> dict[Endpoint, tuple[str, int]]:
-    """For each endpoint plugged straight into an OCS: that OCS and its port number."""
+    """For each endpoint with a fibre to an OCS: that OCS and its port number."""
     plugs = lab.circuit_plugs
     return {endpoint: plugs[endpoint] for endpoint in endpoints if endpoint in plugs}

@@ -1,4 +1,4 @@
-"""Checks of a lab file as a whole, on all that could be read: no mistake hides another."""
+"""Checks a lab file as a whole, as far as it could be read, so that no mistake hides another."""
 
 import math
 import re
@@ -20,12 +20,12 @@ from patchlight.testbed.lab.wavelengths import Transceiver, WavelengthSwitch
 from patchlight.testbed.labfile.optical_schema import part_channels
 
 SWITCHES = ("packet_switches", "circuit_switches", "wavelength_switches", "passive_parts")
-"""The lists of what fibres end on, but for servers."""
+"""The lists of devices with fibres, except servers."""
 _NO_FIELDS = Fields()
 
 
 def repeated(values: Iterable[Located[Any]]) -> Iterator[tuple[Located[Any], Located[Any]]]:
-    """Each value that was there before, and where it was first."""
+    """Each repeated value, and where it first appeared."""
     first: dict[Any, Located[Any]] = {}
     for value in values:
         before = first.setdefault(value.value, value)
@@ -33,32 +33,34 @@ def repeated(values: Iterable[Located[Any]]) -> Iterator[tuple[Located[Any], Loc
             yield value, before
 
 
-# An agent's answer to the release of a worker waits for it.
+# An agent's reply to the release of a worker waits for it.
 MOST_RELOCK_S = 20.0
 
 
 def _check_emulated(
     switch: Fields, drivers: Mapping[str, OcsDriver], issues: FileIssues, mark: str = ""
 ) -> None:
-    # ``mark`` is in every entry of the map of a switch of its kind, and in none of others.
+    # ``mark`` is in every map entry of a switch of its kind, and in no other.
     emulated: Fields = switch.value_of("emulated", _NO_FIELDS)
     driver = switch.value_of("driver")
     known = drivers.get(driver or "")
     if "users" in emulated:
         users = emulated["users"]
         if known is not None and not known.has_users and users.value:
-            issues.at(users, f"nobody logs in to a {known.name}: expected no users")
+            issues.at(users, f"a {known.name} has no logins: expected no users")
         names = (user["name"] for user in emulated.listed("users") if "name" in user)
         for name, before in repeated(names):
-            message = f"user {name.value} is listed twice, first on line {before.line}"
+            message = f"duplicate user {name.value}, first on line {before.line}"
             issues.at(name, f"{message}: expected each once")
     faults: list[Fields] = emulated.listed("faults")
     for entry in (fault[key] for fault in faults for key in ("lose", "meddle") if key in fault):
         if any(("@" in c) != (mark == "@") for c in entry.value.split(",")):
             example = "3>9@193.100" if mark else "3>9"
-            issues.at(entry, f"that is no entry of this switch: expected one like {example}")
+            issues.at(entry, f"invalid entry for this switch: expected one like {example}")
     if driver is not None and not (known and known.makes_room) and "conflict_time" in emulated:
-        message = f"an emulated {driver} has no conflict_time: expected it with a Calient's driver"
+        message = (
+            f"an emulated {driver} has no conflict_time: expected it with a Calient driver only"
+        )
         issues.at(emulated["conflict_time"], message)
     counts = [switch[key].value for key in ("ports", "inputs", "outputs") if key in switch]
     for port, position in (each for fault in faults for each in _ports(fault)):
@@ -77,7 +79,7 @@ def _ports(fault: Fields) -> Iterator[tuple[int, Located[Any]]]:
 
 
 def check_lab(lab: Fields, issues: FileIssues) -> None:
-    """Note every mistake that only shows when parts of the file are seen together."""
+    """Note every mistake that only appears when parts of the file are combined."""
     servers, *switches = (lab.listed(key) for key in ("servers", *SWITCHES))
     packet_switches, circuit_switches, wavelength_switches, parts = switches
     devices = list(chain(servers, *switches))
@@ -111,7 +113,7 @@ def check_lab(lab: Fields, issues: FileIssues) -> None:
     if nics and "network" not in lab.keys() | lab.broken:
         issues.at(
             lab["servers"],
-            "a lab with servers lacks 'network': expected the IPv4 network of their NICs, like "
+            "a lab with servers needs 'network': expected the IPv4 network of their NICs, like "
             "'192.168.10.0/24'",
         )
     for switch in circuit_switches:
@@ -141,8 +143,8 @@ def _once(what: str, key: str, owners: Iterable[Fields], issues: FileIssues) -> 
 def _each_once(what: str, values: Iterable[Located[Any]], issues: FileIssues) -> None:
     for value, before in repeated(values):
         shown = hex(value.value) if isinstance(value.value, int) else value.value
-        message = f"{what} {shown} is used twice, first on line {before.line}"
-        issues.at(value, f"{message}: expected one of its own")
+        message = f"duplicate {what} {shown}, first on line {before.line}"
+        issues.at(value, f"{message}: expected a unique one")
 
 
 def _check_server(
@@ -150,12 +152,12 @@ def _check_server(
 ) -> None:
     ssh: Fields = server.value_of("ssh", _NO_FIELDS)
     if "jump_host_key" in ssh and "jump" not in ssh.broken and ssh.value_of("jump") is None:
-        message = "there is no host to go through whose key this is: expected 'jump' beside it"
+        message = "a jump host's key without the host: expected 'jump' too"
         issues.at(ssh["jump_host_key"], message)
     owner = f"server {server['name'].value}" if "name" in server else "the server"
     _once(f"in {owner}, the name", "name", [*gpus, *nics], issues)
     interfaces = (nic.get("interface", nic.get("name")) for nic in nics)
-    # Two NICs of one name are already noted as that.
+    # Duplicate names of NICs have been noted already.
     given = {nic["name"].value: nic for nic in nics if "name" in nic}.values()
     if len(given) == sum("name" in nic for nic in nics):
         _each_once(f"in {owner}, the interface", (i for i in interfaces if i is not None), issues)
@@ -165,11 +167,11 @@ def _check_server(
     for gpu in served:
         if gpu.value not in names and all_gpus_known:
             hint = nearest(gpu.value, names, "it has")
-            issues.at(gpu, f"{owner} has no GPU called {gpu.value!r}: {hint}")
+            issues.at(gpu, f"{owner} has no GPU {gpu.value!r}: {hint}")
     for gpu, before in repeated(served):
-        message = f"GPU {gpu.value} already has the NIC of line {before.line}"
-        issues.at(gpu, f"{message}: expected one NIC for each GPU")
-    # A NIC that could not be read may be the one that is missed here.
+        message = f"GPU {gpu.value} already has the NIC on line {before.line}"
+        issues.at(gpu, f"{message}: expected one NIC per GPU")
+    # A NIC that could not be read may be the missing one.
     if "nics" not in server or "nics" in server.broken or any("gpu" in n.broken for n in nics):
         return
     with_nic = {gpu.value for gpu in served}
@@ -180,7 +182,7 @@ def _check_server(
 
 
 def _macs(nics: list[Fields]) -> Iterator[Located[str]]:
-    # Addresses used twice give default MACs used twice: that is one mistake, not two.
+    # Duplicate addresses cause duplicate default MACs: note them once.
     addresses: set[IPv4Address] = set()
     for nic in nics:
         if "mac" in nic and nic["mac"].value not in ("hardware", "lab"):
@@ -194,20 +196,24 @@ def _macs(nics: list[Fields]) -> Iterator[Located[str]]:
 def _check_way(nic: Fields, issues: FileIssues) -> None:
     mode, mac = nic.value_of("mode", "auto"), nic.value_of("mac")
     if mode == "macvlan" and mac == "hardware":
-        message = "a macvlan has no MAC of its own: expected mac: lab, or an address"
+        message = "a macvlan cannot use the NIC's MAC: expected mac: lab, or an address"
         issues.at(nic["mac"], message)
     rdma = nic.value_of("rdma", "auto")
     if mode == "macvlan" and rdma == "exclusive":
-        message = "a macvlan has no RDMA device to itself: expected rdma: auto, shared or none"
+        message = (
+            "a macvlan cannot have an RDMA device exclusively: expected rdma: auto, shared or none"
+        )
         issues.at(nic["rdma"], message)
     if mode == "veth" and rdma in ("exclusive", "shared"):
         issues.at(nic["rdma"], "a veth has no RDMA device: expected rdma: auto or none")
     if "relock" in nic and nic["relock"].value > MOST_RELOCK_S:
-        message = f"relock is more than {MOST_RELOCK_S:g} s: expected less, as jobs wait for it"
+        message = (
+            f"relock is more than {MOST_RELOCK_S:g} s: expected less, because jobs wait for it"
+        )
         issues.at(nic["relock"], message)
     way: Fields = nic.value_of("rendezvous", _NO_FIELDS)
     if "interface" in nic and way.value_of("interface") == nic["interface"].value:
-        message = "the rendezvous is over the NIC itself: expected another interface"
+        message = "the rendezvous uses the NIC itself: expected another interface"
         issues.at(way["interface"], message)
 
 
@@ -218,9 +224,9 @@ def _check_address(nic: Fields, network: IPv4Network, issues: FileIssues) -> Non
     if address not in network:
         message = f"address {address} is outside the lab's network: expected one in {network}"
     elif network.prefixlen < 31 and address == network.network_address:
-        message = f"address {address} is the network's own: expected a host's in {network}"
+        message = f"address {address} is the network address: expected a host's in {network}"
     elif network.prefixlen < 31 and address == network.broadcast_address:
-        message = f"address {address} is the broadcast one: expected a host's in {network}"
+        message = f"address {address} is the broadcast address: expected a host's in {network}"
     else:
         return
     issues.at(position, message)
@@ -231,11 +237,11 @@ def _check_datapath_id(switch: Fields, issues: FileIssues) -> None:
     if driver is None or "datapath_id" in switch.broken:
         return
     if driver.dials_in and "datapath_id" not in switch:
-        message = f"a switch with driver {driver.name} lacks 'datapath_id'"
-        issues.at(switch["driver"], f"{message}: expected the id that it says, like 0x51")
-    # A rehearsal may be of any switch.
+        message = f"a switch with driver {driver.name} needs 'datapath_id'"
+        issues.at(switch["driver"], f"{message}: expected the id that it reports, like 0x51")
+    # A rehearsal may be for any switch.
     elif driver.device and not driver.dials_in and "datapath_id" in switch:
-        message = f"driver {driver.name} knows no datapath id: expected one with driver openflow"
+        message = f"driver {driver.name} has no datapath id: expected one with driver openflow only"
         issues.at(switch["datapath_id"], message)
 
 
@@ -266,7 +272,7 @@ def _check_transceivers(switch: Fields, issues: FileIssues) -> None:
 
 
 def _names_of(server: Fields, nics: list[Fields]) -> list[str] | None:
-    """The names of its NICs; ``None`` if one is not known."""
+    """The names of its NICs; ``None`` if one is unknown."""
     whole = "nics" in server and "nics" not in server.broken and all("name" in n for n in nics)
     return [nic["name"].value for nic in nics] if whole else None
 
@@ -292,7 +298,7 @@ def _check_fibres(
     plugged: list[Located[Endpoint]] = []
     for fibre in fibres:
         if "jitter" in fibre and fibre["jitter"].value > fibre.value_of("delay", 0.0):
-            message = "jitter is more than the delay that it varies: expected at most as much"
+            message = "jitter is more than the delay: expected at most as much"
             issues.at(fibre["jitter"], message)
         ends: list[Located[Endpoint]] = fibre.value_of("ends", [])
         if len(ends) == 2 and ends[0].value.device == ends[1].value.device:
@@ -316,7 +322,7 @@ def _wrong_end(end: Endpoint, ports: Mapping[str, float | list[str] | None]) -> 
         if known is None or end.port in known:
             return None
         hint = nearest(end.port, known, "it has")
-        return f"server {end.device} has no NIC called {end.port!r}: {hint}"
+        return f"server {end.device} has no NIC {end.port!r}: {hint}"
     bound = f"1 to {known}" if known < math.inf else "a port number"
     if not re.fullmatch("[1-9][0-9]*", end.port):
         return f"{end.port!r} is not a port of {end.device}: expected {bound}"
@@ -330,7 +336,7 @@ def _check_transceiver(located: Located[Any], issues: FileIssues) -> None:
     if fields.broken:
         return
     if "channel" not in fields and "tunable" not in fields:
-        message = "a transceiver lacks its channel: expected 'channel', or 'tunable' with a band"
+        message = "a transceiver needs a channel: expected 'channel', or 'tunable' with a band"
         issues.at(located, message)
         return
     place = fields["channel"] if "channel" in fields else fields["tunable"]
@@ -341,7 +347,7 @@ def _check_transceiver(located: Located[Any], issues: FileIssues) -> None:
     except BadInput as error:
         issues.at(place, error.message)
     if "tuning_time" in fields and "tunable" not in fields:
-        message = "a transceiver of one channel takes no time to tune: expected 'tunable' beside it"
+        message = "a fixed transceiver has no tuning time: expected 'tunable' too"
         issues.at(fields["tuning_time"], message)
 
 
@@ -373,7 +379,7 @@ def _check_wavelength_switch(switch: Fields, issues: FileIssues) -> None:
             issues.at(driver, error.message)
     for key, other in (("driver", "address"), ("address", "driver")):
         if key in switch and other not in switch and other not in switch.broken:
-            message = f"a wavelength switch with {key!r} lacks {other!r}: expected both or neither"
+            message = f"a wavelength switch with {key!r} needs {other!r}: expected both or neither"
             issues.at(switch[key], message)
 
 
@@ -384,12 +390,12 @@ def _check_passive_part(part: Fields, issues: FileIssues) -> None:
     if kind.value == "coupler":
         for key in ("channels", "grid"):
             if key in part:
-                issues.at(part[key], f"a coupler sorts no channels: expected no {key!r}")
+                issues.at(part[key], f"a coupler does not sort channels: expected no {key!r}")
     elif "channels" not in part:
-        issues.at(kind, f"a part of kind {kind.value} lacks 'channels': expected the band it sorts")
+        issues.at(kind, f"a part of kind {kind.value} needs 'channels': expected the band it sorts")
         return
     if kind.value != "multiplexer" and "ports" not in part:
-        issues.at(kind, f"a part of kind {kind.value} lacks 'ports': expected how many it has")
+        issues.at(kind, f"a part of kind {kind.value} needs 'ports': expected their number")
     try:
         count = len(part_channels(part))
     except BadInput as error:
@@ -397,4 +403,4 @@ def _check_passive_part(part: Fields, issues: FileIssues) -> None:
         return
     if kind.value == "multiplexer" and "ports" in part and part["ports"].value != count + 1:
         message = f"a multiplexer of {count} channels has {count + 1} ports"
-        issues.at(part["ports"], f"{message}: expected that, or no 'ports'")
+        issues.at(part["ports"], f"{message}: expected that number, or no 'ports'")

@@ -1,4 +1,4 @@
-"""The keys of a lab file about wavelengths, and about faults of emulated optical switches."""
+"""Defines the keys of a lab file for wavelengths, and for faults of emulated optical switches."""
 
 import re
 from dataclasses import replace
@@ -31,7 +31,7 @@ TRIGGERS = ("after", "after_changes")
 
 
 class _Fault(Group):
-    """A group of at least one fault; the keys of ``TRIGGERS`` say when it comes."""
+    """A group of at least one fault; the keys of ``TRIGGERS`` say when it happens."""
 
     def _read(self, node: yaml.Node, issues: FileIssues) -> Located[Any]:
         located = super()._read(node, issues)
@@ -39,9 +39,9 @@ class _Fault(Group):
         written = {str(key.value) for key, _ in node.value if isinstance(key, yaml.ScalarNode)}
         if not written - set(TRIGGERS):
             kinds = [key.name for key in self.keys if key.name not in TRIGGERS]
-            issues.at(located, f"a fault lacks what goes wrong: {nearest('', kinds)}")
+            issues.at(located, f"a fault needs a kind: {nearest('', kinds)}")
         if all(key in fields for key in TRIGGERS):
-            message = "a fault comes 'after' a time or 'after_changes': expected one of the two"
+            message = "expected 'after' or 'after_changes', not both"
             issues.at(fields["after_changes"], message)
         return located
 
@@ -57,13 +57,11 @@ class _Fault(Group):
 def _words(text: str) -> str:
     if text.strip() and text.isprintable() and len(text) <= 200:
         return text
-    raise BadInput(
-        f"{text[:60]!r} is not what a device says: expected 1 to 200 printable characters"
-    )
+    raise BadInput(f"{text[:60]!r} is not a device message: expected 1 to 200 printable characters")
 
 
 def _circuit(text: str) -> str:
-    # Which of the two fits is for the check of the whole file, as is which ports there are.
+    # The check of the whole file decides which form fits, and which ports exist.
     one_way, *back = (spectrum.parse_channel_connects if "@" in text else parse_cross_connects)(
         text
     )
@@ -75,7 +73,7 @@ def _circuits(text: str) -> str:
 
 
 def _name(text: str) -> str:
-    # Whatever somebody typed there, line ends included.
+    # Any text that an operator may have entered, including line ends.
     if 1 <= len(text) <= 200:
         return text
     raise BadInput(f"a name has 1 to 200 characters, not {len(text)}")
@@ -87,77 +85,78 @@ def _port(text: str) -> str:
     raise BadInput(f"expected a port number, found the text {short(text)!r}")
 
 
-# JSON's objects have texts as keys, and so has the control socket's.
+# Keys of JSON objects are texts, also on the control socket.
 _PORT_KEY = Text("a port number", _port, {"pattern": "^[1-9][0-9]{0,8}$"}, numbers=True, write=int)
 _PORT = Whole("a port number", 1, _MOST)
 _COUNT = Whole("how many", 1, _MOST)
-_WORDS = Text("the words of the device", _words)
+_WORDS = Text("the device's message", _words)
 
 FAULT = _Fault(
     "a fault",
     Key("refuse_ports", ListOf(_PORT, "port numbers"), "ports that are locked"),
-    Key("fail_ports", ListOf(_PORT, "port numbers"), "ports whose mirrors are stuck"),
+    Key("fail_ports", ListOf(_PORT, "port numbers"), "ports with stuck mirrors"),
     Key(
         "drift_db",
         MapOf(_PORT_KEY, Number("dB"), "dB by port", "{3: 1.5}"),
-        "more loss at these outputs, in dB",
+        "additional loss at these outputs, in dB",
     ),
-    Key("read_only", YesNo("whether nobody may change anything"), "whoever logs in may only look"),
+    Key("read_only", YesNo("whether changes are refused"), "all users are read-only"),
     Key(
         "repeat_pages",
-        YesNo("whether long replies come as several whole ones"),
-        "long replies come as several whole ones",
+        YesNo("whether long replies are split into several whole ones"),
+        "long replies are sent as several whole replies",
     ),
     Key(
         "monitors",
-        choice("where power monitors are", "both", "out", "none"),
-        "where there are power monitors",
+        choice("where the power monitors are", "both", "out", "none"),
+        "where it has power monitors",
         default="both",
     ),
     Key(
         "acknowledge",
         YesNo("whether a stalled command is acknowledged"),
-        "keep saying that a stalled command is in progress",
+        "keep reporting that a stalled command is in progress",
     ),
     Key(
         "names",
         Text("a name", _name, example="x;DLT-CRS-ALL:::7"),
-        "what every circuit and port is called (Calient, Glimmerglass)",
+        "the name of every circuit and port (Calient, Glimmerglass)",
     ),
-    Key("refuse_next", _WORDS, "refuse the next change with these words", example="busy"),
+    Key("refuse_next", _WORDS, "refuse the next change with this message", example="busy"),
     Key(
         "cut",
         choice("when the connection is cut", "before", "after"),
-        "drop the connection before or after doing the next change",
+        "drop the connection before or after the next change",
     ),
-    Key("stall_s", Number("seconds", lowest=0), "do the next change so many seconds later"),
+    Key("stall_s", Number("seconds", lowest=0), "delay the next change by this time"),
     Key(
         "meddle",
         Text("cross-connects", _circuits, example="1>7,3>9"),
-        "what another client breaks, or makes if it is not there, just before the next change",
+        "cross-connects that another client breaks, or makes if missing, just before the next "
+        "change",
     ),
-    Key("garble", _COUNT, "so many of the next answers come broken"),
-    Key("answer_twice", _COUNT, "so many of the next answers come twice"),
-    Key("strays", _COUNT, "before so many of the next answers comes one to nothing (TL1)"),
-    Key("flood", _COUNT, "so many alarms come before the next answer"),
+    Key("garble", _COUNT, "how many of the next answers are corrupted"),
+    Key("answer_twice", _COUNT, "how many of the next answers are sent twice"),
+    Key("strays", _COUNT, "how many of the next answers follow an unsolicited one (TL1)"),
+    Key("flood", _COUNT, "how many alarms are sent before the next answer"),
     Key("report", _WORDS, "say this unasked, as an alarm", example="power supply 2 failed"),
     Key(
         "lose",
         Text("a cross-connect", _circuit, example="3>9"),
-        "a cross-connect that is gone without a word",
+        "a cross-connect that disappears without an event",
     ),
     Key(
         "reboot",
-        choice("what becomes of the map", "keep", "forget"),
+        choice("what happens to the map", "keep", "forget"),
         "restart, with or without its map",
     ),
     Key(
         "after",
         replace(v.TIME, example="30s"),
-        "so long after the device began to answer",
-        default="at once",
+        "how long after the device's start",
+        default="immediately",
     ),
-    Key("after_changes", _COUNT, "once so many commands that change something have come"),
+    Key("after_changes", _COUNT, "after how many commands that change something"),
     make=lambda after_s=0.0, after_changes=0, **said: wavelengths.OcsFault.of(
         said, after_s=after_s, after_changes=after_changes
     ),
@@ -169,14 +168,14 @@ FAULT = _Fault(
 )
 _EMULATED_USER = Group(
     "a user",
-    required("name", v.USER_NAME, "whom to log in as"),
+    required("name", v.USER_NAME, "the login"),
     Key(
         "password_env",
         v.VARIABLE_NAME,
         "the environment variable that holds the password",
-        default="any password will do",
+        default="any password is accepted",
     ),
-    Key("read_only", YesNo("whether the user may only look"), "may look, not change"),
+    Key("read_only", YesNo("whether the user is read-only"), "may make changes"),
     model=wavelengths.OcsUser,
 )
 EMULATED = Key(
@@ -186,33 +185,38 @@ EMULATED = Key(
         Key(
             "faults",
             ListOf(FAULT, "faults"),
-            "what goes wrong, and when",
+            "faults, and when they happen",
             example="[{fail_ports: [3], after: 30s}]",
         ),
-        Key("users", ListOf(_EMULATED_USER, "users"), "who may log in besides 'user'"),
+        Key("users", ListOf(_EMULATED_USER, "users"), "users in addition to 'user'"),
         Key(
             "conflict_time",
             replace(v.TIME, example="500ms"),
-            "a Calient that takes busy ports from their circuits, and how long that takes",
+            "lets an emulated Calient disconnect busy ports for a new circuit, which then takes "
+            "this long",
             default="such a circuit is refused",
         ),
         model=wavelengths.Emulation,
         block=True,
     ),
-    "what its emulation alone heeds: faults, more users",
+    "settings of its emulation only: faults, more users",
     example="{users: [{name: viewer, read_only: true}]}",
 )
 LOGIN = (
-    Key("user", v.USER_NAME, "whom to log in as"),
+    Key("user", v.USER_NAME, "the login"),
     Key("password_env", v.VARIABLE_NAME, "the environment variable that holds the password"),
-    Key("legacy_ssh", YesNo("whether it may use them"), "it may use old SSH algorithms"),
+    Key(
+        "legacy_ssh",
+        YesNo("whether it may use old SSH algorithms"),
+        "it may use old SSH algorithms",
+    ),
 )
 
 _CHANNEL = Text("a channel", spectrum.Channel.parse, numbers=True, example="193.100")
 _BAND = Text("a band", spectrum.Band.parse, example="191.350-196.100")
 _GRID = Text("a grid", spectrum.Grid.parse, {"enum": list(spectrum.GRIDS)}, example="50GHz")
 _TIME, _LOSS = replace(v.TIME, example="50ms"), replace(v.LOSS, example="6dB")
-_PORTS = Whole("how many there are", 1, MOST_PORTS)
+_PORTS = Whole("how many it has", 1, MOST_PORTS)
 _PART_PORTS = Whole("how many ports it has", 2, MOST_PORTS)
 _CROSS_CONNECT = Text(
     "the way of a channel", spectrum.parse_channel_connects, example="1>3@193.100"
@@ -232,15 +236,15 @@ TRANSCEIVER = Group(
     Key(
         "channel",
         _CHANNEL,
-        "the channel that it sends, in THz; of a tunable one at the start",
+        "the channel that it sends, in THz; of a tunable one the initial one",
         default="of a tunable one, the first of its band",
         example="193.100",
     ),
-    Key("tunable", _BAND, "the channels that it can be tuned to, from and to", default="none"),
-    Key("grid", _GRID, "which channels there are; flexible takes any"),
-    Key("tuning_time", _TIME, "how long it is dark while it is tuned"),
+    Key("tunable", _BAND, "its tuning band", default="none"),
+    Key("grid", _GRID, "its channels; flexible takes any"),
+    Key("tuning_time", _TIME, "how long it is off while it is tuned"),
     Key("launch_power", v.POWER, "optical power it sends with", default="as its NIC or switch"),
-    Key("sensitivity", v.POWER, "the least power that it receives", default="not known"),
+    Key("sensitivity", v.POWER, "the least power that it can receive", default="not known"),
     model=wavelengths.Transceiver,
     make=_transceiver,
 )
@@ -269,22 +273,22 @@ def _wavelength_switch(*, cross_connects: Any = (), **said: Any) -> wavelengths.
 
 WAVELENGTH_SWITCH = Group(
     "a wavelength switch",
-    required("name", v.DEVICE_NAME, "what it is called, like 'wss1'", example="wss1"),
+    required("name", v.DEVICE_NAME, "its name, like 'wss1'", example="wss1"),
     required("inputs", _PORTS, "how many inputs it has: of ports 1, 2, …", example="4"),
     Key("outputs", _PORTS, "how many outputs it has", default="as many as inputs", example="4"),
-    Key("grid", _GRID, "which channels there are; flexible takes any"),
-    Key("switching_time", _TIME, "how long a channel that moves stays dark"),
-    Key("insertion_loss", _LOSS, "what a channel through it loses"),
+    Key("grid", _GRID, "its channels; flexible takes any"),
+    Key("switching_time", _TIME, "how long the outage of a channel that moves lasts"),
+    Key("insertion_loss", _LOSS, "its insertion loss"),
     Key(
         "cross_connects",
         ListOf(_CROSS_CONNECT, "ways of channels"),
-        "which channels go where at the start: a-b@THz both ways, a>b@THz-2dB one way and 2 dB "
-        "weaker",
+        "the initial cross-connects of channels: a-b@THz both ways, a>b@THz-2dB one way with 2 "
+        "dB of attenuation",
         default="none",
         example='["1-3@193.100", "1>2@193.150-2dB"]',
     ),
-    Key("driver", v.WSS_DRIVER, "the driver that speaks to it", default="none: nobody changes it"),
-    Key("address", v.HOST_PORT, "where it answers: host:port; needed with a driver"),
+    Key("driver", v.WSS_DRIVER, "its driver", default="none: its map cannot change"),
+    Key("address", v.HOST_PORT, "its address, host:port; needed with a driver"),
     *LOGIN,
     EMULATED,
     model=wavelengths.WavelengthSwitch,
@@ -298,7 +302,7 @@ WAVELENGTH_SWITCH = Group(
 
 
 def part_channels(part: Fields) -> tuple[spectrum.Channel, ...]:
-    """The channels of a passive part's group; ``BadInput`` where its band is not on its grid."""
+    """The channels of a passive part's group; ``BadInput`` if its band is not on its grid."""
     band = part.value_of("channels")
     return (
         ()
@@ -328,15 +332,15 @@ def _said_of_part(part: wavelengths.PassivePart) -> dict[str, Any]:
     }
 
 
-PASSIVE_PART_LOSS = "of a coupler what it splits into, and 0.5dB; 4dB (awg), 3dB (multiplexer)"
+PASSIVE_PART_LOSS = "of a coupler its splitting loss and 0.5dB; 4dB (awg), 3dB (multiplexer)"
 PASSIVE_PART = Group(
     "a passive part",
-    required("name", v.DEVICE_NAME, "what it is called, like 'mux1'", example="mux1"),
+    required("name", v.DEVICE_NAME, "its name, like 'mux1'", example="mux1"),
     required(
         "kind",
         choice("a kind of passive part", *wavelengths.PART_KINDS),
-        "coupler (a port's light leaves at all others), awg (the k-th channel leaves k ports "
-        "further on, k from 0) or multiplexer (port 1 has all channels, port k + 2 the k-th)",
+        "coupler (signals of a port leave at all others), awg (the k-th channel, from 0, leaves "
+        "k ports further on) or multiplexer (port 1 has all channels, port k + 2 the k-th)",
         example="multiplexer",
     ),
     Key(
@@ -345,15 +349,9 @@ PASSIVE_PART = Group(
         "how many ports it has",
         default="of a multiplexer one more than channels",
     ),
-    Key(
-        "channels",
-        _BAND,
-        "the channels that it sorts, from and to: those of the grid between",
-        default="none",
-        example="193.100-193.250",
-    ),
-    Key("grid", _GRID, "how far apart its channels are", default="50GHz"),
-    Key("loss", _LOSS, "what light loses in it", default=PASSIVE_PART_LOSS, example="3dB"),
+    Key("channels", _BAND, "the band that it sorts", default="none", example="193.100-193.250"),
+    Key("grid", _GRID, "its channel spacing", default="50GHz"),
+    Key("loss", _LOSS, "its insertion loss", default=PASSIVE_PART_LOSS, example="3dB"),
     model=wavelengths.PassivePart,
     make=_passive_part,
     said=_said_of_part,

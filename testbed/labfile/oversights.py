@@ -1,4 +1,4 @@
-"""What good lab files seem to lack, and what their policies lack."""
+"""Warns about what valid lab files and their policies probably lack."""
 
 from collections.abc import Callable
 from importlib.metadata import entry_points
@@ -16,7 +16,7 @@ from patchlight.testbed.labfile.reader import LabFileError, checked_fields, fibr
 
 
 def oversights(path: str | Path) -> tuple[FileIssue, ...]:
-    """What the lab in this file seems to lack, though it is good; ``LabFileError`` if it is not."""
+    """What the lab in this file probably lacks; ``LabFileError`` if the file has mistakes."""
     issues = FileIssues(str(path), LabFileError)
     fields = checked_fields(read_text(path, LabFileError), str(path))
     _note_oversights(fields, issues)
@@ -27,7 +27,7 @@ def oversights(path: str | Path) -> tuple[FileIssue, ...]:
 def policy_mistakes(
     path: str | Path, check: Callable[[str, PolicyKind], object]
 ) -> tuple[FileIssue, ...]:
-    """What ``check`` says (``BadInput``) of the policies that a good lab file names, by place."""
+    """What ``check`` finds wrong (``BadInput``) with the policies of a valid lab file, by place."""
     issues = FileIssues(str(path), LabFileError)
     fields = checked_fields(read_text(path, LabFileError), str(path))
     named: Fields = fields.value_of("policies", Fields())
@@ -41,14 +41,15 @@ def policy_mistakes(
 
 
 def _note_oversights(lab: Fields, issues: FileIssues) -> None:
-    """Note what a good lab file seems to lack."""
     servers, *kinds = (lab.listed(key) for key in ("servers", *SWITCHES))
     switches = [switch for kind in kinds for switch in kind]
     if not (servers or switches):
-        issues.at(lab["name"], "the lab has nothing but a name: expected servers or switches")
+        issues.at(lab["name"], "the lab has only a name: expected servers or switches")
     user = lab["workers"].value.get("user") if "workers" in lab else None
     if user is not None and user.value == "root":
-        message = "workers run as root: whoever may submit jobs can read all files of the servers"
+        message = (
+            "workers run as root: every user who submits jobs can read all files of the servers"
+        )
         issues.at(user, f"{message}; expected dynamic, or a user by name")
     plugged: set[Endpoint] = {
         end.value for fibre in lab.listed("fibres") for end in fibre["ends"].value
@@ -56,25 +57,25 @@ def _note_oversights(lab: Fields, issues: FileIssues) -> None:
     for server in servers:
         _note_server(server, plugged, issues)
     joined = {end.device for end in plugged}
-    # A switch alone is a lab for whoever tries a driver.
+    # A lab with only a switch is useful to try a driver.
     if servers or len(switches) > 1:
         for name in (switch["name"] for switch in switches):
             if name.value not in joined:
-                message = f"nothing joins {name.value}: expected a fibre to it in 'fibres'"
+                message = f"no fibre at {name.value}: expected one in 'fibres'"
                 issues.at(name, message)
     emulated = {driver.name for driver in OCS_DRIVERS.values() if driver.device}
     emulated |= {point.name for point in entry_points(group="patchlight.emulated_ocs")}
     for switch in lab.listed("circuit_switches"):
         driver = switch["driver"]
         if driver.value not in emulated:
-            message = f"no emulated device speaks {driver.value}: the lab cannot be emulated"
+            message = f"driver {driver.value} has no emulated device: the lab cannot be emulated"
             issues.at(driver, f"{message}; expected one of {', '.join(sorted(emulated))}")
 
 
 def _note_server(server: Fields, plugged: set[Endpoint], issues: FileIssues) -> None:
     name: Located[str] = server["name"]
     if "management" not in server:
-        message = f"server {name.value} has no management address, at which its agent answers"
+        message = f"server {name.value} has no management address for its agent"
         issues.at(name, f"{message}: expected 'management: {name.value}:8471'")
     for nic in (nic["name"] for nic in server.listed("nics")):
         if Endpoint(name.value, nic.value) not in plugged:
@@ -83,7 +84,6 @@ def _note_server(server: Fields, plugged: set[Endpoint], issues: FileIssues) -> 
 
 
 def _note_weak_signals(lab: Lab, fields: Fields, issues: FileIssues) -> None:
-    """Note receivers at which too little optical power arrives at the start."""
     weak = Light(lab, lab.initial_maps).weak if lab.coloured else ()
     for path, power_dbm in weak:
         message = f"{power_dbm:.1f} dBm of {path.source} arrive at {path.sink}"

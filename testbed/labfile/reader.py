@@ -1,7 +1,7 @@
-"""Lab files: YAML in; a ``Lab``, or every mistake in it with line and column, out.
+"""Reads lab files: YAML in; a ``Lab`` out, or every mistake with line and column.
 
-Ranges, fibres in a line and defaults are written out in YAML nodes before they are read: every copy
-keeps the position of its source, and the schema needs no ranges.
+Ranges, one-line fibres and defaults are expanded in the YAML nodes first: every copy keeps its
+source's position, and the schema needs no ranges.
 """
 
 import re
@@ -21,10 +21,10 @@ from patchlight.testbed.lab.rules import NOTHING_SAID
 from patchlight.testbed.labfile.check import check_lab
 from patchlight.testbed.labfile.schema import COMMON, LAB
 
-# Keys whose text may stand for several; what is free text (a GPU's model) is not among them.
+# Keys that accept ranges; free text (a GPU's model) does not.
 RANGED = {"name", "management", "address", "gpu", "interface", "uuid", "datapath_id"}
 RANGED |= {"password_env", "ends"}
-# The lists whose items may be several, and the name that their defaults have.
+# Lists whose items may be ranges, and the name of their defaults.
 ITEMS: Mapping[str, str] = {
     "servers": "server",
     "gpus": "gpu",
@@ -47,7 +47,7 @@ _Pair = tuple[yaml.Node, yaml.Node]
 
 
 def _write_out(root: yaml.Node, issues: FileIssues) -> yaml.Node:
-    """The file with every range and default written out; notes what is wrong with ranges."""
+    """The file with all ranges and defaults expanded; notes mistakes in ranges."""
     if not isinstance(root, yaml.MappingNode):
         return root
     defaults = {text_of(key): value for key, value in root.value}.get("defaults")
@@ -65,17 +65,15 @@ def _write_out(root: yaml.Node, issues: FileIssues) -> yaml.Node:
 
 
 class _Spread:
-    """Writes out one file, at most ``_MOST`` items in all."""
-
     def __init__(self, issues: FileIssues, defaults: Mapping[str, list[_Pair]]) -> None:
         self._issues, self._defaults = issues, defaults
         self._left = _MOST
         self._values_left = _MOST_VALUES
-        # What belongs to each of many owners is spread once, not once for each.
+        # Values of nested items are spread over all owners, not repeated for each.
         self._known: dict[int, tuple[yaml.Node, list[yaml.Node]]] = {}
 
     def items(self, key: str, node: yaml.Node, copy: int = 0, copies: int = 1) -> yaml.Node:
-        """A list with its ranges written out, of owner ``copy`` of ``copies``; else the node."""
+        """A list with its ranges expanded, of owner ``copy`` of ``copies``; else the node."""
         if key not in ITEMS or not isinstance(node, yaml.SequenceNode):
             return node
         made: list[yaml.Node] = []
@@ -108,7 +106,7 @@ class _Spread:
         self._left -= count
         if self._left < 0:
             self._issues.only(
-                locate(item), f"ranges stand for more than {_MOST:,} things: expected fewer"
+                locate(item), f"ranges expand to more than {_MOST:,} items: expected fewer"
             )
             return
         for number in range(count):
@@ -119,7 +117,7 @@ class _Spread:
                 return
 
     def _with_ssh_defaults(self, pairs: list[_Pair]) -> list[_Pair]:
-        """A server's keys, those of its ``ssh`` filled up with the defaults of every ``ssh``."""
+        """A server's keys, with its ``ssh`` completed from the default ``ssh``."""
         defaults = self._defaults.get("ssh", [])
         if not defaults:
             return pairs
@@ -134,15 +132,14 @@ class _Spread:
             return pairs
         there = {text_of(key) for key, _ in own.value}
         if "jump" in there:
-            there.add("jump_host_key")  # that of the default is another host's
+            there.add("jump_host_key")  # the default key belongs to another host
         missing = [pair for pair in defaults if text_of(pair[0]) not in there]
         full = yaml.MappingNode(own.tag, [*own.value, *missing], own.start_mark, own.end_mark)
         return [(key, full if value is own else value) for key, value in pairs]
 
     def _spread(self, key: str, node: yaml.Node) -> list[yaml.Node]:
-        """What one value stands for: itself, or each value of its range."""
         if id(node) not in self._known:
-            # The node is kept too: its id is its own as long as it is there.
+            # Keeping the node keeps its id unique.
             self._known[id(node)] = (node, self._spread_once(key, node))
         return self._known[id(node)][1]
 
@@ -167,7 +164,7 @@ class _Spread:
         values = spread_text(text) if self._values_left >= 0 else []
         self._values_left -= len(values)
         if self._values_left < 0:
-            raise BadInput(f"ranges stand for more than {_MOST_VALUES:,} values: expected fewer")
+            raise BadInput(f"ranges expand to more than {_MOST_VALUES:,} values: expected fewer")
         return values
 
     def _ends(self, node: yaml.SequenceNode) -> list[yaml.Node]:
@@ -198,7 +195,6 @@ class _Spread:
         return [_scalar(node, f"{inp}{match[2]}{out}") for inp, out in sides]
 
     def _fibre(self, node: yaml.Node) -> yaml.Node:
-        """A fibre in a line, ``server1.nic0 - tor1.1``, as the mapping that it stands for."""
         if isinstance(node, yaml.ScalarNode) and text_of(node):
             ends = self._two_ends(node)
             if ends is node:
@@ -234,26 +230,26 @@ class _Spread:
         expected = " or ".join(map(str, wanted))
         self._issues.only(
             locate(node),
-            f"{short(text_of(node))!r} stands for {found} values: expected {expected}, as many as "
-            f"there are names",
+            f"{short(text_of(node))!r} expands to {found} values: expected {expected}, the "
+            "number of names",
         )
 
 
 def spread_text(text: str) -> list[str]:
-    """Every text that one with ranges stands for; ``BadInput`` for a range that is none.
+    """All texts of a text with ranges; ``BadInput`` for an invalid range.
 
-    ``a[1-3,7]`` are ``a1``, ``a2``, ``a3``, ``a7``; ``a[01-10]`` keeps the zeros. Of several ranges
-    the last one runs fastest.
+    ``a[1-3,7]`` are ``a1``, ``a2``, ``a3``, ``a7``; ``a[01-10]`` keeps the zeros. With several
+    ranges the last one varies fastest.
     """
     pieces = _RANGE.split(text)
     bounds = [_bounds(piece, text) for piece in pieces[1::2]]
     if prod(sum(last - first + 1 for first, last, _ in parts) for parts in bounds) > _MOST:
-        raise BadInput(f"{short(text)!r} stands for more than {_MOST:,} values: expected fewer")
+        raise BadInput(f"{short(text)!r} expands to more than {_MOST:,} values: expected fewer")
     choices = [
         [f"{number:0{width}}" for first, last, width in parts for number in range(first, last + 1)]
         for parts in bounds
     ]
-    # Literal text stands at the even places.
+    # Literal text has even indices.
     literal, closing = pieces[0:-1:2], pieces[-1]
     return [
         "".join(f"{before}{number}" for before, number in zip(literal, numbers, strict=True))
@@ -283,7 +279,7 @@ def text_of(node: yaml.Node | None) -> str:
 
 
 def _nth(values: list[yaml.Node], number: int, before: int) -> yaml.Node:
-    """Of one for all, one for each, or one for each of each owner: the one for this thing."""
+    """The value for this item: one for all, one for each, or one for each of each owner."""
     if len(values) > before + number and before:
         number += before
     return values[number] if len(values) > 1 else values[0]
@@ -294,7 +290,6 @@ def _list(node: yaml.SequenceNode, items: list[yaml.Node]) -> yaml.SequenceNode:
 
 
 def _scalar(node: yaml.Node, text: str, ahead: int = 0) -> yaml.ScalarNode:
-    """A plain text at the place of a node, or so many columns further."""
     mark = node.start_mark
     if ahead:
         mark = yaml.Mark(mark.name, mark.index, mark.line, mark.column + ahead, None, 0)
@@ -306,9 +301,9 @@ class LabFileError(FileError):
 
 
 def read_lab(path: str | Path) -> Lab:
-    """The lab in this file; ``LabFileError`` with every mistake in it.
+    """The lab in this file; ``LabFileError`` with every mistake.
 
-    Policy files that it names are looked for beside it.
+    Policy files in it are relative to its folder.
     """
     expected = f"a lab file, or one of the built-in labs: {', '.join(builtin_labs())}"
     lab = parse_lab(read_text(path, LabFileError, expected), str(path))
@@ -318,7 +313,7 @@ def read_lab(path: str | Path) -> Lab:
 
 
 def parse_lab(text: str, name: str = "lab") -> Lab:
-    """The lab in this YAML text; ``name`` is what messages call the file."""
+    """The lab in this YAML text; ``name`` is the file's name in messages."""
     fields, issues = checked_fields(text, name), FileIssues(name, LabFileError)
     lab: Lab = plain(fields)
     if lab.coloured:
@@ -328,7 +323,7 @@ def parse_lab(text: str, name: str = "lab") -> Lab:
 
 
 def checked_fields(text: str, name: str) -> Fields:
-    """The keys of a good lab file, with their positions."""
+    """The keys of a valid lab file, with their positions."""
     issues = FileIssues(name, LabFileError)
     root = compose(text, issues, LAB.what, LAB.expected())
     located = None if root is None else LAB.read(_write_out(root, issues), issues)
@@ -341,25 +336,25 @@ def checked_fields(text: str, name: str) -> Fields:
 
 
 def _check_meetings(lab: Lab, fields: Fields, issues: FileIssues) -> None:
-    """Note where two signals of one channel meet at the start, at the fibre where they do."""
+    """Note where two signals of one channel collide with the initial maps, at that fibre."""
     by_fibre: dict[Endpoint, list[Meeting]] = {}
     for meeting in Light(lab, lab.initial_maps).meetings:
         by_fibre.setdefault(meeting.at, []).append(meeting)
     for at, meetings in by_fibre.items():
-        others = f" (pairs that meet there: {len(meetings)})" if len(meetings) > 1 else ""
-        message = f"{meetings[0]}{others}: expected other channels, or other ways for them"
+        others = f" (pairs that collide there: {len(meetings)})" if len(meetings) > 1 else ""
+        message = f"{meetings[0]}{others}: expected other channels, or other paths"
         issues.at(fibre_at(lab, fields, at), message)
 
 
 def fibre_at(lab: Lab, fields: Fields, end: Endpoint) -> Located[object]:
-    """Where the fibre at that end stands in the file."""
+    """The position of the fibre at that end in the file."""
     fibre = lab.fibre_ends[end][1]
     located: Located[object] = fields["fibres"].value[lab.fibres.index(fibre)]
     return located
 
 
 def labs_dir() -> Path:
-    """Where the built-in lab files are."""
+    """The folder of the built-in lab files."""
     return Path(__file__).parents[1] / "labs"
 
 
@@ -369,14 +364,14 @@ def builtin_labs() -> tuple[str, ...]:
 
 
 def builtin_lab(name: str) -> Path:
-    """The file of a built-in lab; ``BadInput`` naming those there are."""
+    """The file of a built-in lab; ``BadInput`` with the known names if not found."""
     if name in builtin_labs():
         return labs_dir() / f"{name}.yaml"
-    raise BadInput(f"no built-in lab is called {name!r}: {nearest(name, builtin_labs())}")
+    raise BadInput(f"unknown built-in lab {name!r}: {nearest(name, builtin_labs())}")
 
 
 def find_lab(text: str) -> Path:
-    """The lab file meant by a command-line argument: a path, or a built-in lab's name.
+    """The lab file of a command-line argument: a path, or a built-in lab's name.
 
     ``BadInput`` if it is neither.
     """
@@ -390,11 +385,11 @@ def find_lab(text: str) -> Path:
         return builtin_lab(text)
     known = nearest(text, builtin_labs(), "the built-in labs are")
     raise BadInput(
-        f"no lab file at {text!r}, and no built-in lab is called so: {known}",
+        f"lab {text!r} not found, neither as a file nor as a built-in lab: {known}",
         hint="name a lab file, or make one with: patchlight lab generate --help",
     )
 
 
 def load_lab(text: str) -> Lab:
-    """The lab meant by a command-line argument: ``read_lab(find_lab(text))``."""
+    """The lab of a command-line argument: ``read_lab(find_lab(text))``."""
     return read_lab(find_lab(text))

@@ -1,4 +1,4 @@
-"""The keys of a lab file, each with its type and the field of the model that it fills."""
+"""Defines the keys of a lab file, each with its type and the field of the model that it fills."""
 
 from dataclasses import replace
 
@@ -13,68 +13,68 @@ from patchlight.testbed.labfile.sections import ACCESS, POLICIES, QUEUE, WORKERS
 FABRICS = ("openvswitch", "bridge")
 PATHS = ("none", "nodes")
 
-LAUNCH_POWER = Key("launch_power", v.POWER, "optical power its ports send with")
+LAUNCH_POWER = Key("launch_power", v.POWER, "optical launch power of its ports")
 GPU = Group(
     "a GPU",
-    required("name", v.PART_NAME, "what the GPU is called, like 'gpu0'", example="gpu0"),
+    required("name", v.PART_NAME, "its name, like 'gpu0'", example="gpu0"),
     required("model", v.MODEL, "the model, like 'Tesla M40'"),
-    Key("uuid", v.UUID, "pins the physical GPU on a real server"),
+    Key("uuid", v.UUID, "UUID of the physical GPU on a real server"),
     model=model.Gpu,
 )
 RENDEZVOUS = Group(
     "a rendezvous",
-    required("interface", v.INTERFACE, "the server's interface that it is made on", example="eno1"),
+    required("interface", v.INTERFACE, "the server's interface below it", example="eno1"),
     required("address", v.INTERFACE_ADDRESS, "the worker's address there, with its network"),
     model=model.Rendezvous,
 )
 NIC = Group(
     "a NIC",
-    required("name", v.PART_NAME, "what the NIC port is called, like 'nic0'"),
+    required("name", v.PART_NAME, "its name, like 'nic0'"),
     required("address", v.ADDRESS, "its IPv4 address in the lab's network"),
     Key("rate", v.RATE, "its line rate", default="no limit"),
     Key("gpu", v.PART_NAME, "the GPU of the same server that it serves", example="gpu0"),
     Key(
         "mac",
         v.MAC,
-        "the MAC address of its workers: the port's own (hardware), one made of the IPv4 address "
-        "(lab), or this one",
+        "the MAC address of its workers: that of the port (hardware), derived from the IPv4 "
+        "address (lab), or this one",
         default="hardware; with mode macvlan, lab",
     ),
-    Key("interface", v.INTERFACE, "the kernel's name of it on the server", default="its name"),
+    Key("interface", v.INTERFACE, "its interface name on the server", default="its name"),
     Key(
         "mode",
         v.NIC_MODE,
-        "what a worker gets: the NIC itself (physical; veth in an emulation), a virtual function "
-        "of it (sriov), or a macvlan on it; auto takes a virtual function where it has one",
+        "what a worker gets: the NIC itself (physical; veth in an emulation), a virtual "
+        "function of it (sriov), or a macvlan on it; auto prefers a virtual function",
         example="sriov",
     ),
-    Key("mtu", v.MTU, "the MTU in the worker", default="as it is on the server", example="9000"),
-    Key("vlan", v.VLAN, "the VLAN that its workers are in", default="none", example="100"),
-    Key("routes", ListOf(v.ROUTE, "routes"), "more routes of the worker", default="none"),
-    Key("dscp", v.DSCP, "what RDMA packets of NCCL are marked with", default="none", example="26"),
+    Key("mtu", v.MTU, "the MTU in the worker", default="the server's", example="9000"),
+    Key("vlan", v.VLAN, "the VLAN of its workers", default="none", example="100"),
+    Key("routes", ListOf(v.ROUTE, "routes"), "additional routes of the worker", default="none"),
+    Key("dscp", v.DSCP, "the DSCP of NCCL's RDMA packets", default="none", example="26"),
     Key(
         "rdma",
         v.RDMA_USE,
-        "whether a worker gets its RDMA device: auto where there is one; exclusive, shared or none",
+        "whether a worker gets its RDMA device: auto if it has one; exclusive, shared or none",
     ),
     Key(
         "relock",
         v.TIME,
-        "how long its carrier, and its RDMA port, may take to be back after its light moved",
-        default="workers go on at once; with RDMA within 10s",
+        "how long its carrier, and its RDMA port, may take to return after a change of circuits",
+        default="workers continue immediately; with RDMA within 10s",
         example="2s",
     ),
     Key(
         "rendezvous",
         RENDEZVOUS,
-        "a second way to its worker, over another interface of the server",
+        "a second network of its worker, over another interface of the server",
         example="{interface: eno1, address: 10.0.0.51/24}",
     ),
     Key(
         "transceiver",
         optical.TRANSCEIVER,
-        "the light of its port, where wavelengths matter",
-        default="light without a channel",
+        "its transceiver, if the lab has wavelength channels",
+        default="a signal without a channel",
         example="{tunable: 191.350-196.100, tuning_time: 1ms}",
     ),
     LAUNCH_POWER,
@@ -84,33 +84,36 @@ NIC = Group(
 )
 SSH = Group(
     "a server's SSH",
-    Key("address", v.SSH_HOST, "the host that it answers at", default="that of management"),
+    Key("address", v.SSH_HOST, "its host", default="the host of management"),
     Key("port", v.TCP_PORT, "its TCP port"),
-    Key("user", v.USER_NAME, "whom to log in as", default="as the SSH client says"),
-    Key("identity", v.FILE_PATH, "the file of the private key", default="as the SSH client says"),
+    Key("user", v.USER_NAME, "the login", default="as the SSH client says"),
+    Key("identity", v.FILE_PATH, "the private key file", default="as the SSH client says"),
     Key("host_key", v.HOST_KEY, "the fingerprint of its host key", default="what known_hosts has"),
     Key(
-        "legacy", YesNo("whether it may use them"), "it may use old SSH algorithms", default="false"
+        "legacy",
+        YesNo("whether it may use old SSH algorithms"),
+        "it may use old SSH algorithms",
+        default="false",
     ),
-    Key("jump", v.JUMP, "the host to go through: [USER@]HOST[:PORT]", default="none"),
+    Key("jump", v.JUMP, "the jump host: [USER@]HOST[:PORT]", default="none"),
     Key(
         "jump_host_key",
         v.HOST_KEY,
-        "the fingerprint of that host's key",
+        "the fingerprint of the jump host's key",
         default="what known_hosts has",
     ),
     model=SshAccess,
 )
 SERVER = Group(
     "a server",
-    required("name", v.DEVICE_NAME, "what the server is called, like 'server1'"),
-    Key("management", v.MANAGEMENT, "where the server's agent answers: host:port or unix:/path"),
-    Key("ssh", SSH, "where and how its SSH answers", example="{user: admin}"),
+    required("name", v.DEVICE_NAME, "its name, like 'server1'"),
+    Key("management", v.MANAGEMENT, "the address of the server's agent: host:port or unix:/path"),
+    Key("ssh", SSH, "how to log in by SSH", example="{user: admin}"),
     Key("gpus", ListOf(GPU, "GPUs"), "its GPUs", default="none"),
     Key(
         "emulated_gpus",
         YesNo("whether its GPUs are emulated"),
-        "it has no such GPUs: 'deploy push' has them emulated there",
+        "it has real GPUs: 'deploy push' emulates none",
     ),
     required("nics", ListOf(NIC, "NICs"), "its NIC ports in the lab's network"),
     model=model.Server,
@@ -118,14 +121,14 @@ SERVER = Group(
 )
 PACKET_SWITCH = Group(
     "a packet switch",
-    required("name", v.DEVICE_NAME, "what the switch is called, like 'tor1'", example="tor1"),
+    required("name", v.DEVICE_NAME, "its name, like 'tor1'", example="tor1"),
     required("datapath_id", v.DATAPATH_ID, "its OpenFlow datapath id, like 0x1", example="0x1"),
     required("ports", v.PACKET_PORTS, "how many ports it has", example="48"),
     Key(
         "transceivers",
         optical.TRANSCEIVERS,
-        "the light of its ports, where wavelengths matter, by port number",
-        default="light without a channel",
+        "its transceivers by port number, if the lab has wavelength channels",
+        default="signals without a channel",
     ),
     LAUNCH_POWER,
     model=model.PacketSwitch,
@@ -133,12 +136,12 @@ PACKET_SWITCH = Group(
 )
 CIRCUIT_SWITCH = Group(
     "a circuit switch",
-    required("name", v.DEVICE_NAME, "what the switch is called, like 'ocs1'", example="ocs1"),
-    required("driver", v.DRIVER, "the driver that speaks to it, like 'calient-tl1'"),
+    required("name", v.DEVICE_NAME, "its name, like 'ocs1'", example="ocs1"),
+    required("driver", v.DRIVER, "its driver, like 'calient-tl1'"),
     required(
         "address",
         v.HOST_PORT,
-        "where it answers: host:port; with driver openflow, where Patchlight listens for it",
+        "its address, host:port; with driver openflow, where Patchlight listens for it",
     ),
     Key(
         "datapath_id",
@@ -147,13 +150,13 @@ CIRCUIT_SWITCH = Group(
         example="0x51",
     ),
     required("ports", v.CIRCUIT_PORTS, "how many duplex ports it has", example="320"),
-    Key("switching_time", v.TIME, "how long a new circuit stays dark"),
-    Key("insertion_loss", v.LOSS, "what a circuit through it loses"),
+    Key("switching_time", v.TIME, "the outage of a new circuit"),
+    Key("insertion_loss", v.LOSS, "its insertion loss"),
     *optical.LOGIN,
     Key(
         "cross_connects",
         ListOf(v.CROSS_CONNECT, "cross-connects"),
-        "the circuits it starts with: a-b both ways, a>b one way",
+        "the initial circuits: a-b both ways, a>b one way",
         default="none",
         example="[1-7, 2>8]",
     ),
@@ -168,19 +171,19 @@ FIBRE = Group(
     required(
         "ends",
         ListOf(v.PORT, "ends", count=2),
-        "the two ports it joins, like [server1.nic0, ocs1.1] or server1.nic0 - ocs1.1",
+        "the ports at its ends, like [server1.nic0, ocs1.1] or server1.nic0 - ocs1.1",
         example="[server1.nic0, ocs1.1]",
     ),
-    Key("rate", v.RATE, "its rate", default="no limit of its own"),
-    Key("loss", v.LOSS, "what light loses in it"),
-    Key("delay", v.TIME, "how long an emulation holds each packet, each way"),
-    Key("jitter", v.TIME, "by how much that varies, up and down"),
-    Key("packet_loss", v.SHARE, "what share of packets an emulation loses in it"),
+    Key("rate", v.RATE, "its rate", default="no limit"),
+    Key("loss", v.LOSS, "its loss"),
+    Key("delay", v.TIME, "how long an emulation delays each packet, each way"),
+    Key("jitter", v.TIME, "how much that delay varies, up and down"),
+    Key("packet_loss", v.SHARE, "the share of packets that an emulation loses"),
     model=model.Fibre,
     make=v.fibre,
     said=lambda fibre: {"ends": (fibre.a, fibre.b)},
 )
-# What things of a kind may have in common: nothing that tells them apart.
+# Keys that items of a kind may share: none that identifies an item.
 COMMON: dict[str, tuple[str, ...]] = {
     "ssh": ("port", "user", "identity", "jump", "jump_host_key"),
     "gpu": ("model",),
@@ -205,8 +208,8 @@ COMMON: dict[str, tuple[str, ...]] = {
 
 def _defaults(kind: str, group: Group, owner: str = "") -> Key:
     keys = [replace(key, required=False) for key in group.keys if key.name in COMMON[kind]]
-    about = f"of each {owner or kind.replace('_', ' ')} that says nothing else"
-    return Key(kind, Group(f"what {group.what} has", *keys), about)
+    about = f"defaults for each {owner or kind.replace('_', ' ')}"
+    return Key(kind, Group(f"the defaults of {group.what}", *keys), about)
 
 
 DEFAULTS = Group(
@@ -223,28 +226,28 @@ CONTROLLER = Group(
     Key(
         "api",
         v.HOST_PORT,
-        "where its REST API answers; beyond its own machine, with --tls and tokens only",
+        "the address of its REST API; other machines need --tls and a token",
         example="127.0.0.1:8470",
-        default="a Unix socket of the lab's own",
+        default="a Unix socket of this lab",
         of="controller_api",
     ),
     Key(
         "openflow",
         v.HOST_PORT,
-        "where it listens for OpenFlow",
+        "its OpenFlow address",
         example="10.0.0.1:6653",
         of="controller_openflow",
     ),
     Key(
         "openflow_tls",
-        YesNo("whether packet switches come over TLS"),
-        "packet switches come over TLS, with certificates of the lab's authority",
+        YesNo("whether packet switches use TLS"),
+        "packet switches use TLS, with certificates of the lab's authority",
         of="controller_openflow_tls",
     ),
     Key(
         "access",
         ACCESS,
-        "what users of its machine may do, where they are not root",
+        "the role of its machine's users other than root",
         example="{group: optics, others: nobody}",
     ),
     model=model.Lab,
@@ -252,14 +255,14 @@ CONTROLLER = Group(
 )
 LAB = Group(
     "a lab",
-    required("name", v.LAB_NAME, "what the lab is called"),
+    required("name", v.LAB_NAME, "its name"),
     Key(
         "network",
         v.NETWORK,
         "the IPv4 network of the NICs, like '192.168.10.0/24'; needed with servers",
         default="none",
     ),
-    Key("fabric", choice("a fabric", *FABRICS), "what an emulation makes packet switches of"),
+    Key("fabric", choice("a fabric", *FABRICS), "the packet switches of an emulation"),
     Key(
         "scale",
         Number("a scale", above=0),
@@ -270,42 +273,44 @@ LAB = Group(
     Key(
         "machine_rate",
         v.RATE,
-        "what the emulating machine carries in all; 'emulate up' writes it",
+        "the total rate of the emulating machine; written by 'emulate up'",
         default="no limit",
         example="9Gbps",
     ),
     Key(
         "paths",
-        choice("who gives paths of light", *PATHS),
-        "who gives the paths of light that synthetic jobs send on; none: their light is on always",
+        choice("who grants optical paths", *PATHS),
+        "who grants optical paths to synthetic jobs; none: their circuits stay up",
         default="none",
         example="nodes",
     ),
-    Key("controller", CONTROLLER, "where the controller answers", example="{api: 127.0.0.1:8470}"),
-    Key("queue", QUEUE, "how jobs wait", example="{backfill: true}"),
+    Key(
+        "controller", CONTROLLER, "the addresses of the controller", example="{api: 127.0.0.1:8470}"
+    ),
+    Key("queue", QUEUE, "how jobs queue", example="{backfill: true}"),
     Key(
         "policies",
         POLICIES,
-        "who decides, and whether light follows jobs by itself",
+        "the policies, and whether circuits are rewired automatically",
         example="{placement: regroup, topology: regroup, defragment: true}",
     ),
     Key(
         "workers",
         WORKERS,
-        "what jobs' workers may have of the servers",
+        "limits of jobs' workers on the servers",
         example="{images: [pytorch/*], mounts: [/srv/data], memory: 64GB}",
     ),
     Key(
         "defaults",
         DEFAULTS,
-        "what equal things have in common, written once",
+        "values that equal items share",
         example="{gpu: {model: Tesla M40}, nic: {rate: 40Gbps}}",
     ),
     Key(
         "servers",
         ListOf(SERVER, "servers"),
         "the servers, with their GPUs and NICs",
-        default="none: a lab of switches alone",
+        default="none: a lab with switches only",
     ),
     Key(
         "packet_switches",

@@ -1,4 +1,4 @@
-"""The keys of a lab file about its use: access, the queue, policies, and what workers may have."""
+"""Defines the keys of a lab file for access, the queue, policies, and limits of workers."""
 
 import re
 from dataclasses import asdict, replace
@@ -15,9 +15,9 @@ _ROLE_NAME = choice("a role", str(rules.Role.NOBODY), *rules.ROLES)
 _ROLE = replace(_ROLE_NAME, take=lambda text: rules.Role.named(str(_ROLE_NAME.take(text))))
 ACCESS = Group(
     "who may do what",
-    Key("group", USER_NAME, "the group of users who work with the lab"),
-    Key("members", _ROLE, "what they may do"),
-    Key("others", _ROLE, "what the machine's other users may do"),
+    Key("group", USER_NAME, "the group of the lab's members"),
+    Key("members", _ROLE, "the role of its members"),
+    Key("others", _ROLE, "the role of the machine's other users"),
     model=rules.Access,
 )
 
@@ -45,13 +45,18 @@ def _time_of(name: str, example: str) -> Text:
 
 
 _ALLOWED = (
-    Key("share", _number("share", "a share"), "how much counts as fair", default="1"),
+    Key(
+        "share",
+        _number("share", "a share"),
+        "weight under the order policy fair-share",
+        default="1",
+    ),
     Key("gpus", _whole("gpus", "a number of GPUs"), "the most at once", default="no limit"),
     Key("jobs", _whole("jobs", "a number of jobs"), "the most that wait or run", "no limit"),
     Key(
         "gpu_hours",
         _number("gpu_hours", "GPU-hours"),
-        "after so many in a window none of the user's jobs starts until the next",
+        "after so many in a window, none of the user's jobs starts until the next window",
         default="no limit",
     ),
 )
@@ -60,30 +65,35 @@ QUEUE = Group(
     Key(
         "backfill",
         YesNo("whether jobs behind may start"),
-        "whether jobs behind the next one start where they do not put it off",
+        "whether later jobs may start if they do not delay the next one",
     ),
     Key(
         "backfill_depth",
         _whole("backfill_depth", "a number of jobs"),
-        "how many of them are looked at",
+        "how many jobs are considered",
     ),
     Key(
         "preempt",
         YesNo("whether jobs are preempted"),
-        "whether the next job takes the GPUs of running ones that come after it",
+        "whether the next job takes the GPUs of running jobs that come after it",
     ),
-    Key("quantum", _time_of("quantum_s", "6min"), "how long a job runs before that", "6min"),
+    Key(
+        "quantum",
+        _time_of("quantum_s", "6min"),
+        "how long a job runs before it can be preempted",
+        "6min",
+    ),
     Key(
         "half_life",
         _time_of("half_life_s", "7d"),
-        "with order fair-share, after how long what users had counts half as much",
+        "with order fair-share, the half-life of past usage",
         default="7d",
     ),
-    Key("quota_window", _time_of("quota_window_s", "7d"), "how long GPU-hours are for", "7d"),
+    Key("quota_window", _time_of("quota_window_s", "7d"), "the window of GPU-hours", "7d"),
     Key(
         "each_user",
-        Group("what each user may have", *_ALLOWED, model=rules.Allowance),
-        "what each user may have",
+        Group("the limits of each user", *_ALLOWED, model=rules.Allowance),
+        "the limits of each user",
         example="{gpus: 4, jobs: 100}",
     ),
     Key(
@@ -98,19 +108,19 @@ QUEUE = Group(
             ),
             "users",
         ),
-        "what some users may have instead",
+        "the limits of named users instead",
         default="none",
         example="[{name: alice, share: 2, gpus: 6}]",
     ),
     Key(
         "keep_jobs",
         _whole("keep_jobs", "a number of jobs"),
-        "so many jobs that have ended are remembered, the latest",
+        "how many ended jobs are kept, the latest first",
     ),
     Key(
         "keep_for",
         _time_of("keep_for_s", "90d"),
-        "how long a job that has ended, and whatever else happened, is remembered",
+        "how long ended jobs and other history are kept",
         default="no limit",
     ),
     model=rules.Discipline,
@@ -121,16 +131,16 @@ QUEUE = Group(
 def _time(field: str, example: str) -> Text:
     def take(text: str) -> float:
         said: dict[str, Any] = {field: units.parse_time(text)}
-        rules.PolicyChoice(**said)  # refuses what is out of bounds
+        rules.PolicyChoice(**said)  # refuses values out of bounds
         return float(said[field])
 
     return quantity(take, units.TIME, "a time", example)
 
 
-_POLICY = printable(1000, "is no policy: expected a name, FILE.py:CLASS or FILE.onnx")
+_POLICY = printable(1000, "is not a policy: expected a name, FILE.py:CLASS or FILE.onnx")
 POLICY = Text("a policy", _POLICY, {"minLength": 1, "maxLength": 1000}, example="regroup")
 POLICIES = Group(
-    "who decides in the lab",
+    "the policies of the lab",
     *(
         Key(kind, POLICY, f"the {kind} policy: a name, FILE.py:CLASS or FILE.onnx")
         for kind in rules.KINDS
@@ -138,27 +148,22 @@ POLICIES = Group(
     Key(
         "deadline",
         _time("deadline_s", "1s"),
-        "after this the default decides in a policy's place",
+        "after this time the default policy decides instead",
         default="1s",
     ),
     Key(
         "defragment",
-        YesNo("whether light follows jobs"),
-        "whether light moves under running jobs by itself, where that gains more than it costs",
+        YesNo("whether circuits are rewired automatically"),
+        "whether circuits change under running jobs when that gains more than it costs",
         default="false",
     ),
     Key(
         "defragment_every",
         _time("defragment_every_s", "10min"),
-        "how often that is looked at, beside each end of a job",
+        "how often that is checked, in addition to each end of a job",
         default="10min",
     ),
-    Key(
-        "minimum_gain",
-        _time("minimum_gain_s", "10s"),
-        "what all jobs together have to gain at least",
-        default="10s",
-    ),
+    Key("minimum_gain", _time("minimum_gain_s", "10s"), "the least total gain", default="10s"),
     model=rules.PolicyChoice,
     block=True,
 )
@@ -173,13 +178,13 @@ def _folder(text: str) -> str:
     if path.startswith("/") and path.strip("/") and path.isprintable() and ".." not in parts:
         return text
     example = f"'/srv/data', or '/srv/data{rules.WRITABLE}' to write to"
-    raise BadInput(f"{short(text)!r} is no folder of the servers: expected one like {example}")
+    raise BadInput(f"{short(text)!r} is not a folder of the servers: expected one like {example}")
 
 
 def _user(text: str) -> str:
     if re.match(_USER, text):
         return text
-    raise BadInput(f"{short(text)!r} is no user: expected dynamic, root or another name")
+    raise BadInput(f"{short(text)!r} is not a user: expected dynamic, root or another name")
 
 
 def _memory(text: str) -> int:
@@ -190,43 +195,43 @@ def _memory(text: str) -> int:
 
 
 _FOLDER = Text("a folder", _folder, {"pattern": "^/"}, example="/srv/data")
-_IMAGES = printable(255, "is no pattern of images: expected one like 'pytorch/*'")
+_IMAGES = printable(255, "is not an image pattern: expected one like 'pytorch/*'")
 _PATTERN = Text("a pattern of images", _IMAGES, {"minLength": 1}, example="pytorch/*")
 WORKERS = Group(
-    "what jobs' workers may have",
+    "limits of jobs' workers",
     Key(
         "images",
         ListOf(_PATTERN, "patterns"),
-        "the images that containers may be of, beside that of Patchlight's workers",
+        "allowed container images, in addition to that of Patchlight's workers",
         default="any",
         example="[pytorch/*]",
     ),
     Key(
         "mounts",
         ListOf(_FOLDER, "folders"),
-        f"the folders of the servers that workers may see; with {rules.WRITABLE}, also write to, "
-        "as checkpoints need it",
+        f"the servers' folders that workers may see; with {rules.WRITABLE} also write to, as "
+        "checkpoints require",
         default="none",
         example='[/srv/data, "/srv/checkpoints:rw"]',
     ),
     Key(
         "memory",
         quantity(_memory, units.SIZE, "a size of memory", "64GB"),
-        "the most memory of a server that one worker may have",
-        default="no limit of the lab's",
+        "the most memory of a server that one worker may use",
+        default="no limit",
     ),
     Key(
         "cpus",
         Number("a number of CPUs", lowest=0.01, highest=4096),
         "the most CPUs of a server that one worker may use",
-        default="no limit of the lab's",
+        default="no limit",
         example="16",
     ),
     Key(
         "user",
         Text("a user of the servers", _user, {"pattern": _USER}, example="trainer"),
-        "whom workers run as: a user of the servers, or dynamic, one for each person who submits "
-        "jobs",
+        "the user that workers run as: a user of the servers, or dynamic, one for each person "
+        "who submits jobs",
     ),
     model=rules.WorkerPolicy,
     block=True,

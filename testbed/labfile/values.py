@@ -1,4 +1,4 @@
-"""The types of the values in a lab file, and the models that are made of its groups."""
+"""Defines the types of values in a lab file, and builds the models of its groups."""
 
 import difflib
 import re
@@ -24,10 +24,10 @@ from patchlight.testbed.lab.ocs_drivers import (
 from patchlight.testbed.lab.portmap import CrossConnect, PortMap, parse_cross_connects
 from patchlight.testbed.lab.wavelengths import Transceiver
 
-# An OpenFlow 1.3 switch numbers its ports below OFPP_MAX; Open vSwitch ends at 65279.
+# OpenFlow 1.3 port numbers are below OFPP_MAX; those of Open vSwitch end at 65279.
 MOST_PACKET_PORTS = 65279
 MOST_CIRCUIT_PORTS = 4096
-# What ships with Patchlight, for editors; others come by entry point, and are taken as well.
+# Built-in drivers, for editors; external ones are accepted as well.
 KNOWN_DRIVERS = tuple(driver.name for driver in OCS_DRIVERS.values() if driver.device)
 
 _NAME = "[A-Za-z][A-Za-z0-9_-]*"
@@ -106,7 +106,7 @@ def _jump(text: str) -> str | None:
     if re.fullmatch(_JUMP, text) and len(text) <= 255:
         return None if text == "none" else text
     raise BadInput(
-        f"{short(text)!r} is not a host to go through: expected [USER@]HOST[:PORT], like "
+        f"{short(text)!r} is not a jump host: expected [USER@]HOST[:PORT], like "
         "'me@gateway.example.org', or none"
     )
 
@@ -120,7 +120,7 @@ def _management(text: str) -> str:
         return _host_port(text)
     except BadInput as error:
         raise BadInput(
-            f"{short(text)!r} is not where an agent can answer: expected host:port, like "
+            f"{short(text)!r} is not an agent's address: expected host:port, like "
             "'10.0.0.11:8471', or 'unix:/path'"
         ) from error
 
@@ -129,7 +129,7 @@ def _model(text: str) -> str:
     if re.search("[A-Za-z0-9]", text) and text.isprintable() and len(text) <= 64:
         return text
     raise BadInput(
-        f"{short(text)!r} is not a GPU model: expected 1 to 64 printable characters, among them a "
+        f"{short(text)!r} is not a GPU model: expected 1 to 64 printable characters with a "
         "letter or digit, like 'Tesla M40'"
     )
 
@@ -137,17 +137,13 @@ def _model(text: str) -> str:
 def _cross_connects(text: str) -> tuple[CrossConnect, ...]:
     both = parse_cross_connects(text)
     if both[0].inp == both[0].out:
-        raise BadInput(
-            f"{text!r} sends light back where it came from: expected two different ports"
-        )
+        raise BadInput(f"{text!r} connects a port to itself: expected two different ports")
     return both
 
 
 def _taking(
     ours: Mapping[str, OcsDriver], group: str, others: Mapping[str, OcsDriver], of_others: str
 ) -> Callable[[str], str]:
-    """What takes the name of a driver of ours, or of the packages in ``group``."""
-
     def take(text: str) -> str:
         _DRIVER_NAME.take(text)
         if text in ours:
@@ -160,7 +156,7 @@ def _taking(
             raise BadInput(f"{message} {', '.join(known)}")
         near = difflib.get_close_matches(text, known, n=1)
         hint = f"did you mean {near[0]!r}? the drivers are" if near else "expected one of"
-        raise BadInput(f"no driver is called {short(text)!r}: {hint} {', '.join(known)}")
+        raise BadInput(f"unknown driver {short(text)!r}: {hint} {', '.join(known)}")
 
     return take
 
@@ -207,13 +203,13 @@ MODEL = Text(
 UUID = matching("[A-Za-z0-9-]+", "a GPU's UUID", "what nvidia-smi -L prints", "GPU-6f2a1b3c")
 _A_ROUTE = "10.2.0.0/16 via 192.168.10.1"
 MAC = Text(
-    "where its MAC address is from",
+    "where its MAC address comes from",
     _mac_source,
     {"pattern": f"^(hardware|lab|{_MAC})$"},
     example="hardware",
 )
-NIC_MODE = choice("a way to give a NIC", *get_args(NicMode))
-RDMA_USE = choice("a use of RDMA", *get_args(RdmaUse))
+NIC_MODE = choice("a NIC mode", *get_args(NicMode))
+RDMA_USE = choice("an RDMA mode", *get_args(RdmaUse))
 MTU = Whole("an MTU", 576, 65535)
 VLAN = Whole("a VLAN", 1, 4094)
 DSCP = Whole("a DSCP", 0, 63)
@@ -227,11 +223,9 @@ INTERFACE_ADDRESS = Text(
 INTERFACE = matching(
     r"[^\s/:]{1,15}", "an interface", "a kernel's name of at most 15 characters", "enp3s0f0"
 )
-MANAGEMENT = Text("where the agent answers", _management, example="10.0.0.11:8471")
+MANAGEMENT = Text("the agent's address", _management, example="10.0.0.11:8471")
 SSH_HOST = matching(_HOST, "a host", "a name or an IP address", "10.0.0.11")
-JUMP = Text(
-    "a host to go through", _jump, {"pattern": f"^{_JUMP}$"}, example="me@gateway.example.org:22"
-)
+JUMP = Text("a jump host", _jump, {"pattern": f"^{_JUMP}$"}, example="me@gateway.example.org:22")
 TCP_PORT = Whole("a TCP port", 1, 65535)
 FILE_PATH = matching(r"[^\x00-\x1f\x7f]+", "a path", "a file's path", "~/.ssh/id_ed25519", 4096)
 HOST_KEY = matching(
@@ -262,7 +256,7 @@ def nic(*, address: IPv4Address, mac: str = "hardware", **said: Any) -> model.Ni
 
 
 def said_mac(nic: model.Nic) -> str | None:
-    """What a file says of a NIC's MAC address."""
+    """The ``mac`` key of a NIC."""
     if nic.mac != model.default_mac(nic.address):
         return nic.mac
     return "lab" if nic.lab_mac else None
@@ -278,7 +272,7 @@ def packet_switch(
 def circuit_switch(
     *, cross_connects: Iterable[tuple[CrossConnect, ...]] = (), **said: Any
 ) -> model.CircuitSwitch:
-    """An OCS that starts with these circuits."""
+    """An OCS with these initial circuits."""
     initial = PortMap.of(one for listed in cross_connects for one in listed)
     return model.CircuitSwitch(initial=initial, **said)
 
@@ -291,5 +285,5 @@ def fibre(*, ends: tuple[Endpoint, Endpoint], **said: Any) -> model.Fibre:
 def lab(
     *, controller: Mapping[str, Any] | None = None, defaults: object = None, **said: Any
 ) -> model.Lab:
-    """A lab; ``defaults`` are in its parts already."""
+    """A lab; ``defaults`` have been applied to its parts."""
     return model.Lab(**(controller or {}), **said)

@@ -1,4 +1,4 @@
-"""Lab files written: whole, with comments, or with fibres changed; their JSON Schema and reference.
+"""Writes lab files: new, commented, or with changed fibres; also their JSON Schema and reference.
 
 ``python -m patchlight.testbed.labfile.writer`` prints the reference as Markdown.
 """
@@ -22,14 +22,12 @@ _MAP, _SEQ, _STR, _INT = (f"tag:yaml.org,2002:{kind}" for kind in ("map", "seq",
 
 
 class _Dumper(_Base):  # type: ignore[misc]
-    """PyYAML's safe dumper, told which parts go on one line; without anchors."""
-
     def ignore_aliases(self, data: object) -> bool:
         return True
 
 
 def _text(dumper: Any, text: str) -> Any:
-    # PyYAML quotes what YAML 1.1 would misread; the reader knows some more numbers than that.
+    # PyYAML quotes what YAML 1.1 would misread; the reader recognises more numbers.
     return dumper.represent_scalar(_STR, text, style=None if fields.is_bare_text(text) else '"')
 
 
@@ -40,12 +38,12 @@ _Dumper.add_representer(fields.Hexadecimal, lambda d, v: d.represent_scalar(_INT
 
 
 def write_lab(lab: Lab) -> str:
-    """YAML text that ``parse_lab`` reads back equal; what has its default is left out."""
+    """YAML text that ``parse_lab`` reads back as equal; defaults are omitted."""
     return to_yaml(LAB.written(lab))
 
 
 def to_yaml(document: Any) -> str:
-    """A lab's document or a part of it as YAML text."""
+    """A lab's document or part of it as YAML text."""
     text: str = yaml.dump(
         document,
         Dumper=_Dumper,
@@ -59,19 +57,18 @@ def to_yaml(document: Any) -> str:
 
 _WIDTH = 100
 _FILE_HEAD = (
-    "# A Patchlight lab file. Keys behind a # may be left out: what stands there is the default or",
-    "# an example. To see what is wrong: patchlight lab check FILE",
+    "# A Patchlight lab file. Keys after a # are optional and show the default or",
+    "# an example. To check the file: patchlight lab check FILE",
     "",
 )
 
 
 def write_commented_lab(lab: Lab) -> str:
-    """YAML text that ``parse_lab`` reads back equal, with comments."""
+    """Commented YAML text that ``parse_lab`` reads back as equal."""
     return "".join(f"{line}\n" for line in (*_FILE_HEAD, *_group(LAB, LAB.written(lab))))
 
 
 def _group(group: fields.Group, values: Mapping[str, Any]) -> Iterator[str]:
-    """The lines of one group, not indented."""
     for key in group.keys:
         comment = f"{key.description[0].upper()}{key.description[1:]}."
         yield from wrap(comment, _WIDTH - 12, initial_indent="# ", subsequent_indent="# ")
@@ -96,7 +93,6 @@ def _items(group: fields.Group, items: list[Mapping[str, Any]]) -> Iterator[str]
 
 
 def _left_out(key: fields.Key) -> str:
-    """The default, if it is a value and no description of it, else an example."""
     if key.default is not None:
         issues = FileIssues(key.name)
         key.type.parse(key.default, issues)
@@ -108,8 +104,8 @@ def _left_out(key: fields.Key) -> str:
 def json_schema() -> dict[str, Any]:
     """The JSON Schema (draft 2020-12) of a lab file, for editors.
 
-    It knows keys and the form of values. What needs the whole file (a port used twice, an
-    address outside the network) only ``read_lab`` finds.
+    It covers keys and the form of values. Only ``read_lab`` checks the whole file (a port used
+    twice, an address outside the network).
     """
     lab = LAB.schema()
     for name in reader.ITEMS:
@@ -123,7 +119,7 @@ def json_schema() -> dict[str, Any]:
 
 
 def _with_short_forms(name: str, items: dict[str, Any]) -> None:
-    """Let the schema of a list take ranges, fibres in a line, and what defaults may stand for."""
+    """Allow ranges, one-line fibres, and keys with defaults to be omitted, in a list's schema."""
     group = items["items"]
     several = {"type": "string", "pattern": reader.RANGE_PATTERN}
     common = COMMON.get(reader.ITEMS[name], ())
@@ -205,7 +201,7 @@ def lab_file_reference() -> str:
 
 
 Change = tuple[int, int, str]
-"""From where to where in the text, and what stands there then."""
+"""A span of the text, and its replacement."""
 
 
 def with_changes(text: str, changes: Iterable[Change]) -> str:
@@ -217,16 +213,16 @@ def with_changes(text: str, changes: Iterable[Change]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Rewired:
-    """The new text; without ``keeps_comments`` the whole file was written again."""
+    """The new text; without ``keeps_comments`` the whole file was rewritten."""
 
     text: str
     keeps_comments: bool
 
 
 def rewired(text: str, fibres: Sequence[tuple[str, str]]) -> Rewired:
-    """The lab file ``text`` with fibres between these pairs of ends, and no others.
+    """The lab file ``text`` with fibres between exactly these pairs of ends.
 
-    A fibre of the file follows its end that is not at a circuit switch, and keeps its other keys.
+    A fibre follows its end that is not at a circuit switch, and keeps its other keys.
     ``LabFileError`` for a text with mistakes.
     """
     lab = reader.parse_lab(text)
@@ -264,7 +260,7 @@ def _with_fibres(lab: Lab, fibres: Sequence[tuple[str, str]]) -> Lab:
 
 
 def _edited(text: str, lab: Lab, wanted: Lab) -> str | None:
-    """The text with its fibres changed in place; ``None`` where one line is not one fibre."""
+    """The text with its fibres changed in place; ``None`` if some line is not one fibre."""
     root = yaml.compose(text, Loader=yaml.SafeLoader)
     listed = values_of(root).get("fibres")
     if not isinstance(listed, yaml.SequenceNode) or len(listed.value) != len(lab.fibres):
@@ -312,7 +308,6 @@ def _edited(text: str, lab: Lab, wanted: Lab) -> str | None:
 
 
 def _line_starts(text: str) -> list[int]:
-    """Where each line begins, and where the text ends."""
     starts = [0]
     for line in text.splitlines(keepends=True):
         starts.append(starts[-1] + len(line))

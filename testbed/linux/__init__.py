@@ -1,8 +1,8 @@
-"""What the Linux kernel and its services offer, wrapped in functions without a state."""
+"""Wraps the Linux kernel and its services in stateless functions."""
 
 from pathlib import Path
 
 
 def deploy_file(name: str) -> Path:
-    """The full path of a file of ``deploy``, in a checkout and in an installed Patchlight."""
+    """The full path of a file of ``deploy``, in a checkout or an installation."""
     return Path(__file__).resolve().parents[2] / "deploy" / name

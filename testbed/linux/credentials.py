@@ -1,5 +1,5 @@
-"""Reads a program's TLS certificates: ``ca.pem`` is that of the lab's authority, ``cert.pem`` its
-own with its name in the lab (not an address), ``key.pem`` the key that goes with it."""
+"""Reads a program's TLS certificates: ``ca.pem`` of the lab's authority, ``cert.pem`` with the
+program's name in the lab (not an address), and its private key ``key.pem``."""
 
 import ssl
 import stat
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from cryptography.x509 import Certificate, ObjectIdentifier
 
 
-# ``cryptography`` is imported where it is used: agents on Unix sockets need the names only.
+# ``cryptography`` is imported late: agents on Unix sockets only need the names.
 
 CA_FILE, CERTIFICATE_FILE, KEY_FILE = "ca.pem", "cert.pem", "key.pem"
 _ANEW = "make it with 'patchlight deploy certificates LAB --output DIR'"
@@ -36,19 +36,19 @@ def switch_name(switch: str, lab: str) -> str:
 
 
 def switches_name(lab: str) -> str:
-    """The name for any packet switch of the lab: of a machine that is several of them."""
+    """The name for any packet switch of the lab, for a machine with several of them."""
     return f"switches.{lab}"
 
 
 def prometheus_name(lab: str) -> str:
-    """The name of the client that may read the agents' metrics, and nothing else."""
+    """The name of the client that may read only the agents' metrics."""
     return f"prometheus.{lab}"
 
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """Such a folder: ``fingerprint`` is the certificate's SHA-256 in hex, ``serves`` whether it is
-    a server's, else a client's."""
+    """A folder with a certificate: ``fingerprint`` is its SHA-256 in hex, ``serves`` whether it is
+    for a server, else for a client."""
 
     folder: Path
     name: str
@@ -63,21 +63,22 @@ class Credentials:
         if self.name != name:
             raise BadInput(
                 f"the certificate in {self.folder} is for {self.name}: expected {name}",
-                hint="name the folder that was made for it",
+                hint="use the folder that was made for it",
             )
         if when > self.not_after:
             raise BadInput(
-                f"the certificate in {self.folder} ended on {self.not_after:%Y-%m-%d %H:%M} UTC",
+                f"the certificate in {self.folder} expired on {self.not_after:%Y-%m-%d %H:%M} UTC",
                 hint="renew it with 'patchlight deploy certificates LAB --output DIR'",
             )
         if when < self.not_before:
             raise BadInput(
-                f"the certificate in {self.folder} begins on {self.not_before:%Y-%m-%d %H:%M} UTC",
-                hint=f"set this machine's clock: it says {when:%Y-%m-%d %H:%M} UTC",
+                f"the certificate in {self.folder} is not valid before "
+                f"{self.not_before:%Y-%m-%d %H:%M} UTC",
+                hint=f"check this machine's clock: it shows {when:%Y-%m-%d %H:%M} UTC",
             )
 
     def load_into(self, context: ssl.SSLContext) -> None:
-        """Have new connections of a context show this certificate and trust this authority."""
+        """Make a context's new connections use this certificate and trust this authority."""
         context.load_verify_locations(self.folder / CA_FILE)
         context.load_cert_chain(self.folder / CERTIFICATE_FILE, self.folder / KEY_FILE)
 
@@ -89,10 +90,9 @@ class Credentials:
 
 
 def new_context(*, server: bool) -> ssl.SSLContext:
-    """TLS 1.3 with certificates at both ends, for the name that a client expects
-    (``server_hostname``). It trusts no authority yet."""
-    # Not the default context: reading all of the machine's authorities takes 20 ms, seconds for
-    # hundreds of servers, and none of them has a say here.
+    """TLS 1.3 with certificates on both sides, for the name that a client expects
+    (``server_hostname``). It does not trust an authority yet."""
+    # The default context takes 20 ms to load the machine's authorities, which are not used.
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.verify_mode = ssl.CERT_REQUIRED
@@ -101,14 +101,14 @@ def new_context(*, server: bool) -> ssl.SSLContext:
 
 
 def stamp(folder: Path) -> tuple[int, ...]:
-    """Numbers that change each time a file of the folder is written; none without files."""
+    """Numbers that change whenever a file of the folder is written; empty without files."""
     files = (folder / name for name in (CA_FILE, CERTIFICATE_FILE, KEY_FILE))
     return tuple(file.stat().st_mtime_ns for file in files if file.exists())
 
 
 def read_credentials(folder: Path) -> Credentials:
-    """The contents of the folder, also if expired. ``BadInput`` if a file is missing or of another
-    kind, others may read the key, or key, certificate and authority do not match."""
+    """The content of the folder, even if expired. ``BadInput`` if a file is missing or invalid,
+    others may read the key, or key, certificate and authority do not match."""
     from cryptography.exceptions import InvalidSignature
     from cryptography.hazmat.primitives.hashes import SHA256
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
@@ -118,21 +118,24 @@ def read_credentials(folder: Path) -> Credentials:
     if mode & 0o077:
         raise BadInput(
             f"other users may read or change the key {folder / KEY_FILE} (mode {mode:04o})",
-            hint=f"chmod 600 {folder / KEY_FILE}; if somebody may have seen it, issue it anew: "
+            hint=f"chmod 600 {folder / KEY_FILE}; if somebody may have seen it, issue a new one: "
             "'patchlight deploy certificates LAB --output DIR --anew'",
         )
     own = _certificate(folder, CERTIFICATE_FILE)
     try:
         key = load_pem_private_key(_read(folder, KEY_FILE), None)
     except (ValueError, TypeError) as error:
-        raise BadInput(f"{folder / KEY_FILE} is no private key in PEM", hint=_ANEW) from error
+        raise BadInput(
+            f"{folder / KEY_FILE} is not a private key in PEM format", hint=_ANEW
+        ) from error
     if key.public_key() != own.public_key():
-        raise BadInput(f"key and certificate in {folder} do not go together", hint=_ANEW)
+        raise BadInput(f"key and certificate in {folder} do not match", hint=_ANEW)
     try:
         own.verify_directly_issued_by(_certificate(folder, CA_FILE))
     except (InvalidSignature, ValueError, TypeError) as error:
         raise BadInput(
-            f"the certificate in {folder} is not of the authority in its {CA_FILE}", hint=_ANEW
+            f"the certificate in {folder} was not issued by the authority in its {CA_FILE}",
+            hint=_ANEW,
         ) from error
     return Credentials(
         folder,
@@ -145,7 +148,7 @@ def read_credentials(folder: Path) -> Credentials:
 
 
 def usages_in(certificate: "Certificate") -> list["ObjectIdentifier"]:
-    """What a certificate may be used for; nothing if it does not say."""
+    """What a certificate may be used for; empty if not stated."""
     from cryptography import x509
 
     try:
@@ -155,7 +158,7 @@ def usages_in(certificate: "Certificate") -> list["ObjectIdentifier"]:
 
 
 def name_in(certificate: "Certificate") -> str:
-    """The name that a certificate is for; empty if it has none."""
+    """The name in a certificate; empty if it has none."""
     from cryptography import x509
 
     try:
@@ -171,7 +174,7 @@ def _certificate(folder: Path, file: str) -> "Certificate":
     try:
         return x509.load_pem_x509_certificate(_read(folder, file))
     except ValueError as error:
-        raise BadInput(f"{folder / file} is no certificate in PEM", hint=_ANEW) from error
+        raise BadInput(f"{folder / file} is not a certificate in PEM format", hint=_ANEW) from error
 
 
 def _read(folder: Path, file: str) -> bytes:

@@ -1,5 +1,5 @@
-"""Reads devices from the kernel: ``/sys``, link counters, ethtool, RDMA. A sysfs shows the devices
-of the namespace where it was mounted: here that of the calling thread, visible nowhere else."""
+"""Reads devices from the kernel: ``/sys``, link counters, ethtool, RDMA. A sysfs shows the network
+devices of the namespace in which it was mounted."""
 
 import array
 import ctypes
@@ -20,7 +20,7 @@ from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.linux import netlink as rtnetlink
 from patchlight.testbed.linux.netlink import KernelRefused, Netlink, Request, attribute, attributes
 
-# The same numbers on every architecture that got them after they were unified.
+# Equal on all architectures: these numbers were added after unification.
 _FSOPEN, _FSCONFIG, _FSMOUNT = 430, 431, 432
 _CLOEXEC, _CREATE = 1, 6
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -32,7 +32,7 @@ class NoSysfs(PatchlightError):
 
 @contextmanager
 def sysfs() -> Iterator[Path]:
-    """Where the calling thread's namespace has its ``/sys``, for the length of the block."""
+    """Mount the ``/sys`` of the calling thread's namespace for the block; returns its path."""
     opened = _call(_FSOPEN, b"sysfs", _CLOEXEC)
     try:
         _call(_FSCONFIG, opened, _CREATE, None, None, 0)
@@ -55,7 +55,7 @@ def _call(number: int, *arguments: object) -> int:
 
 
 class Distance(IntEnum):
-    """From one device to another, the nearest first."""
+    """How close two devices are, nearest first."""
 
     SWITCH = 0
     ROOT = 1
@@ -76,8 +76,8 @@ class Distance(IntEnum):
 def distance(
     path: Sequence[str], node: int | None, other: Sequence[str], other_node: int | None
 ) -> Distance | None:
-    """By what is above both in ``/sys/devices`` (folders, root first, device last) and by NUMA
-    node; ``None`` where the machine does not say."""
+    """From their common ancestors in ``/sys/devices`` (folders, root first, device last) and NUMA
+    nodes; ``None`` if unknown."""
     above = zip(path[:-1], other[:-1], strict=False)
     shared = len(list(itertools.takewhile(lambda pair: pair[0] == pair[1], above)))
     if shared > 1:
@@ -98,8 +98,8 @@ _COUNTERS = struct.Struct("=8Q")
 
 @dataclass(frozen=True, slots=True)
 class LinkReading:
-    """An interface now, and its counters since it was made. ``carrier_changes`` counts ups and
-    downs: one that was down between two looks shows."""
+    """An interface and its counters since it was created. ``carrier_changes`` counts ups and downs,
+    so short outages between two readings show."""
 
     mac: str
     mtu: int
@@ -131,8 +131,8 @@ def read_link(interface: str) -> LinkReading:
     )
 
 
-# They are shared by all namespaces of a machine (``shared``), or each is in one and only that
-# one sees it (``exclusive``). Functions work in the calling thread's namespace.
+# RDMA devices are shared by all namespaces (``shared``), or each is visible in one only
+# (``exclusive``). Functions work in the calling thread's namespace.
 
 NamespaceMode = Literal["shared", "exclusive"]
 
@@ -142,18 +142,18 @@ _GET, _SET, _SYS_GET = _NLDEV | 1, _NLDEV | 2, _NLDEV | 6
 _INDEX, _DEVICE_NAME, _NETNS_MODE, _NETNS_FD = 1, 2, 66, 68
 _MODES: tuple[NamespaceMode, NamespaceMode] = ("exclusive", "shared")
 HOW_TO_CHANGE = (
-    "'rdma system set netns exclusive' (or shared) changes it, but only while the machine has no "
-    "other network namespace: stop all containers and workers first, or have it so from boot on: "
-    "'options ib_core netns_mode=0' (exclusive; 1: shared) in a file of /etc/modprobe.d"
+    "'rdma system set netns exclusive' (or shared) changes it while the machine has no other "
+    "network namespace: stop all containers and workers first, or set it at boot with 'options "
+    "ib_core netns_mode=0' (exclusive; 1: shared) in /etc/modprobe.d"
 )
 
 
 class RdmaError(PatchlightError):
-    """An RDMA device is not there, or cannot go where it should."""
+    """An RDMA device does not exist or cannot be moved."""
 
 
 def namespace_mode() -> NamespaceMode | None:
-    """How namespaces share RDMA devices; ``None`` on a kernel without RDMA."""
+    """The RDMA sharing mode; ``None`` on a kernel without RDMA."""
     try:
         with Netlink(family=_NETLINK_RDMA) as netlink:
             answers = netlink.ask(Request(_SYS_GET, 0, b"", "reading the mode of RDMA"))
@@ -167,20 +167,20 @@ def namespace_mode() -> NamespaceMode | None:
 
 
 def mode_in(body: bytes) -> NamespaceMode:
-    """The mode in the kernel's answer; an old kernel, with one mode only, names none."""
+    """The mode in the kernel's answer; old kernels, with one mode only, report none."""
     mode = dict(attributes(body)).get(_NETNS_MODE, b"\1")
     return _MODES[mode[0]]
 
 
 def move_device(name: str, namespace: Path) -> None:
-    """Move a device from here to another namespace; only in the exclusive mode."""
+    """Move a device from this namespace to another; only in exclusive mode."""
     doing = f"moving the RDMA device {name} to {namespace}"
     try:
         with Netlink(family=_NETLINK_RDMA) as netlink, namespace.open("rb") as opened:
             found = netlink.ask(Request(_GET, rtnetlink.F_DUMP, b"", doing))
             index = index_of(name, [body for _, body in found])
             if index is None:
-                raise RdmaError(f"{doing}: there is none of that name")
+                raise RdmaError(f"{doing}: device not found")
             netlink.run([Request(_SET, 0, move_body(index, opened.fileno()), doing)])
     except KernelRefused as error:
         hint = HOW_TO_CHANGE if error.code == errno.EOPNOTSUPP else error.hint
@@ -190,7 +190,7 @@ def move_device(name: str, namespace: Path) -> None:
 
 
 def index_of(name: str, bodies: list[bytes]) -> int | None:
-    """The number of the device of that name, in what the kernel said of each."""
+    """The index of the device of that name in the kernel's list."""
     for body in bodies:
         said = dict(attributes(body))
         if said.get(_DEVICE_NAME, b"").rstrip(b"\0").decode() == name:
@@ -211,11 +211,11 @@ _STATISTICS, _NAME_BYTES = 1, 32
 
 
 class OffloadNotSet(PatchlightError):
-    """An interface's checksum offload could not be read, or is not as it was set."""
+    """An interface's checksum offload could not be read or set."""
 
 
 def tx_checksum(interface: str) -> bool | None:
-    """Whether the NIC completes checksums; ``None`` where its driver cannot tell."""
+    """Whether the NIC computes checksums; ``None`` if its driver does not report it."""
     try:
         return bool(_ethtool(interface, _GET_TX_CHECKSUM, 0))
     except OSError as error:
@@ -227,9 +227,9 @@ def tx_checksum(interface: str) -> bool | None:
 
 
 def set_tx_checksum(interface: str, on: bool) -> None:
-    """Have the NIC complete checksums, or the kernel itself; ``OffloadNotSet`` if it stays. A veth
-    leaves a TCP checksum for "the hardware", and so does a kernel bridge; a userspace Open vSwitch
-    passes the frame as it is, and its receiver drops it: ping works, TCP hangs."""
+    """Let the NIC or the kernel compute checksums; ``OffloadNotSet`` if that fails. A veth and a
+    kernel bridge leave TCP checksums to the hardware; a userspace Open vSwitch forwards such frames
+    unchanged, and the receiver drops them: ping works, TCP hangs."""
     doing = f"turning the tx checksum offload of {interface} {'on' if on else 'off'}"
     try:
         _ethtool(interface, _SET_TX_CHECKSUM, int(on))
@@ -237,18 +237,17 @@ def set_tx_checksum(interface: str, on: bool) -> None:
         raise OffloadNotSet(f"{doing}: {error.strerror}") from error
     if tx_checksum(interface) is not on:
         hint = None if on else "TCP would hang on a userspace switch."
-        raise OffloadNotSet(f"{doing}: it is not when read back", hint=hint)
+        raise OffloadNotSet(f"{doing}: the setting did not change", hint=hint)
 
 
 def settle_link(interface: str) -> bool:
-    """Whether the interface has a carrier. The kernel acts on a link that came up (opens its queue,
-    lets a bridge port forward) later, in lots of a hundred a second; this question makes it act at
-    once."""
+    """Whether the interface has a carrier. The kernel handles link changes in batches; this query
+    makes it handle this one now."""
     return bool(_ethtool(interface, _GET_LINK, 0))
 
 
 def pause_frames(interface: str) -> dict[str, int]:
-    """What the driver counts of pause frames, sent and received, by its own names for them."""
+    """The driver's counters of pause frames, sent and received, by its names."""
     try:
         count = _ask(interface, struct.pack("=IIQI", _GET_COUNT, 0, 1 << _STATISTICS, 0))
         (counters,) = struct.unpack_from("=I", count, 16)
@@ -274,7 +273,7 @@ def _ethtool(interface: str, command: int, value: int) -> int:
 
 
 def _ask(interface: str, question: bytes) -> bytes:
-    """What the driver makes of the question: an answer of the same length."""
+    """The driver's answer, of the same length as the question."""
     data = array.array("B", question)
     request = struct.pack("16sP", interface.encode(), data.buffer_info()[0])
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
@@ -299,7 +298,7 @@ class Priorities:
 
 
 def read_priorities(interface: str) -> Priorities | None:
-    """Those of an interface of the calling thread's namespace; ``None`` where it knows none."""
+    """The priorities of an interface of the calling thread's namespace; ``None`` if it has none."""
     body = _DCBMSG.pack(0, _IEEE_GET, 0) + attribute(_IFNAME, interface.encode() + b"\0")
     try:
         with Netlink() as netlink:
@@ -312,7 +311,7 @@ def read_priorities(interface: str) -> Priorities | None:
 
 
 def priorities_in(body: bytes) -> Priorities | None:
-    """The same, from the kernel's answer."""
+    """The priorities in the kernel's answer."""
     said = dict(attributes(body[_DCBMSG.size :]))
     if _IEEE not in said:
         return None

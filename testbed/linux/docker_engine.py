@@ -1,7 +1,7 @@
-"""Queries a Docker engine over its own socket, without a Docker library or command.
+"""Queries a Docker engine over its socket, without a Docker library or command.
 
-Imports the standard library alone, because the scripts in ``deploy`` run this very file with
-the system's Python::
+Imports only the standard library, because scripts in ``deploy`` run this file with the system's
+Python::
 
     docker_engine.py tells
     docker_engine.py answers URL
@@ -31,7 +31,7 @@ class EngineNotAskable(OSError):
 
 @dataclass(frozen=True)
 class EngineAnswer:
-    """What the engine answered."""
+    """A reply of the engine."""
 
     status: int
     headers: Mapping[str, str]
@@ -42,7 +42,7 @@ class EngineAnswer:
         try:
             return json.loads(self.text)
         except ValueError as error:
-            raise OSError(f"the Docker engine did not answer as one: {error}") from error
+            raise OSError(f"unexpected reply from the Docker engine: {error}") from error
 
 
 class _UnixConnection(http.client.HTTPConnection):
@@ -57,7 +57,7 @@ class _UnixConnection(http.client.HTTPConnection):
 
 
 def engine_url() -> str:
-    """Where the Docker engine is, as Docker's own programs find it."""
+    """The engine's URL, found as Docker's programs find it."""
     return os.environ.get("DOCKER_HOST") or _DEFAULT
 
 
@@ -69,8 +69,8 @@ def ask(
     body: Iterable[bytes] | None = None,
     timeout_s: float = 30.0,
 ) -> EngineAnswer:
-    """What the engine answers to one request (``body``: a tar archive). ``OSError`` if there is
-    none, ``EngineNotAskable`` if its URL is neither ``unix:`` nor plain ``tcp:``."""
+    """The engine's reply to one request (``body``: a tar archive). ``OSError`` if it cannot be
+    reached, ``EngineNotAskable`` if its URL is neither ``unix:`` nor plain ``tcp:``."""
     connection = _connection(url or engine_url(), timeout_s)
     try:
         headers = {} if body is None else {"Content-Type": "application/x-tar"}
@@ -79,7 +79,7 @@ def ask(
         text = response.read().decode(errors="replace")
         return EngineAnswer(response.status, dict(response.getheaders()), text)
     except (http.client.HTTPException, ValueError) as error:
-        raise OSError(f"the Docker engine did not answer as one: {error}") from error
+        raise OSError(f"unexpected reply from the Docker engine: {error}") from error
     finally:
         connection.close()
 
@@ -91,11 +91,11 @@ def _connection(url: str, timeout_s: float) -> http.client.HTTPConnection:
     if parts.scheme in ("tcp", "http"):
         host, port = parts.hostname or "localhost", parts.port or 2375
         return http.client.HTTPConnection(host, port, timeout=timeout_s)
-    raise EngineNotAskable(f"DOCKER_HOST={url} is not a socket that can be asked without a login")
+    raise EngineNotAskable(f"DOCKER_HOST={url} needs a login, which is not supported here")
 
 
 def answers(url: str = "") -> bool:
-    """Whether a Docker engine answers there."""
+    """Whether a Docker engine answers at the URL."""
     try:
         return ask("GET", "/_ping", url, timeout_s=5).status == 200
     except OSError:
@@ -103,7 +103,7 @@ def answers(url: str = "") -> bool:
 
 
 def has_image(image: str, url: str = "", recipe: str | None = None) -> bool:
-    """Whether a Docker engine answers and has the image, of that recipe if one is given."""
+    """Whether the engine has the image, made by that recipe if one is given."""
     try:
         answer = ask("GET", f"/images/{quote(image, safe='')}/json", url)
         if answer.status != 200 or recipe is None:
@@ -115,7 +115,6 @@ def has_image(image: str, url: str = "", recipe: str | None = None) -> bool:
 
 
 def _tell() -> None:
-    """Print what answers at ``engine_url()``, as one line of JSON."""
     told: dict[str, Any] = {"url": engine_url(), "answers": False}
     try:
         ping = ask("GET", "/_ping", timeout_s=5)
@@ -124,7 +123,7 @@ def _tell() -> None:
         if told["answers"]:
             info = ask("GET", "/info", timeout_s=10).json()
             told["runtimes"] = sorted(info.get("Runtimes") or ())
-            # Since engine 28; before, it does not say what its CDI files name.
+            # Older engines (before 28) do not report the devices in their CDI files.
             told["devices"] = [device["ID"] for device in info.get("DiscoveredDevices") or ()]
         else:
             told["said"] = f"answers {ping.status}: {ping.text[:80]}"
@@ -136,9 +135,9 @@ def _tell() -> None:
 
 
 def _import_image(url: str, image: str, recipe: str, tar: str) -> None:
-    """Make an image of a root file system; ends the process if the engine refuses it."""
+    """Make an image of a root file system; exits if the engine refuses it."""
     repository, _, tag = image.rpartition(":")
-    changes = [f"LABEL patchlight.image=worker {_RECIPE_LABEL}={recipe}", "ENV LANG=C.UTF-8"]
+    changes = [f"LABEL {_RECIPE_LABEL}={recipe}", "ENV LANG=C.UTF-8"]
     query = {"fromSrc": "-", "repo": repository, "tag": tag, "changes": changes}
     path = f"/images/create?{urlencode(query, doseq=True)}"
     with open(tar, "rb") as archive:

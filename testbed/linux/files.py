@@ -1,4 +1,4 @@
-"""Files and folders beside other users': private folders, plain files only, sparse files."""
+"""Handles files that other users could tamper with: private folders, plain and sparse files."""
 
 import ctypes
 import errno
@@ -14,12 +14,12 @@ from patchlight.testbed.errors import PatchlightError
 
 
 class NoHome(PatchlightError):
-    """A user without a home folder, as in a container under any user id."""
+    """A user without a home folder, as in a container with any user id."""
 
 
 def user_folder(variable: str, usual: str) -> Path:
-    """The folder that an XDG variable names, else ``usual`` in the user's home, or ``NoHome``."""
-    # The XDG specification has relative paths ignored.
+    """The folder of an XDG variable, else ``usual`` in the user's home, or ``NoHome``."""
+    # The XDG specification says to ignore relative paths.
     if (named := os.environ.get(variable, "")).startswith("/"):
         return Path(named)
     try:
@@ -27,28 +27,27 @@ def user_folder(variable: str, usual: str) -> Path:
     except RuntimeError as error:
         raise NoHome(
             f"user {os.geteuid()} has no home folder for {usual}",
-            hint=f"set HOME or {variable} to a folder that can be written to",
+            hint=f"set HOME or {variable} to a writable folder",
         ) from error
 
 
 def private_folder(folder: Path, mode: int = 0o700) -> None:
-    """Make a folder where there is none; ``PatchlightError`` where another user but root could
-    write in it, or could have."""
+    """Make a folder if missing; ``PatchlightError`` if a user other than root could write there."""
     folder.mkdir(mode=mode, parents=True, exist_ok=True)
     found = folder.stat()
-    # A link, too: whoever made it says where it leads.
+    # Also a link: its owner decides where it leads.
     owners = {found.st_uid, folder.lstat().st_uid}
     if not owners <= {os.geteuid(), 0} or stat.S_IMODE(found.st_mode) & 0o022:
         raise PatchlightError(
             f"other users can put files into the folder {folder}",
-            hint="name another one; or, if all that is in it is yours, make it yours alone: "
-            f"chown {os.geteuid()} {folder} && chmod go-w {folder}",
+            hint="choose another one; or, if everything in it is yours, make it private: chown "
+            f"{os.geteuid()} {folder} && chmod go-w {folder}",
         )
 
 
 def open_plain(path: Path, *, change: bool = False) -> BinaryIO:
-    """Open a plain file to be read, or changed in place, or raise ``OSError``: a link could lead
-    anywhere, and a pipe make the reader wait for ever."""
+    """Open a plain file to read or change it, or raise ``OSError``: a link could lead anywhere, and
+    a pipe could block the reader."""
     flags = os.O_RDWR if change else os.O_RDONLY
     descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -58,8 +57,7 @@ def open_plain(path: Path, *, change: bool = False) -> BinaryIO:
 
 
 def append_line(path: Path, line: str) -> None:
-    """Add a line, in one write, to a file that is made for this user alone. A last line that
-    somebody wrote by hand, without its end, stays a line of its own."""
+    """Append a line in one write to a private file, completing an unfinished last line first."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     with open(os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600), "r+b", 0) as file:
         size = os.fstat(file.fileno()).st_size
@@ -72,17 +70,17 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def first_kept(descriptor: int) -> int:
-    """The offset of the first byte that has not been given back; the size if there is none."""
+    """The offset of the first byte that was not freed; the size if all were."""
     try:
         return os.lseek(descriptor, 0, os.SEEK_DATA)
     except OSError as error:
-        if error.errno == errno.ENXIO:  # nothing but a hole, or empty
+        if error.errno == errno.ENXIO:  # the file is a hole, or empty
             return os.fstat(descriptor).st_size
         return 0
 
 
 def give_back(descriptor: int, until: int) -> None:
-    """Free the disk of the bytes before ``until``; whole blocks only. ``OSError`` if it cannot."""
+    """Free the disk space before ``until``, in whole blocks. ``OSError`` if that fails."""
     offset, length = ctypes.c_int64(0), ctypes.c_int64(until)
     if _libc.fallocate(descriptor, _KEEP_SIZE | _PUNCH_HOLE, offset, length):
         code = ctypes.get_errno()
@@ -90,7 +88,7 @@ def give_back(descriptor: int, until: int) -> None:
 
 
 def used_bytes(folder: Path, most_folders: int = 100, most_files: int = 10_000) -> int:
-    """What a folder's files take on the disk; of very many, only the first count."""
+    """The disk usage of a folder's files; only the first count if there are very many."""
     used, folders = 0, deque([str(folder)])
     for _ in range(most_folders):
         if not folders:
@@ -102,7 +100,7 @@ def used_bytes(folder: Path, most_folders: int = 100, most_files: int = 10_000) 
                         folders.append(entry.path)
                     else:
                         used += 512 * entry.stat(follow_symlinks=False).st_blocks
-        except OSError:  # its files may be removed meanwhile
+        except OSError:  # files may disappear meanwhile
             continue
     return used
 

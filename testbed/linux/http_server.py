@@ -1,8 +1,7 @@
-"""An HTTP server with limits, for a socket that any user of the machine may reach.
+"""Serves HTTP with limits, on sockets that any user of the machine may reach.
 
-A peer that stays silent, trickles, sends too much or takes no answers costs one connection
-for a while; it never blocks others, nor fills the log. Nor does a user with many connections: the
-user with the most loses one when there are too many.
+A peer that is silent, slow or sends too much costs one connection for a while; it never blocks
+others or fills the log. When there are too many connections, the user with the most loses one.
 """
 
 import asyncio
@@ -33,12 +32,12 @@ from patchlight.testbed.errors import PROBLEM_MEDIA_TYPE, problem
 from patchlight.testbed.linux.sockets import UNIX_CLIENT
 
 _READS = ("GET", "HEAD", "OPTIONS")
-# Accepted in one go, before any of them is looked at.
+# Accepted in one batch before any of them is examined.
 _ACCEPTED_AT_ONCE = 32
-# So many more wait in the kernel; for one that has no room there, a client waits for seconds.
+# Backlog in the kernel; without room there a client waits for seconds.
 _WAITING = 1024
 _AT_WORK = 2
-# A peer that keeps its connection for later does not read that it is closed.
+# An idle keep-alive peer does not notice that it is closed.
 _GOODBYE_S = 1.0
 _LOOK_AROUND_S = 1.0
 _log = logging.getLogger("patchlight.http")
@@ -46,10 +45,10 @@ _log = logging.getLogger("patchlight.http")
 
 @dataclass(frozen=True)
 class ServerLimits:
-    """What one server takes in. For one more than ``connections`` (fewer where few files may be
-    open), one of the user with the most is closed: first long reads (event streams, long polls),
-    the oldest first, then the one that waits longest for its peer. ``peer_s``: how long a peer may
-    take to send a request, and to go on reading an answer."""
+    """Limits of one server. Beyond ``connections`` (fewer if few files may be open), one connection
+    of the user with the most is closed: first long reads (event streams, long polls), the oldest
+    first, then the one that has waited longest for its peer. ``peer_s``: how long a peer may take
+    to send a request, or to continue reading a response."""
 
     connections: int = 256
     peer_s: float = 10.0
@@ -70,13 +69,12 @@ def http_server(
 ) -> uvicorn.Server:
     """A uvicorn server that leaves signals to the caller; ``options`` are uvicorn's.
 
-    ``hosts``: the names that requests may call it by, beside the address that they came to; any,
-    if none are given. With ``tls``, the client of a request is the name in its certificate.
-    Facts about a connection are kept for its next requests in the ``state`` of a request's scope,
-    under ``connection``; an ``owner`` there is its owner, else its user here, or its address.
-    ``websockets``: whether a connection may become one; not for a page of another site. Set
-    ``should_exit`` to stop it: uvicorn's own signal handlers would end the process before the
-    caller can clean up.
+    ``hosts``: the accepted host names, in addition to the address of the connection; empty: any.
+    With ``tls``, the client of a request is the name in its certificate. The ``state`` of a
+    request's scope keeps facts about its connection under ``connection``; its owner is ``owner``
+    there, else its local user or address. ``websockets``: whether they are allowed, never from
+    other sites' pages. Set ``should_exit`` to stop: uvicorn's signal handlers would end the process
+    before the caller can clean up.
     """
     connection = partial(_Encrypted, tls, limits) if tls else partial(_Connection, limits)
     config = uvicorn.Config(
@@ -86,7 +84,7 @@ def http_server(
         http=cast(type[asyncio.Protocol], connection),
         ws="websockets-sansio" if websockets else "none",
         ws_max_size=limits.body_bytes,
-        # Who asks is judged by the connection; a header says whatever its writer likes.
+        # The connection identifies the client; headers can be forged.
         proxy_headers=False,
         backlog=_ACCEPTED_AT_ONCE,
         **options,
@@ -95,8 +93,8 @@ def http_server(
 
 
 class _Server(uvicorn.Server):
-    """Looks around once a second, and at once when it has to end: uvicorn's own, ten times a
-    second, takes 1.2 ms of each second instead of 0.2, in each agent of an emulated lab."""
+    """Checks once a second, and immediately at shutdown: uvicorn checks ten times a second, which
+    takes 1.2 ms of CPU instead of 0.2 in each agent of an emulated lab."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         self._told_to_end = asyncio.Event()
@@ -130,8 +128,6 @@ class _Server(uvicorn.Server):
 
 
 class _Connection(H11Protocol):
-    """One connection, with a time for what its peer has to do."""
-
     def __init__(self, limits: ServerLimits, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self._limits = limits
@@ -145,7 +141,7 @@ class _Connection(H11Protocol):
         super().connection_made(transport)
         peer: socket.socket = transport.get_extra_info("socket")
         if peer.family == socket.AF_UNIX:
-            credentials = struct.Struct("3i")  # pid, uid and gid of the process at the other end
+            credentials = struct.Struct("3i")  # pid, uid and gid of the peer
             raw = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, credentials.size)
             self.client = (UNIX_CLIENT, int(credentials.unpack(raw)[1]))
         elif shown := transport.get_extra_info("peercert"):
@@ -154,13 +150,12 @@ class _Connection(H11Protocol):
         self._wait_among_others()
 
     def arrive(self, transport: asyncio.Transport) -> None:
-        """Be one of the connections already while the peer has still to show who it is."""
+        """Count as a connection before the peer has authenticated."""
         self.transport = transport
         self.connections.add(self)
         self._wait_among_others()
 
     def leave(self) -> None:
-        """Be none of the connections any more."""
         self._rest()
         self.connections.discard(self)
 
@@ -169,21 +164,20 @@ class _Connection(H11Protocol):
         most = min(self._limits.connections, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4)
         if len(self.connections) > most:
             ours = [each for each in self.connections if isinstance(each, _Connection)]
-            # What is just being answered, or looked at, is closed where there is nothing else.
+            # Connections with a request in progress are closed last.
             ours = [each for each in ours if each.value < _AT_WORK] or ours
             counts = Counter(each.owner for each in ours)
             min(ours, key=lambda each: (-counts[each.owner], each.value, each._since)).give_up()
 
     @property
     def owner(self) -> object:
-        """Whose connection it is, as far as that is known yet."""
         peer = self.client or self.transport.get_extra_info("peername") or ("",)
         by_address = peer if peer[0] == UNIX_CLIENT else peer[0]
         return self.app_state["connection"].get("owner", by_address)
 
     @property
     def value(self) -> int:
-        """How bad it is to close it: least for a read of a known user, most for a change."""
+        """The cost of closing it: lowest for a known user's read, highest for a change."""
         if self._waits is not None or self.scope is None:
             return 1
         known = "owner" in self.app_state["connection"]
@@ -198,7 +192,6 @@ class _Connection(H11Protocol):
         self._judge()
 
     def handle_websocket_upgrade(self, event: h11.Request) -> None:
-        """Hand the connection over to uvicorn's protocol for websockets."""
         self._is_websocket = True
         super().handle_websocket_upgrade(event)
 
@@ -216,12 +209,11 @@ class _Connection(H11Protocol):
         self._judge()
 
     def give_up(self) -> None:
-        """End the connection without another word."""
         self.leave()
         self.transport.abort()
 
     def _judge(self) -> None:
-        """Begin to wait where it is the peer's turn, and cease to where it is ours."""
+        """Start the timer while the peer must act, and stop it otherwise."""
         request = self.cycle
         whole = request is not None and not request.more_body and not request.response_complete
         if self._is_websocket or (whole and not self.flow.write_paused):
@@ -237,7 +229,7 @@ class _Connection(H11Protocol):
         self._waits = None
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse what is not HTTP with the same kind of answer as all else."""
+        """Refuse non-HTTP data with the usual error format."""
         body = json.dumps(problem(400, msg, "expected an HTTP/1.1 request")).encode()
         head = {"content-type": PROBLEM_MEDIA_TYPE, "content-length": str(len(body))}
         headers = [*head.items(), ("connection", "close")]
@@ -248,15 +240,14 @@ class _Connection(H11Protocol):
 
 
 class _Encrypted(SSLProtocol):
-    """TLS around a connection. Its handshake counts as part of the first request: uvicorn would
-    give a peer a minute, and as many at once as there are files."""
+    """TLS around a connection. Its handshake counts as part of the first request."""
 
     max_size = 64 << 10  # the buffer that each connection has
 
     def __init__(self, context: ssl.SSLContext, limits: ServerLimits, **options: Any) -> None:
         self._connection = _Connection(limits, **options)
         shows = context.verify_mode is ssl.CERT_REQUIRED
-        self._missing = "who shows no certificate for here" if shows else "who speaks no TLS"
+        self._missing = "without a valid certificate" if shows else "that does not use TLS"
         super().__init__(
             asyncio.get_running_loop(),
             self._connection,
@@ -277,7 +268,7 @@ class _Encrypted(SSLProtocol):
 
     def _on_handshake_complete(self, handshake_exc: BaseException | None) -> None:
         if handshake_exc is not None:
-            # Left to asyncio, nobody would be told why: the alert would stay here.
+            # asyncio would drop the alert, so the peer would not learn the reason.
             self._process_outgoing()  # type: ignore[attr-defined]
             if isinstance(handshake_exc, ssl.SSLError):
                 why = getattr(handshake_exc, "verify_message", "") or handshake_exc.reason
@@ -286,8 +277,7 @@ class _Encrypted(SSLProtocol):
 
 
 class _Guard:
-    """Turns away requests that were meant for somebody else, come from a foreign web page, or
-    are too long."""
+    """Refuses requests that are for another host, come from a foreign web page, or are too long."""
 
     def __init__(self, app: ASGIApp, hosts: Collection[str], body_bytes: int) -> None:
         self._app, self._hosts, self._body_bytes = app, frozenset(hosts), body_bytes
@@ -298,7 +288,7 @@ class _Guard:
             return
         headers = Headers(scope=scope)
         if scope["type"] == "websocket":
-            # Without an answer before it is accepted, the client gets a 403.
+            # A refusal before acceptance becomes a 403.
             if self._refusal(scope, headers):
                 await send({"type": "websocket.close"})
             else:
@@ -330,16 +320,16 @@ class _Guard:
             called = urlsplit(f"//{host}").hostname or ""
         if self._hosts and called not in known:
             names = ", ".join(sorted(self._hosts))
-            return 421, f"nobody is called {host[:80]!r} here", f"call it by one of: {names}"
+            return 421, f"unknown host {host[:80]!r}", f"use one of: {names}"
         scheme = {"ws": "http", "wss": "https"}.get(scope["scheme"], scope["scheme"])
         foreign = origin is not None and origin != f"{scheme}://{host}"
-        # A socket is for changes, too.
+        # A websocket may make changes, too.
         if self._hosts and foreign and scope.get("method") not in _READS:
-            return 403, f"a web page of {str(origin)[:80]} may change nothing here", "use the CLI"
+            return 403, f"web page {str(origin)[:80]} may not make changes", "use the CLI"
         length = headers.get("content-length", "0")
         if not length.isdecimal() or len(length) > 18 or int(length) > self._body_bytes:
-            return 413, self._too_long(), "ask for less at a time"
+            return 413, self._too_long(), "request less at a time"
         return None
 
     def _too_long(self) -> str:
-        return f"the request is longer than {self._body_bytes >> 20} MiB, the most that is taken"
+        return f"the request is longer than {self._body_bytes >> 20} MiB, the limit"

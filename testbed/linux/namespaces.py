@@ -1,8 +1,8 @@
-"""Makes, enters and deletes named network namespaces, and stops the processes inside.
+"""Creates, enters and deletes named network namespaces, and stops the processes inside.
 
-A namespace is named as ``ip netns`` names it, by a file in ``/run/netns`` that it is mounted on,
-so ``ip netns exec`` and ``nsenter --net=`` work with ours, too. Only the calling thread changes its
-namespace, and it comes back. The children of a program stay in its namespace.
+Like ``ip netns``, a namespace is mounted on a file in ``/run/netns``, so ``ip netns exec`` and
+``nsenter --net=`` work. Only the calling thread changes its namespace, and it returns. Child
+processes stay in theirs.
 """
 
 import ctypes
@@ -28,16 +28,16 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class NamespaceError(PatchlightError):
-    """A network namespace could not be made, entered or deleted."""
+    """A network namespace could not be created, entered or deleted."""
 
 
 def namespace_path(name: str) -> Path:
-    """The file in ``/run/netns`` that names the namespace."""
+    """The file in ``/run/netns`` of the namespace."""
     return DIRECTORY / name
 
 
 def inode(path: Path | str) -> int | None:
-    """The kernel's number of the namespace at ``path``; ``None`` if none is there."""
+    """The inode of the namespace at ``path``; ``None`` if there is none."""
     try:
         return os.stat(path).st_ino
     except OSError:
@@ -45,26 +45,25 @@ def inode(path: Path | str) -> int | None:
 
 
 def is_one(path: Path) -> bool:
-    """Whether a namespace is at ``path``; one that was never finished is a plain file."""
+    """Whether a namespace is at ``path``; an unfinished one is a plain file."""
     with suppress(OSError):
         return os.stat(path).st_dev == os.stat(_OWN).st_dev
     return False
 
 
 def process_namespace() -> Path:
-    """The namespace this process lives in, whatever namespace its threads are in."""
+    """The namespace of this process, regardless of its threads'."""
     return Path(f"/proc/{os.getpid()}/ns/net")
 
 
 def own_inode() -> int:
-    """The number of the namespace that this thread is in."""
+    """The inode of this thread's namespace."""
     return os.stat(_OWN).st_ino
 
 
 def prepare_directory() -> None:
-    """Make ``/run/netns`` its own shared mount, as ``ip netns`` does: that would mount it over a
-    plain directory, and hide a second copy of every mount in it, which keeps deleted namespaces
-    alive."""
+    """Make ``/run/netns`` a shared mount. ``ip netns`` would do so over a plain directory, and hide
+    a second copy of every mount in it, which keeps deleted namespaces alive."""
     DIRECTORY.mkdir(parents=True, exist_ok=True)
     directory, shared = str(DIRECTORY), _MS_SHARED | _MS_REC
     if _mount(None, directory, shared):
@@ -75,7 +74,7 @@ def prepare_directory() -> None:
 
 @contextmanager
 def kept_namespace() -> Iterator[None]:
-    """Bring this thread back into its present namespace at the end of the block."""
+    """Return this thread to its present namespace at the end of the block."""
     with opened(_OWN) as own:
         try:
             yield
@@ -85,15 +84,15 @@ def kept_namespace() -> Iterator[None]:
 
 @contextmanager
 def entered(namespace: Path | str | int) -> Iterator[None]:
-    """Run the block inside a namespace, given by path or open descriptor. What is made in it
-    belongs there for good. Async code must not yield to its loop within the block."""
+    """Run the block inside a namespace, given by path or open descriptor. What is created in it
+    stays there. Async code must not yield to its loop within the block."""
     with kept_namespace():
         enter(namespace)
         yield
 
 
 def inside(namespace: Path | str | int, function: Callable[[], T]) -> T:
-    """Call ``function`` inside a namespace, as ``entered`` does, and return its result."""
+    """Call ``function`` inside a namespace and return its result."""
     with entered(namespace):
         return function()
 
@@ -106,7 +105,7 @@ def opened(path: Path | str) -> Iterator[int]:
     except OSError as error:
         raise NamespaceError(
             f"cannot enter the network namespace {path}: {error.strerror}",
-            hint="`ip netns list` shows those that are there",
+            hint="`ip netns list` shows existing ones",
         ) from error
     try:
         yield descriptor
@@ -115,8 +114,7 @@ def opened(path: Path | str) -> Iterator[int]:
 
 
 def enter(namespace: Path | str | int) -> None:
-    """Move this thread into a namespace, by path or open descriptor, for good. Threads that it
-    starts afterwards begin there too."""
+    """Move this thread, and those that it starts, into a namespace permanently."""
     if not isinstance(namespace, int):
         with opened(namespace) as descriptor:
             enter(descriptor)
@@ -125,14 +123,14 @@ def enter(namespace: Path | str | int) -> None:
 
 
 def unshare_namespace() -> None:
-    """Move this thread into a fresh namespace without a name; use in ``kept_namespace``."""
+    """Move this thread into a new unnamed namespace; use in ``kept_namespace``."""
     if _libc.unshare(_CLONE_NEWNET):
         raise _failed("making a network namespace")
 
 
 def create_here(name: str) -> int:
-    """Make a namespace, move this thread into it (within ``kept_namespace``), and return its inode;
-    ``NamespaceError`` if the name is taken."""
+    """Create a namespace, move this thread into it (within ``kept_namespace``), and return its
+    inode; ``NamespaceError`` if the name is taken."""
     with _reserved(name) as path:
         unshare_namespace()
         _bind(_OWN, path)
@@ -140,7 +138,7 @@ def create_here(name: str) -> int:
 
 
 def create(name: str) -> Path:
-    """Make a namespace called ``name``; ``NamespaceError`` if the name is taken."""
+    """Create a namespace called ``name``; ``NamespaceError`` if the name is taken."""
     prepare_directory()
     with kept_namespace():
         create_here(name)
@@ -148,7 +146,7 @@ def create(name: str) -> Path:
 
 
 def keep(name: str, pid: int) -> Path:
-    """Name the namespace of the process ``pid``, so that it outlives the process."""
+    """Name the namespace of process ``pid``, so that it outlives the process."""
     prepare_directory()
     with _reserved(name) as path:
         _bind(f"/proc/{pid}/ns/net", path)
@@ -157,13 +155,13 @@ def keep(name: str, pid: int) -> Path:
 
 @contextmanager
 def _reserved(name: str) -> Iterator[Path]:
-    """A new empty file to mount the namespace on; gone again if that fails."""
+    """A new empty file to mount the namespace on; removed if that fails."""
     path = namespace_path(name)
     try:
         os.close(os.open(path, os.O_RDONLY | os.O_CREAT | os.O_EXCL, 0o444))
     except FileExistsError:
         raise NamespaceError(
-            f"making the network namespace {name}: {path} is there already",
+            f"making the network namespace {name}: {path} already exists",
             hint=f"If nothing uses it, remove it with: ip netns delete {name}",
         ) from None
     try:
@@ -179,9 +177,9 @@ def _bind(namespace: str, path: Path) -> None:
 
 
 def delete(name: str) -> None:
-    """Take the name away. The kernel ends the namespace once no process or socket uses it."""
+    """Remove the name. The kernel deletes the namespace when no process or socket uses it."""
     path = namespace_path(name)
-    # Twice mounted (see prepare_directory) or not mounted yet: both must end in no file.
+    # It may be mounted twice (see prepare_directory) or not yet; the file must be removed anyway.
     for _ in range(8):
         if _libc.umount2(str(path).encode(), _MNT_DETACH):
             break
@@ -192,15 +190,15 @@ def delete(name: str) -> None:
 
 
 def names_with_prefix(prefix: str) -> list[str]:
-    """The names in ``/run/netns`` that begin with ``prefix``, sorted."""
+    """The names in ``/run/netns`` that start with ``prefix``, sorted."""
     with suppress(FileNotFoundError):
         return sorted(name for name in os.listdir(DIRECTORY) if name.startswith(prefix))
     return []
 
 
 def set_sysctl(key: str, value: str | int) -> bool:
-    """Set ``net/…`` in this thread's namespace, which is what ``/proc/sys/net`` shows to it;
-    ``False`` where the kernel has no such key."""
+    """Set ``net/…`` in this thread's namespace, which is what ``/proc/sys/net`` shows; ``False`` if
+    the kernel lacks the key."""
     try:
         with open(f"/proc/sys/net/{key}", "w") as file:
             file.write(str(value))
@@ -214,10 +212,10 @@ def set_sysctl(key: str, value: str | int) -> bool:
 
 
 def see_file_at(file: Path, path: Path) -> None:
-    """Have this process, and those it starts, see ``file`` at ``path``; no other does."""
+    """Show ``file`` at ``path`` to this process and its children only."""
     if _libc.unshare(_CLONE_NEWNS):
         raise _failed("making a mount namespace")
-    # Without this the mount would show outside too.
+    # Otherwise the mount would be visible outside.
     if _mount("none", "/", _MS_REC | _MS_SLAVE) or _mount(str(file), str(path), _MS_BIND):
         raise _failed(f"showing {file} as {path}")
 
@@ -234,11 +232,11 @@ def _failed(doing: str) -> NamespaceError:
 
 
 class StillThere(PatchlightError):
-    """Processes of a namespace that would not end or stop."""
+    """Processes of a namespace that did not end or stop."""
 
 
 def is_in(pid: int, inodes: Container[int]) -> bool:
-    """Whether a process is in one of the namespaces; a kernel thread and a dead one is in none."""
+    """Whether a process is in one of the namespaces; kernel threads and zombies are in none."""
     # The link reads "net:[4026532281]".
     with suppress(OSError, ValueError):
         return int(os.readlink(f"/proc/{pid}/ns/net")[5:-1]) in inodes
@@ -246,7 +244,7 @@ def is_in(pid: int, inodes: Container[int]) -> bool:
 
 
 def processes_in(namespace: str) -> list[int]:
-    """The processes in the namespace of that name; none if it is this process's own."""
+    """The processes in the namespace of that name; empty if it is this process's own."""
     own = inode(namespace_path(namespace))
     if own is None or own == inode(process_namespace()):
         return []
@@ -254,8 +252,7 @@ def processes_in(namespace: str) -> list[int]:
 
 
 def stop_all(namespace: str, deadline_s: float = 5.0) -> None:
-    """Stop every process, also those that are being forked, until none has anything left to do;
-    ``StillThere`` if that takes too long."""
+    """Freeze every process, also those being forked; ``StillThere`` on timeout."""
     end = time.monotonic() + deadline_s
     stopped = set[int]()
     while True:
@@ -263,24 +260,24 @@ def stop_all(namespace: str, deadline_s: float = 5.0) -> None:
         fresh = found - stopped
         _signal(fresh, signal.SIGSTOP)
         stopped |= fresh
-        # A signal is only sent; on a busy machine a process hears of it when it is its turn.
+        # On a busy machine a process receives the signal later.
         going_on = fresh or {pid for pid in found if may_run(pid)}
         if not going_on:
             return
         if time.monotonic() > end:
-            raise StillThere(f"stopping the processes of {namespace}: {len(going_on)} go on")
+            raise StillThere(f"stopping the processes of {namespace}: {len(going_on)} continue")
         if not fresh:
             time.sleep(0.002)
 
 
 def continue_all(namespace: str) -> None:
-    """Let stopped processes go on."""
+    """Let stopped processes continue."""
     _signal(processes_in(namespace), signal.SIGCONT)
 
 
 def end_all(namespace: str, quiet_s: float = 10.0) -> None:
-    """End every process by force; ``StillThere`` if for ``quiet_s`` seconds there are not fewer.
-    Stopped first: one with a signal on its way forks no more. Thousands take their time to end."""
+    """Kill every process; ``StillThere`` if their number has not fallen for ``quiet_s`` seconds.
+    They are stopped first, so that they cannot fork. Thousands take a while."""
     end, stopped = time.monotonic() + quiet_s, set[int]()
     while (fresh := set(processes_in(namespace)) - stopped) and time.monotonic() < end:
         _signal(fresh, signal.SIGSTOP)
@@ -291,7 +288,7 @@ def end_all(namespace: str, quiet_s: float = 10.0) -> None:
         if not fewest or len(running) < fewest:
             end, fewest = time.monotonic() + quiet_s, len(running)
         if time.monotonic() > end:
-            raise StillThere(f"ending the processes of {namespace}: {running} will not go")
+            raise StillThere(f"ending the processes of {namespace}: {running} remain")
         time.sleep(0.005)
 
 

@@ -1,5 +1,5 @@
-"""rtnetlink in batches: one ``sendmsg`` carries many requests, the kernel works through them in
-order and answers what failed and the last one, so a batch costs two system calls."""
+"""Sends rtnetlink requests in batches: one ``sendmsg`` carries many requests, and the kernel
+reports failures and the last one, so a batch costs two system calls."""
 
 import errno
 import os
@@ -21,12 +21,12 @@ _F_ACK_TLVS = 0x200
 _ATTR_MESSAGE = 1
 _HEADER = struct.Struct("=IHHII")
 _ATTRIBUTE = struct.Struct("=HH")
-# The kernel takes far more at once, but answers all failures before it returns.
+# The kernel takes far more at once, but handles all before it reports failures.
 _BATCH = 128
 
 
 class KernelRefused(PatchlightError):
-    """The kernel would not make, change or show a network object; ``code`` is its errno."""
+    """The kernel refused to create, change or show a network object; ``code`` is its errno."""
 
     def __init__(self, doing: str, code: int, explanation: str = "") -> None:
         text = os.strerror(code) + (f" ({explanation})" if explanation else "")
@@ -36,12 +36,12 @@ class KernelRefused(PatchlightError):
 
 _HINTS = {
     errno.EPERM: "This needs root: run the command with sudo.",
-    errno.EEXIST: "Something else made an object of that name; remove it, or use another name.",
+    errno.EEXIST: "An object of that name already exists; remove it, or use another name.",
 }
 
 
 class Request(NamedTuple):
-    """One message, and what it is for, in the words of an error about it."""
+    """One message, and its purpose for error messages."""
 
     type: int
     flags: int
@@ -50,8 +50,7 @@ class Request(NamedTuple):
 
 
 class Netlink:
-    """An rtnetlink socket of one namespace (path or descriptor; else the present one). Methods
-    raise ``KernelRefused``."""
+    """An rtnetlink socket of a namespace (path or descriptor). Raises ``KernelRefused``."""
 
     def __init__(self, namespace: Path | str | int | None = None, *, family: int = 0) -> None:
         if namespace is None:
@@ -77,12 +76,11 @@ class Netlink:
         self.close()
 
     def close(self) -> None:
-        """Close the socket; a namespace lives as long as a socket in it does."""
+        """Close the socket; an open socket keeps its namespace alive."""
         self._socket.close()
 
     def run(self, requests: Sequence[Request]) -> None:
-        """Have the kernel do all of these, in order; raise for the first that failed. Those after
-        it in the same batch were still tried."""
+        """Send all requests in order; raise for the first failure. Others were still tried."""
         for start in range(0, len(requests), _BATCH):
             self._run_batch(requests[start : start + _BATCH])
 
@@ -106,7 +104,7 @@ class Netlink:
             raise failure
 
     def ask(self, request: Request) -> list[tuple[int, bytes]]:
-        """The kernel's answers to one question, as (message type, body); dumps too."""
+        """The kernel's answers to one query, as (message type, body); also for dumps."""
         self._sequence += 1
         dump = request.flags & F_DUMP == F_DUMP
         flags = request.flags | F_REQUEST | (0 if dump else F_ACK)
@@ -122,7 +120,7 @@ class Netlink:
         return answers
 
     def _answers(self, first: int, doing: str) -> Iterator[tuple[int, int, int, bytes]]:
-        """The kernel's answers to the requests numbered ``first`` and above, as they come."""
+        """The kernel's answers to the requests numbered ``first`` and above, in order."""
         while True:
             try:
                 data = self._socket.recv(1 << 18)
@@ -156,7 +154,7 @@ def _error(flags: int, payload: bytes) -> tuple[int, str]:
     (code,) = struct.unpack_from("=i", payload)
     explanation = ""
     if flags & _F_ACK_TLVS:
-        # With CAP_ACK only the header of the failed request is quoted before the attributes.
+        # With CAP_ACK only the failed request's header precedes the attributes.
         text = dict(attributes(payload[4 + _HEADER.size :])).get(_ATTR_MESSAGE, b"")
         explanation = text.rstrip(b"\0").decode(errors="replace")
     return -code, explanation
@@ -190,8 +188,7 @@ _NDA_DST, _NDA_LLADDR = 1, 2
 def set_neighbours(
     netlink: Netlink, index: int, name: str, neighbours: Iterable[tuple[str, str]]
 ) -> None:
-    """Give an interface these static neighbours, (IPv4 address, MAC); ``KernelRefused`` names the
-    first refused."""
+    """Give an interface these static neighbours, (IPv4 address, MAC), or raise."""
     header = _NDMSG.pack(_INET, index, _PERMANENT, 0, 0)
     netlink.run(
         [
@@ -201,7 +198,7 @@ def set_neighbours(
                 header
                 + attribute(_NDA_DST, IPv4Address(address).packed)
                 + attribute(_NDA_LLADDR, bytes.fromhex(mac.replace(":", ""))),
-                f"making {address} a neighbour of {name}",
+                f"adding {address} as a neighbour of {name}",
             )
             for address, mac in neighbours
         ]

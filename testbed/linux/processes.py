@@ -1,4 +1,4 @@
-"""Reads and changes processes: their data in ``/proc``, CPUs, priority, and groups with limits."""
+"""Reads and changes processes: ``/proc``, CPUs, priority, and cgroups."""
 
 import ctypes
 import errno
@@ -14,23 +14,23 @@ from patchlight.testbed.errors import PatchlightError
 
 
 def boot_id() -> str:
-    """What the kernel calls this run of the machine."""
+    """The kernel's id of the present boot."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 def own_program() -> str:
-    """The command ``patchlight`` of this Python, by its whole path, as sudo has its own PATH."""
+    """The command ``patchlight`` of this Python, by its full path, for sudo's PATH."""
     program = os.path.join(os.path.dirname(sys.executable), "patchlight")
     return program if os.path.exists(program) else f"{sys.executable} -m patchlight"
 
 
 def process_ids() -> list[int]:
-    """The processes that there are now."""
+    """The process ids that exist now."""
     return [int(entry) for entry in os.listdir("/proc") if entry.isdigit()]
 
 
 def process_start(pid: int) -> int | None:
-    """When a process started, in clock ticks since boot; ``None`` if there is none (any more)."""
+    """When a process started, in clock ticks since boot; ``None`` if it does not exist."""
     try:
         fields = _stat(pid)
     except (FileNotFoundError, ProcessLookupError):
@@ -39,26 +39,25 @@ def process_start(pid: int) -> int | None:
 
 
 def may_run(pid: int) -> bool:
-    """Whether a thread of a process runs or may at any time; not if it is stopped or has ended."""
+    """Whether a thread of a process runs or may run; not if it is stopped or has ended."""
     with suppress(OSError):
         for thread in os.listdir(f"/proc/{pid}/task"):
             with suppress(OSError):
-                # One that waits for a disk or a child (D) hears of its signals on its way back.
+                # A process that waits for a disk or child (D) handles its signals on return.
                 if _stat(f"{pid}/task/{thread}")[0] in ("R", "S"):
                     return True
     return False
 
 
 def processor_ticks(pid: int) -> int:
-    """The processor time of a process, in clock ticks; 0 if there is none (any more)."""
+    """The CPU time of a process, in clock ticks; 0 if it does not exist."""
     with suppress(OSError):
         return _ticks(_stat(pid))
     return 0
 
 
 def session_processor_ticks(session: int) -> int:
-    """The clock ticks of all processes of a session that run now; fewer than before when one has
-    ended."""
+    """The CPU time in clock ticks of a session's processes; it falls when one ends."""
     ticks = 0
     for pid in process_ids():
         with suppress(OSError):
@@ -69,7 +68,7 @@ def session_processor_ticks(session: int) -> int:
 
 
 def ancestors() -> set[int]:
-    """This process and those that it descends from."""
+    """This process and its ancestors."""
     pids, pid = set(), os.getpid()
     while pid > 0 and pid not in pids:
         pids.add(pid)
@@ -79,7 +78,7 @@ def ancestors() -> set[int]:
 
 
 def command_line(pid: int) -> str:
-    """The command and its arguments; empty for a kernel thread and where it cannot be read."""
+    """The command and its arguments; empty for a kernel thread or if unreadable."""
     with suppress(OSError):
         arguments = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
         return " ".join(filter(None, arguments.split("\0")))
@@ -87,7 +86,7 @@ def command_line(pid: int) -> str:
 
 
 def environment(pid: int) -> list[str]:
-    """The variables that a process was started with, as ``NAME=value``; none if unreadable."""
+    """The environment at the start of a process, as ``NAME=value``; empty if unreadable."""
     with suppress(OSError):
         return Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace").split("\0")
     return []
@@ -98,50 +97,49 @@ def _ticks(stat: list[str]) -> int:
 
 
 def _stat(process: int | str) -> list[str]:
-    # The name of the command, in parentheses, may hold anything, parentheses too.
+    # The command's name, in parentheses, may contain parentheses too.
     return Path(f"/proc/{process}/stat").read_text(errors="replace").rpartition(")")[2].split()
 
 
-# Which fields of /proc/self/stat after the name say where arguments and environment are.
+# Fields of /proc/self/stat after the name with the addresses of arguments and environment.
 ARGUMENTS, ENVIRONMENT = slice(45, 47), slice(47, 49)
 
 
 def show(which: slice, texts: Iterable[str]) -> None:
-    """Have ``/proc`` show these, as many as there is room for."""
+    """Make ``/proc`` show these values, as far as they fit."""
     start, size = _place(which)
     text = b"".join(os.fsencode(each) + b"\0" for each in texts)
     ctypes.memmove(start, text[: size - 1].ljust(size, b"\0"), size)
 
 
 def shown(which: slice) -> bytes:
-    """What it shows now, byte for byte."""
+    """The bytes that it shows now."""
     return ctypes.string_at(*_place(which))
 
 
 def show_again(which: slice, before: bytes) -> None:
-    """Have it show what it did ``before``."""
+    """Restore what it showed ``before``."""
     start, size = _place(which)
     ctypes.memmove(start, before, size)
 
 
 def _place(which: slice) -> tuple[int, int]:
-    """Where this process's arguments or environment are in its memory, and in how many bytes."""
     start, end = map(int, _stat("self")[which])
     return start, end - start
 
 
 _NICENESS = -10
 _LOOKS = 8
-"""So often a process's threads are listed at most: one may begin and end threads for ever."""
+"""How often a process's threads are listed at most: it may start and end threads forever."""
 
 
 def favour(pid: int, *, real_time: bool) -> None:
     """Let a process with its threads run before others, as far as the kernel permits: with
-    ``real_time`` before every ordinary one (``SCHED_RR``; 5 % of each core is left to these), else
-    by niceness, which does little where the kernel groups sessions
+    ``real_time`` before every ordinary one (``SCHED_RR``; 5 % of each core is left to those), else
+    by niceness, which has little effect if the kernel groups sessions
     (``sched_autogroup_enabled``)."""
     for thread in _threads(pid):
-        with suppress(OSError):  # some containers do not let root do that either
+        with suppress(OSError):  # some containers forbid it even to root
             os.setpriority(os.PRIO_PROCESS, thread, _NICENESS)
             if real_time:
                 os.sched_setscheduler(thread, os.SCHED_RR, os.sched_param(1))
@@ -152,12 +150,11 @@ def favour_like_this_process(pid: int) -> None:
     for thread in _threads(pid):
         with suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, 0))
-            # Refused in a control group that has no budget for it.
+            # Refused in a cgroup without a real-time budget.
             os.sched_setscheduler(thread, os.sched_getscheduler(0), os.sched_getparam(0))
 
 
 def _threads(pid: int) -> Iterator[int]:
-    """The threads of a process, also those that it begins meanwhile; none of one that is gone."""
     seen = set[int]()
     for _ in range(_LOOKS):
         new = set[int]()
@@ -170,7 +167,7 @@ def _threads(pid: int) -> Iterator[int]:
 
 
 def cpus_of(text: str) -> frozenset[int]:
-    """The numbers in a list; ``ValueError`` if it is none."""
+    """The numbers in a Linux list; ``ValueError`` if invalid."""
     found = set[int]()
     for part in filter(None, text.strip().split(",")):
         first, _, last = part.partition("-")
@@ -179,7 +176,7 @@ def cpus_of(text: str) -> frozenset[int]:
 
 
 def cpu_list(cpus: Iterable[int]) -> str:
-    """The list of these numbers, each for itself."""
+    """The numbers as a Linux list, without ranges."""
     return ",".join(map(str, sorted(cpus)))
 
 
@@ -188,8 +185,7 @@ _TELL_S = 5.0
 
 
 class ProgressWatch:
-    """Watches a ``sign``, once a second at most: anything that changes as long as there is
-    progress."""
+    """Watches a ``sign`` of progress, at most once a second."""
 
     def __init__(self, sign: Callable[[], object]) -> None:
         self._sign, self._last = sign, sign()
@@ -205,7 +201,7 @@ class ProgressWatch:
         return now - self._changed
 
     def to_tell(self) -> float | None:
-        """How many seconds it has taken, every five of them: time to tell the user."""
+        """How many seconds have passed, every five seconds: time to tell the user."""
         now = time.monotonic()
         if now - self._told < _TELL_S:
             return None
@@ -218,12 +214,12 @@ _PERIOD_US = 100_000
 
 
 class CgroupError(PatchlightError):
-    """A group could not be made, limited or removed."""
+    """A cgroup could not be created, limited or removed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """``processes`` counts threads, too; ``cpus`` is a number of them, ``None`` for all."""
+    """``processes`` includes threads; ``cpus`` is a number of them, ``None`` for all."""
 
     memory_bytes: int
     processes: int
@@ -231,7 +227,7 @@ class Limits:
 
 
 def remove_group(folder: Path, ends_s: float, hint: str | None = None) -> None:
-    """Remove one group, by ``ends_s`` of ``time.monotonic``; harmless if it is not there."""
+    """Remove one group, by ``ends_s`` of ``time.monotonic``; harmless if it is missing."""
     while True:
         try:
             return folder.rmdir()
@@ -241,12 +237,12 @@ def remove_group(folder: Path, ends_s: float, hint: str | None = None) -> None:
             if error.errno != errno.EBUSY or time.monotonic() > ends_s:
                 failure = f"removing the cgroup {folder}: {error.strerror}"
                 raise CgroupError(failure, hint=hint) from error
-        time.sleep(0.01)  # its last process is on its way out
+        time.sleep(0.01)  # its last process is still exiting
 
 
 class Cgroups:
-    """The cgroups, of version 2 or 1, in a folder ``patchlight`` beside those of Docker and
-    systemd. Where none can be made, as in some containers, nothing is limited."""
+    """Cgroups, of version 2 or 1, in a folder ``patchlight``. If none can be created, as in some
+    containers, nothing is limited."""
 
     def __init__(self, root: Path = Path("/sys/fs/cgroup")) -> None:
         self._root = root
@@ -278,9 +274,9 @@ class Cgroups:
         return {each: self._folder(each) / name for each in self.controllers}
 
     def make(self, name: str, limits: Limits) -> list[Path]:
-        """Make a group, or raise ``CgroupError`` and leave none: the files that a process writes
-        its number to. Groups share the processors evenly; of version 1, one for CPUs is made for
-        real-time processes only where CPUs are limited: they cannot be in it otherwise."""
+        """Create a group, or raise ``CgroupError`` and leave none. Returns the files to which a
+        process writes its number. Groups share the CPUs evenly. With version 1, a CPU group for
+        real-time processes is made only if CPUs are limited: they could not join otherwise."""
         folders = self._folders(name)
         is_real_time = os.sched_getscheduler(0) in (os.SCHED_FIFO, os.SCHED_RR)
         if not self._is_v2 and limits.cpus is None and is_real_time:
@@ -289,7 +285,7 @@ class Cgroups:
             for controller, folder in folders.items():
                 folder.mkdir(exist_ok=True)
                 for file, value in self._settings(controller, limits).items():
-                    with suppress(FileNotFoundError):  # a kernel without swap in its accounts
+                    with suppress(FileNotFoundError):  # a kernel without swap accounting
                         (folder / file).write_text(value)
         except OSError as error:
             with suppress(CgroupError):
@@ -314,7 +310,7 @@ class Cgroups:
         return {"cpu.cfs_period_us": str(_PERIOD_US), "cpu.cfs_quota_us": quota}
 
     def ran_out_of_memory(self, name: str) -> bool:
-        """Whether the kernel has ended a process of the group for want of memory."""
+        """Whether the kernel has killed a process of the group because of its memory limit."""
         if "memory" not in self.controllers:
             return False
         file = "memory.events" if self._is_v2 else "memory.oom_control"
@@ -323,19 +319,19 @@ class Cgroups:
         return int(counts.get("oom_kill", "0")) > 0
 
     def forbid_forks(self, name: str) -> None:
-        """Let no process of the group fork any more; harmless if there is none."""
+        """Forbid all forks in the group; harmless if it is missing."""
         if "pids" in self.controllers:
             with suppress(OSError):
                 (self._folders(name)["pids"] / "pids.max").write_text("0")
 
     def remove(self, name: str, deadline_s: float = 5.0) -> None:
-        """Remove a group whose processes have ended; harmless if there is none."""
+        """Remove a group whose processes have ended; harmless if it is missing."""
         ends_s = time.monotonic() + deadline_s
         for folder in dict.fromkeys(self._folders(name).values()):
             remove_group(folder, ends_s)
 
     def names(self) -> Iterator[str]:
-        """The groups that there are."""
+        """The names of the existing groups."""
         found = set[str]()
         for controller in self.controllers:
             with suppress(OSError), os.scandir(self._folder(controller)) as entries:

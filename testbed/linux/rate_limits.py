@@ -1,11 +1,10 @@
 """Sets an interface's rate limit (``tbf``), and its delay, jitter and loss (``netem``).
 
-A limit that the kernel did not take is an error. ``tbf`` is in every kernel met so far;
-unlike ``htb`` it needs no class below it, and unlike ``police`` it queues instead of dropping,
-as a link does. An interface that changes its network namespace loses its limit: ``save_limit``
-and ``restore_limit`` hand the kernel's own description of it back to the kernel, which is exact
-at any rate. A ``netem`` queue stands below the token bucket where there is one, else at the root.
-Not every kernel has it; ``check_supported`` says so before anything is made.
+``tbf`` is in every kernel seen so far; unlike ``htb`` it needs no class, and unlike ``police`` it
+queues instead of dropping. An interface that changes its namespace loses its limit: ``save_limit``
+and ``restore_limit`` use the kernel's own attributes, which are exact at any rate. A ``netem``
+queue is below the token bucket, or at the root without one. Not every kernel has it;
+``check_supported`` checks first.
 """
 
 import struct
@@ -28,30 +27,30 @@ _TCA_KIND, _TCA_OPTIONS = 1, 2
 _NESTED = 0x8000
 _TBF_PARMS, _TBF_RATE64, _TBF_BURST = 1, 4, 6
 # tc_tbf_qopt: two tc_ratespec (cell_log, linklayer, overhead, align, mpu, rate), limit, buffer,
-# mtu. Link layer 1 (Ethernet) makes the kernel compute times itself, without a table from us.
+# mtu. With link layer 1 (Ethernet) the kernel computes times without a table.
 _RATESPEC = struct.Struct("=BBHhHI")
 _QOPT_TAIL = struct.Struct("=III")
 _ETHERNET = 1
 _FRAME_BYTES = 1514
-# A timer that fires once a tick (250 to a second) must find a tick's worth of tokens at least.
+# A timer that fires once a tick (250 to 1000 Hz) needs at least a tick's worth of tokens.
 _TICK_S = 0.004
 _QUEUE_S = 0.05
 _LEAST_QUEUE_BYTES = 64 * 1024
-# Queueing disciplines that the kernel chooses by itself: it will choose them again.
+# Default queueing disciplines, which the kernel chooses again.
 _KERNEL_QDISCS = {"mq", "fq", "fq_codel", "pfifo", "pfifo_fast", "noqueue", "noop"}
 
 
 class NotShaped(PatchlightError):
-    """A rate could not be applied, or was not there when it was read back."""
+    """A rate could not be set, or was missing when read back."""
 
 
 class LimitNotKept(PatchlightError):
-    """An interface's queueing discipline would be lost, or was, when it changed namespaces."""
+    """A queueing discipline would be lost, or was, when its interface changed namespaces."""
 
 
 @dataclass(frozen=True, slots=True)
 class SavedLimit:
-    """A ``tbf`` at the root (``options``), a ``netem`` below it or alone, or both: the kernel's
+    """A ``tbf`` at the root (``options``), a ``netem`` below it or alone, or both, as the kernel's
     attributes in hex; empty for none."""
 
     options: str = ""
@@ -68,10 +67,9 @@ class TokenBucket:
 
 
 def token_bucket(rate_bps: float) -> TokenBucket:
-    """A bucket that holds a link to ``rate_bps``. Its burst, two frames or what the rate sends in
-    one timer tick, lets the rate be reached whatever the timer. The queue holds 50 ms, and 64 KiB
-    at least, so that one TCP connection can fill the link: its window must cover the queue's
-    delay."""
+    """A token bucket for a rate of ``rate_bps``. Its burst, two frames or one timer tick at that
+    rate, makes the rate reachable with any timer. The queue holds 50 ms, at least 64 KiB, so that
+    one TCP connection can fill the link: its window must cover the queue's delay."""
     rate = max(1, round(rate_bps / 8))
     burst = max(2 * _FRAME_BYTES, round(rate * _TICK_S))
     limit = burst + max(_LEAST_QUEUE_BYTES, round(rate * _QUEUE_S))
@@ -79,7 +77,7 @@ def token_bucket(rate_bps: float) -> TokenBucket:
 
 
 def limit_request(index: int, name: str, rate_bps: float) -> Request:
-    """Limit what the interface sends; replaces a limit that is there."""
+    """Limit what the interface sends, replacing a previous limit."""
     bucket = token_bucket(rate_bps)
     old_rate = min(bucket.rate_bytes_per_s, 0xFFFFFFFF)
     parms = (
@@ -101,7 +99,6 @@ def _set_tbf(index: int, options: bytes, doing: str) -> Request:
 
 
 def _set_netem(index: int, options: bytes, doing: str, *, limited: bool) -> Request:
-    """Set a ``netem`` with these options, below the limit that is there or at the root."""
     parent = _BELOW if limited else _ROOT
     head = _TCMSG.pack(0, index, _NETEM_HANDLE, parent, 0) + attribute(_TCA_KIND, b"netem\0")
     return _set(head + attribute(_TCA_OPTIONS, options), doing)
@@ -147,7 +144,7 @@ def read_limits(netlink: Netlink) -> dict[int, float]:
 
 def save_limit(netlink: Netlink, index: int, name: str) -> SavedLimit | None:
     """The token bucket and ``netem`` of an interface, if any; ``LimitNotKept`` for another
-    discipline, which would be lost in a move."""
+    discipline, which a move would lose."""
     saved = None
     for qdisc in _qdiscs(netlink):
         if qdisc.index != index or qdisc.handle == 0 or qdisc.kind in _KERNEL_QDISCS:
@@ -159,8 +156,8 @@ def save_limit(netlink: Netlink, index: int, name: str) -> SavedLimit | None:
             raise LimitNotKept(
                 f"{name} has a {qdisc.kind} queueing discipline, which would be lost when the "
                 f"NIC moves to a worker",
-                hint="only a tbf at the root, with or without a netem, can be carried over: "
-                f"tc qdisc show dev {name}",
+                hint="only a tbf at the root, with or without a netem, can be moved: tc qdisc "
+                f"show dev {name}",
             )
         saved = replace(saved or SavedLimit(), options=qdisc.options.hex())
     return saved
@@ -184,20 +181,20 @@ def restore_limit(netlink: Netlink, index: int, name: str, limit: SavedLimit) ->
 
 
 def verify_limits(netlink: Netlink, limited: Iterable[tuple[int, str, float]]) -> None:
-    """Raise ``NotShaped`` unless each (index, name, rate) has its limit now."""
+    """Raise ``NotShaped`` unless each (index, name, rate) has its limit."""
     if wrong := wrong_limits(read_limits(netlink), limited):
         first = dict(list(wrong.items())[:5])
         have = "; ".join(f"{name} has {limit}" for name, limit in first.items())
         raise NotShaped(
             f"shaping {', '.join(first)}: read back, {have}",
-            hint="Something removed or replaced the queue; the lab would run at other rates.",
+            hint="Something removed or replaced the queue, so rates would be wrong.",
         )
 
 
 def wrong_limits(
     limits: Mapping[int, float], limited: Iterable[tuple[int, str, float]]
 ) -> dict[str, str]:
-    """For each interface whose limit is not as it should be: what it has instead."""
+    """The actual limit of each interface whose limit is wrong."""
     wrong: dict[str, str] = {}
     for index, name, rate_bps in limited:
         have = limits.get(index)
@@ -209,8 +206,8 @@ def wrong_limits(
     return wrong
 
 
-# tc_netem_qopt: latency and jitter in ticks (the attributes below, in ns, go before them), the
-# longest queue in packets, loss as a share of 2^32 - 1, gap, duplicates.
+# tc_netem_qopt: latency and jitter in ticks (the attributes below, in ns, override them), queue
+# length in packets, loss as a share of 2^32 - 1, gap, duplicates.
 _QOPT = struct.Struct("=IIIIII")
 _LATENCY64, _JITTER64 = 10, 11
 _MOST = 0xFFFFFFFF
@@ -224,7 +221,7 @@ class NoNetem(PatchlightError):
 
 @dataclass(frozen=True, slots=True)
 class Impairment:
-    """What happens to each packet that an interface sends; ``packet_loss`` is a fraction."""
+    """Delay, jitter and loss of packets that an interface sends; ``packet_loss`` is a fraction."""
 
     delay_s: float = 0.0
     jitter_s: float = 0.0
@@ -240,8 +237,7 @@ NOT_IMPAIRED = Impairment()
 def impair_request(
     index: int, name: str, impairment: Impairment, rate_bps: float | None
 ) -> Request:
-    """Impair what the interface sends, instead of as before. ``rate_bps`` is its limit, set before;
-    ``None``: it has none."""
+    """Impair what the interface sends. ``rate_bps`` is its present limit, or ``None``."""
     held_s = impairment.delay_s + impairment.jitter_s + _QUEUE_S
     packets = _MOST_PACKETS if rate_bps is None else round(rate_bps * held_s / 8 / _FRAME_BYTES)
     packets = min(max(packets, _LEAST_PACKETS), _MOST_PACKETS)
@@ -278,8 +274,8 @@ def check_supported() -> None:
                 netlink.run([impair_request(_LOOPBACK, "lo", Impairment(0.001), None)])
             except rtnetlink.KernelRefused as error:
                 raise NoNetem(
-                    "this kernel cannot delay or lose packets: it has no netem, which delay, "
-                    f"jitter and packet loss of fibres need ({error.message})",
-                    hint="Load it with: modprobe sch_netem (on Ubuntu it comes with the package "
-                    "linux-modules-extra), or take delay, jitter and packet_loss out.",
+                    "this kernel has no netem, which delay, jitter and packet loss of fibres "
+                    f"need ({error.message})",
+                    hint="Load it with: modprobe sch_netem (on Ubuntu in the package "
+                    "linux-modules-extra), or remove delay, jitter and packet_loss.",
                 ) from error

@@ -1,4 +1,4 @@
-"""Sockets that listen, TCP and Unix."""
+"""Opens listening sockets, TCP and Unix."""
 
 import errno
 import ipaddress
@@ -10,17 +10,17 @@ from pathlib import Path
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.linux.processes import command_line, process_ids
 
-# A whole lab's switches connect at once after a restart; the kernel caps this at somaxconn.
+# A whole lab's switches connect at once after a restart; somaxconn limits this.
 BACKLOG = 1024
 _LISTEN = "0A"
 
 UNIX = "unix:"
 UNIX_CLIENT = "unix"
-"""What a server calls a peer on a Unix socket; the peer's user id stands in place of its port."""
+"""A server's name for a peer on a Unix socket; the user id replaces the port."""
 
 
 class PortTaken(PatchlightError):
-    """A port that Patchlight was to listen on is taken."""
+    """A port that Patchlight should listen on is in use."""
 
 
 def split_address(text: str) -> tuple[str, int]:
@@ -32,18 +32,18 @@ def split_address(text: str) -> tuple[str, int]:
 
 
 def is_loopback(address: str) -> bool:
-    """Whether an IP address is one that no other machine reaches."""
-    return ipaddress.ip_address(address.partition("%")[0]).is_loopback
+    """Whether only this machine can reach an IP address; ``::ffff:127.0.0.1`` does not count."""
+    ip = ipaddress.ip_address(address.partition("%")[0])
+    return ip.is_loopback and getattr(ip, "ipv4_mapped", None) is None  # Python 3.13 follows it
 
 
 def listen(address: str) -> socket.socket:
-    """A socket that listens on ``host:port``; ``PortTaken`` names the process in the way. Never
-    shares the port, as eventlet's ``listen`` does: two controllers would each get some of the
-    switches."""
+    """A socket that listens on ``host:port``; ``PortTaken`` names the process that uses it. The
+    port is never shared: two controllers would each get some of the switches."""
     host, port = split_address(address)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # asyncio sends small messages at once (TCP_NODELAY) only where the protocol is told; without
-    # that each reply in two writes waits 40 ms for an acknowledgement.
+    # asyncio sets TCP_NODELAY only with an explicit protocol; without it a reply in two writes
+    # waits 40 ms for an acknowledgement.
     server = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -53,19 +53,18 @@ def listen(address: str) -> socket.socket:
         server.close()
         if error.errno == errno.EADDRINUSE:
             raise PortTaken(
-                f"cannot listen on {address}: TCP port {port} is taken by {port_owner(port)}",
+                f"cannot listen on {address}: TCP port {port} is used by {port_owner(port)}",
                 hint="stop that process, or choose another port",
             ) from error
         raise PatchlightError(
             f"cannot listen on {address}: {error.strerror}",
-            hint="choose an address of this machine, and a port that you may use",
+            hint="choose an address of this machine, and a port that you are allowed to use",
         ) from error
     return server
 
 
 def free_ports(count: int, preferred: int = 0) -> list[int]:
-    """Loopback TCP ports that are free now, until somebody takes one; the first is ``preferred`` if
-    that is free."""
+    """Free loopback TCP ports; the first is ``preferred`` if that is free."""
     with ExitStack() as stack:
         probes = [stack.enter_context(socket.socket()) for _ in range(count)]
         for probe, port in zip(probes, [preferred] + [0] * count, strict=False):
@@ -77,7 +76,7 @@ def free_ports(count: int, preferred: int = 0) -> list[int]:
 
 
 def bind_unix(path: Path, server: str, *, mode: int = 0o600) -> socket.socket:
-    """A Unix socket, by its ``mode`` for this user alone, in place of one that a dead server left.
+    """A Unix socket with ``mode``, for this user only, replacing one of a dead server.
     ``PatchlightError`` if another ``server`` (its name in messages) answers there."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
@@ -96,7 +95,7 @@ def bind_unix(path: Path, server: str, *, mode: int = 0o600) -> socket.socket:
         listener.close()
         raise PatchlightError(
             f"cannot listen on the Unix socket {path}: {error}",
-            hint="choose a path of at most 107 bytes in a directory you may write to",
+            hint="choose a path of at most 107 bytes in a writable directory",
         ) from error
     return listener
 
@@ -119,7 +118,7 @@ def ssh_answers(host: str, port: int = 22) -> bool:
 
 
 def port_owner(port: int) -> str:
-    """Who listens on a TCP port in this network namespace: ``"nginx (pid 812)"``."""
+    """The process that listens on a TCP port in this namespace: ``"nginx (pid 812)"``."""
     inodes = set()
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         with suppress(OSError):
@@ -133,7 +132,7 @@ def port_owner(port: int) -> str:
 
 
 def _holds(process: Path, inodes: set[str]) -> bool:
-    # Processes end, and others' are closed to us, while we look.
+    # Processes may end, and other users' are unreadable.
     with suppress(OSError):
         for descriptor in (process / "fd").iterdir():
             with suppress(OSError):
@@ -144,7 +143,7 @@ def _holds(process: Path, inodes: set[str]) -> bool:
 
 
 def is_beyond_this_machine(address: str) -> bool:
-    """Whether other machines reach an API at ``host:port``, or may."""
+    """Whether other machines can reach an API at ``host:port``."""
     if address.startswith(UNIX):
         return False
     host, _ = split_address(address)

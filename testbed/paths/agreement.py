@@ -1,17 +1,17 @@
-"""The state machine by which nodes agree on paths: they ask, give and release by messages.
+"""The state machine by which nodes agree on paths with request, grant and release messages.
 
-Each node decides who sends to it, and who sends on the channels that it owns. A sender asks the
-node that it wants to send to, then the owner of a channel; if that is the same node, once. So
-no node waits for a receiver while it holds a channel, and there is no deadlock.
+Each node decides who sends to it, and who sends on the channels that it owns. A sender requests its
+receiver first, then the channel from its owner; if both are the same node, in one request. So no
+node waits for a receiver while it holds a channel, and there is no deadlock.
 
-Everything is given for a lease. The sender counts it from its request, the giver from its grant,
-and ``margin_us`` longer: as long as clocks do not drift apart by more than that within a lease,
-the sender is dark before anything is given to another, whatever is lost, late, doubled or down.
-A node that starts or gets new bounds gives nothing for that long. The numbers of a sender's
-attempts only grow, also over restarts, and it uses only the answer to its last one.
+Every grant is a lease. The sender counts it from its request, the giver from its grant plus
+``margin_us``: while clocks drift by less than that within a lease, the sender is off before another
+gets the grant, whatever messages are lost, late or duplicated and whichever node is down. A node
+that starts or gets new bounds grants nothing for that time. A sender's attempt numbers only grow,
+also across restarts, and it uses only the answer to its latest one.
 
-A transmitter goes dark by itself at the end of its lease and when a node starts. A receiver
-separates channels, so it need not know which of them to listen to.
+A transmitter switches off by itself at the end of its lease and when its node starts. A receiver
+separates channels, so it need not know which one to listen to.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ ANY_CHANNEL = -2
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What the controller leaves to the nodes: which nodes, which channels, how long.
+    """What the nodes decide among themselves: which nodes, which channels, how long.
 
-    ``owners`` has for each channel the node that gives it. Without any, the destination says
-    which channel brings light there, and only receivers are given. Messages of another ``epoch``
-    are not heard. All times are in microseconds.
+    ``owners`` has for each channel the node that grants it. Without owners, the destination
+    determines the channel, and only receivers are granted. Messages of another ``epoch`` are
+    ignored. All times are in microseconds.
     """
 
     epoch: int
@@ -54,7 +54,7 @@ class Bounds:
             )
 
     def owner_for(self, destination: int) -> int:
-        """The node that gives channels for light to a node: itself, if it owns any."""
+        """The owner of channels for paths to a node: the node itself, if it owns any."""
         if not self.owners or destination in self.owners:
             return destination
         return sorted(set(self.owners))[destination % len(set(self.owners))]
@@ -64,11 +64,11 @@ Kind = Literal["ask", "give", "release", "drained"]
 
 
 class Message(NamedTuple):
-    """One message from ``sender`` to ``to`` on an attempt of the node that asks.
+    """One message from ``sender`` to ``to`` about an attempt of the requesting node.
 
-    Asking and giving name what: ``receiver``, that of the giver, and ``channel``, which is
-    ``NO_CHANNEL``, when asking ``ANY_CHANNEL``, or one. ``drained`` is between those who use paths:
-    whoever sends on this one needs no more light from whom it sends to.
+    Requests and grants name a ``receiver`` (that of the granting node) and a ``channel``:
+    ``NO_CHANNEL``, one, or ``ANY_CHANNEL`` in a request. ``drained`` is between users of paths: the
+    sender on this path needs no more acknowledgements from its receiver.
     """
 
     kind: Kind
@@ -81,7 +81,7 @@ class Message(NamedTuple):
 
 
 class Hold(NamedTuple):
-    """What a node has given to ``source``, or is still to give."""
+    """What a node has granted to ``source``, or will grant."""
 
     source: int
     attempt: int
@@ -92,7 +92,7 @@ class Hold(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Asking:
-    """A sender on its way to a path: what it would have is its own for ``left_us`` from now."""
+    """A sender that requests a path; what it was granted is valid for ``left_us``."""
 
     destination: int
     left_us: int
@@ -101,8 +101,7 @@ class Asking:
 
 @dataclass(frozen=True, slots=True)
 class Lit:
-    """A sender with a path, for ``left_us`` from now. The path's ``channel`` may be ``NO_CHANNEL``:
-    the one that brings light there."""
+    """A sender with a path for ``left_us``; ``NO_CHANNEL``: the destination determines it."""
 
     destination: int
     channel: int
@@ -111,10 +110,10 @@ class Lit:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """What one node knows. It is a value: each event makes another of it, and messages to send.
+    """What one node knows, as a value: each event returns a new one, and messages to send.
 
-    ``attempt`` is the number of its last attempt, ``seen`` the highest that it heard of each node,
-    ``quiet_us`` how long it gives nothing yet.
+    ``attempt`` is the number of its last attempt, ``seen`` the highest from each node, ``quiet_us``
+    how long it still grants nothing.
     """
 
     number: int
@@ -128,9 +127,9 @@ class Node:
 
     @classmethod
     def started(cls, number: int, bounds: Bounds, boot: int) -> Node:
-        """A node that starts, or goes over to new bounds, and is dark.
+        """A node that starts, or gets new bounds, with its transmitter off.
 
-        ``boot`` is more than the number of any attempt that it ever made.
+        ``boot`` is more than the number of any earlier attempt.
         """
         quiet_us = bounds.lease_us + bounds.margin_us
         return cls(number, bounds, boot, quiet_us, seen=(-1,) * bounds.nodes)
@@ -138,9 +137,9 @@ class Node:
     # What its owner does.
 
     def want(self, destination: int) -> Step:
-        """Ask for a path. ``BadInput`` if it has or asks for one, or for an unknown node."""
+        """Request a path. ``BadInput`` if it has or requests one, or for an unknown node."""
         if self.path is not None:
-            raise BadInput(f"node {self.number} has one transmitter, and its path is {self.path}")
+            raise BadInput(f"node {self.number} has one transmitter, which is used by {self.path}")
         if destination == self.number or not 0 <= destination < self.bounds.nodes:
             raise BadInput(
                 f"node {self.number} cannot send to node {destination}: expected another of "
@@ -149,11 +148,11 @@ class Node:
         return self._ask(destination)
 
     def again(self) -> Step:
-        """Repeat the request, because no answer came for a while; nothing without a request."""
+        """Repeat a pending request that got no answer."""
         return self._ask(self.path.destination) if isinstance(self.path, Asking) else (self, ())
 
     def done(self) -> Step:
-        """Give the path back, or leave off asking."""
+        """Release the path, or cancel the request."""
         if self.path is None:
             return self, ()
         destination = self.path.destination
@@ -164,7 +163,7 @@ class Node:
         )
 
     def elapse(self, us: int) -> Step:
-        """Time goes by: leases end, and light goes off with its own."""
+        """Advance the time: leases end, and transmitters switch off with theirs."""
         path = self.path
         if path is not None:
             path = replace(path, left_us=max(0, path.left_us - us))
@@ -177,7 +176,7 @@ class Node:
         return replace(self, path=path, given=given, quiet_us=quiet_us)._give()
 
     def hear(self, message: Message) -> Step:
-        """A message came in, at any time, perhaps not for the first."""
+        """Handle a message, at any time, perhaps a duplicate."""
         if message.epoch != self.bounds.epoch or message.kind == "drained":
             return self, ()
         if message.kind == "give":
@@ -192,7 +191,7 @@ class Node:
     # What tells late from new.
 
     def is_current(self, give: Message) -> bool:
-        """Whether a grant answers this node's present request, and may be used."""
+        """Whether a grant answers this node's present request and is usable."""
         return (
             isinstance(self.path, Asking) and give.attempt == self.attempt and self.path.left_us > 0
         )
@@ -218,7 +217,7 @@ class Node:
     def _get(self, give: Message) -> Step:
         path = self.path
         if isinstance(path, Lit) and give.attempt == self.attempt:
-            return self, ()  # a double of what it uses
+            return self, ()  # a duplicate of the grant in use
         if not self.is_current(give):
             back = Message("release", self.bounds.epoch, self.number, give.sender, give.attempt)
             return self._deliver([back])
@@ -235,11 +234,11 @@ class Node:
 
     def _answer(self, ask: Message) -> Step:
         held = next((hold for hold in self.given if hold.source == ask.sender), None)
-        if ask.attempt == self.seen[ask.sender]:  # a double
+        if ask.attempt == self.seen[ask.sender]:  # a duplicate
             if held is None or held.attempt != ask.attempt:
                 return self, ()
             return self._deliver([self._gives(held)])
-        # Whoever asks anew is dark, so what it had is free, and it is the first to get it again.
+        # A new request means that the sender's transmitter is off, so its grants are free.
         wanted = Hold(ask.sender, ask.attempt, ask.receiver, ask.channel)
         others = [hold for hold in self.waiting if hold.source != ask.sender]
         sources = [hold.source for hold in self.waiting]
@@ -251,14 +250,13 @@ class Node:
         return replace(self._without(ask), waiting=tuple(others))._give()
 
     def _without(self, message: Message) -> Node:
-        """The node without what it gave to the sender of a message, whose attempt it has seen."""
+        """The node without its grants to the sender of a message, whose attempt it has seen."""
         seen = list(self.seen)
         seen[message.sender] = message.attempt
         given = tuple(hold for hold in self.given if hold.source != message.sender)
         return replace(self, given=given, seen=tuple(seen))
 
     def _give(self) -> Step:
-        """Give what is free to those that wait, in the order in which they came."""
         if self.quiet_us or not self.waiting:
             return self, ()
         given, waiting = list(self.given), []
@@ -284,7 +282,7 @@ class Node:
         )
 
     def _deliver(self, messages: Iterator[Message] | list[Message]) -> Step:
-        """What goes out of messages; those to itself are heard at once."""
+        """The messages to send; those to itself are handled directly."""
         node, out = self, list[Message]()
         for message in messages:
             if message.to != node.number:

@@ -20,7 +20,7 @@ from patchlight.testbed.paths.scheduling import NO_CHANNEL, PathNetwork
 
 _MOST_CHANNELS = 400
 _Reach = Mapping[Channel, Mapping[int, frozenset[int]]]
-"""By channel and host that sends on it, the hosts that receive it."""
+"""Receiving hosts by channel and sending host."""
 
 
 @dataclass(frozen=True)
@@ -50,11 +50,11 @@ class LightNetwork:
 
 
 def light_networks(lab: Lab, maps: Mapping[str, AnyMap]) -> list[LightNetwork]:
-    """The networks of a lab under these maps, each of two hosts or more, by their first host.
+    """A lab's networks under these maps, each of at least two hosts, by their first host.
 
-    Without a map of any wavelength switch they are all as the lab file says. Where a channel
-    reaches all others, as through a coupler, it is for one sender at a time. Where it reaches one
-    other, the channel decides the destination. Other hosts are in no network.
+    Without a map of any wavelength switch they are as in the lab file. If a channel reaches all
+    others, as through a coupler, one sender may use it at a time. If it reaches one other, the
+    channel determines the destination. Other hosts are in no network.
     """
     hosts = [host for host in lab.hosts if _tunable(host) is not None]
     reach = _reach(lab, hosts, maps)
@@ -94,8 +94,8 @@ def _reach(lab: Lab, hosts: list[Host], maps: Mapping[str, AnyMap]) -> _Reach:
             able[channel].append(number)
     if len(able) > _MOST_CHANNELS:
         raise BadInput(
-            f"the transceivers of {lab.name} have {len(able)} channels in all: "
-            f"expected {_MOST_CHANNELS} at most"
+            f"the transceivers of {lab.name} have {len(able)} channels in total: expected "
+            f"{_MOST_CHANNELS} at most"
         )
     numbers = {host.endpoint: number for number, host in enumerate(hosts)}
     reach: dict[Channel, dict[int, frozenset[int]]] = {}
@@ -114,7 +114,6 @@ def _reach(lab: Lab, hosts: list[Host], maps: Mapping[str, AnyMap]) -> _Reach:
 
 
 def _groups(count: int, reach: _Reach) -> list[list[int]]:
-    """Those that reach each other, over others too, on whatever channels."""
     group = {number: {number} for number in range(count)}
     for senders in reach.values():
         for sender, receivers in senders.items():

@@ -1,10 +1,10 @@
-"""The schedulers of optical paths by name: greedy ones in some order, and matching.
+"""Schedules optical paths, by greedy orders and by matching.
 
 The matching is McKeown's: *The iSLIP scheduling algorithm for input-queued switches* (IEEE/ACM
-Transactions on Networking 7(2), 1999). Each free receiver grants the sender that is next after
-its pointer, each sender accepts the receiver that is next after its own; again until no pair is
-left. Pointers move past those that accepted in the first turn, so no pair waits for ever. Where
-there are fewer channels than pairs, senders take turns with them.
+Transactions on Networking 7(2), 1999). Each free receiver grants the next sender after its pointer,
+each sender accepts the next receiver after its own, until no pair is left. Pointers move past those
+that accepted in the first turn, so no pair starves. If there are fewer channels than pairs, senders
+take turns.
 """
 
 from __future__ import annotations
@@ -23,39 +23,39 @@ from patchlight.testbed.paths.scheduling import FlowRequest, PathGrant, PathNetw
 
 Order = tuple[float, ...]
 Turn = Callable[[PathNetwork, FlowRequest], Order]
-"""Where in the order a flow comes; flows that are equal in it come as they came."""
+"""The position of a flow in the order; ties are in order of arrival."""
 _Place = tuple[Order, int, FlowRequest]  # its turn, its number among all that came, itself
 
 
 def first_come(network: PathNetwork, flow: FlowRequest) -> Order:
-    """As they came."""
+    """First come, first served."""
     return ()
 
 
 def shortest_first(network: PathNetwork, flow: FlowRequest) -> Order:
-    """Those with the fewest bytes; a large one waits for as long as smaller ones come."""
+    """Fewest bytes first; a large flow waits while smaller ones arrive."""
     return (flow.nbytes,)
 
 
 def deadline_first(network: PathNetwork, flow: FlowRequest) -> Order:
-    """Those whose deadline is soonest, and those without one last."""
+    """Earliest deadline first; flows without one last."""
     return (flow.deadline_s,)
 
 
 def rounds_first(network: PathNetwork, flow: FlowRequest) -> Order:
-    """Round by round, and a round in which nodes have several flows in shifts.
+    """Round by round; within a round, nodes with several flows take shifts.
 
-    In an all-to-all everybody sends to the next node first, then to the one after: n nodes that do
-    so in step are done after n − 1 flows each, the least there is.
+    In an all-to-all every node sends to the next node first, then to the one after: n nodes in step
+    finish after n − 1 flows each, the minimum.
     """
     return (flow.round, (flow.destination - flow.source) % network.nodes)
 
 
 class Greedy(PathScheduler):
-    """A ``PathScheduler`` that gives paths in an order.
+    """A ``PathScheduler`` that grants paths in an order.
 
-    ``by_collective``: all flows of a collective come before those of the next one, which only get
-    what is left. A collective keeps its place for as long as a flow of it waits.
+    ``by_collective``: all flows of a collective come before those of the next one, which get what
+    is left. A collective keeps its place while a flow of it waits.
     """
 
     def __init__(self, network: PathNetwork, turn: Turn, *, by_collective: bool = False) -> None:
@@ -67,8 +67,7 @@ class Greedy(PathScheduler):
         self._came = 0
         self._lines: defaultdict[int, list[_Place]] = defaultdict(list)  # of each source, in order
         self._places: dict[int, _Place] = {}
-        # Nothing fitted when it was last looked, unless channels ran out: so only sources that
-        # something has changed for are to be looked at.
+        # Nothing fitted last time, unless channels ran out: only check sources with changes.
         self._senders_to: defaultdict[int, Counter[int]] = defaultdict(Counter)
         self._to_look_at: set[int] | None = set()
 
@@ -109,7 +108,7 @@ class Greedy(PathScheduler):
 
     def _chosen(self) -> Iterator[FlowRequest]:
         occupancy = self._occupancy
-        # The first of each source that fits; as others are chosen it may no longer do so.
+        # The first flow of each source that fits; after another is chosen it may not fit.
         looked_at = self._lines if self._to_look_at is None else self._to_look_at
         heads = [place for source in looked_at if (place := self._first(source))]
         heapq.heapify(heads)
@@ -135,7 +134,7 @@ Ints = NDArray[np.int64]
 
 
 class RoundRobinMatching(PathScheduler):
-    """A ``PathScheduler`` that matches senders and receivers; flows of a pair go as they came."""
+    """A ``PathScheduler`` that matches senders and receivers; a pair's flows stay in order."""
 
     def __init__(self, network: PathNetwork) -> None:
         super().__init__(network)
@@ -188,7 +187,7 @@ def _nodes_with(free: list[list[int]]) -> Ints:
 
 
 def _nearest(chooser: Ints, other: Ints, pointers: Ints) -> tuple[Ints, Ints]:
-    """Of pairs, the one of each chooser whose other is next from the chooser's pointer on."""
+    """For each chooser, the pair with the next partner after its pointer."""
     nodes = len(pointers)
     distance = np.full(nodes, nodes)
     np.minimum.at(distance, chooser, (other - pointers[chooser]) % nodes)
@@ -203,24 +202,24 @@ SCHEDULERS: dict[str, Callable[[PathNetwork], PathScheduler]] = {
     "matching": RoundRobinMatching,
     "collective": partial(Greedy, turn=rounds_first, by_collective=True),
 }
-# Paths that end less than this apart, as a part of the time, end together.
+# Paths that end within this fraction of the time end together.
 _AT_ONCE = 1e-12
 
 
 def path_scheduler(name: str, network: PathNetwork) -> PathScheduler:
-    """An empty scheduler for a network; ``BadInput`` for a name that there is not."""
+    """An empty scheduler for a network; ``BadInput`` for an unknown name."""
     if name not in SCHEDULERS:
-        raise BadInput(f"there is no path scheduler {name!r}: expected {', '.join(SCHEDULERS)}")
+        raise BadInput(f"unknown path scheduler {name!r}: expected {', '.join(SCHEDULERS)}")
     return SCHEDULERS[name](network)
 
 
 def in_time(
     scheduler: PathScheduler, arrivals: Iterable[tuple[float, FlowRequest]], control_s: float = 0.0
 ) -> Iterator[PathGrant]:
-    """The paths of flows that come at given seconds, each released when it is sent, in order.
+    """The paths of flows that arrive at given seconds, each released when it is sent, in order.
 
-    A request takes ``control_s`` to get to the scheduler, as do a grant back and a release.
-    ``PatchlightError`` for a flow that is refused.
+    Messages to and from the scheduler take ``control_s``. ``PatchlightError`` for a flow that is
+    refused.
     """
     requests = sorted(arrivals, key=lambda arrival: arrival[0])
     ending: list[tuple[float, int]] = []

@@ -1,8 +1,8 @@
-"""Optical paths for flows: requests, grants, a network's channels, and the base of schedulers.
+"""Models optical paths for flows: requests, grants, channels, and the base of schedulers.
 
-A job has an optical network to itself. Its nodes have tunable transceivers; a flow gets a channel
-from a time on, is sent, and gives the channel back. The same schedulers work in the controller,
-which has a clock and clients, and in the simulator, which has neither.
+A job has an optical network of its own, whose nodes have tunable transceivers. A flow gets a
+channel from a time on, is sent, and releases the channel. The same schedulers work in the
+controller, which has a clock and clients, and in the simulator, which has neither.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ if TYPE_CHECKING:  # slow to import
 
 
 NO_CHANNEL = -1
-"""In ``PathNetwork.routes``: no light goes from this node to that one."""
+"""In ``PathNetwork.routes``: no path from this node to that one."""
 
 
 class FlowRequest(NamedTuple):
     """One flow that wants a path: ``nbytes`` from node ``source`` to node ``destination``.
 
-    ``flow`` tells it apart from all others that are not yet released. It is of use until
-    ``deadline_s``, in the seconds of its scheduler. Flows of one ``collective`` belong to each
-    other, and among them those of one ``round`` are sent side by side, rounds in order.
+    ``flow`` is unique among those not yet released. The flow is useful until ``deadline_s``, in its
+    scheduler's seconds. Flows of one ``collective`` belong to each other, and among them those of
+    one ``round`` are sent side by side, rounds in order.
     """
 
     flow: int
@@ -45,9 +45,8 @@ class FlowRequest(NamedTuple):
 class PathGrant(NamedTuple):
     """A path from a transmitter of ``source`` over ``channel`` to a receiver of ``destination``.
 
-    All are counted from 0. Both ends are tuned at ``starts_s``, if they begin with it when they
-    are told, and at the network's rate the flow is sent at ``ends_s``. The path is the flow's until
-    it is released.
+    All are counted from 0. If tuning starts immediately, both ends are tuned at ``starts_s``, and
+    at the network's rate the flow is sent at ``ends_s``. The path is the flow's until released.
     """
 
     flow: int
@@ -61,7 +60,7 @@ class PathGrant(NamedTuple):
 
 
 class PathRefusal(NamedTuple):
-    """A flow that gets no path, and why, in a plain sentence without its end."""
+    """A flow that gets no path, and why, as a clause."""
 
     flow: int
     reason: str
@@ -69,15 +68,15 @@ class PathRefusal(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class PathNetwork:
-    """The light that a job has to itself: ``nodes`` and ``channels``, both counted from 0.
+    """A job's optical network: ``nodes`` and ``channels``, both counted from 0.
 
-    A node has so many ``transmitters`` and ``receivers``, each at ``rate_bps``. Tuning both ends to
-    what they were not used for last takes ``tuning_s``.
+    Each node has ``transmitters`` and ``receivers`` at ``rate_bps``. Tuning both ends to a new
+    channel takes ``tuning_s``.
 
-    Without ``routes`` every channel goes from everybody to everybody, as in a coupler, so there is
-    one sender on it at a time. With ``routes`` (nodes × nodes; ``NO_CHANNEL`` where no light goes)
-    the channel says where light goes, as in an AWG router or a wavelength switch, and
-    several senders may use one at a time.
+    Without ``routes`` every channel reaches every node, as in a coupler, so it has one sender at a
+    time. With ``routes`` (nodes × nodes; ``NO_CHANNEL`` for none) the channel determines the
+    destination, as in an AWG router or a wavelength switch, and several senders may use it at a
+    time.
     """
 
     nodes: int
@@ -92,10 +91,10 @@ class PathNetwork:
         least = min(self.nodes - 1, self.channels, self.transmitters, self.receivers)
         if least < 1 or not (self.rate_bps > 0 and 0 <= self.tuning_s < inf):
             raise BadInput(
-                f"no network of paths: {self.nodes} nodes with {self.transmitters} transmitters "
-                f"and {self.receivers} receivers, {self.channels} channels of {self.rate_bps:g} "
-                f"b/s, tuned in {self.tuning_s:g} s: expected 2 nodes or more, 1 or more of the "
-                "others, and a time that is not negative"
+                f"invalid network of paths: {self.nodes} nodes with {self.transmitters} "
+                f"transmitters and {self.receivers} receivers, {self.channels} channels of "
+                f"{self.rate_bps:g} b/s, tuned in {self.tuning_s:g} s: expected 2 nodes or more, "
+                "1 or more of the others, and a time that is not negative"
             )
         if self.routes is not None and (
             self.routes.shape != (self.nodes, self.nodes) or self.routes.max() >= self.channels
@@ -106,15 +105,15 @@ class PathNetwork:
             )
 
     def sending_s(self, nbytes: float) -> float:
-        """How long so many bytes take on a path."""
+        """Seconds to send that many bytes on a path."""
         return 8 * nbytes / self.rate_bps
 
     def check(self, flow: FlowRequest) -> None:
-        """``BadInput`` for a flow that makes no sense in any network of this size."""
+        """``BadInput`` for a flow that is invalid in this network."""
         for node in (flow.source, flow.destination):
             if not 0 <= node < self.nodes:
                 raise BadInput(
-                    f"flow {flow.flow}: there is no node {node}: expected 0 to {self.nodes - 1}"
+                    f"flow {flow.flow}: unknown node {node}: expected 0 to {self.nodes - 1}"
                 )
         if flow.source == flow.destination:
             raise BadInput(
@@ -126,37 +125,37 @@ class PathNetwork:
 
 
 class ControlDelay(NamedTuple):
-    """The time from the request for a free path to the path, and its source."""
+    """The time from the request for a free path until its grant, and the source of that figure."""
 
     round_trip_s: float
     source: str
 
     @property
     def one_way_s(self) -> float:
-        """Half of it: what a request, a grant or a release takes."""
+        """Half of it: the time of a request, a grant or a release."""
         return self.round_trip_s / 2
 
 
 CONTROL_DELAYS: Mapping[str, ControlDelay] = {
     "central": ControlDelay(
         15.7e-3,
-        "POST /v1/paths, one client, median of 100 on loopback (benchmarks.paths), on 2 cores that "
-        "had other work at a load of 13; the controller's processor had 4.3 ms of it",
+        "POST /v1/paths, one client, median of 100 on loopback (benchmarks.paths), on 2 cores "
+        "at a load of 13; 4.3 ms of it was the controller's CPU time",
     ),
     "distributed": ControlDelay(
         0.20e-3,
-        "ask and give over UDP on loopback, one sender, median of 300 (benchmarks.paths), on 2 "
-        "cores that had other work at a load of 13; both nodes' processors had 0.28 ms of it",
+        "request and grant over UDP on loopback, one sender, median of 300 (benchmarks.paths), "
+        "on 2 cores at a load of 13; 0.28 ms of it was both nodes' CPU time",
     ),
 }
 """By who is in control: the controller, or the nodes among themselves."""
 
 
 class PathOccupancy:
-    """Every path of a network: in use, or what it was last used for.
+    """Every path of a network: in use, or last tuned to.
 
-    ``free_transmitters`` and ``free_receivers`` hold for each node those that are free, and
-    ``granted`` the paths in use by flow.
+    ``free_transmitters`` and ``free_receivers`` hold the free ones of each node, and ``granted``
+    the paths in use by flow.
     """
 
     def __init__(self, network: PathNetwork) -> None:
@@ -164,22 +163,22 @@ class PathOccupancy:
         self.free_transmitters = [list(range(network.transmitters)) for _ in range(network.nodes)]
         self.free_receivers = [list(range(network.receivers)) for _ in range(network.nodes)]
         self.granted: dict[int, PathGrant] = {}
-        # The longest free first: so others stay tuned to theirs. With routes, none is ever taken.
+        # Longest free first, so that others stay tuned. With routes, channels are never taken.
         self._channels = dict.fromkeys(range(network.channels))
         self._sent: dict[tuple[int, int], tuple[int, int]] = {}
         self._received: dict[tuple[int, int], tuple[int, int]] = {}
 
     @property
     def free_channels(self) -> int:
-        """For how many further paths there are channels."""
+        """How many further paths have channels."""
         return len(self._channels) if self.network.routes is None else self.network.nodes
 
     def refusal(self, flow: FlowRequest, now_s: float) -> PathRefusal | None:
-        """Why a flow can get no path, however empty the network is; ``None`` if it can."""
+        """Why a flow can get no path even in an empty network; ``None`` if it can."""
         routes = self.network.routes
         if routes is not None and routes[flow.source, flow.destination] == NO_CHANNEL:
             return PathRefusal(
-                flow.flow, f"no light goes from node {flow.source} to node {flow.destination}"
+                flow.flow, f"no path leads from node {flow.source} to node {flow.destination}"
             )
         takes_s = self.network.sending_s(flow.nbytes)
         if now_s + takes_s > flow.deadline_s:
@@ -192,12 +191,12 @@ class PathOccupancy:
 
     @property
     def channels(self) -> list[int]:
-        """Those that are free, the longest free first; with routes, all: none is ever taken."""
+        """The free channels, longest free first; with routes, all of them."""
         return list(self._channels)
 
     @property
     def pairs_tuned(self) -> Counter[int]:
-        """By channel how many pairs of transmitter and receiver are tuned to it for each other."""
+        """How many pairs of transmitter and receiver are tuned to each other, by channel."""
         heard = {(own, node) for (node, _), own in self._received.items()}
         return Counter(
             channel
@@ -206,9 +205,9 @@ class PathOccupancy:
         )
 
     def take(self, flow: FlowRequest, now_s: float, channel: int | None = None) -> PathGrant:
-        """A path for a flow whose ends are free, where there is a channel: the soonest.
+        """The earliest path for a flow with free ends, if a channel is free.
 
-        It goes over ``channel``, a free one, if one is given.
+        It uses ``channel``, a free one, if given.
         """
         source, destination = flow.source, flow.destination
         path = self.tuned(source, destination, channel)
@@ -236,7 +235,7 @@ class PathOccupancy:
         return grant
 
     def give_back(self, flow: int) -> None:
-        """A granted flow's transmitter, receiver and channel are free again."""
+        """Free a granted flow's transmitter, receiver and channel."""
         grant = self.granted.pop(flow)
         self.free_transmitters[grant.source].append(grant.transmitter)
         self.free_receivers[grant.destination].append(grant.receiver)
@@ -246,9 +245,9 @@ class PathOccupancy:
     def tuned(
         self, source: int, destination: int, over: int | None = None
     ) -> tuple[int, int, int] | None:
-        """A free path whose both ends were last used for each other, and need no tuning.
+        """A free path whose ends are still tuned to each other.
 
-        Its transmitter, receiver and channel; only ``over`` this channel, if one is given.
+        Its transmitter, receiver and channel; only ``over`` this channel, if given.
         """
         for transmitter in self.free_transmitters[source]:
             channel, there = self._sent.get((source, transmitter), (NO_CHANNEL, NO_CHANNEL))
@@ -264,12 +263,12 @@ class PathOccupancy:
 
 
 class PathScheduler(ABC):
-    """Decides which of the waiting flows get a path, and on which channel.
+    """Decides which waiting flows get a path, and on which channel.
 
-    Deterministic: its answers follow from its calls, in their order. Times are in seconds and never
-    go back. Two flows are never on one transmitter or receiver at a time, nor on one channel where
-    their light meets; and no flow waits for which all three are free. A subclass lines flows up and
-    chooses.
+    Deterministic: its answers depend only on its calls and their order. Times are in seconds and
+    never decrease. Two flows never share a transmitter or receiver at a time, nor a channel if
+    their signals would collide; and no flow waits while all three are free. A subclass orders flows
+    and chooses.
     """
 
     def __init__(self, network: PathNetwork) -> None:
@@ -279,12 +278,12 @@ class PathScheduler(ABC):
 
     @property
     def waiting(self) -> list[FlowRequest]:
-        """The flows without a path, as they came."""
+        """The flows without a path, in order of arrival."""
         return list(self._waiting.values())
 
     @property
     def granted(self) -> list[PathGrant]:
-        """The paths in use, as they were given."""
+        """The paths in use, in order of their grants."""
         return list(self._occupancy.granted.values())
 
     def has(self, flow: int) -> bool:
@@ -292,15 +291,15 @@ class PathScheduler(ABC):
         return flow in self._waiting or flow in self._occupancy.granted
 
     def admit(self, flows: Sequence[FlowRequest], now_s: float) -> list[PathRefusal]:
-        """Take flows in to wait, but those that are refused: too late, or no light goes there.
+        """Queue flows, except those that are refused: too late, or without a route.
 
-        ``BadInput`` for a flow that makes no sense or whose number is in use; then none is taken.
+        ``BadInput`` for an invalid flow or a number in use; then none is queued.
         """
         fresh = set[int]()
         for flow in flows:
             self.network.check(flow)
             if flow.flow in fresh or self.has(flow.flow):
-                raise BadInput(f"there is a flow {flow.flow} already: expected another number")
+                raise BadInput(f"flow {flow.flow} already exists: expected another number")
             fresh.add(flow.flow)
         refused = []
         for flow in flows:
@@ -312,7 +311,7 @@ class PathScheduler(ABC):
         return refused
 
     def grants(self, now_s: float) -> list[PathGrant]:
-        """The paths that are given from now on, none of them before."""
+        """The paths granted at this time or later."""
         given = []
         for flow in self._chosen():
             del self._waiting[flow.flow]
@@ -320,7 +319,7 @@ class PathScheduler(ABC):
         return given
 
     def release(self, flow: int, now_s: float) -> None:
-        """Give a flow's path back, or its place if it waits. ``BadInput`` if there is none."""
+        """Release a flow's path, or its place in the queue. ``BadInput`` for an unknown flow."""
         if flow in self._occupancy.granted:
             grant = self._occupancy.granted[flow]
             self._occupancy.give_back(flow)
@@ -328,20 +327,19 @@ class PathScheduler(ABC):
         elif flow in self._waiting:
             self._leave(self._waiting.pop(flow))
         else:
-            raise BadInput(f"there is no flow {flow}: it was released, or never admitted")
+            raise BadInput(f"unknown flow {flow}: it was released, or never admitted")
 
     def _freed(self, grant: PathGrant) -> None:
-        """Take note that a path was given back."""
         return
 
     @abstractmethod
     def _enter(self, flow: FlowRequest) -> None:
-        """Line a flow up."""
+        """Add a flow to the queue."""
 
     @abstractmethod
     def _leave(self, flow: FlowRequest) -> None:
-        """Forget a flow that waits."""
+        """Remove a waiting flow."""
 
     @abstractmethod
     def _chosen(self) -> Iterator[FlowRequest]:
-        """Flows that fit, each forgotten here; the caller takes its path before the next one."""
+        """Yield flows that fit, removed from the queue; the caller takes each path first."""

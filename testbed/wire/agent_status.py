@@ -16,7 +16,7 @@ _Texts = Annotated[list[_Text], FailFast(), Field(min_length=2, max_length=_MOST
 
 
 class PathBounds(BaseModel, extra="forbid"):
-    """What the nodes of a job agree on by themselves, for node ``number``.
+    """What one node needs to agree on paths with others: the bounds for node ``number``.
 
     By node, ``addresses`` are where it receives messages, ``channels`` (in THz) where others send
     to it. ``key`` is in hexadecimal. Bounds of a NIC replace those of a lower ``epoch``.
@@ -36,7 +36,7 @@ class PathBounds(BaseModel, extra="forbid"):
         if not self.number < len(self.addresses) == len(self.channels):
             raise ValueError(
                 f"node {self.number} of {len(self.addresses)} addresses and {len(self.channels)} "
-                "channels: expected an address and a channel for each node"
+                "channels: expected one address and one channel per node"
             )
         return self
 
@@ -64,11 +64,11 @@ class PathNodeStatus(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class GpuTelemetry:
-    """What a GPU's driver reports; ``None`` if this GPU does not.
+    """What a GPU's driver reports; ``None`` for what it does not.
 
-    ``energy_j`` counts from ``energy_since`` (Unix time), else, as the ECC errors, from the loading
-    of the driver. ``processes``: ids of those that compute on it. ``xid``: the number of the last
-    XID error, at ``xid_at`` (Unix time).
+    ``energy_j`` counts from ``energy_since`` (Unix time) or, like the ECC errors, since the driver
+    was loaded. ``processes``: ids of those that compute on it. ``xid``: the number of the last XID
+    error, at ``xid_at`` (Unix time).
     """
 
     memory_bytes: int | None = None
@@ -94,7 +94,7 @@ class GpuTelemetry:
 class GpuStatus(BaseModel):
     """One GPU; ``utilization`` is 0…1 over the last second.
 
-    ``problem``: why it cannot be used; ``pairing``: what is wrong with its place beside its NIC.
+    ``problem``: why it cannot be used; ``pairing``: a problem of its distance to its NIC.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""The address of a lab's controller, and the identity by which commands check that lab."""
+"""Finds the address of a lab's controller, and identifies a lab for commands."""
 
 import hashlib
 import os
@@ -19,19 +19,19 @@ UID_HEADER = "X-Patchlight-Uid"
 def api_address(lab: Lab) -> str:
     """The address of the lab's controller: ``host:port`` or ``unix:/path``.
 
-    That in the lab file, else the lab's Unix socket: that of root's controller if there is one,
-    else that of this user's.
+    That in the lab file, else the Unix socket of root's controller if it exists, else of this
+    user's.
     """
     if not lab.controller_api or is_beyond_this_machine(lab.controller_api):
         system = system_socket(lab.name)
-        # One that is there and not for this user is to be named, not passed over.
+        # An existing but forbidden socket is named, not skipped.
         if unix_socket_answers(system) or (system.exists() and not os.access(system, os.W_OK)):
             return f"{UNIX}{system}"
     return new_api_address(lab)
 
 
 def new_api_address(lab: Lab) -> str:
-    """Where this user's controller of the lab listens."""
+    """The socket of this user's controller of the lab."""
     return lab.controller_api or own_socket(lab.name)
 
 
@@ -41,7 +41,7 @@ def system_socket(lab: str) -> Path:
 
 
 def keepers_socket(api: Path) -> Path:
-    """The socket beside an API's for root and its owner, whose queue others cannot fill."""
+    """The socket next to an API's for root and its owner; other users cannot fill its queue."""
     return api.with_name(f".{api.name}")
 
 
@@ -63,7 +63,7 @@ class LabIdentity:
 
     @classmethod
     def of(cls, lab: Lab, file: Path | None) -> Self:
-        """The identity of a lab that was read from a file, or made in memory."""
+        """The identity of a lab, from a file or made in memory."""
         lines = [
             f"{s.name} {nic.name} {nic.address} {nic.gpu}" for s in lab.servers for nic in s.nics
         ]

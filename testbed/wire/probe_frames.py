@@ -1,7 +1,7 @@
-"""The probe frames that find the ends of fibres, and the LLDP of other devices.
+"""Encodes and decodes the probe frames that find the ends of fibres, and other devices' LLDP.
 
-A probe names its source port. Bridges do not forward its destination address (IEEE 802.1Q,
-table 8-1), so it stays on this fibre.
+A probe names its source port. Bridges do not forward its destination address (IEEE 802.1Q, table
+8-1), so it stays on this fibre.
 """
 
 import string
@@ -9,14 +9,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 ETHERTYPE = 0x88B5
-"""The first of the two that IEEE 802 leaves for local experiments."""
+"""The first of two EtherTypes for local experiments (IEEE 802)."""
 
 ETHERTYPE_LLDP = 0x88CC
 TO_THE_NEAREST = "01:80:c2:00:00:0e"
 
 _MAGIC = b"patchlight-probe\0"
 _HEADER_BYTES, _LEAST_BYTES = 14, 60
-# Type, length and value; the types that say who sends (IEEE 802.1AB).
+# Type, length and value; these types identify the sender (IEEE 802.1AB).
 _CHASSIS, _PORT, _SYSTEM_NAME = 1, 2, 5
 _MAC_OF = {_CHASSIS: 4, _PORT: 3}  # the subtype whose value is a MAC
 _PRINTABLE = set(string.printable.encode()) - set(string.whitespace.encode()) | {0x20}
@@ -25,7 +25,7 @@ _LONGEST_NAME = 120
 
 @dataclass(frozen=True, slots=True)
 class LldpNeighbour:
-    """The sender of LLDP: the device's name, or else its number, and its port."""
+    """The sender of LLDP: the device's name or id, and its port."""
 
     device: str
     port: str
@@ -35,7 +35,7 @@ class LldpNeighbour:
 
 
 def probe_frame(source: str, token: str, mac: str = "02:50:4c:00:00:01") -> bytes:
-    """The frame that ``source`` (``tor1.3``) sends, of a search of this ``token``, from ``mac``."""
+    """The frame of a search that ``source`` (``tor1.3``) sends with this ``token`` and ``mac``."""
     addresses = bytes.fromhex(f"{TO_THE_NEAREST}{mac}".replace(":", ""))
     payload = _MAGIC + token.encode() + b"\0" + source.encode() + b"\0"
     return (addresses + ETHERTYPE.to_bytes(2, "big") + payload).ljust(_LEAST_BYTES, b"\0")

@@ -27,7 +27,7 @@ class _Request(BaseModel, extra="forbid"):
 
 
 class RingMember(_Request):
-    """One worker of the ring, and where it listens."""
+    """One worker of the ring, and its listening address."""
 
     rank: Annotated[int, Field(ge=0)]
     address: IPvAnyAddress
@@ -138,7 +138,7 @@ class WorkerSpec(_Request):
         ranks = sorted(member.rank for member in self.ring)
         if ranks != list(range(len(ranks))):
             got = short(", ".join(map(str, ranks[:30])))
-            raise ValueError(f"the ring must have ranks 0…n−1, once each: got {got}")
+            raise ValueError(f"the ring must contain ranks 0…n−1 once each: got {got}")
         if self.rank >= len(ranks):
             raise ValueError(f"rank {self.rank} is not in a ring of {len(ranks)}")
         return self

@@ -145,7 +145,7 @@ def test_a_worker_that_nobody_starts_is_ended(make_bench: MakeBench) -> None:
         edit_lease(agent, f"job-{rank}", created_at=1.0)
         agent.start()
     ended = agents[1].until_state("job-1", "failed")
-    assert "not told to start within 600 s" in ended["message"]
+    assert "not started within 600 s" in ended["message"]
     assert everything_is_back(agents[1], "job-1")
     # The other one was started: however old it is, it only fails for want of its neighbour.
     assert "lost rank 1" in agents[0].until_state("job-0", "failed")["message"]

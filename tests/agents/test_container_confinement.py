@@ -79,5 +79,5 @@ async def test_checkpoints_are_their_users_and_make_nobody_root(
 def test_who_root_in_a_container_is(engine: dict[str, Any], uid: int | None) -> None:
     found = docker.mapped_root(engine)
     assert (found and found.uid) == uid
-    with pytest.raises(LaunchError, match="does not say who is root"):
+    with pytest.raises(LaunchError, match="does not report the user"):
         docker.mapped_root({"SecurityOptions": ["name=userns"], "DockerRootDir": "/srv/docker"})

@@ -73,7 +73,7 @@ def test_a_nic_that_vanishes_fails_its_worker_and_frees_its_gpu(make_bench: Make
     assert "nic0 is gone" in overview["nics"][0]["problem"]
     refused = agent.client.post("/workers", json={**bench.spec(0, 1), "id": "next"})
     assert refused.status_code == 500
-    assert "there is no interface nic0" in refused.json()["error"]
+    assert "interface nic0 not found" in refused.json()["error"]
 
 
 def test_a_nic_without_carrier_is_reported_and_its_worker_waits(make_bench: MakeBench) -> None:
@@ -131,7 +131,7 @@ def test_a_full_disk_leaves_nothing_half_done(small_disk: Path, make_bench: Make
     refused = agent.client.post("/workers", json=bench.spec(0, 1))
     assert refused.status_code == 500
     assert "No space left on device" in refused.json()["error"]
-    assert refused.json()["hint"] == "make room on that disk"
+    assert refused.json()["hint"] == "free space on that disk"
     assert agent.client.get("/workers/job-0").status_code == 404
     assert everything_is_back(agent, "job-0")
     # A worker whose disk fills while it trains fails, and everything comes back all the same.
@@ -160,7 +160,7 @@ def test_a_worker_that_fills_the_disk_is_ended_before_it_is_full(
     start_all([agent])
     failed = agent.until_state("job-0", "failed")
     assert "more than the" in failed["message"]
-    assert "still free on that disk" in failed["message"]
+    assert "free on that disk" in failed["message"]
     assert everything_is_back(agent, "job-0")
     assert agent.client.delete("/workers/job-0").is_success
     disk = os.statvfs(larger_disk)

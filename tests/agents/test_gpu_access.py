@@ -75,7 +75,7 @@ def test_a_gpu_is_pinned_by_cdi_by_its_uuid_or_its_node(name: str, tmp_path: Pat
     cdi_file(tmp_path / name, ("GPU-a", 2), ("GPU-b", 3), ("1", 3))
     (request,) = container_settings("cdi", GPU, [tmp_path])["device_requests"]
     assert request["device_ids"] == ["nvidia.com/gpu=GPU-b"]
-    with pytest.raises(LaunchError, match="no CDI device is the GPU GPU-c") as raised:
+    with pytest.raises(LaunchError, match="no CDI device for GPU GPU-c") as raised:
         container_settings("cdi", PhysicalGpu("GPU-c", minor=9), [tmp_path])
     assert "nvidia-ctk cdi generate" in str(raised.value.hint)
 
@@ -88,7 +88,7 @@ def test_a_gpu_is_pinned_by_its_uuid_in_the_other_ways() -> None:
         "nvidia",
         "GPU-b",
     )
-    with pytest.raises(LaunchError, match="no way to give a container the GPU GPU-b") as raised:
+    with pytest.raises(LaunchError, match="cannot give a container the GPU GPU-b") as raised:
         container_settings("", GPU)
     assert "NVIDIA Container Toolkit" in str(raised.value.hint)
 
@@ -157,10 +157,10 @@ def test_a_worker_without_a_gpu_is_not_looked_at(inside: Inside) -> None:
 @pytest.mark.parametrize(
     ("nodes", "uuids", "words"),
     [
-        ([], {}, "is to have the GPU GPU-b, and sees none"),
-        ([2, 3], {3: "GPU-b"}, "is to have the GPU GPU-b alone, and sees nvidia2 nvidia3"),
-        ([2], {2: "GPU-a"}, "is to have the GPU GPU-b, but nvidia2 is GPU-a"),
-        ([2], {}, "is to have the GPU GPU-b, but nvidia2 is of unknown UUID"),
+        ([], {}, "needs the GPU GPU-b but sees no GPU"),
+        ([2, 3], {3: "GPU-b"}, "may only have the GPU GPU-b but sees nvidia2 nvidia3"),
+        ([2], {2: "GPU-a"}, "needs the GPU GPU-b, but nvidia2 is GPU-a"),
+        ([2], {}, "needs the GPU GPU-b, but nvidia2 is of unknown UUID"),
     ],
 )
 def test_a_worker_that_sees_anything_else_runs_nothing_and_says_why(

@@ -59,11 +59,11 @@ def test_the_way_is_found_out(tree: SysfsTree) -> None:
 
 def test_without_a_free_virtual_function_it_says_how_to_make_some(tree: SysfsTree) -> None:
     port = tree.nic("ens1")
-    with pytest.raises(NicError, match="ens1 has no virtual function that is free") as caught:
+    with pytest.raises(NicError, match="ens1 has no free virtual function") as caught:
         access_of(nic(mode="sriov"), tree.root, None)
     assert "/sys/class/net/ens1/device/sriov_numvfs" in str(caught.value.hint)
     tree.function(port, 0, None)
-    with pytest.raises(NicError, match="that is free"):
+    with pytest.raises(NicError, match="no free virtual function"):
         access_of(nic(), tree.root, None)
 
 
@@ -113,7 +113,7 @@ def test_the_rdma_device_goes_with_the_nic_where_it_can(
         (
             {"rdma": "exclusive", "mode": "macvlan"},
             "exclusive",
-            "has no RDMA device to it",
+            "cannot have an RDMA device",
             "sriov",
         ),
     ],
@@ -160,7 +160,7 @@ def test_what_a_port_had_set_for_a_function_is_read() -> None:
     read.decode()
     found = function_in(read, FunctionState("ens1", 2))
     assert found == FunctionState("ens1", 2, "0c:42:a1:00:00:02", 200)
-    with pytest.raises(NicError, match="ens1 says nothing of its virtual function 7"):
+    with pytest.raises(NicError, match="ens1 does not report its virtual function 7"):
         function_in(read, FunctionState("ens1", 7))
 
 

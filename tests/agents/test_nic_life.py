@@ -96,7 +96,7 @@ def test_a_worker_goes_on_once_its_carrier_is_back_or_says_that_it_is_not(
             await client.close()
 
     with pytest.raises(
-        NicWithoutCarrier, match=r"cannot go on: after 0\.3 s nic0 has no carrier"
+        NicWithoutCarrier, match=r"cannot continue: after 0\.3 s nic0 has no carrier"
     ) as caught:
         asyncio.run(release())
     assert "'relock'" in str(caught.value.hint)

@@ -58,7 +58,7 @@ def test_where_rates_are_scaled_so_is_what_tcp_sends_ahead(spaces: Spaces) -> No
 
 def test_an_mtu_that_the_nic_cannot_have_is_refused_before_it_moves(spaces: Spaces) -> None:
     before = spaces.read()
-    with pytest.raises(NicError, match="nic0 takes an MTU of 65535 at most"):
+    with pytest.raises(NicError, match="the maximum MTU of nic0 is 65535"):
         spaces.give(before, mtu=70_000)
     assert spaces.read() == before
 
@@ -67,7 +67,7 @@ def test_a_macvlan_has_the_nic_s_name_and_leaves_it_as_it_was(spaces: Spaces) ->
     furnish(spaces, "40Gbit")
     macvlan = NicAccess("macvlan", "nic0")
     before = namespaces.inside(namespaces.namespace_path(spaces.server), lambda: read_nic(macvlan))
-    with pytest.raises(NicError, match="nic0 takes an MTU of 1400 at most"):
+    with pytest.raises(NicError, match="the maximum MTU of nic0 is 1400"):
         spaces.give(before, mtu=9000)
     spaces.give(before)
     given = inside(spaces.worker)
@@ -88,7 +88,7 @@ def test_a_macvlan_has_the_nic_s_name_and_leaves_it_as_it_was(spaces: Spaces) ->
 
 def test_a_macvlan_on_a_nic_that_is_down_is_refused(spaces: Spaces) -> None:
     before = replace(spaces.read(), mode="macvlan")
-    with pytest.raises(NicError, match="nic0 is down, and so is a macvlan on it"):
+    with pytest.raises(NicError, match="nic0 is down, so a macvlan on it is down too"):
         spaces.give(before)
 
 

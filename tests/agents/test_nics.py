@@ -62,7 +62,7 @@ def test_a_nic_that_was_down_and_bare_is_so_again(spaces: Spaces) -> None:
 
 def test_a_nic_that_is_nowhere_is_an_error(spaces: Spaces) -> None:
     before = spaces.read()
-    with pytest.raises(NicError, match="no interface nic9"):
+    with pytest.raises(NicError, match="interface nic9 not found"):
         spaces.take(replace(before, interface="nic9"))
 
 

@@ -72,7 +72,7 @@ async def test_nodes_come_with_their_bounds_and_go_with_them(
     with pytest.raises(PathNotGranted):
         async with one.node("nic0").path(1, patience_s=0.3):
             pytest.fail("a path from a node without bounds")
-    with pytest.raises(Conflict, match="has seen epoch 7, and is given bounds of 7"):
+    with pytest.raises(Conflict, match="is at epoch 7, but the bounds are of epoch 7"):
         two.bind("nic0", bounds(1, tmp_path))
     for each in (one, two):
         each.close()
@@ -147,9 +147,9 @@ async def test_a_worker_has_light_for_as_long_as_it_needs_it(
 
 def test_who_can_have_no_bounds(tmp_path: Path) -> None:
     dark = PathNodes(ODDL4.servers[0], tmp_path, None)
-    with pytest.raises(BadRequest, match="nobody here tunes"):
+    with pytest.raises(BadRequest, match="its transceiver cannot be tuned"):
         dark.bind("nic0", bounds(0, tmp_path))
     with pytest.raises(NotHere, match="no NIC 'nic9'"):
         dark.bind("nic9", bounds(0, tmp_path))
-    with pytest.raises(ValueError, match="expected an address and a channel for each node"):
+    with pytest.raises(ValueError, match="expected one address and one channel per node"):
         PathBounds.model_validate({**bounds(0, tmp_path).model_dump(), "number": 2})

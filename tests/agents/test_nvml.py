@@ -206,7 +206,7 @@ async def test_a_gpu_that_is_not_there_leaves_the_others(driver: Driver) -> None
     async with gpus() as backend:
         assert (await backend.read("gpu1")).uuid == "GPU-1"
         # Of those without a UUID it cannot be said which one is missing.
-        with pytest.raises(GpuError, match="has 1 GPUs of 2") as raised:
+        with pytest.raises(GpuError, match="has 1 GPUs but the lab file lists 2") as raised:
             await backend.read("gpu0")
         assert "uuid:" in str(raised.value.hint)
     driver.cards[0].uuid, driver.cards[1].uuid, driver.count = b"GPU-0", b"GPU-2", 2

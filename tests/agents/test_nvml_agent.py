@@ -38,8 +38,8 @@ def test_a_worker_has_used_energy_and_loses_its_gpu(
         wait_until(lambda: agent.worker("job-0")["energy_j"] == 6.0, "what it has used since")
         card.error = nvml.LOST
         ended = agent.until_state("job-0", "failed")
-        assert "its GPU is gone: the driver says of it: GPU is lost" in ended["message"]
+        assert "its GPU is gone: the driver reports: GPU is lost" in ended["message"]
         assert (ended["energy_j"], ended["last_lines"][0]) == (6.0, "GPU-0")
         (gpu,) = agent.client.get("/status").json()["gpus"]
-        assert (gpu["utilization"], gpu["problem"]) == (None, "the driver says of it: GPU is lost")
+        assert (gpu["utilization"], gpu["problem"]) == (None, "the driver reports: GPU is lost")
         assert everything_is_back(agent, "job-0")

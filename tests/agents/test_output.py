@@ -47,7 +47,7 @@ def test_a_long_output_loses_its_beginning_and_keeps_its_offsets(tmp_path: Path)
     part = keeper.read_output(path, 100, 64)
     assert part.offset >= size - keeper.MOST_KEPT_BYTES // 2 - 8 - 4096
     note, rest = part.text.split("\n", 1)
-    assert note == f"[{part.offset - 100} bytes of output are not kept any more]"
+    assert note == f"[{part.offset - 100} bytes of output were dropped]"
     assert rest == (line * 4).decode()
     assert keeper.last_lines(path)[-2:] == ("0123456789abcde", "the end")
     keeper.bound_output(path)

@@ -275,10 +275,10 @@ def test_processes_have_neither_images_nor_mounts(make_bench: MakeBench, tmp_pat
     ):
         answer = agent.client.post("/workers", json=bench.command(0, 1, "true", **asked))
         assert answer.status_code == 422
-        assert f"asks for {words}, but" in answer.json()["error"]
+        assert f"requests {words}, but" in answer.json()["error"]
     taken = bench.command(0, 1, "true", environment={"RANK": "7"})
     answer = agent.client.post("/workers", json=taken)
-    assert "RANK cannot be given: Patchlight sets it for each rank" in answer.json()["error"]
+    assert "RANK cannot be set: Patchlight sets it for each rank" in answer.json()["error"]
     nowhere = {**bench.command(0, 1, "true"), "checkpoint": str(tmp_path / "none" / "none")}
     answer = agent.client.post("/workers", json=nowhere)
     assert (answer.status_code, "No such file" in answer.json()["error"]) == (422, True)

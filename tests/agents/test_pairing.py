@@ -86,7 +86,7 @@ def test_a_nic_that_is_nearer_is_named(tree: Tree, where: str, node: int, words:
     tree.nic("enb", BEHIND_A_SWITCH.format(1, "1a"), 0, "0")
     problem = Pairings(SERVER, GPUS, tree.root).problem("gpu0")
     assert problem.startswith(words)
-    assert "gpu0 and b under one PCIe switch" in problem
+    assert "gpu0 and b are under one PCIe switch" in problem
 
 
 def test_a_pair_across_numa_nodes_is_reported_where_there_is_no_nearer_one(tree: Tree) -> None:
@@ -95,7 +95,7 @@ def test_a_pair_across_numa_nodes_is_reported_where_there_is_no_nearer_one(tree:
     tree.nic("enb", "pci0000:30/0000:30:04.0/0000:21:00.0", 1, "1")
     pairings = Pairings(SERVER, GPUS, tree.root)
     assert pairings.problem("gpu1") == ""
-    assert "gpu0 is at NUMA node 0 and its NIC a at node 1" in pairings.problem("gpu0")
+    assert "gpu0 is at NUMA node 0, its NIC a at node 1" in pairings.problem("gpu0")
     # While a worker has it, it is not seen; where it sits is known all the same.
     (tree.root / "class/net/ena").unlink()
     assert "its NIC a at node 1" in pairings.problem("gpu0")

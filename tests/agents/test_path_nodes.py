@@ -91,7 +91,7 @@ def test_a_datagram_of_others_is_no_message() -> None:
 
 def test_a_key_and_an_address_for_each_are_needed() -> None:
     bounds = Bounds(epoch=1, nodes=2, owners=(0, 1), lease_us=1, margin_us=0)
-    with pytest.raises(BadInput, match="expected an address for each, and 32 bytes"):
+    with pytest.raises(BadInput, match="expected one address each and 32 bytes"):
         PathNode(0, bounds, ["127.0.0.1:1"], KEY, lambda path: None)
 
 

@@ -222,7 +222,7 @@ async def test_a_worker_has_no_rights_and_keeps_to_its_limits(runner: Runner, de
     assert 0 < int(lines[2].removeprefix("forked ")) < LIMITS.processes
     assert str(2**29) not in lines, "it had the memory that it wanted"
     assert (ended.exit_code, ended.out_of_memory) == (137, True)
-    assert "it has used up the memory that it may have" in ended.in_words
+    assert "it exceeded its memory limit" in ended.in_words
 
 
 async def test_a_program_that_is_not_there_is_said(runner: Runner, desk: Desk) -> None:

@@ -266,7 +266,7 @@ async def test_a_worker_has_the_device_node_of_its_own_gpu_and_of_no_other(desk:
     seen = (launch.directory / keeper.OUTPUT).read_text().split()
     assert "nvidia98" in seen
     assert "nvidia99" not in seen
-    with pytest.raises(LaunchError, match="which device node is the GPU GPU-1"):
+    with pytest.raises(LaunchError, match="device node of GPU GPU-1"):
         await runner.launch(replace(desk.launch("true"), gpu=PhysicalGpu("GPU-1")))
 
 

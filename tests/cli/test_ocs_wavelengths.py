@@ -95,16 +95,16 @@ def test_maps_of_both_kinds_are_in_one_file(ocs: OcsCommand, tmp_path: Path) -> 
     file.write_text("wss1: [1>2@193.100, 3>2@193.100, 3>1@193.150]\nocs1: [1-2@193.100]\n")
     wrong = ocs("apply", str(file), code=2)
     assert ":1:21: out:2 is used twice: 1>2@193.100 and 3>2@193.100" in wrong
-    assert ":2:8: '1-2@193.100' names a channel, and ocs1 is a circuit switch" in wrong
+    assert ":2:8: '1-2@193.100' names a channel, but ocs1 is a circuit switch" in wrong
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("connect", "wss1", "1:2"), "'1-2' names no channel, and wss1 is a wavelength switch"),
+        (("connect", "wss1", "1:2"), "'1-2' names no channel, but wss1 is a wavelength switch"),
         (("connect", "wss1", "1:2@193.125"), "off the grid of 50 GHz"),
         (("connect", "wss1", "1:2@violet"), "'violet' is not a channel"),
-        (("connect", "ocs1", "1:2@193.100"), "ocs1 is a circuit switch, which passes all light"),
+        (("connect", "ocs1", "1:2@193.100"), "ocs1 is a circuit switch"),
         (("disconnect", "ocs1", "1@193.100"), "expected 1"),
         (("lock", "wss1.9@193.100", "--why", "x"), "wss1 has ports 1–4, not 9"),
         (("connect", "star", "1:2@193.100"), "'star' is neither a pair A:B nor an OCS"),

@@ -197,7 +197,7 @@ def test_arguments_in_another_character_set_are_no_crash(lab_a: ControllerProces
     ocs = OcsCommand(("--lab", str(lab_a.lab)))
     assert "not valid UTF-8" in ocs("connect", "o1", "7-8", "--yes", "--why", "caf\udce9", code=2)
     for name in ("a/b", "..", ""):
-        assert "cannot be the name of saved maps" in ocs("save", name, code=2)
+        assert "invalid name for saved maps" in ocs("save", name, code=2)
 
 
 def test_another_service_at_the_address_is_said(lab_a: ControllerProcess, tmp_path: Path) -> None:

@@ -312,7 +312,7 @@ def test_a_user_elsewhere_logs_in_over_tls_with_a_token(
         assert run.invoke(cli, ["job", "list", *at]).exit_code == 0
         with ControllerClient(process.api, login=logins()[process.api]) as client:
             assert client.whoami()["user"] == "eva"
-            with pytest.raises(ControllerError, match="is for operators; eva is a user"):
+            with pytest.raises(ControllerError, match="needs the role operator; eva is a user"):
                 client.press_stop()
         other = Authority("other", tmp_path / "other").for_controller(tmp_path / "other-tls")
         ca[1] = str(other.folder / "ca.pem")

@@ -77,4 +77,4 @@ async def test_a_job_whose_nic_does_not_come_back_fails_and_says_so(cluster: Clu
     cluster.fleet.dark = {f"{job_id}-1"}
     await cluster.traffic.undrain()
     await cluster.until_state(job_id, JobState.FAILED)
-    assert f"worker {job_id}-1 cannot go on: after 2 s" in cluster.scheduler.job(job_id).message
+    assert f"worker {job_id}-1 cannot continue: after 2 s" in cluster.scheduler.job(job_id).message

@@ -79,7 +79,7 @@ def test_paths_end_where_the_light_goes_elsewhere() -> None:
 @pytest.mark.parametrize(
     ("flow", "words"),
     [
-        (wanted(ONE, ONE, 1.0), "server1.nic0 wants a path to itself: expected another"),
+        (wanted(ONE, ONE, 1.0), "server1.nic0 requests a path to itself: expected another"),
         (wanted(ONE, "server9.nic0", 1.0), "server9.nic0 can have no path: did you mean"),
     ],
 )
@@ -199,7 +199,10 @@ def test_a_worker_has_a_path_for_as_long_as_it_sends(star: ControllerProcess) ->
     with pytest.raises(NoPath, match="wants a path to itself"), worker.path(ONE, ONE, 1.0):
         pytest.fail("a path to itself")
     gone = PathClient("127.0.0.1:1")
-    with pytest.raises(NoPath, match="asking the controller at"), gone.path(ONE, TWO, 1.0):
+    with (
+        pytest.raises(NoPath, match="requesting a path from the controller at"),
+        gone.path(ONE, TWO, 1.0),
+    ):
         pytest.fail("nobody is there")
     worker.close()
     other.close()

@@ -80,7 +80,7 @@ def test_wrong_requests_change_nothing_and_say_what_was_expected(
     for wrong, why in (
         (JobSpec("j", 1, 400, {"M": 0.1}, hosts=("nobody",)), "no host called 'nobody'"),
         (JobSpec("j", 1, 400, {"other": 0.1}, hosts=("a",)), "names 'other'.*GPUs.* are of M"),
-        (JobSpec("j", 1, 400, {"M": 0.1}, hosts=("a", "g0")), "asked for twice"),
+        (JobSpec("j", 1, 400, {"M": 0.1}, hosts=("a", "g0")), "requested twice"),
         (JobSpec("j", 1, 400, {"M": 0.1}, workers=3), "the lab has 2 GPUs"),
         (JobSpec("j", 1, 10**13, {"M": 0.1}, workers=1), "scale of 1: the limit is 2000000000"),
         (JobSpec("j", 1, 400, {"M": 0.1}), "(?s)expected 'workers'.*--partition POLICY"),
@@ -335,7 +335,7 @@ def test_a_job_waits_for_a_circuit_switch_that_is_gone(tmp_path: Path) -> None:
         try:
             device.kill()
             job = controller.client.submit([JobSpec("j", 1, 400, {"M": 0.1}, workers=2)])[0]
-            wait_until(lambda: "out of reach" in controller.client.job(job["id"])["message"])
+            wait_until(lambda: "cannot be reached" in controller.client.job(job["id"])["message"])
             assert controller.client.job(job["id"])["state"] == "queued"
             assert controller.client.status()["lab"] == "dry"
         finally:

@@ -41,7 +41,10 @@ def test_an_empty_file_where_a_controller_ran_is_no_new_lab(tmp_path: Path, besi
         open_store(path.parent).close()
         return
     (path.parent / beside).mkdir()
-    with pytest.raises(PatchlightError, match=rf"is empty, and {beside} .*(?s:.)*restore"):
+    with pytest.raises(
+        PatchlightError,
+        match=rf"is empty, but an earlier controller left {beside} .*(?s:.)*restore",
+    ):
         open_store(path.parent)
     assert path.stat().st_size == 0
 

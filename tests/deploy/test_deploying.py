@@ -209,7 +209,7 @@ def a_job_outlives_no_reboot(lab: Lab, server: Server) -> None:
     # Nobody has started them, but the server's boot.
     api = f"ss --listening --tcp --numeric | grep -c {lab.controller_api} || true"
     wait_until(lambda: on(server, api).strip() == "1", "the controller is back")
-    assert "its server was started again meanwhile" in job("show", "--follow", "long")
+    assert "its server was restarted" in job("show", "--follow", "long")
     wait_until(lambda: not on(server, f"ls {agent}/leases"), "all is given back")
     assert str(server.nics[0].address) in on(server, "ip -brief address show dev nic0")
 

@@ -61,7 +61,7 @@ def test_a_server_is_logged_in_to_if_the_lab_file_allows_it(
     assert "~/.ssh/config" not in str(caught.value.hint)
     with logged_in(allowed(old)) as client:
         assert client.exec_command("echo here")[1].read() == b"here\n"
-    assert "old: the lab file allows it SSH algorithms that are not safe" in caplog.text
+    assert "old: the lab file allows insecure SSH algorithms" in caplog.text
     (tmp_path / ".ssh").mkdir()
     (tmp_path / ".ssh" / "config").write_text("Host old\n")
     other = replace(allowed(old), ssh=replace(allowed(old).ssh, user="nobody"))

@@ -151,7 +151,7 @@ def test_a_missing_image_fails_its_job_alone(client: ControllerClient) -> None:
     )
     end = ended(client, client.submit([image])[0]["id"])
     assert (end["state"], end["failures"]) == ("failed", 1)
-    assert "asks for the image none:latest" in end["message"]
+    assert "requests the image none:latest" in end["message"]
 
 
 def test_jobs_run_on_without_their_circuit_switch_and_new_ones_wait(

@@ -178,7 +178,7 @@ class FakeAgent(AgentClient):
         self._called("release", worker_id)
         if worker_id in self._fleet.dark:
             raise NicWithoutCarrier(
-                f"worker {worker_id} cannot go on: after 2 s nic0 has no carrier"
+                f"worker {worker_id} cannot continue: after 2 s nic0 has no carrier"
             )
         if self._fleet.workers[worker_id].state is WorkerState.HELD:
             self._fleet.put_worker(worker_id, WorkerState.RUNNING)

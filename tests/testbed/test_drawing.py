@@ -26,14 +26,14 @@ def test_the_papers_lab_names_all_there_is() -> None:
     svg = svg_of(draw_lab(lab, lab.initial_maps))
     for name in ("server4", "tor2", "ocs1", "gpu5", "Titan V", "192.168.10.16", "10Gbps"):
         assert name in svg
-    assert "lit onto tor1" in svg
-    assert "dark fibre" in svg
-    assert "one way" not in svg
+    assert "connected to tor1" in svg
+    assert "unused fibre" in svg
+    assert "one-way" not in svg
 
 
 def test_one_way_light_is_shown_as_such() -> None:
     lab = load_lab("ofc2022")
-    assert "light one way only" in svg_of(draw_lab(lab, {"ocs1": PortMap.of([(1, 7)])}))
+    assert "one-way circuit" in svg_of(draw_lab(lab, {"ocs1": PortMap.of([(1, 7)])}))
 
 
 def test_the_colours_follow_the_light() -> None:

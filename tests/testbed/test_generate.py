@@ -122,7 +122,7 @@ def test_more_hosts_get_a_wider_network() -> None:
 
 
 def test_what_cannot_be_made_is_refused() -> None:
-    with pytest.raises(BadInput, match="loops, and bridges without OpenFlow would flood"):
+    with pytest.raises(BadInput, match="loops, in which bridges without OpenFlow flood"):
         fat_tree(16, fabric="bridge")
     with pytest.raises(BadInput, match="expected a number from 1"):
         single(0)

@@ -27,11 +27,11 @@ def test_a_flood_of_one_kind_is_counted_and_others_are_not_touched() -> None:
         garbled(peer)
     log.error("quite another")
     assert len(handled) == 11
-    assert handled[9] == "garbled by 9 (more of this kind are left out for a minute)"
+    assert handled[9] == "garbled by 9 (similar messages are suppressed for a minute)"
     assert handled[10] == "quite another"
     now = 61.0
     garbled(500)
-    assert handled[11] == "garbled by 500 (490 of this kind were left out before)"
+    assert handled[11] == "garbled by 500 (490 similar messages were suppressed)"
 
 
 async def test_a_read_cancelled_as_its_answer_comes_is_no_trouble(

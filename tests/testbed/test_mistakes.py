@@ -51,12 +51,12 @@ class Everything(BaseModel):
         ({"word": 5}, "word: expected text, found 5"),
         ({"kind": "split"}, "kind: expected 'keep' or 'regroup', found 'split'"),
         ({"colour": True}, "colour: expected 'red', found true"),
-        ({"some": []}, "some: expected at least 1 of them"),
-        ({"some": [1, 2, 3]}, "some: expected at most 2 of them"),
+        ({"some": []}, "some: expected at least 1 item(s)"),
+        ({"some": [1, 2, 3]}, "some: expected at most 2 item(s)"),
         ({"some": {}}, "some: expected a list, found an object"),
         ({"some": [1, "x"]}, "some.1: expected a whole number, found 'x'"),
         ({"pairs": []}, "pairs: expected an object, found a list"),
-        ({"extra": 1}, "extra: there is no such field"),
+        ({"extra": 1}, "extra: unknown field"),
         ({"number": 10**5000}, "number: a number of thousands of digits is more than 10"),
     ],
 )
@@ -80,7 +80,7 @@ def test_what_is_missing_and_what_is_no_object() -> None:
     with pytest.raises(ValidationError) as caught:
         Everything.model_validate_json("{")
     assert mistake_in_words(caught.value.errors()[0], (1,), "body").startswith(
-        "body: it is no JSON: "
+        "body: not valid JSON: "
     )
 
 

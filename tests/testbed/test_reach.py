@@ -36,8 +36,8 @@ def test_links_that_are_not_known_are_no_reason() -> None:
     ("circuits", "one_way", "why"),
     [
         ({}, (), "no circuit at ocs1 port 1"),
-        ({}, ("1>7",), "no circuit that leads both ways at ocs1 port 1"),
-        ({}, ("1>7", "8>1"), "no circuit that leads both ways at ocs1 port 1"),
+        ({}, ("1>7",), "no two-way circuit at ocs1 port 1"),
+        ({}, ("1>7", "8>1"), "no two-way circuit at ocs1 port 1"),
         ({1: 300}, (), "its circuit ends at ocs1 port 300, which has no fibre"),
         ({1: 7}, (), ""),
     ],

@@ -66,13 +66,13 @@ def test_what_a_channel_is() -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("blue", "is not a channel: expected its frequency in THz"),
+        ("blue", "is not a channel: expected a frequency in THz"),
         ("1550", "is not a channel"),
         ("193.101", "the nearest channels are 193.100 and 193.10625"),
         ("193.099", "the nearest channels are 193.09375 and 193.100"),
         ("993.1", "expected 150 to 250 THz"),
-        ("193.1/60", "expected a width of some times 12.5 GHz"),
-        ("193.1/0", "expected a width"),
+        ("193.1/60", "expected a multiple of 12.5 GHz"),
+        ("193.1/0", "expected a multiple"),
     ],
 )
 def test_what_is_no_channel(text: str, words: str) -> None:
@@ -116,9 +116,9 @@ def test_ways_are_read_and_written() -> None:
 
 
 def test_two_signals_of_one_channel_never_meet() -> None:
-    with pytest.raises(BadInput, match=r"meet at out:3: 1>3@193\.100 and 2>3@193\.125$"):
+    with pytest.raises(BadInput, match=r"collide at out:3: 1>3@193\.100 and 2>3@193\.125$"):
         SpectrumMap.parse(["1>3@193.1", "2>3@193.125"])
-    with pytest.raises(BadInput, match=r"in:1 goes one way only: 1>3@193\.100 and 1>4@193\.100$"):
+    with pytest.raises(BadInput, match=r"in:1 is one-way: 1>3@193\.100 and 1>4@193\.100$"):
         SpectrumMap.parse(["1>3@193.1", "1>4@193.1"])
     beside = SpectrumMap.parse(["1>3@193.1", "2>3@193.15", "1>4@193.2"])
     assert len(beside) == 3

@@ -58,7 +58,10 @@ def test_a_node_has_one_place_and_a_dark_one_has_none(ofc2022: Lab) -> None:
     moved = seen(ofc2022, {"ocs1": PortMap.parse(["1-7", "2-14", "5-17", "6-18"])})
     assert [node.switch for node in moved.nodes] == ["tor1", None, "tor2", "tor2"]
     text = slurm_conf(moved)
-    assert "# server1 is lit to tor2 too.\n# server2 is left out: its NICs are dark.\n" in text
+    assert (
+        "# server1 is also connected to tor2.\n# server2 is omitted: its NICs are not connected.\n"
+        in text
+    )
     assert "SwitchName=tor2 Nodes=server3,server4\n" in text
     nodes = [each for each in yaml.safe_load_all(kueue(moved)) if each["kind"] == "Node"]
     assert nodes[1]["metadata"] == {"name": "server2", "labels": {}}
@@ -104,7 +107,7 @@ def test_kueues_levels_are_labels_of_the_nodes(ofc2022: Lab) -> None:
     }
     build = LabBuilder("odd")
     build.server("Server_1", gpus=["A100"])
-    with pytest.raises(BadInput, match="no Kubernetes node can be called Server_1"):
+    with pytest.raises(BadInput, match="invalid Kubernetes node name Server_1"):
         kueue(seen(build.lab()))
 
 

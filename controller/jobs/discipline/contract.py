@@ -1,7 +1,7 @@
-"""What a queue needs of the place where its jobs run, of the jobs, and of their users' accounts.
+"""Defines what a queue needs from the site where its jobs run, from jobs, and from users' accounts.
 
 A *site* is a lab or a simulated cluster; an *entry* is a job, or a gang of jobs that start
-together. The place of an entry is a *placement*: only the site knows which GPUs are in it.
+together. An entry gets a *placement*: only the site knows which GPUs it contains.
 """
 
 import math
@@ -13,14 +13,13 @@ from patchlight.controller.policies.contract import Progress, Running
 from patchlight.testbed.lab.rules import Discipline, Waiting, WaitReason
 
 EPSILON_S = 1e-7
-"""Moments nearer than this are one."""
+"""Times closer than this are equal."""
 
 P = TypeVar("P")
 
 
 class UserUsage(NamedTuple):
-    """What a user had until ``at_s``: ``gpu_s`` with those of a half-life ago counted half, and
-    ``window_gpu_s`` since the quota's present window began."""
+    """Past usage until ``at_s``: decayed ``gpu_s``, and ``window_gpu_s`` in the present window."""
 
     gpu_s: float = 0.0
     at_s: float = 0.0
@@ -28,8 +27,8 @@ class UserUsage(NamedTuple):
 
 
 class UserAccounts:
-    """The accounts of one site. ``usage`` is what an earlier site stored; GPUs that are still held
-    need ``took`` again."""
+    """The accounts of one site. ``usage`` is what an earlier site stored; call ``took`` again for
+    GPUs that are still held."""
 
     def __init__(self, settings: Discipline, usage: Mapping[str, UserUsage] | None = None) -> None:
         self._settings = settings
@@ -37,12 +36,12 @@ class UserAccounts:
         self._held: dict[str, int] = {}
 
     def took(self, user: str, gpus: int, now_s: float) -> None:
-        """A job of a user has so many GPUs from now on."""
+        """A user's job takes that many GPUs."""
         self._usage[user] = self._until(user, now_s)
         self._held[user] = self._held.get(user, 0) + gpus
 
     def gave_back(self, user: str, gpus: int, now_s: float) -> None:
-        """A job of a user has so many GPUs less."""
+        """A user's job gives back that many GPUs."""
         self.took(user, -gpus, now_s)
 
     def held(self, user: str) -> int:
@@ -50,21 +49,21 @@ class UserAccounts:
         return self._held.get(user, 0)
 
     def room(self, user: str) -> float:
-        """How many more GPUs a user's jobs may have at once; infinity without a limit."""
+        """How many more GPUs a user's jobs may take; infinity without a limit."""
         most = self._settings.allowance(user).gpus
         return math.inf if most is None else most - self.held(user)
 
     def usage(self, now_s: float) -> dict[str, UserUsage]:
-        """What each user had up to now, to be stored."""
+        """The usage of each user until now, to be stored."""
         return {user: self._until(user, now_s) for user in self._usage}
 
     def shares(self, now_s: float) -> dict[str, float]:
-        """Each user's GPU-seconds over their share, decayed as in Slurm's multifactor priority."""
+        """Each user's GPU-seconds per share, decayed as in Slurm's multifactor priority."""
         share = {user: self._settings.allowance(user).share or 1.0 for user in self._usage}
         return {user: self._until(user, now_s).gpu_s / share[user] for user in share}
 
     def over_quota(self, user: str, gpus: int, now_s: float) -> Waiting | None:
-        """Why a user's job of so many GPUs may not start now; ``None`` if it may."""
+        """Why a user's job with that many GPUs may not start now; ``None`` if it may."""
         allowed = self._settings.allowance(user)
         if allowed.gpus is not None and self.held(user) + gpus > allowed.gpus:
             words = f"{_called(user)} has {self.held(user)} of {allowed.gpus} GPUs at once"
@@ -72,19 +71,18 @@ class UserAccounts:
         if allowed.gpu_hours is not None:
             had = self._until(user, now_s).window_gpu_s / 3600
             if had >= allowed.gpu_hours:
-                words = f"{_called(user)} had all {allowed.gpu_hours:g} GPU-hours"
+                words = f"{_called(user)} has used {allowed.gpu_hours:g} GPU-hours, the quota"
                 left_s = self.next_window_s(now_s) - now_s
-                words += f": the next ones are there in {left_s / 3600:.3g} h"
+                words += f": more are available in {left_s / 3600:.3g} h"
                 return Waiting(WaitReason.QUOTA, words, is_blocked=True)
         return None
 
     def next_window_s(self, now_s: float) -> float:
-        """When GPU-hours are counted from 0 again."""
+        """When the next window of GPU-hours begins."""
         length_s = self._settings.quota_window_s
         return (now_s // length_s + 1) * length_s
 
     def _until(self, user: str, now_s: float) -> UserUsage:
-        """The usage as of now: the past decays, what is held is added."""
         known = self._usage.get(user)
         if known is None:
             return UserUsage(0.0, now_s, 0.0)
@@ -93,7 +91,7 @@ class UserAccounts:
             return known
         held, half_life_s = self._held.get(user, 0), self._settings.half_life_s
         left = 0.5 ** (passed_s / half_life_s)
-        # ∫ held · 2^(−t/half-life) dt over the time that has passed.
+        # The integral of held · 2^(−t/half-life) over the elapsed time.
         gpu_s = known.gpu_s * left + held * half_life_s / math.log(2) * (1 - left)
         window_s = self._settings.quota_window_s
         begins_s = now_s // window_s * window_s
@@ -102,13 +100,13 @@ class UserAccounts:
 
 
 def admission(settings: Discipline, user: str, gpus: int, jobs: int) -> Waiting | None:
-    """Why a job of ``gpus`` may not wait, if so; ``jobs`` of the user wait or run already."""
+    """Why a job of ``gpus`` may not even wait, if so; the user has ``jobs`` unfinished ones."""
     allowed = settings.allowance(user)
     if allowed.gpus is not None and gpus > allowed.gpus:
         words = f"it wants {gpus} GPUs, and {_called(user)} may have {allowed.gpus} at once"
         return Waiting(WaitReason.QUOTA, words, is_blocked=True)
     if allowed.jobs is not None and jobs >= allowed.jobs:
-        words = f"{_called(user)} has {jobs} jobs that wait or run, of at most {allowed.jobs}"
+        words = f"{_called(user)} has {jobs} jobs waiting or running, the limit is {allowed.jobs}"
         return Waiting(WaitReason.QUOTA, words, is_blocked=True)
     return None
 
@@ -118,7 +116,7 @@ def _called(user: str) -> str:
 
 
 class JobFate(StrEnum):
-    """The state of a job that others wait for."""
+    """The state of a job that others depend on."""
 
     PENDING = "pending"
     DONE = "done"
@@ -127,16 +125,16 @@ class JobFate(StrEnum):
 
 
 class QueueEntry(Protocol):
-    """A job, or a gang that starts as one. To change it while it waits, ``remove`` it and add it to
+    """A job, or a gang that starts as one. To change a waiting entry, ``remove`` it and add it to
     the site's ``joined`` again."""
 
     @property
     def index(self) -> int:
-        """A unique number; of equals the lower one is first."""
+        """A unique number; in a tie the lower one comes first."""
 
     @property
     def name(self) -> str:
-        """Its name for people."""
+        """Its name for users."""
 
     @property
     def user(self) -> str:
@@ -144,7 +142,7 @@ class QueueEntry(Protocol):
 
     @property
     def workers(self) -> int:
-        """How many GPUs it wants in all; where a policy decides, the least."""
+        """How many GPUs it wants in total; the minimum if a policy decides."""
 
     @property
     def wants(self) -> str:
@@ -152,11 +150,11 @@ class QueueEntry(Protocol):
 
     @property
     def priority(self) -> int:
-        """The higher comes first, before the order policy counts."""
+        """Higher ones come first, before the order policy."""
 
     @property
     def preemptible(self) -> bool:
-        """Whether its GPUs may be taken from it while it runs."""
+        """Whether it may be preempted."""
 
     @property
     def held(self) -> bool:
@@ -164,34 +162,34 @@ class QueueEntry(Protocol):
 
     @property
     def after(self) -> Sequence[str]:
-        """The jobs that have to be done before it starts, as its site names them."""
+        """The jobs that must be done first, as its site names them."""
 
     @property
     def gpus(self) -> int:
-        """While it runs, its GPUs, as a set."""
+        """Its GPUs while it runs, as a set."""
 
     @property
     def began_s(self) -> float:
-        """While it runs, when it began."""
+        """When it began, while it runs."""
 
     def progress(self, now_s: float, known: bool) -> Progress:
-        """GPU-seconds had and, where ``known``, seconds left."""
+        """GPU-seconds used and, if ``known``, seconds left."""
 
 
 class Occupied(Protocol):
-    """The GPUs that an entry cannot have; sets of GPUs are integers."""
+    """The GPUs that are not available; sets of GPUs are integers."""
 
     @property
     def free(self) -> int:
-        """How many are neither held nor broken."""
+        """How many are free: neither held nor broken."""
 
     @property
     def occupied(self) -> int:
-        """Those held or broken, as a set."""
+        """The held or broken GPUs, as a set."""
 
     @property
     def broken(self) -> int:
-        """Those that are broken, or whose links are unknown, as a set."""
+        """The GPUs that are broken or have unknown links, as a set."""
 
 
 E = TypeVar("E", bound=QueueEntry)
@@ -199,21 +197,21 @@ E = TypeVar("E", bound=QueueEntry)
 
 class Site(Protocol[E, P]):
     """Where entries run. ``joined`` are those that began to wait, or were preempted, since the
-    queue last emptied this list. The site updates ``accounts``."""
+    queue last cleared this list. The site updates ``accounts``."""
 
     joined: list[E]
 
     @property
     def accounts(self) -> UserAccounts | None:
-        """What users have and had; needed for quotas and *fair-share* only."""
+        """Users' present and past usage; only for quotas and *fair-share*."""
 
     @property
     def now_s(self) -> float:
-        """Seconds; it stands still during a pass."""
+        """Seconds; constant during a pass."""
 
     @property
     def running(self) -> Mapping[int, E]:
-        """Those that have GPUs, by their index."""
+        """The running entries, by their index."""
 
     @property
     def occupancy(self) -> Occupied:
@@ -221,56 +219,53 @@ class Site(Protocol[E, P]):
 
     @property
     def released(self) -> int:
-        """Grows when an entry without a place may find one: GPUs became free, circuits changed."""
+        """Increases when a waiting entry may find a placement: GPUs or circuits changed."""
 
     @property
     def layout(self) -> int:
-        """Grows when an entry without a place even in an empty cluster may find one."""
+        """Increases when an entry may find a placement that had none even in an empty cluster."""
 
     def rank(self, entry: E) -> float:
-        """The order policy's value of an entry now; of a gang, the least of its jobs'."""
+        """The order policy's value of an entry now; of a gang, the minimum of its jobs'."""
 
     def ends(self) -> Sequence[Running]:
-        """The ends of what runs, the next first; infinity if unknown."""
+        """The ends of running entries, earliest first; infinity if unknown."""
 
     def would_end_s(self, entry: E) -> float:
         """The end of a waiting entry if it started now; infinity if unknown."""
 
     def fate(self, name: str) -> JobFate:
-        """The state of a job that an entry names in ``after``."""
+        """The state of a job in an entry's ``after``."""
 
     def free_for(self, entry: E) -> int:
         """How many free GPUs the entry can run on. Called only to explain why it waits."""
 
     def out_of_reach(self, entry: E) -> Waiting | None:
-        """Why an entry waits for broken hosts, if so: others pass it. Called while there are such
-        hosts."""
+        """Why an entry waits for broken hosts, if so; later ones may overtake it."""
 
     def place(self, entry: E, occupied: int | None = None) -> P | Waiting:
-        """Where the policies put an entry if the GPUs in ``occupied`` are taken (by default those
-        that are), or why nowhere; after a reason that others pass, more GPUs would not help."""
+        """The policies' placement of an entry if the GPUs in ``occupied`` are taken (by default the
+        present ones), or why there is none; for some reasons later entries may overtake it."""
 
     def gpus_of(self, placement: P) -> int:
         """The GPUs of a placement, as a set."""
 
     def can_start(self, entry: E, placement: P, without: Sequence[E]) -> bool:
-        """Whether an entry could start there once those ``without`` have lost their GPUs."""
+        """Whether an entry could start there once the entries ``without`` have lost their GPUs."""
 
     def start(self, entry: E, placement: P) -> bool:
         """Start an entry there, in a lab after the pass. ``False``: its GPUs cannot be connected,
-        and it waits on."""
+        and it continues to wait."""
 
     def preempt(self, entry: E) -> None:
-        """Take a running entry's GPUs. It waits again when it is next in ``joined``: at once in a
-        simulation, in a lab once it has stopped at the end of an iteration, and others start there
-        only then."""
+        """Preempt a running entry. It waits again when it is next in ``joined``: immediately in a
+        simulation; in a lab after it has stopped at the end of an iteration, with its GPUs."""
 
     def refuse(self, entry: E, why: Waiting) -> bool:
-        """Whether a blocked entry leaves the queue for good, or waits until ``layout`` grows or
-        what it waits for changes."""
+        """Whether a blocked entry leaves the queue, or waits for ``layout`` or its dependencies."""
 
     def wake_at(self, at_s: float) -> None:
-        """Ask for a pass by then."""
+        """Request a pass by that time."""
 
 
 class OrderTraits(NamedTuple):

@@ -1,5 +1,5 @@
-"""The queue of the lab and of the simulator: starts what waits, and resizes what runs, by
-its settings and the policies. Nothing here waits, reads a clock or touches a device."""
+"""The queue of the lab and of the simulator: starts waiting entries and resizes running ones, by
+its settings and the policies. It never waits, reads a clock or touches a device."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -20,22 +20,22 @@ from patchlight.testbed.lab.rules import Discipline, Waiting, WaitReason
 E = TypeVar("E", bound=QueueEntry)
 P = TypeVar("P")
 
-_NO_LIGHT = Waiting(WaitReason.NO_CIRCUIT, "its GPUs cannot be joined by light")
+_NO_LIGHT = Waiting(WaitReason.NO_CIRCUIT, "circuits cannot connect its GPUs")
 _HELD = Waiting(WaitReason.HELD, "it is held back", is_blocked=True)
 
 ASK_AGAIN_S = 60.0
-"""How often the policy is asked while nothing comes, starts or ends, unless it is ``stable``."""
+"""How often the policy is called without new or ended entries, unless it is ``stable``."""
 
 _MOST_QUEUED = 64
 
 
 class JobQueue(Generic[E, P]):
-    """The waiting entries of one site from one pass to the next, first those in its ``joined``.
-    Other settings or another order policy need a new queue."""
+    """The waiting entries of one site, across passes; new ones are in the site's ``joined``. Other
+    settings or another order policy need a new queue."""
 
     def __init__(self, site: Site[E, P], settings: Discipline, order: OrderTraits) -> None:
         if (settings.has_quotas or order.by_user) and site.accounts is None:
-            raise ValueError("a queue with quotas or by user needs the site's accounts")
+            raise ValueError("a queue with quotas or an order by user needs the site's accounts")
         self._site, self._settings = site, settings
         self._quotas = site.accounts if settings.has_quotas else None
         self._line: WaitingLine[E] = WaitingLine(site.rank, order, settings.has_quotas)
@@ -43,7 +43,7 @@ class JobQueue(Generic[E, P]):
         self._victims = Victims(site, self._line.standing, settings.quantum_s, rises_at)
         for entry in sorted(site.running.values(), key=lambda each: each.began_s):
             self._victims.started(entry)
-        # Entries that are not in line, why, and the layout in which no place was found.
+        # Entries outside the line, why, and the layout in which no placement was found.
         self._aside: dict[int, tuple[E, Waiting, int | None]] = {}
         self._failed: tuple[int, int] | None = None
         self._why_failed = _NO_LIGHT
@@ -52,7 +52,8 @@ class JobQueue(Generic[E, P]):
         self._again_s = 0.0
 
     def decide(self) -> bool:
-        """One pass: start all that can start; whether the next one waits on beside enough GPUs."""
+        """One pass: start all that can; returns whether the next entry waits despite enough
+        GPUs."""
         site, line, settings = self._site, self._line, self._settings
         if self._aside or line.changes:
             for entry, _, layout in list(self._aside.values()):
@@ -84,12 +85,12 @@ class JobQueue(Generic[E, P]):
         return held_up
 
     def first(self) -> E | None:
-        """The next one, as of the last pass; ``None`` if all wait for reasons of their own."""
+        """The next entry, as of the last pass; ``None`` if no entry is in line."""
         place = self._line.first()
         return None if place is None else place[3]
 
     def remove(self, entry: E) -> None:
-        """An entry does not wait any more: it was stopped, or will never run."""
+        """An entry no longer waits: it was stopped, or can never run."""
         if entry in self._site.joined:
             self._site.joined.remove(entry)
         if self._aside.pop(entry.index, None):
@@ -105,7 +106,7 @@ class JobQueue(Generic[E, P]):
             self._victims.started(entry)
 
     def reasons(self) -> Iterator[tuple[E, Waiting]]:
-        """Why each waiting entry was not started in the last pass: those in line first."""
+        """Why each waiting entry did not start in the last pass: those in line first."""
         first: E | None = None
         first_of: dict[str, E] = {}
         open_head = self.first()
@@ -133,7 +134,7 @@ class JobQueue(Generic[E, P]):
                 self._line.add(entry)
 
     def _at_gate(self, entry: E) -> None:
-        """Let an entry into the line, unless it is held back or its dependencies are not done."""
+        """Put an entry in line, unless it is held back or its dependencies are not done."""
         why = _HELD if entry.held else self._depends(entry)
         if why is None:
             self._line.add(entry)
@@ -143,8 +144,8 @@ class JobQueue(Generic[E, P]):
     def _depends(self, entry: E) -> Waiting | None:
         fates = {name: self._site.fate(name) for name in entry.after}
         for fate, words in (
-            (JobFate.FAILED, "it was to come after {}, which will never be done"),
-            (JobFate.PENDING, "it comes after {}, which is not done yet"),
+            (JobFate.FAILED, "it depends on {}, which will never be done"),
+            (JobFate.PENDING, "it depends on {}, which is not done yet"),
         ):
             names = [name for name, found in fates.items() if found is fate]
             if names:
@@ -164,7 +165,7 @@ class JobQueue(Generic[E, P]):
         return True
 
     def _set_aside(self, place: Place[E]) -> None:
-        """Let others pass the next one, which would not start in an empty cluster either."""
+        """Let others overtake the next entry if it would not start in an empty cluster either."""
         site, head = self._site, place[3]
         why = self._why_first(head)._replace(is_blocked=True)
         self._line.remove(place)
@@ -179,16 +180,15 @@ class JobQueue(Generic[E, P]):
         return self._why_failed
 
     def _try(self, entry: E) -> bool:
-        """Start an entry where the policy puts it; ``False`` if it has to wait."""
         site = self._site
         if site.occupancy.free < entry.workers:
-            # An earlier result, with other GPUs taken or other hosts, does not count any more.
+            # An earlier result for other free GPUs or hosts does not count.
             hopeless = site.occupancy.broken and site.out_of_reach(entry) is not None
             self._hopeless = entry.index if hopeless else None
             return False
         released = site.released
         if self._failed is not None and self._failed == (entry.index, released):
-            return False  # Nothing has become free since it was tried.
+            return False  # No GPU has become free since the last try.
         placement = site.place(entry)
         if isinstance(placement, Waiting):
             self._why_failed = placement
@@ -208,8 +208,8 @@ class JobQueue(Generic[E, P]):
         return True
 
     def _backfill(self, head: E) -> None:
-        """EASY: entries behind the first start if that does not delay it. It can start when enough
-        GPUs are free, wherever they are; if that time is unknown, only spare GPUs are given."""
+        """EASY: later entries start if that does not delay the first. It can start when enough GPUs
+        are free, wherever they are; if that time is unknown, only spare GPUs are given."""
         site, line = self._site, self._line
         shadow_s, free = site.now_s, site.occupancy.free
         for each in site.ends():
@@ -237,11 +237,11 @@ class JobQueue(Generic[E, P]):
                 spare -= entry.workers
 
     def _make_room(self, place: Place[E]) -> bool:
-        """Preempt entries behind the next one on whose GPUs it can start; ``False`` if none are."""
+        """Preempt entries behind the next one so that it can start; ``False`` if impossible."""
         site, head = self._site, place[3]
         attempt = (head.index, site.released)
         if attempt == self._in_vain and site.now_s < self._again_s:
-            return False  # The ranks of those that run have hardly changed since.
+            return False  # The ranks of running entries have hardly changed since.
         freed, free, chosen = 0, site.occupancy.free, list[E]()
         for entry in self._victims.behind(self._line.standing(head)):
             chosen.append(entry)
@@ -259,11 +259,11 @@ class JobQueue(Generic[E, P]):
             for each in losing:
                 site.preempt(each)
             self._line.remove(place)
-            if not self._start(head, placement):  # unlike what ``can_start`` answered
+            if not self._start(head, placement):  # contrary to ``can_start``
                 self._line.add(head)
                 attempt = (head.index, site.released)
                 break
-            # Those that lost their GPUs wait now, in the line's order.
+            # The preempted entries wait now, in the line's order.
             self._join()
             return True
         self._in_vain = attempt
@@ -272,18 +272,18 @@ class JobQueue(Generic[E, P]):
 
 
 def _behind(entry: QueueEntry) -> Waiting:
-    return Waiting(WaitReason.BEHIND, f"it comes after {entry.name}")
+    return Waiting(WaitReason.BEHIND, f"it depends on {entry.name}")
 
 
 class ElasticSite(Site[E, P], Protocol[E, P]):
-    """A site whose running entries may get other numbers of GPUs."""
+    """A site whose running entries can be resized."""
 
     @property
     def is_stable(self) -> bool:
-        """Whether the policy answers the same until something comes, starts or ends."""
+        """Whether the policy's answer is constant until an entry arrives, starts or ends."""
 
     def elastic(self) -> Sequence[tuple[E, ElasticJob]]:
-        """The running entries that may change now, as the policy sees them."""
+        """The running entries that can be resized now, as the policy sees them."""
 
     def queued(self, entry: E) -> QueuedJob:
         """A waiting entry as the policy sees it."""
@@ -292,19 +292,19 @@ class ElasticSite(Site[E, P], Protocol[E, P]):
         """The policy's answer for the present cluster."""
 
     def resize(self, entry: E, degree: int) -> None:
-        """Give an entry so many GPUs, if the placement policy finds them. A lab does it later."""
+        """Give an entry that many GPUs, if the placement policy finds them. A lab does it later."""
 
 
 def resize_jobs(site: ElasticSite[E, Any], waiting: Iterable[tuple[E, Waiting]]) -> list[E]:
-    """Ask the elasticity policy after a pass, and follow it, first those that shrink; the entries
-    that changed. ``waiting`` has the next one first."""
+    """Call the elasticity policy after a pass and apply its answer, shrinking first; returns the
+    changed entries. ``waiting`` has the next one first."""
     elastic = site.elastic()
     if not elastic:
         return []
     if not site.is_stable:
         site.wake_at(site.now_s + ASK_AGAIN_S)
     queue, had_enough = list[QueuedJob](), set[str]()
-    for entry, why in waiting:  # of those only that need nothing but GPUs
+    for entry, why in waiting:  # only those that need nothing but GPUs
         if why.reason is WaitReason.QUOTA:
             had_enough.add(entry.user)
         elif not (why.is_blocked or why.reason.is_passed or entry.user in had_enough):
@@ -331,7 +331,7 @@ def is_stable(policy: object) -> bool:
 
 
 def room_for(view: ClusterView, name: str, gpus: int, *, grows: bool) -> ClusterView:
-    """The cluster for a job that changes: its GPUs and, if it grows, the free ones."""
+    """The cluster for a job that is resized: its GPUs and, if it grows, the free ones."""
     taken = view.occupied if grows else view.shape.everything
     return view._replace(
         occupied=taken & ~gpus,
@@ -346,8 +346,7 @@ def iteration_times(
     name: str,
     options: Mapping[int, tuple[Sequence[int], Load]],
 ) -> dict[int, float]:
-    """Predicted seconds of an iteration by degree while all others run on; degrees without a route
-    are left out."""
+    """Predicted seconds of an iteration by degree (if it has a route) while all others run."""
     others = [RingWork(r.ring, r.load) for r in view.rings if r.load is not None and r.name != name]
     times = {
         degree: units_s(network, [*others, RingWork(ring, load)])[-1]

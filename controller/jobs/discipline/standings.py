@@ -1,4 +1,4 @@
-"""The order in which entries wait, and the running ones that may be preempted."""
+"""Orders waiting entries, and running ones that may be preempted."""
 
 import math
 from bisect import bisect_left, bisect_right, insort
@@ -14,20 +14,20 @@ from patchlight.testbed.lab.rules import Waiting
 
 E = TypeVar("E", bound=QueueEntry)
 Place = tuple[int, float, int, E]
-"""Minus an entry's priority, the order policy's value, its index, itself: the lowest is next."""
+"""Minus the priority, the order policy's value, the index, the entry: the lowest is next."""
 Standing = tuple[int, float]
-"""An entry's priority, and minus the order policy's value: the lowest is the furthest behind."""
+"""The priority, and minus the order policy's value: the lowest is the last in order."""
 
-# A rise is expected a little early: sums of GPU-seconds are rounded.
+# Rises are expected a little early, because sums of GPU-seconds are rounded.
 _EARLY_S = 1e-3
 
 
 class WaitingLine(Generic[E]):
-    """The waiting in order; with ``apart`` in one line for each user.
+    """The waiting entries in order; with ``apart`` in one line per user.
 
-    Such a line may be shut for a pass without holding up the others. An order policy that goes by
-    the user alone is asked once for each line; one that is not stable about all in each pass; any
-    other about each entry that joins. With ``changes`` each pass has to ``begin``.
+    A line can be shut for a pass without blocking others. An order policy by user is called once
+    per line; one that is not stable, for all entries in each pass; any other, for each new entry.
+    With ``changes`` each pass must ``begin``.
     """
 
     def __init__(self, rank: Callable[[E], float], order: OrderTraits, apart: bool) -> None:
@@ -41,7 +41,7 @@ class WaitingLine(Generic[E]):
         self._shut: dict[str, Waiting] = {}
 
     def begin(self) -> None:
-        """A new pass: all lines are open, and ranks are those of now."""
+        """Begin a pass: all lines are open, and ranks are current."""
         if self._apart:
             self._shut.clear()
             self._ranks.clear()
@@ -50,44 +50,44 @@ class WaitingLine(Generic[E]):
                 places[:] = sorted(self._place(place[3]) for place in places)
 
     def standing(self, entry: E) -> Standing:
-        """The standing of an entry now, whether it waits or runs."""
+        """The standing of an entry now, waiting or running."""
         return entry.priority, -self._rank(entry)
 
     def first(self) -> Place[E] | None:
-        """The next one, of the open lines."""
+        """The next entry of the open lines."""
         if not self._apart:
             return self._one[0] if self._one else None
         heads = (places[0] for places in self._open())
         return min(heads, key=self._turn, default=None)
 
     def some(self, count: int) -> list[Place[E]]:
-        """The first so many, of the open lines."""
+        """The first entries of the open lines."""
         if not self._apart:
             return self._one[:count]
         return list(islice(merge(*self._open(), key=self._turn), count))
 
     def add(self, entry: E) -> None:
-        """One more waits."""
+        """Add a waiting entry."""
         line = self._lines.setdefault(entry.user, []) if self._apart else self._one
         insort(line, self._place(entry))
 
     def remove(self, place: Place[E]) -> None:
-        """One of them does not wait any more."""
+        """Remove an entry."""
         places = self._lines[place[3].user] if self._apart else self._one
         del places[0 if places[0] is place else bisect_left(places, place)]
         if self._apart and not places:
             del self._lines[place[3].user]
 
     def shut(self, user: str, why: Waiting) -> None:
-        """None of this user's may start in this pass."""
+        """Shut a user's line for this pass."""
         self._shut[user] = why
 
     def is_shut(self, user: str) -> bool:
-        """Whether none of this user's may start."""
+        """Whether a user's line is shut."""
         return user in self._shut
 
     def all(self) -> Iterator[tuple[Place[E], Waiting | None]]:
-        """All in turn; the first in each shut line with the reason."""
+        """All in order; the first in each shut line with the reason."""
         for place in merge(*self._lines.values(), key=self._turn):
             user = place[3].user
             is_first = user in self._shut and self._lines[user][0] is place
@@ -122,9 +122,9 @@ class _Bound(NamedTuple, Generic[E]):
 class Victims(Generic[E]):
     """The running entries of a site that may be preempted.
 
-    With ``rises_at`` of the order policy, the standing of each entry when the policy was last asked
-    about it is kept. Until the entry passes one of these amounts it is not further behind, so the
-    policy need not be asked about entries that were not far enough behind.
+    With the order policy's ``rises_at``, the last standing of each entry is kept. Until the entry
+    passes one of these amounts it cannot be further behind, so the policy is not called for entries
+    that were not far enough behind.
     """
 
     def __init__(
@@ -153,13 +153,12 @@ class Victims(Generic[E]):
         self._given: list[_Bound[E]] = []
 
     def started(self, entry: E) -> None:
-        """An entry has begun to run."""
+        """An entry has started."""
         if entry.preemptible and not self._asks_about_all:
             self._fresh.append((entry.began_s, entry))
 
     def behind(self, standing: Standing) -> Iterator[E]:
-        """The entries behind that standing which have run for the quantum, the furthest behind
-        first."""
+        """The entries behind that standing that have run for the quantum, furthest behind first."""
         now_s, bounds = self._site.now_s, self._bounds
         if self._asks_about_all:
             latest_s = now_s - self._quantum_s + EPSILON_S
@@ -182,7 +181,6 @@ class Victims(Generic[E]):
             yield bound.entry
 
     def _catch_up(self, now_s: float) -> None:
-        """Ask about entries that have run for the quantum now, or may be further behind."""
         for bound in self._given:
             heappush(self._bounds, bound)
         self._given.clear()

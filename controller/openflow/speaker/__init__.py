@@ -1,1 +1,1 @@
-"""The program in which an OpenFlow engine runs: eventlet patches its whole process."""
+"""The program of the OpenFlow engine: eventlet patches its whole process."""

@@ -1,12 +1,11 @@
-"""The OpenFlow speaker: the one process of Patchlight in which an OpenFlow engine runs.
+"""Runs the OpenFlow speaker, the only process with an OpenFlow engine.
 
 It accepts packet switches over TCP and answers the controller on a Unix socket (``flowtable``). It
-keeps nothing that matters: if it dies, flows stay in the switches, and whoever starts it again
-reads and mends them.
+has no important state: if it dies, flows stay in the switches, and the next one reads and repairs
+them.
 
-The engine is Ryu 4.34 where it can be imported, else OS-Ken, its maintained descendant, on its
-eventlet hub. An application is written against ``ryu`` and runs on both: the name of the engine
-that was not chosen is an alias of the one that was.
+The engine is Ryu 4.34 if it can be imported, else its maintained fork OS-Ken, on the eventlet hub.
+Applications are written against ``ryu`` and run on both: the other engine's name is an alias.
 """
 
 import argparse
@@ -36,7 +35,7 @@ from patchlight.testbed.logs import log_to_stderr
 LOG = logging.getLogger("patchlight.openflow")
 _PATIENCE_S = 2.0
 PACKAGES = {"ryu": "ryu", "os-ken": "os_ken"}
-# A base class is all that the two name differently.
+# The two engines name only this base class differently.
 _BASE_CLASSES = {"ryu": "RyuApp", "os-ken": "OSKenApp"}
 _INSTALL = {
     "ryu": f"PIP_CONSTRAINT={deploy_file('ryu-constraint.txt')} pip install 'ryu==4.34' "
@@ -46,18 +45,18 @@ _INSTALL = {
 
 
 class EngineMissing(PatchlightError):
-    """No OpenFlow engine, or not the one asked for, can be imported."""
+    """No OpenFlow engine, or not the requested one, can be imported."""
 
 
 def available() -> tuple[str, ...]:
-    """The engines that are installed, best first. Imports neither."""
+    """The installed engines, best first. Imports neither."""
     return tuple(
         name for name, package in PACKAGES.items() if importlib.util.find_spec(package) is not None
     )
 
 
 def choose(name: str | None = None) -> tuple[str, str]:
-    """Import an engine (default: the first that works) and make it ready; its name and version.
+    """Import an engine (default: the first that works) and prepare it; returns name and version.
 
     Patches the process for eventlet. ``EngineMissing`` says how to install what is missing.
     """
@@ -68,7 +67,7 @@ def choose(name: str | None = None) -> tuple[str, str]:
         raise EngineMissing(
             f"the OpenFlow engine {name} is not installed",
             hint=f"install it: {_INSTALL[name]}"
-            + (f"; or use {there[0]}, which is here" if there else ""),
+            + (f"; or use {there[0]}, which is installed" if there else ""),
         )
     if not there:
         raise EngineMissing(
@@ -86,35 +85,31 @@ def choose(name: str | None = None) -> tuple[str, str]:
 
 
 def leave_setuptools_out() -> None:
-    """Give Ryu the class that it wants of ``distutils`` without setuptools, which takes its time.
-
-    Setuptools has its own in its place; where Python comes with one, that does as well.
-    """
+    """Give Ryu the ``distutils`` class that it needs without importing setuptools."""
     if sys.version_info < (3, 12) and (shim := sys.modules.get("_distutils_hack")):
         shim.remove_shim()
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 importlib.import_module("distutils.version")
-        except ImportError:  # a system may leave it out
+        except ImportError:  # some systems omit it
             shim.add_shim()
 
 
 def _prepare(name: str) -> tuple[str, str]:
-    # OS-Ken's own default, the native hub, never reports a switch that disconnects and dies
-    # silently of an exception in a handler.
+    # OS-Ken's default, the native hub, never reports disconnected switches and dies silently of
+    # exceptions in handlers.
     os.environ["OSKEN_HUB_TYPE"] = os.environ["RYU_HUB_TYPE"] = "eventlet"
     try:
         with warnings.catch_warnings():
-            # Eventlet says on import that it is in maintenance mode: the speaker is a process
-            # of its own because of that.
+            # Hide eventlet's warning that it is in maintenance mode.
             warnings.simplefilter("ignore")
             _load(name)
-    except Exception as error:  # what a library raises on a Python that it does not know
+    except Exception as error:  # libraries raise anything on an unsupported Python
         raise EngineMissing(
             f"importing the OpenFlow engine {name}: {type(error).__name__}: {error}",
-            hint=f"install it again: {_INSTALL[name]}; or use an older Python: it needs eventlet, "
-            "which may not run on this one",
+            hint=f"reinstall it: {_INSTALL[name]}; or use an older Python, because eventlet may "
+            "not run on this one",
         ) from error
     return name, importlib.metadata.version(name)
 
@@ -122,12 +117,12 @@ def _prepare(name: str) -> tuple[str, str]:
 def _load(name: str) -> None:
     import eventlet.wsgi
 
-    # Newer eventlets dropped this name, which Ryu imports even where nothing serves HTTP.
+    # Newer eventlets lack this name, which Ryu always imports.
     if not hasattr(eventlet.wsgi, "ALREADY_HANDLED"):
         eventlet.wsgi.ALREADY_HANDLED = []
     package = PACKAGES[name]
     importlib.import_module(f"{package}.lib.hub").patch(thread=False)
-    # Before ``controller``: the two import each other, and only this order works.
+    # Before ``controller``: they import each other, and only this order works.
     app_manager = importlib.import_module(f"{package}.base.app_manager")
     base = getattr(app_manager, _BASE_CLASSES[name])
     for other_name, other in PACKAGES.items():
@@ -137,8 +132,6 @@ def _load(name: str) -> None:
 
 
 class _Alias(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Makes ``import alias.x`` give the very module that ``import package.x`` gives."""
-
     def __init__(self, alias: str, package: str) -> None:
         self._alias, self._package = alias, package
         self._specs: dict[str, importlib.machinery.ModuleSpec | None] = {}
@@ -156,13 +149,13 @@ class _Alias(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        # The import system has just put the alias's spec into a module that ran long ago.
+        # The import system has just replaced the spec of a module that was already loaded.
         alias = module.__spec__.name if module.__spec__ else ""
         module.__spec__ = self._specs.pop(alias, module.__spec__)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the speaker until it is told to stop or its parent has ended; its exit status."""
+    """Run the speaker until it is stopped or its parent has ended; returns the exit status."""
     program = "patchlight.controller.openflow.speaker"
     parser = argparse.ArgumentParser(prog=program, description=__doc__)
     parser.add_argument(
@@ -186,10 +179,10 @@ def _run(options: SpeakerOptions) -> None:
         namespaces.enter(options.netns)
     listener = _listen(options.listen)
     if not options.apps:
-        # We look up no names, and eventlet's way to do that is a third of the engine's start.
+        # No names are looked up, and eventlet's resolver takes a third of the engine's start.
         os.environ["EVENTLET_NO_GREENDNS"] = "yes"
         leave_setuptools_out()
-    # Nothing of what imports make is garbage: to look for it would be a tenth of the start.
+    # Imported objects are not garbage; collecting would take a tenth of the start.
     gc.disable()
     name, version = choose(options.engine)
     # Only now: these import the engine.
@@ -224,7 +217,7 @@ def _run(options: SpeakerOptions) -> None:
 
 
 def _listen(address: str) -> socket.socket:
-    """As ``listen``, with patience for the speaker of a controller that was just killed."""
+    """Like ``listen``, but waits for the speaker of a controller that was just killed."""
     ends = time.monotonic() + _PATIENCE_S
     while True:
         try:
@@ -236,14 +229,14 @@ def _listen(address: str) -> socket.socket:
 
 
 def _serve_until_told(server: Any) -> None:
-    """Serve until SIGTERM, Ctrl-C, or the end of standard input: of the parent."""
+    """Serve until SIGTERM, Ctrl-C, or the end of standard input (the parent)."""
     import eventlet
     from eventlet.event import Event
     from eventlet.hubs import trampoline
 
     stopped = Event()
-    # An exception out of a signal handler would land in whichever green thread runs just then,
-    # and the engine swallows what its threads raise. Through a pipe it wakes the one that waits.
+    # An exception from a signal handler would end up in any green thread, and the engine swallows
+    # it. A pipe wakes the right one.
     woken, wake = os.pipe()
     os.set_blocking(wake, False)
     signal.set_wakeup_fd(wake)

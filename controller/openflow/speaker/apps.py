@@ -1,7 +1,7 @@
-"""Runs OpenFlow applications on the chosen engine: ours, and those of the user.
+"""Runs OpenFlow applications on the chosen engine: Patchlight's and the user's.
 
-Import only after an engine was chosen. Replaces ``ryu-manager``, which OS-Ken lacks and which can
-neither report a taken port nor pick a class out of a module.
+Import it only after an engine was chosen. It replaces ``ryu-manager``, which OS-Ken lacks and which
+cannot report a used port or select a class of a module.
 """
 
 import importlib
@@ -29,7 +29,7 @@ from patchlight.controller.openflow.speaker.switch import port_of
 from patchlight.controller.openflow.speaker.switch_registry import SwitchRegistry
 from patchlight.testbed.errors import BadInput
 
-# Types of messages that belong to the handshake and to keeping a connection alive.
+# Message types of the handshake and of keeping a connection alive.
 _HELLO, _ERROR, _ECHO_REQUEST, _ECHO_REPLY, _FEATURES_REQUEST = 0, 1, 2, 3, 5
 _HANDSHAKE = {_HELLO, _ERROR, _ECHO_REQUEST, _ECHO_REPLY, _FEATURES_REQUEST}
 
@@ -38,16 +38,16 @@ _Handler = TypeVar("_Handler", bound=Callable[..., None])
 
 
 def run_apps(listener: socket.socket, registry: SwitchRegistry, user_apps: tuple[str, ...]) -> None:
-    """Load and start every application; switches are accepted from now on.
+    """Load and start every application; then switches are accepted.
 
-    Returns once all are started. ``BadInput`` names the user's application that cannot be.
+    ``BadInput`` names a user's application that cannot be loaded.
     """
     address, port = listener.getsockname()[:2]
     cfg.CONF(args=[], project="patchlight", default_config_files=[])
     overrides = {
         "ofp_listen_host": address,
         "ofp_tcp_listen_port": port,
-        # A busy switch may take long to drain what is sent; a dead one answers no echo.
+        # A busy switch may be slow to read; a dead one answers no echo.
         "socket_timeout": 30.0,
         "echo_request_interval": 5.0,
         "maximum_unreplied_echo_requests": 3,
@@ -70,7 +70,7 @@ def run_apps(listener: socket.socket, registry: SwitchRegistry, user_apps: tuple
 
 
 class _Apps(app_manager.AppManager):  # type: ignore[misc]
-    """Knows ``module:Class`` and ``file.py:Class`` besides the engine's own module names."""
+    """Accepts ``module:Class`` and ``file.py:Class`` as well as the engine's module names."""
 
     def load_app(self, name: str) -> Any:
         if ":" not in name:
@@ -89,8 +89,8 @@ def _load_class(name: str) -> Any:
             if issubclass(app, app_manager.RyuApp) and app.__module__ == module.__name__
         ]
         raise BadInput(
-            f"{where} has no OpenFlow application called {class_name!r}",
-            hint=f"subclasses of ryu.base.app_manager.RyuApp there: {', '.join(apps) or 'none'}",
+            f"{where} has no OpenFlow application {class_name!r}",
+            hint=f"subclasses of ryu.base.app_manager.RyuApp: {', '.join(apps) or 'none'}",
         )
     return app
 
@@ -98,7 +98,7 @@ def _load_class(name: str) -> Any:
 def _load_file(path: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None or not path.is_file():
-        raise BadInput(f"there is no file {path}")
+        raise BadInput(f"file {path} not found")
     module = importlib.util.module_from_spec(spec)
     sys.modules[path.stem] = module
     sys.path.append(str(path.parent.resolve()))
@@ -108,7 +108,7 @@ def _load_file(path: Path) -> ModuleType:
 
 @contextmanager
 def _blaming(names: str) -> Iterator[None]:
-    """Whatever the user's code raises becomes an error that says what and where."""
+    """Convert any exception of the user's code to an error that says what and where."""
     try:
         yield
     except BadInput:
@@ -124,7 +124,7 @@ def _blaming(names: str) -> Iterator[None]:
 
 
 def _listen_through(listener: socket.socket, registry: SwitchRegistry) -> None:
-    """Make the engine accept switches from ``listener`` rather than open a port itself."""
+    """Make the engine accept switches from ``listener`` instead of opening a port."""
     from eventlet.greenio import GreenSocket
 
     class Server:
@@ -137,7 +137,7 @@ def _listen_through(listener: socket.socket, registry: SwitchRegistry) -> None:
                 hub.spawn(self._serve, connection, address)
 
         def _serve(self, connection: Any, address: Any) -> None:
-            # Its handshake in a thread of its own: who is slow keeps nobody waiting.
+            # The handshake has its own thread: a slow peer blocks nobody.
             if (let_in := registry.let_in(connection, address)) is not None:
                 self._handle(let_in, address)
 
@@ -145,13 +145,13 @@ def _listen_through(listener: socket.socket, registry: SwitchRegistry) -> None:
 
 
 def _guard(registry: SwitchRegistry) -> None:
-    """Let nothing but the handshake be sent to a switch that is not the lab's, or is there twice.
+    """Send only the handshake to a switch that is not in the lab file or is connected twice.
 
-    Whoever sends: ours or a user's application. Without the port description that the
-    engine would ask for next, such a switch never reaches the state that applications see.
+    This applies to all applications. Without the port description that the engine would request
+    next, such a switch is never visible to applications.
     """
 
-    # The method and not the class: the engine's own `super` calls look the class up by name.
+    # Patch the method, because the engine's `super` calls look the class up by name.
     send = controller.Datapath.send
 
     def guarded(datapath: Any, message: bytes, *args: Any, **options: Any) -> Any:
@@ -165,7 +165,7 @@ def _guard(registry: SwitchRegistry) -> None:
 
 
 def _count_received(registry: SwitchRegistry) -> None:
-    """Have the registry hear of each message that the engine makes an event of: of all."""
+    """Let the registry see each message for which the engine makes an event: all."""
     event_of = ofp_event.ofp_msg_to_ev
 
     def counted(message: Any) -> Any:
@@ -176,7 +176,6 @@ def _count_received(registry: SwitchRegistry) -> None:
 
 
 def _serve_http(manager: Any) -> None:
-    """Start the HTTP server of applications that asked for one (Ryu only; OS-Ken has none)."""
     wsgi = sys.modules.get("ryu.app.wsgi")
     service = wsgi.start_service(manager) if wsgi is not None else None
     if service:
@@ -184,7 +183,6 @@ def _serve_http(manager: Any) -> None:
 
 
 def _on(events: Any, states: Any) -> Callable[[_Handler], _Handler]:
-    """The engine's ``set_ev_cls``, which has no types."""
     decorate: Callable[[_Handler], _Handler] = set_ev_cls(events, states)
     return decorate
 
@@ -200,7 +198,7 @@ class Patchlight(app_manager.RyuApp):  # type: ignore[misc]
 
     @_on(ofp_event.EventOFPSwitchFeatures, CONFIG_DISPATCHER)
     def on_features(self, event: Any) -> None:
-        """A switch said its datapath id."""
+        """A switch reported its datapath id."""
         self._registry.features(event.msg.datapath, event.msg.datapath_id)
 
     @_on(ofp_event.EventOFPStateChange, [MAIN_DISPATCHER, DEAD_DISPATCHER])
@@ -213,7 +211,7 @@ class Patchlight(app_manager.RyuApp):  # type: ignore[misc]
 
     @_on(ofp_event.EventOFPPortStatus, MAIN_DISPATCHER)
     def on_port(self, event: Any) -> None:
-        """A port of a switch came, went or changed."""
+        """A port of a switch was added, removed or changed."""
         message = event.msg
         if message.desc.port_no <= ofp.OFPP_MAX:
             change = _PORT_CHANGES.get(message.reason, "changed")
@@ -221,7 +219,7 @@ class Patchlight(app_manager.RyuApp):  # type: ignore[misc]
 
     @_on(ofp_event.EventOFPPacketIn, MAIN_DISPATCHER)
     def on_frame(self, event: Any) -> None:
-        """A switch handed over a frame."""
+        """A switch sent a frame to the controller."""
         message = event.msg
         port = message.match.get("in_port", 0)
         self._registry.frame(message.datapath, port, message.cookie, bytes(message.data))
@@ -239,6 +237,6 @@ class Patchlight(app_manager.RyuApp):  # type: ignore[misc]
         MAIN_DISPATCHER,
     )
     def on_reply(self, event: Any) -> None:
-        """A switch did all it was told, refuses, counts, or describes itself or its ports."""
+        """A switch answered: a barrier, an error, counters, or a description."""
         if (switch := self._registry.of(event.msg.datapath)) is not None:
             switch.on_reply(event.msg)

@@ -1,4 +1,4 @@
-"""The speaker's Unix socket: requests in, replies and events out, on green threads."""
+"""Serves the speaker's Unix socket with green threads: requests in, replies and events out."""
 
 import logging
 import traceback
@@ -22,17 +22,17 @@ from patchlight.testbed.linux.sockets import bind_unix
 
 LOG = logging.getLogger(__name__)
 
-# A client that sends more at once waits; one that reads too slowly loses the oldest events.
+# A client that sends more waits; one that reads too slowly loses the oldest events.
 _REQUESTS_AT_ONCE = 64
 _EVENTS_WAITING = 1000
 
 
 class DeadlinePassed(PatchlightError):
-    """A switch did not answer within the time the request gave."""
+    """A switch did not answer within the request's deadline."""
 
 
 class EntriesRefused(PatchlightError):
-    """A switch, or OpenFlow itself, refused some flow entries; the others are in place."""
+    """A switch or the codec refused some flow entries; the others are installed."""
 
     def __init__(self, message: str, failed: list[Message], result: Message) -> None:
         super().__init__(message)
@@ -41,7 +41,7 @@ class EntriesRefused(PatchlightError):
 
 
 class Handlers:
-    """Answers requests, a method for each operation; ``about`` is what ``hello`` adds."""
+    """Answers requests, with a method per operation; ``about`` is what ``hello`` adds."""
 
     def __init__(self, registry: SwitchRegistry, about: Message) -> None:
         self._registry = registry
@@ -52,12 +52,12 @@ class Handlers:
         if request.get("v") != VERSION:
             raise ProtocolError(
                 f"protocol version {request.get('v')!r}: this speaker speaks {VERSION}",
-                hint="the controller and its speaker must be of the same Patchlight",
+                hint="the controller and its speaker must have the same version of Patchlight",
             )
         name = request.get("op")
         if name not in flowtable.OPERATIONS:
             raise ProtocolError(
-                f"there is no operation {name!r}: expected {', '.join(flowtable.OPERATIONS)}"
+                f"unknown operation {name!r}: expected {', '.join(flowtable.OPERATIONS)}"
             )
         return getattr(self, f"_{name}")(request)
 
@@ -86,7 +86,7 @@ class Handlers:
         adds = [FlowEntry.from_json(item) for item in request.get("adds", [])]
         for entry in (*removes, *adds):
             if not entry.is_ours:
-                raise ProtocolError(f"not an entry of Patchlight's, so not touched: {entry}")
+                raise ProtocolError(f"not Patchlight's entry, so it was not changed: {entry}")
         refused = switch.apply(removes, adds)
         failed = {id(entry) for entry, _ in refused}
         result = {
@@ -116,7 +116,7 @@ class Handlers:
 
 
 class SpeakerServer:
-    """Listens on ``path``. ``answer`` gives a request's result or raises ``PatchlightError``."""
+    """Listens on ``path``. ``answer`` returns a request's result or raises ``PatchlightError``."""
 
     def __init__(self, path: Path, answer: Callable[[Message], Any]) -> None:
         self._path = path
@@ -127,7 +127,7 @@ class SpeakerServer:
         self._socket = GreenSocket(listener)
 
     def publish(self, event: Message) -> None:
-        """Tell every client. Never waits."""
+        """Send an event to every client. Never blocks."""
         for client in self._clients:
             client.publish(event)
 
@@ -138,7 +138,7 @@ class SpeakerServer:
             eventlet.spawn_n(self._serve, connection)
 
     def close(self) -> None:
-        """Stop listening and take the socket's file away."""
+        """Stop listening and remove the socket's file."""
         self._socket.close()
         with suppress(OSError):
             self._path.unlink()
@@ -153,8 +153,6 @@ class SpeakerServer:
 
 
 class _Client:
-    """One connection: a green thread that reads, one that writes, one for each request."""
-
     def __init__(self, connection: Any, answer: Callable[[Message], Any]) -> None:
         self._connection = connection
         self._answer = answer
@@ -165,7 +163,7 @@ class _Client:
         self._free = Semaphore(_REQUESTS_AT_ONCE)
 
     def publish(self, event: Message) -> None:
-        """Queue an event; drops the oldest one if this client does not keep up."""
+        """Queue an event; drops the oldest one if the client is too slow."""
         if len(self._events) >= _EVENTS_WAITING:
             self._events.popleft()
             self._dropped += 1
@@ -173,7 +171,6 @@ class _Client:
         self._something.release()
 
     def serve(self) -> None:
-        """Serve until the client goes."""
         writer = eventlet.spawn(self._write)
         try:
             with self._connection.makefile("rb") as lines:
@@ -184,7 +181,7 @@ class _Client:
                     self._free.acquire()
                     eventlet.spawn_n(self._handle, line)
         except OSError as error:
-            LOG.debug("a client is gone: %s", error)
+            LOG.debug("a client disconnected: %s", error)
         finally:
             writer.kill()
             self._connection.close()
@@ -218,7 +215,7 @@ class _Client:
             return self._answer(request)
         raise DeadlinePassed(
             f"{request.get('op')}: no answer from the switch within {deadline_s:g} s",
-            hint="what it did is not known: read its flows again",
+            hint="the result is unknown: read its flows again",
         )
 
     def _write(self) -> None:
@@ -236,7 +233,7 @@ class _Client:
                     continue
                 self._connection.sendall(flowtable.encode(message))
         except OSError as error:
-            LOG.debug("a client is gone: %s", error)
+            LOG.debug("a client disconnected: %s", error)
             # Wakes the reader, which ends the connection.
             with suppress(OSError):
                 self._connection.shutdown(socket.SHUT_RDWR)

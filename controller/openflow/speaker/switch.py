@@ -1,9 +1,9 @@
-"""One connected packet switch: flow entries as OpenFlow 1.3 messages, and its requests.
+"""Sends requests to one connected packet switch, with flow entries as OpenFlow 1.3 messages.
 
-Every request runs in a green thread of its own and waits for its replies here; the engine's
-event loop only hands replies over and never waits. The engine's own codec makes the messages. What
-it makes of a match and of a list of ports is kept, for the same MAC and address go to every switch
-of a lab: serialising is what limits how fast flows can be installed.
+Every request waits for its replies in its own green thread; the engine's event loop only delivers
+replies and never blocks. The engine's codec makes the messages. Encoded matches and ports are
+cached, because the same addresses go to every switch, and encoding limits the rate of flow
+installation.
 """
 
 import struct
@@ -24,12 +24,12 @@ from patchlight.testbed.errors import PatchlightError
 _FIXED = struct.Struct(ofp.OFP_FLOW_MOD_PACK_STR0)
 _HEADER = struct.Struct(ofp.OFP_HEADER_PACK_STR)
 _MATCH_HEADER = struct.Struct("!HH")
-# Fewer, larger sends: each one is a trip through the engine's queue and a system call.
+# Fewer, larger sends: each goes through the engine's queue and a system call.
 _BATCH_BYTES = 32 * 1024
 
 
 class EntryRefused(PatchlightError):
-    """A flow entry that cannot be said in OpenFlow 1.3."""
+    """A flow entry that OpenFlow 1.3 cannot express."""
 
 
 def add_message(entry: FlowEntry, xid: int) -> bytes:
@@ -39,7 +39,7 @@ def add_message(entry: FlowEntry, xid: int) -> bytes:
 
 
 def remove_message(entry: FlowEntry, xid: int) -> bytes:
-    """The flow-mod that removes the entry with this key, if its cookie carries our mark."""
+    """The flow-mod that removes the entry with this key, if its cookie has the mark."""
     rest = _match_bytes(entry.match)
     return _flow_mod(entry, xid, ofp.OFPFC_DELETE_STRICT, COOKIE_MARK, COOKIE_MASK, rest)
 
@@ -60,18 +60,18 @@ def _flow_mod(
 
 @lru_cache(maxsize=65536)
 def _match_bytes(match: Match) -> bytes:
-    # Field by field, as ``OFPMatch`` does it, without its two more turns of each value between
-    # text and bytes: they are most of the cost of a flow-mod.
+    # Like ``OFPMatch`` but without converting each value to text and back twice, which is most of
+    # the cost of a flow-mod.
     buffer = bytearray(_MATCH_HEADER.size)
     try:
         fields = [ofp.oxm_from_user(name, value) for name, value in match.items()]
-        # In the order of their numbers, what a field needs comes before it.
+        # In numerical order, prerequisites of a field come before it.
         for number, value, mask in sorted(fields, key=lambda field: field[0]):
             if mask is not None:
                 value = bytes(a & b for a, b in zip(value, mask, strict=True))
             ofp.oxm_serialize(number, value, mask, buffer, len(buffer))
     except Exception as error:
-        # The codec raises whatever its parts raise: KeyError, struct.error, netaddr's own.
+        # The codec raises any error of its parts: KeyError, struct.error, netaddr's.
         raise EntryRefused(f"the match {match!r} cannot be encoded: {error}") from error
     _MATCH_HEADER.pack_into(buffer, 0, ofp.OFPMT_OXM, len(buffer))
     return bytes(buffer) + bytes(-len(buffer) % 8)
@@ -83,7 +83,7 @@ def _instruction_bytes(outputs: tuple[int, ...]) -> bytes:
         return b""
     buffer = bytearray()
     try:
-        # The controller gets the whole frame; to any other port the number means nothing.
+        # The controller gets the whole frame; other ports ignore the number.
         whole = {ofp.OFPP_CONTROLLER: ofp.OFPCML_NO_BUFFER}
         actions = [parser.OFPActionOutput(port, whole.get(port, 0)) for port in outputs]
         parser.OFPInstructionActions(ofp.OFPIT_APPLY_ACTIONS, actions).serialize(buffer, 0)
@@ -93,10 +93,10 @@ def _instruction_bytes(outputs: tuple[int, ...]) -> bytes:
 
 
 def entry_of(stats: Any) -> FlowEntry:
-    """The flow entry that a switch described.
+    """The flow entry in a switch's description.
 
-    One of ours that somebody changed to do more than send to ports comes back without the low bits
-    of its cookie: it equals none that we want, and is replaced.
+    An entry with the mark but other instructions gets a cookie without the low bits: it differs
+    from all wanted ones, and is replaced.
     """
     actions = [a for each in stats.instructions for a in getattr(each, "actions", ())]
     kinds = {each.type for each in stats.instructions}, {each.type for each in actions}
@@ -113,7 +113,7 @@ def entry_of(stats: Any) -> FlowEntry:
 
 
 def error_text(message: Any) -> str:
-    """A switch's error in OpenFlow's own words: ``OFPET_BAD_MATCH: OFPBMC_BAD_PREREQ``."""
+    """A switch's error in OpenFlow's terms: ``OFPET_BAD_MATCH: OFPBMC_BAD_PREREQ``."""
     if message.type == ofp.OFPET_EXPERIMENTER:
         return f"experimenter error {message.experimenter:#x}, type {message.exp_type}"
     kind = ofp.ofp_error_type_to_str(message.type)
@@ -126,7 +126,7 @@ class SwitchGone(PatchlightError):
 
 @dataclass(slots=True)
 class _Waiter:
-    """Someone waiting for a reply. ``errors`` and ``parts`` gather what came before its end."""
+    """A waiting request. ``errors`` and ``parts`` collect replies before the last one."""
 
     done: Event = field(default_factory=Event)
     index_of: dict[int, int] = field(default_factory=dict)
@@ -135,7 +135,7 @@ class _Waiter:
 
 
 class Switch:
-    """A packet switch whose connection stands."""
+    """A connected packet switch."""
 
     def __init__(self, datapath: Any) -> None:
         self.datapath = datapath
@@ -144,28 +144,28 @@ class Switch:
 
     @property
     def address(self) -> str:
-        """Where the switch connected from."""
+        """The switch's address."""
         return "{}:{}".format(*self.datapath.address[:2])
 
     def ports(self) -> list[dict[str, Any]]:
-        """The switch's own ports: number, name, MAC and whether light or signal arrives."""
+        """The switch's ports: number, name, MAC and whether a signal arrives."""
         return [port_of(p) for n, p in sorted(self.datapath.ports.items()) if n <= ofp.OFPP_MAX]
 
     def ports_now(self) -> list[dict[str, Any]]:
-        """The same, asked for anew: some switches change a port without a word."""
+        """The same, read again: some switches do not report changes."""
         request = parser.OFPPortDescStatsRequest(self.datapath, 0)
         ports = {port.port_no: port_of(port) for port in self._gather(request)}
         return [port for number, port in sorted(ports.items()) if number <= ofp.OFPP_MAX]
 
     def description(self) -> dict[str, str]:
-        """Who made it, and what it is, in its own words."""
+        """The switch's manufacturer and description."""
         (description, *_) = self._gather(parser.OFPDescStatsRequest(self.datapath, 0))
         names = {"vendor": "mfr_desc", "hardware": "hw_desc", "software": "sw_desc"}
         names |= {"serial": "serial_num", "name": "dp_desc"}
         return {name: _words(getattr(description, field)) for name, field in names.items()}
 
     def answers(self, within_s: float) -> bool:
-        """Whether the switch is there: it answers an echo."""
+        """Whether the switch answers an echo."""
         waiter = _Waiter()
         try:
             with eventlet.Timeout(within_s):
@@ -182,7 +182,7 @@ class Switch:
     def apply(
         self, removes: Iterable[FlowEntry], adds: Iterable[FlowEntry]
     ) -> list[tuple[FlowEntry, str]]:
-        """Remove and add entries; those refused and why once it is done, or ``SwitchGone``."""
+        """Remove and add entries; returns refused ones with reasons, or raises ``SwitchGone``."""
         waiter, refused = _Waiter(), []
         work = [(entry, remove_message) for entry in removes]
         work += [(entry, add_message) for entry in adds]
@@ -195,7 +195,7 @@ class Switch:
                 except EntryRefused as error:
                     refused.append((entry, error.message))
                     continue
-                # Before it is sent, lest the error come back before we are ready for it.
+                # Registered before sending, so that no error is missed.
                 waiter.index_of[xid] = index
                 self._waiters[xid] = waiter
                 if len(batch) >= _BATCH_BYTES:
@@ -209,7 +209,7 @@ class Switch:
         return refused + [(work[index][0], text) for index, text in waiter.errors.items()]
 
     def send(self, port: int, frame: bytes) -> None:
-        """Have a frame leave by a port. Nobody says whether it did."""
+        """Send a frame out of a port. There is no confirmation."""
         message = parser.OFPPacketOut(
             self.datapath,
             ofp.OFP_NO_BUFFER,
@@ -222,11 +222,11 @@ class Switch:
         self._send(bytes(message.buf))
 
     def read_flows(self) -> list[FlowEntry]:
-        """Every entry of every table, others' too."""
+        """Every entry of every table, including others'."""
         return [entry_of(stats) for stats in self.flow_stats(0, 0)]
 
     def flow_stats(self, cookie: int = COOKIE_MARK, mask: int = COOKIE_MASK) -> list[Any]:
-        """The engine's flow statistics of the entries with this cookie: ours by default."""
+        """The engine's flow statistics of entries with this cookie: by default Patchlight's."""
         request = parser.OFPFlowStatsRequest(
             self.datapath, 0, ofp.OFPTT_ALL, ofp.OFPP_ANY, ofp.OFPG_ANY, cookie, mask
         )
@@ -246,9 +246,9 @@ class Switch:
             self._forget(waiter)
         if waiter.errors:
             raise PatchlightError(
-                f"switch {self.id:#x} refused to say its state: {waiter.errors.popitem()[1]}",
-                hint="the switch must speak OpenFlow 1.3 with flow and port statistics, and "
-                "describe itself and its ports",
+                f"switch {self.id:#x} refused a status request: {waiter.errors.popitem()[1]}",
+                hint="the switch must support OpenFlow 1.3 with flow and port statistics and "
+                "descriptions",
             )
         return waiter.parts
 
@@ -261,9 +261,9 @@ class Switch:
         self._send(before + bytes(request.buf))
 
     def _send(self, data: bytes) -> None:
-        # Ryu says nothing when it throws a message away; its state does.
+        # Ryu drops messages silently when disconnected; its state shows that.
         if not self.datapath.is_active or self.datapath.send_q is None:
-            raise SwitchGone(f"switch {self.id:#x} disconnected while it was being told something")
+            raise SwitchGone(f"switch {self.id:#x} disconnected during a request")
         self.datapath.send(data)
 
     def _next_xid(self) -> int:
@@ -278,7 +278,7 @@ class Switch:
     # -- replies ------------------------------------------------------------------------
 
     def on_reply(self, message: Any) -> None:
-        """An answer, or a part of one, to a request. Others' requests are not ours to hear."""
+        """Handle a reply, or a part of one, to Patchlight's requests."""
         waiter = self._waiters.get(message.xid)
         if waiter is None:
             return
@@ -286,7 +286,7 @@ class Switch:
         if message.msg_type == ofp.OFPT_ERROR:
             index = waiter.index_of[message.xid]
             waiter.errors[index] = error_text(message)
-            last = index < 0  # the request itself, and not one of the entries before its barrier
+            last = index < 0  # the request itself, not an entry before its barrier
         elif message.msg_type == ofp.OFPT_MULTIPART_REPLY:
             waiter.parts += message.body if isinstance(message.body, list) else [message.body]
             last = not message.flags & ofp.OFPMPF_REPLY_MORE
@@ -294,10 +294,10 @@ class Switch:
             waiter.done.send()
 
     def on_gone(self) -> None:
-        """The connection ended: whoever waits for a reply gets an error."""
+        """The connection ended: all waiting requests fail."""
         gone = SwitchGone(
             f"switch {self.id:#x} disconnected before it answered",
-            hint="its flow entries are read again, and mended, when it comes back",
+            hint="its flow entries are read and repaired when it reconnects",
         )
         for waiter in {id(w): w for w in self._waiters.values()}.values():
             if not waiter.done.ready():
@@ -307,8 +307,8 @@ class Switch:
 def port_of(port: Any) -> dict[str, Any]:
     """The engine's port description as plain JSON values.
 
-    ``up``: it is switched on and something arrives. ``enabled``: nobody switched it off.
-    ``blocked``: the switch itself keeps it out of use.
+    ``up``: enabled, and a signal arrives. ``enabled``: not switched off. ``blocked``: the switch
+    keeps it out of use.
     """
     down = port.config & ofp.OFPPC_PORT_DOWN or port.state & ofp.OFPPS_LINK_DOWN
     return {
@@ -337,7 +337,7 @@ class _Counts:
 
 
 class Traffic:
-    """Counts for each of the lab's switches; ``refused``: connections not let in, by reason."""
+    """Message counts of each switch of the lab; ``refused``: refused connections by reason."""
 
     def __init__(self, datapath_ids: frozenset[int]) -> None:
         self.refused: Counter[str] = Counter()
@@ -348,12 +348,12 @@ class Traffic:
         self._counts[datapath_id].connections += 1
 
     def gone(self, datapath_id: int) -> None:
-        """Its connection ended: what it took to answer says nothing any more."""
+        """Its connection ended: its response time is obsolete."""
         counts = self._counts[datapath_id]
         counts.echo_s = counts.echo_xid = None
 
     def said(self, datapath_id: int, data: bytes, now: float) -> None:
-        """Messages, one after the other, go to a switch."""
+        """Messages go to a switch."""
         counts, at = self._counts[datapath_id], 0
         while at + _HEADER.size <= len(data):
             _, kind, length, xid = _HEADER.unpack_from(data, at)
@@ -372,7 +372,7 @@ class Traffic:
             counts.echo_s, counts.echo_xid = now - counts.echo_at, None
 
     def message(self, waiting: Mapping[int, int]) -> dict[str, Any]:
-        """The event with the counts; ``waiting`` messages are still to be sent to each switch."""
+        """The event with the counts; ``waiting`` messages are not sent yet, by switch."""
         shown = ("connections", "sent", "received", "errors", "echo_s")
         switches = [
             {

@@ -1,6 +1,6 @@
-"""Which switches get in, over TLS where that is wanted, which are connected, and their events.
+"""Decides which switches may connect, with TLS if required, and tracks connections and events.
 
-Import only after an engine was chosen: sockets and TLS contexts here are eventlet's.
+Import it only after an engine was chosen: sockets and TLS contexts are eventlet's.
 """
 
 import logging
@@ -22,33 +22,33 @@ from patchlight.testbed.linux import credentials
 LOG = logging.getLogger(__name__)
 
 _PERIOD_S = 1.0
-# Reading flow counters costs some 50 µs an entry: at most this part of the time goes there.
+# Reading flow counters costs about 50 µs per entry: limit its share of the time.
 _SHARE_FOR_FLOWS = 0.1
 _COUNTERS_DEADLINE_S = 10.0
-# A switch whose connection stands answers an echo within this, also while it sets up entries.
+# A live switch answers an echo within this, even while it installs entries.
 _FIRST_ANSWERS_S = 5.0
 _TELL_EVERY_S, _TOLD_KEPT = 60.0, 256
-# Also keeps a silent connection from holding a place for long.
+# Also limits how long a silent connection holds a place.
 _HANDSHAKE_WITHIN_S = 10.0
 _REASONS = {
     "PEER_DID_NOT_RETURN_A_CERTIFICATE": "it shows no certificate",
-    "CERTIFICATE_VERIFY_FAILED": "its certificate is not good here",
-    "WRONG_VERSION_NUMBER": "it speaks no TLS",
-    "HTTP_REQUEST": "it speaks no TLS",
-    "UNSUPPORTED_PROTOCOL": "it speaks no TLS 1.2 or newer",
-    "TLSV1_ALERT_UNKNOWN_CA": "it does not take our certificate: its authority is another",
+    "CERTIFICATE_VERIFY_FAILED": "its certificate is not valid here",
+    "WRONG_VERSION_NUMBER": "it does not use TLS",
+    "HTTP_REQUEST": "it does not use TLS",
+    "UNSUPPORTED_PROTOCOL": "it does not support TLS 1.2 or newer",
+    "TLSV1_ALERT_UNKNOWN_CA": "it rejects the controller's certificate: its authority differs",
 }
 
 
 class NotLetIn(PatchlightError):
-    """A connection without TLS, or with a certificate that is not one of the lab's."""
+    """A connection without TLS, or without a certificate of the lab."""
 
 
 class TlsAuth:
-    """Shows the controller's certificate, and wants one of the same authority.
+    """Uses the controller's certificate, and requires one of the same authority.
 
-    A certificate that is put into the folder later is taken for connections from then on.
-    ``BadInput`` if there is none that is the controller's and valid.
+    A new certificate in the folder is used for later connections. ``BadInput`` if the folder has no
+    valid one of the controller.
     """
 
     def __init__(self, tls: SwitchTls, datapath_ids: tuple[int, ...]) -> None:
@@ -59,9 +59,9 @@ class TlsAuth:
         self._context = self._new_context()
 
     def admit(self, connection: Any) -> "TlsConnection":
-        """Shake hands; ``NotLetIn`` with what is wrong. The connection is closed then."""
+        """Do the handshake; ``NotLetIn`` with the problem closes the connection."""
         if (found := credentials.stamp(self._folder)) != self._stamp:
-            with suppress(BadInput):  # half of it is there: the one that we have is still good
+            with suppress(BadInput):  # the new certificate is incomplete: keep the present one
                 self._context, self._stamp = self._new_context(), found
         connection.settimeout(_HANDSHAKE_WITHIN_S)
         try:
@@ -71,7 +71,7 @@ class TlsAuth:
             raise NotLetIn(_words(error)) from error
 
     def is_for(self, connection: "TlsConnection", datapath_id: int) -> bool:
-        """Whether the certificate at the other end is that of the switch with this id."""
+        """Whether the peer's certificate belongs to the switch with this id."""
         good = (self._names.get(datapath_id), credentials.switches_name(self._lab))
         return any(name in good for name in connection.names)
 
@@ -79,17 +79,16 @@ class TlsAuth:
         own = credentials.read_credentials(self._folder)
         own.check(credentials.controller_name(self._lab))
         context = credentials.new_context(server=True)
-        # Switches in the field know no newer one.
+        # Switches in the field support no newer version.
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         own.load_into(context)
         return context
 
 
 class TlsConnection:
-    """A connection over TLS as the engine uses sockets. ``names`` are the certificate's.
+    """A TLS connection for the engine. ``names`` are the certificate's.
 
-    The engine reads again after any error of TLS, without an end: here such an error ends the
-    connection, as it does without TLS.
+    The engine would retry forever after TLS errors: here they end the connection.
     """
 
     def __init__(self, connection: Any) -> None:
@@ -99,7 +98,7 @@ class TlsConnection:
         self._over = False
 
     def recv(self, size: int) -> bytes:
-        """Some bytes, none at the end; ``TimeoutError`` if nothing comes."""
+        """Some bytes, none at the end; ``TimeoutError`` on silence."""
         if self._over:
             return b""
         try:
@@ -108,9 +107,9 @@ class TlsConnection:
             raise ConnectionError(_words(error)) from error
 
     def shutdown(self, _how: int) -> None:
-        """End both ways: after half of a TLS connection the other half cannot be read any more."""
+        """Close both directions: TLS cannot be half-closed."""
         self._over = True
-        # Not ``SSLSocket``'s own, which takes the encryption from under whoever reads just now.
+        # ``SSLSocket``'s own method removes the encryption under a concurrent reader.
         socket.SocketType.shutdown(self._connection, socket.SHUT_RDWR)
 
     def __getattr__(self, name: str) -> Any:
@@ -119,17 +118,17 @@ class TlsConnection:
 
 def _words(error: OSError) -> str:
     if isinstance(error, ssl.SSLCertVerificationError):
-        return f"its certificate is not good here: {error.verify_message}"
+        return f"its certificate is not valid here: {error.verify_message}"
     if isinstance(error, ssl.SSLError):
         reason = error.reason or str(error)
         return _REASONS.get(reason, reason.replace("_", " ").lower())
     if isinstance(error, TimeoutError):
-        return f"it began no TLS within {_HANDSHAKE_WITHIN_S:g} s"
-    return "it went away"
+        return f"it did not start TLS within {_HANDSHAKE_WITHIN_S:g} s"
+    return "it disconnected"
 
 
 class SwitchRegistry:
-    """Every declared switch that is connected; ``count``: their counters are read each second."""
+    """Every connected switch of the lab; ``count``: read their counters each second."""
 
     def __init__(
         self,
@@ -149,13 +148,13 @@ class SwitchRegistry:
         self._told: dict[tuple[str, int | str], float] = {}
 
     def switch(self, datapath_id: int) -> Switch:
-        """The connected switch of that id; ``SwitchGone`` if there is none."""
+        """The connected switch of that id, or ``SwitchGone``."""
         if datapath_id in self._switches:
             return self._switches[datapath_id]
         if datapath_id not in self.declared:
             raise PatchlightError(
                 f"datapath id {datapath_id:#x} is not one of the lab's packet switches",
-                hint="declare it in the lab file and start the controller again",
+                hint="add it to the lab file and restart the controller",
             )
         raise SwitchGone(
             f"switch {datapath_id:#x} is not connected",
@@ -163,13 +162,13 @@ class SwitchRegistry:
         )
 
     def of(self, datapath: Any) -> Switch | None:
-        """The switch behind this connection, if it is the one that counts."""
+        """The switch of this connection, if it is the accepted one."""
         switch = self._switches.get(datapath.id)
         return switch if switch is not None and switch.datapath is datapath else None
 
     def may_be_told(self, datapath: Any) -> bool:
-        """Whether more than the handshake may be said on a connection: it is a switch of the
-        lab, with its certificate where that is wanted, and no other connection is that switch."""
+        """Whether a connection may be used beyond the handshake: it is a switch of the lab, with
+        its certificate if required, and not connected twice."""
         switch = self._switches.get(datapath.id)
         return self._is_of_the_lab(datapath) and (switch is None or switch.datapath is datapath)
 
@@ -189,7 +188,7 @@ class SwitchRegistry:
     # -- what the application tells us ----------------------------------------------------
 
     def let_in(self, connection: Any, address: Any) -> Any:
-        """The connection to be used, over TLS where that is wanted; ``None`` if it is refused."""
+        """The connection to use, with TLS if required; ``None`` if it is refused."""
         if self._tls is None:
             return connection
         try:
@@ -200,11 +199,11 @@ class SwitchRegistry:
             where = "{}:{}".format(*address[:2])
             if self._is_news("refused-switch", host):
                 self._publish({"event": "refused-switch", "address": where, "why": error.message})
-                LOG.warning("a connection from %s is refused: %s", where, error.message)
+                LOG.warning("connection from %s refused: %s", where, error.message)
             return None
 
     def features(self, datapath: Any, datapath_id: int) -> None:
-        """A connection said which switch it is, and nothing else was said to it yet."""
+        """A connection reported its switch; nothing else has been sent to it yet."""
         if datapath_id not in self.declared:
             self._traffic.refused["unknown"] += 1
             self._leave_alone("unknown-switch", datapath, "the lab has no such switch")
@@ -214,39 +213,38 @@ class SwitchRegistry:
             self._traffic.refused["certificate"] += 1
             self._leave_alone("refused-switch", datapath, why)
         elif not self.may_be_told(datapath):
-            # What the engine wanted to ask next, and was not let.
+            # The request that the engine would send next, which was blocked.
             ports = parser.OFPPortDescStatsRequest(datapath, 0)
             eventlet.spawn_n(self._second, datapath, lambda: datapath.send_msg(ports))
 
     def _second(self, datapath: Any, go_on: Callable[[], None]) -> None:
-        """Another connection says to be a switch that is connected: is the first one dead?"""
+        """A second connection has a connected switch's id: check whether the first is dead."""
         first = self._switches.get(datapath.id)
         if first is not None and first.answers(_FIRST_ANSWERS_S):
-            words = f"that switch is connected from {first.address}, and answers"
+            words = f"that switch is already connected from {first.address}"
             self._traffic.refused["second"] += 1
             self._leave_alone("second-switch", datapath, words)
             datapath.close()
             return
         if first is not None and self.of(first.datapath) is first:
-            LOG.warning("switch %#x connected again, from %s", datapath.id, datapath.address[0])
+            LOG.warning("switch %#x reconnected from %s", datapath.id, datapath.address[0])
             first.datapath.close()
             self.down(first.datapath)
         if self.may_be_told(datapath) and datapath.is_active:
             go_on()
 
     def _leave_alone(self, event: str, datapath: Any, why: str) -> None:
-        """Say so, once a minute for each id: who is left alone may come again and again."""
+        """Report it, once a minute per id: such switches may retry forever."""
         news = self._is_news(event, datapath.id)
         address = "{}:{}".format(*datapath.address[:2])
         if event == "unknown-switch" or news:  # the controller counts unknown ones
             message = {"event": event, "datapath_id": datapath.id, "address": address, "why": why}
             self._publish(message)
         if news:
-            words = "a switch with datapath id %#x connected from %s: %s; it is left alone"
+            words = "a switch with datapath id %#x connected from %s: %s; it is ignored"
             LOG.warning(words, datapath.id, address, why)
 
     def _is_news(self, event: str, who: int | str) -> bool:
-        """Whether this was not told in the last minute; it counts as told from now on."""
         now, key = time.monotonic(), (event, who)
         if now - self._told.get(key, -_TELL_EVERY_S) < _TELL_EVERY_S:
             return False
@@ -256,11 +254,11 @@ class SwitchRegistry:
         return True
 
     def up(self, datapath: Any) -> None:
-        """A declared switch finished its handshake."""
+        """A switch of the lab finished its handshake."""
         if not self._is_of_the_lab(datapath):
-            return  # it went on by itself, and nobody answers
+            return  # it disconnected, and nobody answers
         if not self.may_be_told(datapath):
-            # Another connection was quicker.
+            # Another connection was faster.
             eventlet.spawn_n(self._second, datapath, lambda: self.up(datapath))
             return
         switch = self._switches[datapath.id] = Switch(datapath)
@@ -280,12 +278,12 @@ class SwitchRegistry:
             self._publish({"event": "switch-down", "datapath_id": switch.id})
 
     def port(self, datapath: Any, port: dict[str, Any], change: str) -> None:
-        """A port appeared, went (``change`` says which) or changed."""
+        """A port was added, removed (``change``) or changed."""
         if self.of(datapath) is not None:
             self._publish({"event": "port", "datapath_id": datapath.id, "change": change, **port})
 
     def frame(self, datapath: Any, port: int, cookie: int, frame: bytes) -> None:
-        """A frame came to a port, and an entry with this cookie sent it to us."""
+        """A frame arrived at a port, and an entry with this cookie sent it here."""
         if self.of(datapath) is not None and cookie & COOKIE_MASK == COOKIE_MARK:
             message = {"event": "frame", "datapath_id": datapath.id, "port": port}
             self._publish({**message, "frame": frame.hex()})
@@ -293,18 +291,18 @@ class SwitchRegistry:
     # -- what goes to and fro -----------------------------------------------------------------
 
     def said(self, datapath: Any, data: bytes) -> None:
-        """The engine sends something; counted if it is to a switch of the lab."""
+        """The engine sends a message; counted for switches of the lab."""
         if self.of(datapath) is not None:
             self._traffic.said(datapath.id, bytes(data), time.monotonic())
 
     def heard(self, message: Any) -> None:
-        """The engine read a message; counted if it is of a switch of the lab."""
+        """The engine read a message; counted for switches of the lab."""
         if self.of(message.datapath) is not None:
             kind, number = message.msg_type, message.datapath.id
             self._traffic.heard(number, kind, message.xid, time.monotonic())
 
     def tell_traffic(self) -> None:
-        """Tell of it once a second, for ever."""
+        """Report the counts once a second."""
         while True:
             queues = {number: s.datapath.send_q for number, s in self._switches.items()}
             waiting = {number: queue.qsize() for number, queue in queues.items() if queue}
@@ -314,7 +312,6 @@ class SwitchRegistry:
     # -- counters ---------------------------------------------------------------------------
 
     def _count(self, switch: Switch) -> None:
-        """Read the counters once a second for as long as the connection stands."""
         next_at = flows_at = time.monotonic()
         while self.of(switch.datapath) is switch:
             try:

@@ -1,1 +1,1 @@
-"""Policies that weigh options: what each would make of the cluster, scored by a model or a rule."""
+"""Chooses among options: the effect of each on the cluster, scored by a model or a rule."""

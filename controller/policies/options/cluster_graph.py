@@ -1,7 +1,7 @@
-"""The cluster as a graph: GPUs, servers, packet switches and OCSs, and what connects them.
+"""Encodes the cluster as a graph: GPUs, servers, packet switches, OCSs and their connections.
 
-The part that depends on the circuits alone is made once; each decision fills in the rest. Rates,
-times and counts are squeezed, so that one scale serves small labs and large ones.
+The part that depends only on circuits is made once; each decision adds the rest. Rates, times and
+counts are compressed, so that one scale fits small and large labs.
 """
 
 import math
@@ -25,17 +25,17 @@ _Edges = tuple[Ints, Floats]  # from and to; features
 NODE_FEATURES = 14
 """Of a node: whether it is a GPU, server, packet switch, OCS; of its GPUs the part that is free,
 broken, free for this job; how long they are still busy; how fast they are for this job; how many
-there are; the rate of its NICs; the part without light; of an OCS the switching time; the part of
-its ports towards packet switches that carry no light."""
+there are; the rate of its NICs; the part without a circuit; of an OCS the switching time; the part
+of its ports towards packet switches without a circuit."""
 EDGE_FEATURES = 6
 """Of an edge, each way: whether it is within a server, a packet link, a circuit through an OCS, a
-fibre to an OCS; its rate; the part of it that rings want, or of a circuit the optical loss."""
+fibre to an OCS; its rate; the part of it that rings use, or for a circuit the optical loss."""
 _FREE, _BROKEN, _USABLE, _LEFT, _SPEED, _SIZE, _RATE, _DARK, _SWITCHING, _SPARE = range(4, 14)
 _INSIDE, _PACKETS, _CIRCUIT, _PLUGGED, _EDGE_RATE, _WANTED = range(EDGE_FEATURES)
 
 
 def squeezed(value: float, unit: float) -> float:
-    """0 for 0, a half for ``unit``, 1 for infinity or what is no number."""
+    """0 for 0, a half for ``unit``, 1 for infinity or NaN."""
     return value / (value + unit) if 0 <= value < math.inf else (0.0 if value < 0 else 1.0)
 
 
@@ -45,7 +45,7 @@ def rate_feature(rate_bps: float) -> float:
 
 
 class FixedFibres:
-    """What a lab's graph has whichever circuits there are: what is plugged into its OCSs."""
+    """The circuit-independent part of a lab's graph: what is plugged into its OCSs."""
 
     def __init__(self, network: LabNetwork, racks: Sequence[str]) -> None:
         lab = network.lab
@@ -71,7 +71,7 @@ class FixedFibres:
         self.counts = np.bincount(self._row_of, minlength=len(facing))
 
     def spare(self, circuits: Mapping[str, PortMap]) -> Ints:
-        """How many ports of each row of ``facing`` carry no light."""
+        """How many ports of each row of ``facing`` have no circuit."""
         lit = np.zeros(len(self._row_of), bool)
         for ocs, present in circuits.items():
             ports = self._ports.get(ocs, {})
@@ -81,9 +81,9 @@ class FixedFibres:
 
 @dataclass
 class ClusterGraph:
-    """A cluster under its present circuits. Nodes: GPUs, then servers, packet switches, OCSs.
+    """A cluster with its present circuits. Nodes: GPUs, then servers, packet switches, OCSs.
 
-    ``plugs`` are those of the network's lab; without them they are made.
+    ``plugs`` are those of the network's lab; by default they are made.
     """
 
     shape: ClusterShape
@@ -136,7 +136,7 @@ class ClusterGraph:
             nodes[first : first + count, _SIZE] = np.log1p(held) / 5
 
     def _lit_or_dark(self) -> _Edges:
-        """GPUs and the switches that their NICs are lit to; with a lab also rate and loss."""
+        """GPUs and the switches that their NICs are connected to; with a lab also rate and loss."""
         network = self.network
         self._static[: self.gpus, _DARK] = self.rack_of < 0
         lit = np.flatnonzero(self.rack_of >= 0)
@@ -162,7 +162,6 @@ class ClusterGraph:
         return np.array(ends, np.int64).reshape(-1, 2), links
 
     def _plugged(self, plugs: FixedFibres) -> list[_Edges]:
-        """What is plugged into OCSs: NICs, and packet switches with several fibres."""
         nodes = self._static
         gpu, ocs = plugs.nics.T
         self.ocs_of[gpu] = ocs
@@ -179,7 +178,6 @@ class ClusterGraph:
         return [nics, _edges(ocs, rack, _PLUGGED, rate, spare / np.maximum(counts, 1))]
 
     def _sum_up(self, nodes: Floats, features: tuple[int, ...]) -> None:
-        """Servers, switches and OCSs have the means of their GPUs."""
         for of, first, count in self._groups:
             if not count:
                 continue
@@ -190,7 +188,7 @@ class ClusterGraph:
                 nodes[first : first + count, feature] = summed / held
 
     def nodes(self, outlook: Outlook, job: JobView | None, unit_s: float) -> Floats:
-        """The nodes' features now, for a decision about ``job``; times are in ``unit_s``."""
+        """The nodes' features for a decision about ``job``; times are in ``unit_s``."""
         cluster, count = outlook.cluster, self.gpus
         found = self._static.copy()
         free = cluster.free if job is None else cluster.free_for(job)
@@ -228,7 +226,6 @@ def bits(gpus: int, count: int) -> NDArray[np.uint8]:
 def _edges(
     a: Ints, b: Ints, kind: Ints | int, rate: _Row | float = 0.0, last: _Row | float = 0.0
 ) -> _Edges:
-    """Edges there and back, and what is known of them."""
     rows = np.arange(len(a))
     links = np.zeros((len(a), EDGE_FEATURES), np.float32)
     links[rows, kind], links[:, _EDGE_RATE], links[:, _WANTED] = 1.0, rate, last

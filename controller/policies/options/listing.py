@@ -1,6 +1,6 @@
-"""The candidate answers of each kind of decision, with what each would lead to.
+"""Lists the candidate answers of each kind of decision, with their effects.
 
-They are the answers of the built-in policies, and some more of their kind.
+They are the answers of the built-in policies, and similar ones.
 """
 
 import math
@@ -16,9 +16,9 @@ from patchlight.controller.policies.options.outlook import Outlook, Prospect, Re
 from patchlight.controller.policies.sets import lowest, members, pack
 
 MOST_OPTIONS = 24
-"""A model is shown no more than so many options."""
+"""The maximum number of options for a model."""
 _MADE_ROOM_FOR = 4  # of those that wait
-_SPREAD = 6  # placements over several switches, beside those of the built-in policies
+_SPREAD = 6  # placements over several switches, in addition to those of the built-in policies
 
 BUILT_IN: Mapping[str, contract.PlacementPolicy] = {
     "consolidated": placement.Consolidated(),
@@ -27,16 +27,15 @@ BUILT_IN: Mapping[str, contract.PlacementPolicy] = {
     "best-fit": placement.BestFit(),
     "first-fit": placement.FirstFit(),
 }
-"""The built-in placements whose answers are options for where a job goes, the default's first: of
-options that are as good as each other the first one is taken."""
+"""The built-in placements that give options, the default's first, as it wins ties."""
 
 
 @dataclass(frozen=True)
 class Option:
-    """A candidate answer: ``words`` say it for people, ``proposers`` which policies would give it.
+    """A candidate answer: ``words`` describe it, ``proposers`` are policies that would choose it.
 
-    ``gpus`` are those that it is about, in the ring's order, ``taken`` how many of the free ones it
-    takes (less than 0: gives back), ``moves`` how many of them get other circuits.
+    ``gpus`` are those concerned, in ring order, ``taken`` how many free ones it takes (negative:
+    releases), ``moves`` how many get other circuits.
     """
 
     answer: Any
@@ -52,7 +51,7 @@ Options = Sequence[Option]
 
 
 class Listing:
-    """Lists options. It keeps what never changes of the lab it is asked about."""
+    """Lists options, with a cache of the lab's constant parts."""
 
     def __init__(self) -> None:
         self._regroup = placement.RegroupPlacement()
@@ -60,9 +59,9 @@ class Listing:
     def placements(
         self, outlook: Outlook, job: JobView, workers: int, *, with_circuits: bool
     ) -> list[Option]:
-        """Where a job can go; empty while it has to wait.
+        """Where a job can go; empty if it must wait.
 
-        ``with_circuits``: also GPUs that a topology policy then has to bring under one switch.
+        ``with_circuits``: also GPUs that a topology policy must then bring under one switch.
         """
         cluster = outlook.cluster
         rings: dict[frozenset[int], tuple[list[int], set[str]]] = {}
@@ -86,7 +85,7 @@ class Listing:
             for choice in choices.values():
                 switch = cluster.shape.racks[choice.rack]
                 prospect = outlook.of(outlook.load_of(job, choice.gpus), choice.gpus, switching_s)
-                words = f"{_named(cluster, choice.gpus)}, all lit to {switch}"
+                words = f"{_named(cluster, choice.gpus)}, all connected to {switch}"
                 gpus, moves, proposers = choice.gpus, choice.moves, frozenset(["regroup"])
                 found.append(Option(gpus, words, tuple(gpus), prospect, workers, moves, proposers))
         waits = list(_waits(outlook, job, workers)) if found else []
@@ -95,7 +94,7 @@ class Listing:
     def _rings(
         self, cluster: ClusterView, job: JobView, workers: int
     ) -> Iterable[tuple[str, list[int]]]:
-        """Rings with the built-in policy that would take each, if one would."""
+        """Rings with the built-in policy that would choose each, if any."""
         for name, policy in BUILT_IN.items():
             ring = policy.place(cluster, job, workers)
             if ring is None:
@@ -121,9 +120,9 @@ class Listing:
                 yield "", list(of_model)
 
     def degrees(self, outlook: Outlook, job: JobView, legal: Sequence[int]) -> list[Option]:
-        """Into how many parts a job can be split now, the least first; refusing it is none of them.
+        """Into how many parts a job can be split now, in ascending order; without refusal.
 
-        Of a job that has to end in time those that do, if any do.
+        For a job with a deadline, those that meet it, if any do.
         """
         cluster = outlook.cluster
         found: list[Option] = []
@@ -145,9 +144,9 @@ class Listing:
         return in_time or found
 
     def turn(self, outlook: Outlook, job: JobView, progress: contract.Progress) -> Option:
-        """That a job is next, where the default placement would put it.
+        """A job as the next one, where the default placement would put it.
 
-        Others then begin later: by the part of the cluster that it holds, times how long.
+        Other jobs are delayed by the part of the cluster that it holds, times the duration.
         """
         cluster, workers = outlook.cluster, max(1, job.workers)
         ring = BUILT_IN["consolidated"].place(cluster, job, workers)
@@ -159,7 +158,7 @@ class Listing:
         return Option(None, job.name, tuple(ring or ()), prospect, workers)
 
     def circuits(self, outlook: Outlook, groups: contract.Groups) -> list[Option]:
-        """Which circuits jobs can have: as they are, or each of the new ones under one switch."""
+        """Which circuits jobs can have: the present ones, or new ones under one switch each."""
         cluster, lab = outlook.cluster, outlook.cluster.lab
         new = jobs_to_light(cluster, groups)
         gpus = tuple(gpu for job in new for gpu in job.ring)
@@ -174,17 +173,17 @@ class Listing:
         switching_s = sum(lab.circuit_switch(name).switching_time_s for name in maps)
         moves = sum(len(cluster.circuits[name].diff(each).makes) for name, each in maps.items())
         lit = _together(outlook, new, switching_s)
-        words = f"light each job onto one switch ({moves} cross-connects)"
+        words = f"connect each job to one switch ({moves} cross-connects)"
         return [keep, Option(maps, words, gpus, lit, 0, moves, frozenset(["regroup"]))]
 
     @staticmethod
     def sizes(
         outlook: Outlook, jobs: Sequence[contract.ElasticJob], queue: Sequence[contract.QueuedJob]
     ) -> list[Option]:
-        """Which running jobs can have other numbers of workers; the first leaves them."""
+        """How running jobs can be resized; the first option changes nothing."""
         cluster = outlook.cluster
         resizing = Resizing(cluster, jobs, queue)
-        keep = Option({}, "leave them as they are", (), Prospect(0.0, 0.0))
+        keep = Option({}, "change nothing", (), Prospect(0.0, 0.0))
         given = GiveAndTake().resize(cluster, jobs, queue)
         answers: list[Mapping[str, int]] = [given]
         for waits in queue[:_MADE_ROOM_FOR]:
@@ -208,7 +207,6 @@ class Listing:
 
 
 def _together(outlook: Outlook, jobs: Sequence[RingOfJob], dark_s: float | None) -> Prospect:
-    """What becomes of several jobs that get their circuits together."""
     each = [outlook.of(job.load, job.ring, dark_s) for job in jobs]
     return Prospect(
         math.fsum(one.lasts_s for one in each),
@@ -221,7 +219,6 @@ def _together(outlook: Outlook, jobs: Sequence[RingOfJob], dark_s: float | None)
 
 
 def _of_one_model(cluster: ClusterView, job: JobView) -> Iterator[JobView]:
-    """The job as one that can run on GPUs of one model only, for each of several models."""
     models = cluster.shape.model_gpus
     if len(models) > 1:
         for model in models:
@@ -230,7 +227,7 @@ def _of_one_model(cluster: ClusterView, job: JobView) -> Iterator[JobView]:
 
 
 def _waits(outlook: Outlook, job: JobView, workers: int) -> Iterator[Option]:
-    """To wait until enough GPUs of one model are free, for each of which there are too few now."""
+    """Waiting until enough GPUs of one model are free, for each model with too few now."""
     cluster = outlook.cluster
     free, held_up = cluster.free.bit_count(), 0
     for other in cluster.queue:
@@ -252,7 +249,7 @@ def _waits(outlook: Outlook, job: JobView, workers: int) -> Iterator[Option]:
 
 
 def _some(degrees: Sequence[int]) -> Sequence[int]:
-    """Degrees to look at, ascending: all where they are few, else each about half as much again."""
+    """Degrees to try, ascending: all if there are few, else each about half as much again."""
     if len(degrees) <= MOST_OPTIONS:
         return degrees
     found = [degrees[-1]]
@@ -267,13 +264,13 @@ def _by_server(cluster: ClusterView, gpus: int) -> list[int]:
 
 
 def _named(cluster: ClusterView, ring: Sequence[int]) -> str:
-    """GPUs for people, by switch: ``2 under tor1, 1 under tor2``."""
+    """GPUs by switch, as text: ``2 under tor1, 1 under tor2``."""
     shape = cluster.shape
     under: dict[int, int] = {}
     for gpu in ring:
         under[shape.gpus[gpu].rack] = under.get(shape.gpus[gpu].rack, 0) + 1
     words = [
-        f"{count} {'dark' if rack < 0 else f'under {shape.racks[rack]}'}"
+        f"{count} {'without a link' if rack < 0 else f'under {shape.racks[rack]}'}"
         for rack, count in under.items()
     ]
     few = len(ring) <= 4

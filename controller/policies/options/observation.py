@@ -1,7 +1,7 @@
-"""What a model that weighs options sees: schema ``patchlight.options`` version 3, as arrays.
+"""Encodes what a model that weighs options sees: schema ``patchlight.options`` version 3.
 
-No size is fixed: not the cluster's, not that of the job's graph, not the number of options. In a
-large graph, operations that follow each other are joined until there are few enough.
+Cluster, job graph and number of options may have any size. In a large graph, successive operations
+are merged until there are few enough.
 """
 
 import math
@@ -25,22 +25,21 @@ Floats = NDArray[np.float32]
 Ints = NDArray[np.int64]
 
 OPERATION_FEATURES = 6
-"""Of an operation, or of those joined: their part of the graph's forward time, backward time,
-activations and parameters; how deep they are, and 1 (0 where a job comes without a graph)."""
+"""Of an operation, or merged ones: their part of the graph's forward time, backward time,
+activations and parameters; their depth, and 1 (0 for a job without a graph)."""
 MOST_OPERATIONS = 64
-"""Graphs of more operations are pooled to so many."""
+"""Larger graphs are pooled to this many operations."""
 _NOTHING = np.zeros((1, OPERATION_FEATURES), np.float32), np.zeros((1, 2), np.int64)
 
 SCHEMA, VERSION = "patchlight.options", 3
 PROPOSERS = (*BUILT_IN, "regroup", "give-and-take")
-"""Policies of which an option says whether they would choose it."""
+"""Policies for which an option says whether they would choose it."""
 NOT_PROPOSERS = 17
 OPTION_FEATURES = NOT_PROPOSERS + len(PROPOSERS)
 STATE_FEATURES = 11 + len(KINDS)
 COST = 0
-"""The feature of an option that says by how much more all times to the ends of jobs grow than with
-the best one, as a part of what jobs last in the mean. Of a job that could be next it is how much
-later others begin, whoever else waits."""
+"""The feature of an option for the increase of all times to the ends of jobs over the best option,
+relative to the mean duration. For an order decision it is how much later other jobs start."""
 MOST_COST = 20.0
 ARRAYS: Mapping[str, tuple[str, int]] = {
     "nodes": ("float32", cluster_graph.NODE_FEATURES),
@@ -53,13 +52,13 @@ ARRAYS: Mapping[str, tuple[str, int]] = {
     "operations": ("float32", OPERATION_FEATURES),
     "flows": ("int64", 2),
 }
-"""Each array's type and columns; rows are as many as there are.
+"""Each array's type and columns; the number of rows varies.
 
 ``nodes`` and ``edges`` (from, to; ``links`` has what is known of each) are the cluster,
 ``operations`` and ``flows`` the job's graph, pooled. ``options`` has a row for each candidate
 answer; ``touched`` pairs options with the nodes that they change, ``amounts`` says by how much: the
-part of the option's GPUs that is there, and the part of the free ones there that it takes.
-``state`` is one row: the queue, recent jobs, the kind of decision.
+part of the option's GPUs there, and the part of the free GPUs there that it takes. ``state`` is one
+row: the queue, recent jobs, the kind of decision.
 """
 
 Array = NDArray[Any]
@@ -68,12 +67,12 @@ _KEPT = 4
 
 
 def job_graph(graph: ComputationGraph, most: int = MOST_OPERATIONS) -> tuple[Floats, Ints]:
-    """Nodes (n × features), pooled to ``most``, and edges (m × 2, from, to), one at least."""
+    """Nodes (n × features), pooled to ``most``, and edges (m × 2, from, to), at least one."""
     count = len(graph.operations)
     depth = np.array(depths(graph))
     groups = min(count, most)
     group = np.empty(count, np.int64)
-    # By depth, so that what is joined stands beside each other in the graph.
+    # By depth, so that merged nodes are neighbours in the graph.
     in_turn = np.lexsort((np.argsort(graph.order), depth))
     group[in_turn] = np.arange(count) * groups // count
     nodes = np.zeros((groups, OPERATION_FEATURES), np.float32)
@@ -88,7 +87,7 @@ def job_graph(graph: ComputationGraph, most: int = MOST_OPERATIONS) -> tuple[Flo
 
 
 class Observer:
-    """Makes observations. It keeps the graphs of the last wirings that it has seen."""
+    """Makes observations, with a cache of the graphs of recent circuits."""
 
     def __init__(self) -> None:
         self._networks = Networks()
@@ -103,10 +102,10 @@ class Observer:
     def observe(
         self, kind: PolicyKind, outlook: Outlook, job: JobView | None, options: Sequence[Option]
     ) -> Observation:
-        """What a model sees of a decision; ``options`` are at least one."""
+        """What a model sees of a decision; there is at least one of ``options``."""
         cluster = outlook.cluster
         graph = self._graph(outlook)
-        # Jobs that wait are seen one by one, and compared.
+        # Waiting jobs are seen one by one, and compared.
         unit_s = typical_s(cluster, () if kind == "order" else options)
         touched, amounts = _touched(graph, cluster, options)
         operations, flows = (
@@ -142,7 +141,7 @@ class Observer:
 
 
 def typical_s(cluster: ClusterView, options: Sequence[Option]) -> float:
-    """How long jobs last here, about: the unit of times. From recent jobs and this one."""
+    """How long jobs last, about: the unit of times. From recent jobs and this one."""
     each = [option.prospect.lasts_s for option in options]
     known = [min((s for s in each if 0 < s < math.inf), default=math.nan)]
     for job in cluster.recent:
@@ -155,7 +154,7 @@ def typical_s(cluster: ClusterView, options: Sequence[Option]) -> float:
 def _touched(
     graph: ClusterGraph, cluster: ClusterView, options: Sequence[Option]
 ) -> tuple[Array, Array]:
-    """``touched`` and ``amounts``; what changes no GPU touches the first node by nothing."""
+    """``touched`` and ``amounts``; options without GPUs touch the first node by nothing."""
     free = bits(cluster.free, graph.gpus)
     lengths = np.array([len(option.gpus) for option in options], np.int64)
     number = np.repeat(np.arange(len(options)), lengths)

@@ -1,9 +1,9 @@
-"""A fast prediction of what an option leads to, for the jobs that run and for those that wait.
+"""Predicts quickly what an option means for running and waiting jobs.
 
-All edges of rings on a link share it evenly, which takes some microseconds for each edge;
-``policies.cheapest`` simulates the jobs to their ends in milliseconds. Jobs that wait begin in turn
-as soon as enough GPUs are free. Left out: that links are shared again whenever a job ends, and
-which GPUs a placement policy would choose.
+All edges of rings on a link share it evenly, which takes microseconds per edge;
+``policies.cheapest`` simulates jobs to their ends in milliseconds. Waiting jobs start in turn when
+enough GPUs are free. It ignores that links are shared again at each end, and which GPUs a placement
+policy would choose.
 """
 
 import heapq
@@ -29,20 +29,20 @@ _LOOKED_AT = 16  # of those that wait
 
 
 class SharedWiring(NamedTuple):
-    """A lab's links; of rings that ran on them the NICs' rate, and the edges on other links."""
+    """A lab's links; for cached rings the NICs' rate, and the edges on other links."""
 
     network: LabNetwork
     rings: dict[tuple[int, ...], tuple[float, Demand]]
 
 
 class Networks:
-    """The links of a lab under its circuits, kept for the last few maps that were asked for."""
+    """The links of a lab with its circuits, cached for the last few maps."""
 
     def __init__(self) -> None:
         self._known: list[tuple[Lab, dict[str, PortMap], SharedWiring]] = []
 
     def of(self, cluster: ClusterView) -> SharedWiring | None:
-        """Those of a cluster; ``None`` where there is no lab behind it."""
+        """The links of a cluster; ``None`` without a lab."""
         lab = cluster.lab
         if lab is None:
             return None
@@ -55,7 +55,7 @@ class Networks:
         if before is None:
             network = LabNetwork(lab, trace_links(lab, circuits))
         else:
-            # Only what is lit another way is looked at.
+            # Only changed links are examined.
             network = before.network.after(*before.network.links.after(circuits))
         wiring = SharedWiring(network, {})
         self._known = [(lab, circuits, wiring), *self._known[: _KEPT - 1]]
@@ -63,11 +63,11 @@ class Networks:
 
 
 class Prospect(NamedTuple):
-    """What an answer would lead to, in seconds; ``nan`` where nobody knows what the job has to do.
+    """The effect of an answer, in seconds; ``nan`` if the job's work is unknown.
 
-    The job ``lasts_s``, ``alone_s`` if it shared no links, after ``dark_s`` for its circuits; those
-    that run end, those that wait begin later by ``delays_s`` and ``queue_s`` in all. ``stuck``: its
-    ring has no way.
+    The job ``lasts_s``, ``alone_s`` on unshared links, after ``dark_s`` for its circuits; running
+    jobs end and waiting ones start later by ``delays_s`` and ``queue_s`` in total. ``stuck``: its
+    ring has no route.
     """
 
     lasts_s: float = math.nan
@@ -79,12 +79,12 @@ class Prospect(NamedTuple):
 
     @property
     def cost_s(self) -> float:
-        """By how much all times to the ends of jobs grow together."""
+        """The total increase of all times to the ends of jobs."""
         return self.lasts_s + self.delays_s + self.dark_s + self.queue_s
 
 
 class _Going(NamedTuple):
-    """A job that has its ring: the edges on links that it may share, and how fast it goes."""
+    """A job with its ring: the edges on links that it may share, and its speed."""
 
     shares: Demand
     load: Load
@@ -95,7 +95,7 @@ class _Going(NamedTuple):
 
 
 class Outlook:
-    """A cluster's running jobs on their links, at one moment, and how long each still runs."""
+    """A cluster's running jobs on their links, at one moment, and their remaining times."""
 
     def __init__(self, cluster: ClusterView, wiring: SharedWiring | None) -> None:
         self.cluster = cluster
@@ -103,7 +103,7 @@ class Outlook:
         self.edges: dict[Hashable, int] = {}
         """The edges of rings on each link between switches."""
         self._on: dict[Hashable, list[_Going]] = {}
-        # The one that is decided about waits too: it stands for the next one that comes.
+        # The job being decided waits too: it stands for the next one to arrive.
         self._behind = max(1, len(cluster.queue))
         self.left_by_job: dict[str, float] = {
             job.name: job.ends_s - cluster.now_s for job in cluster.running
@@ -130,7 +130,7 @@ class Outlook:
             unit_s = load.unit_s(self._rate_bps(network, own_bps, shares, {}))
             left_s = ends_s - self.cluster.now_s
             if left_s == math.inf and load.units < math.inf and unit_s < math.inf:
-                # A lab knows the iterations that are left, not when they will be done.
+                # A lab knows the remaining iterations, not their end.
                 left_s = max(0.0, load.units) * unit_s
                 self.left_by_job[name] = left_s
             going = _Going(shares, load, own_bps, unit_s, left_s, workers)
@@ -154,20 +154,20 @@ class Outlook:
     def _rate_bps(
         self, network: LabNetwork, own_bps: float, shares: Demand, more: Mapping[Hashable, int]
     ) -> float:
-        """The rate of an edge of a ring, with ``more`` edges on links beside those that are."""
+        """The rate of an edge of a ring, with ``more`` edges on links."""
         edges = ((link, self.edges.get(link, 0) + more.get(link, 0)) for link in shares)
         return min([own_bps, *(network.capacity_bps[link] / max(1, n) for link, n in edges)])
 
     def load_of(self, job: JobView, ring: Sequence[int]) -> Load | None:
-        """A job's work on these GPUs; ``None`` where nobody knows it."""
+        """A job's work on these GPUs; ``None`` if unknown."""
         nic_bps = UNLIMITED_BPS if self.network is None else self.network.nic_bps
         try:
             return placed(self.cluster, job, ring, nic_bps).load
-        except BadInput:  # It does not know how long it computes on one of these models.
+        except BadInput:  # Its compute time on one of these models is unknown.
             return None
 
     def of(self, load: Load | None, ring: Sequence[int], dark_s: float | None = None) -> Prospect:
-        """What would become of a job on these GPUs, under one switch after ``dark_s`` if given."""
+        """The outlook of a job on these GPUs, under one switch after ``dark_s`` if given."""
         network = self.network
         own_bps, shares = UNLIMITED_BPS, _NO_SHARES
         if network is not None and len(ring) > 1:
@@ -195,10 +195,10 @@ class Outlook:
         )
 
     def later(self, load: Load, ring: Sequence[int], wait_s: float, held_up: int) -> Prospect:
-        """What would become of a job that waits so long, and then has such GPUs to itself.
+        """The outlook of a job that waits for that time, and then has such GPUs on unshared links.
 
-        Others that wait get nothing until then: the ``held_up`` that could begin now, and as many
-        as come meanwhile, begin so much later.
+        Other waiting jobs get nothing until then: the ``held_up`` that could start now, and those
+        that arrive meanwhile, are delayed by that time.
         """
         own_bps = UNLIMITED_BPS if self.network is None else self.network.nic_bps
         alone_unit_s, units = _alone(load, own_bps)
@@ -221,7 +221,6 @@ class Outlook:
 
     @cached_property
     def _speeds(self) -> Mapping[str, float]:
-        """Of each GPU model, how fast it is beside the fastest, in the mean of recent jobs."""
         models = self.cluster.shape.model_gpus
         if len(models) < 2:
             return {}
@@ -242,7 +241,7 @@ class Outlook:
         return math.fsum(each)
 
     def _delays_s(self, network: LabNetwork, shares: Demand, lasts_s: float) -> tuple[float, float]:
-        """How much later others end if these edges share their links so long; as GPU-seconds."""
+        """How much later others end if these edges share their links that long; in GPU-seconds."""
         met = {id(going): going for link in shares for going in self._on.get(link, ())}
         found, held_gpu_s = 0.0, 0.0
         for going in met.values():
@@ -259,13 +258,13 @@ class Outlook:
 
 
 def _alone(load: Load, own_bps: float) -> tuple[float, float]:
-    """A unit's seconds on links that the job shares with nobody, and how many units are left."""
+    """A unit's seconds on unshared links, and the number of remaining units."""
     unit_s = load.unit_s(own_bps)
     return unit_s, load.units if load.units < math.inf else HORIZON_S / max(unit_s, 1e-9)
 
 
 class Resizing:
-    """A cluster's running jobs and who waits for GPUs, at one moment; ``queue`` in its order."""
+    """A cluster's running jobs and the ``queue`` of waiting ones, at one moment."""
 
     def __init__(
         self, cluster: ClusterView, jobs: Sequence[ElasticJob], queue: Sequence[QueuedJob]
@@ -276,7 +275,7 @@ class Resizing:
         self._present_s = self._begin_s(cluster.free, {}, {})
 
     def single(self, most: int) -> Iterator[dict[str, int]]:
-        """Another number of workers for one job: the ``most`` more, and fewer, that cost least."""
+        """Resizes of one job: up to ``most`` larger and smaller numbers with the lowest cost."""
         free = self._cluster.free.bit_count()
         grow: list[tuple[float, str, int]] = []
         shrink: list[tuple[float, str, int]] = []
@@ -290,11 +289,11 @@ class Resizing:
                 yield {name: degree}
 
     def of(self, answer: Mapping[str, int]) -> Prospect:
-        """What these degrees would lead to.
+        """The effect of these degrees.
 
-        ``queue_s`` counts the next job that comes, too: by the part of the cluster that is held for
-        longer, as more workers have more to tell each other, times how long. A job that gives up
-        GPUs may have them again once those have ended that begin at once.
+        ``queue_s`` includes the next job to arrive: the part of the cluster that is held longer,
+        because more workers communicate more, times the duration. A job that gives up GPUs may get
+        them back after the jobs that then start have ended.
         """
         free, gpus = self._after(answer)
         at_once = [job.lasts_s for job, begins_s in self._turns(free, []) if not begins_s]
@@ -312,7 +311,7 @@ class Resizing:
         return Prospect(0.0, 0.0, math.fsum(later_s.values()), queue_s=queue_s)
 
     def _after(self, answer: Mapping[str, int]) -> tuple[int, dict[str, int]]:
-        """Which GPUs are free then, and which those that change have; who shrinks comes first."""
+        """The free GPUs then, and those of resized jobs; shrinking jobs come first."""
         free, gpus = self._cluster.free, {}
         more = {name: degree - self._jobs[name].degree for name, degree in answer.items()}
         for name in sorted(more, key=more.__getitem__):
@@ -324,7 +323,7 @@ class Resizing:
         return free, gpus
 
     def _begin_s(self, free: int, gpus: Mapping[str, int], later_s: Mapping[str, float]) -> float:
-        """In how long those that wait begin, all together; jobs end so much later than expected."""
+        """The total delay of waiting jobs if running ones end this much later than expected."""
         if not self._queue:
             return 0.0
         ends = []
@@ -335,7 +334,7 @@ class Resizing:
         return math.fsum(begins_s for _, begins_s in self._turns(free, ends))
 
     def _turns(self, free: int, ends: list[tuple[float, int]]) -> Iterator[tuple[QueuedJob, float]]:
-        """Who waits, and in how long each begins if GPUs come free then; not who never does."""
+        """The jobs that can start with GPUs free at these times, and when."""
         heapq.heapify(ends)
         now_s = 0.0
         for job in self._queue:
@@ -352,11 +351,11 @@ class Resizing:
 
 
 def _known(job: ElasticJob) -> ElasticJob:
-    """The job, if nobody knows what is left of it with as much as it does until the horizon."""
+    """The job; if its remaining work is unknown, with what it does until the horizon."""
     known = job.left < math.inf
     return job if known else job._replace(left=HORIZON_S / job.iteration_s[job.degree])
 
 
 def _for_good_s(job: ElasticJob, degree: int) -> float:
-    """How much later a job ends with so many workers from now on."""
+    """How much later a job ends with that many workers from now on."""
     return job.cost_s + job.left * (job.iteration_s[degree] - job.iteration_s[job.degree])

@@ -1,8 +1,8 @@
-"""Policies that weigh options: by a learned model, or by the predicted delay of all jobs alone.
+"""Policies that weigh options: with a learned model, or by the predicted delay of all jobs.
 
-A model of *placement* and *topology* also weighs GPUs that circuits bring under one switch, and has
-to be chosen for both. The *least-delay* policies weigh the same options by the predicted costs that
-a model starts from.
+A model of *placement* and *topology* also weighs GPUs that circuits bring under one switch, and
+must be chosen for both. The *least-delay* policies weigh the same options by the predicted costs
+that a model starts from.
 """
 
 import math
@@ -29,7 +29,7 @@ _TYPES = {"float32": "tensor(float)", "int64": "tensor(int64)"}
 
 
 class WeighsOptions(ABC):
-    """Options in, the one with the best score out; ``explanation`` shows people the last choice."""
+    """Chooses the option with the best score; ``explanation`` describes the last choice."""
 
     kind: PolicyKind
 
@@ -38,18 +38,18 @@ class WeighsOptions(ABC):
         self._observer, self._listing = observation.Observer(), Listing()
 
     def outlook(self, cluster: ClusterView) -> Outlook:
-        """What is known of the cluster's jobs and links."""
+        """The cluster's jobs and links."""
         return self._observer.outlook(cluster)
 
     @abstractmethod
     def scores(self, outlook: Outlook, job: JobView | None, options: Options) -> list[float]:
-        """The score of each option, the best the highest."""
+        """The score of each option, highest is best."""
 
     def _first_of_best(self, options: Options, scores: Sequence[float]) -> Option:
         return options[scores.index(max(scores))]
 
     def _best(self, outlook: Outlook, job: JobView | None, options: Options) -> Any:
-        """The answer of the best option, the first of equals; ``None`` if there are none."""
+        """The answer of the best option, the first in a tie; ``None`` without options."""
         self.explanation = None
         if not options:
             return None
@@ -63,11 +63,11 @@ class _WeighsDegrees(WeighsOptions):
     kind: PolicyKind = "partition"
 
     def options(self, outlook: Outlook, job: JobView, legal: Sequence[int]) -> list[Option]:
-        """How many workers the job can have."""
+        """The possible numbers of workers of the job."""
         return self._listing.degrees(outlook, job, legal)
 
     def degree(self, cluster: ClusterView, job: JobView, legal: tuple[int, ...]) -> int | None:
-        """The best degree; ``None`` while no degree has a place."""
+        """The best degree; ``None`` while no degree fits."""
         outlook = self.outlook(cluster)
         return cast(int | None, self._best(outlook, job, self.options(outlook, job, legal)))
 
@@ -92,7 +92,7 @@ class _WeighsCircuits(WeighsOptions):
     kind: PolicyKind = "topology"
 
     def circuits(self, cluster: ClusterView, groups: contract.Groups) -> Mapping[str, PortMap]:
-        """The maps that change; empty where the circuits stay."""
+        """The maps that change; empty if the circuits stay."""
         outlook = self.outlook(cluster)
         options = self._listing.circuits(outlook, groups)
         return cast(Mapping[str, PortMap], self._best(outlook, None, options))
@@ -108,14 +108,14 @@ class _WeighsSizes(WeighsOptions):
         jobs: Sequence[contract.ElasticJob],
         queue: Sequence[contract.QueuedJob],
     ) -> Mapping[str, int]:
-        """The best change; empty where the jobs are best left as they are."""
+        """The best resize; empty to change nothing."""
         outlook = self.outlook(cluster)
         options = self._listing.sizes(outlook, jobs, queue)
         return cast(Mapping[str, int], self._best(outlook, None, options))
 
 
 class LearnedOptions(WeighsOptions):
-    """What learned policies of all kinds share: a card, and a model that gives the scores."""
+    """The common part of learned policies: a card, and a model that returns scores."""
 
     def __init__(self, card: OptionsCard, session: Any) -> None:
         super().__init__()
@@ -129,8 +129,8 @@ class LearnedOptions(WeighsOptions):
         """``CardError`` if it cannot decide in such a cluster."""
         if self.kind == "topology" and lab is not None and not lab.circuit_switches:
             raise CardError(
-                f"model {self.card.name!r} decides on circuits: lab {lab.name} has no circuit "
-                "switch",
+                f"model {self.card.name!r} decides on circuits, but lab {lab.name} has no "
+                "circuit switch",
                 hint="choose another topology policy, like 'keep'",
             )
 
@@ -141,38 +141,36 @@ class LearnedOptions(WeighsOptions):
         return self._observer.observe(self.kind, outlook, job, options)
 
     def scores(self, outlook: Outlook, job: JobView | None, options: Options) -> list[float]:
-        """The model's score of each option, the best the highest."""
+        """The model's score of each option, highest is best."""
         seen = self.observe(outlook, job, options)
         given = {name: seen[name] for name in self._inputs}
         found = self.session.run([OUTPUT], given)[0]
         if not np.isfinite(found).all():
             about = "" if job is None else f" for job {job.name!r}"
-            raise PatchlightError(
-                f"model {self.card.name!r} gave scores that are no numbers{about}"
-            )
+            raise PatchlightError(f"model {self.card.name!r} returned invalid scores{about}")
         return [float(score) for score in found]
 
 
 class WeighsPartitions(LearnedOptions, _WeighsDegrees):
-    """A ``PartitionPolicy`` that a model decides."""
+    """A ``PartitionPolicy`` that uses a model."""
 
 
 class LearnedPlacement(LearnedOptions, _WeighsPlaces):
-    """A ``PlacementPolicy`` that a model decides."""
+    """A ``PlacementPolicy`` that uses a model."""
 
 
 class LearnedTopology(LearnedOptions, _WeighsCircuits):
-    """A ``TopologyPolicy`` that a model decides: circuits as they are, or jobs regrouped."""
+    """A ``TopologyPolicy`` that uses a model: keep circuits, or regroup jobs."""
 
 
 class LearnedElasticity(LearnedOptions, _WeighsSizes):
-    """An ``ElasticityPolicy`` that a model decides, one change at a time."""
+    """An ``ElasticityPolicy`` that uses a model, one change at a time."""
 
 
 class LearnedOrder(LearnedOptions):
-    """An ``OrderPolicy`` that a model decides: the job with the best score is next.
+    """An ``OrderPolicy`` that uses a model: the job with the best score is next.
 
-    It is called once about a job, when the job joins the queue.
+    It is called once per job, when the job joins the queue.
     """
 
     kind: PolicyKind = "order"
@@ -180,9 +178,9 @@ class LearnedOrder(LearnedOptions):
     rises_at: Sequence[float] = ()
 
     def priority(self, cluster: ClusterView, job: JobView, progress: contract.Progress) -> float:
-        """Less its score, in seconds, so that scores at different times compare.
+        """The negative score in seconds, so that scores of different times are comparable.
 
-        Jobs whose duration nobody knows come last.
+        Jobs of unknown duration come last.
         """
         outlook = self.outlook(cluster)
         option = self._listing.turn(outlook, job, progress)
@@ -192,7 +190,7 @@ class LearnedOrder(LearnedOptions):
         if math.isnan(behind_s):
             return LAST
         unit_s = observation.typical_s(cluster, ())
-        # Beyond the most that the model is shown, too, those come first that take less.
+        # Jobs beyond the model's limit are also ordered by size.
         return min(max(0.0, behind_s - observation.MOST_COST * unit_s) - score * unit_s, LAST)
 
 
@@ -206,33 +204,31 @@ class _LeastDelay(WeighsOptions):
 
 
 def rule_cost(option: Option) -> tuple[bool, float]:
-    """What the rule goes by: whether there is no way, and by how much all jobs end later."""
+    """The rule's criteria: whether there is no route, and how much later all jobs end."""
     cost_s = option.prospect.cost_s
     return option.prospect.stuck, 0.0 if math.isnan(cost_s) else cost_s
 
 
 class LeastDelayPartition(_LeastDelay, _WeighsDegrees):
-    """The number of workers with which this job and those that wait are delayed least together.
+    """The number of workers that delays this job and waiting ones least in total.
 
-    Looked at are those that it can have now. Each costs the time that the job takes where
-    *consolidated* would put it, what it slows down others that share its links, and what the GPU
-    time that it takes keeps from jobs that wait: more workers end sooner, and hold more GPUs while
-    they move the gradient. Of a job that has to end in time, those count that do, if any do. Where
-    nobody knows what the job has to do, it is the least number.
+    It considers the numbers that are possible now. The cost is the job's time where *consolidated*
+    would put it, the slowdown of jobs that share its links, and the GPU time taken from waiting
+    jobs: more workers end sooner, but hold more GPUs during communication. If some meet a job's
+    deadline, only those count. If the job's work is unknown, it is the least number.
     """
 
 
 class LeastDelayPlacement(_LeastDelay, _WeighsPlaces):
-    """GPUs where this job, those that run and those that wait are delayed least, all together.
+    """GPUs that delay this job, running and waiting ones least in total.
 
-    Goes with the topology policy *least-delay*. Looked at are the places that the other placements
-    would take, each packet switch with room, several ways to spread the job, GPUs of one model
-    alone, and GPUs that light can bring under one switch. Each costs the time that the job takes
-    there, what it slows down others that share its links, and what the GPU time that all of this
-    takes keeps from jobs that wait; GPU time counts by how fast the GPU's model is. Where nobody
-    knows what the job has to do, it is *consolidated*.
+    Use it with the topology policy *least-delay*. It considers the places of the other placement
+    policies, each packet switch with room, several ways to spread the job, GPUs of one model, and
+    GPUs that circuits can bring under one switch. The cost is the job's time there, the slowdown of
+    jobs that share its links, and the GPU time taken from waiting jobs, weighted by the GPU model's
+    speed. If the job's work is unknown, it is *consolidated*.
 
-    Without ``circuits`` light is taken to stay: for another topology policy.
+    Without ``circuits`` circuits are assumed to stay: for another topology policy.
     """
 
     def __init__(self, circuits: bool = True) -> None:
@@ -241,26 +237,26 @@ class LeastDelayPlacement(_LeastDelay, _WeighsPlaces):
 
 
 class LeastDelayTopology(_LeastDelay, _WeighsCircuits):
-    """The circuits as they are, or the new jobs under one switch each: what delays all jobs less.
+    """The present circuits, or the new jobs under one switch each, whichever delays all jobs less.
 
-    Goes with the placement policy *least-delay*. Circuits of running jobs stay.
+    Use it with the placement policy *least-delay*. Circuits of running jobs stay.
     """
 
 
 class LeastDelayElasticity(_LeastDelay, _WeighsSizes):
-    """The change after which those that run end, and those that wait begin, soonest all together.
+    """The resize after which running jobs end and waiting ones start soonest in total.
 
-    Looked at are each other number of workers of each job, what makes room for one of the next four
-    that wait, and what *give-and-take* would do. A change costs, or gains, the time that the jobs
-    that change take longer, the time by which those that wait begin later, and for the next that
-    comes the part of the cluster that is held, times how long. One of these is taken at a time.
+    It considers each other number of workers of each job, what makes room for one of the next four
+    waiting jobs, and the choice of *give-and-take*. The cost or gain is the change of the resized
+    jobs' times and of the waiting jobs' starts, and for the next job to arrive the part of the
+    cluster that is held, times the duration. It makes one change at a time.
     """
 
 
 def explained(
     outlook: Outlook, options: Options, scores: Sequence[float], chosen: Option
 ) -> dict[str, Any]:
-    """Options with their scores, the best first, and what was seen of the cluster, as JSON."""
+    """Options with their scores, best first, and a summary of the cluster, as JSON."""
 
     def known(value: float) -> float | None:
         return round(value, 3) if math.isfinite(value) else None
@@ -290,7 +286,7 @@ def explained(
 
 
 def load_options(path: Path, kind: PolicyKind) -> LearnedOptions:
-    """The policy of a kind in an ONNX file with its card; ``CardError`` says what is wrong."""
+    """The policy of a kind in an ONNX file with its card; ``CardError`` with its mistake."""
     card, session = files.open_model(path, files.read_options_card)
     if kind not in card.kinds:
         listed = ", ".join(card.kinds)
@@ -310,7 +306,6 @@ def load_options(path: Path, kind: PolicyKind) -> LearnedOptions:
 
 
 def _check_session(session: Any, path: Path) -> None:
-    """Inputs and outputs; sizes have to be open."""
     inputs, outputs = session.get_inputs(), session.get_outputs()
     for each in inputs:
         if each.name not in ARRAYS:
@@ -327,14 +322,13 @@ def _check_session(session: Any, path: Path) -> None:
                 f"observation has {_TYPES[kind]} of any number of rows of {columns}"
             )
     if "options" not in {each.name for each in inputs}:
-        raise CardError(f"{path} does not look at what it is to choose from: no input 'options'")
+        raise CardError(f"{path} has no input 'options', so it ignores the options")
     if [o.name for o in outputs] != [OUTPUT] or outputs[0].type != _TYPES["float32"]:
         found = ", ".join(f"{o.name!r} {o.type} {o.shape}" for o in outputs)
         raise CardError(f"{path} gives {found}: expected '{OUTPUT}', a number for each option")
 
 
 def _try(policy: LearnedOptions, path: Path) -> None:
-    """One run on each of two made-up clusters of different sizes."""
     for count in (2, 5):
         sites = tuple(contract.GpuSite(f"gpu{n}", n // 2, n // 4) for n in range(count))
         servers = tuple(f"server{n}" for n in range(-(-count // 2)))
@@ -344,9 +338,9 @@ def _try(policy: LearnedOptions, path: Path) -> None:
         try:
             scores = policy.scores(policy.outlook(cluster), JobView("trial", 1), options)
         except PatchlightError as error:
-            raise CardError(f"{path} gives no numbers for an empty cluster") from error
+            raise CardError(f"{path} returns no numbers for an empty cluster") from error
         except Exception as error:
             why = files.first_line(error)
             raise CardError(f"{path} fails on an empty cluster: {why}") from error
         if len(scores) != count:
-            raise CardError(f"{path} gives {len(scores)} scores for {count} options")
+            raise CardError(f"{path} returns {len(scores)} scores for {count} options")

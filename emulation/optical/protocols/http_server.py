@@ -1,4 +1,4 @@
-"""The HTTP side of an emulated device: requests in, answers out, Basic authentication."""
+"""Serves HTTP for an emulated device, with Basic authentication."""
 
 import asyncio
 import base64
@@ -43,7 +43,7 @@ class HttpRequest:
 
 @dataclass(frozen=True)
 class HttpResponse:
-    """``body`` is sent as JSON unless it is ``None``, then ``text`` as it is."""
+    """``body`` is sent as JSON; if it is ``None``, ``text`` is sent unchanged."""
 
     status: int = 200
     body: Any = None
@@ -52,7 +52,7 @@ class HttpResponse:
 
 
 class HttpServer(ProtocolServer):
-    """Serves HTTP over TLS, with Basic authentication; neither of them if it is not ``secure``.
+    """Serves HTTP over TLS with Basic authentication, or without both if not ``secure``.
 
     The codes of ``refusals`` are HTTP's.
     """
@@ -71,15 +71,15 @@ class HttpServer(ProtocolServer):
 
     @abstractmethod
     async def _answer(self, request: HttpRequest) -> HttpResponse:
-        """Do it; raises ``RequestRefused``."""
+        """Handle a request; raises ``RequestRefused``."""
 
     @abstractmethod
     def _problem(self, status: int, message: str) -> HttpResponse:
-        """An error as the vendor writes it."""
+        """An error in the vendor's format."""
 
     async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         connection = h11.Connection(h11.SERVER)
-        # A device hangs up on what is not HTTP.
+        # A device closes the connection on anything else than HTTP.
         with contextlib.suppress(h11.ProtocolError):
             while await self._exchange(connection, reader, writer):
                 connection.start_next_cycle()
@@ -87,7 +87,6 @@ class HttpServer(ProtocolServer):
     async def _exchange(
         self, connection: h11.Connection, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> bool:
-        """One request and its answer; ``False`` ends the connection."""
         head, data = await _receive(connection, reader)
         if head is None:
             return False
@@ -102,7 +101,7 @@ class HttpServer(ProtocolServer):
         body = (response.text if response.body is None else json.dumps(response.body)).encode()
         headers = {"Content-Type": self.media_type, "Content-Length": str(len(body))}
         headers |= response.headers
-        # A status that has no body has no length either.
+        # A status without a body has no length either.
         if response.status in (204, 304):
             body, headers = b"", response.headers
         events: list[h11.Event] = [
@@ -141,7 +140,6 @@ class HttpServer(ProtocolServer):
         return response
 
     def _known(self, authorization: str) -> str | None:
-        """Whose name and password these are."""
         scheme, _, encoded = authorization.partition(" ")
         try:
             user, _, password = base64.b64decode(encoded, validate=True).decode().partition(":")
@@ -154,7 +152,6 @@ class HttpServer(ProtocolServer):
 async def _receive(
     connection: h11.Connection, reader: asyncio.StreamReader
 ) -> tuple[h11.Request | None, bytes]:
-    """A whole request; ``None`` if the client is done."""
     head, data = None, b""
     while len(data) <= _BODY_LIMIT:
         event = connection.next_event()
@@ -173,10 +170,10 @@ async def _receive(
 
 @functools.cache
 def certificate() -> x509.Certificate:
-    """The certificate of emulated devices: self-signed, as those of switches in labs are.
+    """The self-signed certificate of emulated devices, like those of real ones.
 
-    Its key is not secret, and the same for all devices and at every start (Ed25519 signs without
-    chance): a client that remembers it finds it again behind any port of the next emulated lab.
+    Its key is public, and equal for all devices and starts (Ed25519 signs deterministically), so
+    clients that pinned it accept every emulated lab.
     """
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, _SUBJECT)])
     return x509.CertificateBuilder(
@@ -190,7 +187,7 @@ def certificate() -> x509.Certificate:
 
 
 def server_context() -> ssl.SSLContext:
-    """What a device accepts TLS connections with."""
+    """The TLS settings of a device."""
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     private = _key().private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()

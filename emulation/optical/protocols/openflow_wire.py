@@ -1,7 +1,7 @@
-"""OpenFlow 1.3 for a switch of cross-connects: messages to and from bytes.
+"""Encodes and decodes OpenFlow 1.3 messages for a switch of cross-connects.
 
-Numbers and layouts are those of the OpenFlow Switch Specification 1.3.5, chapter 7. Only entries of
-such a switch are possible: matches on the input port, and outputs to ports.
+Numbers and layouts are those of the OpenFlow Switch Specification 1.3.5, chapter 7. It supports
+only what such a switch has: matches on the input port, and outputs to ports.
 """
 
 import struct
@@ -16,7 +16,7 @@ ANY_PORT = 0xFFFFFFFF
 IN_PORT = 0xFFFFFFF8
 ALL_TABLES = 0xFF
 UNCOUNTED = (1 << 64) - 1
-"""The value of a counter that the switch does not keep."""
+"""The value of a counter that is not kept."""
 
 _FLOW_MOD = struct.Struct("!QQBBHHHIIIH2x")
 _FLOW_STATS_REQUEST = struct.Struct("!B3xII4xQQ")
@@ -67,7 +67,7 @@ class MultipartKind(IntEnum):
 
 
 class FlowModCommand(IntEnum):
-    """What a flow-mod does."""
+    """The commands of a flow-mod."""
 
     ADD = 0
     MODIFY = 1
@@ -115,12 +115,12 @@ class OpenFlowMessage:
 
     @property
     def body(self) -> bytes:
-        """What follows the header."""
+        """The bytes after the header."""
         return self.raw[HEADER.size :]
 
 
 def messages(buffer: bytearray) -> Iterator[OpenFlowMessage]:
-    """Take the whole messages out of ``buffer``. ``OpenFlowError`` for an impossible length."""
+    """Remove the whole messages from ``buffer``. ``OpenFlowError`` for an impossible length."""
     while len(buffer) >= HEADER.size:
         _, kind, length, xid = HEADER.unpack_from(buffer)
         if length < HEADER.size:
@@ -138,7 +138,7 @@ def message(kind: Kind, xid: int, body: bytes = b"") -> bytes:
 
 
 def error(fault: Fault, about: OpenFlowMessage) -> bytes:
-    """The error that answers a message, with the beginning of it."""
+    """The error reply to a message, with the start of it."""
     body = struct.pack("!HH", *fault) + about.raw[:_ERROR_BYTES]
     return message(Kind.ERROR, about.xid, body)
 
@@ -172,7 +172,7 @@ def description(vendor: str, hardware: str, software: str, serial: str, name: st
 
 @dataclass(frozen=True)
 class Port:
-    """A port as it is described. ``down``: switched off. ``dark``: no light comes in."""
+    """A port description. ``down``: switched off. ``dark``: no signal arrives."""
 
     number: int
     name: str
@@ -181,7 +181,7 @@ class Port:
     dark: bool = False
 
     def to_bytes(self) -> bytes:
-        """As in a port description and a port status."""
+        """Encoded as in a port description and a port status."""
         mac = struct.pack("!HI", 0x024F, self.number)
         live = not (self.dark or self.blocked or self.down)
         state = self.dark | self.blocked << 1 | live << 2
@@ -196,7 +196,7 @@ def port_modified(port: Port) -> bytes:
 
 @dataclass(frozen=True)
 class Flow:
-    """One entry of the table: what comes in by one port leaves by another."""
+    """One entry of the table: from one port to another."""
 
     inp: int
     out: int
@@ -204,7 +204,7 @@ class Flow:
     priority: int
 
     def to_bytes(self, age_s: float) -> bytes:
-        """As in flow statistics."""
+        """Encoded as in flow statistics."""
         match = _MATCH_IN_PORT.pack(1, 12, _OXM_IN_PORT, self.inp)
         output = IN_PORT if self.inp == self.out else self.out
         action = _OUTPUT.pack(_TO_PORT, _OUTPUT.size, output, 0)
@@ -218,7 +218,7 @@ class Flow:
 
 @dataclass(frozen=True)
 class Selection:
-    """The entries of a request: those with this cookie, input, output and priority."""
+    """The selection of a request: entries with this cookie, input, output and priority."""
 
     cookie: int
     mask: int
@@ -237,7 +237,7 @@ class Selection:
 
 
 def asked_flows(body: bytes) -> Selection:
-    """The entries that a request for flow statistics selects."""
+    """The selection of a request for flow statistics."""
     table, out, _group, cookie, mask = _unpack(_FLOW_STATS_REQUEST, body)
     inp, _ = _read_match(body[_FLOW_STATS_REQUEST.size :])
     # There is only one table.
@@ -245,7 +245,7 @@ def asked_flows(body: bytes) -> Selection:
 
 
 def read_flow_mod(body: bytes) -> tuple[Selection, Flow | None]:
-    """The entries that a flow-mod selects, and the one to add: with none it deletes those.
+    """A flow-mod's selection, and the entry to add (``None``: it deletes).
 
     ``OpenFlowError`` if it is not possible.
     """
@@ -264,7 +264,7 @@ def read_flow_mod(body: bytes) -> tuple[Selection, Flow | None]:
     if idle or hard:
         raise OpenFlowError(BAD_TIMEOUT)
     if inp is None:
-        # Light has no headers: entries match by input port only.
+        # An optical switch sees no headers: entries match by input port only.
         raise OpenFlowError(BAD_MATCH_FIELD)
     kind, length = _unpack(_ACTIONS, rest)
     if kind != _APPLY_ACTIONS or length != len(rest):
@@ -282,7 +282,6 @@ def read_flow_mod(body: bytes) -> tuple[Selection, Flow | None]:
 
 
 def _read_match(body: bytes) -> tuple[int | None, bytes]:
-    """The input port of a match (``None``: any), and what follows it."""
     _, length = _unpack(_MATCH, body)
     fields, rest = body[_MATCH.size : length], body[-(-length // 8) * 8 :]
     if not fields:

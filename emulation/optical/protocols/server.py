@@ -1,6 +1,6 @@
-"""The server of a vendor's protocol in front of an emulated device, and the process that runs it.
+"""Serves a vendor's protocol for an emulated device, in its own process.
 
-A package adds one with an entry point in the group ``patchlight.emulated_ocs``: its name is the
+A package can add one with an entry point in the group ``patchlight.emulated_ocs``: its name is the
 driver's, and it loads a subclass of ``ProtocolServer``.
 """
 
@@ -34,8 +34,8 @@ _DIALS_AGAIN_S = 0.1
 class ProtocolServer(ABC):
     """Serves one device to all its clients.
 
-    A server calls what changes the device, awaits ``device.settle`` and only then answers; what
-    the device refuses comes as ``RequestRefused``. It also has to honour:
+    A server calls methods that change the device, awaits ``device.settle`` and then answers; the
+    device refuses with ``RequestRefused``. It must also use:
 
     - users: ``device.lets_in`` before anything else, ``device.may_change`` before a change, where
       its protocol has logins;
@@ -66,7 +66,7 @@ class ProtocolServer(ABC):
         self.writers: set[asyncio.StreamWriter] = set()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One client, until it goes or is cut off; the circuits stay."""
+        """One client, until its connection ends; the circuits stay."""
         self.writers.add(writer)
         try:
             await self._converse(reader, writer)
@@ -77,20 +77,19 @@ class ProtocolServer(ABC):
             writer.close()
 
     def cut(self) -> None:
-        """Drop every connection without a word."""
+        """Close every connection."""
         for writer in tuple(self.writers):
             writer.transport.abort()
 
     @abstractmethod
     async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """All of one connection, which ends when it returns. ``OSError``: the client went."""
+        """Serve one connection until it returns. ``OSError``: the client disconnected."""
 
     @abstractmethod
     def report(self, text: str) -> None:
-        """Raise an alarm with these words, as far as the protocol can; ``BadInput`` if not."""
+        """Raise an alarm with this message, if the protocol supports it; else ``BadInput``."""
 
     def _refusal(self, refusal: RequestRefused) -> tuple[Any, str]:
-        """The vendor's code and words for a refusal."""
         code, words = self.refusals.get(refusal.reason, self.refused)
         reason = refusal.reason.value
         return code, refusal.message or words.format(port=refusal.port, reason=reason)
@@ -108,12 +107,12 @@ emulated_drivers = _SERVERS.names
 
 
 def server_class(driver: str) -> type[ProtocolServer]:
-    """The server that speaks to this driver; ``BadInput`` if none does."""
+    """The server for this driver's protocol; ``BadInput`` if there is none."""
     try:
         return cast(type[ProtocolServer], _SERVERS.load(driver))
     except KeyError:
-        known = nearest(driver, emulated_drivers(), "there are")
-        raise BadInput(f"no emulated switch speaks {driver!r}: {known}") from None
+        known = nearest(driver, emulated_drivers(), "known:")
+        raise BadInput(f"no emulated switch for driver {driver!r}: {known}") from None
 
 
 async def serve_until_stopped(
@@ -126,9 +125,9 @@ async def serve_until_stopped(
 ) -> None:
     """Serve clients at ``host:port`` until SIGTERM or SIGINT.
 
-    A device that connects to its client goes there instead, again and again. ``ready`` gets
-    host and port once it answers, or begins to connect. Raises ``PortTaken`` or ``PatchlightError``
-    if it cannot listen.
+    A device that connects to its client dials there instead, repeatedly. ``ready`` is called with
+    host and port once it answers, or dials. Raises ``PortTaken`` or ``PatchlightError`` if it
+    cannot listen.
     """
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -158,7 +157,6 @@ async def serve_until_stopped(
 
 
 async def _dial(protocol: ProtocolServer, host: str, port: int) -> None:
-    """Connect, serve, and connect again when that ends, until cancelled."""
     while True:
         with contextlib.suppress(OSError):
             await protocol.serve(*await asyncio.open_connection(host, port))
@@ -166,11 +164,11 @@ async def _dial(protocol: ProtocolServer, host: str, port: int) -> None:
 
 
 class FaultRequests:
-    """Brings about faults and actions.
+    """Triggers faults and actions.
 
-    Keys are the fields of ``EmulatedFaults`` (given ones replace what was), and the actions
-    ``report`` (an alarm), ``lose`` (a cross-connect) and ``reboot`` (``"keep"`` or ``"forget"`` the
-    map). The control socket takes one JSON object a line and answers each with one.
+    Keys are the fields of ``EmulatedFaults``, whose values they replace, and the actions ``report``
+    (an alarm), ``lose`` (a cross-connect) and ``reboot`` (``"keep"`` or ``"forget"`` the map). The
+    control socket takes one JSON object per line and answers each with one.
     """
 
     def __init__(self, device: EmulatedSwitch, protocol: ProtocolServer) -> None:
@@ -178,21 +176,21 @@ class FaultRequests:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def listen(self, path: Path) -> asyncio.Server:
-        """Take requests on a Unix socket, replacing one that nobody serves any more."""
+        """Listen on a Unix socket, replacing a dead process's."""
         serve = partial(answer_lines, answer=self._answer)
         return await asyncio.start_unix_server(serve, sock=bind_unix(path, "emulated switch"))
 
     async def schedule(self, faults: Sequence[OcsFault]) -> None:
-        """Bring about a lab file's faults in their time: at once, later, or before a change.
+        """Schedule a lab file's faults: immediately, after a time, or before a change.
 
-        Those that are to be there from the start are there on return.
+        Immediate ones are active on return.
         """
         counted = [fault for fault in faults if fault.after_changes]
 
         def before_change(changes: int) -> None:
             for fault in [fault for fault in counted if fault.after_changes <= changes]:
                 counted.remove(fault)
-                # Faults stand now, actions come soon after.
+                # Faults apply now, actions soon after.
                 self._start(self._act(self._begin(fault.control)))
 
         self._device.faults.before_change = before_change
@@ -203,7 +201,7 @@ class FaultRequests:
                 await self._act(self._begin(fault.control))
 
     def end(self) -> None:
-        """Cancel what is still to come."""
+        """Cancel scheduled faults."""
         for task in self._tasks:
             task.cancel()
 
@@ -217,10 +215,10 @@ class FaultRequests:
         try:
             await self._act(self._begin(fault.control))
         except BadInput as error:
-            log.warning("the fault %s of the lab file: %s", fault.control, error.message)
+            log.warning("fault %s of the lab file failed: %s", fault.control, error.message)
 
     def _begin(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Set the faults; the actions, which are still to do."""
+        """Set the faults; returns the actions to do."""
         self._device.faults.update({k: v for k, v in request.items() if k not in _ACTIONS})
         self._device.apply_faults()
         return {k: v for k, v in request.items() if k in _ACTIONS}
@@ -236,7 +234,7 @@ class FaultRequests:
                 self._protocol.cut()
                 await self._device.reboot(keep_map=value == "keep")
             else:
-                raise BadInput(f"reboot cannot be {value!r}: 'keep' or 'forget', meaning the map")
+                raise BadInput(f"reboot cannot be {value!r}: expected 'keep' or 'forget' (the map)")
 
     async def _answer(self, line: bytes) -> dict[str, Any]:
         try:

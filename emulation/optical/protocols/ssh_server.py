@@ -1,7 +1,7 @@
-"""SSH in front of an emulated device: logins by password, then one shell or subsystem; NETCONF.
+"""Serves SSH for an emulated device: password logins, then one shell or subsystem; and NETCONF.
 
-paramiko works in threads and on its own socket; here its bytes and the session's become
-asyncio streams, so that what runs over SSH is served like anything else.
+paramiko uses threads and its own socket; here both sides become asyncio streams, so what runs over
+SSH is served like anything else.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from patchlight.testbed.linux.files import NoHome, user_folder
 log = logging.getLogger("patchlight.optical")
 _LOG = "patchlight.optical.ssh"
 
-# A client that hangs up in the middle is not worth a traceback.
+# A client that disconnects early is not worth a traceback.
 logging.getLogger(_LOG).setLevel(logging.CRITICAL)
 
 
@@ -72,14 +72,14 @@ class SshServer(ProtocolServer):
         ]
         login = _Login(self._device, self.subsystem, loop, opened)
         try:
-            # With an event it returns at once; the handshake goes on in paramiko's thread.
+            # With an event it returns immediately; the handshake continues in paramiko's thread.
             transport.start_server(event=threading.Event(), server=login)
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             if tasks[2].done():
-                # The last output is still on its way through paramiko's threads.
+                # The last output is still in paramiko's threads.
                 await asyncio.wait(tasks[1:2], timeout=1)
             transport.close()
-            # A device completes its commands, even if no client waits.
+            # A device completes its commands even if the client has gone.
             if opened.done():
                 await tasks[2]
         finally:
@@ -102,8 +102,6 @@ class SshServer(ProtocolServer):
 
 @dataclass(eq=False)
 class _Login(paramiko.ServerInterface):
-    """Lets in users who have the password; called in paramiko's thread."""
-
     device: EmulatedSwitch
     subsystem: str
     loop: asyncio.AbstractEventLoop
@@ -141,7 +139,7 @@ class _Login(paramiko.ServerInterface):
             if not self.opened.done():
                 self.opened.set_result(channel)
 
-        # The loop may have ended meanwhile.
+        # The loop may have ended.
         with contextlib.suppress(RuntimeError):
             self.loop.call_soon_threadsafe(give)
         return True
@@ -155,15 +153,15 @@ async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 
 
 def _host_key() -> paramiko.PKey:
-    """The key of this machine's emulated devices: made once, so that clients can pin it.
+    """The host key of this machine's emulated devices, created once so that clients can pin it.
 
-    Where that cannot be written, a key of this process alone.
+    If it cannot be saved, the key is only for this process.
     """
     try:
         path = user_folder("XDG_STATE_HOME", ".local/state") / "patchlight/emulated_ssh_host_key"
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
-            # Several devices of a lab start at once: the first whole file stays.
+            # Several devices of a lab start at once: the first complete file wins.
             with tempfile.TemporaryDirectory(dir=path.parent) as folder:
                 new = f"{folder}/key"
                 paramiko.ECDSAKey.generate().write_private_key_file(new)
@@ -171,12 +169,11 @@ def _host_key() -> paramiko.PKey:
                     os.link(new, path)
         return paramiko.ECDSAKey(filename=str(path))
     except (OSError, NoHome, paramiko.SSHException) as error:
-        log.warning("a new host key for this start only: %s", error)
+        log.warning("using a new host key for this start only: %s", error)
         return paramiko.ECDSAKey.generate()
 
 
-# NETCONF (RFC 6241 and 6242): framing 1.0 and 1.1; of the operations only those that a datastore
-# ``running`` needs.
+# NETCONF (RFC 6241, 6242): framing 1.0 and 1.1, and operations of ``running``.
 
 BASE = "urn:ietf:params:xml:ns:netconf:base:1.0"
 _NOTIFICATION = "urn:ietf:params:xml:ns:netconf:notification:1.0"
@@ -207,10 +204,9 @@ class NetconfError(Exception):
 class NetconfServer(SshServer):
     """Serves NETCONF over SSH. A vendor's server adds to ``_operations`` and ``_containers``.
 
-    Operations go by local name, get the element and return XML; ``get`` reads the containers, which
-    go by their tags. ``module`` is the capability of the
-    device's own YANG module, ``changing`` names the operations that change something. The codes of
-    ``refusals`` are error tags.
+    Operations are keyed by local name, get the element and return XML; ``get`` reads the
+    containers, keyed by tag. ``module`` is the capability of the device's YANG module, ``changing``
+    names the operations that make changes. The codes of ``refusals`` are error tags.
     """
 
     subsystem = "netconf"
@@ -257,7 +253,9 @@ class NetconfServer(SshServer):
         if asked is None:
             data = [await read() for read in containers.values()]
         elif asked.get("type", "subtree") != "subtree":
-            raise NetconfError("operation-not-supported", "filters are subtrees", "protocol")
+            raise NetconfError(
+                "operation-not-supported", "only subtree filters are supported", "protocol"
+            )
         else:
             data = []
             for subtree in asked:
@@ -267,7 +265,6 @@ class NetconfServer(SshServer):
         return f"<data>{''.join(ET.tostring(each, encoding='unicode') for each in data)}</data>"
 
     def _notify(self, event: str) -> None:
-        """Send this to every session that has subscribed."""
         at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         for session in tuple(self._sessions):
             if session.subscribed:
@@ -277,7 +274,6 @@ class NetconfServer(SshServer):
                 )
 
     async def _do(self, session: _Session, root: ET.Element) -> bool:
-        """Do a message; ``False`` ends the session."""
         kind = local(root.tag)
         if kind == "hello":
             offered = {(c.text or "").strip() for c in root.iter(f"{{{BASE}}}capability")}
@@ -293,7 +289,7 @@ class NetconfServer(SshServer):
                 answer = error.xml
         for number in range(faults.take_flood()):
             self._notify(f"<system-error><message>Alarm {number}</message></system-error>")
-        # Whatever attributes a request has, its reply has.
+        # A reply has the attributes of its request.
         given = "".join(f" {name}={quoteattr(value)}" for name, value in root.attrib.items())
         reply = f'<rpc-reply xmlns="{BASE}"{given}>{answer or "<ok/>"}</rpc-reply>'
         session.send(reply, faults.spoilt)
@@ -323,8 +319,6 @@ class NetconfServer(SshServer):
 
 @dataclass(eq=False)
 class _Session:
-    """One client: who it is, how it frames, and whether it wants notifications."""
-
     user: str
     writer: asyncio.StreamWriter
     chunked: bool = False
@@ -343,7 +337,7 @@ def local(tag: str) -> str:
 
 
 def selected(data: ET.Element, subtree: ET.Element) -> ET.Element | None:
-    """What a subtree filter selects of ``data``, whose name it has (RFC 6241, section 6)."""
+    """What a subtree filter selects of ``data`` of the same name (RFC 6241, section 6)."""
     exact = [child for child in subtree if not len(child) and (child.text or "").strip()]
     others = [child for child in subtree if child not in exact]
     for child in exact:
@@ -362,7 +356,6 @@ def selected(data: ET.Element, subtree: ET.Element) -> ET.Element | None:
 
 
 async def _messages(reader: asyncio.StreamReader, session: _Session) -> AsyncIterator[bytes]:
-    """Whole messages as they come; ends with the stream or with wrong framing."""
     buffer, whole = b"", b""
     with contextlib.suppress(OSError):
         while data := await reader.read(65536):

@@ -1,4 +1,4 @@
-"""The TL1 side of an emulated device: users, sessions, alarms, and what goes wrong on purpose."""
+"""Serves TL1 for an emulated device: users, sessions, alarms, and faults."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Tl1Command:
         """The text before the ``;``. Missing fields are empty; quotes are removed."""
         fields = _split(text.strip(), ":")
         fields += [""] * (6 - len(fields))
-        # Some drivers put the payload one field early: there is no general block.
+        # Some drivers send the payload one field early, without a general block.
         payload = ":".join(fields[5:]).lstrip(":") or fields[4]
         params = tuple(_unquoted(param) for param in _split(payload, ","))
         return cls(fields[0].upper(), _unquoted(fields[2]), fields[3] or "0", params)
@@ -59,7 +59,7 @@ class Tl1Answer:
     bye: bool = False
 
     def pages(self, sid: str, ctag: str, *, repeat: bool) -> str:
-        """The reply on the wire. ``repeat``: its pages are whole replies one after another."""
+        """The encoded reply. ``repeat``: its pages are whole replies one after another."""
         text = ""
         count = max(1, -(-len(self.lines) // _PAGE_LINES))
         for page in range(count):
@@ -75,12 +75,12 @@ class Tl1Answer:
 
 
 def deny(error: str, comment: str) -> Tl1Answer:
-    """A denial with a GR-831 error code and the device's words."""
+    """A denial with a GR-831 error code and the device's message."""
     return Tl1Answer("DENY", (), comment, error)
 
 
 def take_commands(buffer: bytearray) -> Iterator[str]:
-    """Take the whole commands out of ``buffer``; a ``;`` in quotes does not end one."""
+    """Remove the whole commands from ``buffer``; a ``;`` in quotes does not end one."""
     while True:
         quiet = _QUIET.match(buffer)
         end = quiet.end() if quiet else 0
@@ -126,7 +126,7 @@ class Tl1Connection:
 
 
 Result = Tl1Answer | Sequence[str] | None
-"""The result of a command; lines alone, or ``None``: it is completed."""
+"""A command's result; only lines, or ``None``: completed."""
 
 
 class Tl1Server(ProtocolServer):
@@ -147,7 +147,7 @@ class Tl1Server(ProtocolServer):
             "RTRV-ALM-ALL": self._alarms,
             "RTRV-ALM-EQPT": self._alarms,
         }
-        # What was reported and not cleared, by its modifier and subject.
+        # Reports that were not cleared, by modifier and subject.
         self._standing: dict[tuple[str, str], str] = {}
 
     @staticmethod
@@ -178,7 +178,7 @@ class Tl1Server(ProtocolServer):
     def report(self, text: str) -> None:
         """Send ``"*C EQPT: 1.1.1: mirror stuck"`` as an alarm to all clients.
 
-        It stands until another one with the code ``A`` clears it.
+        It is active until another one with the code ``A`` clears it.
         """
         code, _, rest = text.partition(" ")
         modifier, _, line = (part.strip() for part in rest.partition(":"))
@@ -192,7 +192,6 @@ class Tl1Server(ProtocolServer):
         self._broadcast(code, f"REPT ALM {modifier}", (line,))
 
     def _broadcast(self, alarm_code: str, verb: str, lines: Sequence[str]) -> None:
-        """Send this to every client that is logged in and has not inhibited it."""
         head = f"{_header(self._sid)}{alarm_code:<2} {next(self._atags)} {verb}\r\n"
         message = f"{head}{_quoted(lines)};".encode()
         for connection in tuple(self._connections):
@@ -200,12 +199,10 @@ class Tl1Server(ProtocolServer):
                 connection.writer.write(message)
 
     def _changed(self, verb: str, what: str) -> Tl1Answer:
-        """Report a change of the map to all clients; the answer to the command."""
         self._broadcast("A", "REPT DBCHG", (f"{verb}:{what[:80]}",))
         return Tl1Answer()
 
     async def _do(self, connection: Tl1Connection, command: Tl1Command) -> bool:
-        """Do it and answer; ``False`` ends the connection."""
         faults = self._device.faults
 
         async def stall(left_s: float) -> None:
@@ -268,7 +265,6 @@ class Tl1Server(ProtocolServer):
         return result if isinstance(result, Tl1Answer) else Tl1Answer(lines=result or ())
 
     def _alarms(self, command: Tl1Command) -> list[str]:
-        """Ports whose mirrors are stuck, and what was reported and not cleared."""
         lines = [
             f"{aid},EQPT:CR,FAIL,SA,,,,:mirror stuck"
             for port in sorted(self._device.matrix.failed)
@@ -278,5 +274,4 @@ class Tl1Server(ProtocolServer):
         return lines
 
     def _aids(self, port: int) -> tuple[str, ...]:
-        """The vendor's names of both sides of a port."""
         return (str(port),)

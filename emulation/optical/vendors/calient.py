@@ -1,9 +1,9 @@
-"""An emulated Calient over TL1 and over REST: its commands, states and words.
+"""Emulates a Calient over TL1 and REST: its commands, states and messages.
 
-Reply lines of TL1 and the words that drivers look for ("Invalid…", "Login Not Active", "Failed",
-"Already logged in") follow sessions captured from an S162. No capture shows the code of a
-denial, so those are GR-831's. Paths and keys of REST are as its one known client uses them: a
-circuit that is added is lit at once, and a list is done as far as it can be.
+TL1 replies and the messages that drivers look for ("Invalid…", "Login Not Active", "Failed",
+"Already logged in") follow sessions captured from an S162. No capture shows the code of a denial,
+so those are GR-831's. Paths and keys of REST are those of its one known client: an added circuit is
+active immediately, and a list is done as far as possible.
 """
 
 from collections.abc import Awaitable, Callable
@@ -34,7 +34,7 @@ _SOFTWARE = "6.0-3-emulated"
 
 
 class CalientTl1Server(Tl1Server):
-    """TL1 with the commands of a Calient."""
+    """TL1 with a Calient's commands."""
 
     by_hand = Tl1Server.netcat("RTRV-CRS:::2::ALL;")
 
@@ -144,7 +144,7 @@ class CalientTl1Server(Tl1Server):
         self._device.remove(circuit)
 
     def _bulk(self, command: Tl1Command, do: Callable[[str], object]) -> Tl1Answer:
-        """Do all that can be done: COMPLD if that is all, PRTL if some, DENY if none."""
+        """Do what is possible: COMPLD if that is all, PRTL if some, DENY if none."""
         conns, failures = command.aid.split("&"), []
         for conn in conns:
             try:
@@ -170,10 +170,9 @@ class CalientTl1Server(Tl1Server):
         )
 
     def _named(self, command: Tl1Command) -> SwitchedCircuit:
-        """The circuit that a command means: by its ports, else by its id or name.
+        """The circuit in a command: by its ports, else by its id or name.
 
-        What it calls the circuit and its group has to be right, too: an id that says one-way
-        does not mean a two-way circuit.
+        Its name and group must match, too: a one-way id does not select a two-way circuit.
         """
         given = {param for param in command.params if param not in ("", "ALL")}
         circuit: SwitchedCircuit | None
@@ -191,7 +190,6 @@ class CalientTl1Server(Tl1Server):
         return circuit
 
     def _asked_ports(self, command: Tl1Command) -> list[int]:
-        """Every port for ``0``; else one port, or all of a shelf or module."""
         ports = list(range(1, self._device.switch.ports + 1))
         if command.aid not in ("", "0", "ALL"):
             ports = [p for p in ports if f"{to_aid(p)}.".startswith(f"{command.aid}.")]
@@ -201,7 +199,7 @@ class CalientTl1Server(Tl1Server):
 
 
 class CalientRestServer(HttpServer):
-    """REST with the paths of a Calient."""
+    """REST with a Calient's paths."""
 
     by_hand = HttpServer.curl("/rest/crossconnects/?id=list")
 
@@ -225,7 +223,7 @@ class CalientRestServer(HttpServer):
         }
 
     def report(self, text: str) -> None:
-        """Do nothing: this interface has no notifications, and lists no alarms of the device."""
+        """Do nothing: this interface has no notifications and no alarm list."""
 
     async def _answer(self, request: HttpRequest) -> HttpResponse:
         base, _, name = request.path.strip("/").partition("/")
@@ -335,7 +333,7 @@ class CalientRestServer(HttpServer):
 
 
 def _directions_of(there: CrossConnect, *, two_way: bool) -> tuple[CrossConnect, ...]:
-    """One direction or both; a port with itself has but one."""
+    """One direction or both; a port with itself has one only."""
     return (there, there.reverse) if two_way and there.inp != there.out else (there,)
 
 
@@ -356,7 +354,6 @@ def _model_of(ports: int) -> str:
 
 
 def _circuit_id(circuit: SwitchedCircuit) -> str:
-    """Its id on the device: ``1.1.1>1.1.2``, or with ``-`` where it is two-way."""
     c = circuit.directions[0]
     return f"{to_aid(c.inp)}{'-' if circuit.two_way else '>'}{to_aid(c.out)}"
 
@@ -384,7 +381,6 @@ def _refusal_words(refusal: RequestRefused) -> str:
 
 
 def _names(device: EmulatedOcs, circuit: SwitchedCircuit) -> tuple[str, str]:
-    """What the circuit and its group are called."""
     group = device.faults.names or circuit.group or _GROUP
     return device.name_of(circuit, _circuit_id(circuit)), group
 

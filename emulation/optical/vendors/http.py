@@ -1,15 +1,14 @@
-"""Emulated devices over HTTP: a Polatis, an OCS that runs SONiC in both revisions, a WaveShaper.
+"""Emulates devices over HTTP: a Polatis, an OCS with SONiC in both revisions, a WaveShaper.
 
-The Polatis (RESTCONF): reads carry an ETag, which changes with the data; a change with ``If-Match``
-is done only if the resource is still that.
+Polatis (RESTCONF): reads have an ETag, which changes with the data; a change with ``If-Match`` is
+done only if the ETag still matches.
 
-SONiC (RESTCONF): resources and their keys follow the YANG modules ``sonic-ocs`` and
-``sonic-ocs-states`` and printed answers of an earlier revision; the words of refusals are ours. A
-list of new entries is taken whole or not at all, and answered before the mirrors have turned.
+SONiC (RESTCONF): resources and keys follow the YANG modules ``sonic-ocs`` and ``sonic-ocs-states``
+and published answers of an earlier revision; the refusal messages are invented. A list of new
+entries is accepted whole or not at all, and answered before the mirrors have turned.
 
-The WaveShaper: profiles of its whole band, without a password. What is the same in a new profile
-stays lit, and so does a channel of which only the attenuation changes. All else is dark for the
-switching time.
+WaveShaper: profiles of its whole band, without a password. Channels that are unchanged in a new
+profile, or change only in attenuation, have no outage. All others have one of the switching time.
 """
 
 import hashlib
@@ -39,7 +38,7 @@ _POLATIS_REFUSALS = {
 
 
 class _RestconfServer(HttpServer):
-    """``error_tag`` is that of errors which are not about access or the path."""
+    """``error_tag`` is for errors other than those of access or path."""
 
     media_type = "application/yang-data+json"
     error_tag: ClassVar[str]
@@ -58,7 +57,7 @@ class _RestconfServer(HttpServer):
 
 
 class PolatisRestconfServer(_RestconfServer):
-    """RESTCONF with the resources of a Polatis."""
+    """RESTCONF with a Polatis's resources."""
 
     by_hand = HttpServer.curl("/api/data/cross-connects/pair")
     refusals = _POLATIS_REFUSALS
@@ -70,7 +69,7 @@ class PolatisRestconfServer(_RestconfServer):
         self._alarms: list[dict[str, Any]] = []
 
     def report(self, text: str) -> None:
-        """Put it on the list of alarms."""
+        """Add it to the list of alarms."""
         at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         self._alarms.append({"id": len(self._alarms) + 1, "date-time": at, "description": text})
 
@@ -174,10 +173,10 @@ _MEASURED_AT = {"frequency_THz": "193.500", "temperature_C": "25.00", "accuracy_
 
 
 class SonicOcsServer(_RestconfServer):
-    """RESTCONF with the resources of SONiC.
+    """RESTCONF with SONiC's resources.
 
-    ``unconfigured``: cross-connects that the hardware holds and the configuration does not.
-    ``invalid``: entries whose ports others hold.
+    ``unconfigured``: cross-connects in the hardware but not in the configuration. ``invalid``:
+    entries whose ports are in use.
     """
 
     by_hand = HttpServer.curl(_CIRCUITS)
@@ -201,8 +200,8 @@ class SonicOcsServer(_RestconfServer):
         }
 
     def report(self, text: str) -> None:
-        """Nothing can be reported: alarms are the states of ports."""
-        raise BadInput("a SONiC OCS reports nothing: let ports fail with fail_ports")
+        """Refuse: alarms are the states of ports."""
+        raise BadInput("a SONiC OCS has no alarms: use fail_ports")
 
     async def _answer(self, request: HttpRequest) -> HttpResponse:
         if request.method == "PATCH" and request.path == _CIRCUITS:
@@ -235,7 +234,7 @@ class SonicOcsServer(_RestconfServer):
             for c in pairs:
                 assert c is not None
                 self.unconfigured.discard(c)
-                # What is entered already stays as it is, valid or not.
+                # Existing entries stay unchanged, valid or not.
                 if self._device.matrix.find(c) is None and c not in self.invalid:
                     made.append(self._device.make((c,)))
         except RequestRefused:
@@ -316,7 +315,7 @@ _WAVESHAPER_REFUSALS = {
 
 
 class WaveShaperServer(HttpServer):
-    """HTTP with the paths of a WaveShaper."""
+    """HTTP with a WaveShaper's paths."""
 
     by_hand = 'curl -s "http://{host}:{port}/waveshaper/getprofile"'
     secure = False
@@ -330,8 +329,8 @@ class WaveShaperServer(HttpServer):
         self._loaded = Profile.blocked(FIRST_GHZ, LAST_GHZ)
 
     def report(self, text: str) -> None:
-        """Nothing can be reported."""
-        raise BadInput("a WaveShaper reports nothing")
+        """Refuse: it has no alarms."""
+        raise BadInput("a WaveShaper has no alarms")
 
     async def _answer(self, request: HttpRequest) -> HttpResponse:
         switch = self._device.switch
@@ -348,7 +347,7 @@ class WaveShaperServer(HttpServer):
         return HttpResponse(404, {"rc": -1, "rctext": "not found"})
 
     def _problem(self, status: int, message: str) -> HttpResponse:
-        # The interface answers 200 to all that it understands.
+        # The interface answers 200 to all valid requests.
         status = 200 if status == 409 else status
         return HttpResponse(status, {"rc": -1, "rctext": message, "sno": ""})
 
@@ -371,7 +370,7 @@ class WaveShaperServer(HttpServer):
         return HttpResponse(200, {"rc": 0, "rctext": "", "sno": f"EMU-{self._device.switch.name}"})
 
     def _now(self) -> Profile:
-        """The profile loaded last, as far as it has not been changed at the device since."""
+        """The last loaded profile, without what was changed at the device since."""
         held, profile = set(self._device.matrix), self._loaded
         loaded = set(self._ways(profile))
         for way in loaded - held:

@@ -1,9 +1,10 @@
-"""Emulated devices over NETCONF: a Polatis, and a Lumentum ROADM whitebox.
+"""Emulates devices over NETCONF: a Polatis, and a Lumentum ROADM whitebox.
 
 The Polatis has the YANG module ``optical-switch`` of 2018-03-22: product information,
-cross-connects, port configuration, optical power, port-set-state. The Lumentum has what other
-programs use of its models: connections of its mux and demux, physical ports, system state, chassis.
-Which of its fibres a lab has is in the driver (``controller/circuits/drivers/lumentum.py``).
+cross-connects, port configuration, optical power, port-set-state. The Lumentum has the parts of its
+models that other programs use: connections of its mux and demux, physical ports, system state,
+chassis. The driver (``controller/circuits/drivers/lumentum.py``) says how a lab's ports map to its
+fibres.
 """
 
 import re
@@ -34,7 +35,7 @@ ET.register_namespace("opsw", NAMESPACE)
 
 
 class PolatisNetconfServer(NetconfServer):
-    """NETCONF with the operations of a Polatis."""
+    """NETCONF with a Polatis's operations."""
 
     by_hand = "ssh -s -p {port} {user}@{host} netconf"
     module = f"{NAMESPACE}?module=optical-switch&revision=2018-03-22"
@@ -60,7 +61,7 @@ class PolatisNetconfServer(NetconfServer):
         }
 
     def report(self, text: str) -> None:
-        """Send it as a ``system-error`` to clients that have subscribed."""
+        """Send it as a ``system-error`` to subscribed clients."""
         event = _element(NAMESPACE, "system-error", {"message": text})
         self._notify(ET.tostring(event, encoding="unicode"))
 
@@ -132,7 +133,6 @@ def _tag(name: str) -> str:
 
 
 def _list(name: str, entry: str, rows: Iterable[Mapping[str, object]]) -> ET.Element:
-    """A container of list entries with these leaves."""
     return _element(NAMESPACE, name, [_element(NAMESPACE, entry, row) for row in rows])
 
 
@@ -151,7 +151,6 @@ def _number(leaf: ET.Element) -> int:
 
 
 def _edited(request: ET.Element, tag: str) -> Iterable[ET.Element]:
-    """The containers that an ``edit-config`` edits, which may have this tag only."""
     if request.find(f"{{{BASE}}}target/{_RUNNING}") is None:
         raise NetconfError("invalid-value", "the only datastore is running", "protocol")
     for part in request.iterfind(f"{{{BASE}}}config/*"):
@@ -161,7 +160,7 @@ def _edited(request: ET.Element, tag: str) -> Iterable[ET.Element]:
 
 
 def _element(namespace: str, name: str, content: object) -> ET.Element:
-    """An element with text, with the leaves and groups of a mapping, or with these elements."""
+    """An element with text, a mapping's leaves and groups, or these elements."""
     made = ET.Element(f"{{{namespace}}}{name}")
     if isinstance(content, Mapping):
         made.extend(_element(namespace, key, value) for key, value in content.items())
@@ -197,7 +196,7 @@ ET.register_namespace("lotet", CONNECTION)
 
 
 class LumentumServer(NetconfServer):
-    """NETCONF with the operations of a Lumentum."""
+    """NETCONF with a Lumentum's operations."""
 
     by_hand = "ssh -s -p {port} {user}@{host} netconf"
     module = f"{CONNECTION}?module=lumentum-ote-connection&revision=2017-02-13"
@@ -223,7 +222,7 @@ class LumentumServer(NetconfServer):
         }
 
     def report(self, text: str) -> None:
-        """Send it as an alarm to clients that have subscribed."""
+        """Send it as an alarm to subscribed clients."""
         self._notify(
             f'<alarm xmlns="http://www.lumentum.com/lumentum-alarms"><text>{escape(text)}</text>'
             "</alarm>"
@@ -311,7 +310,7 @@ class LumentumServer(NetconfServer):
         return ""
 
     def _numbered(self) -> dict[ChannelConnect, Connection]:
-        """Every entry with its connection; one that came from elsewhere gets the next number."""
+        """Every entry with its connection; one made elsewhere gets the next number."""
         now = {way: self._held[way] for way in self._device.matrix if way in self._held}
         for way in self._device.matrix:
             if way not in now:
@@ -352,7 +351,7 @@ class LumentumServer(NetconfServer):
 
 
 def _fibre(switch: WavelengthSwitch, side: str, number: int) -> int:
-    """The device's number of the fibre that is the lab's port ``number`` on that side."""
+    """The device's fibre number for the lab's port ``number`` on that side."""
     own, other, line, first = switch.inputs, switch.outputs, _LINE_IN, _ADD
     if side == "out":
         own, other, line, first = other, own, _LINE_OUT, _DROP

@@ -1,8 +1,8 @@
-"""The OpenFlow 1.3 side of an emulated switch whose cross-connects are flow entries.
+"""Emulates an OpenFlow 1.3 switch whose cross-connects are flow entries.
 
-Unlike the other devices it connects to its controller, and goes on trying. An entry takes what
-comes in by one port to another; a barrier is answered when the mirrors rest. OpenFlow knows no
-users and no words: what is refused has an error's type and code.
+Unlike the other devices it connects to its controller, and retries. An entry connects one port to
+another; a barrier is answered when the mirrors rest. OpenFlow has no users and no messages: a
+refusal is an error's type and code.
 """
 
 import asyncio
@@ -28,9 +28,9 @@ _FAULTS = {
 
 
 class OpenFlowServer(ProtocolServer):
-    """Speaks for one device, which has no users.
+    """Serves one device, which has no users.
 
-    Only the controller that it connects to can read its map: there is no ``by_hand``.
+    Only the controller that it connects to can read its map, so ``by_hand`` is empty.
     """
 
     dials = True
@@ -56,7 +56,7 @@ class OpenFlowServer(ProtocolServer):
                 await writer.drain()
 
     def report(self, text: str) -> None:
-        """Report the first port that is named in it: OpenFlow has messages about ports only."""
+        """Report the first port named in it: OpenFlow has messages about ports only."""
         number = re.search(r"\d+", text)
         if number is None or not 1 <= int(number[0]) <= self._device.switch.ports:
             raise BadInput("OpenFlow reports ports only: name one, like 'port 3 is dark'")
@@ -75,7 +75,7 @@ class OpenFlowServer(ProtocolServer):
         except wire.OpenFlowError as wrong:
             answer = wire.error(wrong.fault, message)
         if answer:
-            # A fault spoils none of the messages that keep the connection.
+            # Faults do not affect the messages that keep the connection.
             keeping = message.kind in (wire.Kind.ECHO_REQUEST, wire.Kind.FEATURES_REQUEST)
             writer.write(answer if keeping else faults.spoilt(answer))
 
@@ -159,7 +159,7 @@ class OpenFlowServer(ProtocolServer):
         if there is not None and same.takes(self._flow(there)):
             if self._flow(there) == flow:
                 return
-            # An entry with the same match and priority takes the other's place.
+            # An entry replaces one with the same match and priority.
             busy = self._device.matrix.at("out", flow.out)
             if busy is not None and busy is not there:
                 raise RequestRefused(Reason.BUSY, port=flow.out, circuit=busy)
@@ -170,7 +170,7 @@ class OpenFlowServer(ProtocolServer):
         self._pending.append((message, circuit))
 
     def _flow(self, circuit: SwitchedCircuit) -> wire.Flow:
-        """A circuit as an entry. One that came from elsewhere is as Patchlight would make it."""
+        """A circuit as an entry. One made elsewhere looks as if Patchlight had made it."""
         c = circuit.directions[0]
         if circuit.name:
             return wire.Flow(c.inp, c.out, int(circuit.name, 16), int(circuit.group))

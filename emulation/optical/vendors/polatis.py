@@ -1,7 +1,7 @@
-"""An emulated Polatis: its numbers, shutters and limits behind any protocol, and SCPI.
+"""Emulates a Polatis: its port numbers, shutters and limits for any protocol, and SCPI.
 
-A new cross-connect silently takes its ports from the ones that hold them (captured sessions of
-others rely on it). A list is done whole or, if one entry cannot be, not at all.
+A new cross-connect silently replaces those that use its ports (captured sessions rely on it). A
+list is done completely or not at all.
 """
 
 import asyncio
@@ -21,14 +21,14 @@ from patchlight.emulation.optical.protocols.server import ProtocolServer
 from patchlight.testbed.lab.portmap import CrossConnect
 
 SOFTWARE = "6.5.2.18-emulated"
-_DARK_DBM = -60.0  # what a monitor shows of no light
+_DARK_DBM = -60.0  # a monitor's reading without a signal
 
 PortLetter = Literal["E", "D", "F"]
 STATUS: dict[PortLetter, str] = {"E": "ENABLED", "D": "DISABLED", "F": "FAILED"}
 
 
 class PolatisSwitch:
-    """The switch by its vendor's port numbers; refusals name such a number, too."""
+    """The switch with its vendor's port numbers, also in refusals."""
 
     def __init__(self, device: EmulatedOcs) -> None:
         ports = device.switch.ports
@@ -44,11 +44,11 @@ class PolatisSwitch:
         return range(1, self.numbering.ins + self.numbering.outs + 1)
 
     def pairs(self) -> list[tuple[int, int]]:
-        """The cross-connects as numbers, in the order made."""
+        """The cross-connects as numbers, in order of creation."""
         return [self._pair(c) for circuit in self.device.matrix for c in circuit.directions]
 
     def partner(self, number: int) -> int | None:
-        """The port that this one is joined to."""
+        """The port that this one is connected to."""
         for inp, out in self.pairs():
             if number in (inp, out):
                 return out if number == inp else inp
@@ -56,7 +56,7 @@ class PolatisSwitch:
         return None
 
     async def connect(self, ins: Sequence[int], outs: Sequence[int]) -> None:
-        """Join each of ``ins`` to its counterpart in ``outs``, and wait for the light."""
+        """Connect each of ``ins`` to its counterpart in ``outs``, and wait until active."""
         matrix = self.device.matrix
         cross_connects = self._cross_connects(ins, outs)
         for numbers in (ins, outs):
@@ -77,7 +77,7 @@ class PolatisSwitch:
             raise RequestRefused(Reason.FAILED, port=self._pair(failed[0].directions[0])[0])
 
     async def disconnect(self, ins: Sequence[int], outs: Sequence[int]) -> None:
-        """Break these; of ports without a counterpart, all that they are joined to."""
+        """Break these; for ports without a counterpart, all their connections."""
         for number in (*ins, *outs):
             self._known(number)
         if ins and outs:
@@ -106,7 +106,7 @@ class PolatisSwitch:
         return "D" if number in self._disabled or port in matrix.locked else "E"
 
     async def enable(self, numbers: Iterable[int], *, on: bool) -> None:
-        """Open or close the shutters of these ports; a closed one lets no light through."""
+        """Open or close the shutters of these ports; a closed one blocks the signal."""
         numbers = set(numbers)
         for number in numbers:
             self._known(number)
@@ -123,12 +123,12 @@ class PolatisSwitch:
         await self.device.come_to_rest()
 
     def has_monitor(self, number: int) -> bool:
-        """Whether there is a power monitor at that port."""
+        """Whether that port has a power monitor."""
         monitors = self.device.faults.monitors
         return monitors == "both" or (monitors == "out" and number > self.numbering.ins)
 
     async def power(self, numbers: Sequence[int]) -> list[float]:
-        """Power in dBm at each; the monitor's floor where it is dark."""
+        """Power in dBm at each; the monitor's floor without a signal."""
         ports = [self._known(number) for number in numbers]
         readings = await self.device.power(set(ports))
         sides = [0 if number <= self.numbering.ins else 1 for number in numbers]
@@ -150,7 +150,6 @@ class PolatisSwitch:
         }
 
     def _known(self, number: int) -> int:
-        """The canonical port of that number."""
         port = self.numbering.to_port(number)
         if port is None:
             raise RequestRefused(Reason.NO_PORT, port=number)
@@ -177,7 +176,7 @@ class PolatisSwitch:
 _MESSAGE_LIMIT = 65536
 _ERRORS_KEPT = 30
 _NO_ERROR = '0,"No error"'
-_POWER_LIMIT = 256  # ports in one question for power
+_POWER_LIMIT = 256  # ports per power query
 _HEADER = re.compile(r":?([a-z]\w*(?::[a-z]\w*)*|\*[a-z]+)(\?)?(?:\s+(.*))?", re.I | re.DOTALL)
 _LIST = r"\s*\(@([^()]*)\)\s*"
 _SHORT = {
@@ -207,10 +206,10 @@ class ScpiError(Exception):
 
 
 class PolatisScpiServer(ProtocolServer):
-    """SCPI on a raw socket. It has no users.
+    """SCPI on a raw socket, without users.
 
-    Commands go by canonical header, like ``conn:stat?``. A command gets its parameters as text and
-    returns an answer, or ``None``; it raises ``ScpiError``.
+    Commands are keyed by canonical header, like ``conn:stat?``. A command gets its parameters as
+    text and returns an answer or ``None``; it raises ``ScpiError``.
     """
 
     by_hand = "printf ':oxc:swit:conn:stat?\\n' | nc -q 1 {host} {port}"
@@ -251,7 +250,7 @@ class PolatisScpiServer(ProtocolServer):
                     await self._do(message, writer)
 
     def report(self, text: str) -> None:
-        """Put it into the error queue: SCPI sends nothing unasked."""
+        """Add it to the error queue: SCPI sends nothing unsolicited."""
         self._note(100, text)
 
     def _note(self, code: int, message: str) -> None:

@@ -1,7 +1,7 @@
-"""An emulated Telescent: a shell over SSH, and a robot that moves fibre by fibre.
+"""Emulates a Telescent: a shell over SSH, and a robot that moves one fibre at a time.
 
-The commands and what ``switchstate`` prints follow a third party's driver; the prompt, the words of
-errors and the names of statuses other than A and U are ours.
+The commands and the output of ``switchstate`` follow a third party's driver; the prompt, the error
+messages and the statuses other than A and U are invented.
 """
 
 import asyncio
@@ -131,7 +131,7 @@ class TelescentSshServer(SshServer):
         async with self._robot:
             for port in ports:
                 self._check(port)
-                # A port unlocked on one side only cannot be let go.
+                # A port locked on one side only cannot be released.
                 if any(self._is_locked(DirectedPort(side, port.number)) for side in SIDES):
                     return [f"ERROR: port {port.number - 1} is locked"]
                 if circuit := self._device.matrix.at(*port):
@@ -181,7 +181,6 @@ class TelescentSshServer(SshServer):
 
 
 def _parsed(arguments: Iterable[str]) -> tuple[bool, list[DirectedPort]]:
-    """Whether ``--force`` is there, and the ports: ``-in 3`` one side, ``3`` both."""
     force, ports, side = False, [], ""
     for argument in arguments:
         if argument == "--force":
@@ -198,7 +197,7 @@ def _parsed(arguments: Iterable[str]) -> tuple[bool, list[DirectedPort]]:
 
 
 async def _lines(reader: asyncio.StreamReader) -> AsyncIterator[str]:
-    """Lines as a terminal ends them: CR, LF or both. Ends at one longer than the bound."""
+    """Lines ended by CR, LF or both. Stops at a line longer than the bound."""
     text = ""
     with contextlib.suppress(OSError):
         while data := await reader.read(65536):

@@ -1,7 +1,7 @@
-"""Emulated devices over TL1 that take lists of ports: a Polatis, and a Glimmerglass.
+"""Emulates devices over TL1 that accept lists of ports: a Polatis, and a Glimmerglass.
 
-Lines of the Glimmerglass follow sessions captured by others. No capture shows a denial or a stuck
-mirror: those codes are GR-831's, and that cause is ours.
+Lines of the Glimmerglass follow captured sessions. No capture shows a denial or a stuck mirror:
+those codes are GR-831's, and the cause is invented.
 """
 
 import re
@@ -35,7 +35,7 @@ _RANGE_LIMIT = 1 << 16
 
 
 class PolatisTl1Server(Tl1Server):
-    """TL1 with the commands of a Polatis."""
+    """TL1 with a Polatis's commands."""
 
     by_hand = Tl1Server.netcat("RTRV-PATCH:::2:;")
     refusals = _POLATIS_REFUSALS
@@ -100,13 +100,13 @@ class PolatisTl1Server(Tl1Server):
         await self._switch.enable(self._ports(command.aid), on=command.verb.startswith("RLS"))
 
     def _ports(self, aid: str) -> list[int]:
-        """The ports of a list or range; without one, all."""
+        """The ports of a list or range; by default all."""
         known = self._switch.numbers
         return _port_numbers(aid, known.__contains__) if aid else list(known)
 
 
 class GlimmerglassTl1Server(Tl1Server):
-    """TL1 with the commands of a Glimmerglass."""
+    """TL1 with a Glimmerglass's commands."""
 
     by_hand = Tl1Server.netcat("RTRV-CRS-FIBER:::2:;")
     refusals = _GLIMMERGLASS_REFUSALS
@@ -148,7 +148,7 @@ class GlimmerglassTl1Server(Tl1Server):
         return lines
 
     async def _circuits(self, command: Tl1Command) -> list[str]:
-        """One line for each circuit, and for each fibre that is in none."""
+        """One line per circuit, and per unconnected fibre."""
         numbers, listed, lines = self._asked(command.aid), set(), []
         names, matrix = self._device.faults.names, self._device.matrix
         readings = await self._device.power(range(1, self._device.switch.ports + 1))
@@ -189,7 +189,7 @@ class GlimmerglassTl1Server(Tl1Server):
         self._changed("ENT-CRS-FIBER", command.aid)
 
     async def _delete(self, command: Tl1Command) -> None:
-        """By inputs alone, or by inputs and outputs; ``all`` is everything."""
+        """By inputs only, or by inputs and outputs; ``all`` is everything."""
         matrix = self._device.matrix
         circuits: list[SwitchedCircuit | None]
         if command.aid.lower() in ("all", "all,all"):
@@ -233,7 +233,7 @@ def _state(circuit: SwitchedCircuit | None, *, lit: bool) -> tuple[str, str]:
         return "fault", "mirror_failure"
     if circuit.phase is not Phase.LIT:
         return "pending", "none"
-    # Without light there is nothing to tune the mirrors by.
+    # Without a signal the mirrors cannot be tuned.
     return ("steady", "none") if lit else ("fault", "initial_connection_timer_expired")
 
 
@@ -244,7 +244,7 @@ def _dbm(power: float | None) -> float:
 def _port_numbers(text: str, known: Callable[[int], bool]) -> list[int]:
     """``1&3&&5`` → 1, 3, 4, 5; ``RequestRefused`` for another text, or a port not ``known``.
 
-    A range may reach beyond the device: ports that are not ``known`` are left out of it.
+    Unknown ports within a range are skipped.
     """
     numbers: list[int] = []
     for match in (_PORTS.fullmatch(part) for part in re.split(r"(?<!&)&(?!&)", text)):

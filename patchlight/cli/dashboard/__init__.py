@@ -89,7 +89,7 @@ async def _serve(
     for_all: bool,
     while_stdin: bool,
 ) -> None:
-    # Not above: NiceGUI takes most of a second, and --help none of it.
+    # Imported late: NiceGUI takes most of a second, which --help does not need.
     from patchlight.cli.dashboard.auth import Visitors
     from patchlight.cli.dashboard.lab_watch import LabWatch
     from patchlight.testbed.linux.http_server import http_server
@@ -113,7 +113,7 @@ async def _serve(
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, end)
-    if while_stdin:  # the parent writes nothing there
+    if while_stdin:  # the parent never writes to it
         loop.add_reader(sys.stdin.fileno(), partial(end, of_input=True))
     watch.start()
     try:
@@ -125,7 +125,7 @@ async def _serve(
 
 
 def dashboard_app(watch: "LabWatch", visitors: "Visitors") -> "ASGIApp":
-    """The pages of one lab, for authenticated visitors; a process has one such application."""
+    """The pages of one lab, for authenticated visitors; one application per process."""
     from fastapi import FastAPI, Request
     from nicegui import app as pages
     from nicegui import ui

@@ -1,8 +1,8 @@
-"""Decides which users may open the dashboard, and with whose role their requests are made.
+"""Decides who may open the dashboard, and with which role.
 
-It listens on this machine only, where the kernel knows the user of a connection. The controller
-sees it as any other client, with the role of the user who started it. Run by root it serves every
-user of the machine, each with their own role.
+It listens on this machine only, where the kernel identifies the user of a connection. For the
+controller it is a client with the role of the user who started it. If root runs it, it serves every
+user of the machine with their own role.
 """
 
 import asyncio
@@ -23,11 +23,11 @@ from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.lab.rules import Role
 
 Connect = Callable[[int | None], ControllerClient]
-"""Makes a client: for the user of that id, or for the user of this process."""
+"""Makes a client for the user with that id, or for this process's user."""
 
 _VISITOR = "visitor"
 _ASK_AGAIN_S = 5.0
-# What the page's library writes into pages itself; nothing comes from another machine.
+# What NiceGUI puts into pages; nothing comes from another machine.
 _POLICY = (
     "default-src 'self'; script-src 'self' 'unsafe-inline' 'unsafe-eval'; "
     "style-src 'self' 'unsafe-inline'; img-src 'self' data:; font-src 'self' data:; "
@@ -48,7 +48,7 @@ class TurnedAway(PatchlightError):
 
 @dataclass
 class Visitor:
-    """A user with a page open: their name and role at the controller, and a client of it."""
+    """A user with a page open: their name and role, and a client with that role."""
 
     client: ControllerClient
     user: str = ""
@@ -59,8 +59,7 @@ class Visitor:
 class Visitors:
     """Visitors by their user id on this machine.
 
-    ``for_all``: admit other users than that of this process, because the controller trusts the
-    user ids that it gets from us.
+    ``for_all``: admit all users, because the controller trusts the user ids from this process.
     """
 
     def __init__(self, connect: Connect, *, for_all: bool) -> None:
@@ -68,7 +67,7 @@ class Visitors:
         self._found: dict[int, Visitor] = {}
 
     def admit(self, uid: int | None) -> Visitor:
-        """The visitor of that user id; ``TurnedAway`` if they may not see the lab."""
+        """The visitor with that user id; ``TurnedAway`` if they may not see the lab."""
         if uid is None:
             raise TurnedAway(
                 "the connection does not come from a user of this machine",
@@ -78,8 +77,7 @@ class Visitors:
         own = uid == os.geteuid()
         if not own and not self._for_all:
             raise TurnedAway(
-                f"this dashboard was started by uid {os.geteuid()} and serves only them; you are "
-                f"uid {uid}",
+                f"this dashboard serves only uid {os.geteuid()}, who started it; you are uid {uid}",
                 hint="start your own: patchlight dashboard",
             )
         if uid not in self._found:
@@ -91,12 +89,12 @@ class Visitors:
                 visitor.user, visitor.role = str(told["user"]), Role.named(told["role"])
                 visitor.asked_at = time.monotonic()
             except NoAnswer:
-                # Away for a moment: a known visitor stays, and can do nothing meanwhile.
+                # The controller is unavailable: keep the visitor.
                 if visitor.role is Role.NOBODY:
                     raise
         if visitor.role < Role.VIEWER:
             raise TurnedAway(
-                f"{visitor.user or f'uid {uid}'} may not look at this lab",
+                f"{visitor.user or f'uid {uid}'} may not read this lab",
                 hint="an admin gives roles with controller: {access: …} in the lab file",
             )
         return visitor
@@ -123,7 +121,7 @@ class Authenticated:
             origin = headers.get(b"origin")
             if origin is not None and origin.partition(b"://")[2] != headers.get(b"host", b""):
                 raise TurnedAway(
-                    "the request comes from another site", hint="open this page itself"
+                    "the request comes from another site", hint="open this page directly"
                 )
             seen: dict[str, Any] = scope.get("state", {}).get("connection", {})
             if "uid" not in seen:

@@ -1,4 +1,4 @@
-"""Makes the dashboard's charts, as options of ECharts: plain values, and nothing that is run."""
+"""Makes the dashboard's charts as options of ECharts, without code."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -73,7 +73,7 @@ def over_time(
     marks: Options,
     factor: float = 1.0,
 ) -> list[Options]:
-    """For each name a bold line of means with the fine-grained points thin beneath it."""
+    """For each name a bold line of means with thin sample points below."""
     found: list[Options] = []
     for name, points in series.items():
         colour = colours.get(name, NO_JOB)
@@ -91,9 +91,9 @@ def _line(name: str, colour: str, style: Options) -> Options:
 
 
 def bands(past: Past, key: str, view: LabView, factor: float) -> list[Options]:
-    """For each job a bold line of means, with the least and the most of each window thin.
+    """For each job a bold line of means, with thin lines for the minimum and maximum.
 
-    The prediction is dashed. Lines break where windows are missing.
+    Predictions are dashed. Lines break where windows are missing.
     """
     found: list[Options] = []
     told: Mapping[str, Sequence[Answer]] = past.windows
@@ -112,7 +112,7 @@ def bands(past: Past, key: str, view: LabView, factor: float) -> list[Options]:
                 points.append([middle, None if value is None else value * factor])
             if known := sum(value is not None for _, value in points):
                 found.append(_line(job, colour, style) | {"data": points})
-                if known == 1:  # no line would be seen
+                if known == 1:  # a line of one point would be invisible
                     found[-1]["symbol"] = "circle"
     if found:
         found[0]["markLine"] = marks_of(view.changes, past.since, past.until)
@@ -144,7 +144,7 @@ def iteration_times(
 
 
 def timeline(view: LabView, since: float, now: float) -> Options:
-    """Which job had which GPUs, from ``since`` to ``now`` (Unix times), with changes marked."""
+    """The GPUs of each job, from ``since`` to ``now`` (Unix times), with marks for changes."""
     names = [host.name for host in view.lab.hosts]
     options = empty()
     options["yAxis"] = {"type": "category", "data": names, "inverse": True}
@@ -161,7 +161,7 @@ def timeline(view: LabView, since: float, now: float) -> Options:
         options["series"].append(_line(job["id"], colour, style) | {"data": data})
     if options["series"]:
         marks = options["series"][0]["markLine"] = marks_of(view.changes, since, now)
-        marks["label"]["position"] = "start"  # above: the axis goes down
+        marks["label"]["position"] = "start"  # at the top: the axis is inverted
     return options
 
 
@@ -180,7 +180,7 @@ def ran(
 
 
 def marks_of(changes: Sequence[Answer], since: float, until: float) -> Options:
-    """A line for each change in a period; labels that would overlap are one, at the first."""
+    """A line for each change in a period; overlapping labels are merged."""
     made = [c for c in changes if c["changes"] and since <= c["started_at"] <= until][-20:]
     whole_s, lines, labelled_at = until - since, list[Options](), -math.inf
     for change in made:
@@ -189,7 +189,7 @@ def marks_of(changes: Sequence[Answer], since: float, until: float) -> Options:
             near = [c["id"] for c in made if at <= c["started_at"] <= at + whole_s / 4]
             label, labelled_at = f"change {number}", at
             label = f"changes {number}–{near[-1]}" if near[1:] else label
-        # Near the right edge a label in the middle would be cut.
+        # Near the right edge a centred label would be cut.
         align = "right" if at > until - whole_s / 8 else "center"
         lines.append({"xAxis": round(at * _MS), "label": {"formatter": label, "align": align}})
     return {
@@ -201,7 +201,7 @@ def marks_of(changes: Sequence[Answer], since: float, until: float) -> Options:
 
 
 def sent(watch: LabWatch, since: float, now: float) -> list[Options]:
-    """What each job sent while it ran, from single samples since a Unix time."""
+    """The rate sent by each job, from single samples since a Unix time."""
     view = watch.view
     rates = _while_they_ran(view, since, now, lambda host: watch.rates.get(host.name, ()))
     return over_time(rates, view.colours, marks_of(view.changes, since, now), _GBPS)
@@ -238,7 +238,7 @@ def _while_they_ran(
     found = {}
     for job, began, ended in ran(view.jobs, since, now):
         hosts = [view.lab.host_names[h] for h in job["hosts"] if h in view.lab.host_names]
-        # The first sample is of the second before it: another job may have run then.
+        # The first sample covers the second before it, of another job perhaps.
         begin = max(since, began + _SAMPLE_S)
         found[job["id"]] = summed([list(samples(host)) for host in hosts], begin, ended)
     return found

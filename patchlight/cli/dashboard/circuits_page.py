@@ -1,4 +1,4 @@
-"""The page on circuits: the map of a switch, and its changes, planned, made and followed."""
+"""The Circuits page: the map of a switch, and its changes."""
 
 import re
 import time
@@ -36,7 +36,7 @@ _COLUMNS = {
 
 
 class CircuitsPage(Page):
-    """One switch at a time: its matrix, its circuits, and a change of it."""
+    """One switch at a time: its matrix, its circuits, and a change."""
 
     def build(self) -> None:
         """The matrix and the change beside each other, the table below."""
@@ -66,10 +66,10 @@ class CircuitsPage(Page):
         self._table = table(_COLUMNS, "Circuits", rows_per_page=20)
 
     def refresh(self) -> None:
-        """The circuits that differ, and the progress of a change."""
+        """Show the circuits that differ, and the progress of a change."""
         view = self.watch.view
         names = [switch.name for switch in view.lab.optical_switches]
-        if self._ocs.options != names:  # which asks for another refresh
+        if self._ocs.options != names:  # this triggers another refresh
             wanted = self.query.get("ocs")
             first = wanted if wanted in names else next(iter(names), None)
             self._ocs.set_options(names, value=self._ocs.value or first)
@@ -148,7 +148,7 @@ class ChangeForm:
         self._shown = ui.column().classes("w-full gap-1").props("aria-live=polite")
 
     def begin(self, ocs: str) -> None:
-        """Plan a change of this switch from now on."""
+        """Change the switch that is planned for."""
         if ocs == self._ocs:
             return
         self._ocs = ocs
@@ -168,7 +168,7 @@ class ChangeForm:
         self._shown.clear()
 
     async def dropped(self, inp: str, at: str, out: str) -> None:
-        """Fill in a drag from an input, at an output or none, to an output; to none frees it."""
+        """Fill in a drag from an input to an output; without one it frees the input."""
         view = self._page.watch.view
         try:
             makes, frees = dragged(
@@ -189,7 +189,7 @@ class ChangeForm:
             return
         try:
             if not (makes or frees):
-                raise BadInput("nothing to plan: say what to make, or which ports to free")
+                raise BadInput("nothing to plan: enter circuits to make, or ports to free")
             asked: dict[str, Any] = {
                 "maps": {ocs: makes} if makes else {},
                 "disconnect": {ocs: [_place(self._switch, word) for word in frees]},
@@ -225,11 +225,11 @@ class ChangeForm:
 def dragged(
     view: LabView, switch: OpticalSwitch, inp: int, at: int | None, out: int | None
 ) -> tuple[list[str], list[str]]:
-    """The circuits to make and the places to free, if input ``inp`` is dragged to an output.
+    """The circuits to make and the ports to free if input ``inp`` is dragged to an output.
 
-    ``at``: the output whose circuit was dragged. ``out`` ``None``: out of the matrix. A duplex
-    circuit stays duplex; of a wavelength switch all its channels move. ``BadInput`` where no
-    channel arrives at the input.
+    ``at``: the output of the dragged circuit. ``out`` ``None``: out of the matrix. A duplex circuit
+    stays duplex; at a wavelength switch all its channels move. ``BadInput`` if no channel arrives
+    at the input.
     """
     there = {c.ports: c for c in view.circuits if c.ocs == switch.name}
     moved = [c for c in there.values() if c.ports.inp == inp and at in (None, c.ports.out)]
@@ -246,7 +246,7 @@ def dragged(
     signals = view.signals_at(Endpoint(switch.name, str(inp)))
     channels = sorted({str(signal.channel) for signal in signals if signal.channel})
     if not channels:
-        raise BadInput(f"no channel comes in at {inp}: write which, like {inp}-{out}@193.100")
+        raise BadInput(f"no channel arrives at {inp}: write one, like {inp}-{out}@193.100")
     return [f"{inp}-{out}@{channel}" for channel in channels], []
 
 
@@ -258,7 +258,7 @@ def joined(switch: OpticalSwitch, words: list[str], makes: list[str]) -> str:
         try:
             return not len(parse_map(switch, [word]).clashing(fresh))
         except BadInput:
-            return True  # not written to its end yet
+            return True  # still being typed
 
     return " ".join([*filter(stays, words), *makes])
 
@@ -284,7 +284,7 @@ def _words(written: str) -> list[str]:
 
 
 def _place(switch: OpticalSwitch, word: str) -> int | str:
-    """A port, or a channel there, as requests have it; ``BadInput`` for anything else."""
+    """A port or channel in the form of a request; ``BadInput`` if invalid."""
     place = Place.parse(word)
     check_place(switch, place)
     return place.port if place.channel is None else str(place)
@@ -311,7 +311,7 @@ class ChangePanel:
             button.set_visibility(False)
 
     def refresh(self) -> None:
-        """How far it is."""
+        """Show its progress."""
         view = self._page.watch.view
         known = {change["id"]: change for change in view.changes}
         going = [c["id"] for c in view.under_way if "progress" in c]
@@ -344,7 +344,7 @@ class ChangePanel:
         self._undo.set_visibility(may and row["can_undo"])
 
     async def carry_out(self, change: Callable[..., Any]) -> None:
-        """Begin a change, and follow it."""
+        """Start a change, and show its progress."""
         begun = await self._page.ask(partial(change, detach=True), "changing circuits")
         if begun is not None:
             self._number = begun["id"]
@@ -357,5 +357,5 @@ class ChangePanel:
 
     async def _undo_it(self) -> None:
         number = self._number
-        if await confirmed(f"Undo change {number}, and no other change?", "Roll back"):
+        if await confirmed(f"Undo change {number}? Other changes stay.", "Roll back"):
             await self.carry_out(partial(self._page.visitor.client.roll_back, number))

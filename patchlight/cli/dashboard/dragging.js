@@ -1,4 +1,4 @@
-// Lets what has data-drag be dragged to what has data-drop, or, where it has data-drop itself, out of it all.
+// Lets shapes with data-drag be dragged to shapes with data-drop, or off their present target.
 export default {
   emits: ["dropped"],
   template: `<div ref="all" @pointerdown="begin"><slot></slot>

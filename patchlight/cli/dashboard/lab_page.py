@@ -1,4 +1,4 @@
-"""The page on the lab: its health, a live picture, its jobs and the last change of circuits."""
+"""The Lab page: its health, a live picture, its jobs and the last change of circuits."""
 
 import time
 
@@ -11,7 +11,7 @@ from patchlight.cli.dashboard.page import Layer, Page, columns, draw, time_chart
 from patchlight.testbed.draw.drawing_layout import DrawingLayout
 from patchlight.testbed.lab.model import Lab
 
-# The nearest shape of a device around the mouse, or with the keyboard's focus.
+# The nearest device's shape at the mouse pointer or keyboard focus.
 _DEVICE = "(e) => { const found = e.target.closest('[data-device]'); "
 _DEVICE += "if (found) { e.preventDefault(); emit(found.dataset.device); } }"
 _RECENT_S = 10.0
@@ -38,7 +38,7 @@ class LabPage(Page):
     """The lab's health, its picture, its jobs, and its last change."""
 
     def build(self) -> None:
-        """Health above, the picture at the left, cards at the right."""
+        """Health at the top, the picture on the left, cards on the right."""
         ui.add_css(picture.STYLE)
         self._lab_drawn: Lab | None = None
         self._lines: dict[int, list[str]] = {}
@@ -84,7 +84,7 @@ class LabPage(Page):
             detailed = self._picture.detailed
             self._frame.classes(replace=f"pl-picture {'pl-detailed' if detailed else ''}")
             self._charted.clear()
-            with self._charted:  # of a large lab it would take the tab too much memory
+            with self._charted:  # a large lab would take too much memory in the browser
                 title = "Sent by each job in the last 5 minutes, Gb/s"
                 self._sent = time_chart(title, "h-44") if detailed else None
             self._still.show(self._picture.size, self._picture.still())
@@ -154,7 +154,7 @@ class LabPage(Page):
 
 
 def measured_hosts(watch: LabWatch, at: float) -> dict[str, picture.Measured]:
-    """The latest measurements of each host, rates to three digits."""
+    """The latest measurements of each host, with three digits."""
     found: dict[str, picture.Measured] = {}
     for host in watch.lab.hosts:
         gpu = f"{host.server.name}.{host.gpu.name}" if host.gpu is not None else ""
@@ -168,7 +168,7 @@ def measured_hosts(watch: LabWatch, at: float) -> dict[str, picture.Measured]:
 
 
 def key() -> None:
-    """Samples of lines with their meanings."""
+    """Sample lines with their meanings."""
     with ui.element("div").classes("pl-key text-xs"):
         for condition, colour, words in _LINES:
             _sample(_line(condition, colour), words)

@@ -1,4 +1,4 @@
-"""Computes a lab as pages show it from its controller's answers."""
+"""Computes a lab's view for pages from its controller's answers."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,17 +13,17 @@ from patchlight.testbed.lab.wiring import Links, Place, lab_links, parse_map
 
 Answer = Mapping[str, Any]
 Condition = Literal["up", "changing", "locked", "drifting", "degraded", "dark"]
-"""The condition of a circuit; the worst is last."""
+"""The condition of a circuit, from best to worst."""
 
 AT_WORK = ("reconfiguring", "preparing", "running", "paused")
 WAITING = ("queued", "blocked")
-# Okabe and Ito's colours, which people with any colour vision can tell apart.
+# Okabe and Ito's colours, distinguishable with colour blindness.
 JOB_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 NO_JOB = "#8a8a8a"
 
 
 def job_colours(before: Mapping[str, str], job_ids: Sequence[str]) -> dict[str, str]:
-    """A colour for each of these jobs: the one that it has, else the one that fewest have."""
+    """A colour for each of these jobs: its previous one, else the least used."""
     chosen = {job: colour for job, colour in before.items() if job in job_ids}
     for job in job_ids:
         if job not in chosen:
@@ -35,8 +35,8 @@ def job_colours(before: Mapping[str, str], job_ids: Sequence[str]) -> dict[str, 
 class Circuit:
     """One entry of a switch's map, the job that uses it, and its condition.
 
-    Of a wavelength switch ``ports`` have a channel. ``source``, ``sink`` and ``rate_bps`` are those
-    of the one light path through it. Unknown powers are ``None``.
+    At a wavelength switch ``ports`` have a channel. ``source``, ``sink`` and ``rate_bps`` are those
+    of its optical path if there is exactly one. Unknown powers are ``None``.
     """
 
     ocs: str
@@ -53,7 +53,7 @@ class Circuit:
 
     @property
     def said(self) -> str:
-        """The condition for people."""
+        """The condition as text."""
         said = {"dark": "no optical power", "degraded": "power too low"}
         return said.get(self.condition, self.condition)
 
@@ -65,7 +65,7 @@ class Circuit:
 
 @dataclass(frozen=True)
 class LabView:
-    """A lab and its present state: unchanged answers of its controller."""
+    """A lab and its present state: its controller's answers."""
 
     lab: Lab
     jobs: Sequence[Answer] = ()
@@ -78,7 +78,7 @@ class LabView:
     colours: Mapping[str, str] = field(default_factory=dict)
 
     def keep(self, before: "LabView") -> None:
-        """Take the optical paths from an earlier view, if they are the same: they are slow."""
+        """Reuse the optical paths of an earlier view if they are equal: they are slow."""
         if self.lab is before.lab and self.maps == before.maps:
             for name in ("switch_maps", "links", "path_through"):
                 if name in vars(before):
@@ -102,23 +102,23 @@ class LabView:
 
     @cached_property
     def links(self) -> Links:
-        """The optical links now."""
+        """The present optical links."""
         return lab_links(self.lab, self.switch_maps)
 
     def signals_at(self, end: Endpoint) -> list[Signal]:
-        """The signals that arrive at a port, in a lab where wavelengths matter."""
+        """The signals that arrive at a port, in a lab with wavelengths."""
         if self.links.light is None or end not in self.lab.fibre_ends:
             return []
         return self.links.light.signals_on.get(self.lab.fibre_ends[end][0], [])
 
     @cached_property
     def at_work(self) -> list[Answer]:
-        """Jobs that have hosts, the oldest first."""
+        """Jobs that have hosts, oldest first."""
         return [job for job in self.jobs if job["state"] in AT_WORK]
 
     @cached_property
     def waiting(self) -> list[Answer]:
-        """Jobs that wait for GPUs, the oldest first."""
+        """Jobs that wait for GPUs, oldest first."""
         return [job for job in self.jobs if job["state"] in WAITING]
 
     @cached_property
@@ -134,7 +134,7 @@ class LabView:
 
     @cached_property
     def host_at(self) -> dict[Endpoint, Host]:
-        """The host whose NIC is there."""
+        """The host with that NIC."""
         return {host.endpoint: host for host in self.lab.hosts}
 
     @cached_property
@@ -143,16 +143,16 @@ class LabView:
         return {job["id"]: job["spec"]["name"] for job in self.jobs}
 
     def job_of_path(self, path: LightPath) -> str:
-        """The job whose NIC sends or receives on this path; empty if there is none."""
+        """The job whose NIC sends or receives on this path; empty without one."""
         return self.job_at(path.source) or self.job_at(path.sink)
 
     def job_at(self, end: Endpoint) -> str:
-        """The job whose NIC is there; empty if there is none."""
+        """The job with that NIC; empty without one."""
         host = self.host_at.get(end)
         return "" if host is None else self.job_of_host.get(host.name, "")
 
     def job_of_signals(self, signals: Iterable[Signal]) -> str:
-        """The one job that uses these signals; empty if there is none, or several."""
+        """The one job that uses these signals; empty without one, or with several."""
         paths = self.links.paths
         jobs = {
             self.job_at(s.source) if s.source not in paths else self.job_of_path(paths[s.source])
@@ -162,23 +162,23 @@ class LabView:
 
     @cached_property
     def path_through(self) -> dict[tuple[str, Entry], LightPath]:
-        """The optical path through each entry of a switch's map, where there is just one."""
+        """The optical path through each entry of a switch's map, if there is exactly one."""
         paths = self.links.paths.values()
         return {passed: path for path in paths for passed, _ in self.links.passed(path)}
 
     @cached_property
     def under_way(self) -> list[Answer]:
-        """The unfinished changes of circuits, the oldest first."""
+        """The unfinished changes of circuits, oldest first."""
         return [c for c in self.changes if c["state"] == "intent"]
 
     @cached_property
     def last_change(self) -> Answer | None:
-        """The latest finished change that was to move circuits."""
+        """The latest finished change of circuits."""
         ended = (c for c in reversed(self.changes) if c["state"] != "intent" and c["changes"])
         return next(ended, None)
 
     def can_undo(self, change: Answer) -> bool:
-        """Whether a change can be undone: what it made is there, and its old ports are free."""
+        """Whether a change can be undone: its circuits exist, and its old ports are free."""
         if change["state"] != "committed" or not change["changes"] or "undone_by" in change:
             return False
         for ocs, moved in change["changes"].items():
@@ -192,7 +192,7 @@ class LabView:
 
     @cached_property
     def locked_ports(self) -> dict[tuple[str, int], list[tuple[Place, Answer]]]:
-        """Locks by switch and port, each with its place."""
+        """Locks by switch and port, with their places."""
         found: dict[tuple[str, int], list[tuple[Place, Answer]]] = {}
         for lock in self.locks:
             channel = lock.get("channel")
@@ -202,7 +202,7 @@ class LabView:
 
     @cached_property
     def circuits(self) -> list[Circuit]:
-        """Every entry of a map, by switch and input; those that are missing or being made too."""
+        """Every entry of a map, by switch and input; also missing ones, and those in progress."""
         return [each for name in self.switch_maps for each in self._circuits_of(name)]
 
     def _circuits_of(self, ocs: str) -> Iterator[Circuit]:
@@ -212,7 +212,7 @@ class LabView:
         moving = [c["changes"][ocs] for c in self.under_way if ocs in c["changes"]]
         breaks, makes = ({t for c in moving for t in c[key]} for key in ("breaks", "makes"))
         absent = (missing | makes) - set(present.one_way_texts)
-        # Two that are missing may be in each other's way: each is a map of its own.
+        # Missing entries may conflict: each is a map of its own.
         others = {c for text in absent for c in type(present).parse([text])}
         unreachable = self.maps.get(ocs, {}).get("unreachable", "")
         for c in sorted({*present, *others}):
@@ -264,12 +264,12 @@ class LabView:
 
     @cached_property
     def without_link(self) -> dict[str, str]:
-        """The hosts that reach no other, each with the reason."""
+        """The hosts that reach no other, with the reason."""
         return {told["host"]: told["reason"] for told in self.status.get("hosts_without_link", ())}
 
     @cached_property
     def silent(self) -> dict[str, str]:
-        """The devices with a fault, each with a text on it."""
+        """Devices with a fault, and a description."""
         status = self.status
         found: dict[str, str] = {}
         for ocs in status.get("circuit_switches", ()):

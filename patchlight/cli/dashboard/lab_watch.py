@@ -1,8 +1,8 @@
-"""Keeps the state of a lab up to date for all pages, and reads periods of its past.
+"""Polls the state of a lab for all pages, and reads periods of its history.
 
-Three threads poll: one follows events; one reads twice a second what the controller knows; one
-reads after an event what the controller has to ask devices for, which may wait for the end of a
-change. While no page is open, nothing is polled.
+There are three threads: one follows events, one reads the controller's own state twice a second,
+and one reads after events what the controller must ask devices for, which may wait for the end of a
+change. Without open pages there is no polling.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ _POWER_EVERY_S = 15.0
 _JOBS, _CHANGES = 100, 100
 _PAST_JOBS, _PAST_CHANGES, _POINTS = 200, 200, 240
 DRAWN = 20
-"""The most jobs that are drawn, the latest."""
-# The length of charts of single samples, one a second; longer ones are read from disk.
+"""The most jobs that are drawn, latest first."""
+# The length of charts with samples (one a second); longer ones are read from disk.
 _SAMPLED_S, _SAMPLES = 300.0, 400
 _REPORTS, _REPORTED_JOBS = 1000, 20
 _MOST_GAINS = 8
-# What is read again after an event whose kind begins so.
+# What to read again after an event, by the start of its kind.
 _ABOUT: Mapping[str, tuple[str, ...]] = {
     "circuits": ("circuits", "changes", "operated", "drift"),
     "alarm": ("light",),
@@ -69,9 +69,9 @@ _log = logging.getLogger(__name__)
 class LabWatch:
     """A lab as its controller describes it.
 
-    ``connect`` makes a client. What pages read is replaced as a whole, never changed in place;
-    ``revision`` grows with each look, and ``heard`` is the number of the latest event. ``trouble``
-    is the reason why the controller does not answer, or empty.
+    ``connect`` makes a client. What pages read is replaced as a whole, never modified; ``revision``
+    grows with each poll, and ``heard`` is the number of the latest event. ``trouble`` says why the
+    controller does not answer, or is empty.
     """
 
     lab: Lab
@@ -107,7 +107,7 @@ class LabWatch:
         self._slow_at = self._power_at = 0.0
 
     def start(self) -> None:
-        """Begin to poll, in the background, while a page is open."""
+        """Start polling in the background, while pages are open."""
         for step, name in (
             (self._look_safely, "looking"),
             (self._hear_safely, "hearing"),
@@ -122,12 +122,12 @@ class LabWatch:
         self._asking.set()
 
     def viewed(self) -> None:
-        """Note that a page is open now."""
+        """Note that a page is open."""
         self._viewed_at = time.monotonic()
         self._viewed.set()
 
     def look_again(self) -> None:
-        """Read everything at the next look: something was just changed."""
+        """Read everything at the next poll, after a change."""
         self._ask_for(*_EVERYTHING)
 
     def _ask_for(self, *what: str) -> None:
@@ -137,7 +137,6 @@ class LabWatch:
     # -- in the background ---------------------------------------------------------------------
 
     def _repeat(self, step: Callable[[ControllerClient], None]) -> None:
-        """Repeat a step of polling while a page is open, until ``close``."""
         with self._connect() as client:
             while True:
                 if time.monotonic() - self._viewed_at > _VIEWED_FOR_S:
@@ -173,14 +172,13 @@ class LabWatch:
     def _trouble_with(
         self, look: Callable[[ControllerClient], None], client: ControllerClient
     ) -> str:
-        """The error of a look; empty if there was none."""
         try:
             look(client)
         except PatchlightError as error:
             return error.message
-        except Exception as error:  # show a bug here, and go on
-            _log.exception("looking at the lab")
-            return f"the answer of the controller is not understood: {error!r}"
+        except Exception as error:  # a bug: show it, and continue
+            _log.exception("polling the lab")
+            return f"the controller's answer could not be read: {error!r}"
         return ""
 
     def _hear(self, client: ControllerClient) -> None:
@@ -197,7 +195,7 @@ class LabWatch:
     # -- one look ------------------------------------------------------------------------------
 
     def look(self, client: ControllerClient) -> None:
-        """Read what changes all the time, and what an event was about."""
+        """Read what changes often, and what events were about."""
         if not self._fingerprint:
             identity = client.identity()
             self.lab = parse_lab(client.lab_file(), identity.file)
@@ -218,19 +216,19 @@ class LabWatch:
         self._show()
 
     def _ask_devices(self, client: ControllerClient) -> None:
-        """Read what the controller asks devices for, where an event was about it."""
+        """Read what the controller must ask devices for, if an event was about it."""
         if not self._fingerprint:
             return
-        # During a change its drift is unknown, and the answer would wait for the end.
+        # During a change drift is unknown, and the answer would wait for its end.
         changing = any("progress" in change for change in self.changes)
         if self._take_due(client, [n for n in _FROM_DEVICES if not (changing and n == "drift")]):
             self._show()
 
     def _take_due(self, client: ControllerClient, names: Collection[str]) -> bool:
-        """Read those of these that are due; whether there were any."""
+        """Read those that are due; returns whether there were any."""
         due = [name for name in names if name in self._due]
         for name in due:
-            self._due.discard(name)  # before it is read: later events count
+            self._due.discard(name)  # before reading: later events count
             try:
                 self._take(name, client)
             except PatchlightError:
@@ -239,7 +237,6 @@ class LabWatch:
         return bool(due)
 
     def _show(self) -> None:
-        """Have pages show the present state."""
         with self._viewing:
             at_work = [job["id"] for job in self.jobs if job["state"] in AT_WORK]
             self._colours = job_colours(self._colours, at_work + self._just_ended())
@@ -259,7 +256,7 @@ class LabWatch:
             self.revision += 1
 
     def _take_latest_change(self, client: ControllerClient) -> None:
-        """Read the progress of the changes in progress: events only tell their ends."""
+        """Read the progress of changes: events only report their ends."""
         latest = client.reconfigurations(last=1)
         ids = {each["id"] for each in latest}
         going = [c["id"] for c in self.changes if "progress" in c and c["id"] not in ids]
@@ -298,12 +295,12 @@ class LabWatch:
         self._read_to_end &= known
 
     def _just_ended(self) -> list[str]:
-        """The jobs that ran and ended within the time of the charts of single samples."""
+        """Ended jobs that ran within the time of the sample charts."""
         since = time.time() - _SAMPLED_S
         return [j["id"] for j in self.jobs if j["hosts"] and (j["finished_at"] or 0) > since]
 
     def _take_gains(self, client: ControllerClient) -> None:
-        """Read what the last change gained the jobs whose circuits it moved."""
+        """Read the effect of the last change on the jobs whose circuits it moved."""
         found: dict[str, LightMove] = {}
         change = self.view.last_change
         moved_at, number = (change["finished_at"], change["id"]) if change else (-1.0, 0)
@@ -337,7 +334,7 @@ def _series(most: int = _SAMPLES) -> defaultdict[str, Any]:
 
 @dataclass(frozen=True)
 class Past:
-    """A period: its jobs and changes, and windows of ``width_s`` of the jobs that are drawn."""
+    """A period: its jobs and changes, and windows of ``width_s`` of the drawn jobs."""
 
     since: float
     until: float
@@ -347,7 +344,7 @@ class Past:
     windows: Mapping[str, Sequence[WindowShape]]
 
     def view(self, lab: Lab, colours: Mapping[str, str]) -> LabView:
-        """A view of a lab with these jobs and changes; jobs that have a colour keep it."""
+        """A view of a lab with these jobs and changes; jobs keep their colours."""
         named = job_colours(colours, [*self.windows])
         return LabView(lab, self.jobs, changes=self.changes, colours=named)
 
@@ -362,20 +359,20 @@ class Past:
         return sum(count * mean for count, mean in counted) / total if total else None
 
     def sends_bps(self, job: str) -> float | None:
-        """The mean of the rate that all its hosts sent at; ``None`` without samples."""
+        """The mean rate that all its hosts sent at; ``None`` without samples."""
         spreads = [window["sent_bps"] for window in self.windows.get(job, ())]
         means = [spread["mean"] for spread in spreads if spread is not None]
         return fmean(means) if means else None
 
     def predicted_s(self, job: str) -> float | None:
-        """The mean of the predicted times of an iteration; ``None`` without one."""
+        """The mean predicted time of an iteration; ``None`` without predictions."""
         told = [window["predicted_s"] for window in self.windows.get(job, ())]
         known = [seconds for seconds in told if seconds is not None]
         return fmean(known) if known else None
 
 
 def look_back(client: ControllerClient, since: float, until: float) -> Past:
-    """Ask the controller for a period."""
+    """Request a period from the controller."""
     jobs = client.jobs(last=_PAST_JOBS, since=since, until=until)
     drawn = [job["id"] for job in jobs if job["hosts"]][-DRAWN:]
     samples = client.samples(since, until, _POINTS, drawn)

@@ -1,9 +1,9 @@
-// A layer of shapes of shapes.py: [tag, attributes, text or shapes]. What is there is altered.
+// A layer of shapes of picture.py: [tag, attributes, text or shapes]. Existing nodes are modified.
 import { toRaw } from "vue";
 
 const SVG = "http://www.w3.org/2000/svg";
 
-// Makes of a node that shows one shape, or of none, one that shows another.
+// Changes a node from one shape (or none) to another.
 function draw(parent, node, shape, before) {
   const [tag, attributes, inside] = shape;
   if (before?.[0] !== tag) {

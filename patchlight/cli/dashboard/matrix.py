@@ -1,6 +1,6 @@
-"""Draws the map of an optical switch as a matrix: a row for each input, a column for each output.
+"""Draws the map of an optical switch as a matrix with a row per input and a column per output.
 
-Rows and the circuits in them can be dragged to columns.
+Rows and their circuits can be dragged to columns.
 """
 
 import re
@@ -15,7 +15,7 @@ from patchlight.testbed.lab.wavelengths import WavelengthSwitch
 from patchlight.testbed.lab.wiring import parse_map
 
 MOST_NAMED = 40
-"""More ports than this have no names in the picture, and nothing can be dragged."""
+"""With more ports, names are hidden and dragging is disabled."""
 _BAD = ("dark", "degraded", "drifting")
 _CELL, _NAMES, _SMALL = 22.0, 112.0, 480.0
 _SIZE = 13
@@ -42,7 +42,7 @@ STYLE = """
 
 
 class Sides(NamedTuple):
-    """The inputs and outputs of a switch that are shown; ``of`` how many ports there are."""
+    """The shown inputs and outputs of a switch; ``of``: its number of ports."""
 
     inputs: list[int]
     outputs: list[int]
@@ -50,15 +50,15 @@ class Sides(NamedTuple):
 
     @property
     def are_named(self) -> bool:
-        """Whether there is room for names, and cells large enough to be dragged."""
+        """Whether cells are large enough for names and dragging."""
         return max(len(self.inputs), len(self.outputs)) <= MOST_NAMED
 
 
 def sides(view: LabView, name: str, wanted: str = "") -> Sides:
-    """The ports of a switch that have a fibre or a circuit; with ``wanted`` some of them.
+    """The ports of a switch with a fibre or a circuit; with ``wanted`` a selection.
 
-    ``wanted`` has numbers, ranges like ``1-40``, names of far ports or devices, also with ``*`` in
-    them, and ids of jobs; the ports that they are connected to are shown too.
+    ``wanted`` has numbers, ranges like ``1-40``, names of connected ports or devices, also with
+    ``*``, and ids of jobs; ports connected to these are included.
     """
     switch, circuits = view.lab.optical_switch(name), _circuits(view, name)
     if isinstance(switch, WavelengthSwitch):
@@ -92,7 +92,6 @@ def _is_meant(port: int, leads: str, words: Iterable[str]) -> bool:
 
 
 def _leads_to(view: LabView, name: str, port: int) -> str:
-    """The port at the other end of the fibre; empty without one."""
     other = view.lab.fibre_ends.get(Endpoint(name, str(port)))
     return "" if other is None else str(other[0])
 
@@ -107,7 +106,7 @@ def matrix_size(shown: Sides) -> tuple[float, float]:
 def draw_matrix(
     view: LabView, name: str, shown: Sides, planned: Mapping[str, Any] | None = None
 ) -> picture.Shapes:
-    """The matrix of these ports; ``planned``: what a change of the switch would break and make."""
+    """The matrix of these ports; ``planned``: what a change would break and make."""
     row = {port: n for n, port in enumerate(shown.inputs)}
     column = {port: n for n, port in enumerate(shown.outputs)}
     cells: dict[tuple[int, int], list[Circuit]] = {}
@@ -204,7 +203,7 @@ def _small(
     row: Mapping[int, int],
     column: Mapping[int, int],
 ) -> picture.Shapes:
-    """All of a large switch: a dot for each circuit, in a path for each colour."""
+    """A large switch: a dot for each circuit, in one path per colour."""
     pitch = _SMALL / max(len(row), len(column))
     size = picture.tenths(max(2.0, pitch))
     paths: dict[str, str] = {}

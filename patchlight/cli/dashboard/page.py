@@ -1,4 +1,4 @@
-"""The frame of all pages, and their elements: tables, charts, layers of shapes, periods."""
+"""The frame of all pages, and their elements: tables, charts, shape layers, periods."""
 
 import time
 from abc import ABC, abstractmethod
@@ -17,7 +17,7 @@ from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.lab.rules import Role
 
 T = TypeVar("T")
-# Times stay on one line; what devices and users wrote may be one long word.
+# Times stay on one line; texts of devices and users may contain long words.
 _STYLES = dict.fromkeys(("at", "submitted"), "width: 1%; white-space: nowrap")
 _STYLES |= dict.fromkeys(("why", "words", "result"), "min-width: 8rem; overflow-wrap: anywhere")
 PAGES = {"/": "Lab", "/jobs": "Jobs", "/circuits": "Circuits", "/history": "History"}
@@ -27,13 +27,13 @@ JOB_CELL = """<q-td :props="props"><span><span aria-hidden="true" class="pl-swat
 {{ props.row.name }} <span class="text-xs opacity-70">{{ props.row.id }}</span></span></q-td>"""
 
 FROM_TO = 0
-"""The choice of two moments, among those of how many seconds up to now."""
+"""The choice of two moments, next to numbers of seconds until now."""
 
 
 class Page(ABC):
-    """A page that one visitor has open; it is refreshed twice a second.
+    """A page that one visitor has open, refreshed twice a second.
 
-    Only what changed is sent to the browser.
+    Only changes are sent to the browser.
     """
 
     def __init__(self, watch: LabWatch, request: Request) -> None:
@@ -55,16 +55,16 @@ class Page(ABC):
 
     @abstractmethod
     def refresh(self) -> None:
-        """Show the controller's last answers."""
+        """Show the controller's latest answers."""
 
     def may_change(self) -> bool:
         """Whether the visitor may change circuits."""
         return self.visitor.role >= Role.OPERATOR
 
     async def ask(self, what: Callable[[], T], doing: str) -> T | None:
-        """Send the controller a request in the visitor's name; its answer.
+        """Send a request to the controller with the visitor's role; returns the answer.
 
-        A refusal is shown on the page, and the answer is ``None``.
+        A refusal is shown on the page, and the result is ``None``.
         """
         try:
             return await run.io_bound(what)
@@ -101,7 +101,7 @@ class Page(ABC):
 
 
 async def confirmed(question: str, verb: str) -> bool:
-    """Whether the visitor confirms it in a dialog."""
+    """Ask for confirmation in a dialog; returns whether it was given."""
     with ui.dialog() as dialog, ui.card():
         ui.label(question)
         with ui.row():
@@ -120,7 +120,7 @@ def titled(title: str, size: str = "") -> None:
 def columns(headings: Mapping[str, str]) -> list[dict[str, Any]]:
     """The columns of a table; ``headings`` by the field of a row.
 
-    Where the page is narrow, a row is a list, and each cell has its heading before it.
+    On narrow pages a row becomes a list, with the heading before each cell.
     """
     like: dict[str, Any] = {"align": "left", "sortable": True}
     found = []
@@ -131,7 +131,7 @@ def columns(headings: Mapping[str, str]) -> list[dict[str, Any]]:
 
 
 def table(headings: Mapping[str, str], title: str, rows_per_page: int = 0) -> ui.table:
-    """An empty table under a title; ``rows_per_page`` 0: it shows all its rows."""
+    """An empty table under a title; ``rows_per_page`` 0: all rows."""
     pages = {"rowsPerPage": rows_per_page}
     made = ui.table(rows=[], columns=columns(headings), title=title, pagination=pages)
     made.props("dense flat bordered wrap-cells").add_slot("no-data", "none")
@@ -155,21 +155,21 @@ def draw(chart: ui.echart, series: list[charts.Options], since: float, until: fl
 
 
 class Layer(ui.element, component="layer.js"):
-    """Shows shapes in an ``svg``; what users wrote is only text in them.
+    """Shows shapes in an ``svg``; users' texts are only text in it.
 
-    It alters the shapes there: replacing them twice a second would fill the browser's memory.
+    Shapes are modified: replacing them twice a second would fill the browser's memory.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self._number, self._size, self._drawn = 0, "", Shapes()
-        # A browser missed an update: of several that wait for it, only the last is sent.
+        # A browser missed an update: it needs the latest only.
         self.on("missed", lambda: self.show(self._size, self._drawn, all_again=True))
 
     def show(self, size: str, drawn: Shapes, *, all_again: bool = False) -> None:
-        """Show these in a ``viewBox`` of that size; those that differ are sent.
+        """Show these in a ``viewBox`` of that size; changes are sent.
 
-        New shapes lie on top of the others. ``all_again``: all are drawn again, in order.
+        New shapes are on top of the others. ``all_again``: redraw all, in order.
         """
         before, all_again = self._drawn, all_again or not self._number
         self._size, self._drawn = size, drawn
@@ -178,17 +178,16 @@ class Layer(ui.element, component="layer.js"):
             differ = {name: shape for name, shape in drawn.items() if before.get(name) != shape}
             differ |= dict.fromkeys(before.keys() - drawn.keys())
         if differ or all_again:
-            # Not as the call of a method, of which NiceGUI makes a script for each update.
+            # A method call would make NiceGUI generate a script for each update.
             self._number += 1
             self.props["differ"] = [self._number, all_again, size, differ]
 
 
 class Dragging(ui.element, component="dragging.js"):
-    """Shapes in it that have ``data-drag`` can be dropped on those that have ``data-drop``.
+    """Shapes in it with ``data-drag`` can be dropped on those with ``data-drop``.
 
-    ``dropped`` gets the dragged shape's name, the target it was at (empty: none) and the new
-    target (empty: outside of all, for what was at one). ``data-name``, ``data-to`` and
-    ``data-out`` are shown meanwhile.
+    ``dropped`` gets the dragged shape's name, its previous target (empty: none) and the new target
+    (empty: outside of all). ``data-name``, ``data-to`` and ``data-out`` are shown meanwhile.
     """
 
     def __init__(self, dropped: Callable[[str, str, str], Awaitable[None]]) -> None:
@@ -203,9 +202,9 @@ class Dragging(ui.element, component="dragging.js"):
 class PeriodChoice:
     """A choice of periods by their length in seconds, and of two moments.
 
-    It begins with ``since`` and ``until`` of the page's address (ISO 8601), if both are there.
-    ``on_change`` is called when another period is to be shown. Moments are in the local time of
-    the dashboard's machine.
+    It starts with ``since`` and ``until`` of the page's address (ISO 8601), if both are given.
+    ``on_change`` is called when the choice changes. Moments are in the local time of the
+    dashboard's machine.
     """
 
     def __init__(
@@ -236,11 +235,11 @@ class PeriodChoice:
 
     @property
     def length_s(self) -> float | None:
-        """How long it is, up to now; ``None`` between two moments."""
+        """Its length until now; ``None`` between two moments."""
         return float(self._length.value) or None
 
     def bounds(self, now: float) -> tuple[float, float]:
-        """From when until when (Unix times)."""
+        """Start and end (Unix times)."""
         return self._bounds if self.length_s is None else (now - self.length_s, now)
 
     def _choose(self) -> None:
@@ -266,7 +265,7 @@ class PeriodChoice:
 
 
 def moments(since: str, until: str) -> tuple[float, float] | None:
-    """Two local times (ISO 8601) as Unix times; ``None`` unless one is before the other."""
+    """Two local times (ISO 8601) as Unix times; ``None`` unless in order."""
     try:
         begins, ends = (datetime.fromisoformat(text).timestamp() for text in (since, until))
     except (TypeError, ValueError, OverflowError):

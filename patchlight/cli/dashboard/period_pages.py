@@ -1,4 +1,4 @@
-"""The pages on a period: jobs with charts and output; and changes, events, alarms and drift."""
+"""The Jobs page, with charts and output, and the History page: changes, events, alarms, drift."""
 
 import asyncio
 import time
@@ -28,7 +28,7 @@ _COLUMNS = {
     "sends": "sends",
     "submitted": "submitted",
 }
-# The first two are of single samples, as they come; the others of what is on disk.
+# The first two periods show samples; the others are read from disk.
 _PERIODS = {60: "the last minute", 300: "the last 5 minutes", 3600: "the last hour"}
 _PERIODS |= {86_400: "the last day", 604_800: "the last week"}
 _PAST_PERIODS = {s: words for s, words in _PERIODS.items() if s >= 3600}
@@ -41,7 +41,7 @@ class JobsPage(page.Page):
     """A table of jobs, charts over time, and the output of a chosen worker."""
 
     def build(self) -> None:
-        """The period and all its jobs above, charts below, the log of one worker last."""
+        """The period and its jobs at the top, charts below, one worker's log last."""
         self._drawn_at, self._asking = 0.0, asyncio.Lock()
         self._choices = 0
         self._has_past = False
@@ -63,7 +63,7 @@ class JobsPage(page.Page):
         ui.timer(_CHARTS_EVERY_S, self._look_back)
 
     def refresh(self) -> None:
-        """Rows that differ at once, charts once a second; a past period by itself."""
+        """Update rows that differ, and charts once a second; a past period stays."""
         if not self._is_live or time.time() - self._drawn_at < _CHARTS_EVERY_S:
             return
         self._drawn_at, watch, view = time.time(), self.watch, self.watch.view
@@ -74,7 +74,7 @@ class JobsPage(page.Page):
             sends = [watch.rates[h][-1][1] for h in job["hosts"] if at_work and watch.rates.get(h)]
             rows.append(texts.job_row(job, view, took, sum(sends) if sends else None))
         since, until = self._period.bounds(time.time())
-        self._about.text = "Means over 5 s are bold, samples thin; a point is an iteration."
+        self._about.text = "Means over 5 s are bold, samples thin; a point is one iteration."
         self._show(rows, view, charts.live(watch, since, until), since, until)
 
     @property
@@ -87,7 +87,7 @@ class JobsPage(page.Page):
         self._choices += 1
 
     async def _look_back(self) -> None:
-        """Show a period from disk: a fixed one once, one up to now repeatedly."""
+        """Show a period from disk: a fixed one once, one until now repeatedly."""
         again = not self._has_past or self._period.length_s is not None
         due = again and time.time() - self._drawn_at >= _PAST_EVERY_S
         if self._is_live or not due or self._asking.locked() or not self.watch.lab.name:
@@ -111,10 +111,8 @@ class JobsPage(page.Page):
                 texts.job_row(row_of, view, past.iteration_s(number), past.sends_bps(number))
             )
         drawn, ran = len(past.windows), sum(bool(job["hosts"]) for job in past.jobs)
-        some = f" The charts have the latest {drawn} of {ran} jobs." if drawn < ran else ""
-        self._about.text = (
-            f"Means over {past.width_s} s are bold, the least and the most in that time thin.{some}"
-        )
+        some = f" The charts show the latest {drawn} of {ran} jobs." if drawn < ran else ""
+        self._about.text = f"Means over {past.width_s} s are bold, minimum and maximum thin.{some}"
         self._show(rows, view, charts.of_past(past, view), since, until)
 
     def _show(
@@ -141,7 +139,6 @@ class JobsPage(page.Page):
 
 
 def _listed(jobs: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Running jobs first, then waiting ones, then the others, the latest first."""
     rank = {state: number for number, state in enumerate((*AT_WORK, *WAITING))}
     return sorted(jobs, key=lambda j: (rank.get(j["state"], len(rank)), -j["submitted_at"]))
 
@@ -162,7 +159,7 @@ class JobOutput:
         ui.timer(2 * EVERY_S, self._follow)
 
     def offer(self, names: Mapping[str, str]) -> None:
-        """Let one of these jobs be chosen; ``names`` by id."""
+        """Update the choice of jobs; ``names`` by id."""
         if self._job.options != names:
             kept = self._job.value if self._job.value in names else next(iter(names), None)
             self._job.set_options(dict(names), value=kept)
@@ -207,7 +204,7 @@ TROUBLES = (
     *("openflow-refused-switch", "openflow-unknown-switch"),
     *("part-fault", "policy-fault", "record-set-aside", "worker-left-behind"),
 )
-"""The kinds of events on faults, and on their ends."""
+"""Kinds of events about faults and their ends."""
 
 _UNDO = """<q-td :props="props"><q-btn v-if="props.row.can_undo" dense outline size="sm" no-caps
 :label="'Undo ' + props.row.id" @click="() => $parent.$emit('undo', props.row.id)" /></q-td>"""
@@ -216,7 +213,7 @@ _GOOD = """<q-td :props="props"><span :class="props.row.good ? '' : 'text-negati
 
 
 class PagedTable:
-    """A table of rows with a number as ``id``, loaded page by page, the latest first."""
+    """A table of rows with a number as ``id``, loaded page by page, latest first."""
 
     def __init__(self, headings: Mapping[str, str], title: str, rows_per_page: int) -> None:
         self._rows_per_page = rows_per_page
@@ -232,7 +229,7 @@ class PagedTable:
 
     @property
     def is_due(self) -> bool:
-        """Whether another page is wanted than the one that is shown."""
+        """Whether another page is requested than the one shown."""
         return self._loaded != self._wanted
 
     @property
@@ -241,16 +238,16 @@ class PagedTable:
         return not self._before
 
     def from_the_newest(self) -> None:
-        """Show the first page next."""
+        """Go to the first page."""
         self._before.clear()
         self._want_another()
 
     async def load(self, rows_of: Callable[[int, int | None], Sequence[dict[str, Any]]]) -> None:
-        """Show ``rows_of``: so many before a number, or the latest of all."""
+        """Show ``rows_of``: a number of rows before a row, or the latest."""
         wanted, turned = self._wanted, len(self._before)
         before = self._before[-1] if self._before else None
         rows = await run.io_bound(rows_of, self._rows_per_page + 1, before)
-        if rows is None or wanted != self._wanted:  # it ends, or the reader is elsewhere by now
+        if rows is None or wanted != self._wanted:  # the end, or the reader has turned the page
             return
         self._loaded, shown = wanted, list(rows[: self._rows_per_page])
         if self.table.rows != shown:
@@ -277,10 +274,10 @@ class PagedTable:
 
 
 class HistoryPage(page.Page):
-    """Tables of a period, the latest row first, page by page from the controller's disk."""
+    """Tables of a period, latest row first, loaded page by page from the controller's disk."""
 
     def build(self) -> None:
-        """The period above; the present below."""
+        """The period at the top; the present state at the bottom."""
         self._asking, self._shown_of = asyncio.Lock(), (-1, "")
         self._period = page.PeriodChoice(
             "History of", _PAST_PERIODS, 604_800, self.query, self._from_the_newest
@@ -298,7 +295,7 @@ class HistoryPage(page.Page):
         ui.timer(EVERY_S, self._load)
 
     def refresh(self) -> None:
-        """Show the present health where it differs."""
+        """Update the present state."""
         rows = sorted(texts.health_rows(self.watch.view), key=lambda row: bool(row["good"]))
         if self._health.rows != rows:
             self._health.rows = rows
@@ -308,7 +305,6 @@ class HistoryPage(page.Page):
             paged.from_the_newest()
 
     async def _load(self) -> None:
-        """Load pages that are turned to, and the newest ones when something happened."""
         latest = self.watch.changes[-1:]
         state = f"{latest[0]['id']} {latest[0]['state']}" if latest else ""
         news = (self.watch.heard, state) != self._shown_of and self._period.length_s is not None
@@ -337,11 +333,11 @@ class HistoryPage(page.Page):
                 if paged.is_due or (news and paged.is_at_newest):
                     try:
                         await paged.load(rows_of)
-                    except PatchlightError:  # the head of the page says what is wrong
+                    except PatchlightError:  # the page's header shows the error
                         self._shown_of = (-1, "")
                         return
 
     async def _undo(self, event: events.GenericEventArguments) -> None:
         number = int(event.args)
-        if await page.confirmed(f"Undo change {number}, and no other change?", "Roll back"):
+        if await page.confirmed(f"Undo change {number}? Other changes stay.", "Roll back"):
             await self.ask(partial(self.visitor.client.roll_back, number), f"undoing {number}")

@@ -1,7 +1,7 @@
-"""Draws a lab as layers of shapes by name; only shapes that differ are sent to a browser.
+"""Draws a lab as layers of named shapes; only changed shapes are sent to a browser.
 
-The lowest layer is the lab itself, which does not change; above it are the circuits, and the
-measurements. What a mouse can click can also have the keyboard's focus.
+The lowest layer is the lab, which never changes; above it are the circuits, then the measurements.
+What can be clicked can also have the keyboard's focus.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,16 +15,16 @@ from patchlight.testbed.lab.optical_links import Signal
 
 Look: TypeAlias = dict[str, str | float]
 Shape: TypeAlias = "tuple[str, Mapping[str, str | float], str | list[Shape]]"
-"""An SVG element as a plain value: its tag, its attributes, and its text or what is inside."""
+"""An SVG element as a plain value: its tag, its attributes, and its text or children."""
 Shapes = dict[str, Shape]
-"""A layer, by names: what is the same thing as before has the same name."""
+"""A layer: shapes by name; a shape keeps its name over time."""
 
 _INCH = 96.0
 _LEAST_SCALE, _PHONE_SCALE = 0.7, 0.34
 _MARGIN = 0.3
 _Point = tuple[float, float]
 SIGNS = {"dark": "✕", "degraded": "!", "drifting": "?", "changing": "~"}
-_MOST_SIGNALS = 8  # that are named of one fibre
+_MOST_SIGNALS = 8  # signals named per fibre
 PADLOCK = "M-6 0h12v9h-12zM-4 0v-3a4 4 0 0 1 8 0v3"
 
 STYLE = """
@@ -63,19 +63,19 @@ STYLE = """
 
 
 class Measured(NamedTuple):
-    """The latest measurements of a host: bits per second, and the share its GPU is busy."""
+    """The latest measurements of a host: bits per second, and GPU utilisation."""
 
     sends_bps: float | None = None
     busy: float | None = None
 
 
 class Picture:
-    """Draws the layers of one lab; ``layout`` says where everything is."""
+    """Draws the layers of one lab; ``layout`` has the positions."""
 
     def __init__(self, lab: Lab, layout: DrawingLayout) -> None:
         self._lab, self._layout = lab, layout
         self._width = (layout.width + 2 * _MARGIN) * _INCH
-        # Links within a row go over its boxes; under the lowest row are the servers' names.
+        # Links within a row are above its boxes; the servers' names are below the lowest row.
         lifts = [_lift(*(layout.points[end] for end in (f.a, f.b))) for f in lab.fibres]
         self._top = max([_MARGIN, *(0.75 * lift + 0.1 for lift in lifts)])
         self._height = (layout.height + self._top + _MARGIN) * _INCH
@@ -87,19 +87,19 @@ class Picture:
 
     @property
     def detailed(self) -> bool:
-        """Whether hosts have text."""
+        """Whether hosts have labels."""
         return self._layout.detailed
 
     @property
     def least_widths(self) -> str:
-        """CSS variables: the widths below which it is scrolled, in general and on a phone."""
+        """CSS variables: minimum widths, in general and on a phone."""
         phone = _PHONE_SCALE if self._layout.detailed else _LEAST_SCALE
         return f"--pl-least: {_LEAST_SCALE * self._width}px; --pl-phone: {phone * self._width}px"
 
     # -- layers --------------------------------------------------------------------------------
 
     def still(self) -> Shapes:
-        """What never changes: boxes with their names, fibres, ports."""
+        """The constant part: boxes with their names, fibres, ports."""
         lines = (self._between(f.a, f.b) for f in self._lab.fibres)
         fibres = [shape("path", "", css="pl-fibre", d=line) for line in lines]
         drawn = {"fibres": shape("g", fibres)}
@@ -116,7 +116,7 @@ class Picture:
         return drawn | {name: self._device(name, kind) for name, kind in kinds.items()}
 
     def light(self, view: LabView) -> Shapes:
-        """Circuits and links in the colours of their jobs, and what is wrong with them."""
+        """Circuits and links in their jobs' colours, with faults marked."""
         lit = self._lit_by_channels(view) if self._lab.coloured else self._lit_by_paths(view)
         drawn = {
             f"{f.a} {f.b}": self._lit_fibre(f, *lit[end])
@@ -135,13 +135,13 @@ class Picture:
         return drawn
 
     def meters(self, view: LabView, measured: Mapping[str, Measured]) -> Shapes:
-        """Hosts in their jobs' colours, how busy their GPUs are, and what their NICs send."""
+        """Hosts in their jobs' colours, with GPU utilisation and rates."""
         return {h.name: self._meter(h, view, measured) for h in self._lab.hosts}
 
     # -- parts ---------------------------------------------------------------------------------
 
     def _lit_by_paths(self, view: LabView) -> dict[Endpoint, tuple[str, str]]:
-        """The colour of the path at a fibre's end, and a text on it."""
+        """The colour of the path at a fibre's end, and a text about it."""
         lit: dict[Endpoint, tuple[str, str]] = {}
         for path in view.links.paths.values():
             job = view.job_of_path(path)
@@ -156,7 +156,7 @@ class Picture:
         return lit
 
     def _lit_by_channels(self, view: LabView) -> dict[Endpoint, tuple[str, str]]:
-        """The same by fibre end where wavelengths matter, with several signals on a fibre."""
+        """The same by fibre end in labs with wavelengths, with several signals on a fibre."""
         lit = {}
         for fibre in self._lab.fibres:
             there, back = view.signals_at(fibre.b), view.signals_at(fibre.a)
@@ -238,11 +238,10 @@ class Picture:
         return about(words, host.server.name, parts, host=host.name)
 
     def _circuits(self, group: list[Circuit], a: Endpoint, b: Endpoint, view: LabView) -> Shape:
-        """All circuits between two ports, drawn as the one that is worst."""
         worst = group[0]
         box = self._layout.boxes[worst.ocs]
         start, end = self._layout.points[a], self._layout.points[b]
-        # A bow between ports of one side stays inside the switch.
+        # A curve between ports on one side stays inside the switch.
         inward = 0.6 * box.height * (1 if start[1] == box.y else -1)
         jobs = {circuit.job for circuit in group} - {""}
         colour = view.colours.get(jobs.pop() if len(jobs) == 1 else "", NO_JOB)
@@ -282,7 +281,6 @@ class Picture:
         return f"M{ax:.1f} {ay:.1f}C{ax:.1f} {half:.1f} {bx:.1f} {half:.1f} {bx:.1f} {by:.1f}"
 
     def _at(self, point: _Point) -> _Point:
-        """From inches, upwards, to the picture's pixels, downwards."""
         x, y = point
         return (x + _MARGIN) * _INCH, (self._layout.height + self._top - y) * _INCH
 
@@ -293,18 +291,18 @@ class Picture:
 
 
 def cut(words: str, width: float, size: float) -> str:
-    """Words that fit in ``width`` pixels, else their beginning."""
+    """The text if it fits in ``width`` pixels, else its beginning."""
     most = int(width / (0.53 * size))
     return words if len(words) <= most else f"{words[: most - 1]}…"
 
 
 def _lift(start: _Point, end: _Point) -> float:
-    """How high a link within a row goes: else it would run through the boxes between."""
+    """How high a link within a row is drawn, so that it avoids the boxes between."""
     return 0.3 + 0.05 * abs(start[0] - end[0]) if start[1] == end[1] else 0.0
 
 
 def circuit_words(circuit: Circuit) -> str:
-    """A line on a circuit."""
+    """A line about a circuit."""
     words = [f"{circuit.ocs} {circuit.ports}: {circuit.said}"]
     if circuit.source is not None:
         words.append(f"{circuit.source} to {circuit.sink}")
@@ -319,7 +317,7 @@ def circuit_words(circuit: Circuit) -> str:
 
 
 def channels_words(circuits: Sequence[Circuit]) -> str:
-    """The channel of these circuits, or how many there are."""
+    """The channel of these circuits, or their number."""
     channels = sorted({circuit.channel for circuit in circuits})
     return channels[0] if len(channels) == 1 else f"{len(channels)} channels"
 
@@ -330,7 +328,6 @@ def _signals(signals: Sequence[Signal]) -> str:
 
 
 def _by_ports(view: LabView) -> list[list[Circuit]]:
-    """All circuits between the same two ports, the worst first."""
     order = ("dark", "degraded", "drifting", "locked", "changing", "up")
     found: dict[tuple[str, int, int], list[Circuit]] = {}
     for circuit in view.circuits:
@@ -340,7 +337,7 @@ def _by_ports(view: LabView) -> list[list[Circuit]]:
 
 
 def about(words: str, device: str, parts: list[Shape], **name: str) -> Shape:
-    """A group with a tooltip, which opens a device when clicked."""
+    """A group with a tooltip; clicking it opens a device."""
     named = {f"data_{kind}": its for kind, its in name.items()}
     return shape("g", [shape("title", words), *parts], data_device=device, **named)
 
@@ -356,7 +353,7 @@ def text(
     quiet: bool = False,
     upwards: bool = False,
 ) -> Shape:
-    """Words at a place, ``size`` pixels high."""
+    """A text, ``size`` pixels high."""
     look: Look = {"font_size": size, "text_anchor": anchor}
     look |= {"font_weight": "bold"} if bold else {}
     look |= {"css": "pl-small"} if quiet else {}
@@ -365,11 +362,11 @@ def text(
 
 
 def shape(tag: str, inside: str | list[Shape], /, **attributes: str | float) -> Shape:
-    """An element; ``css`` is its class, other attributes have dashes in place of underscores."""
+    """An element; ``css`` is its class, underscores in attributes become dashes."""
     named = {"css": "class"}
     return (tag, {named.get(n, n.replace("_", "-")): v for n, v in attributes.items()}, inside)
 
 
 def tenths(pixels: float) -> float:
-    """Rounded to what a picture needs: no more digits are sent."""
+    """Rounded to the precision that a picture needs."""
     return round(pixels, 1)

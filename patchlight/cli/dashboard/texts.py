@@ -1,4 +1,4 @@
-"""The rows and lines of text in the dashboard's tables and cards."""
+"""Formats the rows and lines of the dashboard's tables and cards."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -15,20 +15,20 @@ Row = dict[str, Any]
 Answer = Mapping[str, Any]
 
 _MOST_MEETINGS, _MOST_GPUS = 3, 8
-_SHORT_S = 1e-3  # stages shorter than that are not shown
-# The stages of a change in which the circuits that it moves are down.
+_SHORT_S = 1e-3  # shorter stages are hidden
+# Stages of a change in which its circuits are down.
 _DARK_STAGES = ("break", "make", "verify")
-# In the order in which a change passes them.
+# In the order of a change.
 _STAGES = ("waiting", "read", "plan", "check", "drain", *_DARK_STAGES, "flows", "undrain")
 
 
 def took(seconds: float) -> str:
-    """A time in three digits, like ``39.1 ms``."""
+    """A time with three digits, like ``39.1 ms``."""
     return _spaced(format_time(max(1e-6, float(f"{seconds:.3g}"))))
 
 
 def rate(bps: float) -> str:
-    """A rate in three digits, like ``30.5 Gb/s``."""
+    """A rate with three digits, like ``30.5 Gb/s``."""
     return _spaced(format_rate(float(f"{bps:.3g}"))).replace("bps", "b/s")
 
 
@@ -38,7 +38,7 @@ def _spaced(quantity: str) -> str:
 
 
 def job_row(job: Answer, view: LabView, iteration_s: float | None, sends_bps: float | None) -> Row:
-    """A job in a list; ``iteration_s`` and ``sends_bps`` were measured, ``None`` without."""
+    """A job in a list; ``iteration_s`` and ``sends_bps`` are measured, ``None`` if unknown."""
     wanted, done = job["spec"]["iterations"], job["iterations_done"]
     predicted_s = job.get("predicted_iteration_s")
     return {
@@ -58,14 +58,14 @@ def job_row(job: Answer, view: LabView, iteration_s: float | None, sends_bps: fl
 
 
 def gpus_words(hosts: Sequence[str]) -> str:
-    """The GPUs of a job, without their servers where that says which they are; the first few."""
+    """The first GPUs of a job, without their servers if unambiguous."""
     short = [host.partition(".")[2] or host for host in hosts]
     names = short if len(set(short)) == len(short) else hosts
     return ", ".join(names[:_MOST_GPUS]) + _more(len(hosts) - _MOST_GPUS)
 
 
 def job_lines(row: Row, job: Answer, view: LabView) -> list[str]:
-    """What the Lab page says of a job: its GPUs and switches and its pace, or why it waits."""
+    """A job on the Lab page: its GPUs, switches and pace, or why it waits."""
     pace = f"iteration {row['iteration']}" if row["iteration"] else ""
     pace += f", predicted {row['predicted']}" if pace and row["predicted"] else ""
     sends = f"sends {row['sends']}" if row["sends"] else ""
@@ -91,7 +91,7 @@ def paths_words(job: Answer, view: LabView) -> str:
 
 
 def measured_iteration_s(reports: Sequence[Answer]) -> float | None:
-    """The mean of the latest iterations' times; ``None`` where none were reported."""
+    """The mean time of the latest iterations; ``None`` without reports."""
     latest = [r["compute_s"] + r["communication_s"] for r in list(reports)[-40:]]
     return fmean(latest) if latest else None
 
@@ -116,7 +116,7 @@ def change_row(change: Answer, view: LabView) -> Row:
 
 
 def dark_s(change: Answer) -> float:
-    """For how long the circuits that a change moved were down, in seconds."""
+    """The outage of a change's circuits, in seconds."""
     return float(sum(change["stages_s"].get(stage, 0.0) for stage in _DARK_STAGES))
 
 
@@ -158,7 +158,7 @@ def changes_words(changes: Mapping[str, Answer]) -> str:
 
 
 def last_change_lines(view: LabView, gains: Mapping[str, Answer], now: float) -> list[str]:
-    """The changes in progress, and the last one: its result, outage and effect on its jobs."""
+    """The changes in progress, and the last one: its result, outage and effect on jobs."""
     change = view.last_change
     lines = [
         f"change {c['id']} in progress: {progress_line(c['progress'])}"
@@ -186,16 +186,16 @@ def last_change_lines(view: LabView, gains: Mapping[str, Answer], now: float) ->
 
 
 def gain_words(gain: Answer) -> str:
-    """The time of a job's iterations before and after a change of its circuits."""
+    """The iteration time of a job before and after a change of its circuits."""
     before, after = gain["measured_before_s"], gain["measured_after_s"]
     if not before or not after:
         return "not enough iterations to compare before and after"
     faster = f", {before / after:.1f} × faster" if before > 1.05 * after else ""
-    return f"an iteration took {took(before)} before, {took(after)} after{faster}"
+    return f"iteration {took(before)} before, {took(after)} after{faster}"
 
 
 def latest_words(view: LabView, now: float) -> str:
-    """What happened last: a change of circuits, or a job that began or ended."""
+    """The last event: a change of circuits, or a job's start or end."""
     found = [(0.0, "")]
     if change := view.last_change:
         why = f" ({harmless(change['why'])})" if change["why"] else ""
@@ -209,7 +209,7 @@ def latest_words(view: LabView, now: float) -> str:
 
 
 def summary(view: LabView) -> str:
-    """What there is in a lab, as a sentence; its devices only while all answer."""
+    """The lab's devices (while all answer) and jobs, as a sentence."""
     devices = (
         (len(view.lab.servers), "server"),
         (len(view.lab.packet_switches), "packet switch"),
@@ -229,7 +229,7 @@ def _counted(count: int, name: str) -> str:
 
 
 def problems(view: LabView, stopped: Answer | None, trouble: str) -> list[tuple[str, bool]]:
-    """The faults, the worst first, and whether each is an error; else it is a caution."""
+    """The faults, worst first, and whether each is an error or a caution."""
     bad = [trouble] if trouble else []
     bad += [w if name in w else f"{name} {w}" for name, w in view.silent.items()]
     bad += [f"{host} has no link: {reason}" for host, reason in view.without_link.items()]
@@ -251,7 +251,7 @@ def problems(view: LabView, stopped: Answer | None, trouble: str) -> list[tuple[
     if locked := [f"{ocs}.{place}" for (ocs, _), at in locks for place, _ in at]:
         caution.append(f"locked: {', '.join(locked[:6])}{_more(len(locked) - 6)}")
     if view.status.get("drained"):
-        caution.append("the queue is drained: no job starts")
+        caution.append("the queue is drained: jobs do not start")
     for part in view.status.get("parts", ()):
         if part["faults"] and not part["running"]:
             bad.append(f"controller, {part['name']}: {part['last_fault']}")
@@ -285,7 +285,7 @@ def _dbm(power: float | None) -> str:
 
 
 def device_rows(view: LabView, name: str) -> list[Row]:
-    """The ports of a device that have a fibre: its far end, and what it is connected to."""
+    """The ports of a device with a fibre: the other end, and what it is connected to."""
     rows = []
     by_port: dict[tuple[str, int], list[Circuit]] = {}
     for circuit in view.circuits:
@@ -328,7 +328,7 @@ def health_rows(view: LabView) -> list[Row]:
         rows[-1]["words"] = harmless(words)
 
     for ocs in view.status.get("circuit_switches", ()):
-        silence = f"silent since {when(ocs['since'])}: {ocs['words']}" if ocs["since"] else ""
+        silence = f"no answer since {when(ocs['since'])}: {ocs['words']}" if ocs["since"] else ""
         add(ocs["name"], "circuit switch", silence or "answers", bool(ocs["reachable"]))
     for switch in view.status.get("switches", ()):
         connected = bool(switch["connected"])
@@ -338,7 +338,9 @@ def health_rows(view: LabView) -> list[Row]:
         well = agent["reachable"] and not agent["problems"]
         words = "; ".join(agent["problems"]) or "answers"
         if not agent["reachable"]:
-            words = f"{agent['presence']}, silent for {span(agent['silence_s'])}: {agent['words']}"
+            words = (
+                f"{agent['presence']}, no answer for {span(agent['silence_s'])}: {agent['words']}"
+            )
         add(agent["server"], "agent", words, bool(well))
     parts = view.status.get("parts", ())
     for part in parts:

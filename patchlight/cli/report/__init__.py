@@ -1,4 +1,4 @@
-"""``patchlight report``: the records of a period, as one HTML page that loads nothing."""
+"""Writes ``patchlight report``: the records of a period as one self-contained HTML page."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ if TYPE_CHECKING:
     from patchlight.testbed.wire.rest.jobs import JobInList
     from patchlight.testbed.wire.rest.lab import Samples
 
-# The states of jobs and the ends of changes have their own tables.
+# Job states and ends of changes have their own tables.
 _TOLD_ELSEWHERE = ("job-", "circuits")
 _MOST_ROWS = 1000
 
 MOST_JOBS = 60
-# Okabe and Ito's colours, which colour-blind readers tell apart.
+# Okabe and Ito's colours, distinguishable with colour blindness.
 _COLOURS = {"done": "#009e73", "failed": "#d55e00", "stopped": "#757575"}
 _AT_WORK, _WAITING, _CHANGE = "#0072b2", "#cccccc", "#cc79a7"
 MOST_EVENTS = 500
@@ -88,7 +88,6 @@ def _so_many(count: int, what: str) -> str:
 
 
 def _moment(text: str, now: float, option: str) -> float:
-    """``2h`` ago, or a date, in Unix time."""
     try:
         return now - parse_time(text)
     except BadInput:
@@ -104,9 +103,9 @@ def _moment(text: str, now: float, option: str) -> float:
 
 @dataclass(frozen=True)
 class Period:
-    """From ``since`` until ``until`` (Unix time): records as the API gives them.
+    """Fetch the records from ``since`` until ``until`` (Unix time).
 
-    ``jobs`` are those that waited or ran then; ``samples`` are of the whole lab.
+    ``jobs`` are those that waited or ran then; ``samples`` cover the whole lab.
     """
 
     lab: str
@@ -142,7 +141,7 @@ def headline(period: Period) -> str:
 
 
 def time_with_data(period: Period) -> tuple[float, float]:
-    """The part of a period from its first record to its last; all of it without any."""
+    """The part of a period from its first record to its last; all of it if there are none."""
     width_s = period.samples["width_s"]
     times = [event["at"] for event in period.events]
     for job in period.jobs:
@@ -174,7 +173,7 @@ def look_back(client: ControllerClient, since: float, until: float) -> Period:
 
 
 def _all(latest: Callable[..., list[Any]], number: str) -> list[Any]:
-    """All rows of a period, the oldest first, of a call that gives the latest before a number."""
+    """All rows of a period, oldest first, from a call that returns the latest before a number."""
     rows = page = latest(last=_MOST_ROWS)
     while len(page) == _MOST_ROWS:
         page = latest(last=_MOST_ROWS, before=page[0][number])
@@ -183,7 +182,7 @@ def _all(latest: Callable[..., list[Any]], number: str) -> list[Any]:
 
 
 def as_page(period: Period) -> str:
-    """The report as HTML. Text of users and devices is never read as HTML."""
+    """The report as HTML. Text of users and devices is escaped."""
     from jinja2 import Environment, StrictUndefined
     from markupsafe import Markup
 
@@ -203,14 +202,14 @@ def as_page(period: Period) -> str:
         begins=shown[0],
         ends=shown[1],
         stages=period.stages(),
-        # As far as GPUs report it.
+        # For GPUs that report it.
         energy_j=sum(sum(job.get("energy_j", {}).values()) for job in period.jobs),
         made_at=time.time(),
         most_jobs=MOST_JOBS,
         most_events=MOST_EVENTS,
         counts=_counts,
         words_of=lambda event: harmless(event_words(event)),
-        # Drawn here, with texts escaped.
+        # Drawn by the report, with escaped texts.
         **{name: drawn and Markup(drawn) for name, drawn in pictures.items()},
     )
 
@@ -244,14 +243,13 @@ def _band(
     factor: float,
     about: str,
 ) -> str | None:
-    """The mean of a sample, and its least and most; ``None`` without samples."""
     from matplotlib.figure import Figure
 
     width_s = samples["width_s"]
     told = [(window["at"], spread) for window in samples["lab"] if (spread := window[key])]
     if not told:
         return None
-    # Both edges of a window, so that a single one can be seen, and a gap between windows.
+    # Both edges of a window, so that single windows and gaps are visible.
     edges: list[float] = []
     values: list[Sequence[float]] = []
     for at, spread in told:
@@ -297,7 +295,7 @@ def _time_axis(axes: Axes, since: float, until: float) -> None:
 
 
 def _plain(name: str) -> str:
-    """A name as text: to matplotlib, what is between dollars is a formula."""
+    """A name as text: matplotlib reads text between dollar signs as a formula."""
     return harmless(name).replace("$", r"\$")
 
 
@@ -308,7 +306,7 @@ def _svg(figure: Figure) -> str:
     with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "patchlight"}):
         nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
         figure.savefig(out, format="svg", metadata=nothing)
-    # A page may not have the declaration inside, which also names a file of another host.
+    # Remove the declaration, which names an external file.
     return re.sub(r"^.*?(?=<svg)", "", out.getvalue(), count=1, flags=re.DOTALL)
 
 

@@ -1,4 +1,4 @@
-"""REST answers about circuits: maps, optical power, changes, locks, optical paths."""
+"""Defines REST responses about circuits: maps, optical power, changes, locks, optical paths."""
 
 from collections.abc import Mapping
 from typing import Literal, NotRequired
@@ -10,8 +10,8 @@ from patchlight.testbed.wire.rest.lab import CircuitSwitchStatus, HostWithoutLin
 
 
 class OcsMap(TypedDict):
-    """The cross-connects of an OCS; where it cannot be reached, ``map`` is ``None``, and
-    ``assumed`` are those that it had last."""
+    """The cross-connects of an OCS; if unreachable, ``map`` is ``None`` and ``assumed`` is
+    known."""
 
     map: list[str] | None
     unreachable: NotRequired[str]
@@ -19,7 +19,7 @@ class OcsMap(TypedDict):
 
 
 class IdentityShape(TypedDict):
-    """What a device says that it is; empty where it does not tell."""
+    """A device's identity; empty for what it does not report."""
 
     vendor: str
     model: str
@@ -29,7 +29,7 @@ class IdentityShape(TypedDict):
 
 
 class CircuitSwitchShape(CircuitSwitchStatus):
-    """A switch, whether it answers, what it says that it is; its ``grid`` if it is a WSS."""
+    """A switch, whether it answers, and its identity; with a ``grid`` if it is a WSS."""
 
     driver: str
     address: str
@@ -42,7 +42,7 @@ class CircuitSwitchShape(CircuitSwitchStatus):
 
 
 class CircuitLight(TypedDict):
-    """The power of a circuit (dBm), what is expected, and what that says; ``source``: who sends."""
+    """A circuit's power (dBm), the expected power, and the verdict; ``source``: who sends."""
 
     cross_connect: str
     in_dbm: float | None
@@ -55,7 +55,7 @@ class CircuitLight(TypedDict):
 
 
 class PortCondition(TypedDict):
-    """How a port is that is not ready, and the device's words for it."""
+    """The state of a port that is not ready, and the device's message."""
 
     condition: Literal["ready", "locked", "failed", "absent"]
     words: str
@@ -71,7 +71,7 @@ class LightAnswer(TypedDict):
 
 
 class AlarmShape(TypedDict):
-    """Something that a device reported; ``standing``: it is on the device's own list."""
+    """An alarm or event of a device; ``standing``: it is still on the device's list."""
 
     ocs: str
     at: float
@@ -92,7 +92,7 @@ class DriftOf(TypedDict):
 
 
 class SavedMaps(TypedDict):
-    """Maps that were saved under a name."""
+    """Maps saved under a name."""
 
     name: str
     maps: dict[str, list[str]]
@@ -102,14 +102,14 @@ class SavedMaps(TypedDict):
 
 
 class Named(TypedDict):
-    """What is gone."""
+    """What was removed."""
 
     name: str
 
 
 class Lock(TypedDict):
-    """A lock of a port, or of one ``channel`` there: nobody changes it (``locked``), only ``by``
-    does (``kept``), or a change that could not be undone left it so (``bad``)."""
+    """A lock of a port, or of one ``channel`` there: nobody may change it (``locked``), only ``by``
+    may (``kept``), or a failed rollback locked it (``bad``)."""
 
     ocs: str
     port: int
@@ -131,7 +131,7 @@ class Pressed(TypedDict):
 class StopButton(TypedDict):
     """Whether the stop button is pressed.
 
-    ``unwritten``: why that is in memory alone for now (a full disk); empty where it is on disk.
+    ``unwritten``: why that is only in memory for now (a full disk); empty if it is on disk.
     """
 
     pressed: Pressed | None
@@ -139,17 +139,17 @@ class StopButton(TypedDict):
 
 
 class MapChangeAnswer(TypedDict):
-    """The cross-connects that go, and those that come, of one switch."""
+    """The cross-connects to break and to make, of one switch."""
 
     breaks: list[str]
     makes: list[str]
 
 
 class ProgressAnswer(TypedDict):
-    """How far a change under way is; ``step`` is a number that grows with each news of it.
+    """The progress of a change; ``step`` grows with each update.
 
-    It is in this ``stage`` ``since`` then, at this ``ocs``, where ``done`` of so many
-    ``cross_connects`` that are to break or to be made are. ``cancelled``: by whom, and why.
+    It is in this ``stage`` since ``since``, at this ``ocs``, with ``done`` of its
+    ``cross_connects``. ``cancelled``: by whom, and why.
     """
 
     step: int
@@ -163,7 +163,7 @@ class ProgressAnswer(TypedDict):
 
 
 class ChangeAnswer(TypedDict):
-    """A change; while it is an ``intent`` that a controller is at, with its ``progress``.
+    """A change; an ``intent`` in progress has its ``progress``.
 
     ``reverts``: the change that it undoes. ``undone_by``: the later one that undid this one.
     """
@@ -189,11 +189,11 @@ class ChangeAnswer(TypedDict):
 
 
 class PlanAnswer(TypedDict):
-    """What a change would do (``dry_run``); ``planned_from`` is the answer's ``ETag``, too.
+    """What a change would do (``dry_run``); ``planned_from`` is also the response's ``ETag``.
 
-    ``strangers``: cross-connects that would break and that nobody made here; ``lost``: how many
-    go without another in their place; ``cleared``: switches that would have none left;
-    ``hosts_losing_link``: hosts that would have no link any more.
+    ``strangers``: cross-connects to break that were not made here; ``lost``: how many are not
+    replaced; ``cleared``: switches that would be empty; ``hosts_losing_link``: hosts that would
+    lose their link.
     """
 
     state: Literal["planned"]
@@ -210,7 +210,7 @@ class PlanAnswer(TypedDict):
 
 
 class PathShape(TypedDict):
-    """A path of light, or a flow that waits for one."""
+    """An optical path, or a flow that waits for one."""
 
     id: int
     source: str
@@ -230,7 +230,7 @@ class PathShape(TypedDict):
 
 
 class PathNetworkShape(TypedDict):
-    """Hosts whose light reaches each other. ``routed``: the channel says to whom."""
+    """Hosts whose signals reach each other. ``routed``: the channel determines the destination."""
 
     hosts: list[str]
     channels: list[str]
@@ -239,7 +239,7 @@ class PathNetworkShape(TypedDict):
 
 
 class PathHostShape(TypedDict):
-    """A host that agrees on paths with others: within which bounds, and what it does now."""
+    """A host that agrees on paths with others: its bounds, and what it does now."""
 
     host: str
     job: str
@@ -250,7 +250,7 @@ class PathHostShape(TypedDict):
 
 
 class PathsShape(TypedDict):
-    """The networks of paths, paths used or waited for, and ``nodes`` that agree on others."""
+    """The networks of paths, paths in use or requested, and ``nodes`` that agree on paths."""
 
     scheduler: str
     networks: list[PathNetworkShape]
@@ -265,13 +265,13 @@ Alarms = answer("Alarms", "What devices reported.", alarms=list[AlarmShape])
 DriftShape = answer("DriftShape", "The drift of each OCS.", drift=dict[str, DriftOf])
 Baselines = answer(
     "Baselines",
-    "How many circuits of each OCS have the power of now for their baseline.",
+    "How many circuits of each OCS have their present power as baseline.",
     circuits=dict[str, int],
 )
 AllSavedMaps = answer("AllSavedMaps", "Everything that was saved.", maps=list[SavedMaps])
 Locks = answer("Locks", "Locks of ports.", locks=list[Lock])
 Changes = answer(
-    "Changes", "Changes of circuits, the oldest first.", reconfigurations=list[ChangeAnswer]
+    "Changes", "Changes of circuits, oldest first.", reconfigurations=list[ChangeAnswer]
 )
 
 close(globals())

@@ -1,4 +1,4 @@
-"""Jobs: what was asked for, how they are, what they reported, and what was decided of them."""
+"""Defines REST responses about jobs: specifications, states, reports and decisions."""
 
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NotRequired
 
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 else:
     about = "A file or folder of the server, and where a container sees it."
     MountShape = answer_of(Mount, "MountShape", about)
-    about = "A job as it was asked for: see ``JobSpec``."
+    about = "A job's specification: see ``JobSpec``."
     JobSpecShape = answer_of(JobSpec, "JobSpecShape", about, mounts=list[MountShape])
 
 
 class LightMove(TypedDict):
-    """A time that a job's light moved while it trained, and the iterations before and after."""
+    """An outage while a job trained, and the iterations before and after."""
 
     policy: str
     reconfiguration: int
@@ -36,7 +36,7 @@ JobStateName = Annotated[str, Field(json_schema_extra={"enum": [*JobState]})]
 
 
 class JobInList(TypedDict):
-    """A job: see ``JobStatus``. One that runs also has what is predicted of it."""
+    """A job: see ``JobStatus``. A running one also has predictions."""
 
     id: str
     spec: JobSpecShape
@@ -67,9 +67,9 @@ class JobInList(TypedDict):
 
 
 class JobAnswer(JobInList):
-    """A job by itself, also with what its light gained, and how its workers are held.
+    """One job with its outages, and how its workers are held.
 
-    ``rigid_because``: of a split job, why its number of workers stays as it is.
+    ``rigid_because``: why a split job's number of workers cannot change.
     """
 
     measured_iteration_s: float | None
@@ -79,9 +79,9 @@ class JobAnswer(JobInList):
 
 
 class Preview(TypedDict):
-    """What would become of a job now: its ``hosts`` and ``circuits``, or what it ``waits_for``.
+    """What would happen to a job now: its ``hosts`` and ``circuits``, or what it ``waits_for``.
 
-    ``ahead``: how many jobs are before it; ``objections``: what speaks against the circuits.
+    ``ahead``: how many jobs are before it; ``objections``: what prevents the circuits.
     """
 
     job: str
@@ -103,7 +103,7 @@ class SubmittedJob(JobInList):
 
 
 class IterationReport(TypedDict):
-    """One iteration of one worker of an ``attempt``; ``loss`` where a model is trained."""
+    """One iteration of one worker of an ``attempt``; ``loss`` if a model is trained."""
 
     rank: int
     attempt: NotRequired[int]
@@ -118,7 +118,7 @@ class IterationReport(TypedDict):
 
 
 class StateOfJob(TypedDict):
-    """A state that a job came to, and why."""
+    """A state of a job, and why."""
 
     at: float
     state: str
@@ -126,8 +126,8 @@ class StateOfJob(TypedDict):
 
 
 class DecisionShape(TypedDict):
-    """What a policy answered, and what it saw; its ``kind`` is the policy's, or ``defragment``.
-    ``fault``: what the policy raised, or why its answer was refused; the default decided."""
+    """A policy's answer and its input; ``kind`` is the policy's, or ``defragment``. ``fault``: what
+    the policy raised, or why its answer was refused; then the default decided."""
 
     number: int
     at: float
@@ -143,7 +143,7 @@ class DecisionShape(TypedDict):
 
 
 class LogPartShape(TypedDict):
-    """What a worker printed, and the byte to go on from."""
+    """A worker's output, and the byte to continue from."""
 
     text: str
     next: int
@@ -151,7 +151,7 @@ class LogPartShape(TypedDict):
 
 
 class RegroupPlan(TypedDict):
-    """What a regroup would make."""
+    """What a regroup would change."""
 
     jobs: list[str]
     makes: dict[str, list[str]]
@@ -159,7 +159,7 @@ class RegroupPlan(TypedDict):
 
 
 class ProposalShape(TypedDict):
-    """A change of light under running jobs, and how much sooner each would end (seconds)."""
+    """A rewiring under running jobs, and how much sooner each would end (seconds)."""
 
     maps: dict[str, list[str]]
     jobs: list[str]
@@ -170,27 +170,25 @@ class ProposalShape(TypedDict):
     gain_s: float
 
 
-Jobs = answer("Jobs", "Jobs, each with what is predicted of it.", jobs=list[JobInList])
+Jobs = answer("Jobs", "Jobs, each with predictions.", jobs=list[JobInList])
 Submitted = answer("Submitted", "The jobs that were queued.", jobs=list[SubmittedJob])
-Previews = answer("Previews", "What would become of jobs now.", jobs=list[Preview])
+Previews = answer("Previews", "What would happen to jobs now.", jobs=list[Preview])
 Iterations = answer(
     "Iterations",
-    "What workers reported; ask for those ``after`` the ``next`` one.",
+    "Reports of workers; request those ``after`` the ``next`` one.",
     iterations=list[IterationReport],
     next=int,
 )
-JobHistory = answer("JobHistory", "The states that a job came to.", states=list[StateOfJob])
-Decisions = answer("Decisions", "What policies decided of a job.", decisions=list[DecisionShape])
+JobHistory = answer("JobHistory", "The states of a job.", states=list[StateOfJob])
+Decisions = answer("Decisions", "Decisions of policies about a job.", decisions=list[DecisionShape])
 Defragmentation = answer(
-    "Defragmentation",
-    "The change of light that gains most, if one pays.",
-    proposal=ProposalShape | None,
+    "Defragmentation", "The most profitable rewiring, if any pays.", proposal=ProposalShape | None
 )
 Defragmented = answer(
-    "Defragmented", "The change that was made, if one paid.", change=ChangeAnswer | None
+    "Defragmented", "The rewiring that was made, if one paid.", change=ChangeAnswer | None
 )
-Policies = answer("Policies", "What decides now, by kind.", policies=PoliciesInUse)
-Drained = answer("Drained", "The jobs that were ended.", ended=list[str])
-Resumed = answer("Resumed", "Jobs are started again.", drained=bool)
+Policies = answer("Policies", "The present policies, by kind.", policies=PoliciesInUse)
+Drained = answer("Drained", "The jobs that were stopped.", ended=list[str])
+Resumed = answer("Resumed", "Scheduling has resumed.", drained=bool)
 
 close(globals(), but=("IterationReport", "DecisionShape"))

@@ -1,4 +1,4 @@
-"""REST answers about the lab: status, links, samples, events, access, discovery of the wiring."""
+"""Defines REST responses about the lab: status, links, samples, events, access, discovery."""
 
 from typing import Literal, NotRequired
 
@@ -8,7 +8,7 @@ from patchlight.testbed.wire.rest import answer, close
 
 
 class PolicyFaultsAnswer(TypedDict):
-    """How often a policy failed, so that the default decided, and how it failed last."""
+    """How often a policy failed and the default decided, and the latest error."""
 
     kind: str
     policy: str
@@ -17,7 +17,7 @@ class PolicyFaultsAnswer(TypedDict):
 
 
 class LightStatus(TypedDict):
-    """Whether light follows jobs by itself, and what came of the last look (Unix time)."""
+    """Whether circuits are rewired automatically, and the latest result (Unix time)."""
 
     defragment: bool
     looked_at: float | None
@@ -25,7 +25,7 @@ class LightStatus(TypedDict):
 
 
 class PartStatus(TypedDict):
-    """A part of the controller that runs in the background, and of what it failed last."""
+    """A background task of the controller, and its latest error."""
 
     name: str
     running: bool
@@ -35,9 +35,9 @@ class PartStatus(TypedDict):
 
 
 class PacketSwitchStatus(TypedDict):
-    """A packet switch; ``second_from``: from where another one says that it is this one.
+    """A packet switch; ``second_from``: from where another one reports the same id.
 
-    ``lacks``: the flow entries that it refused, like "lacks 4 flow entries: table full".
+    ``lacks``: refused flow entries, like "lacks 4 flow entries: table full".
     """
 
     name: str
@@ -48,7 +48,7 @@ class PacketSwitchStatus(TypedDict):
 
 
 class CircuitSwitchStatus(TypedDict):
-    """Whether an OCS answers, else since when it does not, and why."""
+    """Whether an OCS answers; if not, since when and why."""
 
     name: str
     reachable: bool
@@ -57,7 +57,7 @@ class CircuitSwitchStatus(TypedDict):
 
 
 class AgentStatusAnswer(TypedDict):
-    """How an agent is: ``words`` say why it is silent, ``problems`` what else is wrong."""
+    """The state of an agent: ``words`` say why it does not answer, ``problems`` list others."""
 
     server: str
     reachable: bool
@@ -76,11 +76,11 @@ class HostWithoutLink(TypedDict):
 
 
 PoliciesInUse = dict[str, str | bool | None]
-"""What decides now, by kind, and under ``defragment`` whether light follows jobs."""
+"""The present policies, by kind, and ``defragment`` for automatic rewiring."""
 
 
 class Status(TypedDict):
-    """Who is there and who is not."""
+    """Which parts of the lab answer."""
 
     lab: str
     version: str
@@ -100,7 +100,7 @@ class Status(TypedDict):
 
 
 class Via(TypedDict):
-    """A circuit that a link goes through."""
+    """A circuit that a link uses."""
 
     ocs: str
     inp: int
@@ -109,7 +109,7 @@ class Via(TypedDict):
 
 
 class Link(TypedDict):
-    """Two ports that light joins, by way of these circuits."""
+    """Two ports joined by these circuits."""
 
     a: str
     b: str
@@ -118,7 +118,7 @@ class Link(TypedDict):
 
 
 class TopologyGpu(TypedDict):
-    """A GPU, its NIC, and the packet switch that this is lit to."""
+    """A GPU, its NIC, and the packet switch that it is connected to."""
 
     name: str
     model: str
@@ -128,7 +128,7 @@ class TopologyGpu(TypedDict):
 
 
 class TopologyNodeAnswer(TypedDict):
-    """A server, and the packet switch and the blocks that all its NICs are lit to."""
+    """A server, and the packet switch and blocks that its NICs are connected to."""
 
     name: str
     switch: str | None
@@ -138,7 +138,7 @@ class TopologyNodeAnswer(TypedDict):
 
 
 class TopologySwitch(TypedDict):
-    """A packet switch that servers are lit to."""
+    """A packet switch that servers are connected to."""
 
     name: str
     block: str
@@ -155,7 +155,7 @@ class Trunk(TypedDict):
 
 
 class TopologyShape(TypedDict):
-    """Nodes, packet switches and trunks as they are lit."""
+    """Nodes, packet switches and trunks with the present circuits."""
 
     lab: str
     nodes: list[TopologyNodeAnswer]
@@ -176,7 +176,7 @@ class PortSample(TypedDict):
 
 
 class GpuSample(TypedDict):
-    """How busy a GPU was since the sample before (0 to 1), and how long in all."""
+    """A GPU's utilisation since the previous sample (0 to 1), and its total busy time."""
 
     at: float
     gpu: str
@@ -185,7 +185,7 @@ class GpuSample(TypedDict):
 
 
 class SpreadShape(TypedDict):
-    """The mean of something, and between what it was."""
+    """The mean of a value, and its minimum and maximum."""
 
     mean: float
     least: float
@@ -193,7 +193,7 @@ class SpreadShape(TypedDict):
 
 
 class WindowShape(TypedDict):
-    """What was measured from a Unix time on: see ``patchlight.controller.storage.series_store``."""
+    """Measurements since a Unix time: see ``patchlight.controller.storage.series_store``."""
 
     at: int
     gpus: int
@@ -205,7 +205,7 @@ class WindowShape(TypedDict):
 
 
 class Samples(TypedDict):
-    """A period in windows that are ``width_s`` long, the oldest first; jobs by their ids."""
+    """A period in windows of ``width_s`` seconds, oldest first; jobs by their ids."""
 
     width_s: int
     lab: list[WindowShape]
@@ -213,7 +213,7 @@ class Samples(TypedDict):
 
 
 class EventShape(TypedDict):
-    """Something that happened; what else is there depends on its kind."""
+    """An event; further fields depend on its kind."""
 
     number: int
     at: float
@@ -221,14 +221,14 @@ class EventShape(TypedDict):
 
 
 class EventList(TypedDict):
-    """What happened, the oldest first, and the number of the latest event of all."""
+    """Events, oldest first, and the number of the latest of all."""
 
     events: list[EventShape]
     last: int
 
 
 class WhoAmI(TypedDict):
-    """Who one is to the controller."""
+    """The caller's identity."""
 
     user: str
     role: str
@@ -236,7 +236,7 @@ class WhoAmI(TypedDict):
 
 
 class TokenShape(TypedDict):
-    """What is known of a token; it lets its ``user`` in until then, unless it was revoked."""
+    """A token's record; it is valid for its ``user`` until then, unless revoked."""
 
     id: str
     user: str
@@ -250,13 +250,13 @@ class TokenShape(TypedDict):
 
 
 class NewToken(TokenShape):
-    """A token that was just made; its text, ``token``, is told only now."""
+    """A new token; its text, ``token``, is only shown now."""
 
     token: str
 
 
 class AttemptRow(TypedDict):
-    """An attempt to change something."""
+    """A request for a change."""
 
     number: int
     at: float
@@ -273,8 +273,7 @@ class AttemptRow(TypedDict):
 
 
 class FoundPortAnswer(TypedDict):
-    """What ``sends`` into a port of an OCS, what ``hears`` what goes out there, and what the lab
-    file ``said``."""
+    """What ``sends`` into a port of an OCS, ``hears`` its output, and the lab file ``said``."""
 
     ocs: str
     port: int
@@ -286,7 +285,7 @@ class FoundPortAnswer(TypedDict):
 
 
 class Wiring(TypedDict):
-    """What was found; ``silent``: ends that were not heard, and why."""
+    """The findings; ``silent``: ends that were not heard, and why."""
 
     ports: list[FoundPortAnswer]
     differences: list[str]
@@ -296,10 +295,10 @@ class Wiring(TypedDict):
 
 
 class Search(TypedDict):
-    """How far the search is, or what the last one came to.
+    """The progress of a search, or the result of the last one.
 
-    ``rounds_left`` is the most that can be left; ``open``: circuits are away from their places.
-    ``step`` is a number that grows with each news of it.
+    ``rounds_left`` is the most that can be left; ``open``: circuits are not in their places.
+    ``step`` grows with each update.
     """
 
     step: int
@@ -317,7 +316,7 @@ class Search(TypedDict):
 
 
 class SearchPlan(TypedDict):
-    """What a search would look at, what goes dark, how long it takes, what is against it."""
+    """What a search would test, which links go down, how long it takes, and objections."""
 
     ports: dict[str, list[int]]
     circuits: dict[str, list[str]]
@@ -326,23 +325,19 @@ class SearchPlan(TypedDict):
     objections: list[str]
 
 
-LabShape = answer("LabShape", "Which lab the controller has.", name=str, file=str, fingerprint=str)
+LabShape = answer("LabShape", "The controller's lab.", name=str, file=str, fingerprint=str)
 Shutdown = answer(
-    "Shutdown", "How many jobs there are in each state that is not an end.", jobs=dict[str, int]
+    "Shutdown", "How many jobs are in each state that is not final.", jobs=dict[str, int]
 )
 Links = answer(
     "Links",
-    "The links that light makes now; ``unread`` says which switches are not known, and why.",
+    "The present links; ``unread`` has switches whose maps are unknown, and why.",
     unread=dict[str, str],
     links=list[Link],
 )
-PortSamples = answer(
-    "PortSamples", "Rates that were measured, the oldest first.", ports=list[PortSample]
-)
-GpuSamples = answer(
-    "GpuSamples", "What was measured of GPUs, the oldest first.", gpus=list[GpuSample]
-)
-TokensShape = answer("TokensShape", "Every token that was made.", tokens=list[TokenShape])
-AuditShape = answer("AuditShape", "Who wanted to change what.", attempts=list[AttemptRow])
+PortSamples = answer("PortSamples", "Measured rates, oldest first.", ports=list[PortSample])
+GpuSamples = answer("GpuSamples", "GPU measurements, oldest first.", gpus=list[GpuSample])
+TokensShape = answer("TokensShape", "Every token.", tokens=list[TokenShape])
+AuditShape = answer("AuditShape", "The audit log.", attempts=list[AttemptRow])
 
 close(globals(), but=("EventShape", "EventList"))

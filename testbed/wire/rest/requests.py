@@ -1,4 +1,4 @@
-"""Requests of the REST API: their fields, and the JSON that answers are sent as."""
+"""Defines the requests of the REST API, and the JSON encoding of responses."""
 
 import json
 import unicodedata
@@ -11,9 +11,9 @@ from pydantic_core import to_json
 from patchlight.testbed.labfile.values import MOST_CIRCUIT_PORTS
 
 PAGE = 100
-"""How many rows a list gives where nothing else was said."""
+"""The default number of rows of a list."""
 
-# Halves of characters, control characters, and what else ends a line.
+# Lone surrogates, control characters, and other line ends.
 _NOT_TEXT = {"Cs", "Cc", "Zl", "Zp"}
 
 
@@ -24,34 +24,34 @@ def _plain(text: str) -> str:
 
 
 Text = Annotated[str, AfterValidator(_plain), Field(max_length=1000)]
-"""What a user writes: one line, as it can be stored, printed and sent as UTF-8."""
+"""A user's text: one line that can be stored, printed and sent as UTF-8."""
 
 Number = Annotated[int, Ge(0), Le(2**63 - 1)]
-"""A row's number, as the journal can have it."""
+"""A row number within the journal's range."""
 
 WaitSeconds = Annotated[float, Ge(0), Le(30)]
-"""For how long an answer may wait for news."""
+"""How long a response may wait for changes."""
 
 NO_NUMBER: Number = 2**63 - 1
-"""No row has this one, and none a higher one."""
+"""Higher than any row's number."""
 
 PageLength = Annotated[int, Ge(1), Le(1000)]
-"""How many rows are wanted at most."""
+"""The maximum number of rows."""
 
 Moment = Annotated[float, Ge(0), Le(1e11), Field(allow_inf_nan=False)]
 """A Unix time."""
 
 LATEST: Moment = 1e11
-"""Later than anything that happened."""
+"""Later than any event."""
 
 Port = Annotated[int, Ge(1), Le(1_000_000)]
-"""The number of a switch's port, before anybody asked whether the switch has it."""
+"""A port number, not yet checked against the switch."""
 
 
-# A list ends at its first mistake, and none is longer than any lab needs: a report on each of a
-# million wrong items takes minutes, and nobody else is answered meanwhile.
+# Lists stop at their first mistake and have a maximum length: reporting a million mistakes takes
+# minutes and blocks other clients.
 Names = Annotated[list[Text], FailFast(), Field(max_length=1000)]
-"""What a user names: circuit switches, hosts, jobs."""
+"""Names from a user: circuit switches, hosts, jobs."""
 
 Ports = Annotated[list[Port], FailFast(), Field(max_length=MOST_CIRCUIT_PORTS)]
 """Ports of one switch."""
@@ -67,7 +67,7 @@ _MOST_FIELDS = 50
 
 
 class Strict(BaseModel, extra="forbid", strict=True):
-    """What is asked for: no field may be there that is not known."""
+    """A request body without unknown fields."""
 
     @model_validator(mode="before")
     @classmethod
@@ -78,11 +78,11 @@ class Strict(BaseModel, extra="forbid", strict=True):
 
 
 class ChangeRequest(Strict):
-    """What every change may be asked with.
+    """Options of every change.
 
-    ``dry_run``: answer what would change, and change nothing. ``spare_jobs``: refuse where a
-    running job's traffic rides on what changes. ``planned_from``: refuse unless the maps are
-    still those that a dry run gave this for.
+    ``dry_run``: report what would change, and change nothing. ``spare_jobs``: refuse if a running
+    job's traffic uses what changes. ``planned_from``: refuse unless the maps still match this value
+    from a dry run.
     """
 
     why: Text = ""
@@ -94,9 +94,9 @@ class ChangeRequest(Strict):
 class ReconfigurationRequest(ChangeRequest):
     """Cross-connects by OCS: ``"1-7"`` both ways, ``"1>7"`` one way.
 
-    Of a wavelength switch with the channel: ``"1-7@193.100"``, and weaker ``"1>7@193.100-2dB"``.
-    They are added to what is there; with ``only`` they replace the whole map. Ports under
-    ``disconnect`` (of a wavelength switch also ``"3@193.100"``) lose the cross-connects they have.
+    At a wavelength switch with the channel: ``"1-7@193.100"``, attenuated ``"1>7@193.100-2dB"``.
+    They are added to the map; with ``only`` they replace it. Ports under ``disconnect`` (of a
+    wavelength switch also ``"3@193.100"``) lose the cross-connects they have.
     """
 
     maps: dict[Text, CrossConnects] = Field(default={}, max_length=_MOST_SWITCHES)
@@ -105,9 +105,9 @@ class ReconfigurationRequest(ChangeRequest):
 
 
 class TogetherRequest(ChangeRequest):
-    """Servers or hosts to be lit onto one packet switch.
+    """Servers or hosts to connect to one packet switch.
 
-    Without ``force`` no circuit of a running job is moved for it.
+    Circuits of running jobs are moved only with ``force``.
     """
 
     nodes: Names = Field(min_length=1)
@@ -115,7 +115,7 @@ class TogetherRequest(ChangeRequest):
 
 
 class LightRequest(ChangeRequest):
-    """Pairs of ends to be joined by light, both ways, over as many circuit switches as it takes.
+    """Pairs of ends to connect both ways, over any number of circuit switches.
 
     An end is a NIC, a host, a packet switch (any port of it) or a port of one.
     """
@@ -126,19 +126,19 @@ class LightRequest(ChangeRequest):
 
 
 class RepairRequest(ChangeRequest):
-    """Circuit switches to bring back to their committed maps; all if none are named."""
+    """Circuit switches to restore to their committed maps; all if none are named."""
 
     ocs: Names = []
 
 
 class BaselinesRequest(Strict):
-    """Circuit switches whose power is to be the baseline from now on; all if none are named."""
+    """Circuit switches whose present power becomes the baseline; all if none are named."""
 
     ocs: Names = []
 
 
 class PresentMapsRequest(BaselinesRequest):
-    """Circuit switches whose present maps are to be saved, or committed; all if none are named."""
+    """Circuit switches whose present maps are saved or committed; all if none are named."""
 
     why: Text = ""
 
@@ -150,20 +150,20 @@ class StopRequest(Strict):
 
 
 class UnlockRequest(StopRequest):
-    """Ports of one switch, or channels there, whose locks are to go."""
+    """Ports of one switch, or channels there, to unlock."""
 
     ocs: Text
     ports: Places = Field(min_length=1)
 
 
 class LockRequest(UnlockRequest):
-    """Ports of one switch, or channels there, to lock; with ``keep`` for all but who asks."""
+    """Ports of one switch, or channels there, to lock; with ``keep`` for all but the caller."""
 
     keep: bool = False
 
 
 class PathRequest(Strict):
-    """A flow that wants a path. ``deadline_s`` is from now; ``lease_s``: see ``docs/paths.md``."""
+    """A flow that requests a path. ``deadline_s`` is from now; ``lease_s``: see docs/paths.md."""
 
     source: Text
     destination: Text
@@ -175,10 +175,10 @@ class PathRequest(Strict):
 
 
 class DiscoveryRequest(Strict):
-    """Ports by OCS whose fibres are looked at; all, if none are named.
+    """Ports by OCS whose fibres are searched; all if none are named.
 
-    ``listen_s``: how long each round. ``every_port``: also once all ends of the lab are found.
-    ``dry_run``: answer what would be done, and do nothing.
+    ``listen_s``: how long each round takes. ``every_port``: continue after all ends of the lab are
+    found. ``dry_run``: report what would be done, and do nothing.
     """
 
     ports: dict[Text, Ports] = Field(default={}, max_length=1000)
@@ -188,9 +188,9 @@ class DiscoveryRequest(Strict):
 
 
 def as_json(content: Any) -> bytes:
-    """Text on one line: ``?`` for a lone surrogate, ``null`` for NaN and infinity."""
+    """One line of JSON: ``?`` for a lone surrogate, ``null`` for NaN and infinity."""
     try:
         return to_json(content, inf_nan_mode="null")
-    except ValueError:  # half characters
+    except ValueError:  # lone surrogates
         finite = json.loads(json.dumps(content, default=vars), parse_constant=lambda _: None)
         return json.dumps(finite, ensure_ascii=False).encode("utf-8", "replace")

@@ -171,7 +171,7 @@ def test_a_peer_of_another_job_is_refused_with_what_it_said() -> None:
         ({"iterations": 0}, "must be positive"),
         ({"surprise": 1}, "unknown keys: surprise"),
         ({"ring": [{"rank": 1, "address": "a", "port": 1}]}, "ranks 0"),
-        ({"ring": [{"rank": 0}]}, "not complete"),
+        ({"ring": [{"rank": 0}]}, "incomplete"),
     ],
 )
 def test_a_wrong_task_is_refused(change: dict[str, object], message: str) -> None:
@@ -332,7 +332,7 @@ def test_one_wrong_bit_is_noticed() -> None:
     got = expected.copy()
     check_sum(got, expected, 0)
     got[17] += 1
-    with pytest.raises(WrongSum, match="1 of 1000 values are wrong, the first at 17"):
+    with pytest.raises(WrongSum, match="1 of 1000 values are wrong, first at index 17"):
         check_sum(got, expected, 0)
 
 

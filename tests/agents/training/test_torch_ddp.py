@@ -201,7 +201,7 @@ def test_data_of_a_folder_is_what_is_learnt_from(tmp_path: Path) -> None:
         ("tiny-transformer", (6, 64), (5, 64), "a target for each sample"),
         ("tiny-transformer", None, (6, 64), "No such file"),
         ("tiny-transformer", (6, 64), (6,), "expected 0 to 511 in the shape (8, 64)"),
-        ("no-such-model", (6, 64), (6, 64), "no built-in graph 'no-such-model'"),
+        ("no-such-model", (6, 64), (6, 64), "unknown built-in graph 'no-such-model'"),
     ],
 )
 def test_data_that_does_not_fit_is_refused(
@@ -227,7 +227,10 @@ def test_data_that_does_not_fit_is_refused(
 
 @pytest.mark.parametrize(
     ("content", "expected"),
-    [(b"not one", "remove it to begin anew"), (None, "is of vgg16, not of tiny-transformer")],
+    [
+        (b"not one", "remove it to start from the beginning"),
+        (None, "is of vgg16, not of tiny-transformer"),
+    ],
 )
 def test_a_checkpoint_that_cannot_be_used_is_named(
     tmp_path: Path, content: bytes | None, expected: str

@@ -103,7 +103,7 @@ def test_channels_are_dragged_with_their_ways() -> None:
     assert dragged(oddl(), wss, 1, 2, None) == ([], ["1@193.175/200"])
     # What comes in is known from where it comes.
     assert dragged(oddl(), wss, 1, None, 3) == (["1-3@193.100"], [])
-    with pytest.raises(BadInput, match="no channel comes in at 3"):
+    with pytest.raises(BadInput, match="no channel arrives at 3"):
         dragged(oddl(maps={"wss1": {"map": []}}), wss, 3, None, 1)
 
 

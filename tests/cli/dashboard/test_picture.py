@@ -302,7 +302,7 @@ def test_only_who_runs_it_comes_in_unless_root_does(tmp_path: Path) -> None:
         asked.append(uid)
         return ControllerClient(f"unix:{tmp_path}/nobody.sock")
 
-    with pytest.raises(TurnedAway, match="serves only them"):
+    with pytest.raises(TurnedAway, match="who started it"):
         Visitors(connect, for_all=False).admit(4711)
     with pytest.raises(TurnedAway, match="not come from a user of this machine"):
         Visitors(connect, for_all=True).admit(None)

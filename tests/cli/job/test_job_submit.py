@@ -119,8 +119,8 @@ async def test_a_job_waits_for_the_latest_of_a_name(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("VGG", "--after", "nobody"), "come after 'nobody', and there is no such job"),
-        (("VGG", "--sweep", "workers=1,99"), "job vgg-workers-99: 99 workers asked for"),
+        (("VGG", "--after", "nobody"), "depends on unknown job 'nobody'"),
+        (("VGG", "--sweep", "workers=1,99"), "job vgg-workers-99: 99 workers requested, but"),
         (("VGG", "--sweep", "image=a"), "no number 'image' of a job: expected one of workers"),
         (("VGG", "--sweep", "workers=2,x"), "--sweep workers=2,x: expected how many workers"),
         (("VGG", "--gradient", "5"), "'--gradient': '5' is not a size"),

@@ -82,7 +82,7 @@ async def test_what_is_lost_and_what_a_restart_leaves_is_read(name: str) -> None
         assert b.device.matrix.lit == left
         await b.device.reboot(keep_map=False)
         assert await b.driver.read_map() == SpectrumMap()
-        with pytest.raises(BadInput, match="not the way of a channel"):
+        with pytest.raises(BadInput, match="not a channel's cross-connect"):
             b.device.faults.update({"meddle": "1>2"})
 
 

@@ -54,7 +54,7 @@ def test_what_cannot_be_looked_at_is_refused_and_nothing_is_changed(
 ) -> None:
     code, said = _discover(controller, "--yes", "--for", "100ms")
     assert code == 1
-    assert "nobody sent or heard anything: the lab file names no agent of a" in said
+    assert "no probes were sent or heard: the lab file has no agent for a" in said
     assert "t1 is not connected" in said
     code, said = _discover(controller, "--dry-run", "--ports", "a.n0,o1.3-4", "--for", "1s")
     assert code == 0
@@ -91,7 +91,7 @@ def test_nobody_else_gets_at_the_ports_meanwhile_and_a_search_can_be_broken_off(
     wait_until(lambda: not client.circuits()["o1"]["map"], "the ports to go dark")
     record = client.reconfigure({"o1": ["7-8"]})
     assert record["state"] == "refused"
-    assert "its wiring is looked at" in record["message"]
+    assert "wiring discovery of root" in record["message"]
     with pytest.raises(ControllerError, match="looks at the wiring already"):
         client.discover()
     assert client.preview_discovery()["objections"]

@@ -96,8 +96,7 @@ def test_crossed_pairs_and_ends_that_only_send_or_only_hear_are_no_certain_fibre
     assert wiring.differences == (
         "the two fibres of ocs1.1 are crossed: tor1.1 sends into it, server1.nic0 hears it; "
         "the lab file says server1.nic0",
-        "tor1.2 sends into ocs1.2, and does not hear what goes out there; "
-        "the lab file says server1.nic1",
+        "tor1.2 sends into ocs1.2, but does not hear its output; the lab file says server1.nic1",
         "tor1.1 hears what goes out at ocs1.7, and nobody is heard who sends into it; "
         "the lab file says tor1.1",
     )
@@ -134,7 +133,7 @@ def test_without_anybody_behind_a_switch_nothing_is_told_of_its_ports() -> None:
     assert wiring.differences == ()
     assert {row.verdict for row in wiring.ports} == {"not told"}
     assert wiring.ports[0].words == (
-        "ocs1.1: nobody was found behind ocs1 who could tell; the lab file says server1.nic0"
+        "ocs1.1: no known sender behind ocs1; the lab file says server1.nic0"
     )
     assert wiring.fibres == LAB.fibres
 
@@ -144,7 +143,7 @@ def test_light_that_brings_no_frame() -> None:
     found.inputs |= {_port(3): LIGHT, _port(4): LIGHT, _port(30): LIGHT}
     found.outputs[_port(30)] = None
     wiring = found_wiring(LAB, found, BESIDE, ENDS - {"server2.nic2"}, {"server2.nic2": "no agent"})
-    words = "light comes in at ocs1.{}, and no frame tells from where; the lab file {}"
+    words = "a signal arrives at ocs1.{}, but no frame identifies its source; the lab file {}"
     assert wiring.differences == (
         words.format(4, "says server2.nic3"),
         words.format(30, "has nothing there"),
@@ -159,8 +158,8 @@ def test_fibres_beside_the_circuit_switches() -> None:
     wiring = _wiring(found, beside)
     assert wiring.differences == (
         "fibre ocs1.18 goes to tor2.7, the lab file says tor2.6",
-        "tor1.7 and tor2.7 do not hear each other, the lab file has a fibre between them",
-        "tor1.7 and tor2.6 hear each other while all circuits are dark, the lab file has no fibre "
+        "tor1.7 and tor2.7 do not hear each other, but the lab file has a fibre between them",
+        "tor1.7 and tor2.6 hear each other without circuits, but the lab file has no fibre "
         "between them",
     )
     ends = {frozenset((str(fibre.a), str(fibre.b))) for fibre in wiring.fibres}

@@ -17,7 +17,7 @@ def test_priority_comes_before_the_order() -> None:
     cluster.play(until_s=2)
     assert {name: why.words for name, why in cluster.why().items()} == {
         "job2": "it wants 8 GPUs, and 0 of them are free",
-        "job1": "it comes after job2",
+        "job1": "it depends on job2",
     }
     cluster.play()
     assert [job.index for job in cluster.started] == [0, 2, 1]
@@ -34,7 +34,7 @@ def test_a_user_over_the_quota_holds_up_nobody() -> None:
         WaitReason.QUOTA, "user ann has 3 of 4 GPUs at once, and it wants 2", is_blocked=True
     )
     # A user's own jobs stay in turn: small ones would keep a large one waiting for ever.
-    assert why["job2"] == Waiting(WaitReason.BEHIND, "it comes after job1")
+    assert why["job2"] == Waiting(WaitReason.BEHIND, "it depends on job1")
     cluster.play()
     assert [job.index for job in cluster.started] == [0, 3, 1, 2]
 
@@ -46,7 +46,7 @@ def test_gpu_hours_are_there_again_in_the_next_window() -> None:
     cluster.play(until_s=1800)
     why = cluster.why()["job1"]
     assert why.reason is WaitReason.QUOTA
-    assert "had all 4 GPU-hours: the next ones are there in 1.5 h" in why.words
+    assert "has used 4 GPU-hours, the quota: more are available in 1.5 h" in why.words
     cluster.play()
     assert jobs[1].spans[0][0] == 7200
 
@@ -91,11 +91,9 @@ def test_what_comes_after_others_waits_until_they_are_done() -> None:
     cluster.failed.add("lost")
     cluster.play(until_s=0)
     assert cluster.why() == {
-        "job1": Waiting(WaitReason.DEPENDENCY, "it comes after job0, which is not done yet"),
+        "job1": Waiting(WaitReason.DEPENDENCY, "it depends on job0, which is not done yet"),
         "job2": Waiting(
-            WaitReason.DEPENDENCY,
-            "it was to come after lost, which will never be done",
-            is_blocked=True,
+            WaitReason.DEPENDENCY, "it depends on lost, which will never be done", is_blocked=True
         ),
         "job3": Waiting(WaitReason.HELD, "it is held back", is_blocked=True),
     }
@@ -114,7 +112,7 @@ def test_what_finds_no_place_on_a_free_cluster_is_passed_and_tried_again_later()
     cluster = Cluster([*jobs, Job(4, 1, 10)], Discipline())
     cluster.play(until_s=5)
     # While something runs, nobody passes it.
-    assert cluster.why()["job2"] == Waiting(WaitReason.BEHIND, "it comes after job1")
+    assert cluster.why()["job2"] == Waiting(WaitReason.BEHIND, "it depends on job1")
     cluster.play()
     assert [job.index for job in cluster.started] == [0, 2, 4]
     assert cluster.why() == {

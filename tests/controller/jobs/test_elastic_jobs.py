@@ -92,7 +92,7 @@ async def test_the_decision_is_kept_with_all_that_was_seen(elastic: Cluster) -> 
     saw = arguments("elasticity", decision["saw"], elastic.lab)
     assert plain(GiveAndTake().resize(*saw)) == {job_id: 3}
     states = elastic.table.ledger.history(job_id)
-    assert "from 2 to 3 workers, as give-and-take decided" in [row["message"] for row in states]
+    assert "from 2 to 3 workers, decided by give-and-take" in [row["message"] for row in states]
 
 
 async def test_nothing_is_resized_where_the_policy_is_rigid() -> None:
@@ -116,9 +116,9 @@ async def test_who_cannot_change_says_why(elastic: Cluster) -> None:
     whys = [elastic.scheduler.why_rigid(job_id) for job_id in ids]
     assert whys == [
         "it started together with others",
-        "it does not say how many iterations it does, how long and with which gradient",
-        "it has no checkpoint folder to go on from",
-        "its program does not speak the protocol by which it is stopped",
+        "its iterations, compute time or gradient are not known",
+        "it has no checkpoint folder to resume from",
+        "its program does not support the hold protocol",
     ]
     assert all(len(elastic.table[job_id].degrees) == 1 for job_id in ids)
 

@@ -101,7 +101,7 @@ async def test_scores_that_are_no_numbers_are_a_fault_and_the_default_decides(
     async with at_work(choice) as cluster:
         await submit_running(cluster, SPECS[0])
         (fault,) = cluster.faults()
-        assert "gave scores that are no numbers" in fault
+        assert "returned invalid scores" in fault
 
 
 async def test_a_model_says_how_many_workers_a_job_of_a_lab_goes_on_with(tmp_path: Path) -> None:
@@ -119,5 +119,5 @@ async def test_a_model_says_how_many_workers_a_job_of_a_lab_goes_on_with(tmp_pat
     assert decision["answer"] == {job_id: 3}
     grown, kept = decision["weighed"]["options"]
     assert (grown["option"], grown["chosen"]) == (f"{job_id} on 3", True)
-    assert kept["option"] == "leave them as they are"
+    assert kept["option"] == "change nothing"
     assert grown["score"] > kept["score"]

@@ -47,7 +47,7 @@ def test_jobs_come_in_pages_and_by_state_user_and_name(ledger: JobLedger) -> Non
     assert ids(ledger.page(9, "job-1", owner="ann")) == ["job-3", "job-5"]
     assert ids(ledger.page(9, name="other")) == ["other-1"]
     assert ledger.counts() == {"done": 1, "queued": 6}
-    with pytest.raises(BadInput, match="no job 'nobody' to go on after"):
+    with pytest.raises(BadInput, match="unknown job 'nobody' in 'after'"):
         ledger.page(2, "nobody")
 
 

@@ -56,7 +56,7 @@ async def test_light_follows_on_a_timer() -> None:
     async with at_work(choice) as cluster:
         await submit_running(cluster, large("spread", SPREAD))
         await cluster.until(lambda: events(cluster, "defragmented"))
-        await cluster.until(lambda: words(cluster) == "no job gains enough by other circuits")
+        await cluster.until(lambda: words(cluster) == "no rewiring gains enough")
         assert len(events(cluster, "defragmented")) == 1
 
 
@@ -69,14 +69,14 @@ async def test_light_stays_unless_somebody_has_it_follow() -> None:
         await cluster.scheduler.policies.use(PolicyChoice(defragment=True))
         await cluster.until(lambda: events(cluster, "defragmented"))
         await cluster.scheduler.policies.use(PolicyChoice(defragment=False))
-        assert words(cluster) == "it stays until somebody moves it"
+        assert words(cluster) == "circuits stay until somebody changes them"
 
 
 async def test_light_follows_only_where_the_gain_is_large_enough() -> None:
     choice = PolicyChoice(defragment=True, defragment_every_s=0.05, minimum_gain_s=1e6)
     async with at_work(choice) as cluster:
         await submit_running(cluster, large("spread", SPREAD))
-        await cluster.until(lambda: words(cluster) == "no job gains enough by other circuits")
+        await cluster.until(lambda: words(cluster) == "no rewiring gains enough")
         await cluster.scheduler.policies.use(PolicyChoice(minimum_gain_s=1.0))
         await cluster.until(lambda: events(cluster, "defragmented"))
 
@@ -91,7 +91,7 @@ async def test_light_stays_against_locks_and_the_stop_button() -> None:
         preflight.stop.clear("ann", "done")
         preflight.locks.lock("ocs1", range(1, 7), "locked", "ann", "measures there")
         cluster.scheduler.rewiring.look_soon()
-        await cluster.until(lambda: words(cluster) == "no job gains enough by other circuits")
+        await cluster.until(lambda: words(cluster) == "no rewiring gains enough")
         assert await cluster.ocs.read_map() == before
         preflight.locks.unlock("ocs1", range(1, 7), "ann", "done")
         cluster.scheduler.rewiring.look_soon()

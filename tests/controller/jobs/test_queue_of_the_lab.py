@@ -28,9 +28,9 @@ async def test_who_waits_says_for_what(cluster: Cluster) -> None:
     (three,) = cluster.submit(job("three", workers=3))
     (last,) = cluster.submit(job("last", workers=1))
     await says(cluster, three, "it wants 3 GPUs of Tesla M40, Titan V, and 1 of them are free")
-    await says(cluster, last, f"it comes after {three}")
+    await says(cluster, last, f"it depends on {three}")
     (named,) = cluster.submit(job("named", "gpu0"))
-    await says(cluster, named, "it comes after")
+    await says(cluster, named, "it depends on")
 
 
 async def test_no_job_gets_the_id_of_another(
@@ -72,14 +72,14 @@ async def test_a_job_waits_for_those_it_comes_after(cluster: Cluster) -> None:
     (first,) = await submit_running(cluster, job("first", "gpu0"))
     (then,) = cluster.submit(job("then", "gpu1", after=("first",)))
     (other,) = await submit_running(cluster, job("other", "gpu2"))
-    await says(cluster, then, f"it comes after {first}, which is not done yet")
+    await says(cluster, then, f"it depends on {first}, which is not done yet")
     await finish(cluster, first)
     await cluster.until_state(then, JobState.RUNNING)
     (never,) = cluster.submit(job("never", "gpu3", after=(other,)))
     await finish(cluster, other, WorkerState.FAILED)
     await cluster.until_state(never, JobState.BLOCKED)
     assert "which will never be done" in cluster.scheduler.job(never).message
-    with pytest.raises(BadInput, match="there is no such job"):
+    with pytest.raises(BadInput, match="it depends on unknown job"):
         cluster.submit(job("lost", "gpu3", after=("nobody",)))
 
 
@@ -95,7 +95,7 @@ async def test_quotas_hold_and_others_pass() -> None:
         await cluster.until_state(bens.id, JobState.RUNNING)
         assert cluster.table[second.id].state is JobState.BLOCKED
         submit([job("third", workers=1)], by="ann")
-        with pytest.raises(Refused, match="of at most 3"):
+        with pytest.raises(Refused, match="the limit is 3"):
             submit([job("fourth", workers=1)], by="ann")
         with pytest.raises(Refused, match="may have 2 at once"):
             submit([job("big", workers=4)], by="ann")
@@ -157,7 +157,7 @@ async def test_policies_change_while_the_controller_runs(tmp_path: Path) -> None
         await first.scheduler.policies.use(PolicyChoice(placement="random", order="srpt"))
         (then,) = await submit_running(first, job("then", workers=1))
         assert first.table.ledger.decisions(then)[0]["policy"] == "random"
-        with pytest.raises(BadInput, match=r"no policy .nonsense."):
+        with pytest.raises(BadInput, match=r"unknown policy .nonsense."):
             await first.scheduler.policies.use(PolicyChoice(placement="nonsense"))
         assert first.scheduler.policies.choice.placement == "random"
     async with at_work(PolicyChoice(), first) as second:
@@ -185,7 +185,7 @@ async def test_the_lab_file_says_what_nobody_else_does() -> None:
     async with at_work(PolicyChoice(topology="cheapest"), first, lab=lab) as third:
         assert decide(third) == ["consolidated", "srpt", "cheapest", True]
     wrong = LAB.with_changes(policies=PolicyChoice(order="nonsense"))
-    with pytest.raises(BadInput, match="no policy 'nonsense'"):
+    with pytest.raises(BadInput, match="unknown policy 'nonsense'"):
         Cluster(PolicyChoice(), lab=wrong)
 
 
@@ -193,8 +193,8 @@ async def test_a_job_may_ask_for_a_built_in_policy_only(cluster: Cluster, tmp_pa
     (job_id,) = await submit_running(cluster, job("own", workers=1, placement="rack-aware"))
     assert cluster.table.ledger.decisions(job_id)[0]["policy"] == "rack-aware"
     mine = tmp_path / "mine.py"
-    mine.write_text("raise SystemExit('this ran beside the controller')")
+    mine.write_text("raise SystemExit('this ran next to the controller")
     with pytest.raises(BadInput, match="neither built in nor the lab's policy"):
         cluster.submit(job("evil", workers=1, placement=f"{mine}:Mine"))
-    with pytest.raises(BadInput, match="no built-in graph"):
+    with pytest.raises(BadInput, match="unknown built-in graph"):
         cluster.submit(job("graph", workers=1, graph="/etc/shadow"))

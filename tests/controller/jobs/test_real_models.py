@@ -59,7 +59,7 @@ async def test_workers_share_a_mini_batch_where_a_policy_says_how_many_there_are
     async with at_work(choice) as cluster:
         (job_id,) = await submit_running(cluster, spec)
         assert [task.batch for task in tasks(cluster, job_id)] == [4, 4]
-        assert "how long" in str(cluster.scheduler.why_rigid(job_id))
+        assert "compute time" in str(cluster.scheduler.why_rigid(job_id))
         await report(cluster, job_id, 0, 1)
         # One GPU alone would take 0.2 s.
         assert set(cluster.table[job_id].spec.compute_s.values()) == {0.2}
@@ -78,10 +78,10 @@ async def test_without_a_checkpoint_a_model_keeps_its_workers() -> None:
     async with at_work(choice) as cluster:
         spec = replace(MODEL, workers=0, degrees=(2, 4), compute_s=compute_s)
         (job_id,) = await submit_running(cluster, spec)
-        assert cluster.scheduler.why_rigid(job_id) == "it has no checkpoint folder to go on from"
+        assert cluster.scheduler.why_rigid(job_id) == "it has no checkpoint folder to resume from"
 
 
 async def test_a_model_that_there_is_not_is_refused() -> None:
     async with at_work(PolicyChoice()) as cluster:
-        with pytest.raises(BadInput, match="no model 'resnet51': did you mean 'resnet5"):
+        with pytest.raises(BadInput, match="unknown model 'resnet51': did you mean 'resnet5"):
             cluster.submit(replace(MODEL, model="resnet51", workers=2))

@@ -65,7 +65,7 @@ async def test_what_workers_printed_is_there_after_their_end(tmp_path: Path) -> 
         await cluster.until(lambda: job_id not in cluster.table.running)
         assert (await run("logs", job_id, "--worker", "0")).startswith("half a line")
         said = await run("logs", job_id, "--worker", "1")
-        assert "\n[9 bytes of output are not kept any more]\n" in f"\n{said}"
+        assert "\n[9 bytes of output were dropped]\n" in f"\n{said}"
         assert "\nthe end\n" in said
         both = await run("logs", job_id)
         assert "[0] half a line\n" in both
@@ -118,13 +118,13 @@ async def test_of_workers_that_were_never_made_no_output_is_missed(
         (refused,) = cluster.submit(job("refused", workers=4))
         await cluster.until_state(refused, JobState.FAILED)
         await cluster.until(lambda: refused not in cluster.table.running)
-        assert "is not kept" not in caplog.text
+        assert "could not be kept" not in caplog.text
         cluster.fleet.refusals = {"log": "no output here"}
         (mute,) = await submit_running(cluster, job("mute", workers=4))
         await finish(cluster, mute)
         await cluster.until(lambda: mute not in cluster.table.running)
-        assert caplog.text.count("is not kept") == 1
-        assert f"of job {mute} the output of 4 workers is not kept: " in caplog.text
+        assert caplog.text.count("could not be kept") == 1
+        assert f"job {mute}: the output of 4 workers could not be kept: " in caplog.text
 
 
 async def test_an_agent_that_refuses_its_output_delays_nothing(tmp_path: Path) -> None:

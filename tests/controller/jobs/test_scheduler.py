@@ -132,10 +132,10 @@ async def test_jobs_of_a_gang_get_hosts_of_their_own(cluster: Cluster) -> None:
 async def test_a_job_that_can_never_run_is_not_taken(cluster: Cluster) -> None:
     for specs, why in (
         ((), "no job given"),
-        ((job("seven", workers=7),), "the lab has 6 GPUs"),
-        ((job("five", workers=5), job("two", workers=2)), "7 workers asked for"),
+        ((job("seven", workers=7),), "the lab has 6 suitable GPUs"),
+        ((job("five", workers=5), job("two", workers=2)), "7 workers requested, but"),
         ((job("none"),), "expected 'workers'"),
-        ((job("a", "gpu0"), job("b", "gpu0")), "asked for twice: by a and b"),
+        ((job("a", "gpu0"), job("b", "gpu0")), "requested twice: by a and b"),
         ((JobSpec("slow", 1, 400, {"A100": 1.0}, workers=1),), "compute_s names 'A100'"),
         (
             (job("a", "gpu0"), replace(job("b"), seed=-1, iterations=-1)),
@@ -158,7 +158,7 @@ async def test_a_job_whose_hosts_are_out_of_reach_waits_until_they_are_back(
 ) -> None:
     cluster.ocs.away = True
     (lost,) = cluster.submit(job("lost", workers=2))
-    words = "out of reach: ocs1: ocs1 does not answer"
+    words = "cannot be reached: ocs1: ocs1 does not answer"
     await cluster.until(lambda: words in cluster.scheduler.job(lost).message)
     cluster.ocs.away = False
     cluster.submit(job("next", workers=2))  # the lab is looked at
@@ -266,13 +266,13 @@ async def test_a_job_that_has_ended_stays_as_it_ended(cluster: Cluster) -> None:
     (job_id,) = await submit_running(cluster, job("done", "gpu0"))
     await finish(cluster, job_id)
     assert (await cluster.scheduler.stop(job_id)).state is JobState.DONE
-    with pytest.raises(BadInput, match="no job 'nobody'"):
+    with pytest.raises(BadInput, match="unknown job 'nobody'"):
         await cluster.scheduler.stop("nobody")
 
 
 async def test_a_job_of_another_user_is_stopped_only_by_force(cluster: Cluster) -> None:
     (status,) = cluster.scheduler.submit([job("mine", "gpu0")], "keep", by="eva")
-    with pytest.raises(Refused, match="is eva's, and you are otto"):
+    with pytest.raises(Refused, match="belongs to eva, and you are otto"):
         await cluster.scheduler.stop(status.id, "otto")
     await cluster.until_state(status.id, JobState.RUNNING)
     with pytest.raises(Refused, match="--force"):

@@ -42,9 +42,9 @@ async def test_a_killed_speaker_comes_back_and_mends(
         bench.ovs.ofctl("del-flows", name, f"dl_dst={MACS[2]}")
         bench.ovs.ofctl("add-flow", name, "cookie=0x9,priority=7,in_port=4,actions=drop")
         await events.wait("speaker-up")
-        await eventually(lambda: "was mended" in caplog.text, "the switch to be mended")
-        told = [each.message for each in caplog.records if "was mended" in each.message]
-        assert told == ["switch 0x1 was mended: 1 flow entries added, 0 removed, 0 refused"]
+        await eventually(lambda: "was repaired" in caplog.text, "the switch to be mended")
+        told = [each.message for each in caplog.records if "was repaired" in each.message]
+        assert told == ["switch 0x1 was repaired: 1 flow entries added, 0 removed, 0 refused"]
         after = bench.ovs.flows(name)
         assert set(before) < set(after)
         assert [line for line in after if "cookie=0x9," in line] == [
@@ -74,7 +74,7 @@ async def test_an_entry_that_goes_missing_is_put_back(
         before = bench.ovs.flows(name)
         bench.ovs.ofctl("del-flows", name, f"dl_dst={MACS[0]}")
         assert bench.ovs.flows(name) != before
-        await eventually(lambda: "was mended" in caplog.text, "the switch to be mended")
+        await eventually(lambda: "was repaired" in caplog.text, "the switch to be mended")
         assert bench.ovs.flows(name) == before
         await flows.close()
 

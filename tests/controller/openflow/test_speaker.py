@@ -161,7 +161,7 @@ async def test_a_switch_that_says_nothing_is_an_unknown_outcome(bench: OpenFlowB
         vswitchd = bench.ovs.pid
         os.kill(vswitchd, signal.SIGSTOP)
         try:
-            with pytest.raises(OutcomeUnknown, match=r"within 0\.5 s"):
+            with pytest.raises(OutcomeUnknown, match=r"0\.5 s"):
                 await speaker.request(
                     "apply", datapath_id=1, adds=[TABLE_MISS.to_json()], deadline_s=0.5
                 )
@@ -172,14 +172,14 @@ async def test_a_switch_that_says_nothing_is_an_unknown_outcome(bench: OpenFlowB
 
 async def test_the_protocol_refuses_what_it_does_not_know(bench: OpenFlowBench) -> None:
     async with bench.speaker(1) as (speaker, events):
-        with pytest.raises(SpeakerRefused, match=r"no operation 'dance': expected hello, "):
+        with pytest.raises(SpeakerRefused, match=r"unknown operation 'dance': expected hello, "):
             await speaker.request("dance")
         with pytest.raises(SpeakerRefused, match="0x1 is not connected"):
             await speaker.request("read_flows", datapath_id=1)
         foreign = {**TABLE_MISS.to_json(), "cookie": 5}
         bench.bridge(1)
         await events.wait("switch-up", datapath_id=1)
-        with pytest.raises(SpeakerRefused, match="not an entry of Patchlight's"):
+        with pytest.raises(SpeakerRefused, match="not Patchlight's entry"):
             await speaker.request("apply", datapath_id=1, removes=[foreign])
         # A second client, which speaks another version, and then no JSON at all.
         reader, writer = await asyncio.open_unix_connection(speaker.options.socket)

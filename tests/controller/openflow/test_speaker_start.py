@@ -37,7 +37,7 @@ def failure(started: SpeakerOptions) -> SpeakerFailed:
 
 def test_a_taken_port_says_which_and_by_whom(tmp_path: Path, engine: str, taken_port: int) -> None:
     error = str(failure(options(tmp_path, f"127.0.0.1:{taken_port}", engine=engine)))
-    assert f"TCP port {taken_port} is taken by" in error
+    assert f"TCP port {taken_port} is used by" in error
     assert f"(pid {os.getpid()})" in error
     assert "choose another port" in error
 
@@ -158,7 +158,7 @@ def test_an_engine_that_python_is_too_new_for_says_so(tmp_path: Path) -> None:
     )
     assert done.returncode == 1
     assert "AttributeError: no ssl.wrap_socket" in done.stderr
-    assert "use an older Python: it needs eventlet" in done.stderr
+    assert "use an older Python, because eventlet" in done.stderr
     assert "Traceback" not in done.stderr
 
 
@@ -198,7 +198,9 @@ input()
 
 async def test_a_speaker_that_does_nothing_is_given_up_and_ended() -> None:
     stuck = "import os, sys, time\nprint(os.getpid(), file=sys.stderr)\ntime.sleep(600)"
-    with pytest.raises(SpeakerFailed, match="does not serve, and did nothing for 1 s") as caught:
+    with pytest.raises(
+        SpeakerFailed, match="does not serve and made no progress for 1 s"
+    ) as caught:
         await SpeakerProcess.start(program(stuck), quiet_s=1)
     assert process_start(int(caught.value.hint or "")) is None
 
@@ -227,6 +229,6 @@ def test_what_is_no_openflow_does_not_fill_the_log(tmp_path: Path, engine: str) 
                 stranger.sendall(hello + cut_short)
                 stranger.shutdown(socket.SHUT_WR)
                 stranger.recv(4096)
-        until(lambda: "are left out for a minute" in log.read_text(), "the log's limit")
+        until(lambda: "are suppressed for a minute" in log.read_text(), "the log's limit")
         speaker.communicate(timeout=PATIENCE_S)
     assert 1 <= log.read_text().count("Traceback") <= 20

@@ -112,7 +112,7 @@ async def test_only_the_switch_itself_gets_in(
         assert [number for number, _ in ups] == [1, 2]
         assert second["address"] not in dict(ups).values()
         door = [e for e in events.of("refused-switch") if "datapath_id" not in e]
-        assert [e["why"] for e in door] == ["it speaks no TLS"]
+        assert [e["why"] for e in door] == ["it does not use TLS"]
         # The speaker tells of all that once a second.
         after = len(events.events)
         told = await events.wait("traffic", after=after)
@@ -149,6 +149,6 @@ async def test_open_vswitch_over_tls(bench: OpenFlowBench, certificates: Path) -
         await eventually(lambda: bench.ovs.flows(name), "the table-miss entry")
         # Over TCP, and with the certificate of another authority, there is no way in.
         bench.bridge(2)
-        refused = await events.wait("refused-switch", why="it speaks no TLS")
+        refused = await events.wait("refused-switch", why="it does not use TLS")
         assert refused["address"].startswith("127.0.0.1:")
         assert not events.of("switch-up", datapath_id=2)

@@ -79,8 +79,8 @@ async def test_a_learning_app_works_beside_ours(bench: OpenFlowBench, tmp_path: 
     ("text", "named", "expected"),
     [
         ("import nothing_of_this_name", "App", r"ModuleNotFoundError.*broken_app\.py:1"),
-        ("x = 1", "App", "no OpenFlow application called 'App'"),
-        ("class App: pass", "App", "no OpenFlow application called 'App'"),
+        ("x = 1", "App", "no OpenFlow application 'App'"),
+        ("class App: pass", "App", "no OpenFlow application 'App'"),
         (
             "from ryu.base.app_manager import RyuApp\n\n\nclass App(RyuApp):\n"
             "    def __init__(self, *a, **k):\n        raise RuntimeError('out of coffee')\n",

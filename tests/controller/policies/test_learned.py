@@ -151,8 +151,8 @@ def test_a_file_that_is_no_such_model_is_refused(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"sha256": "0" * 64}, "not the file that its card was written for"),
-        ({"observation_version": VERSION + 1}, f"shows '{SCHEMA}' version {VERSION}"),
+        ({"sha256": "0" * 64}, "not match its card"),
+        ({"observation_version": VERSION + 1}, f"has '{SCHEMA}' version {VERSION}"),
         ({"observation_schema": "pixels"}, "pixels"),
         ({"kind": "placement"}, "expected 'partition'"),
         ({"format": "x"}, "'patchlight-policy'"),

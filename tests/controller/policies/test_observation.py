@@ -90,7 +90,7 @@ def test_an_observer_remembers_nothing_of_the_job_before() -> None:
     [
         (view(shape=shape((4, 1, 1))), job(), "2×2×1.*4×1×1"),
         (view(shape=shape(None)), job(), "another lab"),
-        (view(), job(graph=None), "without its computation graph"),
+        (view(), job(graph=None), "has no computation graph"),
     ],
 )
 def test_another_lab_or_a_job_without_graph_is_refused(

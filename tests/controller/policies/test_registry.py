@@ -89,7 +89,7 @@ def test_what_is_offered_comes_where_nobody_gave_it() -> None:
         ("best", "order", "order policies are fifo, srpt, las, deadline"),
         ("random", None, "write partition:random or placement:random"),
         ("fifo", "placement", "no policy 'fifo'"),
-        ("order:fifo", "placement", "no placement policy: it says it is one of order"),
+        ("order:fifo", "placement", "not a placement policy: its prefix is order"),
         ("fifo:3", None, "'fifo' has no parameters"),
         ("constant:8:9", None, "'9' is none of its parameters"),
         ("constant:dgree=8", None, "'dgree' is none of its parameters: did you mean 'degree'"),
@@ -98,7 +98,7 @@ def test_what_is_offered_comes_where_nobody_gave_it() -> None:
         ("las:factor=x", None, "factor is 'x': expected a number"),
         ("learned-lab", "placement", "'learned-lab' was removed"),
         ("learned-block", "partition", "'learned-block' was removed"),
-        ("model.pt", None, "pickled models are never loaded"),
+        ("model.pt", None, "pickled models are not supported"),
         ("model.pkl", "partition", "expected FILE.py:CLASS or FILE.onnx"),
         ("nowhere.onnx", None, "no such file"),
         ("nowhere.py:Mine", None, "No such file"),
@@ -153,7 +153,7 @@ def test_a_file_is_run_once_until_it_changes(tmp_path: Path) -> None:
         ("raise SystemExit(0)", "Mine", r"bad\.py:1: SystemExit while it was run"),
         (GOOD, "Halff", r"has no 'Halff': did you mean 'Half'"),
         ("x = 1", "Mine", r"has no 'Mine': expected a class or object with one of the methods"),
-        (GOOD, "helper", f":helper is no policy: {NONE}"),
+        (GOOD, "helper", f"helper is not a policy: {NONE}"),
         (BOTH, "Mine", "has degree and place, more than one of a policy's methods"),
         (ONLY_JOB, "Mine", r"degree cannot be called with \(cluster, job, legal\)"),
         ("class Mine:\n def choose(self, c, j, l): ...", "Mine", "it has none of a policy's"),
@@ -199,7 +199,7 @@ def test_installed_policies(good: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert load_policy("half", "partition").part == 0.5  # type: ignore[union-attr]
     with pytest.raises(BadInput, match="cannot be imported: ModuleNotFoundError"):
         load_policy("gone", "partition")
-    with pytest.raises(BadInput, match="no order policy: it is one of partition"):
+    with pytest.raises(BadInput, match="not a order policy but one of partition"):
         load_policy("half", "order")
     assert find("constant").origin == "built in"
 

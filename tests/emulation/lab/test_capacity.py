@@ -33,12 +33,12 @@ def test_the_machine_is_measured_once(tmp_path: Path, monkeypatch: pytest.Monkey
     said: list[str] = []
     measured_bps = capacity.machine_rate_bps("openvswitch", said.append, emulated)
     assert measured_bps > 10e6
-    assert said == ["measuring what this machine carries (once)"]
+    assert said == ["measuring the packet rate of this machine (once)"]
     (machine,) = json.loads(capacity.CACHE.read_text())
     capacity.CACHE.write_text(json.dumps({machine: 9_000_000_000}))
     said.clear()
     lab = load_lab("ofc2022")
-    carries = "this machine carries some 9Gbps, the lab's NICs send up to 240Gbps"
+    carries = "this machine carries about 9Gbps, the lab's NICs send up to 240Gbps"
     suited = capacity.suited(lab, None, said.append, emulated)
     assert (suited.scale, suited.machine_rate_bps) == (100, 9_000_000_000)
     assert said == [f"scale 100: {carries}"]
@@ -47,5 +47,5 @@ def test_the_machine_is_measured_once(tmp_path: Path, monkeypatch: pytest.Monkey
     assert said == []
     assert capacity.suited(lab, 1, said.append, emulated).scale == 1
     assert said == [
-        f"warning: at scale 1 jobs take longer than in the lab: {carries}; --scale 100 fits"
+        f"warning: at scale 1 jobs take longer than in the lab: {carries}; use --scale 100"
     ]

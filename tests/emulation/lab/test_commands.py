@@ -98,7 +98,7 @@ def test_the_controller_answers_where_the_lab_file_says(
 
     done = up(f'api: "127.0.0.1:{port}", openflow: "192.0.2.1:6700"')
     assert done.returncode == 0, done.stderr
-    assert "inside the lab's own network" in done.stderr
+    assert "inside the lab's network" in done.stderr
     assert "127.0.0.1:6700" in done.stderr
     with ControllerClient(f"127.0.0.1:{port}") as client:
         assert client.status()["lab"] == name
@@ -108,7 +108,7 @@ def test_the_controller_answers_where_the_lab_file_says(
     with socket.create_server(("127.0.0.1", other)):
         taken = up(f'api: "127.0.0.1:{other}"')
     assert taken.returncode == 1
-    assert f"TCP port {other} is taken by " in taken.stderr
+    assert f"TCP port {other} is used by " in taken.stderr
     assert left_of(name) == []
 
     # Where other machines reach it, over TLS, and on this machine's own socket.

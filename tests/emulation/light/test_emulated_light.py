@@ -185,7 +185,7 @@ async def test_requests_over_the_socket(tmp_path: Path) -> None:
                 assert client.transceivers()[str(ONE)]["state"] == "off"
 
         await asyncio.to_thread(talk)
-    with pytest.raises(PatchlightError, match="asking the emulated light"):
+    with pytest.raises(PatchlightError, match="requesting the emulated transceivers"):
         LightClient(tmp_path / "nobody.sock")
 
 
@@ -198,7 +198,7 @@ async def test_who_waits_for_a_channel_hears_that_another_was_tuned_to(tmp_path:
         first = asyncio.create_task(asyncio.to_thread(_tune, path, ONE, C150))
         await eventually(lambda: light.lasers[ONE].state == "tuning")
         light.tune(ONE, C200)
-        with pytest.raises(BadInput, match="was tuned elsewhere"):
+        with pytest.raises(BadInput, match="was tuned by another request"):
             await first
 
 

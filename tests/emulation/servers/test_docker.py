@@ -85,7 +85,7 @@ def test_containers_run_below_the_server_and_go_with_it(lab: EmulatedLab, tmp_pa
 
 
 def test_it_is_for_servers_with_a_root_file_system() -> None:
-    with pytest.raises(BadInput, match="docker is for servers='ssh'"):
+    with pytest.raises(BadInput, match="docker needs servers='ssh'"):
         LabOptions(docker=True)
     with pytest.raises(BadInput, match="cannot run in real time"):
         LabOptions(docker=True, servers="ssh", real_time=True)

@@ -64,6 +64,6 @@ def test_what_cannot_be_made_says_what_to_do(tmp_path: Path) -> None:
     (tmp_path / "memory").mkdir()
     (tmp_path / "memory/cgroup.procs").touch()
     (tmp_path / "memory/patchlight-servers").touch()
-    with pytest.raises(CgroupError, match="making control groups for server1") as error:
+    with pytest.raises(CgroupError, match="making cgroups for server1") as error:
         make_groups("lab", "server1", tmp_path)
-    assert "leave out --docker" in (error.value.hint or "")
+    assert "or omit --docker" in (error.value.hint or "")

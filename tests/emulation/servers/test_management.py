@@ -47,7 +47,7 @@ def test_the_first_network_that_overlaps_with_none(
     ("servers", "taken", "message"),
     [
         (4, ["198.18.0.0/15"], r"routes to all of 198\.18\.0\.0/15"),
-        (65_525, [], "room for 65,524 at most"),
+        (65_525, [], "at most 65,524 fit"),
     ],
 )
 def test_where_no_network_is_left(servers: int, taken: list[str], message: str) -> None:

@@ -281,7 +281,7 @@ def test_a_base_that_cannot_be_mounted_is_an_error(tmp_path: Path) -> None:
 
 
 def test_options_that_exclude_each_other() -> None:
-    with pytest.raises(BadInput, match="agents do not come with servers that have an sshd"):
+    with pytest.raises(BadInput, match="agents cannot be combined with servers that have an sshd"):
         LabOptions(agents=True, servers="ssh")
     with pytest.raises(BadInput, match="servers 'vm': expected namespace or ssh"):
         LabOptions(servers="vm")

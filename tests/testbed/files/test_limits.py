@@ -49,7 +49,7 @@ def test_a_file_of_too_many_mistakes_is_not_read_on() -> None:
 def test_aliases_that_explode_are_refused() -> None:
     many = ", ".join(["*n"] * 1500)
     text = f"{START}servers:\n- &s {{name: a, nics: [&n {{name: n}}, {many}]}}\n" + "- *s\n" * 1500
-    with pytest.raises(LabFileError, match="aliases stand for more than 100,000 values"):
+    with pytest.raises(LabFileError, match="aliases repeat more than 100,000 values"):
         parse_lab(text)
 
 
@@ -58,16 +58,19 @@ def test_an_unknown_driver_is_a_mistake_that_names_the_known_ones() -> None:
     with pytest.raises(LabFileError) as caught:
         parse_lab(f"name: x\ncircuit_switches: [{switch}]")
     message = str(caught.value)
-    assert "no driver is called 'calient-tl2': did you mean 'calient-tl1'?" in message
+    assert "unknown driver 'calient-tl2': did you mean 'calient-tl1'?" in message
     assert "polatis-scpi" in message
 
 
 @pytest.mark.parametrize(
     ("text", "places"),
     [
-        ('{"a": 1,\n "a": 2}', ["f:2:2: key 'a' stands twice, first on line 1"]),
-        ('[{"a": {"b": 1, "b": 2}},\n{"a": 3}]', ["f:1:17: key 'b' stands twice"]),
-        ('{"a": [1], "a": [2], "\\u0061": 3}', ["f:1:12: key 'a'", "f:1:22: key 'a'"]),
+        ('{"a": 1,\n "a": 2}', ["f:2:2: duplicate key 'a', first on line 1"]),
+        ('[{"a": {"b": 1, "b": 2}},\n{"a": 3}]', ["f:1:17: duplicate key 'b'"]),
+        (
+            '{"a": [1], "a": [2], "\\u0061": 3}',
+            ["f:1:12: duplicate key 'a'", "f:1:22: duplicate key 'a'"],
+        ),
     ],
 )
 def test_keys_that_stand_twice_in_json_are_mistakes(text: str, places: list[str]) -> None:
@@ -80,5 +83,5 @@ def test_keys_that_stand_twice_in_json_are_mistakes(text: str, places: list[str]
 def test_a_port_that_leads_to_itself_both_ways_is_a_mistake() -> None:
     from patchlight.testbed.lab.portmap import PortMap
 
-    with pytest.raises(BadInput, match="'3-3' sends light back where it came from"):
+    with pytest.raises(BadInput, match="'3-3' connects a port to itself"):
         PortMap.parse(["3-3"])

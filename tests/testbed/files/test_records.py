@@ -99,7 +99,7 @@ def test_the_schema_has_what_the_fields_say() -> None:
 def test_aliases_that_stand_for_more_and_more_are_refused() -> None:
     lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
     lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 10)]
-    with pytest.raises(MenuError, match="its aliases stand for more than 100,000 values"):
+    with pytest.raises(MenuError, match="its aliases repeat more than 100,000 values"):
         read("\n".join(lines))
 
 

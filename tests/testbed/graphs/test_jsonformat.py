@@ -86,11 +86,11 @@ def test_every_mistake_is_named_with_line_and_column() -> None:
         ("wrong.json:9:47: ", "forward_ms is -1"),
         ("wrong.json:9:5: ", "'parameter_bytes' of 'b' is missing"),
         ("wrong.json:11:5: ", "'name'"),
-        ("wrong.json:12:5: ", "'a' is there twice"),
+        ("wrong.json:12:5: ", "'a' appears twice"),
         ("wrong.json:12:47: ", "forward_ms is 'fast'"),
         ("wrong.json:13:61: ", "'colour' is unknown"),
         ("wrong.json:15:37: ", "a pair of names"),
-        ("wrong.json:16:5: ", "'c' is not there"),
+        ("wrong.json:16:5: ", "unknown operation 'c'"),
     ]:
         assert any(m.startswith(start) and what in m for m in found), (start, what, found)
     assert sum("closes a cycle" in m for m in found) == 1

@@ -128,13 +128,13 @@ def test_a_diamond_knows_its_order_parents_and_loss() -> None:
     ("operations", "edges", "what"),
     [
         ((), (), "no operations"),
-        ((op("a"), op("a")), (), "'a' is there twice"),
+        ((op("a"), op("a")), (), "'a' appears twice"),
         ((op("a", -1.0),), (), "forward_ms of 'a' is -1.0"),
         ((op("a", math.nan),), (), "forward_ms of 'a' is nan"),
         ((op("a", parameter_bytes=-4),), (), "parameter_bytes of 'a' is -4"),
         ((op("a", activation_bytes=1 << 61),), (), "activation_bytes of 'a' is 2305843009"),
-        ((op("a"),), ((0, 1),), "not there"),
-        ((op("a"), op("b")), ((0, 1), (0, 1)), "a → b is there twice"),
+        ((op("a"),), ((0, 1),), "does not exist"),
+        ((op("a"), op("b")), ((0, 1), (0, 1)), "a → b appears twice"),
         ((op("a"), op("b"), op("c")), ((0, 1), (1, 2), (2, 1)), "a cycle: b → c → b"),
         ((op("a"),), ((0, 0),), "a cycle: a → a"),
     ],
@@ -142,7 +142,7 @@ def test_a_diamond_knows_its_order_parents_and_loss() -> None:
 def test_what_is_no_graph_is_refused(
     operations: tuple[Operation, ...], edges: tuple[tuple[int, int], ...], what: str
 ) -> None:
-    with pytest.raises(BadInput, match="is not a computation graph") as refused:
+    with pytest.raises(BadInput, match="invalid computation graph") as refused:
         ComputationGraph("wrong", operations, edges)
     assert what in str(refused.value)
 

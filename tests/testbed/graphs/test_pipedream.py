@@ -85,7 +85,7 @@ def test_every_mistake_is_named_with_its_line(tmp_path: Path) -> None:
 
     found = [(m.line, m.message) for m in refused.value.issues]
     for line, what in [
-        (2, "node1 is there twice"),
+        (2, "node1 appears twice"),
         (3, "forward_compute_time is '-3.0'"),
         (4, "activation_size is '[1.0; many]'"),
         (5, "'colour' is unknown"),
@@ -94,7 +94,7 @@ def test_every_mistake_is_named_with_its_line(tmp_path: Path) -> None:
         (5, "parameter_size is missing"),
         (6, "cannot read 'what is this'"),
         (8, "already on line 7"),
-        (9, "node9 is not there"),
+        (9, "node9 does not exist"),
         (12, "forward_compute_time is 'inf'"),
     ]:
         assert any(at == line and what in message for at, message in found), (line, what, found)

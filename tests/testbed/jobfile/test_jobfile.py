@@ -165,7 +165,7 @@ def test_what_a_command_line_says_goes_before_the_file() -> None:
     assert {(s.workers, s.gradient_bytes, s.retries) for s in jobs.specs} == {(2, 8, 1)}
     (spec,) = parse_jobs(ONE, given=Overrides({"hosts": ("gpu0", "gpu1")})).specs
     assert (spec.workers, spec.hosts) == (0, ("gpu0", "gpu1"))
-    with pytest.raises(JobFileError, match="options go with a file of one job"):
+    with pytest.raises(JobFileError, match="options need a file with one job"):
         parse_jobs(GANG, given=given)
 
 
@@ -200,14 +200,14 @@ def test_values_of_a_command_line_are_read_as_in_a_file() -> None:
         (ONE.replace("4\n", "‸many\n", 1), "'many' workers: expected 1 to 65536, or auto"),
         (ONE.replace("4\n", "‸0\n", 1), "'0' workers: expected 1 to 65536, or auto"),
         (ONE.replace("vgg", "‸v g g"), "'v g g' is not a job's name: expected a letter or digit"),
-        (ONE + "name: b".replace("name", "‸name"), "key 'name' stands twice, first on line 1"),
+        (ONE + "name: b".replace("name", "‸name"), "duplicate key 'name', first on line 1"),
         (ONE + "retries: ‸101", "expected how often, a whole number from 0 to 100"),
-        (ONE + "degrees: ‸[2]", "degrees are for jobs whose number of workers a policy chooses"),
+        (ONE + "degrees: ‸[2]", "degrees are only for jobs with workers chosen by a policy"),
         (ONE + "deadline: ‸1h\nrequirement: 1", "expected a deadline or a requirement, not both"),
         (ONE + "image: ‸a", "image: only for jobs with trainer torch or command"),
         (ONE + "data: ‸/a", "data: only for jobs with trainer torch"),
-        (ONE + "model: vgg16", "only for jobs without a model, whose own is known"),
-        ("name: a\nworkers: 1\niterations: 1\nmodel: ‸vgg1", "no model 'vgg1': did you mean"),
+        (ONE + "model: vgg16", "only for jobs without a model, which has its own"),
+        ("name: a\nworkers: 1\niterations: 1\nmodel: ‸vgg1", "unknown model 'vgg1': did you mean"),
         ("name: ‸a\nworkers: 1\nmodel: vgg16", "a torch job needs iterations"),
         ("name: a\nworkers: 1\nmodel: vgg16\nbatch: ‸0", "expected a mini-batch, a whole"),
         (
@@ -218,10 +218,13 @@ def test_values_of_a_command_line_are_read_as_in_a_file() -> None:
         ("name: ‸a\nworkers: 1", "a synthetic job needs iterations, gradient, compute"),
         (
             ONE.replace("workers: 4\n", "").replace("vgg", "‸vgg"),
-            "a job lacks 'workers', or 'hosts'",
+            "a job needs 'workers' or 'hosts'",
         ),
         (ONE + "after: [a, ‸'']", "'' is not a job: expected 1 to 4096 characters"),
-        (ONE + "graph: ‸no-such-graph", "no graph file 'no-such-graph': expected one, or"),
+        (
+            ONE + "graph: ‸no-such-graph",
+            "graph 'no-such-graph' not found: expected a graph file, or",
+        ),
         (
             "name: a\nworkers: 1\ncommand: x\nmounts: [‸/data]",
             "'/data' is not a mount: expected SOURCE",
@@ -236,7 +239,7 @@ def test_values_of_a_command_line_are_read_as_in_a_file() -> None:
         ),
         (
             "name: a\nworkers: 1\ncommand: x\nenvironment: {‸RANK: 1}",
-            "RANK cannot be given: Patchlight sets it for each rank",
+            "RANK cannot be set: Patchlight sets it for each rank",
         ),
         (ONE + "sweep: {‸image: [a]}", "unknown key 'image' in a sweep: expected one of workers"),
         (ONE + "sweep: {workers: [2, ‸x]}", "expected how many workers, a whole number from 1 to"),
@@ -245,24 +248,30 @@ def test_values_of_a_command_line_are_read_as_in_a_file() -> None:
             "a sweep over workers: expected values, each of them once",
         ),
         (ONE + "sweep: ‸{workers: []}", "a sweep over workers: expected values, each of them once"),
-        (ONE + "sweep: ‸{seed: [1, 2]}\narray: 501", "it makes 1,002 jobs: expected at most 1,000"),
+        (
+            ONE + "sweep: ‸{seed: [1, 2]}\narray: 501",
+            "this makes 1,002 jobs: expected at most 1,000",
+        ),
         (ONE + "array: ‸1001", "expected how many jobs, a whole number from 1 to 1000"),
         (
             "name: ‸" + "n" * 38 + "\nworkers: 1\ncommand: x\narray: 100",
             "is longer than 41 characters",
         ),
-        (GANG + "name: ‸c", "'name' stands beside 'jobs': expected it in a job, or in 'defaults'"),
-        (GANG + "array: ‸2", "'array' stands beside 'jobs': expected it with one job alone"),
-        (GANG.replace("name: b", "name: ‸a"), "a second job is called 'a', first on line 3"),
-        (GANG.replace("iterations: 6", "after: ‸a"), "'a' starts together with it"),
         (
-            GANG.replace("- {name: a, ", "- ‸{"),
-            "a job lacks 'name': expected what the job is called",
+            GANG + "name: ‸c",
+            "'name' cannot be combined with 'jobs': expected it in a job or in 'defaults'",
         ),
+        (
+            GANG + "array: ‸2",
+            "'array' cannot be combined with 'jobs': expected it in a file with one job",
+        ),
+        (GANG.replace("name: b", "name: ‸a"), "duplicate job name 'a', first on line 3"),
+        (GANG.replace("iterations: 6", "after: ‸a"), "'a' starts at the same time"),
+        (GANG.replace("- {name: a, ", "- ‸{"), "a job lacks 'name': expected the job's name"),
         ("jobs: ‸[]", "0 jobs: expected 1 to 1,000"),
         (
             "defaults: ‸{seed: 1}\n" + ONE,
-            "'defaults' are for several jobs: expected them with 'jobs'",
+            "expected 'jobs' with 'defaults', which are for several jobs",
         ),
         ("‸workers: 2", "the file lacks 'name', or 'jobs': expected a job"),
         ("‸- name: a", "expected a job file, found a list"),
@@ -290,7 +299,7 @@ def test_a_text_that_explodes_is_refused() -> None:
     bomb = "a: &a [x, x, x, x, x, x, x, x, x]\n"
     for name, before in zip("bcdefghij", "abcdefghi", strict=True):
         bomb += f"{name}: &{name} [{', '.join([f'*{before}'] * 9)}]\n"
-    with pytest.raises(JobFileError, match="aliases stand for more than"):
+    with pytest.raises(JobFileError, match="aliases repeat more than"):
         parse_jobs(bomb)
 
 
@@ -321,7 +330,7 @@ def test_jobs_are_meant_by_value_by_mapping_and_by_file(tmp_path: Path) -> None:
         jobs_meant([spec, {**mapping, "array": 2}])
     with pytest.raises(BadInput, match=r"^unknown key 'worker' in a job file: did you mean"):
         jobs_of({**mapping, "worker": 1})
-    with pytest.raises(BadInput, match="made of texts, numbers"):
+    with pytest.raises(BadInput, match="may contain only texts, numbers"):
         jobs_of({**mapping, "graph": tmp_path})
 
 

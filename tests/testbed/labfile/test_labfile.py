@@ -58,9 +58,9 @@ def test_a_lab_is_found_by_path_or_by_name(tmp_path: Path, monkeypatch: pytest.M
     assert read_lab(find_lab("ofc2022")).name == "ofc2022"
     (tmp_path / "mine.yaml").write_text(SMALL_LAB)
     assert load_lab("mine.yaml").name == "small"
-    with pytest.raises(BadInput, match=r"no lab file at 'ofc2023'.*did you mean 'ofc2022'"):
+    with pytest.raises(BadInput, match=r"lab 'ofc2023' not found.*did you mean 'ofc2022'"):
         find_lab("ofc2023")
-    with pytest.raises(BadInput, match="no lab file"):
+    with pytest.raises(BadInput, match="not found"):
         find_lab("a\0b")
 
 
@@ -106,14 +106,14 @@ workers:
 @pytest.mark.parametrize(
     ("said", "words"),
     [
-        ("{mounts: [/]}", "no folder of the servers"),
-        ("{mounts: [/srv/../etc]}", "no folder of the servers"),
-        ("{mounts: [data]}", "no folder of the servers"),
-        ('{mounts: ["/:rw"]}', "no folder of the servers"),
+        ("{mounts: [/]}", "not a folder of the servers"),
+        ("{mounts: [/srv/../etc]}", "not a folder of the servers"),
+        ("{mounts: [data]}", "not a folder of the servers"),
+        ('{mounts: ["/:rw"]}', "not a folder of the servers"),
         ("{memory: 1MB}", "out of bounds"),
         ("{cpus: 0}", "a number of CPUs"),
         ("{devices: [/dev/kvm]}", "devices"),
-        ("{user: -x}", "is no user"),
+        ("{user: -x}", "is not a user"),
     ],
 )
 def test_what_workers_cannot_be_allowed_is_refused(said: str, words: str) -> None:
@@ -228,7 +228,7 @@ circuit_switches:
 # (what stands in GOOD, what stands there instead; ‸ marks where the mistake is, the message)
 MISTAKES = [
     ("{lose:", "{‸loose:", "unknown key 'loose' in a fault: did you mean 'lose'?"),
-    ('- {lose: "1>7"}', "- ‸{after: 3s}", "a fault lacks what goes wrong: expected one of"),
+    ('- {lose: "1>7"}', "- ‸{after: 3s}", "a fault needs a kind: expected one of"),
     ('- {lose: "1>7"}', "- ‸lose", "expected a fault, found the text 'lose'"),
     ('"1>7"', '‸"1>17"', "port 17 is outside the switch: expected 1 to 16"),
     ('"1>7"', '‸"1"', "'1' is not a cross-connect"),
@@ -240,16 +240,16 @@ MISTAKES = [
     ("stall_s: 2", "stall_s: ‸-2", "expected seconds, a number from 0 on, found the number -2"),
     ("acknowledge: true", "acknowledge: ‸1", "true or false, found the number 1"),
     ("acknowledge: true", "cut: ‸later", "'later' is not when the connection is cut"),
-    ("acknowledge: true", "monitors: ‸on", "'on' is not where power monitors are"),
-    ("acknowledge: true", "reboot: ‸now", "'now' is not what becomes of the map"),
+    ("acknowledge: true", "monitors: ‸on", "'on' is not where the power monitors are"),
+    ("acknowledge: true", "reboot: ‸now", "'now' is not what happens to the map"),
     ("after: 30s", "after: ‸30", "expected a time with its unit"),
-    ("after: 30s", "after: 30s, after_changes: ‸1", "expected one of the two"),
+    ("after: 30s", "after: 30s, after_changes: ‸1", "not both"),
     ("after_changes: 2", "after_changes: ‸0", "expected how many, a whole number from 1"),
-    ("{name: second}", "{name: ‸viewer}", "user viewer is listed twice, first on line 8"),
+    ("{name: second}", "{name: ‸viewer}", "user viewer, first on line 8"),
     ("{name: second}", "‸{read_only: true}", "a user lacks 'name'"),
     ("read_only: true}", "read_only: ‸yes}", "true or false, found the text 'yes'"),
-    ("driver: calient-tl1", "driver: calient-tl1\n    datapath_id: ‸7", "knows no datapath id"),
-    ("driver: openflow", "driver: ‸openflow", "lacks 'datapath_id'"),
+    ("driver: calient-tl1", "driver: calient-tl1\n    datapath_id: ‸7", "has no datapath id"),
+    ("driver: openflow", "driver: ‸openflow", "needs 'datapath_id'"),
     ("0x51}", "‸0}", "expected an OpenFlow datapath id"),
 ]
 
@@ -295,7 +295,7 @@ def test_a_datapath_id_may_be_as_the_switch_prints_it(written: str, datapath_id:
 def test_every_mistake_has_its_line_and_column(good: str, bad: str, message: str) -> None:
     assert good in GOOD
     text = GOOD.replace(good, bad)
-    if "lacks 'datapath_id'" in message:
+    if "needs 'datapath_id'" in message:
         text = text.replace(", datapath_id: 0x51", "")
     text, line, column = unmarked(text)
     with pytest.raises(LabFileError) as caught:
@@ -309,5 +309,5 @@ def test_what_a_driver_s_device_cannot_do_is_a_mistake(driver: str) -> None:
     text = GOOD.replace("driver: calient-tl1", f"driver: {driver}")
     with pytest.raises(BadInput) as caught:
         parse_lab(text)
-    assert f"nobody logs in to a {driver}" in caught.value.message
+    assert f"a {driver} has no logins" in caught.value.message
     assert f"an emulated {driver} has no conflict_time" in caught.value.message

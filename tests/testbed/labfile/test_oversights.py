@@ -12,9 +12,9 @@ from tests.support.lab_files import SMALL_LAB, unmarked
 WARNINGS = [
     ("name: server1", "name: ‸server1", "server server1 has no management address"),
     ("{name: nic1,", "{name: ‸nic1,", "NIC server2.nic1 has no fibre"),
-    ("{name: tor2,", "{name: ‸tor2,", "nothing joins tor2"),
-    ("servers:", "workers: {user: ‸root}\nservers:", "workers run as root: whoever may submit"),
-    ("driver: calient-tl1", "driver: ‸dry-run", "no emulated device speaks dry-run"),
+    ("{name: tor2,", "{name: ‸tor2,", "no fibre at tor2"),
+    ("servers:", "workers: {user: ‸root}\nservers:", "workers run as root: every user who submits"),
+    ("driver: calient-tl1", "driver: ‸dry-run", "driver dry-run has no emulated device"),
 ]
 
 
@@ -38,7 +38,7 @@ def test_a_warning_has_its_place(tmp_path: Path, good: str, bad: str, message: s
 
 def test_a_name_is_not_a_lab(tmp_path: Path) -> None:
     assert warnings(tmp_path, "name: x\n") == [
-        (1, 7, "the lab has nothing but a name: expected servers or switches")
+        (1, 7, "the lab has only a name: expected servers or switches")
     ]
 
 

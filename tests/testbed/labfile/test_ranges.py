@@ -121,18 +121,18 @@ def test_what_equal_things_have_in_common_is_written_once() -> None:
 
 # (what stands in SHORT, what stands there instead; ‸ marks where the mistake is, the message)
 MISTAKES = [
-    ("10.0.0.[11-12]", "‸10.0.0.[11-13]", "stands for 3 values: expected 1 or 2, as many as"),
-    ('"192.168.10.[11-14]"', '‸"192.168.10.[11-13]"', "for 3 values: expected 1 or 2 or 4"),
+    ("10.0.0.[11-12]", "‸10.0.0.[11-13]", "expands to 3 values: expected 1 or 2, the number of"),
+    ('"192.168.10.[11-14]"', '‸"192.168.10.[11-13]"', "expands to 3 values: expected 1 or 2 or 4"),
     ("server[1-2]\n", "‸server[2-1]\n", "'[2-1]' in 'server[2-1]' is not a range: expected rising"),
     ("server[1-2]\n", "‸server[1-]\n", "'[1-]' in 'server[1-]' is not a range"),
-    ("server[1-2]\n", "‸server[1-999999999]\n", "stands for more than 100,000 values"),
+    ("server[1-2]\n", "‸server[1-999999999]\n", "expands to more than 100,000 values"),
     ("server[1-2]\n", "‸server[a-b]\n", "'server[a-b]' is not a device name"),
     ('"[1-4]-[5-8]"', '‸"[1-4]-[5-7]"', "4 and 3 ports in '[1-4]-[5-7]': expected as many"),
     ("- server[1-2].nic[0-1] - ocs1.[1-4]", "- ‸server1.nic0", "expected two ports with ' - '"),
     ("nic[0-1] - ocs1.[1-4]", "nic[0-1] - ‸ocs1.[14-17]", "port 17 is outside ocs1: expected 1"),
     ("- server[1-2]", "- ‸server[1-3]", "6 in 'server[1-3].nic[0-1]' and 4 in 'ocs1.[1-4]'"),
     ("rate: 40Gbps, loss", "rate: ‸40, loss", "expected a rate with its unit"),
-    ("{model: A100}", "{‸modle: A100}", "unknown key 'modle' in what a GPU has"),
+    ("{model: A100}", "{‸modle: A100}", "unknown key 'modle' in the defaults of a GPU"),
     ("  fibre: {", "  ‸fibr: {", "unknown key 'fibr' in the defaults: did you mean 'fibre'?"),
 ]
 
@@ -151,14 +151,14 @@ def test_a_mistake_is_told_once_at_its_place(good: str, bad: str, message: str) 
 
 def test_ranges_that_multiply_beyond_measure_are_refused() -> None:
     text = "name: x\nservers:\n- name: s[1-99999]\n  nics:\n  - name: n[1-99999]\n"
-    with pytest.raises(LabFileError, match="stand for more than 100,000 things"):
+    with pytest.raises(LabFileError, match="expand to more than 100,000 items"):
         parse_lab(text)
 
 
 def test_long_ranges_in_many_places_are_refused() -> None:
     ocs = "{driver: calient-tl1, address: 'a:1', ports: 9, password_env: 'P[1-99999]', name: "
     switches = "".join(f"- {ocs}o{n}}}\n" for n in range(5))
-    with pytest.raises(LabFileError, match="ranges stand for more than 400,000 values"):
+    with pytest.raises(LabFileError, match="ranges expand to more than 400,000 values"):
         parse_lab(f"name: x\ncircuit_switches:\n{switches}")
 
 

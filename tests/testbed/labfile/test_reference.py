@@ -74,4 +74,4 @@ def test_a_first_lab_is_good_with_every_driver(driver: str) -> None:
 def test_what_may_be_left_out_is_there_behind_a_sign() -> None:
     lines = write_commented_lab(two_tors(2)).splitlines()
     where = lines.index("    # switching_time: 25ms")
-    assert lines[where - 1] == "    # How long a new circuit stays dark (default: 25ms)."
+    assert lines[where - 1] == "    # The outage of a new circuit (default: 25ms)."

@@ -71,14 +71,22 @@ def test_a_host_to_go_through_is_read_as_ssh_reads_it(jump: str, host: JumpHost)
 @pytest.mark.parametrize(
     ("right", "wrong", "message"),
     [
-        ("jump: other", "jump: gate:0", "is not a host to go through"),
-        ("jump: other", 'jump: "gate:65536"', "is not a host to go through: expected [USER@]HOST"),
-        ("jump: other", 'jump: "me@"', "is not a host to go through"),
-        ("jump: other", 'jump: "-oProxyCommand=x"', "is not a host to go through"),
-        ("jump: other", 'jump: "a b"', "is not a host to go through"),
-        ("jump: none", f'jump: none, jump_host_key: "{OTHER}"', "there is no host to go through"),
-        ("jump: me@gate, ", "", "there is no host to go through whose key this is"),
-        ("jump: me@gate", "address: gate", "unknown key 'address' in what a server's SSH has"),
+        ("jump: other", "jump: gate:0", "is not a jump host"),
+        ("jump: other", 'jump: "gate:65536"', "is not a jump host: expected [USER@]HOST"),
+        ("jump: other", 'jump: "me@"', "is not a jump host"),
+        ("jump: other", 'jump: "-oProxyCommand=x"', "is not a jump host"),
+        ("jump: other", 'jump: "a b"', "is not a jump host"),
+        (
+            "jump: none",
+            f'jump: none, jump_host_key: "{OTHER}"',
+            "a jump host's key without the host",
+        ),
+        ("jump: me@gate, ", "", "a jump host's key without the host"),
+        (
+            "jump: me@gate",
+            "address: gate",
+            "unknown key 'address' in the defaults of a server's SSH",
+        ),
     ],
 )
 def test_what_is_no_way_in_is_refused(right: str, wrong: str, message: str) -> None:

@@ -82,7 +82,7 @@ def test_a_name_that_is_taken_is_refused_and_not_touched() -> None:
     namespaces.prepare_directory()
     with namespaces.kept_namespace():
         made = namespaces.create_here(name)
-        with pytest.raises(NamespaceError, match="is there already"):
+        with pytest.raises(NamespaceError, match="already exists"):
             namespaces.create_here(name)
     assert namespaces.own_inode() == own
     assert namespaces.inode(namespaces.namespace_path(name)) == made

@@ -192,7 +192,7 @@ def test_a_flow_that_cannot_be_in_time_or_has_no_way_is_refused() -> None:
     ]
     assert [(refusal.flow, refusal.reason) for refusal in scheduler.admit(flows, 10.0)] == [
         (0, "its deadline is in 2 s, and sending it takes 4 s"),
-        (2, "no light goes from node 1 to node 0"),
+        (2, "no path leads from node 1 to node 0"),
     ]
     assert [path.flow for path in scheduler.grants(10.0)] == [1]
 
@@ -202,9 +202,9 @@ def test_a_flow_that_cannot_be_in_time_or_has_no_way_is_refused() -> None:
     ("flow", "words"),
     [
         (FlowRequest(1, 2, 2, 1.0), "flow 1 goes from node 2 to itself: expected another"),
-        (FlowRequest(1, 2, 4, 1.0), "flow 1: there is no node 4: expected 0 to 3"),
+        (FlowRequest(1, 2, 4, 1.0), "flow 1: unknown node 4: expected 0 to 3"),
         (FlowRequest(1, 2, 3, 0.0), "flow 1 has 0 bytes: expected more than 0"),
-        (FlowRequest(0, 2, 3, 1.0), "there is a flow 0 already: expected another number"),
+        (FlowRequest(0, 2, 3, 1.0), "flow 0 already exists: expected another number"),
     ],
 )
 def test_of_flows_with_a_mistake_none_is_taken(name: str, flow: FlowRequest, words: str) -> None:
@@ -222,5 +222,5 @@ def test_what_there_is_not_is_said() -> None:
         PathNetwork(4, 0)
     with pytest.raises(BadInput, match="do not fit 4 nodes"):
         PathNetwork(4, 2, routes=_routes(4))
-    with pytest.raises(BadInput, match="there is no flow 7"):
+    with pytest.raises(BadInput, match="unknown flow 7"):
         path_scheduler("matching", PathNetwork(4, 4)).release(7, 0.0)

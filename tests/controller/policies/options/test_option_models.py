@@ -56,7 +56,7 @@ def view(*busy: str, seconds: float = 900.0) -> ClusterView:
         (cheapest_model(given="operations", columns=6), {}, "no input 'options'"),
         (cheapest_model(output="q"), {}, "expected 'scores'"),
         (cheapest_model(factor=math.nan), {}, "no numbers"),
-        (None, {"sha256": "0" * 64}, "not the file that its card was written for"),
+        (None, {"sha256": "0" * 64}, "not match its card"),
         (None, {"observation_version": 2}, "version 2"),
         (None, {"kinds": ["placement", "colour"]}, "'kinds'"),
         (None, {"tested_range": {"gpus": [9, 1]}}, "expected two numbers"),
@@ -129,5 +129,5 @@ def test_scores_that_are_no_numbers_are_an_error(tmp_path: Path) -> None:
     # Too much for a number where two built-in policies agree; when it is loaded, none does.
     content = cheapest_model(features=(17, 18, 19, 20, 21), factor=3e38)
     policy: Any = load_policy(str(write_option_model(tmp_path, content=content)), "placement")
-    with pytest.raises(PatchlightError, match="no numbers for job 'job'"):
+    with pytest.raises(PatchlightError, match="for job 'job'"):
         policy.place(view(), JOB, 3)

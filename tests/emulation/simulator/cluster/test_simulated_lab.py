@@ -119,7 +119,11 @@ def _mine(tmp_path: Path, name: str) -> str:
     [
         (JOBS, (), "its jobs run in a lab"),
         (JOBS.replace("workers: 4", "hosts: [gpu0]"), ("--lab", "ofc2022"), "names its hosts"),
-        (JOBS.replace("workers: 6", "workers: 7"), ("--lab", "ofc2022"), "7 workers asked for"),
+        (
+            JOBS.replace("workers: 6", "workers: 7"),
+            ("--lab", "ofc2022"),
+            "7 workers requested, but",
+        ),
         ("{name: a, workers: 1, command: [ls]}", ("--lab", "ofc2022"), "nobody knows how long"),
         ("name: 1", ("--lab", "ofc2022"), "jobs.yaml:1:"),
         (OPEN, ("--lab", "ofc2022"), "expected 'workers'"),

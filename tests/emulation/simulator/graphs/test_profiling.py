@@ -158,7 +158,7 @@ def test_an_input_that_is_not_in_the_example() -> None:
 @pytest.mark.parametrize(
     ("code", "called", "message"),
     [
-        ("def make(): return 3", "make", "gave int, not a model and inputs"),
+        ("def make(): return 3", "make", "returned int, expected a model and inputs"),
         ("def make(): return 1 / 0", "make", r"calling .*: ZeroDivisionError: .*mine\.py:1\)"),
         ("def make(:", "make", r"loading the model from .*mine\.py:1: SyntaxError"),
         ("import nowhere_at_all", "make", "ModuleNotFoundError"),
@@ -185,14 +185,14 @@ def test_a_batch_the_function_does_not_take_or_keep(tmp_path: Path) -> None:
     assert load_model(f"{file}:told", 7)[0::3] == ("mine:told", 7)
     with pytest.raises(BadInput, match="takes no batch"):
         load_model(f"{file}:plain", 7)
-    with pytest.raises(BadInput, match="told to take a batch of 7; its first input holds 4"):
+    with pytest.raises(BadInput, match="called with a batch of 7, but its first input has 4"):
         load_model(f"{file}:deaf", 7)
 
 
 def test_a_name_or_file_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match="no model 'vgg61' to measure: did you mean 'vgg1"):
+    with pytest.raises(BadInput, match="unknown model 'vgg61': did you mean 'vgg1"):
         load_model("vgg61", None)
-    with pytest.raises(BadInput, match="there is no such file"):
+    with pytest.raises(BadInput, match="file not found"):
         load_model(f"{tmp_path}/none.py:make", None)
     (tmp_path / "model.txt").write_text("")
     with pytest.raises(BadInput, match=r"expected a Python file, NAME\.py"):
