@@ -59,11 +59,6 @@ __all__ += ["write_lab"]
 
 
 def __getattr__(name: str) -> Any:
-    if name == "AsyncControllerClient":
-        raise AttributeError(
-            "patchlight has no AsyncControllerClient any more: use ControllerClient, in a thread "
-            "where an event loop runs (asyncio.to_thread)"
-        )
     if name not in _PUBLIC:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{_PUBLIC[name]}"), name)

@@ -171,9 +171,7 @@ def _dependency(role: Role, *, dry_run: Role | None = None) -> Callable[[Request
 
     async def needs(request: Request) -> Caller:
         caller = who_asks(request)
-        needed = role
-        if dry_run is not None and await _is_dry_run(request):
-            needed = dry_run
+        needed = role if dry_run is None or not await _is_dry_run(request) else dry_run
         if caller.role < needed:
             raise NotAllowed(
                 f"{request.method} {request.url.path[:200]} needs the role {needed}; "
@@ -210,7 +208,7 @@ def user_id_of(client: tuple[str, int], server: tuple[str, int | None] | None) -
         address = ip_address(client[0])
     except ValueError:
         return None
-    if server is None or server[1] is None or not address.is_loopback:
+    if server is None or server[1] is None or not is_loopback(client[0]):
         return None
     ours, theirs = _as_kernel(client), _as_kernel((server[0], server[1]))
     try:

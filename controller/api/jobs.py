@@ -198,28 +198,24 @@ def _may_force(caller: Caller, force: bool) -> None:
 def _change(routes: APIRouter, controller: Controller) -> None:
     scheduler, light = controller.scheduler, controller.scheduler.rewiring
 
-    async def plans(request: JobsRequest, by: str) -> list[Answer]:
-        gangs = [request.jobs] if request.together else [[job] for job in request.jobs]
-        rows = [await scheduler.preview(gang, request.topology, by) for gang in gangs]
-        return [row for gang in rows for row in gang]
-
     submits = gives(shapes.Submitted, 201)
     submits["responses"] |= gives(shapes.Previews)["responses"]
 
     @routes.post("/jobs", **submits)
     async def submit(request: JobsRequest, caller: Submitter) -> Any:
         """Queue jobs (201), or with ``dry_run`` only plan them (200), which a viewer may."""
+        jobs, topology, by, together = request.jobs, request.topology, caller.by, request.together
+        plans: list[Answer] = []
+        # A plan that cannot be made is no reason not to queue them.
+        tolerated = () if request.dry_run else (PatchlightError,)
+        with contextlib.suppress(*tolerated):
+            for gang in [jobs] if together else [[job] for job in jobs]:
+                if request.dry_run or request.plan:
+                    plans += await scheduler.preview(gang, topology, by)
         if request.dry_run:
-            return JsonAnswer({"jobs": await plans(request, caller.by)})
-        planned: list[Answer] = []
-        if request.plan:
-            with contextlib.suppress(PatchlightError):  # no reason not to queue them
-                planned = await plans(request, caller.by)
-        statuses = scheduler.submit(
-            request.jobs, request.topology, caller.by, together=request.together
-        )
-        rows = [status.as_record for status in statuses]
-        for row, plan in zip(rows, planned, strict=False):
+            return JsonAnswer({"jobs": plans})
+        rows = [s.as_record for s in scheduler.submit(jobs, topology, by, together=together)]
+        for row, plan in zip(rows, plans, strict=False):
             row["plan"] = plan
         return {"jobs": rows}
 

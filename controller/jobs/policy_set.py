@@ -1,12 +1,10 @@
 """Guards the policies of a lab: after a fault, which is an event, the default decides."""
 
 import asyncio
-import contextlib
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextvars import ContextVar
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
@@ -43,17 +41,6 @@ that name none."""
 _log = logging.getLogger(__name__)
 
 _MARK = "policies"
-_planning: ContextVar[bool] = ContextVar("planning", default=False)
-
-
-@contextlib.contextmanager
-def planning() -> Iterator[None]:
-    """Policies are asked for a preview meanwhile: their faults do not count."""
-    token = _planning.set(True)
-    try:
-        yield
-    finally:
-        _planning.reset(token)
 
 
 def in_words(choice: PolicyChoice) -> dict[str, str | None]:
@@ -214,16 +201,18 @@ class PoliciesInUse:
 
     def _on_fault(self, fault: guard.Fault) -> None:
         # In the thread of the policy's call.
-        if self._loop is not None and not _planning.get():
+        if self._loop is not None:
             self._loop.call_soon_threadsafe(self._note, fault)
 
     def _note(self, fault: guard.Fault) -> None:
+        statuses = [s for job_id in fault.jobs if (s := self._table.find(job_id)) is not None]
+        if fault.jobs and not statuses:
+            return  # it was asked for the preview of jobs that were not submitted
         _log.warning("%s", fault)
         self.faults[fault.kind, fault.policy] += 1
         self.last_faults[fault.kind, fault.policy] = fault.reason
-        for job_id in fault.jobs:
-            if (status := self._table.find(job_id)) is not None:
-                self._table.keep(replace(status, policy_faults=status.policy_faults + 1))
+        for status in statuses:
+            self._table.keep(replace(status, policy_faults=status.policy_faults + 1))
         record = {
             "policy": fault.policy,
             "policy_kind": fault.kind,

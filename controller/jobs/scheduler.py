@@ -18,7 +18,7 @@ from patchlight.controller.jobs.gangs import Gangs
 from patchlight.controller.jobs.job_table import Forecasts, IterationTimes, JobTable
 from patchlight.controller.jobs.lab_queue import LabQueue
 from patchlight.controller.jobs.placement import Gang, Placement
-from patchlight.controller.jobs.policy_set import PoliciesInUse, named, planning
+from patchlight.controller.jobs.policy_set import PoliciesInUse, named
 from patchlight.controller.jobs.rewiring import DRAINED, JobRewiring
 from patchlight.controller.jobs.specs import check_policies, check_specs, worker_id
 from patchlight.controller.policies.registry import DEFAULTS
@@ -129,8 +129,7 @@ class Scheduler:
         ahead = len(self._queue.why)
         closed = "the controller is drained" if self.drained else ""
         waits_for = closed or self._queue.not_admitted(by, [status.spec for status in statuses])
-        with planning():
-            found = waits_for or await self._queue.would_place(statuses)
+        found = waits_for or await self._queue.would_place(statuses)
         about: dict[str, Any] = {"ahead": ahead, "topology": chosen, "waits_for": ""}
         if isinstance(found, str):
             about["waits_for"] = found
@@ -141,8 +140,7 @@ class Scheduler:
         links = None
         if chosen != "keep":
             others = self._table.hosts_of(self._table.running)
-            with planning():
-                plan, against = await self._placement.preview(chosen, found, {**others, **found})
+            plan, against = await self._placement.preview(chosen, found, {**others, **found})
             made = [f"{ocs}: {c}" for ocs, each in plan.changes.items() for c in each.makes]
             about |= {"circuits": made, "objections": against}
             links = plan.links_after

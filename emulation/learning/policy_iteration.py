@@ -76,7 +76,7 @@ class _DrawnColumns(JobColumns):
 
 
 class Futures(VectorEpisodes):
-    """Clusters of other environments that go on with drawn jobs.
+    """Clusters of other environments that continue with drawn jobs.
 
     A policy sees the recent jobs of the episode all the time, not the drawn ones.
     """

@@ -46,10 +46,11 @@ class RunFolder:
         return kept
 
     def check(self) -> None:
-        """``BadInput`` if there is a run already that is not gone on with."""
+        """``BadInput`` if the folder holds a run that was not resumed."""
         if not self._is_resumed and (self.path / CHECKPOINT).exists():
             raise BadInput(
-                f"{self.path} holds a run already", hint="go on with --resume, or name another"
+                f"{self.path} holds a run already",
+                hint="continue it with --resume, or choose another folder with --output",
             )
 
     def begin(self, config: Mapping[str, Any]) -> None:

@@ -34,7 +34,7 @@ _Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """An episode that came to its end: which it was, and its faithful blocking rate."""
+    """An episode that ended: which it was, and its faithful blocking rate."""
 
     env: int
     scenario: int
@@ -277,7 +277,7 @@ class VectorEpisodes:
         return found
 
     def step(self, actions: NDArray[np.intp]) -> tuple[NDArray[np.bool_], list[Finished]]:
-        """Decide in every environment: who was accepted (E), and which episodes came to their end.
+        """Decide in every environment: who was accepted (E), and which episodes ended.
 
         ``actions`` has one for each. Where an episode ended, the next one has begun.
         """

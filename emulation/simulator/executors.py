@@ -107,7 +107,7 @@ def run_on_processes(tasks: Sequence[T], worker: Worker[T, R], count: int, found
         return
     raise EngineFailure(
         f"running {len(tasks)} tasks on {count} processes: processes died {ATTEMPTS} times",
-        hint="the kernel may have stopped them for want of memory: try fewer processes",
+        hint="the kernel may have ended them because memory ran out: try fewer processes",
     )
 
 
@@ -137,7 +137,7 @@ def run_all(
     tell: Callable[[], None] | None = None,
     hear: Found[R] | None = None,
 ) -> list[R]:
-    """Do all tasks; the results in the tasks' order, whoever did them. ``tell`` after each.
+    """Do all tasks; the results in the tasks' order. ``tell`` after each.
 
     ``hear`` gets each result at once, with its task's number, as they come.
 

@@ -201,8 +201,8 @@ class PlayedPolicies(NamedTuple):
         names = text.split("+")
         if len(names) > len(cls._fields) or not all(names):
             raise BadInput(
-                f"{text!r} names no policies: expected PLACEMENT, and of +TOPOLOGY+ORDER+ELASTICITY"
-                "+PARTITION as many as are to be others than keep, fifo, rigid and as-asked, like "
+                f"{text!r} names no policies: expected PLACEMENT, or with any of +TOPOLOGY+ORDER"
+                "+ELASTICITY+PARTITION (default: keep, fifo, rigid, as-asked), like "
                 "regroup+regroup+srpt"
             )
         found = cls(*names)

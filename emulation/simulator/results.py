@@ -10,7 +10,7 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -77,6 +77,14 @@ def results_folder(output: Path | None, name: str) -> Path:
             for each in missing:
                 each.rmdir()
     return folder
+
+
+def give_to_caller(paths: Sequence[Path]) -> None:
+    """Under sudo, results belong to who called it, not to root."""
+    owner, group = os.environ.get("SUDO_UID"), os.environ.get("SUDO_GID")
+    if os.geteuid() == 0 and owner and group:
+        for path in {*paths, *(p.parent for p in paths if p.parent.name == "results")}:
+            os.chown(path, int(owner), int(group))
 
 
 def _cannot_write(folder: Path, error: OSError) -> PatchlightError:

@@ -160,14 +160,10 @@ class ControllerClient(CircuitCalls):
         """What a worker printed from byte ``after`` on; the last MiB is kept of ended jobs."""
         return self._call("GET", f"{_job_path(job_id)}/log", worker=worker, after=after)
 
-    def latest_iterations(self, job_id: str, most: int) -> list[rest_jobs.IterationReport]:
-        """The latest reports of the job's workers, oldest first."""
-        return self.recent_iterations(job_id, most)[0]
-
     def recent_iterations(
         self, job_id: str, most: int
     ) -> tuple[list[rest_jobs.IterationReport], int]:
-        """The same, and the ``after`` with which ``iterations`` goes on."""
+        """The latest reports of its workers, oldest first; the ``after`` to go on with."""
         answer = self._call("GET", f"{_job_path(job_id)}/iterations", latest=most)
         return list(answer["iterations"]), int(answer["next"])
 

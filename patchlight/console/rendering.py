@@ -128,8 +128,8 @@ def print_document(text: str) -> None:
     click.echo(text.encode(), nl=False)
 
 
-LINE_EVERY_S = 15.0
-"""How often progress is printed where there is no terminal for a bar."""
+FIRST_ESTIMATE_S, LINE_EVERY_S = 2.0, 15.0
+"""When progress is printed first and how often then, where there is no terminal for a bar."""
 
 
 def console(*, stderr: bool = False) -> Console:
@@ -156,9 +156,14 @@ class Column:
     cut: bool = False
 
 
+def number(heading: str, *, wide: bool = False) -> Column:
+    """A column of numbers: to the right, and never folded."""
+    return Column(heading, wide=wide, whole=True, right=True)
+
+
 def numbers(*headings: str) -> list[Column]:
-    """Columns of numbers: to the right, and never folded."""
-    return [Column(heading, whole=True, right=True) for heading in headings]
+    """Columns of numbers."""
+    return [number(heading) for heading in headings]
 
 
 @dataclass(frozen=True)
@@ -323,9 +328,13 @@ def _progress_lines(counted: str) -> Iterator[Callable[[int, int], None]]:
         latest[:] = done, total
 
     def speak() -> None:
-        while not over.wait(LINE_EVERY_S):
+        due_s = min(FIRST_ESTIMATE_S, LINE_EVERY_S)
+        while not over.wait(min(0.5, LINE_EVERY_S)):
             done, total = latest
             passed_s = time.monotonic() - began
+            if passed_s < (due_s if done else max(due_s, LINE_EVERY_S)):
+                continue
+            due_s = passed_s + LINE_EVERY_S
             counts = f"{done} of {total} {counted} done" if total else f"no {counted} done yet"
             left = f", about {span(passed_s / done * (total - done))} left" if done else ""
             say(f"patchlight: {counts} after {span(passed_s)}{left}", err=True)
@@ -367,14 +376,6 @@ def cannot_write(what: str, error: OSError) -> PatchlightError:
     """The error for a file that a user named and that cannot be written."""
     hint = "name a file in a folder you can write to"
     return PatchlightError(f"cannot write {what}: {error.strerror}", hint=hint)
-
-
-def give_to_caller(paths: Sequence[Path]) -> None:
-    """Under sudo, results belong to who called it, not to root."""
-    owner, group = os.environ.get("SUDO_UID"), os.environ.get("SUDO_GID")
-    if os.geteuid() == 0 and owner and group:
-        for path in {*paths, *(p.parent for p in paths if p.parent.name == "results")}:
-            os.chown(path, int(owner), int(group))
 
 
 def say_written(files: Sequence[Path], folder: Path) -> None:

@@ -137,7 +137,7 @@ def _tell() -> None:
 def _import_image(url: str, image: str, recipe: str, tar: str) -> None:
     """Make an image of a root file system; exits if the engine refuses it."""
     repository, _, tag = image.rpartition(":")
-    changes = [f"LABEL patchlight.image=worker {_RECIPE_LABEL}={recipe}", "ENV LANG=C.UTF-8"]
+    changes = [f"LABEL {_RECIPE_LABEL}={recipe}", "ENV LANG=C.UTF-8"]
     query = {"fromSrc": "-", "repo": repository, "tag": tag, "changes": changes}
     path = f"/images/create?{urlencode(query, doseq=True)}"
     with open(tar, "rb") as archive:

@@ -14,7 +14,6 @@ import pytest
 import pytest_asyncio
 from fastapi import Request
 
-import patchlight
 from patchlight.client.client import ControllerClient, ControllerError
 from patchlight.controller.api.admission import Admission
 from patchlight.controller.api.caller import Doorman
@@ -293,11 +292,6 @@ async def test_a_program_with_an_event_loop_uses_threads(controller: ControllerP
         pytest.raises(ControllerError, match="no answer from a controller"),
     ):
         client.status()
-
-
-def test_the_client_that_is_gone_names_the_one_that_there_is() -> None:
-    with pytest.raises(AttributeError, match="use ControllerClient"):
-        getattr(patchlight, "AsyncControllerClient")  # noqa: B009
 
 
 @pytest.mark.parametrize("text", ["Internal Server Error", "{}"])

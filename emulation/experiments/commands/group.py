@@ -1,9 +1,10 @@
 """``patchlight experiment``: a paper's experiment, on an emulated lab or in the simulator."""
 
 import signal
+import subprocess
 import time
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,9 @@ from rich import progress
 from rich.console import Console
 
 from patchlight.console import rendering as out
-from patchlight.console.commands import LazyGroup, lab_option, require_root
-from patchlight.emulation.experiments.commands.oddl import number, oddl
+from patchlight.console.commands import Dashboard, require_root
+from patchlight.console.shared import LazyGroup, lab_option
+from patchlight.emulation.experiments.commands.oddl import oddl
 from patchlight.emulation.experiments.commands.pac_ml import pac_ml
 from patchlight.emulation.simulator.commands.run_options import run_options
 from patchlight.testbed.jobs import JobStatus
@@ -80,10 +82,9 @@ def ofc2022(output: Path | None, cases: str | None, dashboard: bool, **chosen: A
     """
     require_root("building a lab out of network namespaces")
     # Not above: importing NumPy and Matplotlib takes longer than --help should.
-    from patchlight.console.commands import running_dashboard
     from patchlight.deploy.docker import engine_with_image
     from patchlight.emulation.experiments.ofc2022.run import Ofc2022Options, run_experiment
-    from patchlight.emulation.simulator.results import results_folder
+    from patchlight.emulation.simulator.results import give_to_caller, results_folder
 
     real = chosen["trainer"] == "torch"
     if cases is None:
@@ -96,12 +97,26 @@ def ofc2022(output: Path | None, cases: str | None, dashboard: bool, **chosen: A
     terminal = out.console()
     bars, docker = _Bars(terminal), chosen["worker_kind"] == "docker"
     engine = engine_with_image(bars.say, torch=real) if docker else nullcontext()
-    beside = partial(running_dashboard, say=bars.say) if dashboard else nullcontext
+    beside = partial(_running_dashboard, say=bars.say) if dashboard else nullcontext
     with bars.shown(), engine:
         outcome = run_experiment(wishes, bars.tell, bars.say, beside)
-    out.give_to_caller([folder, *outcome.files])
+    give_to_caller([folder, *outcome.files])
     print_ofc2022(outcome.result)
     out.say(f"Report, plots and figures: {folder}/ (open {outcome.files[0]})")
+
+
+@contextmanager
+def _running_dashboard(controller: str, say: Callable[[str], None]) -> Iterator[None]:
+    """A dashboard while the block runs, from when it answers on; ``say`` gets its address."""
+    child = Dashboard(controller, stdout=subprocess.PIPE)
+    assert child.process.stdout is not None
+    try:
+        where = child.process.stdout.readline().strip()
+        say(where or "the dashboard did not start: see above")
+        yield
+    finally:
+        child.close()
+        child.process.stdout.close()
 
 
 class _Bars:
@@ -225,23 +240,21 @@ def architectures(
         }
         if unknown:
             said = "; ".join(f"{part} {why}" for part, why in unknown.items())
-            out.say(
-                f"Not in {what}, for want of a public figure: {said}. Give yours with --prices."
-            )
+            out.say(f"No public figure, so not in {what}: {said}. Add your own with --prices.")
     out.say_written(files, folder)
 
 
 def _print_architectures(result: dict[str, Any]) -> None:
     table = out.Table(
         "network",
-        number("iteration"),
-        number("JCT"),
-        number("p99", wide=True),
-        number("links"),
-        number("fullest", wide=True),
-        number("dark"),
-        number("kW"),
-        number("k$"),
+        out.number("iteration"),
+        out.number("JCT"),
+        out.number("p99", wide=True),
+        out.number("links"),
+        out.number("fullest", wide=True),
+        out.number("dark"),
+        out.number("kW"),
+        out.number("k$"),
         title=f"{result['jobs']} jobs on {result['nodes']} nodes (iteration: times ideal switch)",
     )
     for spec, row in result["networks"].items():

@@ -44,11 +44,6 @@ def by_commas(read: Callable[[str], Any]) -> Callable[..., Any]:
     return split
 
 
-def number(heading: str, *, wide: bool = False) -> out.Column:
-    """A column of numbers."""
-    return out.Column(heading, wide=wide, whole=True, right=True)
-
-
 @click.command(context_settings={"show_default": True})
 @click.option("--flows", is_flag=True, help="Simulate flows, instead of emulating with packets.")
 @click.option(
@@ -175,7 +170,9 @@ def oddl(
         return
     _print_speedups(result)
     _print_scenarios(result)
-    out.say(f"Jobs beside it: {result['arrivals']}; drawn {options.draws} ×, {options.placement}.")
+    out.say(
+        f"Other jobs: {result['arrivals']}; draws: {options.draws}; placement: {options.placement}."
+    )
     out.say_written(files, folder)
 
 
@@ -186,13 +183,13 @@ def _times(value: float | None) -> str:
 def _print_speedups(result: dict[str, Any]) -> None:
     table = out.Table(
         "model",
-        number("nodes"),
-        number("fat-tree"),
-        number("paper"),
-        number("2:1"),
-        number("SiP-Ring"),
-        number("paper"),
-        number("ideal"),
+        out.number("nodes"),
+        out.number("fat-tree"),
+        out.number("paper"),
+        out.number("2:1"),
+        out.number("SiP-Ring"),
+        out.number("paper"),
+        out.number("ideal"),
         title=f"How many times as fast ODDL trains, in a cluster of {result['cluster_nodes']}",
     )
     for model, by_nodes in result["speedups"].items():
@@ -217,10 +214,10 @@ def _print_scenarios(result: dict[str, Any]) -> None:
     table = out.Table(
         out.Column("over"),
         out.Column("communication"),
-        number("f"),
-        number("speedup"),
-        number("paper"),
-        number("if C is"),
+        out.number("f"),
+        out.number("speedup"),
+        out.number("paper"),
+        out.number("if C is"),
         title=f"{model}, {result['cluster_nodes']} nodes; speedup if C is {compute_ms:.0f} ms",
     )
     names = {"fat_tree": "fat-tree", "sip_ring": "SiP-Ring"}
@@ -254,7 +251,7 @@ def run_with_packets(
     # Not above: importing NumPy and Matplotlib takes longer than --help should.
     from patchlight.emulation.experiments.oddl import figures
     from patchlight.emulation.experiments.oddl.packets import run
-    from patchlight.emulation.simulator.results import results_folder
+    from patchlight.emulation.simulator.results import give_to_caller, results_folder
 
     if len(models) > 1:
         raise BadInput("expected one --model: with packets, a single job is trained")
@@ -276,7 +273,7 @@ def run_with_packets(
 
     result = run.run_packets(options, tell)
     files = figures.write_packets_report(result, folder)
-    out.give_to_caller([folder, *files])
+    give_to_caller([folder, *files])
     if as_json:
         out.print_json(result)
         return
@@ -292,10 +289,10 @@ def run_with_packets(
 
 def _print_sweep(result: dict[str, Any]) -> None:
     table = out.Table(
-        number("tuning time"),
-        number("ring kept"),
-        number("ring turned in each iteration"),
-        number("tuning alone"),
+        out.number("tuning time"),
+        out.number("ring kept"),
+        out.number("ring turned in each iteration"),
+        out.number("tuning alone"),
         title=f"{result['model']}, {result['nodes']} nodes: training time over an ideal switch's",
     )
     for row in result["sweep"]:
@@ -309,7 +306,7 @@ def _print_stages(result: dict[str, Any], labels: dict[str, str]) -> None:
     tuning = format_time(result["sweep"][0]["tuning_time_s"])
     table = out.Table(
         out.Column("stage, ms"),
-        *(number(heading) for arm in arms for heading in (arm, "longest")),
+        *(out.number(heading) for arm in arms for heading in (arm, "longest")),
         title=f"What an iteration is made of (medians; {tuning} to tune)",
     )
     for stage, words in labels.items():
@@ -325,10 +322,10 @@ def _print_stages(result: dict[str, Any], labels: dict[str, str]) -> None:
 def _print_isolation(found: dict[str, Any], labels: dict[str, str]) -> None:
     table = out.Table(
         out.Column("light", whole=True),
-        number("flooded frames"),
-        number("at the neighbour"),
-        number("its iteration"),
-        number("95 %"),
+        out.number("flooded frames"),
+        out.number("at the neighbour"),
+        out.number("its iteration"),
+        out.number("95 %"),
         title="A job that floods on all channels, and its neighbour",
     )
     for way, words in labels.items():

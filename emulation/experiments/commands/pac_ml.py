@@ -10,13 +10,13 @@ from typing import Any
 import click
 
 from patchlight.console import rendering as out
-from patchlight.console.commands import only_some_finished
 from patchlight.console.options import Command, complete_policy
 from patchlight.emulation.experiments import paper
-from patchlight.emulation.experiments.commands.oddl import by_commas, number
+from patchlight.emulation.experiments.commands.oddl import by_commas
 from patchlight.emulation.experiments.pac_ml import CONSTANTS, policies_in
 from patchlight.emulation.simulator.commands.run_options import (
     engine_of,
+    only_some_finished,
     refuse_faults,
     run_options,
 )
@@ -180,7 +180,7 @@ def pac_ml(
 
 def print_first_look(cells: Mapping[Any, Mapping[str, Any]]) -> None:
     """The blocking rates of the first seed, while the others still run."""
-    columns = [number(f"{rule.removeprefix('ramp-')} {law}") for rule, law in cells]
+    columns = [out.number(f"{rule.removeprefix('ramp-')} {law}") for rule, law in cells]
     table = out.Table("policy", *columns, title="First look: blocking rate (%) with one seed")
     for name in policies_in({cell: {"policies": found} for cell, found in cells.items()}):
         there = [found.get(name) for found in cells.values()]
@@ -233,9 +233,9 @@ def _print_blocking(result: dict[str, Any], rule: str, laws: dict[str, Any], bes
             faults[name] += figures["faults"]["count"]
     columns = []
     for law in laws:
-        columns.append(number(f"law {law}"))
-        columns += [number("publ.", wide=True)] * beside
-    counted = [number("faults")] if any(faults.values()) else []
+        columns.append(out.number(f"law {law}"))
+        columns += [out.number("publ.", wide=True)] * beside
+    counted = [out.number("faults")] if any(faults.values()) else []
     table = out.Table("policy", *columns, *counted, title=title)
 
     def row(name: str, cells: list[out.Cell], faulty: str = "") -> None:
@@ -282,8 +282,8 @@ def _print_less_constant(rule: str, laws: dict[str, Any]) -> None:
         return
     columns = []
     for law, cell in laws.items():
-        columns.append(number(f"{law}: less {cell['lowest']['constant'].rpartition('-')[2]}"))
-        columns.append(number("above in", wide=True))
+        columns.append(out.number(f"{law}: less {cell['lowest']['constant'].rpartition('-')[2]}"))
+        columns.append(out.number("above in", wide=True))
     title = f"Blocking rate less the best constant degree's (points), {rule}"
     table = out.Table("policy", *columns, title=title)
     for name in names:
@@ -311,7 +311,7 @@ def print_less_maximum(rule: str, laws: dict[str, Any], beside: bool) -> None:
     if not all(cell["less_maximum"] for cell in laws.values()):
         return
     title = f"Blocks less than maximum parallelisation (% of that), {rule}"
-    table = out.Table("policy", *(number(f"law {law}") for law in laws), title=title)
+    table = out.Table("policy", *(out.number(f"law {law}") for law in laws), title=title)
 
     def shown(share: float | None) -> str:
         return _NOTHING if share is None else f"{100 * share:.1f}".replace("-", "−")

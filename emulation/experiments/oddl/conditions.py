@@ -94,7 +94,7 @@ class JobArrivals:
     def source(self) -> str:
         """Where the jobs come from, for people."""
         if self.trace is None:
-            return "drawn by a law with the Philly trace's sizes, median and mean duration"
+            return "random, with the Philly trace's sizes, median and mean duration"
         return str(self.trace)
 
     def around(self, size: int) -> Surroundings:

@@ -5,7 +5,15 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from patchlight.console.commands import kept
-from patchlight.console.rendering import Coloured, Column, Table, listing_options, print_json, say
+from patchlight.console.rendering import (
+    Coloured,
+    Column,
+    Table,
+    listing_options,
+    number,
+    print_json,
+    say,
+)
 from patchlight.testbed.errors import BadInput, PatchlightError
 
 if TYPE_CHECKING:
@@ -38,7 +46,7 @@ def _list(as_json: bool) -> None:
     table = Table(
         Column("environment", whole=True),
         "the decision",
-        Column("actions", whole=True, right=True),
+        number("actions"),
         Column("heuristics", wide=True),
         Column("trained", wide=True),
         Column("simulator", wide=True),
@@ -149,10 +157,7 @@ def check(
         )
     else:
         table = Table(
-            Column("environment", whole=True),
-            "checked",
-            Column("at once", whole=True, right=True),
-            Column("steps/CPU s", whole=True, right=True),
+            Column("environment", whole=True), "checked", number("at once"), number("steps/CPU s")
         )
         for each in found:
             problems = "; ".join(f"{c.what}: {c.problem}" for c in each.checks if c.problem)
@@ -174,8 +179,8 @@ def _print_compared(title: str, figure: str, played: "Sequence[Compared]") -> No
     table = Table(
         Column("rule", whole=True),
         "kind",
-        Column(f"{figure} ± 95 %", whole=True, right=True),
-        Column(f"more than {first}", whole=True, right=True),
+        number(f"{figure} ± 95 %"),
+        number(f"more than {first}"),
         title=title,
     )
     for each in played:

@@ -2,7 +2,7 @@
 
 What an answer did to the jobs that happened to come is mostly chance, so decisions of every fifth
 lab are kept apart: the network is that of the epoch that predicted them best, and its correction is
-dropped where its gain on them cannot be told from nothing.
+dropped where its gain on them is not significant.
 """
 
 import copy
@@ -41,7 +41,7 @@ class Gain:
     """What a network would have gained beside the rule on decisions that were kept apart.
 
     ``gain`` and ``gain_ci95`` are per decision, in times that jobs last, over ``decisions``, in
-    ``changed`` of which it takes something else than the rule.
+    ``changed`` of which it differs from the rule.
     """
 
     gain: float
@@ -51,14 +51,14 @@ class Gain:
 
     @property
     def is_one(self) -> bool:
-        """Whether it can be told from nothing."""
+        """Whether it is significant."""
         return self.decisions > 1 and self.gain > self.gain_ci95
 
     @property
     def words(self) -> str:
         """In a few words."""
         return (
-            f"{self.changed} of {self.decisions} are others than the rule's: "
+            f"{self.changed} of {self.decisions} decisions differ from the rule's: "
             f"{self.gain:+.3f} ± {self.gain_ci95:.3f} of a job's time for each"
         )
 
@@ -67,7 +67,7 @@ class Gain:
 class Fitted:
     """A network, of which epoch, and its ``gain``: ``None`` where nothing could be fitted.
 
-    Where its gain cannot be told from nothing, it is the rule.
+    Where its gain is not significant, it is the rule.
     """
 
     network: OptionNetwork
@@ -276,7 +276,7 @@ class LabRun:
         if fitted.gain is not None:
             self._say(f"on labs kept apart: {fitted.gain.words}")
             if not fitted.corrects:
-                self._say("that cannot be told from nothing: the model is the rule")
+                self._say("the gain is not significant: the model is the rule")
         spent_s = self._folder.before_s + time.monotonic() - began
         self._say(f"testing on {self.config.testing.labs} labs that it has not seen")
         tested = run_test(fitted.network, self.config)

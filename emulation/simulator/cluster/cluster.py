@@ -37,10 +37,10 @@ class Pacing(Protocol):
     """Says how fast the running jobs of a cluster go; they are a simulation's own."""
 
     def route(self, job: Any, demand: Demand | None) -> bool:
-        """A job is on these links; whether they are to be shared out anew. Else it has its pace."""
+        """A job is on these links; whether to share them again. Otherwise it has its pace."""
 
     def remove(self, job: Any) -> bool:
-        """A job is gone; whether links are to be shared out anew."""
+        """A job is gone; whether to share links again."""
 
     def new_paces(self) -> Iterator[tuple[Any, float]]:
         """The jobs whose pace changes, each with its seconds for a unit."""
@@ -311,7 +311,7 @@ class LabCluster:
         return RingNetwork(self)
 
     def _show(self, network: LabNetwork) -> None:
-        """Write down which links there are, and where each GPU is that was lit anew."""
+        """Write down which links there are, and where each GPU with a new circuit is."""
         self._network, self.links = network, network.links
         self.capacity_bps: Mapping[Hashable, float] = network.capacity_bps
         relit = members(network.relit)

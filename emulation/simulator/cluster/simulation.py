@@ -155,7 +155,7 @@ class Simulation:
     def _break_and_mend(self, outages: Sequence[Outage]) -> bool:
         """What breaks and is mended at one moment; whether a job that lost its GPUs shared links.
 
-        Links are shared out anew when all are off: work that is lost is counted at the pace that
+        Links are shared again when all are off: work that is lost is counted at the pace that
         its job had, not at one that others' losses would have given it.
         """
         if not outages:
@@ -306,7 +306,7 @@ class Simulation:
         return self._rings.remove(job)
 
     def _share(self) -> None:
-        """Share out the links anew; those whose pace changes end at another time."""
+        """Share the links again; those whose pace changes end at another time."""
         for job, unit_s in self._rings.new_paces():
             job.settle(self.now_s)
             job.unit_s = unit_s

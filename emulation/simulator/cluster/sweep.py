@@ -258,7 +258,7 @@ class Combination(NamedTuple):
 
 @dataclass(frozen=True)
 class CombinationResult:
-    """What came of one combination, and what its policies did wrong."""
+    """The result of one combination, and what its policies did wrong."""
 
     combination: Combination
     result: QueueResult

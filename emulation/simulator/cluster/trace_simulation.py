@@ -74,7 +74,7 @@ class SimulationOptions:
 
 @dataclass(frozen=True)
 class TraceSimulation:
-    """What came of it: each run, ``result.json``'s content, notes on the trace, files written.
+    """The result: each run, ``result.json``'s content, notes on the trace, files written.
 
     ``interrupted``: these are only the runs that were finished when somebody pressed Ctrl-C.
     """
@@ -218,7 +218,7 @@ def _cluster(options: SimulationOptions) -> Cluster:
         return NetworkCluster(network, trouble=trouble.checked(network))
     if options.slow or options.failures:
         raise BadInput(
-            "--slow and outages of nodes and links are for a --network",
+            "--slow and single outages are for the nodes and links of a --network",
             hint="servers and GPUs fail at random with --failures server:30d:4h",
         )
     if options.lab is None:

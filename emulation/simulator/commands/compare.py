@@ -130,8 +130,9 @@ def _words(compared: Any) -> dict[str, Any]:
 def _table(rows: list[dict[str, Any]], name: str, load: float, others: str) -> out.Table:
     title = f"{name}: mean JCT over that of {others}, load {load:g}, mean ± 95 %"
     numbers = ("labs", "over the best of each", "worst", "95th pct.", "over one")
-    columns = [out.Column(name, whole=True, right=True) for name in numbers]
-    table = out.Table("labs of", *columns, out.Column("that one", wide=True), title=title)
+    table = out.Table(
+        "labs of", *out.numbers(*numbers), out.Column("that one", wide=True), title=title
+    )
     for row in rows:
         over, spread = row["over_best"], row["over_best_ci95"]
         shown: str | out.Coloured = f"{over:.3f} ± {spread:.3f}"

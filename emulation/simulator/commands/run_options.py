@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
 from patchlight.console.options import Command
+from patchlight.console.rendering import say
 from patchlight.console.shared import SharedOption
 from patchlight.testbed.errors import PatchlightError
 
@@ -65,3 +66,9 @@ def refuse_faults(count: int) -> None:
             f"policies failed {count} times, and the default decided instead",
             hint="the first failures are shown above; without --strict they are only counted",
         )
+
+
+def only_some_finished(finished: int, wanted: int, counted: str) -> NoReturn:
+    """End a command like Ctrl-C does, once the finished part of its work is written."""
+    say(f"patchlight: only {finished} of {wanted} {counted} are finished and written", err=True)
+    raise KeyboardInterrupt

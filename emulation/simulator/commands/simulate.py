@@ -11,12 +11,13 @@ from click.core import ParameterSource
 
 from patchlight.console import options as opts
 from patchlight.console import rendering as out
-from patchlight.console.commands import lab_option, only_some_finished
 from patchlight.console.connection import offline_lab, user_name
 from patchlight.console.options import Command
+from patchlight.console.shared import lab_option
 from patchlight.emulation.simulator.commands.compare import simulate_chakra
 from patchlight.emulation.simulator.commands.run_options import (
     engine_of,
+    only_some_finished,
     refuse_faults,
     run_options,
 )
@@ -283,36 +284,32 @@ def simulate(
         refuse_faults(sum(each.faults.count for each in simulation.outcomes))
 
 
-def _number_column(heading: str, *, wide: bool = False) -> out.Column:
-    return out.Column(heading, wide=wide, whole=True, right=True)
-
-
 _COLUMNS = (
     "policies",
-    _number_column("done"),
+    out.number("done"),
     out.Column("blocked", right=True),
-    _number_column("JCT mean"),
-    _number_column("p50", wide=True),
-    _number_column("p99"),
-    _number_column("waited mean"),
-    _number_column("waited p99", wide=True),
-    _number_column("slowdown", wide=True),
-    _number_column("held", wide=True),
-    _number_column("busy"),
-    _number_column("fragm.", wide=True),
-    _number_column("makespan"),
-    _number_column("preempted", wide=True),
-    _number_column("lost", wide=True),
-    _number_column("resized", wide=True),
-    _number_column("rewired", wide=True),
-    _number_column("CPU", wide=True),
+    out.number("JCT mean"),
+    out.number("p50", wide=True),
+    out.number("p99"),
+    out.number("waited mean"),
+    out.number("waited p99", wide=True),
+    out.number("slowdown", wide=True),
+    out.number("held", wide=True),
+    out.number("busy"),
+    out.number("fragm.", wide=True),
+    out.number("makespan"),
+    out.number("preempted", wide=True),
+    out.number("lost", wide=True),
+    out.number("resized", wide=True),
+    out.number("rewired", wide=True),
+    out.number("CPU", wide=True),
 )
 
 
 def _print(outcomes: Sequence[CombinationResult]) -> None:
     from patchlight.emulation.simulator.cluster.report import run_names
 
-    faults = [_number_column("faults")] if any(each.faults.count for each in outcomes) else []
+    faults = [out.number("faults")] if any(each.faults.count for each in outcomes) else []
     table = out.Table(*_COLUMNS, *faults)
     for name, each in zip(run_names(outcomes), outcomes, strict=True):
         s = each.summary

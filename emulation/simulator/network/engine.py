@@ -73,7 +73,7 @@ class Program:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of it, by job but for ``sessions_done``.
+    """The result, by job but for ``sessions_done``.
 
     ``ends_s`` is when its last iteration so far ended, ``done`` how many did, and ``marks_s`` when
     the one ended up to which it was not measured. ``communicated_s`` is how long it communicated,

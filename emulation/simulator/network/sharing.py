@@ -1,4 +1,4 @@
-"""Max-min fair rates of sessions, of which only those are computed anew that a change touches.
+"""Max-min fair rates of sessions; a change recomputes only the rates that it touches.
 
 A *session* moves bits at one rate over all its links at once: a flow over its path, or the edges
 of a collective that move in step. On a link that it uses several times it takes as many shares.
@@ -172,7 +172,7 @@ def sharing(capacity_bps: Floats, first: Ints, links: Ints, weights: Floats) -> 
 
 @compiled
 def _mark(s: Any, session: int, count: int) -> int:
-    """Let a session's rate be computed anew; how many are."""
+    """Mark a session's rate for recomputing; how many are marked."""
     if s.is_changing[session]:
         return count
     s.is_changing[session] = 1
@@ -236,7 +236,7 @@ def resize(s: Any, link: int, capacity_bps: float, count: int) -> int:
 
 @compiled
 def _touch(s: Any, known: int, count: int, links: int) -> int:
-    """Let those marked after the first ``known`` have their links anew; how many links now.
+    """Recompute the links of those marked after the first ``known``; how many links now.
 
     ``spare_bps`` is what those that keep their rates leave of a link, ``wanted`` how many shares
     those that change take of it.

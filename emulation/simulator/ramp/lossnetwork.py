@@ -226,7 +226,7 @@ class Episode:
         return twin
 
     def result(self) -> EpisodeResult:
-        """What came of it; ``BadInput`` while a job still waits."""
+        """The result; ``BadInput`` while a job still waits."""
         if self.job is not None:
             raise BadInput("the episode is not over: a job waits for a decision")
         causes = {each.name.lower(): self.causes[each] for each in JobOutcome if each}

@@ -219,7 +219,7 @@ def pac_ml_scenario(
 ) -> Scenario:
     """PAC-ML's experiment: 32 servers, a job every 1,000 s until ``horizon_s``.
 
-    Each episode has laws B, C and D made anew, as PAC-ML's simulator makes them, or all the
+    Each episode has new laws B, C and D, as PAC-ML's simulator makes them, or all the
     ``law_instance``: see ``requirements.SkewNormal``.
 
     ``BadInput`` for an unknown law or rule.

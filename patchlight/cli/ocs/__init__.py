@@ -6,7 +6,7 @@ import contextlib
 import functools
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -135,21 +135,13 @@ def change_options(command: Callable[..., Any]) -> Callable[..., Any]:
         "--detach", is_flag=True, help="Start the change and return; 'ocs watch ID' follows it."
     )
     @functools.wraps(command)
-    def with_options(
-        target: Target,
-        dry_run: bool,
-        yes: int,
-        why: str,
-        as_json: bool,
-        detach: bool,
-        **others: Any,
-    ) -> Any:
-        if detach and target.direct:
+    def with_options(target: Target, **given: Any) -> Any:
+        options = Flags(**{each.name: given.pop(each.name) for each in fields(Flags)})
+        if options.detach and target.direct:
             raise BadInput(
                 "--detach and --direct exclude each other: a controller makes the change"
             )
-        options = Flags(dry_run, yes, why, as_json, detach)
-        return command(target=target, options=options, **others)
+        return command(target=target, options=options, **given)
 
     return with_options
 
@@ -260,12 +252,6 @@ def change_lines(changes: Mapping[str, shapes.MapChangeAnswer]) -> list[str]:
     ]
 
 
-def say_changes(changes: Mapping[str, shapes.MapChangeAnswer]) -> None:
-    """Print ``change_lines``."""
-    for line in change_lines(changes):
-        say(line)
-
-
 def print_change(record: shapes.ChangeAnswer, *, as_json: bool) -> None:
     """Print a change as ``print_record``; of one under way, how to follow it."""
     number = record["id"]
@@ -304,9 +290,9 @@ def say_record(record: shapes.ChangeAnswer, *, as_json: bool, one_line: bool = F
     if as_json:
         print_json(record, one_line=one_line)
         return
-    say_changes(record["changes"])
-    for note in record["notes"]:
-        say(f"note: {note}")
+    notes = (f"note: {note}" for note in record["notes"])
+    for line in (*change_lines(record["changes"]), *notes):
+        say(line)
     stages = {name: f"{1e3 * s:.0f} ms" for name, s in record["stages_s"].items()}
     longest = ", ".join(f"{name} {took}" for name, took in stages.items() if took != "0 ms")
     took = f" in {1e3 * sum(record['stages_s'].values()):.0f} ms ({longest})" if longest else ""

@@ -13,9 +13,9 @@ from patchlight.cli.ocs import (
     Flags,
     Target,
     carry_out,
+    change_lines,
     change_options,
     print_record,
-    say_changes,
     say_unreachable,
     target_options,
 )
@@ -261,14 +261,7 @@ def _print_paths(found: PathsShape) -> None:
 @click.option("--adopt", is_flag=True, help="Record the present circuits as intended.")
 @click.option("--repair", is_flag=True, help="Restore the circuits of the last change.")
 @change_options
-def verify(
-    switches: tuple[str, ...],
-    accept: bool,
-    adopt: bool,
-    repair: bool,
-    target: Target,
-    options: Flags,
-) -> None:
+def verify(switches: tuple[str, ...], target: Target, options: Flags, **how: bool) -> None:
     """Check circuits against the last change, and their optical power.
 
     The power is compared with the loss budget and with a baseline: the power that this circuit had
@@ -276,25 +269,24 @@ def verify(
     circuit, a port or a device has failed. A circuit that cannot be measured is 'unverified'; one
     within the budget that lost power since its baseline is 'degraded'. Neither is a failure.
     """
-    if accept + adopt + repair > 1:
+    if sum(how.values()) > 1:
         raise BadInput("--accept, --adopt and --repair exclude each other: give one")
     names = named_switches(target.lab, switches)
+    wanted = names if switches else []
     with target.client(names) as client:
-        if repair:
-            wanted = names if switches else []
+        if how["repair"]:
             carry_out(client.preview_repair, client.repair, options, wanted, repairs=True)
             return
-        if adopt and not options.dry_run:
-            record = client.adopt(names if switches else [], options.why)
-            print_record(record, as_json=options.as_json)
+        if how["adopt"] and not options.dry_run:
+            print_record(client.adopt(wanted, options.why), as_json=options.as_json)
             return
-        if accept and not options.dry_run:
+        if how["accept"] and not options.dry_run:
             client.accept_light(names)
         drift = client.drift()
         answers: dict[str, Any] = {n: {**drift.get(n, {}), **client.light(n)} for n in names}
     _print_power(answers, as_json=options.as_json)
     wrong: list[str] = []
-    differs = False
+    hint = None
     for name, answer in answers.items():
         if silent := answer["unreachable"]:
             wrong.append(f"{name} does not answer: {silent}")
@@ -305,24 +297,19 @@ def verify(
         wrong += [f"{name}: {port} has failed" for port in sorted(broken)]
         lines = [f"{name} - {text} is missing" for text in answer.get("missing", ())]
         lines += [f"{name} + {text} was not made here" for text in answer.get("unknown", ())]
-        wrong += lines
-        differs = differs or bool(lines)
-        if not lines and not options.as_json:
-            out.say(f"{name} is as committed with {_committed(answer)}")
+        if lines:
+            wrong += lines
+            hint = "--repair restores the last change, --adopt records the present circuits"
+        elif not options.as_json and (at := answer.get("committed_at")):
+            number = answer["reconfiguration"]
+            out.say(f"{name} is as committed: {f'change {number}' if number else out.when(at)}")
     if wrong:
-        hint = "--repair changes the circuits back, --adopt accepts them as they are"
-        raise PatchlightError("\n".join(wrong), hint=hint if differs else None)
+        raise PatchlightError("\n".join(wrong), hint=hint)
     if not options.as_json:
         kinds = Counter(row["verdict"] for answer in answers.values() for row in answer["circuits"])
         degraded = f", {kinds['degraded']} degraded" if kinds["degraded"] else ""
         verified = out.counted(kinds["ok"], "circuit")
         out.say(f"{verified} verified{degraded}, {kinds['unverified']} unverified, none failed")
-
-
-def _committed(answer: Mapping[str, Any]) -> str:
-    """What the circuits of an OCS were compared with."""
-    number, at = answer.get("reconfiguration"), answer.get("committed_at")
-    return f"change {number}" if number else f"its circuits of {out.when(at)}" if at else "nothing"
 
 
 @click.command()
@@ -343,7 +330,8 @@ def history(what: str | None, last: int, target: Target, as_json: bool) -> None:
             # Few of the changes may be of this switch, so all are looked at.
             rows = client.reconfigurations(None if what else last)
     if number is not None and not as_json:
-        say_changes(rows[0]["changes"])
+        for line in change_lines(rows[0]["changes"]):
+            out.say(line)
     elif what is not None and number is None:
         name = target.lab.optical_switch(what).name
         rows = [row for row in rows if name in row["changes"]][-last:]

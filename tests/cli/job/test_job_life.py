@@ -222,7 +222,7 @@ async def test_answers_on_a_job_that_runs_are_as_described(
     with ControllerClient(job.api) as client:
         TypeAdapter(JobAnswer).validate_python(await asyncio.to_thread(client.job, job_id))
         TypeAdapter(list[JobInList]).validate_python(await asyncio.to_thread(client.jobs))
-        reports = await asyncio.to_thread(client.latest_iterations, job_id, 2)
+        reports, _ = await asyncio.to_thread(client.recent_iterations, job_id, 2)
         TypeAdapter(list[IterationReport]).validate_python(reports)
         assert {*reports[0]} == {*IterationReport.__annotations__}
         TypeAdapter(list[DecisionShape]).validate_python(

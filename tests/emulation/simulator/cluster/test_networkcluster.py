@@ -91,7 +91,7 @@ def test_the_command_takes_a_network(tmp_path: Path) -> None:
     result = json.loads(done.stdout)
     assert result["cluster"]["name"] == "fat-tree:k=4,taper=2"
     assert result["cluster"]["gpus"] == 16
-    trouble = ["--slow", "all:lognormal:0.2", "--fail", "node:3@10min+5min"]
+    trouble = ["--slow", "all:lognormal:0.2", "--failures", "node:3@10min+5min"]
     worse = run(cli, [*simulated, "--network", "fat-tree:k=4,taper=2", *trouble])
     assert worse.exit_code == 0, worse.output
     assert json.loads(worse.stdout)["cluster"]["fail"] == ["node:3@10min+5min"]
@@ -103,4 +103,4 @@ def test_the_command_takes_a_network(tmp_path: Path) -> None:
     assert "even number of ports" in refused.exception.message
     both = run(cli, [*simulated, "--network", "ideal", "--cluster", "1x1x8"])
     assert isinstance(both.exception, BadInput)
-    assert "--network excludes" in both.exception.message
+    assert "--network and --cluster exclude each other" in both.exception.message

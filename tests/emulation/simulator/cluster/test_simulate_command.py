@@ -260,7 +260,7 @@ def test_a_result_says_where_it_comes_from(trace: Path, tmp_path: Path) -> None:
         (("--cluster", "1x1x4,taper=0.5"), "expected 1 or more"),
         (("--backfill", "--blind"), "needs to know how long"),
         (("--failures", "gpu:1d:1h", "--failures", "server:1d:1h"), "only one kind"),
-        (("--failures", "node:5@1h+5min"), "are for a --network"),
+        (("--failures", "node:5@1h+5min"), "nodes and links of a --network"),
         (("--set", "users=[{name: nobody, gpus: 3}]"), "no job of the trace is user nobody's: "),
         (("--set", "quantum"), "--set quantum: expected KEY=VALUE"),
     ],

@@ -385,7 +385,7 @@ def test_traces_from_the_command_line(tmp_path: Path) -> None:
     found = json.loads((tmp_path / "out/result.json").read_text())
     assert (found["experiment"], found["nodes"], found["compute_s"]) == ("chakra", 8, 0.875)
     # One of the files stands for all of them; with a slow node and a link that fails.
-    trouble = ["--slow", "2:3.0", "--fail", "link:0@1s+1s"]
+    trouble = ["--slow", "2:3.0", "--failures", "link:0@1s+1s"]
     one = simulated("--chakra", str(tmp_path / "job.2.json"), *network, *out, *trouble, "--json")
     found = json.loads(one.stdout)
     assert found["completion_s"] == pytest.approx(0.75 + 1.5 + 1.0 + 3.0 + 0.375, rel=1e-9)
