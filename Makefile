@@ -8,7 +8,7 @@
 # make bench     the benchmarks; writes benchmarks.json
 # make house     size and structure of the source, beside their limits
 # make audit     known vulnerabilities of the packages in deploy/lock.txt, where a database can be reached
-# make release   the wheel, and an SBOM of what it runs on (CycloneDX), in dist
+# make release   the wheel, man pages, and an SBOM of what it runs on (CycloneDX), in dist
 # make lint      format, lint, types and a strict build of the documentation
 # make docs      the documentation, in build/site
 # make clean     removes what the others made here
@@ -121,6 +121,7 @@ release:
 	@sed '1,/^# --- dashboard$$/d; /^# --- ryu$$/,$$d' deploy/lock.txt >build/runs-on.txt
 	$(BIN)/cyclonedx-py requirements --pyproject build/pyproject.toml --output-reproducible \
 	    --output-file dist/patchlight-$(VERSION).cdx.json build/runs-on.txt
+	$(BIN)/python docs/man_pages.py dist/man
 
 clean:
 	$(SUDO) rm -rf build dist results benchmarks.json .coverage *.egg-info \

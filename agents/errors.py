@@ -32,8 +32,8 @@ class NotHere(AgentError):
 
 
 class Conflict(AgentError):
-    """The worker, GPU or NIC is in the wrong state. ``iteration``: where a worker is if a hold came
-    too late."""
+    """The worker, GPU or NIC is in the wrong state. ``iteration``: the worker's, for a late
+    hold."""
 
     status = 409
 

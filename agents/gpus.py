@@ -1,5 +1,4 @@
-"""Reads a server's GPUs from Unix sockets (for NVIDIA GPUs see ``nvml.py``) and their NUMA distance
-to NICs."""
+"""Reads a server's GPUs from Unix sockets (NVIDIA's: ``nvml.py``) and their distance to NICs."""
 
 import asyncio
 import json
@@ -168,7 +167,6 @@ class Pairings:
         return self._place(f"class/net/{nic.interface or nic.name}/device")
 
     def _place(self, link: str) -> PciPlace | None:
-        """The PCI device at that path; virtual NICs have none."""
         if link not in self._places:
             folder = Path(os.path.realpath(self._sysfs / link))
             try:

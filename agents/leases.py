@@ -44,9 +44,9 @@ class Ended:
 @dataclass(frozen=True, slots=True)
 class Lease:
     """One worker's GPU and NIC. ``nic_state``: the NIC before the worker got it; ``created_at``:
-    Unix time; ``handle``: set after launch, when the worker has its NIC; ``frozen``: stopped while
-    circuits change; ``returned``: GPU and NIC are back; ``gpu_energy_j``: the GPU's counter at the
-    start."""
+    Unix time; ``handle``: set after launch, when the worker has its NIC; ``frozen``: stopped
+    while circuits change; ``returned``: GPU and NIC are back; ``gpu_energy_j``: its counter at
+    the start."""
 
     spec: WorkerSpec
     namespace: str

@@ -131,7 +131,6 @@ class NvmlCard:
     def _energy(
         self, counted_mj: int | None, power_w: float | None, passed_s: float
     ) -> tuple[float | None, float | None]:
-        """Joules used since a Unix time (``None``: since the driver was loaded)."""
         if counted_mj is not None:
             return counted_mj / 1000, None
         if power_w is None:
@@ -168,8 +167,8 @@ class NvmlCard:
         }
 
     def _rates(self, now_s: float) -> Mapping[str, float | None]:
-        """Bits per second over PCIe and NVLink. GPUs without PCIe counters measure each direction
-        for 20 ms per call."""
+        """Bits per second over PCIe and NVLink. Without PCIe counters this takes 20 ms per
+        direction."""
         wanted = [field for field in self._fields if (field[0],) not in self._lacks]
         rates: dict[str, float | None] = {}
         if wanted:
@@ -195,7 +194,6 @@ class NvmlCard:
         return (bits - before) / (now_s - before_s)
 
     def _ask(self, function: str, *arguments: Any) -> Any:
-        """Call an NVML function; ``None`` if this GPU does not support it."""
         key = (function, *arguments)
         if key in self._lacks:
             return None

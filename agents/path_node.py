@@ -231,7 +231,6 @@ class PathNode:
             self._take(self._node.elapse(passed_us))
 
     def _take(self, step: Step) -> None:
-        """Go to the next state: tune the transmitter before sending messages."""
         self._node, messages = step
         path = self._node.path
         is_lit = isinstance(path, Lit)
@@ -259,7 +258,6 @@ class PathNode:
             _log.debug("sending to %s: %s", address, error)
 
     def _set_timer(self) -> None:
-        """Schedule the next wake-up at the end of the earliest lease."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -108,8 +108,6 @@ class PathSocket:
 
 @dataclass(frozen=True)
 class _Bound:
-    """A NIC's bounds and its path node."""
-
     bounds: PathBounds
     node: PathNode
 
@@ -249,7 +247,6 @@ class PathNodes:
         self._nodes[nic.name] = _Bound(bounds, node)
 
     def _tune(self, nic: Nic, channel: str | None) -> None:
-        """Set the NIC's channel, or switch its transmitter off."""
         assert self._lasers is not None
         end = Endpoint(self._server.name, nic.name)
         try:

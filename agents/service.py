@@ -269,7 +269,6 @@ class AgentService:
         return leased_status(nic, self.site.home, holder.spec.id, place, rdma, problem)
 
     def _holder(self, *, gpu: str | None = None, nic: str | None = None) -> str | None:
-        """Which worker has this GPU or NIC."""
         for name, worker in self._workers.items():
             wanted = (gpu and worker.spec.gpu == gpu) or (nic and worker.spec.nic == nic)
             if wanted and not worker.tenancy.is_over:
@@ -283,7 +282,6 @@ class AgentService:
         return task
 
     async def _look_after(self) -> None:
-        """End workers that nobody starts, and those whose GPU or NIC is gone."""
         while True:
             await asyncio.sleep(_LOOK_S)
             for worker in list(self._workers.values()):

@@ -1,5 +1,5 @@
-"""Gives a worker its GPU, NIC, namespace and folder, and takes them back. Each step is recorded
-before it is done."""
+"""Gives a worker its GPU, NIC, namespace and folder, and takes them back; records each step
+first."""
 
 import asyncio
 import contextlib
@@ -139,8 +139,7 @@ class Tenancy:
             await asyncio.sleep(_LOOK_AGAIN_S)
 
     async def begin(self, nic: Nic) -> RunningWorker:
-        """Save a lease, launch the worker and move its NIC in. After an error call ``end`` to clean
-        up."""
+        """Save a lease, launch the worker and move its NIC in. After an error call ``end``."""
         try:
             return await self._begin(nic)
         except OSError as exc:
@@ -212,8 +211,7 @@ class Tenancy:
 
     async def end(self, running: RunningWorker | None) -> str:
         """End the worker and take everything back; returns what could not be read or saved. What
-        cannot be taken back is an error and stays leased, so no other worker gets it in that
-        state."""
+        cannot be taken back is an error and stays leased."""
         try:
             if running is not None:
                 await running.dispose()

@@ -1,5 +1,4 @@
-"""Runs one worker's life. It outlives the agent: lease and folder are all that the next agent
-needs."""
+"""Runs one worker's life, which outlives the agent: lease and folder are all the next one needs."""
 
 import asyncio
 import contextlib
@@ -54,7 +53,7 @@ class LeasedWorker:
         self._watching = asyncio.create_task(self._watch())
 
     async def abandon(self, why: str) -> bool:
-        """Clean up after a failed launch; returns whether everything is back. Errors stay in the
+        """Clean up after a failed launch; returns whether all is back. Errors stay in the
         status."""
         try:
             await self.tenancy.end(None)
@@ -172,8 +171,7 @@ class LeasedWorker:
         return status.iterations_done
 
     async def hold(self, iteration: int) -> int:
-        """Hold it just before the all-reduce of ``iteration``; freeze foreign programs
-        immediately."""
+        """Hold it before the all-reduce of ``iteration``; freeze foreign programs immediately."""
         status = self._alive()
         if not self._freezes:
             return await keeper.tell(self._folder, {"op": "hold", "iteration": iteration})

@@ -1,5 +1,4 @@
-"""Assembles the controller's parts without running them; also runs background parts and the
-recorder."""
+"""Assembles the controller's parts; runs background parts and the recorder."""
 
 import asyncio
 import logging

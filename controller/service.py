@@ -67,7 +67,6 @@ async def _run(
     receiver: "SpanProcessor | None",
     on_ready: Callable[[], None],
 ) -> None:
-    """Serve until SIGTERM or Ctrl-C. Circuits and flow entries outlive the controller."""
     asyncio.get_running_loop().set_exception_handler(log_trouble)
     metrics = exposition.ControllerMetrics(controller)
     told_to_stop = asyncio.Event()
@@ -204,7 +203,6 @@ def _at_unix_sockets(stack: ExitStack, address: str, access: Access) -> list[Fro
 
 
 def _group_id(name: str) -> int | None:
-    """The number of a group, if it exists and this process may assign it."""
     with suppress(KeyError):
         number = grp.getgrnam(name).gr_gid
         return number if os.geteuid() == 0 or number in os.getgroups() else None
@@ -212,7 +210,6 @@ def _group_id(name: str) -> int | None:
 
 
 def _as_one_address(address: str) -> str:
-    """``host:port`` with the host as a number; ``BadInput`` if it has none."""
     host, port = split_address(address)
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)

@@ -49,6 +49,11 @@ for nic in "$root"/sys/class/net/*; do
     echo "nic ${nic##*/} mtu=$mtu speed=$speed driver=$driver pci=$card port=$port"
 done
 
+# What workers of any lab hold; their NICs are in their network namespaces.
+for claim in "$root"/run/patchlight-claims/*.json; do
+    [ -e "$claim" ] && echo "claim ${claim##*/}"
+done
+
 # Network cards and GPUs.
 for device in "$root"/sys/bus/pci/devices/*; do
     word "$device/class"

@@ -3,7 +3,9 @@
 # Debian or Ubuntu of this machine's release with OpenSSH, sudo and Python. Prints its folder, and does
 # nothing else where it is there. Needs root, and the first time a mirror of the distribution.
 #
-#   deploy/server-base.sh [--docker]     --docker: one that has a Docker engine, too
+#   deploy/server-base.sh              of servers of kind ssh
+#   deploy/server-base.sh --docker     with a Docker engine, too
+#   deploy/server-base.sh --vm         a disk with systemd, soft RoCE and its tools; kernel and initrd
 #
 # PATCHLIGHT_SUITE chooses another release, PATCHLIGHT_MIRROR a mirror, PATCHLIGHT_CACHE the folder
 # that it is kept in.
@@ -18,10 +20,9 @@ fail() { printf 'server-base: %s\n' "$*" >&2; exit 1; }
 say() { printf 'server-base: %s\n' "$*" >&2; }
 
 kind='' hooks=()
-case $# in
-    0) ;;
-    *)
-        [ "$*" = --docker ] || fail "unknown arguments $*: expected --docker or none"
+case "$*" in
+    '') ;;
+    --docker)
         kind=-docker PACKAGES=$PACKAGES,docker.io
         # Containers have no network but the NICs that they are given. Its script is not to mount control
         # groups, nor to end where the machine does not let it have more open files.
@@ -31,11 +32,74 @@ case $# in
             --customize-hook='echo "ulimit() { command ulimit \"\$@\" 2>/dev/null || :; }" >>"$1/etc/default/docker"'
         )
         ;;
+    --vm)
+        kind=-vm PACKAGES=$PACKAGES,systemd-sysv,dbus,udev,kmod,busybox-static,iputils-ping,iperf3
+        PACKAGES=$PACKAGES,rdma-core,ibverbs-providers,ibverbs-utils,rdmacm-utils,perftest,python3-pyverbs
+        hooks=(
+            --customize-hook='cd "$1/boot"; export APT_CONFIG="$MMDEBSTRAP_APT_CONFIG"; apt-get -qq -o APT::Sandbox::User=root download $(apt-cache depends linux-image-amd64 | sed -n "s/.*Depends: //p")'
+            --customize-hook='chroot "$1" systemctl --quiet enable systemd-networkd'
+            --customize-hook='for file in "$1"/etc/rdma/modules/*; do echo rdma_ucm >"$file"; done'
+            --customize-hook='chroot "$1" systemctl --quiet mask apt-daily.timer apt-daily-upgrade.timer dpkg-db-backup.timer e2scrub_all.timer e2scrub_reap fstrim.timer'
+        )
+        ;;
+    *) fail "unknown arguments $*: expected --docker, --vm or none" ;;
 esac
+
+# A disk, a kernel, and an initrd that mounts the disk once it has the server's own files.
+# The kernel is unpacked, not installed: its package would make an initrd ten times as large.
+make_machine() {
+    local root=$1 machine=$2 work=$1/../work release module
+    mkdir -p "$machine" "$work"/{bin,disk,modules}
+    dpkg-deb -x "$root"/boot/linux-image-*.deb "$work/kernel"
+    rm "$root"/boot/linux-image-*.deb
+    # What no such machine has, or what its emulated processor takes long to load.
+    rm -rf "$work"/kernel/lib/modules/*/kernel/{sound,arch,net/{wireless,mac80211}} \
+        "$work"/kernel/lib/modules/*/kernel/drivers/{ata,cpufreq,gpu,input,media,net/wireless,scsi}
+    mv "$work"/kernel/boot/vmlinuz-* "$machine/vmlinuz"
+    mv "$work/kernel/lib/modules" "$root/usr/lib/"
+    rm -r "$work/kernel"
+    release=$(ls "$root/usr/lib/modules")
+    chroot "$root" depmod "$release"
+    (
+        cd "$work"
+        cp "$root/bin/busybox" bin/
+        chroot "$root" modprobe --set-version "$release" --all --show-depends virtio_pci virtio_blk ext4 |
+            awk '$1 == "insmod" && !seen[$2]++ { print $2 }' | while read -r module; do
+            cp "$root$module" modules/
+            echo "/modules/${module##*/}"
+        done >order
+        unxz -q modules/*.xz 2>/dev/null || :
+        sed -i 's/\.xz$//' order
+        cat >init <<'END'
+#!/bin/busybox sh
+/bin/busybox --install -s /bin
+mkdir -p /dev /proc
+mount -t devtmpfs dev /dev
+mount -t proc proc /proc
+while read -r module; do insmod "$module"; done </order
+# Without a disk this is a trial of whether the machine boots.
+[ -b /dev/vda ] || poweroff -f
+mount -t ext4 /dev/vda /disk
+# On its first boot a server gets its own files: name, keys, network.
+[ -e /disk/etc/hostname ] || cp -a /server/. /disk/
+umount /proc
+exec switch_root /disk /sbin/init
+END
+        chmod 755 init
+        find . | bin/busybox cpio -o -H newc >"$machine/initrd"
+        cp bin/busybox "$machine/"
+    )
+    say "making the disk"
+    mke2fs -q -t ext4 -E root_owner=0:0 -d "$root" "$machine/disk.ext4" 8G >/dev/null
+}
+
 # shellcheck source=/dev/null
 . /etc/os-release
 suite=${PATCHLIGHT_SUITE:-${VERSION_CODENAME:?cannot tell which Debian or Ubuntu this is; set PATCHLIGHT_SUITE}}
 command -v dpkg >/dev/null || fail "this is neither Debian nor Ubuntu: there is no dpkg here"
+if [ "$kind" = -vm ] && [ "$ID-$(dpkg --print-architecture)" != debian-amd64 ]; then
+    fail "virtual machines are made of Debian's kernel for amd64, and this is $ID on $(dpkg --print-architecture)"
+fi
 base=$CACHE/servers/$suite-$(dpkg --print-architecture)-$RECIPE$kind
 
 [ "$(id -u)" = 0 ] || fail "making the root file system needs root: sudo bash ${BASH_SOURCE[0]}"
@@ -73,6 +137,11 @@ if ! [ -d "$base" ]; then
             "(PATCHLIGHT_MIRROR=URL chooses one)"
     }
     chmod 755 "$part/root"
-    mv "$part/root" "$base"
+    if [ "$kind" = -vm ]; then
+        make_machine "$part/root" "$part/machine"
+        mv "$part/machine" "$base"
+    else
+        mv "$part/root" "$base"
+    fi
 fi
 echo "$base"

@@ -191,7 +191,7 @@ def bytecode_of(release: str, wheels: Sequence[Path], cache: Path) -> Path:
     path = cache / f"bytecode-{release}-{sys.implementation.cache_tag}.zip"
     if not path.exists():
         part = path.with_name(f".{path.name}.part")
-        command = [sys.executable, "-m", __name__, str(part), *map(str, wheels)]
+        command = [sys.executable, "-P", "-m", __name__, str(part), *map(str, wheels)]
         done = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
         if done.returncode:
             raise PatchlightError(

@@ -1,17 +1,18 @@
 #!/usr/bin/env bash
-# Makes the worker image (Python and NumPy) without a registry: a root file system by mmdebstrap,
-# imported into the Docker engine of $DOCKER_HOST (default: the one docker-engine.sh finds).
+# Makes the image of workers (Python and NumPy), or of the controller, without a registry: a root file
+# system by mmdebstrap, imported into the Docker engine of $DOCKER_HOST (default: the one docker-engine.sh finds).
 # Does nothing if the image is there.
 #
 #   deploy/worker-image.sh [--rebuild] [IMAGE]           default IMAGE: patchlight-worker:latest
 #   deploy/worker-image.sh --torch [--rebuild] [IMAGE]   with PyTorch: patchlight-worker-torch:latest
+#   deploy/worker-image.sh --controller [IMAGE]          this Patchlight: patchlight-controller:latest
 #   deploy/worker-image.sh --save [--torch] [--rebuild]  as a file for servers, and prints which: no engine
 #                                                        is needed, see patchlight deploy push --image-file
 #
 # PyTorch is its build for processors, from $PATCHLIGHT_TORCH_INDEX (default: PyTorch's own index).
 # One with CUDA: PATCHLIGHT_TORCH_INDEX=https://download.pytorch.org/whl/cu126, or the suffix that
 # fits the servers' driver.
-# Where a registry can be reached: docker build -t patchlight-worker -f deploy/Dockerfile .
+# Where a registry can be reached: deploy/Dockerfile.
 set -euo pipefail
 cd -P "$(dirname "${BASH_SOURCE[0]}")"
 
@@ -22,18 +23,21 @@ RECIPE=1 # to be raised when what is in the root file system changes
 fail() { printf 'worker-image: %s\n' "$*" >&2; exit 1; }
 say() { printf 'worker-image: %s\n' "$*" >&2; }
 
-rebuild=false torch=false save=false image=
+rebuild=false torch=false controller=false save=false image=
 for argument in "$@"; do
     case $argument in
         --rebuild) rebuild=true ;;
         --torch) torch=true ;;
+        --controller) controller=true ;;
         --save) save=true ;;
-        -*) fail "unknown option $argument (known: --rebuild, --save, --torch)" ;;
+        -*) fail "unknown option $argument (known: --controller, --rebuild, --save, --torch)" ;;
         *) image=$argument ;;
     esac
 done
 kind=worker
 if $torch; then kind=worker-torch RECIPE=$RECIPE-torch; fi
+# What it has changes with every change of Patchlight.
+if $controller; then kind=controller PACKAGES=python3 rebuild=true; fi
 ! $save || [ -z "$image" ] || fail "--save takes no IMAGE: it is patchlight-$kind:latest"
 image=${image:-patchlight-$kind:latest}
 case $image in *:*) ;; *) image=$image:latest ;; esac
@@ -55,6 +59,14 @@ fetch_torch() {
     rm -rf "${1:?}/bin" "$1/torch/include" "$1"/numpy*
 }
 
+# Patchlight and what it requires, as they are installed in .venv.
+fetch_controller() {
+    ../.venv/bin/patchlight deploy bundle --controller --python "$PYTHON" --output "$1.bundle" >&2
+    tar --extract --file "$1.bundle" --one-top-level="$1.files"
+    for wheel in "$1.files"/files/*.whl; do python3 -m zipfile --extract "$wheel" "$1"; done
+    printf '#!/usr/bin/python3\nfrom patchlight.cli.main import main\n\nmain()\n' >"$1/patchlight.py"
+}
+
 engine() { python3 -I ../testbed/linux/docker_engine.py "$@"; }
 
 if ! $save; then
@@ -69,20 +81,25 @@ fi
 . /etc/os-release
 suite=${PATCHLIGHT_SUITE:-${VERSION_CODENAME:?cannot tell which Debian or Ubuntu this is; set PATCHLIGHT_SUITE}}
 PYTHON=${PATCHLIGHT_PYTHON:-$(/usr/bin/python3 -c 'import sys; print("%d.%d" % sys.version_info[:2])')}
-TORCH_AT=/usr/local/lib/python$PYTHON/dist-packages
+MODULES=/usr/local/lib/python$PYTHON/dist-packages
 tar=$CACHE/$kind-$suite-$(dpkg --print-architecture)-$RECIPE.tar
 
 if $rebuild || ! [ -s "$tar" ]; then
     command -v mmdebstrap >/dev/null ||
         fail "mmdebstrap is not installed: apt-get install mmdebstrap"
-    say "making the root file system of the workers ($suite; some 20 s)"
+    say "making the root file system of $image ($suite; some 20 s)"
     mkdir -p "$CACHE"
     part=$(mktemp -d "$CACHE/part.XXXXXX")
     trap 'rm -rf "$part"' EXIT
-    hooks=()
-    if $torch; then
-        fetch_torch "$part/torch"
-        hooks=("--customize-hook=mkdir -p \"\$1/$TORCH_AT\"" "--customize-hook=sync-in $part/torch $TORCH_AT")
+    hooks=("--customize-hook=mkdir -p \"\$1/$MODULES\"" "--customize-hook=sync-in $part/modules $MODULES")
+    if $controller; then
+        fetch_controller "$part/modules"
+        hooks+=("--customize-hook=install \"\$1/$MODULES/patchlight.py\" \"\$1/usr/local/bin/patchlight\""
+            "--customize-hook=rm \"\$1/$MODULES/patchlight.py\"; chroot \"\$1\" python3 -m compileall -qq -j 0 $MODULES || true")
+    elif $torch; then
+        fetch_torch "$part/modules"
+    else
+        hooks=()
     fi
     mmdebstrap --quiet --variant=minbase --include="$PACKAGES" \
         --dpkgopt='path-exclude=/usr/share/doc/*' --dpkgopt='path-exclude=/usr/share/man/*' \
@@ -95,7 +112,7 @@ if $save; then
     file=${tar%.tar}.image.tar
     if ! [ "$file" -nt "$tar" ]; then
         say "packing it as $image"
-        python3 -I image_file.py "$image" "$tar" "$file" patchlight.image=worker "patchlight.recipe=$RECIPE" ||
+        python3 -I image_file.py "$image" "$tar" "$file" "patchlight.recipe=$RECIPE" ||
             fail "packing it failed (see above)"
     fi
     echo "$file"

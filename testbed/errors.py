@@ -1,5 +1,4 @@
-"""Defines Patchlight's exception root, and formats errors as text and as problem details (RFC
-9457)."""
+"""Defines Patchlight's exceptions, and formats errors as text and problem details (RFC 9457)."""
 
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
@@ -171,12 +170,10 @@ def _what(mistake: Mapping[str, Any]) -> str:
 
 
 def _whole(limit: object) -> object:
-    """``86400.0`` as 86400."""
     return int(limit) if isinstance(limit, float) and limit.is_integer() else limit
 
 
 def _shown(value: object) -> str:
-    """A value as users know it: short, and numeric texts as numbers."""
     match value:
         case None:
             return "nothing"

@@ -1,5 +1,4 @@
-"""Lets allowed devices use SSH with old firmware that only has SHA-1 (``ssh-rsa``, key
-exchanges)."""
+"""Lets allowed devices use SSH with old firmware that only has SHA-1."""
 
 import logging
 from hashlib import sha1

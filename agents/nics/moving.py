@@ -134,8 +134,7 @@ def _set_up(state: NicState, network: WorkerNetwork) -> None:
         memory = 2 * network.window_bytes
         for key in ("ipv4/tcp_rmem", "ipv4/tcp_wmem"):
             _set_sysctl(key, f"{min(4096, memory)} {memory} {memory}")
-        # The window must set the pace: BBR, the default of some kernels, paces by past
-        # measurements.
+        # The window must set the pace: BBR, some kernels' default, paces by past measurements.
         _set_sysctl("ipv4/tcp_congestion_control", "reno")
     is_macvlan = state.mode == "macvlan"
     bare = NicState(

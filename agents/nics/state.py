@@ -137,9 +137,9 @@ class NicAccess:
 
 
 def access_of(nic: Nic, sys: Path, sharing: NamespaceMode | None) -> NicAccess:
-    """How to give a worker the NIC, from the lab file, ``sys`` (its namespace's ``/sys``), and the
-    system's RDMA sharing mode (``None``: no RDMA). ``NicError`` if the server does not support what
-    the lab file says."""
+    """How to give a worker the NIC, from the lab file, ``sys`` (its namespace's ``/sys``), and
+    the system's RDMA sharing mode (``None``: no RDMA). ``NicError`` if the server does not
+    support it."""
     interface, mode = nic.interface or nic.name, nic.mode
     if mode == "auto":
         virtual = not (sys / "class/net" / interface / "device").exists()

@@ -189,9 +189,9 @@ class Ear:
 
 
 def probe(names: Mapping[str, str], token: str, listen_s: float) -> dict[str, Ear]:
-    """Send and receive probes for ``listen_s`` on these interfaces of the thread's namespace, keyed
-    by probe name. A failure of one NIC is stored as its ``problem``; ``NicError``: no permission to
-    open packet sockets."""
+    """Send and receive probes for ``listen_s`` on these interfaces of the thread's namespace,
+    keyed by probe name. A failure of one NIC is stored as its ``problem``; ``NicError``: no
+    permission."""
     ears = {name: Ear(interface) for name, interface in names.items()}
     with ExitStack() as stack, selectors.DefaultSelector() as selector:
         senders: dict[str, socket.socket] = {}

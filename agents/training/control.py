@@ -61,8 +61,7 @@ class Gate:
     """One worker's gate, passed by the trainer once per iteration. A worker held at iteration k has
     received all of k-1 and has sent nothing of its gradient of k. When all workers of a ring are
     held at the same k, no payload is on the network. ``iterations`` counts from 0, also if training
-    resumes at ``first`` (``None``: not known); ``changed`` is called with each new state and
-    iteration."""
+    resumes at ``first`` (``None``: not known); ``changed`` gets each new state and iteration."""
 
     def __init__(
         self, iterations: int | None, changed: Callable[[str, int], None], first: int = 0
@@ -91,8 +90,8 @@ class Gate:
             self._condition.notify_all()
 
     def hold(self, iteration: int) -> int:
-        """Hold just before the all-reduce of ``iteration``, or raise ``Passed``. Returns the
-        present iteration."""
+        """Hold before the all-reduce of ``iteration``, or raise ``Passed``; returns the present
+        one."""
         with self._condition:
             self._check_ahead(iteration)
             self._hold_at = iteration
@@ -277,8 +276,6 @@ class AgentPaths:
 
 
 class _HeldPath:
-    """One path, held by its own thread until it is released."""
-
     def __init__(self, directory: str, wanted: dict[str, Any]) -> None:
         self._directory, self._wanted = directory, wanted
         self.granted, self._over = threading.Event(), threading.Event()
@@ -288,7 +285,6 @@ class _HeldPath:
         self._thread.start()
 
     def give_back(self) -> None:
-        """Release the path and wait until the transmitter is off."""
         self._over.set()
         with contextlib.suppress(OSError):
             if self._connection is not None:

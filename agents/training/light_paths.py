@@ -42,8 +42,7 @@ class PathClient:
         self, source: str, destination: str, nbytes: float, patience_s: float = 60.0, **more: Any
     ) -> Iterator[dict[str, Any]]:
         """Request a path between hosts; the result's ``channel`` is in THz. ``more``:
-        ``collective``, ``round``, ``deadline_s``, ``lease_s``. ``NoPath`` if none is granted in
-        ``patience_s``."""
+        ``collective``, ``round``, ``deadline_s``, ``lease_s``. ``NoPath`` after ``patience_s``."""
         wanted = {"source": source, "destination": destination, "bytes": nbytes, **more}
         ends = time.monotonic() + patience_s
         path = self._ask("POST", "/v1/paths", wanted)
@@ -82,14 +81,11 @@ class PathClient:
 
 
 class _OverUnix(http.client.HTTPConnection):
-    """An HTTP connection over a Unix socket."""
-
     def __init__(self, path: str, timeout_s: float) -> None:
         super().__init__("localhost", timeout=timeout_s)
         self._path = path
 
     def connect(self) -> None:
-        """Connect to the socket's path."""
         self.sock = socket.socket(socket.AF_UNIX)
         self.sock.settimeout(self.timeout)
         self.sock.connect(self._path)

@@ -81,7 +81,7 @@ class ProcessGroups:
         return held[0]
 
     def lost(self, exc: RuntimeError, iteration: int) -> RingError | None:
-        """The error of a failed exchange, naming the rank whose address it contains; else
+        """The error of a failed exchange, with the rank whose address it contains; else
         ``None``."""
         text = str(exc).partition("\n")[0]
         if not isinstance(exc, dist.DistError) and "gloo" not in text:
@@ -102,7 +102,6 @@ class ProcessGroups:
 
 
 def _unacknowledged_bytes() -> int:
-    """The sockets of this process; the group does not expose them."""
     own = set()
     for descriptor in Path("/proc/self/fd").iterdir():
         try:

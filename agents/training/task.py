@@ -180,8 +180,6 @@ class SocketGpu:
 
 
 class _Multiplier:
-    """Multiplies matrices for the length of the compute phase."""
-
     name = ""
     _seconds = 0.0
 
@@ -201,8 +199,6 @@ class _Multiplier:
 
 
 class _CudaGpu(_Multiplier):
-    """A CUDA GPU that multiplies matrices, through PyTorch."""
-
     def __init__(self, torch: Any) -> None:
         self._torch = torch
         self.name = f"cuda: {torch.cuda.get_device_name(0)}"
@@ -228,8 +224,6 @@ class _CudaGpu(_Multiplier):
 
 
 class _Processor(_Multiplier):
-    """No GPU: the CPU multiplies matrices."""
-
     name = "cpu: numpy"
 
     def __init__(self) -> None:
@@ -243,8 +237,6 @@ class _Processor(_Multiplier):
 
 
 class _Sleeper:
-    """Computes nothing and lets the time of the compute phase pass."""
-
     name = "sleep"
 
     def __init__(self) -> None:
@@ -261,8 +253,6 @@ class _Sleeper:
 
 
 class _ItsOwn(_Sleeper):
-    """The device of a real model, which its own passes keep busy."""
-
     name = ""
 
     def begin(self, seconds: float) -> None:

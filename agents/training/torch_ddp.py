@@ -91,8 +91,6 @@ class TrainingSamples:
 
 
 class _Stored:
-    """Mini-batches from ``inputs.npy`` and ``targets.npy``, in a loop."""
-
     def __init__(self, folder: Path, model: str, like: tuple[torch.Tensor, ...]) -> None:
         if len(like) > 1:
             raise TrainingError(
@@ -150,7 +148,7 @@ class Checkpoints:
             raise TrainingError(f"writing the checkpoint {self._file}: {exc}") from exc
 
     def resume(self, groups: ProcessGroups) -> int:
-        """Load the newest checkpoint of any rank on all ranks. Returns the iteration to resume
+        """Load the newest checkpoint of any rank on all ranks; returns the iteration to resume
         at."""
         found = self.found()
         ages = groups.gather(int(found["iteration"]) if found else 0)
@@ -187,9 +185,9 @@ class ReplicasDiffer(TrainingError):
 
 
 class GradientExchange:
-    """The gradient's sum over all ranks, bucket by bucket: when (time.monotonic) the first bucket
-    was computed, and when the last was summed. ``sent_bytes``: what a ring all-reduce sends,
-    2(n−1)/n of all bytes."""
+    """The gradient's sum over all ranks, bucket by bucket: when (time.monotonic) the first was
+    computed and the last was summed. ``sent_bytes``: what a ring all-reduce sends, 2(n−1)/n of all
+    bytes."""
 
     def __init__(self, groups: ProcessGroups, gate: Gate, device: ComputeDevice) -> None:
         self._groups, self._gate, self._device = groups, gate, device
@@ -325,6 +323,5 @@ def _compare(model: nn.Module, groups: ProcessGroups, iteration: int) -> None:
 
 
 def _wait_for_kernels() -> None:
-    """Wait until the GPU has computed its queue, but not for what it sends meanwhile."""
     if torch.cuda.is_available():
         torch.cuda.current_stream().synchronize()

@@ -182,7 +182,6 @@ class _Exchange:
 
     @property
     def clear(self) -> bool:
-        """Whether the next worker is ready to receive."""
         return len(self.clear_got) == len(self.clear_to_send)
 
     def run(self) -> int:
@@ -267,8 +266,7 @@ class _Exchange:
             self.send_step, self.send_at = self.send_step + 1, 0
 
     def _set_low_water(self) -> None:
-        """Make the kernel wake the worker for whole pieces only, but never wait past a chunk's
-        end."""
+        """Make the kernel wake the worker for whole pieces, but never wait past a chunk's end."""
         remaining = self.chunk(self.receive_step + 1)[1] - self.receive_at
         low_water = min(self.piece, remaining)
         if low_water != self.low_water:
@@ -298,7 +296,6 @@ class _Exchange:
             self.receive_at = self.added_to = 0
 
     def _receive_clear(self) -> None:
-        """Read the next worker's readiness message and check its iteration and size."""
         try:
             piece = self.out.recv(len(self.clear_to_send) - len(self.clear_got))
         except BlockingIOError:

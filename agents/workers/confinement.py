@@ -64,8 +64,7 @@ _FAMILIES_OF_WORKERS = {socket.AF_UNIX, socket.AF_INET, socket.AF_INET6, socket.
 
 @functools.cache
 def refused_calls() -> bytes:
-    """A seccomp filter for workers; ``RuntimeError`` or ``OSError`` if libseccomp is missing or too
-    old."""
+    """A seccomp filter for workers; ``RuntimeError`` or ``OSError`` without a recent libseccomp."""
     import pyseccomp as seccomp
 
     rules = seccomp.SyscallFilter(seccomp.ALLOW)
@@ -74,8 +73,7 @@ def refused_calls() -> bytes:
         rules.add_rule(no, name)
     for flag in _NAMESPACE_FLAGS:
         rules.add_rule(no, "clone", seccomp.Arg(0, seccomp.MASKED_EQ, flag, flag))
-    # clone3's flags are in memory, where a filter cannot read them; the C library falls back to
-    # clone.
+    # A filter cannot read clone3's flags; the C library falls back to clone.
     rules.add_rule(seccomp.ERRNO(errno.ENOSYS), "clone3")
     # Most other families ignore network namespaces or load kernel modules: vsock, Bluetooth, ALG.
     for family in {*range(_FAMILIES)} - _FAMILIES_OF_WORKERS:

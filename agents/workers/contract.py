@@ -53,8 +53,7 @@ class WorkerLaunch:
 @dataclass(frozen=True, slots=True)
 class WorkerHandle:
     """Identifies a worker after an agent restart: ``pid`` and its start time ``started`` (clock
-    ticks since boot), as numbers are reused, or ``container``; both are valid for one ``boot``
-    only."""
+    ticks since boot), as numbers are reused, or ``container``; both valid for one ``boot``."""
 
     pid: int | None = None
     started: int | None = None
@@ -105,8 +104,7 @@ class RunningWorker(Protocol):
 
 class Runner(Protocol):
     """Launches workers that outlive it: a program in a network namespace that is kept under a name.
-    ``gpu_access``: how they get an NVIDIA GPU, set by ``open``; ``worker_user``: the user that they
-    run as."""
+    ``gpu_access``: how they get an NVIDIA GPU, set by ``open``; ``worker_user``: their user."""
 
     name: str
     gpu_access: str = ""

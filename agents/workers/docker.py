@@ -225,7 +225,6 @@ def mapped_root(engine: Mapping[str, Any]) -> limits.WorkerUser | None:
 
 
 def _mounts(launch: contract.WorkerLaunch) -> list[Mount]:
-    """The container's view of the server's files."""
     task = launch.spec.task
     mounts = [
         Mount(
@@ -255,8 +254,6 @@ def _mounts(launch: contract.WorkerLaunch) -> list[Mount]:
 
 
 class _DockerWorker:
-    """One container."""
-
     def __init__(self, engine: Any, container: str, namespace: str, directory: Path) -> None:
         self._engine, self._container = engine, container
         self._namespace, self._directory = namespace, directory
@@ -311,8 +308,7 @@ class _DockerWorker:
         except _REFUSED as exc:
             raise LaunchError(f"stopping the container {self._container[:12]}: {exc}") from exc
 
-    # The engine's own pause can be lost soon after its end, and gives up after 0.5 s on a busy
-    # machine.
+    # The engine's pause can be lost soon after its end, and gives up after 0.5 s when busy.
     async def freeze(self) -> None:
         await asyncio.to_thread(namespaces.stop_all, self._namespace)
 

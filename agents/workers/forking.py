@@ -53,8 +53,7 @@ class NotForked(PatchlightError):
 class ForkRequest:
     """A worker to fork into its ``folder`` and ``namespace`` (a path). ``processes``: how many its
     user may have (``None``: no limit), ``groups``: the files of its cgroups, ``cpus``: where it may
-    run (empty: anywhere), ``arguments``: those of the program that it seems to be, ``--task FILE``
-    last."""
+    run (empty: anywhere), ``arguments``: those shown for the program, ``--task FILE`` last."""
 
     folder: str
     namespace: str
@@ -136,7 +135,6 @@ def _fork_all(listener: socket.socket) -> NoReturn:
 
 
 def _become_keeper(connection: socket.socket, train: Any) -> int:
-    """Run as the keeper of the requested worker; returns its exit code."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     connection.settimeout(_DEADLINE_S)
     line = connection.makefile().readline(_LONGEST_ORDER)
@@ -155,7 +153,6 @@ def _become_keeper(connection: socket.socket, train: Any) -> int:
 
 
 def _confine(order: ForkRequest) -> None:
-    """Enter the worker's namespaces and limits."""
     os.setsid()
     for group in order.groups:
         with open(group, "w") as file:
@@ -181,8 +178,7 @@ def _confine(order: ForkRequest) -> None:
 
 def give_up(uid: int, gid: int) -> None:
     """Become this user permanently, without other groups and capabilities, even as root: like
-    ``setpriv --reuid --regid --clear-groups --no-new-privs --bounding-set=-all
-    --inh-caps=-all``."""
+    ``setpriv --reuid --regid --clear-groups --no-new-privs --bounding-set=-all`` does."""
     try:
         with open("/proc/sys/kernel/cap_last_cap") as file:
             last = int(file.read())
@@ -209,7 +205,6 @@ def _prctl(option: int, value: int) -> None:
 
 
 def _keep(order: ForkRequest, train: Any) -> int:
-    """Run the worker, forward SIGTERM, and write its exit code into its folder."""
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     program = os.fork()
     if not program:

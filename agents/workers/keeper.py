@@ -1,8 +1,7 @@
 """Manages a worker's folder and the keeper, the shell under which its program runs.
 
 The keeper checks that the worker sees only its own GPU, waits for the start, and writes the exit
-code for agents that are not its parent. It is POSIX ``sh`` with built-in commands only, so it runs
-in every image.
+code for agents that are not its parent. It is plain POSIX ``sh``, which every image has.
 
 The folder may contain ``output.log``; ``start``, a pipe that a gated program waits at; ``started``,
 made at the start; ``exit``, the exit code (128 + number if a signal ended it); ``state.json``,
@@ -176,8 +175,7 @@ def bound_output(path: Path) -> None:
 
 
 def read_output(path: Path, after: int, limit: int) -> LogPart:
-    """At most ``limit`` bytes after the first ``after``, as text. An incomplete character is left
-    for the next call."""
+    """At most ``limit`` bytes after the first ``after``, as text, without incomplete characters."""
     try:
         with files.open_plain(path) as file:
             size = os.fstat(file.fileno()).st_size

@@ -180,8 +180,7 @@ class WorkerUser:
 
 
 def named_user(choice: str) -> WorkerUser | None:
-    """The user of that name or number; ``None`` for ``dynamic``. ``BadInput`` if it does not
-    exist."""
+    """The user of that name or number; ``None`` for ``dynamic``; ``BadInput`` if unknown."""
     if choice == DYNAMIC:
         return None
     try:
@@ -294,8 +293,8 @@ def find_access(
 def container_settings(
     access: str, gpu: PhysicalGpu, folders: Sequence[Path] = CDI_FOLDERS
 ) -> dict[str, Any]:
-    """Arguments for a container that gets only this GPU (merge ``environment``); ``LaunchError`` if
-    no method is available."""
+    """Arguments for a container with only this GPU (merge ``environment``); may raise
+    ``LaunchError``."""
     pinned = {_VISIBLE: gpu.uuid, "NVIDIA_DRIVER_CAPABILITIES": "compute,utility"}
     match access:
         case "cdi":

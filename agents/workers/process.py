@@ -25,8 +25,8 @@ _INHERITED = ("PATH", "LANG", "PATCHLIGHT_RUN")
 
 class ProcessRunner(contract.Runner):
     """Runs workers as children that outlive this process, as ``user`` of this machine, or
-    ``dynamic``: one user per job owner of the ``lab``. ``fork_from``: socket of the process that
-    forks built-in workers."""
+    ``dynamic``: one user per job owner of the ``lab``. ``fork_from``: socket of the forking
+    process."""
 
     name = "process"
 
@@ -140,7 +140,6 @@ class ProcessRunner(contract.Runner):
 
 
 def _code() -> list[Path]:
-    """The folders of Python, its packages and the training code."""
     python = Path(os.path.realpath(sys.executable)).parents[1]
     numpy = forking.numpy_folder()
     prefixes = {Path(sys.prefix), Path(sys.base_prefix), python, *([Path(numpy)] if numpy else [])}
@@ -285,7 +284,6 @@ class _ProcessWorker:
 
 
 def _pidfd(handle: contract.WorkerHandle) -> int | None:
-    """A descriptor that becomes readable when the process ends; ``None`` if it has ended."""
     if handle.pid is None or handle.started is None or handle.boot != boot_id():
         return None
     try:

@@ -196,7 +196,6 @@ def _key_usage(*, signs_certificates: bool) -> x509.KeyUsage:
 
 
 def _key_in(path: Path) -> ec.EllipticCurvePrivateKey:
-    """The key in the file, or a new one; only its owner may read it."""
     if path.exists():
         if path.stat().st_mode & 0o077:
             raise BadInput(
@@ -243,7 +242,6 @@ def _has(path: Path, content: bytes) -> bool:
 
 
 def _put(path: Path, content: bytes) -> None:
-    """Write a file (0600), atomically."""
     fresh = path.with_name(f".{path.name}.new")
     fresh.unlink(missing_ok=True)
     handle = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

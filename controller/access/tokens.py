@@ -109,8 +109,7 @@ class Attempt:
 
     ``what`` is its method and path, ``about`` what it created or changed: ids, numbers and states.
     ``status`` is the HTTP status, 0 without a response, and ``outcome`` is ``done``, ``refused``,
-    ``failed`` or ``unknown``. ``repeated`` counts refusals of the same user that are not listed
-    individually.
+    ``failed`` or ``unknown``. ``repeated`` counts unlisted refusals of the same user.
     """
 
     by: str

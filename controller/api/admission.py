@@ -197,8 +197,7 @@ class KeptAnswers:
         return again
 
     def end(self, who: str, key: str, status: int, body: bytes | None) -> None:
-        """Keep a response, or forget the request if nothing was done, so that it can be
-        repeated."""
+        """Keep a response, or forget the request if nothing was done, so it can be repeated."""
         if not status or body is None:
             return  # the result is not known
         if status >= 400 and json.loads(body).get("outcome") == "nothing-done":
@@ -318,7 +317,6 @@ _LATER = problem_answer(
 
 
 def _line(text: str) -> str:
-    """A text for the log: one line, limited, without tokens."""
     printable = "".join(c if c.isprintable() else "?" for c in text[:_LONGEST_TEXT])
     return without_tokens(printable)
 
@@ -334,7 +332,6 @@ def _outcome(status: int, answer: Mapping[str, Any]) -> str:
 
 
 def _about(answer: Mapping[str, Any]) -> str:
-    """The id and state of the change or jobs in a response."""
     jobs = answer.get("jobs")
     rows = jobs if isinstance(jobs, list) else [answer]
     found = [

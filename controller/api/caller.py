@@ -208,7 +208,7 @@ def user_id_of(client: tuple[str, int], server: tuple[str, int | None] | None) -
         address = ip_address(client[0])
     except ValueError:
         return None
-    if server is None or server[1] is None or not address.is_loopback:
+    if server is None or server[1] is None or not is_loopback(client[0]):
         return None
     ours, theirs = _as_kernel(client), _as_kernel((server[0], server[1]))
     try:

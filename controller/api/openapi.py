@@ -341,7 +341,6 @@ async def explain_http(request: Request, error: Exception) -> JSONResponse:
 
 
 def _methods(request: Request) -> list[str]:
-    """The methods of all routes with this path."""
     path = request.url.path
     found = {
         method.upper()

@@ -1,7 +1,7 @@
-"""The maps of the optical switches: read from those that answer, cached, and committed.
+"""Reads, caches and commits the maps of the optical switches that answer.
 
-A switch that does not answer is not changed, and does not hold up the others. It is polled in the
-background, less and less often, until it is back.
+A switch that does not answer is not changed, and does not delay the others. It is polled in the
+background, with growing intervals, until it answers.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ log = logging.getLogger("patchlight.circuits")
 M = TypeVar("M", bound=AnyMap)
 
 _FIRST_PAUSE_S, _PAUSE_GROWTH, _LONGEST_PAUSE_S = 0.5, 2.0, 30.0
-# Some units lock an account out after a few wrong passwords.
+# Some units lock an account after a few wrong passwords.
 _PAUSE_AFTER_LOGIN_REFUSED_S = 300.0
 
 
 class KnownMaps(dict[str, M]):
     """The maps of the optical switches that answer; ``unread`` says why the others do not.
 
-    A look-up of one that is not known raises ``Refused``: no change may rest on it.
+    Looking up an unknown map raises ``Refused``: no change may rely on it.
     """
 
     def __init__(self, read: Mapping[str, M], unread: Mapping[str, str] | None = None) -> None:
@@ -44,19 +44,19 @@ class KnownMaps(dict[str, M]):
         if name not in self.unread:
             raise KeyError(name)
         raise Refused(
-            f"nothing was written: the map of {name} is not known: {self.unread[name]}",
-            hint="'patchlight status --wide' says when it answers again; changes of other "
-            "switches go on meanwhile",
+            f"nothing was changed: the map of {name} is unknown: {self.unread[name]}",
+            hint="'patchlight status --wide' shows when it answers; other switches can be "
+            "changed meanwhile",
         )
 
 
 class Maps(KnownMaps[AnyMap]):
-    """The same, with the maps ``assumed`` of those that do not answer: as last read, or committed.
+    """The same, with the last known maps ``assumed`` for those that do not answer.
 
-    A switch that does not answer has most likely kept its mirrors, so its circuits count as up
-    where flow entries are concerned: deleting the entries of links that work breaks traffic, and
-    entries for links that are down do no harm (each names one NIC, and no frame can loop). For new
-    decisions, such as placing jobs or regrouping, they count as down.
+    A switch that does not answer has most likely kept its mirrors, so its circuits count as up for
+    flow entries: deleting entries of working links breaks traffic, and entries of links that are
+    down are harmless (each names one NIC, and frames cannot loop). For new decisions, such as
+    placing or regrouping jobs, they count as down.
     """
 
     def __init__(
@@ -70,28 +70,28 @@ class Maps(KnownMaps[AnyMap]):
 
     @property
     def circuits(self) -> KnownMaps[PortMap]:
-        """Those of circuit switches alone."""
+        """Maps of circuit switches only."""
         return KnownMaps(circuits_of(self), self.unread)
 
     @property
     def everywhere(self) -> dict[str, AnyMap]:
-        """These maps, and what is assumed of those not read."""
+        """These maps, and the assumed ones."""
         return {**self.assumed, **self}
 
     def after(self, wanted: Mapping[str, AnyMap]) -> Maps:
-        """The same with these maps for those that answer."""
+        """The same with these maps of switches that answer."""
         return Maps(
             {name: wanted.get(name, m) for name, m in self.items()}, self.assumed, self.unread
         )
 
 
 def circuits_in(maps: Mapping[str, AnyMap]) -> Mapping[str, PortMap]:
-    """Those of circuit switches alone; one that is not known is refused as above."""
+    """Maps of circuit switches only; an unknown one is refused as above."""
     return maps.circuits if isinstance(maps, Maps) else circuits_of(maps)
 
 
 Decide = Callable[[Mapping[str, Any]], Mapping[str, Any]]
-"""Present maps to wanted maps (``PortMap`` or ``SpectrumMap``) of the switches that change."""
+"""From present maps to wanted maps (``PortMap`` or ``SpectrumMap``) of the switches that change."""
 
 
 @dataclass
@@ -102,10 +102,10 @@ class _Unreachable:
 
 
 class DeviceMonitor:
-    """The optical switches of a lab, as far as they answer.
+    """The optical switches of a lab.
 
-    A switch of the lab without a driver here counts as one that does not; a wavelength switch
-    whose lab file names no driver is always as that file says.
+    A switch of the lab without a driver here counts as one that does not answer; a wavelength
+    switch without a driver in the lab file always has the file's map.
     """
 
     def __init__(self, lab: Lab, drivers: Drivers, committed: CommittedMaps, store: Store) -> None:
@@ -123,14 +123,14 @@ class DeviceMonitor:
     def unread(self) -> dict[str, str]:
         """Which optical switches do not answer, and why."""
         apart = {
-            switch.name: f"this command does not talk to {switch.name}"
+            switch.name: f"this command does not connect to {switch.name}"
             for switch in self._lab.optical_switches
             if switch.name not in self._drivers and switch.name not in self._fixed
         }
         return apart | {name: lost.message for name, lost in self._unreachable.items()}
 
     def status(self) -> list[dict[str, Any]]:
-        """Each optical switch: whether it answers, else since when it does not, and why."""
+        """Each optical switch: whether it answers; if not, since when and why."""
         return [
             {
                 "name": name,
@@ -143,7 +143,7 @@ class DeviceMonitor:
         ]
 
     def unseen_hosts(self) -> dict[str, str]:
-        """The hosts that are plugged into an optical switch that does not answer, and why not."""
+        """The hosts at optical switches that do not answer, and why."""
         unread = self.unread
         ends = ((h.name, self._lab.fibre_ends.get(h.endpoint)) for h in self._lab.hosts)
         return {
@@ -153,21 +153,21 @@ class DeviceMonitor:
         }
 
     async def open(self) -> None:
-        """Open the devices that are not open or did not answer, at once; mark those that fail."""
+        """Open all devices that are closed or did not answer, in parallel; mark failures."""
         self._left_to_watch = True
 
         async def open_or_mark(name: str) -> None:
             try:
                 await self._open(name)
-            except Exception as error:  # a driver's bug is no reason to leave the others alone
+            except Exception as error:  # a driver's bug must not affect the others
                 self._mark_unreachable(name, error)
 
         away = self._unreachable.keys() | (self._drivers.keys() - self._opened)
         await asyncio.gather(*(open_or_mark(name) for name in self._drivers if name in away))
 
     async def read_maps(self) -> Maps:
-        """Read the present maps from all devices at once; mark those that fail."""
-        # Where the background polls those that do not answer, nobody waits for them here.
+        """Read the present maps from all devices in parallel; mark failures."""
+        # Devices that do not answer are polled in the background, not here.
         asked = [n for n in self._drivers if not (self._left_to_watch and n in self._unreachable)]
         reading = (self._drivers[name].read_map() for name in asked)
         answers = await asyncio.gather(*reading, return_exceptions=True)
@@ -176,7 +176,7 @@ class DeviceMonitor:
             if isinstance(answer, SwitchMap):
                 maps[name] = self._last_maps[name] = answer
                 self._mark_reachable(name)
-            elif isinstance(answer, Exception):  # a driver's bug is not the others' trouble
+            elif isinstance(answer, Exception):  # a driver's bug must not affect the others
                 self._mark_unreachable(name, answer)
             else:
                 raise answer
@@ -185,7 +185,7 @@ class DeviceMonitor:
         return Maps({**maps, **self._fixed}, assumed, unread)
 
     async def alarms(self, name: str) -> Sequence[Alarm]:
-        """The alarms of a device; none (and it is marked) if it does not answer."""
+        """The alarms of a device; empty (and it is marked) if it does not answer."""
         try:
             return await self._drivers[name].alarms()
         except (DeviceUnreachable, LoginRefused) as error:
@@ -193,16 +193,16 @@ class DeviceMonitor:
             return ()
 
     async def new_alarms(self, name: str) -> Sequence[Alarm]:
-        """The alarms since the last call for this device; the first time, all it has."""
+        """The new alarms of this device since the last call; at first, all."""
         alarms, last = await self.alarms(name), self._last_alarms.get(name)
         if alarms:
             self._last_alarms[name] = alarms[-1]
         return alarms[alarms.index(last) + 1 :] if last in alarms else alarms
 
     async def watch(self, returned: Callable[[str], Awaitable[None]]) -> None:
-        """Reopen devices that do not answer, for ever; call ``returned`` for each that is back."""
+        """Reopen devices that do not answer; call ``returned`` for each that does again."""
         self._left_to_watch = True
-        for name in self._unreachable:  # also those that an earlier watch did not bring back
+        for name in self._unreachable:  # also those that an earlier watch did not restore
             self._changed[name].set()
         async with asyncio.TaskGroup() as group:
             for name in self._drivers:
@@ -224,7 +224,7 @@ class DeviceMonitor:
             try:
                 await returned(name)
             except Exception as error:
-                log.warning("%s is back, then: %s", name, in_words(error))
+                log.warning("%s answers again, then: %s", name, in_words(error))
 
     async def _open(self, name: str) -> None:
         if name in self._opened:
@@ -235,7 +235,7 @@ class DeviceMonitor:
         self._mark_reachable(name)
 
     def _mark_unreachable(self, name: str, error: Exception) -> None:
-        """It did not answer: leave it alone until it does."""
+        """It did not answer: do not use it until it does."""
         if name in self._unreachable:
             self._unreachable[name].message = in_words(error)
             return
@@ -257,7 +257,7 @@ class DeviceMonitor:
 
 
 class MapCache:
-    """Caches maps (``last``), so that not every plan begins with reading every device."""
+    """Caches maps (``last``), so that not every plan reads every device."""
 
     def __init__(self, lab: Lab, devices: DeviceMonitor) -> None:
         self._lab, self._devices = lab, devices
@@ -271,7 +271,7 @@ class MapCache:
         return self.last
 
     def present_links(self) -> Links | None:
-        """The links that the maps as last known make; ``None`` while none are known."""
+        """The links of the last known maps; ``None`` while none are known."""
         if self.last is None:
             return None
         maps = self.last.everywhere
@@ -280,16 +280,16 @@ class MapCache:
         return self._present[1]
 
     def links(self, maps: Mapping[str, AnyMap]) -> Links:
-        """The links that these maps make."""
+        """The links of these maps."""
         return lab_links(self._lab, maps)
 
     def plan(self, maps: Maps, decide: Decide) -> ChangePlan:
-        """The plan from ``maps`` to what ``decide`` wants; ``Refused`` if one is unknown."""
+        """The plan from ``maps`` to what ``decide`` wants; ``Refused`` if a map is unknown."""
         wanted = decide(maps)
         for name in wanted.keys() & maps.unread.keys():
-            maps[name]  # refuses, and says why
+            maps[name]  # raises Refused with the reason
         before, made = maps.everywhere, self._planned
-        # A change that was shown first is the same plan, as long as the maps are.
+        # A change that was shown first has an equal plan if the maps are equal.
         if made is None or made.before != before or made.wanted != {**before, **wanted}:
             made = self._planned = ChangePlan.of(self._lab, before, wanted)
         for name in made.changes:
@@ -297,7 +297,7 @@ class MapCache:
         return made
 
     def done(self, plan: ChangePlan, maps: Maps) -> None:
-        """The plan was carried out; ``maps`` are those read before its first write."""
+        """The plan was carried out; ``maps`` were read before its first write."""
         self.last = maps.after(plan.wanted)
 
     def forget(self) -> None:
@@ -316,7 +316,7 @@ class Drift:
         return bool(self.missing or self.unknown)
 
     def as_texts(self) -> dict[str, list[str]]:
-        """The difference as events and the API have it."""
+        """The difference in the form of events and the API."""
         return {
             "missing": [str(c) for c in self.missing],
             "unknown": [str(c) for c in self.unknown],
@@ -324,7 +324,7 @@ class Drift:
 
 
 class CommittedMaps:
-    """Committed maps, kept in the store with the change that committed them."""
+    """Committed maps, stored with the change that committed them."""
 
     def __init__(self, store: Store, lab: Lab | None = None) -> None:
         self._lab, self._store = lab, store
@@ -338,10 +338,9 @@ class CommittedMaps:
         return dict(self._maps)
 
     def after(self, plan: ChangePlan, adopts: Mapping[str, AnyMap]) -> dict[str, AnyMap]:
-        """The committed maps once this plan is carried out.
+        """The committed maps after this plan.
 
-        Entries that somebody else made or broke on the device still differ then, but for those
-        in ``adopts``.
+        Entries that others made or broke on the device remain drift, except those in ``adopts``.
         """
         maps: dict[str, AnyMap] = {}
         for name in {**plan.changes, **adopts}:
@@ -356,7 +355,7 @@ class CommittedMaps:
         return maps
 
     def of(self, record: Reconfiguration) -> dict[str, AnyMap]:
-        """The committed maps that a finished change leaves behind, from its record alone."""
+        """The committed maps after a finished change, from its record."""
         changed = {**record.changes, **record.commits, **dict.fromkeys(record.adopted)}
         return {
             name: recorded_map(self._lab, name, record.commits.get(name, record.wanted[name]))
@@ -364,11 +363,11 @@ class CommittedMaps:
         }
 
     def take(self, maps: Mapping[str, AnyMap]) -> None:
-        """These are committed now; the store has them already."""
+        """These are committed now; they are stored already."""
         self._maps.update(maps)
 
     def begin_with(self, present: Mapping[str, AnyMap]) -> None:
-        """Commit what devices that were never seen before have."""
+        """Commit the maps of devices that were never seen before."""
         if not (new := {name: m for name, m in present.items() if name not in self._maps}):
             return
         origin = {"reconfiguration": None, "at": time.time()}

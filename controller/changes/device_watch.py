@@ -1,4 +1,4 @@
-"""What optical switches show: alarms and drift, watched in the background, and power on request."""
+"""Watches alarms and drift of optical switches in the background, and reads power on request."""
 
 import asyncio
 import logging
@@ -19,12 +19,12 @@ log = logging.getLogger("patchlight.circuits")
 
 _ALARMS_EVERY_S = 0.5
 _LOOK_EVERY_S = 30.0
-# A device that floods us must not fill the journal.
+# A flood of alarms must not fill the journal.
 _EVENTS_AT_ONCE = 20
 
 
 class DeviceWatch:
-    """Makes events of alarms (counted by switch and severity) and of ``drift``, as last read."""
+    """Makes events of alarms (counted by switch and severity) and of the last known ``drift``."""
 
     def __init__(self, parts: CircuitParts, transactions: Transactions) -> None:
         self._parts, self._transactions = parts, transactions
@@ -35,7 +35,7 @@ class DeviceWatch:
         transactions.on_end.append(lambda _: self.look_soon())
 
     def look_soon(self) -> None:
-        """Read the maps at the next turn: something has changed."""
+        """Read the maps next time: something has changed."""
         self._look_now = True
 
     async def begin(self) -> None:
@@ -44,7 +44,7 @@ class DeviceWatch:
         await self._report_drift()
 
     async def run(self) -> None:
-        """Make events of alarms and drift, and reopen devices that do not answer, for ever."""
+        """Make events of alarms and drift, and reopen devices that do not answer."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._listen_and_look())
             group.create_task(self._parts.devices.watch(self._returned))
@@ -66,7 +66,7 @@ class DeviceWatch:
                 try:
                     await self.report_alarms(name)
                 except Exception as error:
-                    log.warning("%s: asking for its alarms: %s", name, in_words(error))
+                    log.warning("%s: reading its alarms: %s", name, in_words(error))
             is_time = time.monotonic() - looked_at > _LOOK_EVERY_S
             if is_time or self._look_now:
                 self._look_now = False
@@ -75,13 +75,13 @@ class DeviceWatch:
                     for name in drivers.keys() - devices.unread.keys() if is_time else ():
                         await self._parts.port_states.read(name)
                 except Exception as error:
-                    log.warning("looking at the circuit switches: %s", in_words(error))
+                    log.warning("checking the circuit switches: %s", in_words(error))
                 looked_at = time.monotonic() if is_time else looked_at
                 self.looked.tell()
 
     async def report_alarms(self, name: str) -> None:
-        """Make events of the new alarms of a device, of a flood only of the first."""
-        # Notices tell what we did ourselves; ``patchlight ocs show --alarms`` shows them.
+        """Make events of a device's new alarms; of a flood only for the first ones."""
+        # Notices report Patchlight's own actions; ``patchlight ocs show --alarms`` shows them.
         new = await self._parts.devices.new_alarms(name)
         alarms = [alarm for alarm in new if alarm.severity != "notice"]
         if not alarms:
@@ -91,7 +91,7 @@ class DeviceWatch:
         self.alarms.update((name, alarm.severity) for alarm in alarms)
         left_out = len(alarms) - _EVENTS_AT_ONCE
         if left_out > 0:
-            message = f"and {left_out} more at once: patchlight ocs show --alarms {name}"
+            message = f"and {left_out} more: patchlight ocs show --alarms {name}"
             alarms = [*alarms[:_EVENTS_AT_ONCE], Alarm(time.time(), "minor", "flood", message)]
         self._parts.store.add_events("alarm", [(a.at, {"ocs": name, **asdict(a)}) for a in alarms])
 
@@ -105,10 +105,10 @@ class DeviceWatch:
 
 @dataclass(frozen=True)
 class PowerReport:
-    """The power of each circuit of one OCS, and the states of its ports that are not ready.
+    """The power of each circuit of one OCS, and its ports that are not ready.
 
-    ``monitored``: whether the device measures at its outputs. ``unreachable`` says why nothing
-    is known, and is empty where it is.
+    ``monitored``: whether the device measures at its outputs. ``unreachable`` says why nothing is
+    known, or is empty.
     """
 
     monitored: bool = False
@@ -118,7 +118,7 @@ class PowerReport:
 
 
 async def power_report(parts: CircuitParts, name: str, maps: Maps) -> PowerReport:
-    """The power of each circuit in the present map of a switch, and its closed ports."""
+    """The power of each circuit in a switch's present map, and its closed ports."""
     if name in maps.unread:
         return PowerReport(unreachable=maps.unread[name])
     driver, check = parts.drivers[name], parts.power_check

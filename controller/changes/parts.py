@@ -1,4 +1,4 @@
-"""What changes of a lab's circuits are made with: devices, checks, and who else they concern."""
+"""Assembles what changes of circuits need: devices, checks, flow tables and jobs."""
 
 import asyncio
 import time
@@ -19,18 +19,18 @@ from patchlight.testbed.lab.wiring import Links, lab_links, recorded_map
 
 PortsByOcs = Mapping[str, Collection[int]]
 
-# A device that just dropped the connection gets a moment to take a new one.
+# A device that just dropped the connection needs a moment.
 _PAUSES_S = (0.05, 0.5, 2.0)
-# No attempt begins after this: jobs pause meanwhile, and some devices are silent for 15 s.
+# The limit for starting attempts: jobs are paused meanwhile, and some devices are silent for 15 s.
 _GIVE_UP_S = 20.0
-# A switch that takes longer makes one circuit at a time, so that it can be halted.
+# A slower switch makes one circuit at a time, so that it can be stopped.
 _LONG_S = 1.0
 _UNDER_WAY_S = 0.005  # by then a device has its command
 
 
 @dataclass(frozen=True)
 class PlanExecutor:
-    """Breaks, makes, verifies and undoes. What fails on one device does not reach the next."""
+    """Breaks, makes, verifies and undoes. Failures of one device do not affect the next."""
 
     lab: Lab
     drivers: contract.Drivers
@@ -46,15 +46,14 @@ class PlanExecutor:
         *,
         judged: bool = True,
     ) -> power.Readings:
-        """Bring the plan about; the powers to remember if it is committed.
+        """Carry out the plan; returns the powers to store if it is committed.
 
-        ``maps`` are those just read. Unless ``judged``, circuits only have to read back. Raises the
-        errors of devices, and ``StepFailed`` for a refusal, another map than wanted, wrong power,
-        and the stop button.
+        ``maps`` were just read. Unless ``judged``, circuits only have to read back. Raises errors
+        of devices, and ``StepFailed`` for a refusal, a wrong map, wrong power, and the stop button.
         """
         several, unread = len(plan.changes) > 1, maps.unread
         readings: dict[BaselineKey, tuple[float, ...]] = {}
-        # With wavelengths, everything breaks first, so that no two signals meet on the way.
+        # With wavelengths, everything breaks first, so that no two signals collide.
         first = plan.changes if several and self.lab.coloured else {}
         for name, change in first.items():
             await self._break(name, change, record)
@@ -62,7 +61,7 @@ class PlanExecutor:
             driver = self.drivers[name]
             if name not in first:
                 await self._break(name, change, record)
-            # No power is expected over devices that are still to change, or do not answer.
+            # Power is not expected through devices that change later, or do not answer.
             maps = maps.after({name: plan.wanted[name]})
             links = lab_links(self.lab, maps) if several or unread else plan.links_after
             should: list[power.Should] = []
@@ -135,7 +134,7 @@ class PlanExecutor:
             raise StepFailed(record.progress.cancelled)
 
     async def _expected(self, links: Links, name: str, makes: Iterable[Any]) -> list[power.Should]:
-        # Worked out while the mirrors turn.
+        # Computed while the mirrors turn.
         switching_time_s = self.lab.optical_switch(name).switching_time_s
         await asyncio.sleep(min(switching_time_s / 2, _UNDER_WAY_S))
         return self.power_check.should_show(links, name, makes)
@@ -143,10 +142,10 @@ class PlanExecutor:
     async def undo(
         self, before: Mapping[str, AnyMap], changes: Mapping[str, MapChange[Any]]
     ) -> tuple[dict[str, AnyMap], str]:
-        """Undo these changes as far as the devices show them done; touch nothing else.
+        """Undo these changes where the devices show them done.
 
-        Returns the whole map that each device has then, and in words whether it is the one
-        ``before``. Raises what the device said last if it cannot be brought about and read back.
+        Returns each device's whole map afterwards, and a text on whether it equals the one
+        ``before``. Raises the device's last error if that fails.
         """
         loop, now = asyncio.get_running_loop(), dict[str, AnyMap]()
         for name, change in changes.items():
@@ -161,33 +160,33 @@ class PlanExecutor:
                     await asyncio.sleep(pause_s)
         apart = difference(before, now)
         return now, (
-            f"this change is undone, but {apart}" if apart else "the map before stands again"
+            f"this change is undone, but {apart}" if apart else "the previous map is restored"
         )
 
     def changes_of(self, record: Reconfiguration) -> dict[str, MapChange[Any]]:
-        """What a journalled change was to do, by switch."""
+        """The intended changes of a journalled change, by switch."""
         before, wanted = self._parsed(record.before), self._parsed(record.wanted)
         return {n: before[n].diff(wanted[n]) for n in before if before[n] != wanted[n]}
 
     async def finish_or_undo(self, record: Reconfiguration, now: Mapping[str, AnyMap]) -> None:
-        """End a change that was cut short, and record how; raises the device's error if not."""
+        """End an interrupted change, and record how; raises the device's error if that fails."""
         changed = self.changes_of(record)
         if all(_is_done(change, now[name]) for name, change in changed.items()):
-            record.state, record.message = "committed", "found whole after a restart"
+            record.state, record.message = "committed", "found complete after a restart"
             apart = difference(self._parsed(record.wanted), {name: now[name] for name in changed})
             record.message += f", but {apart}" if apart else ""
             return
         _, became = await self.undo(self._parsed(record.before), changed)
         record.state = "rolled-back"
-        record.message = f"cut short by the controller's end; {became}"
+        record.message = f"interrupted by the controller's end; {became}"
 
     def _parsed(self, texts: Mapping[str, list[str]]) -> dict[str, AnyMap]:
         return {name: recorded_map(self.lab, name, listed) for name, listed in texts.items()}
 
 
 async def _undo(driver: contract.AnyDriver, change: MapChange[Any]) -> AnyMap:
-    # Also those that the map does not show: one that was entered and not activated
-    # holds its ports all the same. Breaking what is not there is no error.
+    # Also those missing in the map: an entered but inactive circuit uses its ports. Breaking a
+    # missing entry is not an error.
     if change.makes:
         _raise_refusals(driver.name, "break", (await driver.disconnect(change.makes)).refused)
     now = frozenset(await driver.read_map())
@@ -196,7 +195,7 @@ async def _undo(driver: contract.AnyDriver, change: MapChange[Any]) -> AnyMap:
         _raise_refusals(driver.name, "make", (await driver.connect(makes)).refused)
     after: AnyMap = await driver.read_map()
     if not _is_done(change.inverse, after):
-        raise StepFailed(f"{driver.name} does not read back as it was before")
+        raise StepFailed(f"{driver.name} does not read back its previous map")
     return after
 
 
@@ -211,11 +210,11 @@ def _is_done(change: MapChange[Any], now: AnyMap) -> bool:
 
 
 async def _read_back(driver: contract.AnyDriver, wanted: AnyMap) -> None:
-    """``StepFailed`` if the device's map is not the one wanted."""
+    """``StepFailed`` if the device's map is not the wanted one."""
     now: AnyMap = await driver.read_map()
     if now != wanted:
         left = now.diff(wanted)
-        apart = [f"{c} is there" for c in left.breaks] + [f"{c} is missing" for c in left.makes]
+        apart = [f"{c} still exists" for c in left.breaks] + [f"{c} is missing" for c in left.makes]
         raise StepFailed(f"{driver.name} reads back differently: {', '.join(apart)}")
 
 
@@ -223,7 +222,7 @@ class FlowHook(Protocol):
     """Keeps the packet switches' flow tables in step with the circuits."""
 
     async def follow(self, links: Links) -> list[str]:
-        """Make the switches forward over these links only; returns what failed, as text."""
+        """Make the switches forward over these links only; returns failures as text."""
         return []
 
     def unserved(self) -> Mapping[str, str]:
@@ -231,7 +230,7 @@ class FlowHook(Protocol):
         return {}
 
     def rates_bps(self) -> Mapping[str, tuple[float, float]]:
-        """What each host sent and received lately, by name, if it is counted."""
+        """The recent rates of each host, by name, if they are counted."""
         return {}
 
 
@@ -243,7 +242,7 @@ class TrafficHook(Protocol):
         return []
 
     async def drain(self, moved: frozenset[Endpoint]) -> list[str]:
-        """Pause the traffic through these ports; returns what could not pause, as text."""
+        """Pause the traffic through these ports; returns failures as text."""
         return []
 
     async def undrain(self) -> None:
@@ -252,7 +251,7 @@ class TrafficHook(Protocol):
 
 
 class NoHooks(FlowHook, TrafficHook):
-    """No packet switches to program, and no jobs to pause."""
+    """A lab without packet switches to program, and without jobs."""
 
 
 NO_HOOKS = NoHooks()
@@ -306,7 +305,7 @@ class CircuitParts:
     def journal_end(
         self, record: Reconfiguration, committed: Mapping[str, AnyMap], readings: power.Readings
     ) -> None:
-        """Write down how a change ended, with the maps and powers to keep if it is committed."""
+        """Store how a change ended, with the maps and powers to keep if it is committed."""
         record.finished_at = time.time()
         if record.state != "committed":
             committed, readings = {}, {}

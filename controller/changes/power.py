@@ -1,6 +1,6 @@
-"""Judges the optical power of circuits by the loss budget, and by their earlier power.
+"""Judges the optical power of circuits by the loss budget and by earlier power.
 
-Loss budget: power at an output = launch power − fibre losses − insertion losses passed, in dB.
+Loss budget: power at an output = launch power − fibre losses − insertion losses, in dB.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,7 +21,7 @@ from patchlight.testbed.lab.wiring import Links
 
 
 def measures_each(switch: OpticalSwitch, driver: AnyDriver) -> bool:
-    """Whether the device measures each entry's output power: of a WSS, by channel."""
+    """Whether the device measures each entry's output power; at a WSS, by channel."""
     if isinstance(switch, WavelengthSwitch) and not isinstance(driver, contract.TellsChannelPowers):
         return False
     return driver.capabilities.power_out
@@ -30,9 +30,9 @@ def measures_each(switch: OpticalSwitch, driver: AnyDriver) -> bool:
 async def powers_of(
     driver: AnyDriver, entries: Sequence[Entry], arriving_dbm: Mapping[DirectedPort, float | None]
 ) -> list[tuple[float | None, float | None]]:
-    """The input and output power (dBm) of each entry; ``None`` if dark or not measured.
+    """The input and output power (dBm) of each entry; ``None`` without a signal or a monitor.
 
-    Inputs in ``arriving_dbm`` were measured a moment ago, and are not measured again.
+    Inputs in ``arriving_dbm`` were just measured, and are not measured again.
     """
     ends = [(DirectedPort("in", c.inp), DirectedPort("out", c.out)) for c in entries]
     if any(isinstance(c, ChannelConnect) for c in entries):
@@ -66,10 +66,10 @@ VerdictKind = Literal["ok", "degraded", "unverified", "failed"]
 
 @dataclass(frozen=True, slots=True)
 class Tolerances:
-    """How far measured power may be off, in dB.
+    """The tolerance of measured power, in dB.
 
     ``budget_db``: from the loss budget, up or down; covers connectors, ageing and the spread of
-    insertion loss, not a missed mirror. ``baseline_db``: below the earlier power of the circuit;
+    insertion loss, but not a wrong mirror. ``baseline_db``: below the earlier power of the circuit;
     mirrors and monitors repeat within some tenths of a dB.
     """
 
@@ -80,9 +80,9 @@ class Tolerances:
 DEFAULT_TOLERANCES = Tolerances()
 
 POWER_CEILING_DBM = 13.0
-"""The most power that is sent through the mirrors and to a receiver."""
+"""The maximum power through the mirrors and into a receiver."""
 
-# Monitors read noise at dark ports: a loss from less input power than this means nothing.
+# Monitors read noise at ports without a signal: below this input power, losses mean nothing.
 _DIMMEST_DBM = -30.0
 
 
@@ -97,7 +97,7 @@ class Expected:
 def expected_powers(
     lab: Lab, links: Links, asked: tuple[str, Iterable[Entry]] | None = None
 ) -> dict[tuple[str, Entry], Expected]:
-    """The expected power of each entry on a path to a receiver, or of those ``asked`` for."""
+    """The expected power of each entry on a path to a receiver, or of those in ``asked``."""
     expected: dict[tuple[str, Entry], Expected] = {}
     for path in links.paths.values() if asked is None else links.paths_through(*asked):
         launched_dbm = launch_power_dbm(lab, path.source)
@@ -107,7 +107,7 @@ def expected_powers(
 
 
 class Should(NamedTuple):
-    """The power (dBm) that a circuit should have: by the loss budget, and as before."""
+    """The expected power (dBm) of a circuit: by the loss budget, and from earlier."""
 
     cross_connect: Entry
     expected: Expected | None
@@ -115,9 +115,9 @@ class Should(NamedTuple):
 
 
 class PowerVerdict(NamedTuple):
-    """The state of a cross-connect by its power, with a text unless it is ``ok``.
+    """The verdict on a cross-connect's power, with a text unless it is ``ok``.
 
-    ``failed``: down, or loses too much. ``degraded``: up, with less power than before.
+    ``failed``: down, or too much loss. ``degraded``: up, with less power than before.
     ``unverified``: not known.
     """
 
@@ -139,8 +139,8 @@ def judge(
 ) -> PowerVerdict:
     """Judge a cross-connect by the power at both ends.
 
-    Compared with the loss budget if the transmitter is known (``expected``), and with its earlier
-    power (``baseline_dbm``) if there is one. With neither, its loss counts, if both ends are
+    It is compared with the loss budget if the transmitter is known (``expected``), and with its
+    earlier power (``baseline_dbm``) if known. With neither, its loss counts, if both ends are
     measured. Without input power it is ``unverified``.
     """
     should = expected.power_dbm if expected is not None else baseline_dbm
@@ -149,9 +149,9 @@ def judge(
     if out_dbm is None:
         if in_dbm is None:
             source = expected.source if expected is not None else "anywhere"
-            words = f"{made}: unverified, no light from {source} reaches in:{made.inp}"
+            words = f"{made}: unverified, no signal from {source} reaches in:{made.inp}"
             return PowerVerdict("unverified", words)
-        words = f"{made}: no light at out:{made.out}, expected {should:.1f} dBm"
+        words = f"{made}: no power at out:{made.out}, expected {should:.1f} dBm"
         return PowerVerdict("failed", words)
     if expected is not None and abs(out_dbm - expected.power_dbm) > tolerances.budget_db:
         words = f"{made}: {out_dbm:.1f} dBm at out:{made.out}, expected {should:.1f} dBm"
@@ -159,7 +159,7 @@ def judge(
     if baseline_dbm is not None and baseline_dbm - out_dbm > tolerances.baseline_db:
         words = (
             f"{made}: degraded, {out_dbm:.1f} dBm at out:{made.out}, "
-            f"{baseline_dbm - out_dbm:.1f} dB less than it had before ({baseline_dbm:.1f} dBm)"
+            f"{baseline_dbm - out_dbm:.1f} dB less than before ({baseline_dbm:.1f} dBm)"
         )
         return PowerVerdict("degraded", words)
     return _OK
@@ -169,12 +169,10 @@ def _judge_loss(
     made: Entry, in_dbm: float | None, out_dbm: float | None, most_db: float
 ) -> PowerVerdict:
     if in_dbm is None or in_dbm < _DIMMEST_DBM:
-        words = f"{made}: unverified, nobody is known to send light to in:{made.inp}"
-        return PowerVerdict(
-            "unverified", words + (", and none is measured" if out_dbm is None else "")
-        )
+        words = f"{made}: unverified, no known source on in:{made.inp}"
+        return PowerVerdict("unverified", words + (", no power reading" if out_dbm is None else ""))
     if out_dbm is None:
-        words = f"{made}: no light at out:{made.out}, but {in_dbm:.1f} dBm at in:{made.inp}"
+        words = f"{made}: no power at out:{made.out}, but {in_dbm:.1f} dBm at in:{made.inp}"
         return PowerVerdict("failed", words)
     if in_dbm - out_dbm > most_db:
         words = f"{made}: loses {in_dbm - out_dbm:.1f} dB, expected at most {most_db:.1f} dB"
@@ -183,14 +181,14 @@ def _judge_loss(
 
 
 READINGS_KEPT = 9
-"""The baseline is the median of so many readings: one that is off does not move it."""
+"""The baseline is the median of this many readings, so outliers do not matter."""
 
 Readings = Mapping[BaselineKey, tuple[float, ...]]
 
 
 @dataclass(frozen=True)
 class PortReading:
-    """The power (dBm) of one cross-connect: measured, by the loss budget, and as before."""
+    """The power (dBm) of one cross-connect: measured, by the loss budget, and from earlier."""
 
     cross_connect: Entry
     in_dbm: float | None
@@ -212,10 +210,10 @@ class PortReading:
 
 
 class PowerBaselines:
-    """Earlier output powers (dBm) of circuits, by their two ports and their transmitter.
+    """Earlier output powers (dBm) of circuits, by their ports and transmitter.
 
-    Readings are taken only when a circuit is made and found good: else the baseline would follow
-    power that fades slowly.
+    Readings are only taken when a circuit is made and verified: otherwise the baseline would follow
+    slowly fading power.
     """
 
     def __init__(self, store: Store) -> None:
@@ -223,14 +221,14 @@ class PowerBaselines:
         self._readings: dict[str, dict[BaselineKey, tuple[float, ...]]] = {}
 
     def dbm(self, ocs: str, c: Entry, source: Endpoint | None) -> float | None:
-        """The median of the last good readings of this circuit; ``None`` if there are none."""
+        """The median of the last good readings of this circuit; ``None`` without any."""
         readings = self._of(ocs).get(_key(ocs, c, source))
         if readings is None:
             return None
         return round(median(readings) if len(readings) > 1 else readings[0], 2)
 
     def with_readings(self, ocs: str, good: Iterable[PortReading]) -> Readings:
-        """The readings to store if these circuits are committed; stores nothing itself."""
+        """The readings to store if these circuits are committed."""
         kept: dict[BaselineKey, tuple[float, ...]] = {}
         known = self._of(ocs)
         for reading in good:
@@ -241,7 +239,7 @@ class PowerBaselines:
         return kept
 
     def begin_anew(self, ocs: str, readings: Iterable[PortReading]) -> int:
-        """Replace the baselines by these powers, and return how many there are."""
+        """Replace the baselines with these powers; returns their number."""
         new = {
             _key(ocs, reading.cross_connect, reading.source): (reading.out_dbm,)
             for reading in readings
@@ -252,7 +250,7 @@ class PowerBaselines:
         return len(new)
 
     def take(self, readings: Readings) -> None:
-        """These are in the store now."""
+        """These are stored now."""
         for key, values in readings.items():
             self._of(key[0])[key] = values
 
@@ -287,7 +285,7 @@ class PowerCheck:
     tolerances: Tolerances = DEFAULT_TOLERANCES
 
     def should_show(self, links: Links, ocs: str, cross_connects: Iterable[Entry]) -> list[Should]:
-        """The power that these entries of a switch's map should have."""
+        """The expected power of these entries of a switch's map."""
         circuits = list(cross_connects)
         expected_of = expected_powers(self.lab, links, (ocs, circuits))
         should = []
@@ -303,7 +301,7 @@ class PowerCheck:
         should: Sequence[Should],
         arriving_dbm: Mapping[DirectedPort, float | None] | None = None,
     ) -> list[PortReading]:
-        """Measure and judge cross-connects; inputs in ``arriving_dbm`` were measured just now."""
+        """Measure and judge cross-connects; inputs in ``arriving_dbm`` were just measured."""
         powers_dbm = await powers_of(driver, [c for c, _, _ in should], arriving_dbm or {})
         loss_db = self.lab.optical_switch(driver.name).insertion_loss_db
         readings = []
@@ -323,7 +321,7 @@ class PowerCheck:
     ) -> Verified:
         """``StepFailed`` if the power is wrong.
 
-        A degraded circuit is a remark: it carries traffic, and undoing the change helps nobody.
+        A degraded circuit is only a remark: it carries traffic, and an undo would not help.
         """
         if not measures_each(self.lab.optical_switch(driver.name), driver):
             return Verified([await self._by_factory_losses(driver, should)])
@@ -335,7 +333,7 @@ class PowerCheck:
         return Verified(remarks, [reading for reading in readings if reading.good])
 
     async def _by_factory_losses(self, driver: AnyDriver, should: Sequence[Should]) -> str:
-        """A remark without power monitors; ``StepFailed`` if a path loses too much."""
+        """A remark without power monitors; ``StepFailed`` if a path has too much loss."""
         words = f"{driver.name}: unverified, it has no power monitor"
         if driver.capabilities.power_out:
             words += " that tells channels apart"
@@ -347,10 +345,10 @@ class PowerCheck:
         most_db += self.tolerances.budget_db
         wrong = {c: loss_db for c, loss_db in losses_db.items() if loss_db > most_db}
         if wrong:
-            each = "; ".join(f"{c} lost {loss_db:.1f} dB" for c, loss_db in wrong.items())
+            each = "; ".join(f"{c} had {loss_db:.1f} dB of loss" for c, loss_db in wrong.items())
             raise StepFailed(
-                f"{driver.name}: in the factory {each}, expected at most {most_db:.1f} dB"
+                f"{driver.name}: at the factory {each}, expected at most {most_db:.1f} dB"
             )
         if losses_db:
-            words += f"; in the factory its paths lost {max(losses_db.values()):.1f} dB at most"
+            words += f"; factory losses of its paths are at most {max(losses_db.values()):.1f} dB"
         return words

@@ -1,4 +1,4 @@
-"""What can stop a change: locks, the stop button, and checks before the first write.
+"""Checks what can prevent a change before the first write: locks, the stop button, and more.
 
 Locks and the stop button outlive the controller. Only undoing a failed change ignores them.
 """
@@ -27,10 +27,10 @@ LockKind = Literal["locked", "kept", "bad"]
 
 @dataclass(frozen=True)
 class PortLock:
-    """A lock of a port, input and output, or of one ``channel`` there, since ``at`` (Unix time).
+    """A lock of a port (input and output), or of one ``channel`` there, since ``at`` (Unix time).
 
-    ``locked``: nobody changes it. ``kept``: only ``by`` does. ``bad``: a change that could not be
-    undone left it in an unknown state.
+    ``locked``: nobody may change it. ``kept``: only ``by`` may. ``bad``: a failed rollback left it
+    in an unknown state.
     """
 
     ocs: str
@@ -43,11 +43,11 @@ class PortLock:
 
     @property
     def place(self) -> Place:
-        """What it locks."""
+        """The locked place."""
         return Place(self.port, Channel.parse(self.channel) if self.channel else None)
 
     def stops(self, user: str) -> bool:
-        """Whether it keeps this user from changing the port."""
+        """Whether it prevents this user from changing the port."""
         return self.kind != "kept" or not user or user != self.by
 
     def __str__(self) -> str:
@@ -59,7 +59,7 @@ _LOCK = TypeAdapter(PortLock)
 
 
 class PortLocks:
-    """The locks of a lab's optical switches, kept in the store."""
+    """The locks of a lab's optical switches, stored on disk."""
 
     def __init__(self, lab: Lab, store: Store) -> None:
         self._lab, self._store = lab, store
@@ -72,7 +72,7 @@ class PortLocks:
     def lock(
         self, ocs: str, ports: Iterable[int | Place], kind: LockKind, by: str, why: str
     ) -> list[PortLock]:
-        """Lock ports or places; ``BadInput`` if one does not exist or another user locked it."""
+        """Lock ports or places; ``BadInput`` if one does not exist or is locked by another user."""
         places = self._checked(ocs, ports)
         for place in places:
             lock = self._locks.get((ocs, place))
@@ -81,7 +81,7 @@ class PortLocks:
         return self._save(ocs, places, kind, by, why)
 
     def mark_bad(self, changes: Changes, number: int) -> None:
-        """Keep everybody off what a change touched that could not be undone."""
+        """Lock what a change touched that could not be undone."""
         for name, change in changes.items():
             places = in_order(places_of((*change.breaks, *change.makes)))
             why = f"change {number} could not be undone"
@@ -100,7 +100,7 @@ class PortLocks:
         return new
 
     def unlock(self, ocs: str, ports: Iterable[int | Place], by: str, why: str) -> list[PortLock]:
-        """Remove the locks of these ports or places, anybody's, and return them."""
+        """Remove the locks of these ports or places, including other users', and return them."""
         places = self._checked(ocs, ports)
         gone = [self._locks[ocs, place] for place in places if (ocs, place) in self._locks]
         self._store.delete_locks([(lock.ocs, lock.port, lock.channel) for lock in gone])
@@ -113,7 +113,7 @@ class PortLocks:
         return gone
 
     def objections(self, changes: Changes, user: str) -> list[str]:
-        """Each lock that stands against these changes of ``user``, as text."""
+        """Each lock that prevents these changes by ``user``, as text."""
         if not self._locks:
             return []
         return [
@@ -142,7 +142,7 @@ def _in_json(places: Iterable[Place]) -> list[int | str]:
 
 
 class EmergencyStop:
-    """Whether changes may go on; kept in the store, and in memory while that takes nothing."""
+    """Whether changes are allowed; stored on disk, and in memory while the disk is full."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -168,7 +168,7 @@ class EmergencyStop:
 
     @property
     def message(self) -> str:
-        """Who pressed it and why; empty while it is not pressed."""
+        """Who pressed it and why; empty if it is not pressed."""
         if (pressed := self.pressed) is None:
             return ""
         who = pressed["by"] or "somebody"
@@ -176,12 +176,12 @@ class EmergencyStop:
         return f"the stop button was pressed by {who}{why}"
 
     def press(self, by: str, why: str) -> None:
-        """Halt the change under way and refuse new ones, at once, even with a full disk."""
+        """Stop the change in progress and refuse new ones, immediately, even with a full disk."""
         pressed = {"by": by, "why": why, "at": time.time()}
         self._set(pressed, "stopped", pressed)
 
     def clear(self, by: str, why: str) -> None:
-        """Let changes begin again."""
+        """Allow changes again."""
         if self.pressed is not None:
             self._set(None, "stop-cleared", {"by": by, "why": why})
 
@@ -195,20 +195,19 @@ class EmergencyStop:
             raise StepFailed(message)
 
 
-# Port states are a whole table to read. A port that fails within this time shows itself when
-# its circuit is made, and the change rolls back.
+# Reading port states is slow. If a port fails meanwhile, the change is rolled back.
 _STATES_KEPT_S = 60.0
 
 
 class PortStates:
-    """The port states of each optical switch, read again after a minute."""
+    """The port states of each optical switch, refreshed after a minute."""
 
     def __init__(self, drivers: Drivers) -> None:
         self._drivers = drivers
         self._states: dict[str, tuple[float, Mapping[DirectedPort, PortState]]] = {}
 
     async def of(self, ocs: str) -> Mapping[DirectedPort, PortState]:
-        """The states as read at most a minute ago; empty if the device does not report them."""
+        """The states, at most a minute old; empty if the device does not report them."""
         now = asyncio.get_running_loop().time()
         read_at, states = self._states.get(ocs, (0.0, {}))
         if ocs not in self._states or now - read_at > _STATES_KEPT_S:
@@ -232,7 +231,7 @@ class PortStates:
         try:
             states = await self._drivers[ocs].port_states()
         except PatchlightError:
-            # Some devices do not report them; making the circuits shows what they can do.
+            # Some devices do not report them; making the circuits tests the ports.
             states = {}
         self._states[ocs] = (asyncio.get_running_loop().time(), states)
         return states
@@ -243,7 +242,7 @@ class PortStates:
 
 
 def meetings(plan: ChangePlan) -> list[str]:
-    """Each pair of signals that would meet after this plan and do not now, as text."""
+    """Each pair of signals that would newly collide after this plan, as text."""
     before, after = plan.links_before.light, plan.links_after.light
     if before is None or after is None:
         return []
@@ -257,7 +256,7 @@ def meetings(plan: ChangePlan) -> list[str]:
 
 @dataclass
 class PreflightResult:
-    """``objections`` as text; ``arriving_dbm``: the measured input power of circuits to make."""
+    """``objections`` as text; ``arriving_dbm``: the measured input power of new circuits."""
 
     objections: list[str] = field(default_factory=list)
     arriving_dbm: dict[str, Mapping[DirectedPort, float | None]] = field(default_factory=dict)
@@ -265,9 +264,9 @@ class PreflightResult:
 
 @dataclass(frozen=True)
 class PreflightChecks:
-    """All checks of a plan; ``jobs_using`` gives the jobs whose traffic uses these ports.
+    """All checks of a plan; ``jobs_using`` returns the jobs whose traffic uses these ports.
 
-    ``unfinished``: by switch, why it takes no change (the result of an earlier one is not known).
+    ``unfinished``: by switch, why it cannot be changed (an earlier result is not known).
     """
 
     drivers: Drivers
@@ -279,30 +278,30 @@ class PreflightChecks:
     unfinished: dict[str, str] = field(default_factory=dict)
 
     def halts(self, plan: ChangePlan) -> list[str]:
-        """What keeps any change of these switches from beginning."""
+        """What prevents any change of these switches."""
         reasons = [self.unfinished[name] for name in plan.changes if name in self.unfinished]
         stopped = self.stop.message
         return list(dict.fromkeys([stopped, *reasons] if stopped else reasons))
 
     async def check(self, plan: ChangePlan, options: ChangeOptions) -> PreflightResult:
-        """Check a plan made with these options. Reads from the devices; writes nothing."""
+        """Check a plan with these options. Reads from the devices; writes nothing."""
         result = PreflightResult(self.locks.objections(plan.changes, options.by))
         objections = result.objections
         if options.spare_jobs and (jobs := self.jobs_using(plan.moved)):
-            objections.append(f"the traffic of {', '.join(jobs)} rides on what would change")
+            objections.append(f"the traffic of {', '.join(jobs)} uses what would change")
         objections += meetings(plan)
         for name, change in plan.changes.items():
             if not change.makes:
                 continue
             for port, state in await self.port_states.not_ready(name, change.makes):
                 reason = f" ({state.words})" if state.words else ""
-                objections.append(f"{name} says {port} is {state.condition}{reason}")
+                objections.append(f"{name} reports {port} as {state.condition}{reason}")
             if self.drivers[name].capabilities.power_in:
                 inputs = [DirectedPort("in", c.inp) for c in change.makes]
                 arriving = await self.drivers[name].power(inputs)
                 result.arriving_dbm[name] = arriving
                 objections += [
-                    f"{dbm:.1f} dBm arrive at {name} {port}, more than the ceiling of "
+                    f"{dbm:.1f} dBm arrive at {name} {port}, above the ceiling of "
                     f"{self.power_ceiling_dbm:g} dBm"
                     for port, dbm in arriving.items()
                     if dbm is not None and dbm > self.power_ceiling_dbm

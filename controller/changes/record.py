@@ -1,4 +1,4 @@
-"""A change as a value: its plan, who asked for it, its progress, and its record."""
+"""Models a change: its plan, caller, progress and record."""
 
 import asyncio
 import time
@@ -15,15 +15,15 @@ from patchlight.testbed.lab.reach import Reach, as_text
 from patchlight.testbed.lab.wiring import Links, Place, check_map, entries_at, lab_links
 
 Changes = Mapping[str, MapChange[Any]]
-"""What changes on each optical switch, by name."""
+"""The changes of each optical switch, by name."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChangePlan:
     """One change of the network, from the maps ``before`` to the maps ``wanted``.
 
-    ``changes``: the smallest change of each switch that has one. ``links_staying`` are up before,
-    after and meanwhile. ``moved``: the ports whose link goes down, comes up or gets another end.
+    ``changes``: the smallest change of each affected switch. ``links_staying`` are up before, after
+    and meanwhile. ``moved``: the ports whose link goes down, comes up or gets another end.
     """
 
     before: Mapping[str, AnyMap]
@@ -36,11 +36,11 @@ class ChangePlan:
 
     @classmethod
     def of(cls, lab: Lab, before: Mapping[str, AnyMap], wanted: Mapping[str, AnyMap]) -> Self:
-        """The plan that turns the maps ``before`` into ``wanted``.
+        """The plan from the maps ``before`` to ``wanted``.
 
         ``before`` has every optical switch of the lab, ``wanted`` those that should change. Without
-        wavelengths, only light through the cross-connects that differ is traced. ``BadInput`` if a
-        wanted map names a switch, port or channel that does not exist.
+        wavelengths, only paths through changed cross-connects are traced. ``BadInput`` if a wanted
+        map names an unknown switch, port or channel.
         """
         for name, wanted_map in wanted.items():
             check_map(lab.optical_switch(name), wanted_map)
@@ -63,14 +63,14 @@ class ChangePlan:
         return bool(self.changes)
 
     def losing_link(self, lab: Lab) -> dict[str, str]:
-        """The hosts that it moves and that have no link after it, and why."""
+        """Affected hosts without a link after it, and why."""
         moved = [host for host in lab.hosts if host.endpoint in self.moved]
         return Reach(lab, self.links_after).reasons(moved)
 
 
 def _moved(changes: Changes, before: Links, after: Links) -> Iterable[Endpoint]:
     if changes and before.light is not None:
-        # New light may also put out some that passes none of the entries that change.
+        # New signals may also disturb paths that use no changed entry.
         sources = before.paths.keys() | after.paths.keys()
         return [s for s in sources if before.paths.get(s) != after.paths.get(s)]
     return (
@@ -82,7 +82,7 @@ def _moved(changes: Changes, before: Links, after: Links) -> Iterable[Endpoint]:
 
 
 def difference(before: Mapping[str, AnyMap], now: Mapping[str, AnyMap]) -> str:
-    """How the known maps ``now`` differ from those ``before``, as text; empty if they do not."""
+    """How the known maps ``now`` differ from those ``before``, as text; empty if equal."""
     return "; ".join(
         f"the map of {name} changed meanwhile: "
         + ", ".join(
@@ -95,21 +95,21 @@ def difference(before: Mapping[str, AnyMap], now: Mapping[str, AnyMap]) -> str:
 
 
 class Notifier:
-    """A counter, ``step``, whose next increase can be awaited."""
+    """A counter, ``step``, whose increase can be awaited."""
 
     def __init__(self) -> None:
         self.step = 0
         self._next: asyncio.Event | None = None
 
     def tell(self) -> None:
-        """Count a step, and wake those who wait for it."""
+        """Count a step, and notify all that wait."""
         self.step += 1
         if self._next is not None:
             self._next.set()
             self._next = None
 
     async def after(self, step: int, wait_s: float) -> None:
-        """Wait until ``step`` is beyond this one, for at most ``wait_s``."""
+        """Wait until ``step`` exceeds this one, for at most ``wait_s``."""
         if self.step > step:
             return
         told = self._next = self._next or asyncio.Event()
@@ -119,15 +119,15 @@ class Notifier:
 
 
 WAITING = "waiting"
-# From the first stage after these on, what was wanted stands, or is being undone already.
+# After these stages the change is complete, or already being undone.
 _MAY_HALT = frozenset((WAITING, "read", "plan", "check", "drain", "break", "make", "verify"))
 
 
 class ChangeProgress:
-    """The stage of a change, ``since`` when (Unix time), and the OCS that it is at.
+    """The stage of a change, ``since`` when (Unix time), and the current OCS.
 
-    ``done``: how many of the ``cross_connects`` that the OCS breaks or makes are done.
-    ``cancelled``: who cancelled the change, and why, as text. ``news`` counts the steps.
+    ``done``: how many of the OCS's ``cross_connects`` to break or make are done. ``cancelled``: who
+    cancelled the change, and why, as text. ``news`` counts the steps.
     """
 
     def __init__(self) -> None:
@@ -138,7 +138,7 @@ class ChangeProgress:
 
     @property
     def may_cancel(self) -> bool:
-        """Whether the change can still be halted."""
+        """Whether the change can still be stopped."""
         return not self.cancelled and self.stage in _MAY_HALT
 
     @property
@@ -162,7 +162,7 @@ class ChangeProgress:
         self.news.tell()
 
     def cancel(self, words: str) -> None:
-        """Halt the change before its next step, for this reason."""
+        """Stop the change before its next step, for this reason."""
         self.cancelled = words
         self.news.tell()
 
@@ -171,22 +171,22 @@ State = Literal["intent", "committed", "refused", "rolled-back", "unknown"]
 
 
 class Refused(PatchlightError):
-    """A change may not be made; nothing was written to a device."""
+    """A change is not allowed; nothing was written to a device."""
 
 
 class StepFailed(PatchlightError):
-    """A step after the first write did not succeed: roll back."""
+    """A step after the first write failed: roll back."""
 
 
 @dataclass(frozen=True)
 class ChangeOptions:
-    """Who requests a change (a user's name), from which address, and under which conditions.
+    """The caller of a change (a user's name), their address, and conditions.
 
-    ``spare_jobs``: refuse if a running job's traffic would move. ``planned_from``: refuse unless
-    the maps still have this ``fingerprint``. ``adopts``: entries that belong to the committed map
-    afterwards, even if the device has them already. ``reverts``: the change that this one undoes.
-    Unless ``judged``, a circuit counts as made once it reads back, whatever its power.
-    ``detaches``: the caller does not wait for the end.
+    ``spare_jobs``: refuse if a running job's traffic is affected. ``planned_from``: refuse unless
+    the maps still have this ``fingerprint``. ``adopts``: entries that are committed afterwards,
+    even if the device has them already. ``reverts``: the change that this one undoes. Unless
+    ``judged``, a circuit counts as made once it reads back, whatever its power. ``detaches``: the
+    caller does not wait for the end.
     """
 
     by: str = ""
@@ -203,8 +203,9 @@ class ChangeOptions:
 class Reconfiguration:
     """The record of one change. ``stages_s``: the seconds spent in each stage.
 
-    ``commits``: the committed maps after this change that are not those ``wanted``, as earlier
-    drift remains. ``adopted``: switches whose committed map changes though the device does not.
+    ``commits``: the committed maps after this change that differ from those ``wanted``, because
+    earlier drift remains. ``adopted``: switches whose committed map changes though the device's
+    does not.
     """
 
     why: str
@@ -225,7 +226,7 @@ class Reconfiguration:
     finished_at: float | None = None
 
     def __post_init__(self) -> None:
-        # Not a field: it is not stored, and of use only while the change is under way.
+        # Not a field: it is not stored, and only used while the change is in progress.
         self.progress = ChangeProgress()
 
     @property
@@ -237,14 +238,13 @@ class Reconfiguration:
 
     @property
     def as_intent(self) -> dict[str, Any]:
-        """The same with its progress: a change is an intent until its end is in the journal."""
+        """The same with its progress: a change is an intent until its end is journalled."""
         return {**self.as_row, "state": "intent", "progress": self.progress.as_json}
 
     def fill(
         self, plan: ChangePlan, committed: Mapping[str, AnyMap], lost: Mapping[str, str]
     ) -> None:
-        """Put a plan into the record, the maps that are committed once it is done, and the hosts
-        that lose their link."""
+        """Store a plan, the maps that it commits, and the hosts that lose their link."""
         self.before = {name: [*m.one_way_texts] for name, m in plan.before.items()}
         self.wanted = {name: [*m.one_way_texts] for name, m in plan.wanted.items()}
         self.changes = {name: change_as_texts(change) for name, change in plan.changes.items()}
@@ -253,7 +253,7 @@ class Reconfiguration:
         self.commits = {n: [*m.one_way_texts] for n, m in committed.items() if m != plan.wanted[n]}
 
     def note(self, remarks: list[str]) -> None:
-        """Add those of these remarks that are new."""
+        """Add the new ones of these remarks."""
         self.notes += [remark for remark in remarks if remark not in self.notes]
 
     def enter(self, stage: str) -> None:
@@ -264,18 +264,18 @@ class Reconfiguration:
 
 
 def without_link_words(lost: Mapping[str, str]) -> list[str]:
-    """A remark on the hosts that lose their link, if any do."""
+    """A remark on the hosts that lose their link, if any."""
     count = "1 host has" if len(lost) == 1 else f"{len(lost)} hosts have"
     return [f"{count} no link after this change: {as_text(lost)}"] if lost else []
 
 
 def change_as_texts(change: MapChange[Any]) -> dict[str, list[str]]:
-    """A change of one map as in records and the API."""
+    """A change of one map in the form of records and the API."""
     return {"breaks": [str(c) for c in change.breaks], "makes": [str(c) for c in change.makes]}
 
 
 def fingerprint(maps: Mapping[str, AnyMap]) -> str:
-    """A short text that is the same for the same maps and for no others."""
+    """A short text that is equal only for equal maps."""
     digest = blake2s(digest_size=12)
     for name in sorted(maps):
         digest.update(f"{name} {' '.join(maps[name].one_way_texts)}\n".encode())
@@ -290,13 +290,13 @@ def wanted_maps(
     *,
     only: bool,
 ) -> dict[str, Any]:
-    """The maps that a request for cross-connects means.
+    """The maps that result from a request for cross-connects.
 
-    Those ``asked`` for are added to the present ones, or with ``only`` replace them; places that
-    are ``dropped`` lose their entries, in and out. ``BadInput`` for an unknown optical switch.
+    The ``asked`` ones are added to the present ones, or with ``only`` replace them; ``dropped``
+    places lose their entries, in and out. ``BadInput`` for an unknown optical switch.
     """
     for name in (*asked, *dropped):
-        lab.optical_switch(name)  # says so if there is none
+        lab.optical_switch(name)  # raises BadInput if unknown
     wanted: dict[str, AnyMap] = {}
     for name in {**asked, **dict.fromkeys(dropped)}:
         if only and name in asked:
@@ -305,7 +305,7 @@ def wanted_maps(
         gone = dropped.get(name, ())
         if gone and not asked and not entries_at(present[name], gone):
             ports = ", ".join(map(str, gone))
-            raise BadInput(f"{name} port {ports} has no circuit: there is nothing to disconnect")
+            raise BadInput(f"{name} port {ports} has no circuit to disconnect")
         kept = present[name].without(entries_at(present[name], gone)) if gone else present[name]
         wanted[name] = kept.joined(asked[name]) if name in asked else kept
     return wanted

@@ -1,4 +1,4 @@
-"""What operators do with a lab's circuits: the REST API without HTTP, and ``ocs --direct``."""
+"""Implements the requests for a lab's circuits: the REST API without HTTP, and ``ocs --direct``."""
 
 import time
 from collections.abc import Collection, Iterable, Mapping
@@ -30,7 +30,7 @@ Answer = dict[str, Any]
 
 
 class CircuitService:
-    """Each method answers one request with JSON; those that change something get the caller."""
+    """Each method answers one request with JSON; those that make changes get the caller."""
 
     def __init__(self, parts: CircuitParts, transactions: Transactions) -> None:
         self.parts, self.transactions = parts, transactions
@@ -51,13 +51,12 @@ class CircuitService:
         return places
 
     # -- changing circuits ---------------------------------------------------------------------
-    # Each answers with a plan (``dry_run``), with the change as it begins (``detaches``), or with
-    # the change as it ended.
+    # Each returns a plan (``dry_run``), the started change (``detaches``), or the finished change.
 
     async def reconfigure(
         self, request: requests.ReconfigurationRequest, who: ChangeOptions
     ) -> Answer:
-        """Make cross-connects, and free ports."""
+        """Make cross-connects, and disconnect ports."""
         lab = self.parts.lab
         asked = {
             name: wiring.parse_map(lab.optical_switch(name), texts)
@@ -73,7 +72,7 @@ class CircuitService:
     async def roll_back(
         self, number: requests.Number, request: requests.ChangeRequest, who: ChangeOptions
     ) -> Answer:
-        """Undo one change, and nothing that other changes did."""
+        """Undo one change only."""
         decide, adopts = undoing(self.parts, number)
         who, why = replace(who, reverts=number), f"undoes change {number}"
         return await self._run(decide, request, who, adopts, why)
@@ -82,20 +81,20 @@ class CircuitService:
         """Connect nodes to one packet switch."""
         decide = await bringing_together(self.parts, request.nodes, request.force)
         spared = request.model_copy(update={"spare_jobs": request.spare_jobs or not request.force})
-        why = f"brings together {', '.join(request.nodes)}"
+        why = f"connects {', '.join(request.nodes)} to one switch"
         return await self._run(decide, spared, who, {}, why)
 
     async def light_paths(self, request: requests.LightRequest, who: ChangeOptions) -> Answer:
-        """Join pairs of ends, over as many switches as it takes."""
+        """Connect pairs of ends, over any number of switches."""
         pairs = [(one, other) for one, other in request.pairs]
         decide = await lighting(self.parts, pairs)
-        why = f"lights {', '.join(f'{one}:{other}' for one, other in pairs)}"
+        why = f"connects {', '.join(f'{one}:{other}' for one, other in pairs)}"
         return await self._run(decide, request, who, {}, why)
 
     async def restore(
         self, name: str, request: requests.ChangeRequest, who: ChangeOptions
     ) -> Answer:
-        """Bring about saved maps."""
+        """Restore saved maps."""
         saved = {
             switch: wiring.recorded_map(self.parts.lab, switch, texts)
             for switch, texts in self._saved(name)["maps"].items()
@@ -103,16 +102,16 @@ class CircuitService:
         return await self._run(lambda _: saved, request, who, saved, f"restores {name}")
 
     async def repair(self, request: requests.RepairRequest, who: ChangeOptions) -> Answer:
-        """Bring devices back to their committed maps."""
+        """Restore devices to their committed maps."""
         committed, names = self.parts.committed.maps, self._named(request.ocs)
         for name in names if request.ocs else ():
             if name not in committed:
-                raise Refused(f"nothing was ever committed for {name}: it was never seen yet")
+                raise Refused(f"{name} has no committed map: it was never seen before")
         wanted = {name: committed[name] for name in names if name in committed}
         return await self._run(lambda _: wanted, request, who, wanted, "repairs drift")
 
     async def adopt(self, request: requests.PresentMapsRequest, who: ChangeOptions) -> Answer:
-        """Take what the devices have as their committed maps."""
+        """Commit the present maps of the devices."""
         maps = await self.parts.maps.read()
         adopts = {name: maps[name] for name in self._named(request.ocs)}
         asked = requests.ChangeRequest(why=request.why)
@@ -130,7 +129,7 @@ class CircuitService:
         options = replace(who, spare_jobs=request.spare_jobs, planned_from=shown, adopts=adopts)
         if request.dry_run:
             return self._planned(*await self.transactions.preview(decide, options))
-        why = ": ".join(filter(None, (why, request.why))) or "asked by the user"
+        why = ": ".join(filter(None, (why, request.why))) or "requested by the user"
         if who.detaches:
             return (await self.transactions.begin(decide, why, options)).as_intent
         return (await self.transactions.change(decide, why, options)).as_row
@@ -144,13 +143,13 @@ class CircuitService:
             "links_down": [f"{a}:{b}" for a, b in sorted(before - after)],
             "links_up": [f"{a}:{b}" for a, b in sorted(after - before)],
             "jobs": self.parts.traffic.jobs_using(plan.moved),
-            # Cross-connects that would break and that no change of ours made: somebody else's.
+            # Broken cross-connects that no recorded change made.
             "strangers": {
                 name: theirs
                 for name, change in plan.changes.items()
                 if (theirs := [str(c) for c in change.breaks if c not in committed.get(name, (c,))])
             },
-            # Cross-connects that go without another in their place.
+            # Cross-connects that are not replaced.
             "lost": {
                 name: len(change.breaks) - len(change.makes)
                 for name, change in plan.changes.items()
@@ -175,7 +174,7 @@ class CircuitService:
         until: float = requests.LATEST,
         before: int = requests.NO_NUMBER,
     ) -> Answer:
-        """The last changes, or the first so many after a number, or the last of a period."""
+        """The last changes, or the first ones after a number, or the last of a period."""
         if since is None:
             rows = self.parts.store.reconfigurations(last, after)
         else:
@@ -183,25 +182,25 @@ class CircuitService:
         return {"reconfigurations": self._as_known(rows)}
 
     async def change(self, number: int, step: int = 0, wait_s: float = 0.0) -> Answer:
-        """One change; one under way once its progress is beyond ``step``, or after ``wait_s``."""
+        """One change; while in progress once it is beyond ``step``, or after ``wait_s``."""
         record = self.transactions.under_way(number)
         if record is not None and wait_s:
             await record.progress.news.after(step, wait_s)
         row = self.parts.store.reconfiguration(number)
         if row is None:
-            raise BadInput(f"there is no change {number}: 'patchlight ocs history' shows them")
+            raise BadInput(f"unknown change {number}: see 'patchlight ocs history'")
         return self._as_known([row])[0]
 
     async def cancel(
         self, number: requests.Number, request: requests.StopRequest, who: ChangeOptions
     ) -> Answer:
-        """Halt a change before its next step, and undo what it did."""
+        """Stop a change before its next step, and undo what it did."""
         if (await self.change(number))["state"] in ("intent", "committed"):
             self.transactions.cancel(number, who.by, request.why)
         return await self.change(number)
 
     def _as_known(self, rows: list[Answer]) -> list[Answer]:
-        """With the progress of those under way, and which change undid the others."""
+        """Add the progress of running changes, and which change undid the others."""
         undone = self.parts.store.undone_by(min((row["id"] for row in rows), default=0))
         known = []
         for row in rows:
@@ -214,10 +213,10 @@ class CircuitService:
     # -- circuits as they are ------------------------------------------------------------------
 
     async def links(self) -> Answer:
-        """The links that the present cross-connects make."""
+        """The links of the present cross-connects."""
         present = self.parts.maps.links(await self.parts.maps.read())
         return {
-            # Links through these are not known; they are left out.
+            # Links through these are unknown, and omitted.
             "unread": self.parts.devices.unread,
             "links": [
                 {
@@ -237,7 +236,7 @@ class CircuitService:
     async def circuits(self) -> Answer:
         """The map of each optical switch."""
         maps = await self.parts.maps.read()
-        # No map at all, rather than an empty one: applied later, that would clear the switch.
+        # No map rather than an empty one, which would clear the switch if applied later.
         held = maps.assumed
         unread = {
             name: {"map": None, "unreachable": reason, "assumed": [*held[name].one_way_texts]}
@@ -247,12 +246,12 @@ class CircuitService:
         return {name: (known | unread)[name] for name in self.parts.drivers}
 
     def tag(self) -> str:
-        """What ``planned_from`` is for the maps as last read; empty if some were not."""
+        """``planned_from`` for the last known maps; empty if some are unknown."""
         maps = self.parts.maps.last
         return "" if maps is None or maps.unread else fingerprint(maps)
 
     async def switches(self) -> Answer:
-        """Each optical switch: whether it answers, and what it says that it is."""
+        """Each optical switch: whether it answers, and its identity."""
         rows = []
         for status in self.parts.devices.status():
             switch = self.parts.lab.optical_switch(status["name"])
@@ -298,14 +297,14 @@ class CircuitService:
         }
 
     async def alarms(self, ocs: Collection[str] = ()) -> Answer:
-        """What the devices reported by themselves."""
+        """The devices' alarms."""
         rows: list[Answer] = []
         for name in self._named(ocs):
             rows += [{"ocs": name, **asdict(a)} for a in await self.parts.devices.alarms(name)]
         return {"alarms": rows}
 
     async def drift(self) -> Answer:
-        """How each device differs from its last committed map, and which change left that."""
+        """How each device differs from its last committed map, and the change that left it so."""
         committed = self.parts.store.committed_maps(lambda _, row: row)
         drift, unread = await self.transactions.drift(), self.parts.devices.unread
         return {
@@ -324,11 +323,11 @@ class CircuitService:
     # -- what operators leave ------------------------------------------------------------------
 
     async def accept_power(self, request: requests.BaselinesRequest, who: ChangeOptions) -> Answer:
-        """Take the power as it is now for the baselines, but for what has failed."""
+        """Use the present power as baselines, except for failed circuits."""
         maps = await self.parts.maps.read()
         counts: dict[str, int] = {}
         for name in self._named(request.ocs):
-            maps[name]  # refuses where it is not known
+            maps[name]  # raises if unknown
             readings = (await power_report(self.parts, name, maps)).readings
             good = [reading for reading in readings if reading.verdict.kind != "failed"]
             counts[name] = self.parts.power_check.baselines.begin_anew(name, good)
@@ -337,13 +336,13 @@ class CircuitService:
         return {"circuits": counts}
 
     async def saved_maps(self) -> Answer:
-        """The maps that were saved."""
+        """The saved maps."""
         return {"maps": list(self.parts.store.saved_maps().values())}
 
     async def save(
         self, name: str, request: requests.PresentMapsRequest, who: ChangeOptions
     ) -> Answer:
-        """Keep the present maps under a name."""
+        """Save the present maps under a name."""
         wiring.check_map_name(name)
         maps = await self.parts.maps.read()
         texts = {ocs: [*maps[ocs].one_way_texts] for ocs in self._named(request.ocs)}
@@ -352,7 +351,7 @@ class CircuitService:
         return row
 
     async def forget(self, name: str) -> Answer:
-        """Forget saved maps."""
+        """Delete saved maps."""
         self._saved(name)
         self.parts.store.delete_map(name)
         return {"name": name}
@@ -360,7 +359,7 @@ class CircuitService:
     def _saved(self, name: str) -> Answer:
         saved = self.parts.store.saved_maps()
         if name not in saved:
-            raise BadInput(f"no maps are saved as {name!r}: there are {', '.join(saved) or 'none'}")
+            raise BadInput(f"no maps saved as {name!r}: saved are {', '.join(saved) or 'none'}")
         return saved[name]
 
     async def locks(self) -> Answer:
@@ -368,14 +367,14 @@ class CircuitService:
         return {"locks": self.parts.locks.all()}
 
     async def lock(self, request: requests.LockRequest, who: ChangeOptions) -> Answer:
-        """Lock ports for everybody, or for everybody else."""
+        """Lock ports for all users, or for all but the caller."""
         places = self._places(request.ocs, request.ports)
         kind: LockKind = "kept" if request.keep else "locked"
         made = self.parts.locks.lock(request.ocs, places, kind, who.by, request.why)
         return {"locks": made}
 
     async def unlock(self, request: requests.UnlockRequest, who: ChangeOptions) -> Answer:
-        """Take locks away."""
+        """Remove locks."""
         places = self._places(request.ocs, request.ports)
         return {"locks": self.parts.locks.unlock(request.ocs, places, who.by, request.why)}
 
@@ -384,11 +383,11 @@ class CircuitService:
         return {"pressed": self.parts.stop.pressed, "unwritten": self.parts.stop.unwritten}
 
     async def press_stop(self, request: requests.StopRequest, who: ChangeOptions) -> Answer:
-        """Halt the change under way, and refuse new ones."""
+        """Stop the change in progress, and refuse new ones."""
         self.parts.stop.press(who.by, request.why)
         return await self.stop_button()
 
     async def clear_stop(self, request: requests.StopRequest, who: ChangeOptions) -> Answer:
-        """Let changes begin again."""
+        """Allow changes again."""
         self.parts.stop.clear(who.by, request.why)
         return await self.stop_button()

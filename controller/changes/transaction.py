@@ -1,8 +1,8 @@
-"""Changes of the network as transactions: one at a time, and each to its end.
+"""Runs changes of the network as transactions, one at a time, each to its end.
 
-read → plan → check → journal → drain → break → make → verify → flows → undrain → commit.
-Nothing is written to a device before the intent is in the journal and the map has been read once
-more; a failure after that rolls back.
+read → plan → check → journal → drain → break → make → verify → flows → undrain → commit. Nothing is
+written to a device before the intent is in the journal and the map has been read again; a failure
+after that rolls back.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ OnEnd = Callable[[Reconfiguration], None]
 
 
 class _ChangeRun:
-    """One change: what is asked for, the plan for it, and the ``record`` of its progress."""
+    """One change: its request, its plan, and the ``record`` of its progress."""
 
     def __init__(
         self, parts: CircuitParts, decide: Decide, why: str, options: ChangeOptions
@@ -51,26 +51,26 @@ class _ChangeRun:
         self._readings: Readings = {}
 
     async def run(self) -> Reconfiguration:
-        """Bring the change to its end; raises the errors of ``decide``."""
+        """Run the change to its end; raises the errors of ``decide``."""
         try:
-            # First from the maps as last read, which are read again before the first
-            # write; if they are out of date, once more from those that the devices have.
+            # First from the last known maps, which are read again before the first write; if they
+            # are out of date, once more from the devices' maps.
             if not await self._attempt(from_memory=True):
                 await self._attempt(from_memory=False)
         except Exception as error:
-            # What fails once something was written is rolled back where it fails. An intent
-            # left open would be undone at the next start, under the changes made since.
+            # Failures after the first write are rolled back where they occur. An open intent would
+            # be undone at the next start, under later changes.
             if self.record.state == "intent":
                 self._refuse(in_words(error))
             raise
         finally:
-            # However this ends, the journal says where it stands.
+            # However this ends, the journal has the result.
             if self.record.id:
                 self._close()
         return self.record
 
     async def _attempt(self, *, from_memory: bool) -> bool:
-        """Plan, check and carry out; false if the plan was made from maps that are out of date."""
+        """Plan, check and carry out; false if the plan was made from outdated maps."""
         parts, record = self._parts, self.record
         remembered = parts.maps.last if from_memory else None
         if from_memory and (self._options.planned_from or remembered is None):
@@ -95,7 +95,7 @@ class _ChangeRun:
         if preflight.objections:
             self._refuse("; ".join(preflight.objections))
         elif not self._plan:
-            record.message = "nothing to change: the maps are so already"
+            record.message = "no change: already in the requested state"
             record.message += ", and count as committed" if record.adopted else ""
             await self._set_flows(self._plan.links_after)
             record.state = "committed"
@@ -104,16 +104,16 @@ class _ChangeRun:
         return True
 
     async def _check(self) -> PreflightResult:
-        """What speaks against the plan. Where nothing does at once, it is in the journal after."""
+        """Objections to the plan. Without any, it is in the journal afterwards."""
         plan, options, preflight = self._plan, self._options, self._parts.preflight
         objections = preflight.halts(plan)
         if self.record.progress.cancelled:
             objections.append(self.record.progress.cancelled)
         if options.planned_from and options.planned_from != fingerprint(plan.before):
-            objections.append("the maps changed since the change was shown")
+            objections.append("the maps have changed since the change was shown")
         if objections or not plan:
             return PreflightResult(objections)
-        # The devices are asked first, and answer while the intent is written and goes to the disk.
+        # The devices are read while the intent is written to disk.
         journalled = asyncio.create_task(asyncio.to_thread(self.prepared_intent()))
         try:
             return await preflight.check(plan, options)
@@ -123,12 +123,12 @@ class _ChangeRun:
             await journalled
 
     def give_up(self) -> None:
-        """End it before it began, as it was cancelled."""
+        """End it before its start, because it was cancelled."""
         self._refuse(self.record.progress.cancelled)
         self._close()
 
     def prepared_intent(self) -> Callable[[], None]:
-        """A function that writes the intent into the journal, as it is now."""
+        """A function that writes the present intent into the journal."""
         write = self._parts.store.prepared_intent(self.record.id, self.record.as_row)
 
         def journal() -> None:
@@ -137,7 +137,7 @@ class _ChangeRun:
         return journal
 
     async def _carry_out(self, preflight: PreflightResult, *, from_memory: bool) -> bool:
-        """Drain, read once more, and write if the maps are those that the plan was made from."""
+        """Drain, read again, and write if the maps are those of the plan."""
         parts, plan, record = self._parts, self._plan, self.record
         try:
             try:
@@ -147,15 +147,15 @@ class _ChangeRun:
                 record.enter("check")
                 maps = await parts.maps.read()
                 for name in plan.changes:
-                    maps[name]  # refuses where it cannot be read any more
+                    maps[name]  # raises if it cannot be read
                 changed = difference(plan.before, maps)
             except PatchlightError as error:
                 changed, from_memory = error.message, False
             if not changed:
                 await self._write(preflight, maps)
             elif from_memory:
-                record.note([f"planned anew: {changed}"])
-                # The new plan may be refused: then what was to go from the old one has to stay.
+                record.note([f"planned again: {changed}"])
+                # If the new plan is refused, the obsolete part of the old one must stay.
                 await self._set_flows(parts.maps.links(maps.everywhere))
                 return False
             else:
@@ -167,7 +167,7 @@ class _ChangeRun:
             await parts.traffic.undrain()
 
     async def _write(self, preflight: PreflightResult, maps: Maps) -> None:
-        """Break, make, verify, and set the flows; back to the ``maps`` before if that fails."""
+        """Break, make, verify, and set the flows; restore the previous ``maps`` if that fails."""
         parts, plan, record = self._parts, self._plan, self.record
         try:
             self._readings = await parts.executor.write(
@@ -178,7 +178,7 @@ class _ChangeRun:
             parts.maps.done(plan, maps)
         except Exception as error:
             if not isinstance(error, PatchlightError):
-                # A bug, of a driver maybe: the devices are not to stay half changed for it.
+                # A bug, perhaps in a driver, must not leave the devices half changed.
                 log.exception("change %d", record.id)
             await self._roll_back(in_words(error))
 
@@ -190,7 +190,7 @@ class _ChangeRun:
         try:
             record.enter("roll-back")
             now, undone = await parts.executor.undo(plan.before, plan.changes)
-            # The light is where the devices say it is, also where another client moved it.
+            # Follow the devices' maps, also where another client changed them.
             await self._set_flows(parts.maps.links({**plan.before, **now}))
             record.state = "rolled-back"
             record.message = f"{reason}; {undone}"
@@ -199,35 +199,35 @@ class _ChangeRun:
                 log.exception("rolling back change %d", record.id)
             record.state = "unknown"
             record.message = (
-                f"{reason}; rolling back failed too: {in_words(second)}. "
-                "Read the switch with 'patchlight ocs show' before anything else; until they "
-                "are unlocked, the ports of this change are locked"
+                f"{reason}; rolling back failed too: {in_words(second)}. Check the switch with "
+                "'patchlight ocs show' first; the ports of this change stay locked until you "
+                "unlock them"
             )
             parts.locks.mark_bad(plan.changes, record.id)
 
     def _refuse(self, reason: str) -> None:
-        self.record.state, self.record.message = "refused", f"nothing was written: {reason}"
+        self.record.state, self.record.message = "refused", f"nothing was changed: {reason}"
 
     async def _set_flows(self, links: Links) -> None:
         self.record.enter("flows")
         self.record.note(await self._parts.flows.follow(links))
 
     def _close(self) -> None:
-        """Journal the end; where the journal takes no more, close the devices to changes."""
+        """Journal the end; if the journal fails, refuse changes of the devices."""
         record = self.record
         try:
             self._parts.journal_end(record, self._committed, self._readings)
         except PatchlightError as error:
-            message = f"how change {record.id} ended is not in the journal: {error.message}"
+            message = f"the end of change {record.id} is not in the journal: {error.message}"
             self._parts.preflight.unfinished.update(dict.fromkeys(record.changes, message))
             raise OutcomeUnknown(
-                f"change {record.id} came to: {record.state}, {record.message}; but {message}",
-                hint="make room for the journal and start the controller again",
+                f"change {record.id}: {record.state}, {record.message}; but {message}",
+                hint="free space for the journal and restart the controller",
             ) from error
 
 
 class Transactions:
-    """Runs one change at a time over the lab's optical switches; ``on_end`` hear of each."""
+    """Runs one change at a time over the lab's optical switches; then calls ``on_end``."""
 
     def __init__(self, parts: CircuitParts) -> None:
         self.parts = parts
@@ -237,17 +237,17 @@ class Transactions:
 
     @property
     def busy(self) -> bool:
-        """Whether a change is under way."""
+        """Whether a change is in progress."""
         return self._one_at_a_time.locked()
 
     async def settle_flows(self) -> None:
-        """Make the flow tables those of the circuits that the devices have now."""
+        """Set the flow tables for the devices' present circuits."""
         async with self._one_at_a_time:
             maps = await self.parts.maps.read()
             await self.parts.flows.follow(self.parts.maps.links(maps.everywhere))
 
     async def close(self) -> None:
-        """Wait until the change under way, if there is one, has come to its end."""
+        """Wait until the change in progress, if any, has ended."""
         await asyncio.gather(*self._running, return_exceptions=True)
 
     async def change(
@@ -257,12 +257,12 @@ class Transactions:
         options: ChangeOptions = NO_OPTIONS,
         at_end: OnEnd | None = None,
     ) -> Reconfiguration:
-        """Turn the present maps into what ``decide`` makes of them.
+        """Change the present maps to what ``decide`` makes of them.
 
-        Returns a record whose state is final: ``committed``, ``refused`` (nothing was written),
+        Returns a record in a final state: ``committed``, ``refused`` (nothing was written),
         ``rolled-back`` or ``unknown``. Raises the errors of ``decide``, which may be called again
-        with newer maps, and ``OutcomeUnknown`` if the end cannot be journalled. ``at_end`` gets the
-        record even if the caller is cancelled.
+        with newer maps, and ``OutcomeUnknown`` if the end cannot be journalled. ``at_end`` is
+        called with the record even if the caller is cancelled.
         """
         change = _ChangeRun(self.parts, decide, why, options)
         return await asyncio.shield(self._start(change, at_end))
@@ -274,35 +274,35 @@ class Transactions:
         options: ChangeOptions = NO_OPTIONS,
         at_end: OnEnd | None = None,
     ) -> Reconfiguration:
-        """The same without waiting for the end; an error of ``decide`` refuses the change."""
+        """The same without waiting; an error of ``decide`` refuses the change."""
         change = _ChangeRun(self.parts, decide, why, options)
         await asyncio.to_thread(change.prepared_intent())
         begun = {"id": change.record.id, "by": options.by, "origin": options.origin, "why": why}
         self.parts.store.add_event(change.record.started_at, "circuits-begun", begun)
         self._start(change, at_end).add_done_callback(_said_in_the_record)
-        await asyncio.sleep(0)  # a task that was never run ends without a word
+        await asyncio.sleep(0)  # a task that never ran would end silently
         return change.record
 
     def under_way(self, number: int) -> Reconfiguration | None:
-        """The change of that number, if it waits for its turn or is being made."""
+        """The change of that number, if it is waiting or in progress."""
         return next((r for r in self._running.values() if r.id == number > 0), None)
 
     def cancel(self, number: int, by: str, why: str) -> None:
-        """Halt a change before its next step and undo it; ``Refused`` once that is too late."""
+        """Stop a change before its next step and undo it; ``Refused`` if it is too late."""
         record = self.under_way(number)
         if record is None or not record.progress.may_cancel:
             at = "over" if record is None else f"at its end ({record.progress.stage})"
             raise Refused(
-                f"change {number} is {at}: it cannot be cancelled any more",
-                hint=f"patchlight ocs watch {number} says what came of it, and what it did "
-                f"is undone by: patchlight ocs rollback {number}",
+                f"change {number} is {at}: it can no longer be cancelled",
+                hint=f"'patchlight ocs watch {number}' shows the result; undo it with: patchlight "
+                f"ocs rollback {number}",
             )
         record.progress.cancel(f"cancelled by {by or 'somebody'}{f': {why}' if why else ''}")
         if record.progress.stage == WAITING:
             next(task for task, each in self._running.items() if each is record).cancel()
 
     def _start(self, change: _ChangeRun, at_end: OnEnd | None) -> asyncio.Task[Reconfiguration]:
-        # Whoever waits for a change may be cancelled; its own task may not.
+        # The waiting caller may be cancelled; the change's task must not.
         task = asyncio.create_task(self._run(change, at_end))
         self._running[task] = change.record
         task.add_done_callback(lambda task: self._running.pop(task).progress.news.tell())
@@ -320,20 +320,20 @@ class Transactions:
         for call in (*self.on_end, *((at_end,) if at_end else ())):
             try:
                 call(change.record)
-            except Exception:  # the change came to what it came to
+            except Exception:  # the result of the change stays
                 log.exception("after change %d", change.record.id)
         return change.record
 
     async def preview(
         self, decide: Decide, options: ChangeOptions = NO_OPTIONS
     ) -> tuple[ChangePlan, list[str]]:
-        """What ``change`` would do now, and what speaks against it."""
+        """What ``change`` would do now, and objections."""
         plan = self.parts.maps.plan(await self.parts.maps.read(), decide)
         checked = await self.parts.preflight.check(plan, options)
         return plan, [*self.parts.preflight.halts(plan), *checked.objections]
 
     async def drift(self) -> dict[str, Drift]:
-        """How the devices differ from their last committed maps, while no change is under way."""
+        """How the devices differ from their last committed maps, while no change is in progress."""
         async with self._one_at_a_time:
             return self.parts.committed.drift(await self.parts.maps.read())
 
@@ -355,12 +355,12 @@ class Transactions:
                 if away := [name for name in changed if name not in maps]:
                     message = f"change {record.id} is unfinished: it waits for {', '.join(away)}"
                     parts.preflight.unfinished.update(dict.fromkeys(changed, message))
-                    record.message = f"cut short by the controller's end; waits for {away[0]}"
+                    record.message = f"interrupted by the controller's end; waits for {away[0]}"
                     parts.store.update_reconfiguration(record.id, "intent", record.as_row)
                     continue
                 if not record.before:
                     record.state = "refused"
-                    record.message = "nothing was written: it waited when the controller ended"
+                    record.message = "nothing was changed: it was waiting when the controller ended"
                 else:
                     try:
                         await parts.executor.finish_or_undo(record, maps)
@@ -379,7 +379,7 @@ class Transactions:
         return ended
 
     def _read(self, row: dict[str, Any]) -> Reconfiguration:
-        """An unfinished change as it was journalled; raises if it is not whole."""
+        """An unfinished change from the journal; raises if it is incomplete."""
         record = _RECORD.validate_python(row)
         self.parts.executor.changes_of(record)
         self.parts.committed.of(record)
@@ -387,6 +387,6 @@ class Transactions:
 
 
 def _said_in_the_record(task: asyncio.Task[Reconfiguration]) -> None:
-    """Take an error from a change that nobody waits for: the history has it."""
+    """Record an error of a change that nobody waits for in the history."""
     if not task.cancelled() and isinstance(error := task.exception(), Exception):
         log.warning("%s", in_words(error))

@@ -1,4 +1,4 @@
-"""Which maps a request wants, as a function of the present maps (``Decide``)."""
+"""Computes the maps that a request wants from the present maps (``Decide``)."""
 
 from collections.abc import Mapping, Sequence
 
@@ -13,18 +13,18 @@ from patchlight.testbed.lab.wiring import circuit_ports, recorded_map, with_spec
 
 
 def undoing(parts: CircuitParts, number: int) -> tuple[Decide, dict[str, AnyMap]]:
-    """What undoes one change and nothing else, and the entries that it makes.
+    """What undoes one change only, and the entries that it makes.
 
-    ``Refused`` if it is undone already; the ``Decide`` raises it if later changes use the ports.
-    ``BadInput`` for a change that does not exist or was not committed.
+    ``Refused`` if it is already undone; the ``Decide`` raises it if later changes use the ports.
+    ``BadInput`` for an unknown or uncommitted change.
     """
     record = parts.store.reconfiguration(number)
     if record is None:
-        raise BadInput(f"there is no change {number}: 'patchlight ocs history' shows them")
+        raise BadInput(f"unknown change {number}: see 'patchlight ocs history'")
     if record["state"] != "committed":
-        raise BadInput(f"change {number} is {record['state']}: there is nothing to undo")
+        raise BadInput(f"change {number} is {record['state']}: nothing to undo")
     if by := parts.store.undone_by(number).get(number):
-        hint = f"to have what it did again: patchlight ocs rollback {by}"
+        hint = f"to redo it: patchlight ocs rollback {by}"
         raise Refused(f"change {number} was already undone by change {by}", hint=hint)
     lab, changes = parts.lab, record["changes"]
     made = {name: recorded_map(lab, name, c["makes"]) for name, c in changes.items()}
@@ -44,7 +44,7 @@ def undoing(parts: CircuitParts, number: int) -> tuple[Decide, dict[str, AnyMap]
             wanted[name] = kept.joined(broken[name])
         if clashes:
             raise Refused(
-                f"change {number} cannot be undone by itself: {'; '.join(clashes)}",
+                f"change {number} cannot be undone alone: {'; '.join(clashes)}",
                 hint="undo the later changes of these ports first: patchlight ocs history",
             )
         return wanted
@@ -57,7 +57,7 @@ async def bringing_together(parts: CircuitParts, nodes: Sequence[str], force: bo
 
     A node is a server or a host, by name. Circuits of running jobs move only with ``force``. The
     ``Decide`` raises ``CannotRegroup`` if no switch has room, and ``Refused`` if one would have
-    without the running jobs. ``BadInput`` for an unknown node, or one without a GPU with a NIC.
+    room without the running jobs. ``BadInput`` for an unknown node, or one without usable GPUs.
     """
     lab = parts.lab
     names = [host.name for host in hosts_of(lab, nodes)]
@@ -79,10 +79,10 @@ async def bringing_together(parts: CircuitParts, nodes: Sequence[str], force: bo
                 raise
             jobs = sorted({job for each in busy.values() for job in each})
             raise Refused(
-                f"{', '.join(nodes)} cannot be brought together while the circuits of "
-                f"{', '.join(jobs)} stay: {error.message}",
-                hint="wait for the job, choose other nodes, or say --force: jobs pause while "
-                "their light moves",
+                f"{', '.join(nodes)} cannot be connected to one switch without moving circuits "
+                f"of {', '.join(jobs)}: {error.message}",
+                hint="wait for the job, choose other nodes, or use --force: jobs pause while "
+                "their circuits change",
             ) from error
 
     return decide
@@ -91,14 +91,14 @@ async def bringing_together(parts: CircuitParts, nodes: Sequence[str], force: bo
 def hosts_of(lab: Lab, nodes: Sequence[str]) -> list[Host]:
     """The hosts of these nodes that have a GPU, each once; ``BadInput`` as above."""
     if not nodes:
-        raise BadInput("name the nodes to be brought together: servers of the lab, or hosts")
+        raise BadInput("name the nodes to connect: servers of the lab, or hosts")
     servers = {server.name for server in lab.servers}
     found: dict[str, Host] = {}
     for name in nodes:
         hosts = [host for host in lab.hosts if name in servers and host.server.name == name]
         hosts = [host for host in hosts or [lab.host(name)] if host.gpu is not None]
         if not hosts:
-            raise BadInput(f"{name} has no GPU with a NIC: there is nothing to bring together")
+            raise BadInput(f"{name} has no GPU with a NIC")
         found.update({host.name: host for host in hosts})
     return list(found.values())
 
@@ -108,9 +108,9 @@ async def lighting(parts: CircuitParts, pairs: Sequence[tuple[str, str]]) -> Dec
 
     An end is a NIC or a host, a packet switch (any port of it), or a port of one. The ``Decide``
     raises ``Refused`` if ports or trunks are too few. ``BadInput`` for an unknown end, one without
-    a fibre to a circuit switch, and a pair of one end.
+    a fibre to a circuit switch, and a pair of equal ends.
     """
-    # SciPy takes a while to be imported, and a controller may never need it.
+    # SciPy is slow to import, and many controllers never need it.
     from patchlight.controller.policies.engineering.paths import NoLight, Wish, plan_paths
     from patchlight.controller.policies.engineering.traffic import CircuitSite, sites_of
 
@@ -123,8 +123,8 @@ async def lighting(parts: CircuitParts, pairs: Sequence[tuple[str, str]]) -> Dec
                 continue
             at = lab.fibre_ends.get(Endpoint.parse(end)) if "." in end else None
             if at is None or at[0].device not in lab.circuit_fibres:
-                raise BadInput(f"{text} is not plugged into an OCS: no fibre joins it to one")
-            # A port that is named is an end by itself, and no longer one of its switch's.
+                raise BadInput(f"{text} has no fibre to an OCS")
+            # A named port is an end by itself, and not available as one of its switch's.
             port = at[0].device, int(at[0].port)
             for site in list(sites.values()):
                 if port in site.ports:
@@ -132,7 +132,7 @@ async def lighting(parts: CircuitParts, pairs: Sequence[tuple[str, str]]) -> Dec
                     sites[site.name] = CircuitSite(site.name, left, site.gpus)
             sites[end] = CircuitSite(end, (port,))
         if ends[0] == ends[1]:
-            raise BadInput(f"{pair[0]}:{pair[1]} is one end: expected two different ones")
+            raise BadInput(f"{pair[0]}:{pair[1]} are the same end: expected two different ones")
         wishes.append(Wish(ends[0], (ends[1],)))
     locked, failed = await parts.closed_ports()
 
@@ -148,11 +148,11 @@ async def lighting(parts: CircuitParts, pairs: Sequence[tuple[str, str]]) -> Dec
 
 
 def _site_name(lab: Lab, text: str) -> str:
-    """The end that a text means; ``BadInput`` if the lab has none of that name."""
+    """The end that a text names; ``BadInput`` if unknown."""
     if text in lab.host_names:
         return str(lab.host_names[text].endpoint)
     if any(switch.name == text for switch in lab.packet_switches):
         return text
     endpoint = Endpoint.parse(text)
-    lab.device(endpoint.device)  # says so if there is none
+    lab.device(endpoint.device)  # raises BadInput if unknown
     return text

@@ -1,7 +1,7 @@
-"""What every driver must do, whatever its device, checked on one device.
+"""Checks what every driver must do, on one device.
 
-A check gets a fresh open driver of a device whose map is that of its ground (``ground_of``). It
-raises ``CheckFailed`` where the driver does not do as its contract says.
+A check gets an open driver of a device whose map is that of its ground (``ground_of``). It raises
+``CheckFailed`` if the driver violates its contract.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ Check = Callable[[Any], Awaitable[None]]
 
 
 class CheckFailed(AssertionError):
-    """The driver does not do what every driver must; the message says what it did instead."""
+    """A driver violates its contract; the message says how."""
 
 
 def _expect(what: str, value: object, expected: object) -> None:
@@ -63,12 +63,12 @@ async def says_who_it_is(driver: Driver) -> None:
     has = (ground.inputs, ground.outputs)
     _require(not ground.missing, f"it has {has} ports: the checks need {ground.missing}")
     _require(
-        isinstance(driver.capabilities, contract.Capabilities), "capabilities are no Capabilities"
+        isinstance(driver.capabilities, contract.Capabilities), "capabilities are not Capabilities"
     )
 
 
 async def reads_the_map(driver: Driver) -> None:
-    """``read_map`` is what the device holds."""
+    """``read_map`` returns the device's map."""
     await _expect_map(driver)
 
 
@@ -82,7 +82,7 @@ async def connects_one(driver: Any) -> None:
 
 
 async def connects_many_at_once(driver: Any) -> None:
-    """So are up to 16 in one call; of circuits inputs to outputs of the same number."""
+    """Up to 16 entries are made in one call, from inputs to outputs of the same number."""
     entries = ground_of(driver).many
     outcome = await driver.connect(entries)
     _expect("done", outcome.done, tuple(entries))
@@ -98,7 +98,7 @@ async def disconnects_one(driver: Any) -> None:
 
 
 async def disconnects_all(driver: Any) -> None:
-    """All are broken in one call."""
+    """All entries are broken in one call."""
     ground = ground_of(driver)
     outcome = await _complete(driver.disconnect(ground.initial))
     _expect("done", sorted(outcome.done), sorted(ground.initial))
@@ -106,47 +106,47 @@ async def disconnects_all(driver: Any) -> None:
 
 
 async def one_direction_goes_alone(driver: contract.CircuitDriver) -> None:
-    """Of two directions between the same ports the other one stays."""
+    """If one of two directions between the same ports is broken, the other stays."""
     await _complete(driver.disconnect([CrossConnect(1, 7)]))
     _expect("the map", await driver.read_map(), PortMap.of([(7, 1), (2, 8)]))
 
 
 async def what_is_done_already_is_done(driver: Any) -> None:
-    """Connecting what is there, and disconnecting what is not, counts as done."""
+    """Connecting an existing entry, and disconnecting a missing one, count as done."""
     ground = ground_of(driver)
     there, absent, new = [ground.last], [ground.single[1]], ground.single[0]
     for _ in range(2):
         await _complete(driver.connect([*there, new]))
-    _expect("done of what was there", (await driver.connect(there)).done, tuple(there))
-    _expect("done of what was not", (await driver.disconnect(absent)).done, tuple(absent))
+    _expect("existing entries that are done", (await driver.connect(there)).done, tuple(there))
+    _expect("missing entries that are done", (await driver.disconnect(absent)).done, tuple(absent))
     await _complete(driver.disconnect([*absent, *there]))
     left = ground.map_of([*ground.initial.without(there), new])
     _expect("the map", await driver.read_map(), left)
 
 
 async def a_busy_port_is_refused_and_nothing_else(driver: Any) -> None:
-    """Nothing is broken to make room; what can be done of the call is done."""
+    """Nothing is broken to make room; the possible part of a call is done."""
     ground = ground_of(driver)
     possible, busy = ground.single, ground.busy
     outcome = await driver.connect([possible[0], *busy, possible[1]])
     _expect("done", outcome.done, tuple(possible))
     _expect("refused", [refusal.cross_connect for refusal in outcome.refused], list(busy))
-    _require(all(refusal.words for refusal in outcome.refused), "a refusal has no words")
+    _require(all(refusal.words for refusal in outcome.refused), "a refusal has no message")
     await _expect_map(driver, *possible)
 
 
 async def one_refused_alone_leaves_the_map(driver: Any) -> None:
-    """Nothing of a refused entry is left, and nothing of it holds the ports or the channel."""
+    """Nothing of a refused entry remains, and its ports and channel stay free."""
     ground = ground_of(driver)
     outcome = await driver.connect([ground.busy[0]])
     _expect("done", outcome.done, ())
-    _require(bool(outcome.refused and outcome.refused[0].words), "the refusal has no words")
+    _require(bool(outcome.refused and outcome.refused[0].words), "the refusal has no message")
     await _expect_map(driver)
     await _complete(driver.connect([ground.beside]))
 
 
 async def bad_input_changes_nothing(driver: Any) -> None:
-    """A port outside the device, or entries that clash, are ``BadInput`` before anything is sent.
+    """A port outside the device, or conflicting entries, are ``BadInput`` before anything is sent.
 
     So is a channel off the grid.
     """
@@ -170,7 +170,7 @@ async def bad_input_changes_nothing(driver: Any) -> None:
 
 
 async def nothing_asked_is_nothing_done(driver: Any) -> None:
-    """Empty lists are no errors."""
+    """Empty lists are not errors."""
     await _complete(driver.connect([]))
     await _complete(driver.disconnect([]))
     _expect("power", await driver.power([]), {})
@@ -178,19 +178,19 @@ async def nothing_asked_is_nothing_done(driver: Any) -> None:
 
 
 async def overlapping_calls_keep_in_order(driver: Any) -> None:
-    """Up to six calls at once, and a read among them, all come to their end."""
+    """Up to six concurrent calls, and a read among them, all finish."""
     entries = ground_of(driver).many[1:7]
     calls = [asyncio.create_task(_complete(driver.connect([entry]))) for entry in entries]
     try:
         await asyncio.gather(driver.read_map(), *calls)
     finally:
-        # Whatever failed, nothing goes on behind the next check's back.
+        # Even after a failure, nothing continues during the next check.
         await asyncio.gather(*calls, return_exceptions=True)
     await _expect_map(driver, *entries)
 
 
 async def another_attenuation_takes_a_break(driver: contract.WavelengthDriver) -> None:
-    """The same channel of another attenuation is refused, and made once the first is broken."""
+    """The same channel with another attenuation is refused, and made once the first is broken."""
     ground = ground_of(driver)
     weaker = ground.last._replace(attenuation_db=ground.last.attenuation_db + 2)
     _expect("done", (await driver.connect([weaker])).done, ())
@@ -202,7 +202,7 @@ async def another_attenuation_takes_a_break(driver: contract.WavelengthDriver) -
 
 
 async def channels_side_by_side_are_apart(driver: contract.WavelengthDriver) -> None:
-    """Of three neighbours that go the same way the one between is broken alone, and made again."""
+    """The middle one of three neighbouring channels is broken alone, and made again."""
     ground = ground_of(driver)
     first = ground.many[0]
     three = [first._replace(channel=other.channel) for other in ground.many[:3]]
@@ -215,7 +215,7 @@ async def channels_side_by_side_are_apart(driver: contract.WavelengthDriver) -> 
 
 
 async def other_channels_keep_their_power(driver: contract.WavelengthDriver) -> None:
-    """Where the device measures channels, a change of one leaves all others as strong as before."""
+    """If the device measures channels, a change of one does not affect the others' power."""
     if not isinstance(driver, contract.TellsChannelPowers):
         return
     ground = ground_of(driver)
@@ -228,11 +228,11 @@ async def other_channels_keep_their_power(driver: contract.WavelengthDriver) -> 
         for channel, dbm in channels.items():
             now = after[port].get(channel)
             same = now == dbm or (dbm is not None and now is not None and abs(now - dbm) < 1.0)
-            _require(same, f"channel {channel} at {port} had {dbm} dBm, and has {now}")
+            _require(same, f"channel {channel} at {port} had {dbm} dBm, and now has {now}")
 
 
 async def knows_its_ports(driver: Driver) -> None:
-    """``port_states`` has both sides of every port, and those without trouble are ready."""
+    """``port_states`` has both sides of every port, and healthy ones are ready."""
     states = await driver.port_states()
     ground = ground_of(driver)
     inputs, outputs = ground.inputs, ground.outputs
@@ -242,7 +242,7 @@ async def knows_its_ports(driver: Driver) -> None:
 
 
 async def power_where_there_are_monitors(driver: Driver) -> None:
-    """``power`` answers for the ports of the sides that have monitors, in believable dBm."""
+    """``power`` returns plausible dBm for the ports of the sides with monitors."""
     ground = ground_of(driver)
     counts = zip(contract.SIDES, (ground.inputs, ground.outputs), strict=True)
     ports = [
@@ -259,10 +259,10 @@ async def power_where_there_are_monitors(driver: Driver) -> None:
 
 
 async def light_comes_out_where_it_is_led(driver: contract.CircuitDriver) -> None:
-    """Where light arrives, a new circuit lets it out, with no more power than came in.
+    """If a signal arrives, a new circuit passes it, without adding power.
 
-    On devices that measure both, and only where anything arrives at the first 12 inputs, or at the
-    first half where they are fewer.
+    Only on devices that measure both sides, and if anything arrives at the first 12 inputs, or at
+    the first half if they are fewer.
     """
     if not (driver.capabilities.power_in and driver.capabilities.power_out):
         return
@@ -277,21 +277,21 @@ async def light_comes_out_where_it_is_led(driver: contract.CircuitDriver) -> Non
         powers = await driver.power([there, here])
         arriving, leaving = powers.get(there), powers.get(here)
         if arriving is None:
-            continue  # it has just gone
+            continue  # the signal has just gone
         words = f"{c} is made and {arriving} dBm arrive at {there}"
-        _require(leaving is not None, f"{words}, but none is told at {here}")
-        # Monitors are exact to a tenth of a dB or two.
+        _require(leaving is not None, f"{words}, but no power is reported at {here}")
+        # Monitors are accurate to one or two tenths of a dB.
         _require(leaving is None or leaving < arriving + 0.5, f"{words}: {leaving} dBm at {here}")
 
 
 async def alarms_can_be_asked_for(driver: Driver) -> None:
-    """``alarms`` answers with a tuple."""
+    """``alarms`` returns a tuple."""
     alarms: object = await driver.alarms()
     _require(isinstance(alarms, tuple), f"alarms() gave a {type(alarms).__name__}")
 
 
 async def closing_clears_nothing(driver: Any) -> None:
-    """The map outlives the connection; closing twice is no error; it can be opened again."""
+    """The map outlives the connection; closing twice is not an error; it can be reopened."""
     pairs = ground_of(driver).single[:1]
     await _complete(driver.connect(pairs))
     await driver.close()
@@ -319,28 +319,28 @@ _SHARED: Sequence[Check] = (
     closing_clears_nothing,
 )
 CHECKS = (*_SHARED, one_direction_goes_alone, light_comes_out_where_it_is_led)
-"""What every driver of a circuit switch must do."""
+"""The checks of every driver of a circuit switch."""
 WAVELENGTH_CHECKS: Sequence[Check] = (
     *_SHARED,
     another_attenuation_takes_a_break,
     channels_side_by_side_are_apart,
     other_channels_keep_their_power,
 )
-"""What every driver of a wavelength switch must do."""
+"""The checks of every driver of a wavelength switch."""
 
 
 def checks_of(driver: Driver) -> Sequence[Check]:
-    """Those for its kind."""
+    """The checks for its kind."""
     return WAVELENGTH_CHECKS if isinstance(driver, contract.WavelengthDriver) else CHECKS
 
 
 RaiseAlarm = Callable[[], Awaitable[None]]
-"""Has the device report something, if it can be made to."""
+"""Makes the device report something, if possible."""
 _ALARM_WITHIN_S = 10.0
 
 
 async def alarms_arrive(driver: Driver, raise_alarm: RaiseAlarm) -> None:
-    """What the device reports is among its alarms, after those that it had, and has its time."""
+    """An event of the device is among its alarms, after earlier ones, with its time."""
     before = await driver.alarms()
     began = time.time()
     await raise_alarm()
@@ -348,7 +348,7 @@ async def alarms_arrive(driver: Driver, raise_alarm: RaiseAlarm) -> None:
     while (alarms := await driver.alarms())[: len(before)] == before and len(alarms) == len(before):
         _require(time.monotonic() < deadline, f"no alarm came within {_ALARM_WITHIN_S:g} s")
         await asyncio.sleep(0.05)
-    _require(len(alarms) > len(before), "alarms that were there before are gone")
+    _require(len(alarms) > len(before), "earlier alarms are gone")
     new = alarms[-1]
     _require(began - 1 <= new.at <= time.time() + 1, f"the alarm's time is {new.at}")
-    _require(bool(new.words), "the alarm has no words")
+    _require(bool(new.words), "the alarm has no text")

@@ -1,4 +1,4 @@
-"""What the conformance checks do to a device, by the kind of switch: which entries, and where."""
+"""Defines which entries the conformance checks use, by the kind of switch."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -11,9 +11,9 @@ from patchlight.testbed.lab.spectrum import Channel, ChannelConnect, Grid, Spect
 PORTS = 8
 """How many ports on each side the checks need of a circuit switch."""
 BRANCHES = 4
-"""How many inputs or outputs they need of a wavelength switch, on the side that has more."""
+"""How many inputs or outputs (the larger number) they need of a wavelength switch."""
 INITIAL = PortMap.of([(1, 7), (7, 1), (2, 8)])
-"""The cross-connects that each check of a circuit switch begins with."""
+"""The initial cross-connects of each check of a circuit switch."""
 _FIRST_CHANNEL = -8  # from 193.1 THz: 22 channels of 200 GHz and less are in the C band
 
 Driver = CircuitDriver | WavelengthDriver
@@ -23,11 +23,11 @@ Driver = CircuitDriver | WavelengthDriver
 class Ground:
     """Entries of one kind of switch.
 
-    ``missing``: what the checks miss in this one; empty if nothing. ``initial``: the map that each
-    check begins with. ``many``: up to 16 that can be made beside it, and all together. ``single``:
-    two such. ``busy``: two that need what an entry of ``initial`` has. ``beside``: one that needs
-    what the first of these needs beside that. ``wrong``: lists that are ``BadInput``, alone or with
-    the last ``single``; the first of them for a port outside.
+    ``missing``: what this switch lacks for the checks; empty if nothing. ``initial``: the initial
+    map of each check. ``many``: up to 16 that are possible in addition. ``single``: two such.
+    ``busy``: two that conflict with ``initial``. ``beside``: one that conflicts only with the first
+    of these. ``wrong``: lists that are ``BadInput``, alone or with the last ``single``; the first
+    of them for a port outside.
     """
 
     inputs: int
@@ -44,12 +44,12 @@ class Ground:
 
     @property
     def last(self) -> Any:
-        """An entry of ``initial`` that has no other direction."""
+        """An entry of ``initial`` without a reverse direction."""
         return tuple(self.initial)[-1]
 
 
 def ground_of(driver: Driver) -> Ground:
-    """What the checks do to a device of this driver."""
+    """The entries for a device of this driver."""
     if isinstance(driver, WavelengthDriver):
         return _spectrum(driver.inputs, driver.outputs, driver.grid)
     return _circuits(driver.ports)
@@ -77,13 +77,13 @@ def _circuits(ports: int) -> Ground:
 
 
 def _spectrum(inputs: int, outputs: int, grid: Grid) -> Ground:
-    """Channels from and to port 1 only: that is what every wavelength switch can do."""
+    """Only channels from and to port 1, which every wavelength switch supports."""
     spacing_ghz = grid.spacing_ghz or 50.0
     apart, slots = int(spacing_ghz / 6.25), int(spacing_ghz / 12.5)
     channels = [Channel((_FIRST_CHANNEL + n) * apart, slots) for n in range(22)]
 
     def way(branch: int, number: int, less_db: float = 0.0) -> ChannelConnect:
-        # Of a switch with a line at port 1 every other one goes back to it.
+        # In a switch with a line at port 1, every second one returns to it.
         both = inputs > 1 and outputs > 1
         count = max(inputs, outputs) - both
         other = 1 + branch % count + both

@@ -1,4 +1,4 @@
-"""Runs the conformance suite: a fresh driver for each check, and the device's map put back."""
+"""Runs the conformance suite with a fresh driver for each check, and restores the device's map."""
 
 import asyncio
 import contextlib
@@ -17,7 +17,7 @@ from patchlight.testbed.lab.spectrum import SpectrumMap
 
 
 class _Heard(logging.Handler):
-    """Keeps what is logged, at any level."""
+    """Keeps log messages of all levels."""
 
     def __init__(self) -> None:
         super().__init__(logging.NOTSET)
@@ -29,7 +29,7 @@ class _Heard(logging.Handler):
 
 @contextlib.contextmanager
 def _kept_secret(password: str) -> Iterator[None]:
-    """``CheckFailed`` if the password is logged in the block, or in an error out of it."""
+    """``CheckFailed`` if the password appears in the block's log, or in an error from it."""
     if not password:
         yield
         return
@@ -69,11 +69,11 @@ class CheckResult:
 async def run_check(
     check: conformance.Check, new_driver: NewDriver, *, password: str = "", is_initial: bool = False
 ) -> None:
-    """Bring the device to the map of its ground, run one check with a fresh driver, bring it back.
+    """Set the device's map to that of its ground, run one check with a fresh driver, and reset it.
 
-    Rewires the device, whatever it carries. Raises ``CheckFailed``, or what the driver raises.
-    With ``password`` also if the driver lets that into a log or an error meanwhile.
-    ``is_initial``: the map is that already, as it is after a check that passed.
+    Rewires the device, whatever it carries. Raises ``CheckFailed``, or errors of the driver. With
+    ``password`` it also fails if the driver reveals that in a log or an error. ``is_initial``: the
+    map is already set, as after a check that passed.
     """
     with _kept_secret(password):
         if not is_initial:
@@ -93,14 +93,14 @@ async def run_checks(
     password: str = "",
     raise_alarm: conformance.RaiseAlarm | None = None,
 ) -> AsyncGenerator[CheckResult, None]:
-    """Run all checks one after the other, and put the device's map back in the end.
+    """Run all checks one after the other, and restore the device's map at the end.
 
-    A check that is not done after ``longest_s`` has failed, and so has one in which the driver
-    lets the ``password`` into a log or an error. ``raise_alarm`` adds ``alarms_arrive``. Close the
-    generator if it is left early (``contextlib.aclosing``): that is what puts the map back.
+    A check fails if it is not done after ``longest_s``, or if the driver reveals the ``password``
+    in a log or an error. ``raise_alarm`` adds ``alarms_arrive``. Close the generator if you leave
+    it early (``contextlib.aclosing``): that restores the map.
 
-    ``BadInput`` before anything is changed where the device carries light and it is not the
-    ``expected`` one: that would be interrupted. ``any_map`` interrupts what there is.
+    ``BadInput`` before any change if the device has circuits other than ``expected``, which would
+    be interrupted. ``any_map`` allows that.
     """
     async with _opened(new_driver) as driver:
         before = await driver.read_map()
@@ -109,8 +109,8 @@ async def run_checks(
     if before and before not in (expected, ground.initial) and not any_map:
         raise BadInput(
             f"the device carries circuits: {', '.join(before.texts)}",
-            hint="the checks rewire it; where that harms nobody, name exactly these circuits with "
-            "--initial, or say --any-map: they are put back in the end",
+            hint="the checks rewire it; if that is acceptable, name exactly these circuits with "
+            "--initial, or use --any-map: they are restored at the end",
         )
     inputs, outputs = ground.inputs, ground.outputs
     if ground.missing or any(c.inp > inputs or c.out > outputs for c in before):
@@ -121,7 +121,7 @@ async def run_checks(
         if raise_alarm is not None:
             arrive = functools.partial(conformance.alarms_arrive, raise_alarm=raise_alarm)
             checks[conformance.alarms_arrive.__name__] = (arrive, conformance.alarms_arrive.__doc__)
-        failure = "none has run"
+        failure = "no check has run"
         for name, (check, about) in checks.items():
             run = run_check(check, new_driver, password=password, is_initial=not failure)
             failure = await _failure(run, longest_s)
@@ -136,7 +136,7 @@ async def _bring(driver: Any, target: PortMap | SpectrumMap) -> None:
     outcomes = [await driver.disconnect(change.breaks), await driver.connect(change.makes)]
     refused = [str(refusal) for outcome in outcomes for refusal in outcome.refused]
     if refused:
-        raise PatchlightError(f"bringing the device to its map: {'; '.join(refused)}")
+        raise PatchlightError(f"setting the device's map: {'; '.join(refused)}")
 
 
 async def _failure(check: Awaitable[None], longest_s: float) -> str:

@@ -1,12 +1,12 @@
-"""What every driver of an optical switch does, and in which words it answers.
+"""Defines what every driver of an optical switch does, and its results.
 
-An optical circuit switch (OCS) joins ports: an entry of its map is a ``CrossConnect``. A
-wavelength switch (WSS) leads channels from port to port: an entry is a ``ChannelConnect``. Both
-keep the same promises (``SwitchDriver``).
+An optical circuit switch (OCS) connects ports: an entry of its map is a ``CrossConnect``. A
+wavelength switch (WSS) routes channels from port to port: an entry is a ``ChannelConnect``. Both
+have the same contract (``SwitchDriver``).
 
-Ports are canonical and directed: ``in:n`` takes light in, ``out:n`` lets it out, both
-counted from 1. A driver maps them to its vendor's numbering. Drivers declare what their
-device can do (``Capabilities``); callers ask that, never the driver's name.
+Ports are canonical and directed: ``in:n`` is an input, ``out:n`` an output, both counted from 1. A
+driver maps them to its vendor's numbering. Drivers declare their device's abilities
+(``Capabilities``); callers check those, never the driver's name.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class DirectedPort(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> DirectedPort:
-        """``"in:3"`` → a directed port; ``BadInput`` if it is not one."""
+        """``"in:3"`` → a directed port; else ``BadInput``."""
         side, colon, number = text.partition(":")
         if colon and number.isascii() and number.isdigit() and int(number) > 0:
             if side == "in":
@@ -51,7 +51,7 @@ class DirectedPort(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What a device has beyond what each has: power monitors on that side of its ports."""
+    """Optional features of a device: power monitors on that side of its ports."""
 
     power_in: bool = False
     power_out: bool = False
@@ -59,7 +59,7 @@ class Capabilities:
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Which device answers; empty strings where it does not say."""
+    """A device's identity; empty strings for what it does not report."""
 
     vendor: str
     model: str
@@ -70,10 +70,9 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class PortState:
-    """Whether a port can carry a circuit; ``words`` is what the device itself says of it.
+    """Whether a port can carry a circuit; ``words`` is the device's own message.
 
-    ``locked``: taken out of service by someone. ``failed``: the device found it broken.
-    ``absent``: no hardware there.
+    ``locked``: taken out of service. ``failed``: the device found it broken. ``absent``: none.
     """
 
     condition: Condition
@@ -82,25 +81,25 @@ class PortState:
 
 @dataclass(frozen=True, slots=True)
 class Alarm:
-    """Something the device reported. ``at`` is Unix time of its arrival here.
+    """An alarm or event of the device. ``at`` is the Unix time of its arrival here.
 
-    ``standing``: it was on the device's own list of alarms when that was last read.
+    ``standing``: it was on the device's list of alarms when that was last read.
     """
 
     at: float
     severity: Severity
     subject: str
     words: str
-    # The same alarm once it has gone: no other one.
+    # The key of an alarm, the same after it has gone.
     standing: bool = field(default=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """One line of a device's own list of alarms.
+    """One line of a device's list of alarms.
 
-    ``reported``: a text that an earlier report about the same subject has in it, if it is
-    about this alarm; empty if the device reports nothing unasked.
+    ``reported``: a text that an earlier report about the same alarm contains; empty if the device
+    sends no reports.
     """
 
     severity: Severity
@@ -111,12 +110,12 @@ class Standing:
 
 PortStates = Mapping[DirectedPort, PortState]
 Powers = Mapping[DirectedPort, float | None]
-"""Optical power in dBm; ``None`` where it is dark."""
+"""Optical power in dBm; ``None`` without a signal."""
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal(Generic[C]):
-    """One entry that the device would not do, and why in its own words."""
+    """One entry that the device refused, and its reason."""
 
     cross_connect: C
     words: str
@@ -127,11 +126,11 @@ class Refusal(Generic[C]):
 
 @dataclass(frozen=True, slots=True)
 class Outcome(Generic[C]):
-    """What came of a connect or disconnect; every entry asked for is in one of the two.
+    """The result of a connect or disconnect; every entry is in one of the two.
 
-    ``done``: after the call the device holds it (connect) or does not (disconnect), whether
-    or not this call changed that. ``refused``: it did not happen, and nothing of it is left
-    behind on the device. ``elapsed_s``: wall time, the device's switching time included.
+    ``done``: after the call the device has it (connect) or not (disconnect), whether or not this
+    call changed that. ``refused``: it was not done, and nothing of it remains on the device.
+    ``elapsed_s``: wall time including the device's switching time.
     """
 
     done: tuple[C, ...]
@@ -145,16 +144,16 @@ class Outcome(Generic[C]):
 
 
 class DeviceUnreachable(PatchlightError):
-    """The device does not answer; as far as this call goes, nothing was changed on it."""
+    """The device does not answer; this call changed nothing on it."""
 
 
 def outcome_unknown(words: str) -> OutcomeUnknown:
     """The error after a change was sent to a device whose answer is missing or unclear."""
-    return OutcomeUnknown(words, hint="read the device's map before anything else")
+    return OutcomeUnknown(words, hint="read the device's map first")
 
 
 class DeviceRefused(PatchlightError):
-    """The device answered, and said no. ``code`` and ``words`` are its own."""
+    """The device answered with a refusal. ``code`` and ``words`` are its own."""
 
     def __init__(
         self, message: str, *, code: str = "", words: str = "", hint: str | None = None
@@ -165,7 +164,7 @@ class DeviceRefused(PatchlightError):
 
 
 class LoginRefused(PatchlightError):
-    """The device did not accept the user or password; ``words`` are its own."""
+    """The device rejected the user or password; ``words`` are its own."""
 
     def __init__(self, message: str, *, words: str = "", hint: str | None = None) -> None:
         super().__init__(message, hint=hint)
@@ -174,13 +173,12 @@ class LoginRefused(PatchlightError):
 
 @runtime_checkable
 class SwitchDriver(Protocol[C, M_co]):
-    """One optical switch. Use from one event loop; calls may overlap, writes are serialised inside.
+    """One optical switch. Use it from one event loop; calls may overlap, writes are serialised.
 
     ``C`` is an entry of its map ``M``. Every method may raise ``DeviceUnreachable``,
-    ``LoginRefused`` or ``DeviceRefused`` (the device refused the whole question). ``connect`` and
-    ``disconnect`` raise ``OutcomeUnknown`` where the device was told and did not say what came of
-    it: read the map before anything else. What it refuses of single entries is in the
-    ``Outcome``, never raised.
+    ``LoginRefused`` or ``DeviceRefused`` (the device refused the whole request). ``connect`` and
+    ``disconnect`` raise ``OutcomeUnknown`` if the device got a command but did not answer: read the
+    map next. Refusals of single entries are in the ``Outcome``, never raised.
     """
 
     @property
@@ -192,40 +190,40 @@ class SwitchDriver(Protocol[C, M_co]):
         """What the device can do."""
 
     async def open(self) -> None:
-        """Reach the device and log in."""
+        """Connect to the device and log in."""
 
     async def close(self) -> None:
-        """Log out and let go; never clears a circuit. Idempotent."""
+        """Log out and disconnect; circuits stay. Idempotent."""
 
     async def identify(self) -> Identity:
         """Vendor, model, serial number and software of the device."""
 
     async def read_map(self) -> M_co:
-        """What is active on the device now, as the device says."""
+        """The active map, as the device reports it."""
 
     async def connect(self, pairs: Iterable[C]) -> Outcome[C]:
-        """Make these entries and wait until the device says that they are up.
+        """Make these entries and wait until the device reports that they are up.
 
-        Nothing else is broken to make room: what is in the way is a refusal. ``BadInput`` (before
-        anything is sent) for a port outside the device, or entries that clash.
+        Nothing is broken to make room: conflicts are refused. ``BadInput`` (before anything is
+        sent) for a port outside the device, or conflicting entries.
         """
 
     async def disconnect(self, pairs: Iterable[C]) -> Outcome[C]:
-        """Break these entries; one that is not there counts as done."""
+        """Break these entries; a missing one counts as done."""
 
     async def port_states(self) -> PortStates:
         """The state of every port, both sides."""
 
     async def power(self, ports: Iterable[DirectedPort]) -> Powers:
-        """Optical power in dBm at these ports; ``None`` where it is dark.
+        """Optical power in dBm at these ports; ``None`` without a signal.
 
-        A port without a power monitor is missing from the answer.
+        Ports without a power monitor are not in the result.
         """
 
     async def alarms(self) -> tuple[Alarm, ...]:
-        """What the device reported since ``open``, oldest first (the last 1000).
+        """The device's reports since ``open``, oldest first (the last 1000).
 
-        With what stood before, marked as ``standing``, where the protocol can ask for that.
+        Includes earlier active ones, marked as ``standing``, if the protocol can list them.
         """
 
 
@@ -240,10 +238,10 @@ class CircuitDriver(SwitchDriver[CrossConnect, PortMap], Protocol):
 
 @runtime_checkable
 class WavelengthDriver(SwitchDriver[ChannelConnect, SpectrumMap], Protocol):
-    """One WSS. An entry that is connected or broken leaves the light of all others alone.
+    """One WSS. Connecting or breaking an entry does not affect the others' signals.
 
-    The attenuation is part of an entry: another one for the same channel clashes with the entry
-    that is there, and is made once that is broken.
+    The attenuation is part of an entry: another one for the same channel conflicts with the
+    existing entry, and is possible once that is broken.
     """
 
     @property
@@ -267,12 +265,12 @@ Drivers = Mapping[str, AnyDriver]
 
 @runtime_checkable
 class TellsFactoryLosses(Protocol):
-    """A driver of a device that knows what its paths lost when it was made."""
+    """A driver of a device that knows the factory loss of its paths."""
 
     async def factory_losses_db(
         self, cross_connects: Iterable[CrossConnect]
     ) -> Mapping[CrossConnect, float]:
-        """The insertion loss in dB of each of these paths that was measured in the factory."""
+        """The insertion loss in dB of each of these paths that was measured at the factory."""
 
 
 @runtime_checkable
@@ -282,4 +280,4 @@ class TellsChannelPowers(Protocol):
     async def channel_powers(
         self, ports: Iterable[DirectedPort]
     ) -> Mapping[DirectedPort, Mapping[Channel, float | None]]:
-        """Power in dBm of each channel that the map has there; ``None`` where it is dark."""
+        """Power in dBm of each channel that the map has there; ``None`` without a signal."""

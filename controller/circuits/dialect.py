@@ -1,4 +1,4 @@
-"""What a driver is given: where and as whom to log in, and the dialect that is spoken there."""
+"""Defines a driver's login data, timeouts and dialect (its table of commands)."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from patchlight.controller.circuits.contract import LoginRefused
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab.model import OpticalSwitch
 
-# Without tab and line feed, which a reply of several lines has.
+# Without tab and line feed, which replies of several lines contain.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 @dataclass(frozen=True)
 class Timeouts:
-    """How long to wait for an answer and for a connection, and before a sign of life."""
+    """Timeouts of answers and connections, and the keep-alive interval."""
 
     answer_s: float = 10.0
     connect_s: float = 5.0
@@ -38,7 +38,7 @@ DEFAULT_TIMEOUTS = Timeouts()
 
 @functools.lru_cache(maxsize=64)
 def _forms(user: str, password: str) -> tuple[str, ...]:
-    """How protocols write a password: as it is, quoted, in JSON, in a URL, as HTTP's login."""
+    """The forms of a password in protocols: plain, quoted, in JSON, in a URL, as HTTP's login."""
     if not password:
         return ()
     forms = {
@@ -54,7 +54,7 @@ def _forms(user: str, password: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Session:
-    """Whom to log in where, and how long to wait."""
+    """The device's address, login and timeouts."""
 
     name: str
     host: str
@@ -68,7 +68,7 @@ class Session:
     def of(
         cls, switch: OpticalSwitch, password: str, timeouts: Timeouts = DEFAULT_TIMEOUTS
     ) -> Session:
-        """The session with a switch of the lab; ``BadInput`` if its address is none."""
+        """The session with a switch of the lab; ``BadInput`` for an invalid address."""
         host, _, port = switch.address.rpartition(":")
         if not host or not port.isdigit():
             raise BadInput(f"{switch.name}: {switch.address!r} is no address: expected host:port")
@@ -76,17 +76,17 @@ class Session:
         return cls(switch.name, host, int(port), switch.user, password, timeouts, legacy)
 
     def masked(self, text: str) -> str:
-        """The text as logs and errors may have it.
+        """The text for logs and errors.
 
-        Without the password, in any form that a protocol gives it, and with control characters
-        spelled out: what a device says is not to steer a terminal or begin a line of a log.
+        Without the password in any protocol's form, and with control characters escaped: a device's
+        message must not control a terminal or start a log line.
         """
         for form in _forms(self.user, self.password):
             text = text.replace(form, "****")
         return _CONTROL.sub(lambda match: f"\\x{ord(match[0]):02x}", text)
 
     def login_refused(self, words: str) -> LoginRefused:
-        """The device's refusal of the user or password, in its words."""
+        """The device's refusal of the user or password, with its message."""
         words = self.masked(words)
         return LoginRefused(
             f"logging in to {self.name} as {self.user!r} was refused: {words}",
@@ -99,20 +99,20 @@ DIRECTORY_VARIABLE = "PATCHLIGHT_DIALECTS"
 
 _TEMPLATE, _PATTERN = "template", "pattern"
 Template = Annotated[str, _TEMPLATE]
-"""A command to fill in: ``"DLT-PATCH::{ins}:{ctag}:;"``."""
+"""A command template: ``"DLT-PATCH::{ins}:{ctag}:;"``."""
 Pattern = Annotated[str, _PATTERN]
-"""A regular expression; a correction must name the groups that the built-in one names."""
+"""A regular expression; a correction must name the groups of the built-in one."""
 
 
 class Bare(str):
-    """Text made here, of numbers and of a dialect's own marks: it goes into a command as it is."""
+    """Text made from numbers and a dialect's marks: it goes into a command unquoted."""
 
 
 def filled(template: str, quoted: Callable[[str], str], **values: str | int) -> str:
-    """A template with these values: each text that is not ``Bare`` only as ``quoted`` gives it.
+    """A template with these values; each text that is not ``Bare`` is passed to ``quoted``.
 
-    What a user or a device chose, a name say, must not end a command or begin another one.
-    Every command goes through here; ``quoted`` is what its protocol does about that.
+    A user's or device's text, like a name, must not end a command or start another. Every command
+    is made here.
     """
     return template.format(
         **{
@@ -124,16 +124,16 @@ def filled(template: str, quoted: Callable[[str], str], **values: str | int) -> 
 
 @dataclass(frozen=True)
 class Dialect:
-    """The root of all tables. ``FIELDS``: what the templates of a table may name."""
+    """The base of all tables. ``FIELDS``: what the templates of a table may name."""
 
     FIELDS: ClassVar[frozenset[str]] = frozenset()
 
 
 @dataclass(frozen=True)
 class NumberedDialect(Dialect):
-    """A device that numbers inputs and outputs apart and is told lists of ``list_limit`` pairs.
+    """A device with separate numbers for inputs and outputs, and lists of ``list_limit`` pairs.
 
-    At or below ``dark_dbm`` a port is dark.
+    At or below ``dark_dbm`` a port has no signal.
     """
 
     list_limit: int = 512
@@ -160,9 +160,9 @@ D = TypeVar("D", bound=Dialect)
 
 
 def corrected(driver: str, built_in: D) -> D:
-    """The built-in table with the user's corrections for that driver, if there are any.
+    """The built-in table with the user's corrections for that driver, if any.
 
-    Raises ``BadInput`` with every mistake of the file at once.
+    Raises ``BadInput`` with every mistake of the file.
     """
     directory = os.environ.get(DIRECTORY_VARIABLE)
     if not directory:
@@ -184,7 +184,7 @@ def _mistake(key: str, value: object, built_in: Dialect) -> str | None:
     known = {f.name: getattr(built_in, f.name) for f in fields(built_in)}
     if key not in known:
         near = difflib.get_close_matches(key, known, n=1)
-        return f"{key}: no such entry" + (f"; did you mean {near[0]}?" if near else "")
+        return f"{key}: unknown entry" + (f"; did you mean {near[0]}?" if near else "")
     wanted = type(known[key])
     if type(value) is not wanted and not (wanted is float and type(value) is int):
         return f"{key}: expected a {wanted.__name__}, got {value!r}"
@@ -200,7 +200,7 @@ def _mistake(key: str, value: object, built_in: Dialect) -> str | None:
         except ValueError as error:
             return f"{key}: {error}"
         wrong = names - built_in.FIELDS
-        return f"{key}: no such field: {', '.join(sorted(wrong))}" if wrong else None
+        return f"{key}: unknown fields: {', '.join(sorted(wrong))}" if wrong else None
     if _PATTERN in kinds:
         try:
             groups = re.compile(value).groupindex
@@ -212,5 +212,5 @@ def _mistake(key: str, value: object, built_in: Dialect) -> str | None:
 
 
 def shortened(text: str) -> str:
-    """A command as logs and errors may have it: long lists cut."""
+    """A command for logs and errors: long lists are shortened."""
     return text if len(text) <= 200 else text[:197] + "..."

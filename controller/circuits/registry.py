@@ -1,7 +1,7 @@
-"""Drivers by name: ours (``testbed/lab/ocs_drivers.py``), and those that other packages add.
+"""Finds drivers by name: built-in (``testbed/lab/ocs_drivers.py``), and of other packages.
 
-A package adds one with an entry point in the group ``patchlight.ocs_drivers``: its name is
-the driver's, and it loads a callable ``(CircuitSwitch, password) -> CircuitDriver``. In the group
+A package adds one with an entry point in the group ``patchlight.ocs_drivers``: its name is the
+driver's, and it loads a callable ``(CircuitSwitch, password) -> CircuitDriver``. In the group
 ``patchlight.wss_drivers`` it is ``(WavelengthSwitch, password) -> WavelengthDriver``.
 """
 
@@ -33,20 +33,20 @@ _AnyFactory = Callable[[OpticalSwitch, str], CircuitDriver | WavelengthDriver]
 
 @dataclass(frozen=True)
 class PlugIns:
-    """Factories by name: ours (``module:name``), and those that packages add to ``group``.
+    """Factories by name: built-in (``module:name``), and those that packages add to ``group``.
 
-    Loaded when first asked for: the libraries of one need not be there for the others.
+    Loaded on first use: each driver's libraries are optional.
     """
 
     group: str
     ours: Mapping[str, str]
 
     def names(self) -> tuple[str, ...]:
-        """All of them, ours first."""
+        """All of them, built-in ones first."""
         return tuple(dict.fromkeys((*self.ours, *sorted(self._theirs()))))
 
     def load(self, name: str) -> object:
-        """The factory; ``KeyError`` if there is none of that name.
+        """The factory; ``KeyError`` if the name is unknown.
 
         ``PatchlightError`` if it is another package's and cannot be loaded.
         """
@@ -58,8 +58,8 @@ class PlugIns:
         except Exception as error:
             raise PatchlightError(
                 f"loading {name!r}: {error}",
-                hint=f"it comes from an entry point in the group {self.group}: "
-                "check that package's installation",
+                hint=f"it is an entry point of the group {self.group}: check that package's "
+                "installation",
             ) from error
 
     def _theirs(self) -> dict[str, EntryPoint]:
@@ -81,7 +81,7 @@ def open_driver(switch: CircuitSwitch, password: str = "") -> CircuitDriver: ...
 @overload
 def open_driver(switch: WavelengthSwitch, password: str = "") -> WavelengthDriver: ...
 def open_driver(switch: OpticalSwitch, password: str = "") -> CircuitDriver | WavelengthDriver:
-    """The driver of this switch, not yet connected: ``await driver.open()`` does that.
+    """The driver of this switch, not yet connected: call ``await driver.open()``.
 
     ``BadInput`` if no driver has that name, ``PatchlightError`` if it cannot be loaded.
     """
@@ -96,20 +96,20 @@ def open_driver(switch: OpticalSwitch, password: str = "") -> CircuitDriver | Wa
         near = difflib.get_close_matches(name, known, n=1)
         hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}"
         if name in other.names():
-            hint = f"that one drives {kind} switches; known: {', '.join(known)}"
-        raise BadInput(f"{switch.name}: no driver is called {name!r}: {hint}") from None
+            hint = f"it is for {kind} switches; known: {', '.join(known)}"
+        raise BadInput(f"{switch.name}: unknown driver {name!r}: {hint}") from None
     return factory(switch, password)
 
 
 def password_of(switch: OpticalSwitch) -> str:
-    """The switch's password from the environment variable that the lab file names, or ``""``."""
+    """The switch's password from the environment variable in the lab file, or ``""``."""
     variable = switch.password_env
     if variable is None:
         return ""
     if variable not in os.environ:
         raise BadInput(
-            f"the password of {switch.name} is to be in the environment variable "
-            f"{variable}, which is not set",
+            f"the password of {switch.name} is expected in the environment variable {variable}, "
+            "which is not set",
             hint=f"export {variable}=… before starting",
         )
     return os.environ[variable]
@@ -117,18 +117,18 @@ def password_of(switch: OpticalSwitch) -> str:
 
 ROOT_FOLDER = Path("/run/patchlight-locks")
 USER_FOLDERS = Path("/run/user")
-"""Where each user that is logged in has a folder of its own, by number."""
+"""The folders of logged-in users, by number."""
 _BELOW_USER = Path("patchlight", "locks")
 _KERNEL_LIST = Path("/proc/locks")
 _LISTED = re.compile(r"^\d+: FLOCK +\w+ +WRITE +(\d+) ([0-9a-f]+):([0-9a-f]+):(\d+) ", re.MULTILINE)
 _LOOPBACK = ("127.", "localhost", "[::1]", "::1")
 
 CONTROLLER, DIRECT = "the controller of lab", "patchlight ocs --direct"
-"""The kinds of programs that hold devices: what such a holder calls itself begins with this."""
+"""Kinds of programs that lock devices: the start of a holder's name."""
 
 
 class DeviceLocked(PatchlightError):
-    """Another program commands the device; ``holder`` is what it calls itself."""
+    """Another program controls the device; ``holder`` is its name."""
 
     def __init__(self, message: str, *, holder: str = "", hint: str | None = None) -> None:
         super().__init__(message, hint=hint)
@@ -137,9 +137,9 @@ class DeviceLocked(PatchlightError):
 
 @contextlib.contextmanager
 def device_lock(switches: Iterable[OpticalSwitch], holder: str) -> Iterator[None]:
-    """Hold these devices for the block; ``DeviceLocked`` names who holds one already.
+    """Lock these devices for the block; ``DeviceLocked`` names the holder of one.
 
-    ``holder`` is what others are told, like ``the controller of lab ofc2022``.
+    ``holder`` is shown to others, like ``the controller of lab ofc2022``.
     """
     with contextlib.ExitStack() as stack:
         for switch in switches:
@@ -151,7 +151,7 @@ def device_lock(switches: Iterable[OpticalSwitch], holder: str) -> Iterator[None
 
 
 def refuse_beside(switches: Iterable[OpticalSwitch], kind: str) -> None:
-    """``DeviceLocked`` if one of these devices is held by this kind of program."""
+    """``DeviceLocked`` if one of these devices is locked by this kind of program."""
     for switch in switches:
         try:
             with _locked(switch):
@@ -163,7 +163,7 @@ def refuse_beside(switches: Iterable[OpticalSwitch], kind: str) -> None:
 
 @contextlib.contextmanager
 def _locked(switch: OpticalSwitch) -> Iterator[int | None]:
-    """The switch's lock file, locked; ``None`` for a rehearsal, which commands no device."""
+    """The switch's lock file, locked; ``None`` for a rehearsal, which has no device."""
     if switch.driver == "dry-run":
         yield None
         return
@@ -174,25 +174,25 @@ def _locked(switch: OpticalSwitch) -> Iterator[int | None]:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise _held(switch, _words(path) or "another program") from error
-        # Whoever else takes its own lock at this moment looks here only after that.
+        # A concurrent program checks this after taking its own lock.
         if other := _holder_elsewhere(path.name):
             raise _held(switch, other)
         yield descriptor
     finally:
-        # The file stays: removing it while somebody waits for it would let two hold it.
+        # The file stays: removing it while another program waits for it would let two hold it.
         os.close(descriptor)
 
 
 def _held(switch: OpticalSwitch, holder: str) -> DeviceLocked:
     return DeviceLocked(
-        f"{switch.name} at {switch.address} is held by {holder}",
+        f"{switch.name} at {switch.address} is in use by {holder}",
         holder=holder,
         hint="stop that first; commands without --direct go through the controller",
     )
 
 
 def _own_folder() -> Path:
-    """Where this user's locks are; ``PatchlightError`` if others could make files there."""
+    """The folder of this user's locks; ``PatchlightError`` if others could create files there."""
     user = os.geteuid()
     session = USER_FOLDERS / str(user)
     if user == 0:
@@ -210,8 +210,8 @@ def _own_folder() -> Path:
         raise PatchlightError(f"making the folder of locks {folder}: {error.strerror}") from error
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != user or found.st_mode & 0o022:
         raise PatchlightError(
-            f"{folder} is not a folder in which this user alone can make files",
-            hint=f"remove it (rm -r {folder}) while nothing of Patchlight runs; it is made anew",
+            f"{folder} is not a private folder of this user",
+            hint=f"remove it (rm -r {folder}) while Patchlight is not running; it is created again",
         )
     return folder
 
@@ -223,20 +223,20 @@ def _open(name: str, path: Path) -> int:
         descriptor = os.open(path, flags, 0o600)
     except OSError as error:
         raise PatchlightError(
-            f"claiming {name} with {path}: {error.strerror}", hint=f"remove {path}"
+            f"locking {name} with {path}: {error.strerror}", hint=f"remove {path}"
         ) from error
     found = os.fstat(descriptor)
     if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():
         os.close(descriptor)
         raise PatchlightError(
-            f"claiming {name} with {path}: that is no plain file of this user's",
+            f"locking {name} with {path}: that is not a plain file of this user",
             hint=f"remove {path}",
         )
     return descriptor
 
 
 def _holder_elsewhere(name: str) -> str:
-    """Who holds the device with a lock in another user's folder; empty if nobody does."""
+    """The holder of the device's lock in another user's folder; empty if there is none."""
     if os.geteuid() == 0:
         folders = [found / _BELOW_USER for found in USER_FOLDERS.glob("[1-9]*")]
     else:
@@ -249,12 +249,12 @@ def _holder_elsewhere(name: str) -> str:
             continue
         if pid := _locked_by(found):
             owner = _user_name(found.st_uid)
-            return f"{_words(path) or _command(pid)}, which {owner} runs"
+            return f"{_words(path) or _command(pid)}, run by {owner}"
     return ""
 
 
 def _locked_by(found: os.stat_result) -> int:
-    """The process that has this file locked; 0 if none has."""
+    """The process that has locked this file; 0 if none."""
     try:
         listed = _KERNEL_LIST.read_text()
     except OSError:
@@ -267,7 +267,7 @@ def _locked_by(found: os.stat_result) -> int:
 
 
 def _words(path: Path) -> str:
-    """What the holder calls itself; empty if that cannot be read."""
+    """The holder's name for itself; empty if that cannot be read."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
@@ -282,7 +282,7 @@ def _words(path: Path) -> str:
 
 
 def _command(pid: int) -> str:
-    """The same, of a process whose lock cannot be read: by its command."""
+    """The same for a process whose lock file cannot be read: from its command."""
     try:
         words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
     except OSError:
@@ -301,6 +301,6 @@ def _user_name(number: int) -> str:
 def _name(address: str) -> str:
     key = address
     if address.startswith(_LOOPBACK):
-        # Each network namespace has a loopback of its own.
+        # Each network namespace has its own loopback.
         key += f"/{os.stat('/proc/self/ns/net').st_ino}"
     return f"{hashlib.sha256(key.encode()).hexdigest()[:16]}.lock"

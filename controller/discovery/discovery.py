@@ -27,8 +27,7 @@ Verdict = Literal["as said", "differs", "not told", "free"]
 
 @dataclass
 class DiscoveryProgress:
-    """The progress of the search, or how the last one ended, with the result as JSON once
-    ``done``."""
+    """The progress of the search, or how the last one ended, with the result once ``done``."""
 
     state: State = "idle"
     by: str = ""
@@ -59,8 +58,7 @@ class Discovery:
 
     @property
     def status(self) -> dict[str, Any]:
-        """The progress as JSON, its ``step``, and whether circuits are not in their places
-        (``open``)."""
+        """The progress as JSON, its ``step``, and whether circuits are out of place (``open``)."""
         is_open = self._window.opened is not None
         return asdict(self.progress) | {"step": self.news.step, "open": is_open}
 
@@ -107,8 +105,7 @@ class Discovery:
             self.news.tell()
 
     async def stop(self) -> None:
-        """Cancel the search and restore the circuits, also those of an earlier controller, or
-        raise."""
+        """Cancel the search and restore the circuits, also an earlier controller's, or raise."""
         async with self._beginning_or_ending:
             if self._task is not None and not self._task.done():
                 if self.progress.state == "looking":
@@ -137,7 +134,6 @@ class Discovery:
     async def _run(
         self, wanted: DiscoveryRequest, ports: Mapping[str, list[int]]
     ) -> tuple[dict[str, Any] | None, State]:
-        """Search and restore the circuits; returns the result and how it ended."""
         progress, found = self.progress, None
         end: State = "failed"
         try:
@@ -324,7 +320,6 @@ def _judged(
 def _other_fibres(
     lab: Lab, elsewhere: search.Heard, direct: Collection[tuple[str, str]], ends: Collection[str]
 ) -> Iterator[str]:
-    """Differences of the fibres outside circuit switches."""
     switches = {switch.name for switch in lab.circuit_switches}
     said = {
         (min(pair), max(pair))

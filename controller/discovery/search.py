@@ -42,8 +42,7 @@ LIGHT = "light without frames"
 
 @dataclass(frozen=True, slots=True)
 class SearchRound:
-    """Cross-connects to make; at most ``left`` rounds follow, ``patience`` multiplies the listening
-    time."""
+    """Cross-connects to make; at most ``left`` rounds follow, ``patience`` multiplies the time."""
 
     light: Light
     left: int
@@ -247,7 +246,6 @@ class _Searching:
 
 
 def _ring(ports: Iterable[OcsPort], distance: int) -> list[tuple[OcsPort, OcsPort]]:
-    """Each of these ports with the one at that distance on the same OCS, cyclically."""
     return [
         (port, same[(at + distance) % len(same)])
         for same in _by_ocs(ports).values()
@@ -264,5 +262,4 @@ def _by_ocs(ports: Iterable[OcsPort]) -> defaultdict[str, list[OcsPort]]:
 
 
 def _bits(count: int) -> int:
-    """The bits that distinguish that many numbers."""
     return max(1, (count - 1).bit_length())

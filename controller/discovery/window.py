@@ -237,8 +237,7 @@ def _with_their_ends(numbers: Collection[int], port_map: PortMap) -> set[int]:
 
 @dataclass
 class Listened:
-    """The result of a round; ``silent`` has the lab's other ends with a fibre, and why they did not
-    take part."""
+    """The result of a round; ``silent`` has the lab's other ends with a fibre, and the reasons."""
 
     heard: set[tuple[str, str]] = field(default_factory=set)
     carriers: set[str] = field(default_factory=set)

@@ -150,8 +150,7 @@ class AgentClient:
         pauses_s: Sequence[float] = _PAUSES_S,
         deadline_s: float = _DEADLINE_S,
     ) -> bytes:
-        """The answer; ``AgentCallError`` after the last attempt. Repeated requests have no further
-        effect on an agent."""
+        """The answer; ``AgentCallError`` after the last attempt. All requests are idempotent."""
         if not (self._is_unix or (self._tls and self._tls.credentials)):
             raise AgentNotTrusted(
                 f"the agent of {self.server} at {self._where} needs TLS, but this controller has "
@@ -195,7 +194,6 @@ class AgentClient:
         raise kind(f"the agent of {self.server}: {message}", hint=answer.get("hint"))
 
     async def _check_trust(self, error: Exception) -> None:
-        """``AgentNotTrusted`` if a call failed because of a certificate."""
         own = self._tls.credentials if self._tls else None
         if self._tls is None or own is None or isinstance(error, httpx.TimeoutException):
             return
@@ -308,7 +306,7 @@ class AgentClient:
 
 
 def _mistrust(address: str, name: str, own: credentials.Credentials) -> AgentNotTrusted | None:
-    """The obstacle between the holder of ``own`` and the agent ``name`` at ``host:port``, from both
+    """The obstacle between ``own`` and the agent ``name`` at ``host:port``, from both
     certificates."""
     # Slow to import, and most controllers have no certificates.
     from cryptography import x509
@@ -385,7 +383,6 @@ def _objection(
 
 
 def _server_and_lab(agent: str) -> tuple[str, str]:
-    """Server and lab in an agent's name; two empty texts if it is invalid."""
     role, _, rest = agent.partition(".")
     server, _, lab = rest.partition(".")
     return (server, lab) if role == "agent" else ("", "")

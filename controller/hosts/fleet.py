@@ -31,7 +31,7 @@ LOST_AFTER = 10
 class Presence(StrEnum):
     """The meaning of an agent's silence."""
 
-    UNHEARD = "not contacted yet"
+    UNHEARD = "not heard of yet"
     ANSWERS = "answers"
     SUSPECTED = "suspected"
     LOST = "lost"
@@ -285,7 +285,7 @@ class Fleet:
         return frozenset(name for name in self._heartbeats if self.presence(name).is_silent)
 
     def status(self) -> list[dict[str, Any]]:
-        """The state of each agent; ``words`` has why it does not answer, ``problems`` other
+        """The state of each agent; ``words``: why it does not answer, ``problems``: other
         faults."""
         now, faults = time.monotonic(), self.faults().words
         answer = []
@@ -334,7 +334,6 @@ class Fleet:
         return {each.server: {node.nic: node for node in each.paths} for each in self._answering()}
 
     def _answering(self) -> Iterator[AgentStatus]:
-        """The last sample of each agent that answers."""
         for server, samples in self._samples.items():
             if samples and self.presence(server) is Presence.ANSWERS:
                 yield samples[-1]

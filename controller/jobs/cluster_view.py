@@ -79,8 +79,7 @@ class WiredLab:
         waiting: Collection[str] = (),
     ) -> ClusterView:
         """The cluster now, with each job's hosts in ``running``. Circuits of ``locked`` OCS ports
-        stay; ``failed`` ports cannot have any. ``waiting`` names the jobs of ``recent`` that wait
-        for GPUs."""
+        stay; ``failed`` ports cannot have any. ``waiting`` are those of ``recent`` that wait."""
         out_of_use = self.as_set(broken)
         at_work = [
             contract.Running(float("inf"), self.as_set(hosts), job)

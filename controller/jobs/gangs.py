@@ -1,5 +1,4 @@
-"""Runs gangs that have hosts: their jobs start together and each is followed to its end, across
-controller restarts."""
+"""Runs gangs that have hosts: starts their jobs together and follows each to its end."""
 
 import asyncio
 import logging
@@ -165,8 +164,7 @@ class Gangs:
     async def _start(self, gang: Gang, jobs: Sequence[RunningJob]) -> None:
         began = time.monotonic()
         if gang.topology != "keep":
-            # Running jobs of the same topology policy join this change, so that they keep their
-            # circuits.
+            # Running jobs of the same topology policy join this change to keep their circuits.
             same = [g for g in self.active if g is not gang and g.topology == gang.topology]
             for job_id in gang.ids:
                 self._table.move(job_id, JobState.RECONFIGURING)
@@ -263,7 +261,6 @@ class Gangs:
     async def _over(
         self, gang: Gang, job: RunningJob, outcome: Callable[[], object] | None
     ) -> None:
-        """A job is over: write its result, and free all that it had."""
         on_record = self._outcomes.on_record
 
         def stop_if_wanted() -> None:

@@ -1,5 +1,4 @@
-"""Keeps the status of each job, on disk before it takes effect, and the predicted and measured
-times of its iterations."""
+"""Keeps the status of each job, on disk first, and predicted and measured iteration times."""
 
 import math
 import time

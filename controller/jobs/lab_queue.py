@@ -1,5 +1,4 @@
-"""Runs the lab's queue: passes in a thread, because policies are slow, then applies their
-decisions."""
+"""Runs the lab's queue: passes in a thread, because policies are slow, then their decisions."""
 
 import asyncio
 import itertools
@@ -182,8 +181,7 @@ class LabQueue:
         return {job_id: placed.hosts for job_id, placed in found.by_job.items()}
 
     async def decide(self) -> float | None:
-        """Start all that can start now; returns the seconds until the next pass, if nothing
-        changes."""
+        """Start all that can start now; returns the seconds until the next pass."""
         self._take_in_changes()
         if not self._waiting and not self._site.has_elastic:
             return None

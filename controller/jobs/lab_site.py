@@ -297,7 +297,6 @@ class LabSite:
         return found
 
     def _times(self, entry: GangEntry) -> Mapping[int, float]:
-        """Predicted seconds of an iteration by each degree with a placement."""
         status, cluster = entry.statuses[0], self._lab.cluster
         present = tuple(cluster.numbers[name] for name in status.hosts)
         options = {len(present): (present, self._load(status, present))}

@@ -68,8 +68,7 @@ class JobLedger:
     def save(
         self, statuses: Sequence[JobStatus], events: Sequence[tuple[float, str, Record]] = ()
     ) -> None:
-        """Insert or replace jobs, with events (time, kind, record): all on disk on return, or
-        none."""
+        """Insert or replace jobs, with events (time, kind, record), all or none."""
         with self._database.together() as db:
             db.executemany(
                 _SAVE,
@@ -105,8 +104,7 @@ class JobLedger:
         known: Mapping[str, JobStatus] = MappingProxyType({}),
     ) -> list[JobStatus]:
         """The ``last`` jobs that match (in the period), oldest first, or the first ones after a job
-        (``""``: the first of all). ``known`` ones are not read. ``BadInput`` for an unknown
-        ``after``."""
+        (``""``: the first of all). ``known`` ones are not read. May raise ``BadInput``."""
         columns = {"state": state, "owner": owner, "name": name}
         wanted = {column: value for column, value in columns.items() if value}
         which = " AND ".join(["1", *(f"{column} = ?" for column in wanted)])
@@ -148,8 +146,7 @@ class JobLedger:
     def iterations(
         self, job_id: str, after: int = 0, limit: int = -1
     ) -> tuple[list[dict[str, Any]], int]:
-        """At most ``limit`` reports of a job's workers after number ``after``, and the last
-        number."""
+        """At most ``limit`` reports of a job after number ``after``, and the last number."""
         which = "WHERE job = ? AND number > ? ORDER BY number LIMIT ?"
         found = self._reports(which, job_id, after, limit)
         return [report for report, _ in found], found[-1][1] if found else after
@@ -203,8 +200,7 @@ class JobLedger:
         """Delete jobs that ended before then, and all but the latest ``keep`` of the ended ones.
 
         Their reports, decisions and events are deleted too. Dependencies of unfinished jobs stay.
-        Each call deletes a limited number. Returns the ids of the deleted jobs, and whether there
-        are more.
+        Each call deletes a limited number. Returns their ids, and whether there are more.
         """
         with self._database.together() as db:
             found = [row[0] for row in db.execute(_FORGETTABLE, (before, keep, most))]
@@ -229,8 +225,7 @@ class JobOutputs:
         self._folder = folder
 
     async def keep(self, job: RunningJob) -> None:
-        """Fetch the output of a job's workers before they are deleted, from agents that answer in
-        time."""
+        """Fetch the output of a job's workers before they are deleted."""
         asked = [w for w in job.workers if not w.is_silent]
         fetches = (self.fetch(w.agent, w.spec.id, job.id, w.spec.rank) for w in asked)
         answers = await asyncio.gather(*fetches, return_exceptions=True)
@@ -265,8 +260,7 @@ class JobOutputs:
         return self._folder / job_id
 
     def read(self, job_id: str, rank: int, after: int, limit: int) -> LogPart | None:
-        """A worker's output after byte ``after``, like its agent's; ``None`` if it is not
-        stored."""
+        """A worker's output after byte ``after``; ``None`` if it is not stored."""
         file = self._file(job_id, rank)
         if file is None:
             return None

@@ -1,5 +1,4 @@
-"""Models gangs of jobs, and asks the policies for their order, number of workers, hosts,
-circuits."""
+"""Models gangs of jobs, and asks policies for their order, number of workers, hosts, circuits."""
 
 from __future__ import annotations
 
@@ -302,7 +301,6 @@ class Placement:
         most: float,
         decisions: list[cluster_view.Decision],
     ) -> int:
-        """The partition policy's number of workers; 0 if the job must wait."""
         partition, job, spec = (
             self.policies.now.partition,
             cluster_view.view_of(status),
@@ -384,6 +382,5 @@ class WishedCircuits:
 
 
 def _graph_name(status: JobStatus) -> str | None:
-    """The name of the job's graph in decisions; the spec contains a graph of its own."""
     graph = status.spec.graph
     return cluster_view.OWN_GRAPH if graph is not None and graph.lstrip().startswith("{") else graph

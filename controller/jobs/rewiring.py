@@ -1,5 +1,4 @@
-"""Changes circuits for running jobs (on request, at a start, or when it pays), and pauses jobs
-meanwhile."""
+"""Changes circuits for running jobs, and pauses jobs while their circuits change."""
 
 import asyncio
 import contextlib
@@ -45,8 +44,7 @@ _HOLD_IN_THE_DARK_S = 2.0
 
 
 class JobRewiring:
-    """Makes circuits for jobs, and defragments a lab: rewires running jobs if that gains more than
-    it costs.
+    """Makes circuits for jobs, and defragments a lab: rewires running jobs if that pays.
 
     ``policies`` have the minimum total gain, and whether the lab is defragmented automatically:
     never while the controller is drained, the stop button is pressed, or a change is in progress.
@@ -168,7 +166,6 @@ class JobRewiring:
         change: Reconfiguration,
         gained: Mapping[str, Mapping[str, Any]],
     ) -> None:
-        """Store the reason for a change with each of these jobs."""
         record = {**decision.record, "reconfiguration": change.id}
         for job_id in job_ids:
             found = {**record, **gained.get(job_id, {})}
@@ -213,7 +210,6 @@ class JobRewiring:
                 self._looked_at = time.time()
 
     async def _follow(self) -> str:
-        """Defragment, if possible now; returns the result as text."""
         for _ in range(_LOOKS):
             live = self._table.live()
             if not (self._transactions.busy or any(s.state in _STARTING for s in live)):
@@ -276,8 +272,7 @@ class JobTraffic:
         return self._table[job.id].state
 
     async def drain(self, moved: frozenset[Endpoint]) -> list[str]:
-        """Pause the jobs that use these ports; returns messages about those that did not pause in
-        time."""
+        """Pause the jobs that use these ports; returns messages about those that did not."""
         states = (JobState.RUNNING, JobState.PAUSED)
         self._drained = [job for job in self._using(moved) if self._state(job) in states]
         jobs = [job for job in self._drained if self._state(job) is JobState.RUNNING]
@@ -312,8 +307,7 @@ class JobTraffic:
                     _log.warning("job %s and its circuits: %s", job.id, in_words(answer))
 
     async def _settle(self, job: RunningJob, *, hold: bool = False) -> None:
-        """Pause a job during an outage, resume it after. ``hold``: its workers must be paused,
-        too."""
+        """Pause a job during an outage, resume it after. ``hold``: pause its workers, too."""
         state, reach = self._state(job), self._reach()
         if state not in (JobState.RUNNING, JobState.PAUSED) or job.next_hosts:
             return  # a job that moves to other hosts is held for that

@@ -222,8 +222,7 @@ class RunningJob:
             raise await self._failure()
 
     async def _failure(self) -> JobFailed:
-        """The failure of the worker that failed first, not of those that lost it in the ring. Their
-        agents may report first."""
+        """The failure of the worker that failed first, not of those that lost it in the ring."""
         deadline = time.monotonic() + _BLAME_S
         while True:
             failed = [worker for worker in self.workers if worker.has_failed]
@@ -304,8 +303,7 @@ class RunningJob:
         return False
 
     async def hold_for_good(self) -> bool:
-        """Pause it at one iteration of all ranks; returns whether all are held there with all
-        reports read."""
+        """Pause it at one iteration of all ranks; returns whether all are held and reported."""
         if not any(w.state in (WorkerState.RUNNING, WorkerState.HELD) for w in self.workers):
             return False  # workers that were not started never pause
         with contextlib.suppress(PatchlightError):
@@ -364,7 +362,6 @@ class RunningJob:
 
 
 async def _rest_since(began: float, least_s: float) -> None:
-    """Pause polling in proportion to the time of the last round."""
     took_s = time.monotonic() - began
     await asyncio.sleep(max(least_s, took_s * (1 / _MOST_OF_TIME - 1)))
 

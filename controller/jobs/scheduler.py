@@ -193,8 +193,7 @@ class Scheduler:
             )
 
     async def restart(self, job_id: str, by: str = "", *, force: bool = False) -> JobStatus:
-        """Restart a job: an ended one as a new job, a running one as its next attempt. ``Refused``
-        as in ``stop``."""
+        """Restart a job: an ended one as a new job, a running one as its next attempt."""
         status = self._table[job_id]
         if status.state.is_final:
             return self.submit([status.spec], status.topology or None, by)[0]
@@ -212,8 +211,7 @@ class Scheduler:
         return self.job(job_id)
 
     async def drain(self, why: str = "") -> list[str]:
-        """Stop starting jobs, and end the running ones; returns their ids. Waiting jobs stay
-        queued."""
+        """Stop starting jobs, and end the running ones; returns their ids."""
         self.hold_queue(why)
         running = list(self._table.running)
         await self._gangs.end(self._gangs.active, "the controller was drained")

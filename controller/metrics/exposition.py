@@ -53,8 +53,7 @@ _SEND_WITHIN_S = 2.0
 
 
 class ControllerMetrics:
-    """Instruments that listen to the parts of a controller; ``power`` must run in the
-    background."""
+    """Instruments that listen to the controller's parts; ``power`` must run in the background."""
 
     def __init__(self, controller: Controller) -> None:
         # Creation times are not useful here, and would be half of the series.
@@ -84,8 +83,7 @@ class ControllerMetrics:
 
 
 def listen_for_metrics(address: str) -> socket.socket:
-    """A socket at ``host:port``; ``BadInput`` if other machines can reach it, ``PatchlightError``
-    if it is in use."""
+    """A socket at ``host:port``; ``BadInput`` if it is not local, ``PatchlightError`` if in use."""
     host, port = split_address(address)
     address = "127.0.0.1" if host == "localhost" else host
     try:
@@ -315,8 +313,6 @@ def sending_to(address: str) -> SpanProcessor:
 
 @dataclass
 class _JobSteps:
-    """The states and decisions of a job until its first iteration, with their times."""
-
     status: JobStatus
     states: list[tuple[JobState, float]] = field(default_factory=list)
     decisions: list[tuple[float, Mapping[str, Any]]] = field(default_factory=list)

@@ -269,8 +269,7 @@ def _servers(controller: Controller) -> Iterator[Family]:
 
 
 def gpu_metrics(gpus: Mapping[str, GpuStatus]) -> Iterator[Family]:
-    """The quantities that any of these GPUs reports, by full name. A GPU that has fallen off the
-    bus reports none."""
+    """The quantities that any of these GPUs reports, by full name."""
     told = {name: gpu.telemetry for name, gpu in gpus.items() if gpu.telemetry is not None}
 
     def known(quantity: str, factor: float = 1.0) -> dict[str, float]:
@@ -294,8 +293,7 @@ def gpu_metrics(gpus: Mapping[str, GpuStatus]) -> Iterator[Family]:
 
 
 class OpticalPower:
-    """The latest optical powers of circuit switches, measured periodically: a scrape calls no
-    device."""
+    """The latest optical powers of circuit switches: a scrape calls no device."""
 
     def __init__(self, service: CircuitService, looked: Notifier) -> None:
         self._service, self._looked = service, looked

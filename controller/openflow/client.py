@@ -140,8 +140,7 @@ class SpeakerAnswer(Protocol):
 
 
 class SpeakerRefused(PatchlightError):
-    """The speaker refused a request (``kind``: its error), or a switch refused the ``failed``
-    entries."""
+    """The speaker refused a request (``kind``: its error), or a switch ``failed`` entries."""
 
     def __init__(self, reply: Message) -> None:
         super().__init__(str(reply.get("error")), hint=reply.get("hint"))
@@ -203,8 +202,7 @@ class Speaker:
         await self.close()
 
     def subscribe(self, callback: Callback) -> Callable[[], None]:
-        """Call ``callback`` with each event; call the returned function to unsubscribe. It must not
-        block."""
+        """Call ``callback``, which must not block, with each event; returns how to unsubscribe."""
         self._subscribers.append(callback)
         return lambda: self._subscribers.remove(callback)
 
@@ -300,8 +298,7 @@ class Speaker:
         assert self._process is not None
         await asyncio.wait([self._reading])
         if self._process.running:
-            # The connection ends just before a dying process; a process without connection is
-            # useless.
+            # The connection ends just before a dying process; without it a process is useless.
             with suppress(TimeoutError):
                 async with asyncio.timeout(1):
                     return await self._process.ended()

@@ -311,7 +311,6 @@ def _asking_for(address: MatchValue) -> tuple[int, Match]:
 
 
 def _masked(first: int, length: int, bits: int) -> MatchValue:
-    """A block as a match: an address, with a mask if needed."""
     numbers = first, (1 << bits) - (1 << (bits - length))
     if bits == _IPV4_BITS:
         address, mask = (str(IPv4Address(number)) for number in numbers)
@@ -325,7 +324,6 @@ def _spread(
     nearer: Mapping[str, list[int]],
     entries: Mapping[str, list[FlowEntry]],
 ) -> None:
-    """Add the entries for a destination to each switch except its last."""
     for switch, ports in nearer.items():
         port = drawn_port(destination.name, switch, ports)
         entries[switch] += _entries(destination, port)

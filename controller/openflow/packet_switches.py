@@ -245,8 +245,6 @@ class FlowSync:
 
 
 async def _each(datapath_ids: Iterable[int], work: Callable[[int], Any]) -> dict[int, Any]:
-    """Do the work for all at once; returns each result or its ``PatchlightError``."""
-
     async def one(datapath_id: int) -> Any:
         try:
             return await work(datapath_id)

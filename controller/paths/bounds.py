@@ -1,5 +1,4 @@
-"""Computes the bounds within which nodes agree on optical paths: the nodes and channels of each
-job.
+"""Computes the bounds within which a job's nodes agree on optical paths.
 
 A node grants only its receiver and channel, and nothing for a lease after it gets new bounds. So
 all grants of one epoch end before those of the next begin, even if nodes are silent. Time is an

@@ -75,8 +75,8 @@ class PathBook:
                 self._end(path, "expired", now)
 
     def want(self, wanted: PathRequest, by: str, now: float) -> PathShape:
-        """Queue a flow, whose path may be granted immediately; ``BadInput`` or ``Refused`` if it is
-        not possible."""
+        """Queue a flow, whose path may be granted immediately; may raise ``BadInput`` or
+        ``Refused``."""
         lane = self._lane(wanted.source)
         if wanted.destination not in lane.network.numbers:
             self._lane(wanted.destination)
@@ -251,7 +251,6 @@ class PathService:
         self._wake()
 
     def _wake(self) -> None:
-        """Store until when paths may be in use, then notify all that wait."""
         until = max((p["until"] for p in self.book.live if p["state"] == "granted"), default=0.0)
         if self._store and (until > self._marked_until or self.book.last > self._marked_last):
             self._marked_until = max(self._marked_until, until + _AHEAD_S)

@@ -86,7 +86,6 @@ class Prices:
 
     @cached_property
     def _present_unit_s(self) -> tuple[float, ...]:
-        """Each job's seconds per unit with the present circuits, without waiting jobs."""
         going = [job for job in self.jobs if not job.waits]
         works = [RingWork(job.ring, _load(job)) for job in going]
         found = dict(zip(going, units_s(self.network, works), strict=True))
@@ -94,7 +93,6 @@ class Prices:
 
     @cached_property
     def _left(self) -> tuple[Load, ...]:
-        """The remaining work of each job, if known."""
         found = []
         for job, unit_s in zip(self.jobs, self._present_unit_s, strict=True):
             load = _load(job)
@@ -163,7 +161,6 @@ class Prices:
         return {ocs: each for ocs, each in wanted.items() if each != cluster.circuits[ocs]}
 
     def _ports_of(self, jobs: Sequence[RingOfJob]) -> dict[str, set[int]]:
-        """The OCS ports of these jobs' circuits, in both directions."""
         found: dict[str, set[int]] = {}
         for job in jobs:
             for gpu in job.ring:

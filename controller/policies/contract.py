@@ -63,8 +63,7 @@ class GpuSite(NamedTuple):
 
 @dataclass(frozen=True)
 class ClusterShape:
-    """The cluster with its present circuits. ``ramp``: groups × racks × servers, if it is a
-    RAMP."""
+    """The cluster with its present circuits. ``ramp``: groups × racks × servers of a RAMP."""
 
     gpus: tuple[GpuSite, ...]
     servers: tuple[str, ...]
@@ -167,8 +166,7 @@ class RingOfJob(NamedTuple):
 
 
 Preview = Callable[[JobView, int], int | None]
-"""Where the cluster would put a job at a degree now: a set of GPUs, ``None`` if there is no
-place."""
+"""Where the cluster would put a job at a degree now: a set of GPUs, or ``None``."""
 
 
 def nowhere(job: JobView, degree: int) -> int | None:

@@ -1,5 +1,4 @@
-"""Decides how many workers jobs get: partition policies at their start, elasticity policies while
-they run.
+"""Decides how many workers jobs get, at their start and while they run.
 
 The partition policies are the baselines of PAC-ML's experiments (Parsonson et al., arXiv
 2301.13799): they refuse a job only if no other degree is legal. An elasticity policy that need not
@@ -53,7 +52,6 @@ class GiveAndTake:
 
 
 def _grow(cluster: ClusterView, jobs: Sequence[ElasticJob]) -> dict[str, int]:
-    """Step by step the degrees of growing jobs."""
     wanted: dict[str, int] = {}
     free = cluster.free.bit_count()
     while True:
@@ -72,7 +70,6 @@ def _grow(cluster: ClusterView, jobs: Sequence[ElasticJob]) -> dict[str, int]:
 
 
 def _gain_s(job: ElasticJob, now: int, degree: int) -> float:
-    """How much sooner a job ends with that many workers; the cost of a change counts once."""
     faster_s = job.iteration_s[now] - job.iteration_s[degree]
     return job.left * faster_s - job.cost_s * (now == job.degree) if faster_s > 0 else -math.inf
 
@@ -104,8 +101,7 @@ def _make_room(
 def shrink_for(
     cluster: ClusterView, jobs: Sequence[ElasticJob], waits: QueuedJob
 ) -> Sequence[ShrinkStep]:
-    """Which jobs shrink so that a waiting one can start; empty if that is unnecessary or
-    impossible."""
+    """Which jobs shrink so that a waiting one can start; empty if none need to, or can."""
     able = cluster.gpus_of_models(waits.gpu_models)
     gpus = {running.name: running.gpus for running in cluster.running}
     useless = {job.name: (gpus.get(job.name, 0) & ~able).bit_count() for job in jobs}

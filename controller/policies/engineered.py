@@ -151,13 +151,11 @@ def _order(
 
 
 def _degrees(cluster: ClusterView, sites: Sequence[traffic.CircuitSite]) -> list[int]:
-    """How many ports of each site can be used."""
     barred = cluster.barred
     return [sum(port not in barred.get(ocs, ()) for ocs, port in site.ports) for site in sites]
 
 
 def _as_counted(cluster: ClusterView, rates: traffic.Matrix) -> traffic.Matrix:
-    """The traffic fitted to what was counted, of the GPUs whose ports were."""
     numbers = sorted(cluster.measured)
     sent, received = np.asarray([cluster.measured[gpu] for gpu in numbers]).T
     found = rates.copy()

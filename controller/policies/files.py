@@ -29,8 +29,7 @@ _ARGUMENTS = {
 
 FORMAT = "patchlight-policy"
 PLAIN_VERSION, OPTIONS_VERSION = 1, 2
-"""Versions of cards: of a partition policy for one RAMP shape, and of one that weighs options in
-any lab."""
+"""Versions of cards: for one RAMP shape, and for options in any lab."""
 
 FLOAT = "tensor(float)"
 OUTPUT = "scores"
@@ -144,8 +143,7 @@ def shipped_models() -> dict[str, Path]:
 
 
 def raw_card(path: Path) -> dict[str, Any]:
-    """The content of a card file, with only its format checked; ``CardError`` if it is not a
-    card."""
+    """The content of a card file, with its format checked; ``CardError`` if it is no card."""
     try:
         if path.stat().st_size > _MOST_CARD_BYTES:
             raise CardError(f"{path} is not a card of a learned policy: it is over 1 MB")

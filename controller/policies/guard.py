@@ -249,7 +249,6 @@ class _Guard:
         return getattr(self._told, "fault", "")
 
     def _decide(self, jobs: tuple[str, ...], arguments: tuple[Any, ...]) -> Any:
-        """The checked answer about ``jobs``; after a reported fault, the default's."""
         name = METHODS[self.kind]
         self._told.explanation, self._told.fault = None, ""
         try:

@@ -92,8 +92,7 @@ class LearnedPartition:
         self._observer = observation.RampObserver(card.layout, graphs)
 
     def _scores(self, seen: Observation, job: JobView) -> list[float]:
-        """The model's score of each action of its card; minus infinity if the action cannot
-        succeed."""
+        """The model's score of each action; minus infinity if the action cannot succeed."""
         given = {name: seen[name][None] for name in self._inputs}
         found = self._session.run([OUTPUT], given)[0][0]
         possible = seen["mask"] > 0
@@ -138,7 +137,6 @@ class LearnedPartition:
     def _other_blocks(
         self, cluster: ClusterView, job: JobView, seen: Observation
     ) -> Iterator[dict[int, int]]:
-        """Alternative blocks, one for each action that has that many."""
         actions = [n for n, degree in enumerate(self.card.actions) if degree and seen["mask"][n]]
         places = {n: cluster.places(job, self.card.actions[n]) for n in actions}
         sizes = {gpus: gpus.bit_count() for found in places.values() for gpus in found}
@@ -172,7 +170,6 @@ def load_learned(path: Path) -> LearnedPartition:
 
 
 def _check_session(card: Card, session: Any, path: Path) -> None:
-    """Inputs, output, and one trial run."""
     shapes = card.layout.shapes
     inputs, outputs = session.get_inputs(), session.get_outputs()
     for each in inputs:

@@ -202,8 +202,7 @@ class RampObserver:
         self._graphs = GraphArrays(graph_features)
 
     def observe(self, cluster: ClusterView, job: JobView, legal: tuple[int, ...]) -> Observation:
-        """The observation of the cluster and the job; ``BadInput`` if they do not have the
-        layout."""
+        """The observation of cluster and job; ``BadInput`` if they do not have the layout."""
         layout, found = self.layout, self._arrays
         if cluster.shape.ramp != layout.ramp or len(cluster.shape.gpus) != layout.servers:
             raise BadInput(

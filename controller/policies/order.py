@@ -53,7 +53,6 @@ class LeastDelay(_Stable):
 
 
 def _left_s(job: JobView, progress: Progress) -> float:
-    """The seconds that a job still takes on unshared links."""
     left_s = progress.remaining_s
     return job.expected_s.get(job.workers, LAST) if math.isnan(left_s) else left_s
 

@@ -26,8 +26,6 @@ _MOST_KNOWN = 8
 
 
 class _Rounds(NamedTuple):
-    """A lab with some circuits, and cached rounds through its packet switches."""
-
     lab: Lab
     circuits: Mapping[str, PortMap]
     trunks: Trunks
@@ -57,7 +55,6 @@ def ring_order(cluster: ClusterView, gpus: Sequence[int]) -> list[int]:
 
 
 def _round(cluster: ClusterView, lab: Lab, racks: Sequence[int]) -> list[int]:
-    """These racks in the order of a short round."""
     global _rounds
     circuits = dict(cluster.circuits)
     known = next((r for r in _rounds if r.lab is lab and r.circuits == circuits), None)
@@ -192,7 +189,6 @@ class RackAware(_ByGroup):
 
 
 def _as_ring(cluster: ClusterView, free: int, found: list[int], workers: int) -> list[int]:
-    """GPUs in racks, and unconnected ones if those are too few."""
     if len(found) < workers:
         for rack in cluster.shape.rack_gpus:
             free &= ~rack
@@ -314,7 +310,6 @@ class _Site(NamedTuple):
     free: int
 
     def held(self, gpus: int) -> set[_Port]:
-        """The OCS ports that these GPUs are connected to."""
         places = (self.nics[gpu] for gpu in members(gpus) if gpu in self.nics)
         lit = ((ocs, self.tables.get(ocs, {}).get(port)) for ocs, port in places)
         return {(ocs, out) for ocs, out in lit if out is not None}
@@ -345,7 +340,6 @@ class _Site(NamedTuple):
         return UnderOneSwitch(missing, room - missing, rack, members(here) + movers[:missing])
 
     def movable(self) -> dict[str, list[int]]:
-        """The free GPUs whose circuits may change, by OCS; unconnected ones first."""
         movable: dict[str, list[int]] = {}
         shape = self.cluster.shape
         for gpu in sorted(members(self.free), key=lambda number: shape.gpus[number].rack >= 0):

@@ -121,7 +121,6 @@ class PolicyProcess(PolicyElsewhere):
             self._ready = True
 
     def _receive(self, deadline_s: float, late: str) -> tuple[Any, Any]:
-        """The process's next message and explanation; else ``PolicyFailed`` with the reason."""
         try:
             if not self._connection.poll(deadline_s):
                 self._kill()
@@ -148,7 +147,6 @@ class PolicyProcess(PolicyElsewhere):
         return f"signal {-code}" if code < 0 else f"exit code {code}"
 
     def _kill(self) -> None:
-        """Kill the process and its children, which are one session."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
 
@@ -186,7 +184,6 @@ class PolicyProcess(PolicyElsewhere):
 
 
 def _as_json(answer: Any) -> Any:
-    """A checked answer; ``_from_json`` reads it."""
     if isinstance(answer, PlacedDegree):
         return {"degree": int(answer), "gpus": hex(answer.gpus)}
     if isinstance(answer, dict):
@@ -195,7 +192,6 @@ def _as_json(answer: Any) -> Any:
 
 
 def _from_json(told: Any, kind: PolicyKind) -> Any:
-    """The answer of a policy of that kind, not yet checked."""
     if kind == "partition" and isinstance(told, dict):
         return PlacedDegree(int(told["degree"]), int(told["gpus"], 16))
     if kind == "topology" and told is not None:

@@ -133,7 +133,6 @@ class PolicyRecipe:
 
     @property
     def _maker(self) -> Any:
-        """The callable for its parameters: its class, or ``with_parameters`` of an object."""
         found = self.factory
         return found if inspect.isclass(found) else getattr(found, "with_parameters", None)
 
@@ -328,7 +327,6 @@ def _ours(kind: PolicyKind, name: str) -> PolicyRecipe:
 
 
 def _learned(path: Path) -> list[PolicyRecipe]:
-    """A recipe for each kind of the model in a file."""
     return [
         PolicyRecipe(kind, str(path), f"learned, {path}", partial(_load, path, kind), path=path)
         for kind in files.kinds_of(path)

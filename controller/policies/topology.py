@@ -20,8 +20,7 @@ from patchlight.testbed.lab.wiring import circuit_ports, trace_links
 # found; the first one is the greedy one, largest group first.
 _SEARCH_LIMIT = 4096
 
-# The maximum number of circuits for a NIC of no group, over several circuit switches; otherwise it
-# stays unconnected.
+# The maximum circuits for a NIC of no group, over several OCSs; else it stays unconnected.
 _WORTH_OF_LIGHT = 20.0
 
 Uplinks = tuple[str, str]
@@ -142,8 +141,7 @@ def _surveyed(
     locked: Ports,
     failed: Ports,
 ) -> tuple[SwitchUplinks, list[tuple[Endpoint, ...]]]:
-    """The site, and the NICs of each group; ``CannotRegroup`` for one that cannot be connected at
-    all."""
+    """The site, and the NICs of each group; ``CannotRegroup`` if one cannot be connected."""
     site = survey(lab, maps, locked, failed)
     members = [tuple(lab.host(name).endpoint for name in group) for group in groups]
     for name, nic in ((n, lab.host(n).endpoint) for group in groups for n in group):
@@ -249,7 +247,6 @@ def _choose_switches(
 def _rewire(
     site: SwitchUplinks, maps: Mapping[str, PortMap], switch_of: Mapping[tuple[Endpoint, ...], str]
 ) -> dict[str, PortMap]:
-    """Give each NIC a port of its group's switch; NICs in the way move aside."""
     target = {nic: switch for group, switch in switch_of.items() for nic in group}
     port_of = {n: p for n, (s, p) in site.joined.items() if target.get(n, s) == s}
     leads_to = {

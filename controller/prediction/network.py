@@ -54,8 +54,7 @@ class Load(NamedTuple):
     ring_bits: float
 
     def unit_s(self, rate_bps: float) -> float:
-        """Seconds of a unit, computing first, at this edge rate: T = C + V/B. Infinity at rate
-        0."""
+        """Seconds of a unit, computing first, at this edge rate: T = C + V/B; infinity at 0."""
         if not self.ring_bits:
             return self.compute_s
         return self.compute_s + self.ring_bits / rate_bps if rate_bps else math.inf
@@ -72,8 +71,7 @@ def ring_bits(workers: int, gradient_bytes: float) -> float:
 
 
 def training_load(name: str, training: Training, workers: int, models: Collection[str]) -> Load:
-    """The work of a training on that many GPUs of these models, which it must know; a unit is an
-    iteration."""
+    """The work of a training on GPUs of these models, which it must know, per iteration."""
     compute_s = training.compute_s
     unknown = sorted({model for model in models if model not in compute_s})
     if unknown:
@@ -188,7 +186,6 @@ class LabNetwork:
         return tuple(self._link_at.values())
 
     def _light(self, number: int) -> None:
-        """Store the switch of a GPU's NIC, and its rates."""
         end = self.ends[number]
         self.switches[number] = self.links.switch_of(self.lab, end)
         path = self.links.paths.get(end)

@@ -33,8 +33,7 @@ BaselineKey = tuple[str, int, int, str]
 
 
 class Store(Database):
-    """The controller's store of circuits and events. A change of circuits is journalled before a
-    device is touched."""
+    """The store of circuits and events. A change is journalled before a device is touched."""
 
     def prepared_intent(self, number: int, record: Record) -> Callable[[], int]:
         """A function that journals an intent (as ``number``, or 0 for a new one), possibly in
@@ -88,8 +87,7 @@ class Store(Database):
         return next(iter(self._changes("WHERE id = ?", number)), None)
 
     def undone_by(self, first: int) -> dict[int, int]:
-        """The undone changes from this number on, each with the change that undid it, unless that
-        was undone itself."""
+        """The undone changes from this number on, with the latest change that undid each."""
         reverts = "CASE WHEN json_valid(record) THEN json_extract(record, '$.reverts') END"
         which = f"id > ? AND state = 'committed' AND {reverts} IS NOT NULL ORDER BY id"
         rows = self.rows(f"SELECT id, {reverts} FROM reconfigurations WHERE {which}", first)
@@ -120,8 +118,7 @@ class Store(Database):
         self.write_all(_SAVE_COMMITTED, _committed_rows(maps))
 
     def committed_maps(self, read: Callable[[str, dict[str, Any]], T]) -> dict[str, T]:
-        """The maps last written for each OCS by ``commit_maps`` or with a change; unreadable ones
-        are set aside."""
+        """The maps last committed for each OCS; unreadable ones are set aside."""
         return dict(self.each("committed", "", lambda row, ocs: (ocs, read(ocs, row)), "ocs"))
 
     def save_baselines(self, baselines: Mapping[BaselineKey, Sequence[float]]) -> None:
@@ -141,8 +138,7 @@ class Store(Database):
         return dict(rows)
 
     def save_locks(self, records: Sequence[Record], *, soon: bool = False) -> None:
-        """Insert or replace locks by place. ``soon``: when the disk has space, as they are already
-        in force."""
+        """Insert or replace locks by place. ``soon``: when the disk has space."""
         rows = [(r["ocs"], r["port"], r["channel"], json.dumps(r)) for r in records]
         if soon:
             self.write_soon(*((_SAVE_LOCK, row) for row in rows), always=True)
@@ -176,8 +172,7 @@ class Store(Database):
         self.write(sql, *values)
 
     def set_mark_soon(self, name: str, record: Record | None, kind: str, event: Record) -> bool:
-        """The same, with an event, now or when the disk has space; returns whether it is on
-        disk."""
+        """The same, with an event, now or when the disk has space; returns whether it is stored."""
         told = ADD_EVENT, (time.time(), kind, json.dumps(event))
         return self.write_soon(_mark(name, record), told, always=True)
 

@@ -99,8 +99,6 @@ def _port_limits(plan: FabricPlan) -> list[tuple[int, str, float]]:
 
 
 class _Work:
-    """The progress of one ``build_links``: finished namespaces, and remaining work."""
-
     def __init__(self, plan: FabricPlan, opened: ExitStack, *, offload: bool) -> None:
         self._opened, self._offload = opened, offload
         self._servers = set(plan.servers)
@@ -116,7 +114,6 @@ class _Work:
         self.limited = defaultdict[str, list[tuple[int, str, float]]](list)
 
     def make(self, name: str) -> int:
-        """Make one namespace, enter it, and make its links to earlier ones."""
         inode = namespaces.create_here(name)
         self._made.add(name)
         # No IPv6 in the data network avoids neighbour discovery traffic.
@@ -259,8 +256,7 @@ class OpenVSwitch:
         )
 
     def add_bridges(self, plan: FabricPlan, datapath: str, *, learning: bool) -> None:
-        """Make every packet switch with its ports. ``learning`` ones forward by themselves; others
-        need a controller."""
+        """Make every packet switch with its ports. ``learning`` ones need no controller."""
         commands: list[list[str]] = []
         for bridge in plan.bridges:
             name = bridge.name
@@ -268,8 +264,7 @@ class OpenVSwitch:
             for number, interface in bridge.ports:
                 command = ["--", "add-port", name, interface]
                 command += ["--", "set", "Interface", interface, f"ofport_request={number}"]
-                # Open vSwitch removes the queue of every port that it configures, except from ports
-                # with this QoS type.
+                # Open vSwitch removes the queue of every port, except with this QoS type.
                 commands.append([*command, "--", "set", "Port", interface, "qos=@noop"])
         for first in range(0, len(commands), _PORTS_IN_A_CALL):
             call = chain.from_iterable(commands[first : first + _PORTS_IN_A_CALL])

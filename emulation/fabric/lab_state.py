@@ -47,9 +47,9 @@ class ProcessRecord:
 @dataclass(slots=True)
 class LabState:
     """``state.json``. ``phase``: ``making`` until the lab is complete, then ``up``; ``namespaces``:
-    each one's inode, 0 until it exists; ``servers``: ``namespace``, or ``ssh`` with the root file
-    system ``base``; ``datapath``: ``bridge``, ``netdev`` or ``system``; ``docker``: the URL of the
-    workers' engine; ``swapped``: pairs of ports; ``options``: of the processes."""
+    each one's inode, 0 until it exists; ``servers``: ``namespace``, or ``ssh`` or ``vm`` with the
+    root file system ``base``; ``datapath``: ``bridge``, ``netdev`` or ``system``; ``docker``: the
+    URL of the workers' engine; ``swapped``: pairs of ports; ``options``: of the processes."""
 
     lab: str
     source: str
@@ -86,7 +86,7 @@ class LabState:
     @property
     def ssh_config(self) -> Path | None:
         """The OpenSSH client configuration, if the servers have SSH."""
-        return self.run_dir / "ssh/config" if self.servers == "ssh" else None
+        return self.run_dir / "ssh/config" if self.servers != "namespace" else None
 
     @property
     def is_of_this_boot(self) -> bool:

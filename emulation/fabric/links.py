@@ -87,8 +87,7 @@ def _end(end: LinkEnd) -> bytes:
 
 
 def add_veth(a: LinkEnd, b: LinkEnd) -> Request:
-    """Make a veth pair, ``a`` up if wanted; ``b`` cannot be: the kernel opens it before the pair
-    exists, and refuses."""
+    """Make a veth pair, ``a`` up if wanted; the kernel refuses that for ``b``."""
     body = _end(a) + _kind("veth", attribute(_VETH_INFO_PEER, _end(b)))
     doing = f"making the link {a.name} – {b.name}"
     return Request(_NEWLINK, F_CREATE | F_EXCL, body, doing)
@@ -96,8 +95,7 @@ def add_veth(a: LinkEnd, b: LinkEnd) -> Request:
 
 def add_bridge(name: str, index: int) -> Request:
     """Make a learning bridge without spanning tree, up."""
-    # Forward immediately (no 15 s of listening), and disable multicast snooping, which delays
-    # frames.
+    # Forward immediately (no 15 s of listening), without multicast snooping, which delays frames.
     settings = _number(_BRIDGE_STP_STATE, 0) + _number(_BRIDGE_FORWARD_DELAY, 0)
     settings += attribute(_BRIDGE_MCAST_SNOOPING, b"\0")
     body = _end(LinkEnd(name, index, up=True)) + _kind("bridge", settings)
@@ -184,8 +182,7 @@ def list_links(netlink: Netlink) -> dict[str, KernelLink]:
 
 
 def list_destinations(netlink: Netlink) -> list[IPv4Network]:
-    """Every IPv4 network that the socket's namespace has a route to, including its own
-    addresses."""
+    """Every IPv4 network that the socket's namespace has a route to, and its addresses."""
     body = _ROUTE.pack(_AF_INET, 0, 0, 0, 0, 0, 0, 0, 0)
     networks = []
     for kind, route in netlink.ask(Request(_GETROUTE, F_DUMP, body, "listing routes")):

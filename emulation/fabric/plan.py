@@ -269,8 +269,7 @@ def _end(
 
 
 def check_fabric(lab: Lab, *, controller: bool) -> None:
-    """``BadInput`` if a lab cannot run with its kind of packet switches, or without a
-    controller."""
+    """``BadInput`` if a lab cannot run with its kind of packet switches or no controller."""
     if lab.fabric != "openvswitch" and lab.circuit_switches:
         raise BadInput(
             f"lab {lab.name} has the circuit switch {lab.circuit_switches[0].name}, which needs "

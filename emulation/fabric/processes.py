@@ -56,15 +56,12 @@ class LabService:
 
 @dataclass(slots=True)
 class _Starting:
-    """A service that is not ready yet. ``child`` is ``None`` if another process started it."""
-
     service: LabService
     record: ProcessRecord
     child: subprocess.Popen[bytes] | None
     progress: processes.ProgressWatch
 
     def ended(self) -> str:
-        """How it has ended; empty if it has not."""
         if self.child is None:
             is_there = processes.process_start(self.record.pid) == self.record.started
             return "" if is_there else "ended"
@@ -186,8 +183,7 @@ class Supervisor:
 def _spawn(
     argv: Sequence[str], environment: Mapping[str, str], log: Path, namespace: Path | None
 ) -> subprocess.Popen[bytes]:
-    # A process starts in its creator thread's namespace. Its own session keeps Ctrl-C at the
-    # terminal from it.
+    # A process starts in its creator thread's namespace. Its session protects it from Ctrl-C.
     inside = namespaces.entered(namespace) if namespace else nullcontext()
     with log.open("ab") as output, inside:
         return subprocess.Popen(

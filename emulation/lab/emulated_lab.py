@@ -33,7 +33,8 @@ from patchlight.emulation.lab.options import (
     runtime_lab,
 )
 from patchlight.emulation.lab.services import LabServices, boot_again
-from patchlight.emulation.servers.rehearsal import Rehearsal, prepare_rehearsal, service_name
+from patchlight.emulation.servers.rehearsal import Rehearsal, prepare_rehearsal
+from patchlight.emulation.servers.server import service_name
 from patchlight.testbed.errors import BadInput, PatchlightError, nearest
 from patchlight.testbed.jobfile.reader import JobGiven
 from patchlight.testbed.jobs import JobState
@@ -133,8 +134,7 @@ class EmulatedLab:
 
     @classmethod
     def attach(cls, name: str, *, half_there: bool = False) -> Self:
-        """A lab that is up, by its name (``half_there``: or unfinished); ``BadInput`` if not
-        found."""
+        """A lab that is up, by its name (``half_there``: or unfinished); else ``BadInput``."""
         state = states.read_state(name)
         if state is None or not state.is_of_this_boot:
             up = ", ".join(states.recorded_labs()) or "none"
@@ -202,7 +202,6 @@ class EmulatedLab:
                 raise
 
     def _go_on(self, state: states.LabState) -> None:
-        """Restart the processes that a lab has lost."""
         missing = teardown.missing_parts(state)
         self._say(
             f"lab {state.lab} has lost {', '.join(missing)}: restarting with its original lab "
@@ -215,7 +214,7 @@ class EmulatedLab:
         services.expect()
         supervisor = Supervisor(state, self._say, real_time=self._options.real_time)
         services.start(self.plan, supervisor)
-        for server in self.lab.servers if state.servers == "ssh" else ():
+        for server in self.lab.servers if state.ssh_config else ():
             if f"process {service_name(server.name)}" in missing:
                 boot_again(self.lab, self.plan, state, server, self._say)
 
@@ -235,8 +234,9 @@ class EmulatedLab:
         services = LabServices(self.lab, state, self._options, self._say)
         services.check_requirements()
         rehearsal: Rehearsal | None = None
-        if self._options.servers == "ssh":
-            rehearsal = prepare_rehearsal(self.lab, state, self._say, docker=self._options.docker)
+        kind, docker = self._options.servers, self._options.docker
+        if kind != "namespace":
+            rehearsal = prepare_rehearsal(self.lab, state, self._say, kind=kind, docker=docker)
             self.lab = rehearsal.lab
         state.fabric = self.lab.fabric
         state.datapath = services.datapath

@@ -138,8 +138,7 @@ def gpu_uuid(lab: Lab, server: str, gpu: str) -> str:
 
 
 async def serve(lab: Lab, directory: Path, stop: asyncio.Event, *, by_server: bool = False) -> None:
-    """Serve the lab's GPUs until ``stop`` is set (``by_server``: in one folder per server); then
-    remove the sockets."""
+    """Serve the lab's GPUs until ``stop`` is set (``by_server``: in one folder per server)."""
     servers: dict[Path, asyncio.Server] = {}
     try:
         for server in lab.servers:

@@ -19,7 +19,7 @@ from typing import IO, Any
 from patchlight.emulation.fabric import build, links
 from patchlight.emulation.fabric.lab_state import MARK, LabState
 from patchlight.emulation.fabric.plan import FabricPlan, PlannedEnd, namespace_name
-from patchlight.testbed.errors import PatchlightError
+from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.lab.model import Host, Lab
 from patchlight.testbed.linux import devices, namespaces, rate_limits
 from patchlight.testbed.linux.netlink import KernelRefused, Netlink
@@ -210,8 +210,7 @@ class BorrowedNic:
 
 
 class CommandResult(subprocess.CompletedProcess[str]):
-    """The result of a command: ``args``, ``exit_status`` and ``output`` (both streams, in
-    order)."""
+    """The result of a command: ``args``, ``exit_status`` and ``output`` (both streams)."""
 
     @property
     def exit_status(self) -> int:
@@ -311,14 +310,32 @@ class EmulatedHost:
         stdout: int | IO[Any] | None = None,
         stderr: int | IO[Any] | None = None,
         env: dict[str, str] | None = None,
-    ) -> HostProcess:
-        """Start a command; the streams are those of ``subprocess.Popen``, in text."""
+    ) -> subprocess.Popen[str]:
+        """Start a command; the streams are those of ``subprocess.Popen``, in text. Where servers
+        are virtual machines it sees all NICs of the server, and no ``env``."""
+        if self._state.servers == "vm":
+            return subprocess.Popen(
+                self._over_ssh(command), stdin=stdin, stdout=stdout, stderr=stderr, text=True
+            )
         borrowed = BorrowedNic(self._nic)
         return HostProcess(borrowed, command, stdin=stdin, stdout=stdout, stderr=stderr, env=env)
 
+    def _over_ssh(self, command: Command) -> list[str]:
+        """The command as root of the virtual machine that the host is in."""
+        words = command if isinstance(command, str) else shlex.join(command)
+        terminal = ["-t"] if os.isatty(0) else []
+        ssh = ["ssh", "-q", *terminal, "-F", str(self._state.ssh_config)]
+        return [*ssh, self.host.server.name, f"sudo -n {words}"]
+
     @contextmanager
     def borrowed(self) -> Iterator[Path]:
-        """A namespace that has only this NIC, inside the block."""
+        """A namespace that has only this NIC, inside the block. ``BadInput`` if servers are virtual
+        machines."""
+        if self._state.servers == "vm":
+            raise BadInput(
+                f"the NIC of {self.name} is inside a virtual machine",
+                hint=f"run the program there: emulate exec {self.name} -- ping or iperf3",
+            )
         nic = BorrowedNic(self._nic)
         try:
             yield nic.namespace

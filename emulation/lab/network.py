@@ -82,7 +82,6 @@ class Wires:
         )
 
     def _ports(self, name: str) -> set[Endpoint]:
-        """The ports with that name: one, a host's, or all of a device."""
         if name in self._lab.host_names:
             return {self._lab.host_names[name].endpoint}
         if "." in name:
@@ -150,7 +149,6 @@ class Wires:
                 netlink.run([request])
 
     def _ends(self, fibre: Fibre) -> Iterator[tuple[PlannedEnd, Path]]:
-        """Its ends and their present namespaces."""
         cable = self._plan.cables[self._lab.fibres.index(fibre)]
         hosts = {host.endpoint: host for host in self._lab.hosts}
         for endpoint, planned in zip((fibre.a, fibre.b), cable, strict=True):
@@ -217,7 +215,6 @@ class LabOcs:
         )
 
     def _port(self, name: str) -> int:
-        """The port of this OCS with the fibre of a host or port."""
         end = (
             self._lab.host(name).endpoint
             if name in self._lab.host_names or "." not in name
@@ -248,8 +245,7 @@ class Reachability:
 
 
 def ping_all(hosts: Sequence[EmulatedHost], wait_s: float = 1.0) -> Reachability:
-    """Let each host ping every other, up to three times, with ``wait_s`` seconds for the
-    answers."""
+    """Let each host ping every other, up to three times, ``wait_s`` seconds each."""
     lost: list[tuple[str, str]] = []
     for source in hosts:
         others = {host.address: host.name for host in hosts if host.name != source.name}
@@ -259,7 +255,6 @@ def ping_all(hosts: Sequence[EmulatedHost], wait_s: float = 1.0) -> Reachability
 
 
 def _ping(source: EmulatedHost, addresses: Sequence[str], wait_s: float) -> set[str]:
-    """The addresses that answered."""
     identity = os.getpid() & 0xFFFF
     answered: set[str] = set()
     with source.borrowed() as namespace:

@@ -40,10 +40,10 @@ class LabOptions:
     ``engine``: the OpenFlow engine (``None``: the controller's choice). ``fabric``: overrides the
     lab file's, as do ``policies``. ``real_time``: the lab's processes run before ordinary ones, if
     the kernel permits. ``servers``: network namespaces (``namespace``), or with their own root file
-    system and sshd (``ssh``) but no agent; ``docker`` gives each of these a Docker engine. ``tls``:
-    the folder of the controller's credentials, for agents on such servers and for OpenFlow over
-    TLS; ``switch_tls``: that of the packet switches. ``swapped``: pairs of ports whose fibres are
-    swapped, unknown to the runtime lab file.
+    system and sshd (``ssh``), or virtual machines (``vm``); these two have no agent. ``docker``
+    gives each ``ssh`` server a Docker engine. ``tls``: the folder of the controller's credentials,
+    for agents on such servers and for OpenFlow over TLS; ``switch_tls``: that of the packet
+    switches. ``swapped``: pairs of ports whose fibres are swapped, unknown to the runtime lab file.
     """
 
     controller: bool = True
@@ -64,13 +64,13 @@ class LabOptions:
             ("engine", self.engine or "ryu", ("ryu", "os-ken")),
             ("workers", self.workers, ("auto", "docker", "process")),
             ("fabric", self.fabric or "bridge", ("openvswitch", "bridge")),
-            ("servers", self.servers, ("namespace", "ssh")),
+            ("servers", self.servers, ("namespace", "ssh", "vm")),
         ):
             if value not in expected:
                 raise BadInput(
                     f"{option} {value!r}: expected {', '.join(expected[:-1])} or {expected[-1]}"
                 )
-        if self.agents and self.servers == "ssh":
+        if self.agents and self.servers != "namespace":
             raise BadInput(
                 "agents cannot be combined with servers that have an sshd",
                 hint="omit --agents, or use --server-kind namespace",

@@ -2,13 +2,12 @@
 switches, GPUs, agents and packet switches answer."""
 
 import os
+import select
 import signal
 import sys
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from functools import partial
-from ipaddress import IPv4Address
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,13 +19,12 @@ from patchlight.emulation.fabric.plan import FabricPlan, fabric_namespace, names
 from patchlight.emulation.fabric.processes import LabService, Supervisor, nursery
 from patchlight.emulation.lab.hosts import HostNic, HostUnreachable
 from patchlight.emulation.lab.options import LabOptions, driven_switches, has_agents, has_controller
-from patchlight.emulation.servers.rehearsal import server_service, service_name
-from patchlight.emulation.servers.server import remove_groups
+from patchlight.emulation.servers.rehearsal import server_service
+from patchlight.emulation.servers.server import remove_groups, service_name
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.lab.model import Lab, Server
 from patchlight.testbed.lab.tuning import LIGHT_SOCKET
 from patchlight.testbed.linux import deploy_file, docker_engine, namespaces, rate_limits
-from patchlight.testbed.linux.processes import process_start
 from patchlight.testbed.linux.sockets import (
     UNIX,
     is_beyond_this_machine,
@@ -55,6 +53,9 @@ _IMPORTS = (
     "pydantic.v1",  # FastAPI imports it for each route
     "pyroute2",
 )
+
+
+_POWER_OFF_S = 30.0
 
 
 class LabServices:
@@ -99,8 +100,7 @@ class LabServices:
     def start(
         self, plan: FabricPlan, supervisor: Supervisor, servers: Iterable[LabService] = ()
     ) -> None:
-        """Start everything that is not running, including ``servers``; return when all of it
-        answers."""
+        """Start everything that is not running, and ``servers``; return when all of it answers."""
         light, optical = [*self._light()], [*self._optical_switches()]
         if supervisor.missing(light):
             # Optical switches report their maps to it only at their start.
@@ -164,7 +164,6 @@ class LabServices:
         return f"{UNIX}{system_socket(self._lab.name)}" if is_beyond_this_machine(at) else at
 
     def _controller_status(self) -> "Status | None":
-        """The status of this lab's controller; ``None`` if another lab took the port."""
         if self._client is None:
             self._client = ControllerClient(self.api, deadline_s=2)
         with suppress(PatchlightError):
@@ -289,7 +288,6 @@ class LabServices:
         announces: Path | None = None,
         namespace: Path | None = None,
     ) -> LabService:
-        """A command behind ``python -m``; options without a value are omitted."""
         argv = [sys.executable, "-m", *command.split(), f"--lab={self._run_dir / 'lab.yaml'}"]
         argv += [o if v is True else f"{o}={v}" for o, v in options.items() if v]
         return LabService(name, argv, ready, namespace, imports=_IMPORTS, announces=announces)
@@ -303,7 +301,7 @@ def reboot(lab: Lab, plan: FabricPlan, name: str, say: Callable[[str], None]) ->
         raise BadInput(f"{name} is not a server of lab {lab.name}")
     with states.lab_lock(lab.name):
         state = states.read_state(lab.name)
-        if state is None or state.servers != "ssh" or server.ssh.address is None:
+        if state is None or state.ssh_config is None:
             raise BadInput(
                 f"lab {lab.name} has no servers that boot",
                 hint="make it with: patchlight emulate up LAB --server-kind ssh",
@@ -330,8 +328,7 @@ def boot_again(
         state.processes = [each for each in state.processes if each.name != service_name(name)]
         state.save()
         remove_groups(lab.name, name)  # the cgroups of its containers
-        address = IPv4Address(server.ssh.address)
-        service = server_service(lab.name, Path(state.base), name, address)
+        service = server_service(lab.name, state.servers, Path(state.base), server)
         Supervisor(state, say).start([service])
 
 
@@ -339,12 +336,12 @@ def _power_off(state: LabState, server: str) -> None:
     process = next((p for p in state.processes if p.name == service_name(server)), None)
     if process is None or not states.is_running(process):
         return
-    # The kernel ends all processes of the server with its first one.
+    # The kernel ends all processes of the server with its first one, a child of this one.
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    with suppress(ProcessLookupError):
-        os.kill(process.pid, signal.SIGKILL)
-    ends = time.monotonic() + 30
-    while any(process_start(int(child)) is not None for child in children):
-        if time.monotonic() > ends:
+    with ExitStack() as stack, suppress(ProcessLookupError):
+        fds = [os.pidfd_open(pid) for pid in (process.pid, *map(int, children))]
+        for fd in fds:
+            stack.callback(os.close, fd)
+        signal.pidfd_send_signal(fds[0], signal.SIGKILL)
+        if not all(select.select([fd], [], [], _POWER_OFF_S)[0] for fd in fds):
             raise PatchlightError(f"ending the processes of {server}: some remain")
-        time.sleep(0.01)

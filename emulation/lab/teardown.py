@@ -94,8 +94,8 @@ def only_processes(missing: list[str]) -> bool:
 
 def clear_the_way(lab: str, *, replace: bool, say: Callable[[str], None]) -> states.LabState | None:
     """Remove a lab of that name if ``replace`` is set or the machine has rebooted; else raise
-    ``AlreadyThere``. A lab that only lacks processes stays: its state is returned. The caller holds
-    the lab's lock."""
+    ``AlreadyThere``. A lab that only lacks processes stays: its state is returned. The caller has
+    the lock."""
     remove_forgotten_disks()
     if not is_there(lab):
         return None
@@ -127,8 +127,7 @@ def left_half(state: states.LabState | None, name: str) -> AlreadyThere:
 
 
 def remove_lab(lab: str) -> bool:
-    """Remove everything of a lab, or raise ``NotRemoved``; ``False`` if nothing existed. The caller
-    holds its lock."""
+    """Remove everything of a lab, or raise ``NotRemoved``; ``False`` if there was nothing."""
     directory = states.run_dir(lab)
     state = _recorded(lab)
     if state is None:
@@ -174,7 +173,6 @@ def _remove_folder(folder: Path) -> None:
 
 
 def _recorded(lab: str) -> states.LabState | None:
-    """The lab's record; if missing, a state with its names and marks."""
     with suppress(PatchlightError):
         state = states.read_state(lab)
         if state is not None:
@@ -263,7 +261,6 @@ def _take_sockets(pid: int, process: int) -> list[int]:
 
 
 def _lab_processes(state: states.LabState, inodes: set[int]) -> Iterable[int]:
-    """Processes that are recorded, in a namespace of the lab, or marked."""
     recorded = {p.pid for p in state.processes if states.is_running(p)}
     mark = f"{states.MARK}={state.run_dir}"
     # ``down`` does not end its caller.

@@ -1,5 +1,4 @@
-"""Emulates the optical signals of one lab: ``python -m patchlight.emulation.light --lab LAB
---socket …``."""
+"""Emulates a lab's optical signals: ``python -m patchlight.emulation.light --lab LAB …``."""
 
 import argparse
 import asyncio
@@ -85,11 +84,9 @@ class _KernelFibres:
         links.ready_ingress(self._netlink, self._at)
 
     def close(self) -> None:
-        """Close the socket; redirects stay."""
         self._netlink.close()
 
     def changes(self) -> socket.socket:
-        """A socket that becomes readable when a fibre may have changed."""
         with namespaces.entered(self._namespace):
             events = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, 0)
         events.setblocking(False)

@@ -250,7 +250,6 @@ class EmulatedLight:
     # --- following ---------------------------------------------------------------------------
 
     def _follow(self) -> None:
-        """Update the fibres, only where something has changed."""
         light = self._followed()
         fates = {
             end: FrameFate(

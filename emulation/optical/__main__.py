@@ -1,5 +1,4 @@
-"""Runs one emulated optical switch: ``python -m patchlight.emulation.optical --lab LAB --ocs ocs1
-…``.
+"""Runs one emulated optical switch: ``python -m patchlight.emulation.optical --ocs ocs1 …``.
 
 A circuit switch, or a wavelength switch with a driver.
 """

@@ -1,5 +1,4 @@
-"""Connects the ports of an emulated optical switch: in the kernel, by the lab's light, or not at
-all.
+"""Connects ports of an emulated optical switch: in the kernel, by the lab's light, or not.
 
 A ``Crossbar`` belongs to an OCS, a ``ChannelCrossbar`` to a wavelength switch. In a lab with
 wavelengths they only inform the lab's light process, which knows all devices.
@@ -87,8 +86,6 @@ class NoCrossbar(Crossbar):
 def _in_thread(
     method: Callable[Concatenate["KernelCrossbar", P], T],
 ) -> Callable[Concatenate["KernelCrossbar", P], Coroutine[Any, Any, T]]:
-    """Run a method of ``KernelCrossbar`` in its thread."""
-
     @functools.wraps(method)
     async def run(self: "KernelCrossbar", /, *args: P.args, **kwargs: P.kwargs) -> T:
         call = functools.partial(method, self, *args, **kwargs)
@@ -165,8 +162,7 @@ class ChannelCrossbar(Carrier):
     async def change(self, lit: SpectrumMap) -> None:
         """Pass exactly these channels; done when it returns.
 
-        Called with the whole map whenever entries become active or inactive. Switching ones are not
-        included.
+        Called with the whole map, without switching entries, whenever it changes.
         """
 
     async def arriving(self) -> Arriving:

@@ -247,8 +247,7 @@ class EmulatedWss(EmulatedSwitch):
     # --- readings: await settle, then call --------------------------------------------------
 
     async def channel_powers(self) -> dict[ChannelConnect, tuple[float | None, float | None]]:
-        """Power in dBm of each entry's channel at its input and output, ``None`` without a
-        signal."""
+        """Power in dBm of each entry's channel at input and output, ``None`` without a signal."""
         arriving = await self._crossbar.arriving()
         powers = {}
         for way, entry in self.matrix.entries.items():

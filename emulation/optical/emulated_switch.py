@@ -312,14 +312,12 @@ class EmulatedSwitch(ABC):
             await asyncio.sleep(max(due - self._clock.time(), 0.0))
 
     async def lose(self, entries: str) -> None:
-        """Remove these entries of the map without an event; ``BadInput`` if they are not
-        entries."""
+        """Remove these entries of the map without an event; may raise ``BadInput``."""
         for entry in self._parse_entries(entries):
             self._drop(entry)
         await self.settle()
 
     async def _meddle(self, entries: str) -> None:
-        """Another client breaks these entries, or makes those that are missing."""
         for entry in self._parse_map(entries.split(",")):
             if not self._drop(entry):
                 # The other client is refused, too, if a port or channel is in use.

@@ -19,6 +19,7 @@ from patchlight.emulation.fabric import links
 from patchlight.emulation.fabric.plan import fitted, namespace_name
 from patchlight.emulation.fabric.processes import LabService
 from patchlight.emulation.servers import server as machines
+from patchlight.emulation.servers import virtual
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.lab.model import Lab, Server
 from patchlight.testbed.lab.rules import SshAccess
@@ -129,12 +130,6 @@ def make_network(lab: Lab, made: Callable[[str, int], None]) -> ManagementNetwor
     return management
 
 
-def interface_of(server: Server) -> str:
-    """A server's management interface: ``mgmt0``, or the first free name."""
-    taken = {nic.name for nic in server.nics}
-    return next(name for name in (f"mgmt{n}" for n in range(len(taken) + 1)) if name not in taken)
-
-
 @contextmanager
 def _one_at_a_time() -> Iterator[None]:
     """Labs that come up at the same time must choose different networks."""
@@ -153,10 +148,10 @@ _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 @dataclass(frozen=True, slots=True)
 class Rehearsal:
-    """The servers of a lab, not yet booted, and the runtime lab with their addresses, users and
-    keys."""
+    """The servers of a lab, not yet booted, and the runtime lab with their logins."""
 
     lab: Lab
+    kind: str
     base: Path
     management: ManagementNetwork
 
@@ -167,11 +162,17 @@ class Rehearsal:
         with Netlink(switch) as bridge:
             for number, server in enumerate(self.lab.servers, _FIRST_PORT):
                 path = namespaces.namespace_path(namespace_name(management.lab, server.name))
-                name, port = interface_of(server), links.LinkEnd(f"port{number}", number, up=True)
+                name, port = (
+                    machines.interface_of(server),
+                    links.LinkEnd(f"port{number}", number, up=True),
+                )
                 with namespaces.opened(path) as namespace:
                     there = links.LinkEnd(name, _SERVER_NIC, namespace=namespace)
                     plugged = links.set_master(number, _BRIDGE, port.name)
                     bridge.run([links.add_veth(port, there), plugged])
+                if self.kind == "vm":
+                    virtual.plug(management.lab, server)
+                    continue
                 at = management.addresses[server.name], management.network.prefixlen
                 addressed = links.add_address(_SERVER_NIC, IPv4Interface(at), name)
                 with Netlink(path) as inside:
@@ -179,14 +180,16 @@ class Rehearsal:
 
     def services(self) -> list[LabService]:
         """One process per server, the ancestor of all its processes."""
-        addresses = self.management.addresses.items()
-        return [server_service(self.lab.name, self.base, *each) for each in addresses]
+        servers = self.lab.servers
+        return [server_service(self.lab.name, self.kind, self.base, server) for server in servers]
 
 
-def server_service(lab: str, base: Path, server: str, address: IPv4Address) -> LabService:
+def server_service(lab: str, kind: str, base: Path, of: Server) -> LabService:
     """The process that boots a server, the ancestor of all its processes. With a Docker engine its
     cgroups are made, or ``CgroupError``."""
-    own = ["--mount", "--pid", "--uts", "--ipc"]
+    if kind == "vm":
+        return virtual.virtual_service(lab, base, of)
+    server, own = of.name, ["--mount", "--pid", "--uts", "--ipc"]
     if (base / "usr/sbin/dockerd").exists():
         machines.make_groups(lab, server)
     # When this process ends, the server ends as in a power cut.
@@ -194,33 +197,35 @@ def server_service(lab: str, base: Path, server: str, address: IPv4Address) -> L
     gpus.mkdir(mode=0o700, parents=True, exist_ok=True)
     boot = ["unshare", *own, "--fork", "--kill-child", "sh", str(_BOOT)]
     return LabService(
-        name=service_name(server),
+        name=machines.service_name(server),
         argv=[*boot, *map(str, (base, disk, server, gpus, machines.server_group(lab, server)))],
-        ready=partial(ssh_answers, str(address)),
+        ready=partial(ssh_answers, str(of.ssh.address)),
         namespace=namespaces.namespace_path(namespace_name(lab, server)),
         environment={"PATH": _PATH},
         abrupt=True,
     )
 
 
-def service_name(server: str) -> str:
-    """The name of a server's first process among those of its lab."""
-    return f"server-{server}"
-
-
 def prepare_rehearsal(
-    lab: Lab, state: states.LabState, say: Callable[[str], None], *, docker: bool = False
+    lab: Lab, state: states.LabState, say: Callable[[str], None], *, kind: str, docker: bool = False
 ) -> Rehearsal:
-    """Make what precedes the NICs of rehearsal servers (with ``docker`` also their engines): base,
-    network, keys, disks. ``NoRehearsalServers`` if this machine cannot run them; the caller cleans
-    up."""
+    """Make what precedes the NICs of rehearsal servers of kind ``ssh`` (with ``docker`` also their
+    engines) or ``vm``: base, network, keys, disks. ``NoRehearsalServers`` if that fails; the caller
+    cleans up."""
     if not lab.servers:
-        raise BadInput(f"lab {lab.name} has no servers: --server-kind ssh needs some")
-    base = machines.server_base(say, docker=docker)
-    state.servers, state.base = "ssh", str(base)
+        raise BadInput(f"lab {lab.name} has no servers: --server-kind {kind} needs some")
+    is_virtual = kind == "vm"
+    if is_virtual:
+        virtual.check_machine(len(lab.servers))
+    options = [f"--{name}" for name, wanted in (("docker", docker), ("vm", is_virtual)) if wanted]
+    base = machines.server_base(say, *options)
+    state.servers, state.base = kind, str(base)
     state.namespaces[management_namespace(lab.name)] = 0
     state.save()
-    machines.check_overlay(base, states.disk_dir(lab.name) / ".trial")
+    if is_virtual:
+        virtual.choose_accelerator(base, say)
+    else:
+        machines.check_overlay(base, states.disk_dir(lab.name) / ".trial")
     management = make_network(lab, state.namespaces.__setitem__)
     state.save()
     say(f"servers are in the management network {management.network}")
@@ -233,10 +238,6 @@ def prepare_rehearsal(
         identity,
         {name: (addresses[name], key) for name, key in keys.items()},
     )
-    for name, key in keys.items():
-        machines.make_disk(
-            states.disk_dir(lab.name) / name, name, key, identity, addresses, docker=docker
-        )
     servers = tuple(
         replace(
             server,
@@ -247,7 +248,15 @@ def prepare_rehearsal(
                 identity=str(folder / "identity"),
                 host_key=keys[server.name].fingerprint,
             ),
+            # Its sockets are on this machine, which a virtual machine does not see.
+            emulated_gpus=is_virtual or server.emulated_gpus,
         )
         for server in lab.servers
     )
-    return Rehearsal(lab.with_changes(servers=servers), base, management)
+    for server in servers:
+        disk, key = states.disk_dir(lab.name) / server.name, keys[server.name]
+        machines.make_disk(disk, server.name, key, identity, addresses, docker=docker)
+        if is_virtual:
+            prefixes = lab.network.prefixlen, management.network.prefixlen
+            virtual.make_disk(disk, base, server, prefixes)
+    return Rehearsal(lab.with_changes(servers=servers), kind, base, management)

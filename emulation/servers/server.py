@@ -18,12 +18,24 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from patchlight.testbed.errors import PatchlightError
+from patchlight.testbed.lab.model import Server
 from patchlight.testbed.linux import deploy_file, processes
 
 _PREFIX = "server-base: "
 USER = "admin"
 """The user who deploys: may log in with the lab's key, and use sudo without a password."""
 _USER_ID = 1000  # as in deploy/server-base.sh
+
+
+def service_name(server: str) -> str:
+    """The name of a server's first process among those of its lab."""
+    return f"server-{server}"
+
+
+def interface_of(server: Server) -> str:
+    """A server's management interface: ``mgmt0``, or the first free name."""
+    taken = {nic.name for nic in server.nics}
+    return next(name for name in (f"mgmt{n}" for n in range(len(taken) + 1)) if name not in taken)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,11 +133,12 @@ class NoRehearsalServers(PatchlightError):
     """This machine cannot run servers with their own root file system."""
 
 
-def server_base(say: Callable[[str], None], *, docker: bool = False) -> Path:
-    """The folder of the root file system (with a Docker engine), created if missing in about a
-    minute. ``say`` is called at each step. ``NoRehearsalServers`` if that fails."""
+def server_base(say: Callable[[str], None], *options: str) -> Path:
+    """The folder of the root file system (with ``--docker`` or ``--vm``: of such servers), created
+    if missing in about a minute. ``say`` is called at each step. ``NoRehearsalServers`` if that
+    fails."""
     script = str(deploy_file("server-base.sh"))
-    command = ["bash", script, *(["--docker"] if docker else [])]
+    command = ["bash", script, *options]
     lines: list[str] = []
     with subprocess.Popen(
         command,

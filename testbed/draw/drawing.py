@@ -56,7 +56,6 @@ class _Drawing:
         self._draw_legend(-foot)
 
     def _switch_colours(self) -> dict[str, str]:
-        """A colour for each packet switch with a host; ink for the others."""
         near = {self.links.switch_of(self.lab, host.endpoint) for host in self.lab.hosts}
         fibred = {end.device for f in self.lab.fibres for end in (f.a, f.b)}
         # With an OCS any of them may get hosts later; the colour must not change then.
@@ -66,7 +65,6 @@ class _Drawing:
         return {s.name: colours.get(s.name, _INK) for s in self.lab.packet_switches}
 
     def _light(self) -> None:
-        """Give every port on an optical path the colour of its link."""
         for source, path in self.links.paths.items():
             both_ways = self.links.peer(source) is not None
             colour = self._colour_of(path)
@@ -227,13 +225,11 @@ class _Drawing:
 
 
 def _passed(path: LightPath) -> list[Endpoint]:
-    """Every port of an optical path, from source to sink."""
     inside = [Endpoint(name, str(port)) for name, c in path.through for port in (c.inp, c.out)]
     return [path.source, *inside, path.sink]
 
 
 def _curve(a: _Point, b: _Point, lift: float) -> Curve:
-    """A smooth line between two ports; ports at one height are joined by a curve."""
     if a[1] == b[1] and lift:
         points = [a, (a[0], a[1] + lift), (b[0], b[1] + lift), b]
     elif a[0] == b[0] or not lift:

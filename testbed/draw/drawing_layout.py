@@ -96,7 +96,6 @@ class DrawingLayout:
         return below, above
 
     def _pull(self, name: str) -> float:
-        """How far right the devices below it, already placed, suggest placing this one."""
         near = [self.other_end[end].device for end in self.by_device.get(name, [])]
         placed = [self.boxes[other].centre for other in near if other in self.boxes]
         return sum(placed) / len(placed) if placed else 0.0

@@ -147,7 +147,6 @@ class LabBuilder:
         things[name] = thing
 
     def _with_ports(self, name: str) -> dict[str, Any] | None:
-        """The switch or passive part of that name."""
         known = (self._switches, self._circuit_switches, *self._sorting.values())
         return next((things[name] for things in known if name in things), None)
 
@@ -161,7 +160,6 @@ class LabBuilder:
         return str(address)
 
     def _port(self, text: str) -> str:
-        """A port by its name, or the next free one of a device."""
         if "." in text:
             return text
         if text in self._servers:

@@ -46,8 +46,6 @@ class Common(TypedDict, total=False):
 
 
 class _Builder:
-    """Collects switches and fibres; every port is the next free one of its switch."""
-
     def __init__(self, hosts: int, common: Common) -> None:
         _check_count("hosts", hosts, _MOST_HOSTS)
         self.hosts = hosts
@@ -89,7 +87,6 @@ class _Builder:
                     self.fibres.append(Fibre(end, Endpoint("ocs1", str(at)), self.rate_bps))
 
     def join(self, lower: int, upper: int) -> None:
-        """A link between two switches."""
         self.fibres.append(
             Fibre(self.port(lower), self.port(upper), self.common.get("uplink_rate_bps"))
         )
@@ -134,7 +131,6 @@ class _Builder:
 def _server(
     name: str, host: str, models: Sequence[str], addresses: Iterable[IPv4Address], rate: int | None
 ) -> Server:
-    """A server with these GPUs, each with a NIC at the next address."""
     nics = tuple(
         Nic(f"nic{n}", address, default_mac(address), rate, gpu=f"gpu{n}")
         for n, address in zip(range(len(models)), addresses, strict=False)
@@ -146,7 +142,6 @@ def _server(
 def _ocs(
     name: str, driver: str, host: str, ports: int, initial: PortMap, datapath_id: int
 ) -> CircuitSwitch:
-    """An OCS with that many used ports and these initial circuits."""
     row = OCS_DRIVERS.get(driver, OCS_DRIVERS["dry-run"])
     return CircuitSwitch(
         name=name,

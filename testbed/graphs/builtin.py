@@ -1,5 +1,4 @@
-"""Defines the built-in graphs, computed from layer shapes for a given GPU and marked as
-computed."""
+"""Defines the built-in graphs, computed from layer shapes for a given GPU."""
 
 from collections.abc import Callable
 from typing import TypeVar

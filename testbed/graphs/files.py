@@ -115,7 +115,6 @@ class JsonText:
         self._issues.add(*self._place(self._offsets.get(path, 0)), message)
 
     def _place(self, offset: int) -> tuple[int, int]:
-        """Line and column, counted from 1."""
         line = self._text.count("\n", 0, offset) + 1
         return line, offset - self._text.rfind("\n", 0, offset)
 
@@ -138,7 +137,6 @@ def positions(text: str) -> dict[Place, int]:
 
 
 def _walk(text: str) -> Iterator[tuple[Place, int, bool]]:
-    """Path and offset of each key and each value, and whether it is a key."""
     path: list[str | int] = []
     key_next: list[bool] = []  # for each open bracket: whether it is an object waiting for a key
     for token in _TOKEN.finditer(text):

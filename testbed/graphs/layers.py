@@ -266,6 +266,5 @@ class Layers:
 
 
 def _slid(x: Tensor, kernel: int, stride: int, padding: int, ceil: bool = False) -> list[int]:
-    """Height and width after a window has passed over (channels, height, width)."""
     rooms = [length + 2 * padding - kernel for length in x.shape[1:]]
     return [(-(-room // stride) if ceil else room // stride) + 1 for room in rooms]

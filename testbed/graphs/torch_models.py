@@ -131,7 +131,6 @@ class Mixed(nn.Module):
 
 
 def _apart(joined: torch.Tensor, heads: int) -> tuple[torch.Tensor, ...]:
-    """Queries, keys and values, each (batch, heads, length, width of a head)."""
     batch, length, width = joined.shape
     split = joined.view(batch, length, 3, heads, width // 3 // heads)
     return split.permute(2, 0, 3, 1, 4).unbind(0)
@@ -310,7 +309,6 @@ def _function(file: Path, name: str) -> Callable[..., Any]:
 
 
 def _guarded(call: Callable[[], Any], doing: str) -> Any:
-    """The user's code may fail in any way: report where."""
     try:
         return call()
     except Exception as error:

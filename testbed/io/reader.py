@@ -65,8 +65,7 @@ class FileIssues:
         self.add(position.line, position.column, message)
 
     def only(self, position: Located[object], message: str) -> None:
-        """Note an issue and suppress later ones at the same position, which would follow from
-        it."""
+        """Note an issue and suppress later ones at the same position."""
         self.at(position, message)
         self._settled.add((position.line, position.column))
 
@@ -110,8 +109,7 @@ def read_text(
 ) -> str:
     """The text of a UTF-8 file; an error of ``error_class`` if it cannot be read."""
     try:
-        # Checked before opening, which might block or have side effects. A shell's <(command) is a
-        # pipe without a name.
+        # Checked before opening, which might block. A shell's <(command) is a pipe without a name.
         kind = stat.S_IFMT(os.stat(path).st_mode)
         if kind in _SPECIAL and not os.path.realpath(path).startswith("/proc/"):
             raise ValueError(_SPECIAL[kind])

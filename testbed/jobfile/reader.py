@@ -116,8 +116,6 @@ def _meant(given: JobGiven) -> JobBatch:
 
 @dataclass(frozen=True)
 class _Reader:
-    """Makes jobs of what could be read; notes combinations that are not allowed."""
-
     issues: FileIssues
     folder: Path
 
@@ -170,7 +168,6 @@ class _Reader:
         return JobBatch(tuple(specs))
 
     def _values(self, job: Fields, given: Overrides = NOTHING) -> dict[str, Any]:
-        """A job's values by key; a graph's file by its full path."""
         values: dict[str, Any] = plain(job)
         for pair in _INSTEAD:
             if pair & given.values.keys():
@@ -184,7 +181,6 @@ class _Reader:
         return values
 
     def _written_out(self, job: Fields, file: Fields, given: Overrides) -> JobBatch | None:
-        """The job, or all jobs of its sweep or array."""
         values = self._values(job, given)
         in_file: dict[str, Any] = plain(file["sweep"].value) if "sweep" in file else {}
         sweep = {**in_file, **given.sweep}
@@ -214,8 +210,7 @@ class _Reader:
         return JobBatch(tuple(specs), together=count == 1 and not sweep)
 
     def _specs(self, job: Fields, values: dict[str, Any]) -> list[JobSpec]:
-        """The job with these values, or ``None`` after noting mistakes. ``job`` has the
-        positions."""
+        """The job with these values, or ``None`` after noting mistakes (positions: ``job``)."""
         if "command" in values:
             values.setdefault("trainer", "command")
         elif "model" in values:

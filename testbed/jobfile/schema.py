@@ -1,5 +1,4 @@
-"""Defines the keys of a job file and their types: for reading, editors, options and the
-reference."""
+"""Defines the keys of a job file and their types: to read, for editors, and for options."""
 
 import re
 from dataclasses import replace
@@ -128,14 +127,6 @@ JOB = Group(
         "what runs: a ring all-reduce of synthetic gradients, a model trained by PyTorch, or your "
         "own program",
         default="command if there is a command, torch if there is a model, else synthetic",
-    ),
-    Key("model", _MODEL_NAME, "the model that PyTorch trains: a built-in graph's name"),
-    Key(
-        "batch",
-        _BATCH,
-        "samples of each worker in an iteration, where a model is trained",
-        "that of the graph",
-        "16",
     ),
     Key("model", _MODEL_NAME, "the model that PyTorch trains: the name of a built-in graph"),
     Key("batch", _BATCH, "samples of each worker in an iteration", "that of the graph", "16"),

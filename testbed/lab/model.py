@@ -39,8 +39,7 @@ class Route:
 
 @dataclass(frozen=True, slots=True)
 class Rendezvous:
-    """A second network between workers: a macvlan with this address on an interface of the
-    server."""
+    """A second network between workers: a macvlan with this address on an interface."""
 
     interface: str
     address: IPv4Interface

@@ -1,5 +1,4 @@
-"""Traces signals channel by channel: where each transmitter's signal goes, and where signals
-collide."""
+"""Traces signals channel by channel: where each goes, and where signals collide."""
 
 from __future__ import annotations
 
@@ -67,16 +66,12 @@ class Meeting(NamedTuple):
 
 @dataclass
 class _Found:
-    """Where one signal goes: its fibres with the loss at their ends, and its paths."""
-
     fibres: list[Endpoint] = field(default_factory=list)
     lost_db: list[float] = field(default_factory=list)
     arrivals: list[tuple[LightPath, tuple[Endpoint, ...]]] = field(default_factory=list)
 
 
 class _Ray(NamedTuple):
-    """A branch of a signal, which has arrived ``at`` over these fibres."""
-
     at: Endpoint
     fibres: tuple[Endpoint, ...]
     hops: tuple[Hop, ...]
@@ -87,8 +82,7 @@ class _Ray(NamedTuple):
 
 
 class Light:
-    """All signals of a lab, with these channels of tunable transmitters and those that are
-    ``off``."""
+    """All signals of a lab, with these channels of tunable transmitters, without ``off`` ones."""
 
     def __init__(
         self,
@@ -106,8 +100,7 @@ class Light:
         self._followed: dict[Signal, _Found] = {}
 
     def retuned(self, channels: Mapping[Endpoint, Channel], off: Collection[Endpoint]) -> Light:
-        """The signals with other channels and other transmitters off; the rest is not traced
-        again."""
+        """The signals with other channels and transmitters off; the rest is not traced again."""
         light = Light(self._lab, {}, self._spectra, channels, off)
         light._out_of, light._followed = self._out_of, self._followed
         return light
@@ -171,7 +164,6 @@ class Light:
 
     @cached_property
     def _lost(self) -> Mapping[Endpoint, set[Signal]]:
-        """By the sending end of a fibre, its disturbed signals."""
         return {
             fibre: {signal for pair in pairs for signal in pair}
             for fibre, pairs in self._meeting_at.items()
@@ -209,8 +201,7 @@ class Light:
                     yield path, self._power_dbm(path)
 
     def path(self, source: Endpoint) -> LightPath | None:
-        """The path that begins there. If there are several, that to the receiver whose turn it
-        is."""
+        """The path that begins there; of several, that to the receiver whose turn it is."""
         paths = self.arrivals.get(source, ())
         if len(paths) > 1:
             paths = tuple(
@@ -329,7 +320,6 @@ def launch_power_dbm(lab: Lab, source: Endpoint) -> float:
 
 
 def _slower(rate_bps: int | None, fibre: Fibre) -> int | None:
-    """The rate of this path after another fibre."""
     if fibre.rate_bps is None or rate_bps is None:
         return rate_bps if fibre.rate_bps is None else fibre.rate_bps
     return min(rate_bps, fibre.rate_bps)

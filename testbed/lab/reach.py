@@ -40,8 +40,7 @@ class Reach:
         return {name: why for name, why in found.items() if why}
 
     def apart(self, hosts: Sequence[Host]) -> Mapping[str, str]:
-        """Those of these hosts that the others do not reach, and why; empty if all are
-        connected."""
+        """Those of these hosts that the others do not reach, and why."""
         if self._links is None or len(hosts) < 2:
             return {}
         found = {h.name: self._cut(h, self._links) for h in hosts}
@@ -98,7 +97,6 @@ class Reach:
 
     @cached_property
     def _group(self) -> Mapping[str, int]:
-        """A group number for each host: hosts of one group reach each other."""
         if self._links is None or self._lab.coloured:
             return dict.fromkeys((host.name for host in self._lab.hosts), 0)
         switches = {switch.name for switch in self._lab.packet_switches}

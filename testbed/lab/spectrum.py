@@ -131,8 +131,7 @@ class Band(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """The channels of a device: their spacing and width is ``spacing_ghz``; ``None``: any
-    (flexible)."""
+    """The channels of a device: ``spacing_ghz`` apart and wide; ``None``: any (flexible)."""
 
     spacing_ghz: float | None = 50.0
 

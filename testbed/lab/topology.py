@@ -206,7 +206,6 @@ def slurm_conf(topology: Topology) -> str:
 
 
 def _notes(topology: Topology) -> str:
-    """What the format cannot express, as comments."""
     lines = [f"# The nodes of lab {topology.lab} as connected now."]
     for node in topology.nodes:
         if node.switch is None:

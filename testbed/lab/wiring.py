@@ -148,8 +148,7 @@ def spectra_of(maps: Mapping[str, AnyMap]) -> dict[str, SpectrumMap]:
 
 
 def with_spectra(lab: Lab, maps: Mapping[str, AnyMap]) -> Lab:
-    """The lab with these initial maps of wavelength switches; a switch without one gets an empty
-    map."""
+    """The lab with these initial maps of wavelength switches, empty by default."""
     spectra = spectra_of(maps)
     now = tuple(
         replace(switch, initial=spectra.get(switch.name, SpectrumMap()))
@@ -300,7 +299,6 @@ class Links:
 
     @cached_property
     def _sinks(self) -> Mapping[Endpoint, Endpoint]:
-        """Where each lightpath ends, by its source."""
         if self.light is not None:
             return {source: path.sink for source, path in self.paths.items()}
         ends = (
@@ -335,7 +333,6 @@ class Links:
         return at
 
     def _beyond(self, ocs: str, port: int, across: _Across) -> Endpoint | None:
-        """``_end`` of the fibre plugged in there."""
         fibre = self._fibres[ocs].get(port)
         return None if fibre is None else self._end(fibre[0], across)
 

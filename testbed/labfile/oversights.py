@@ -41,7 +41,6 @@ def policy_mistakes(
 
 
 def _note_oversights(lab: Fields, issues: FileIssues) -> None:
-    """Note what a valid lab file probably lacks."""
     servers, *kinds = (lab.listed(key) for key in ("servers", *SWITCHES))
     switches = [switch for kind in kinds for switch in kind]
     if not (servers or switches):
@@ -85,7 +84,6 @@ def _note_server(server: Fields, plugged: set[Endpoint], issues: FileIssues) -> 
 
 
 def _note_weak_signals(lab: Lab, fields: Fields, issues: FileIssues) -> None:
-    """Note receivers that get too little optical power with the initial maps."""
     weak = Light(lab, lab.initial_maps).weak if lab.coloured else ()
     for path, power_dbm in weak:
         message = f"{power_dbm:.1f} dBm of {path.source} arrive at {path.sink}"

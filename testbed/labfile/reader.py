@@ -65,8 +65,6 @@ def _write_out(root: yaml.Node, issues: FileIssues) -> yaml.Node:
 
 
 class _Spread:
-    """Expands one file, to at most ``_MOST`` items in all."""
-
     def __init__(self, issues: FileIssues, defaults: Mapping[str, list[_Pair]]) -> None:
         self._issues, self._defaults = issues, defaults
         self._left = _MOST
@@ -140,7 +138,6 @@ class _Spread:
         return [(key, full if value is own else value) for key, value in pairs]
 
     def _spread(self, key: str, node: yaml.Node) -> list[yaml.Node]:
-        """The values of one node: itself, or each value of its range."""
         if id(node) not in self._known:
             # Keeping the node keeps its id unique.
             self._known[id(node)] = (node, self._spread_once(key, node))
@@ -198,7 +195,6 @@ class _Spread:
         return [_scalar(node, f"{inp}{match[2]}{out}") for inp, out in sides]
 
     def _fibre(self, node: yaml.Node) -> yaml.Node:
-        """A one-line fibre, ``server1.nic0 - tor1.1``, as its mapping."""
         if isinstance(node, yaml.ScalarNode) and text_of(node):
             ends = self._two_ends(node)
             if ends is node:
@@ -294,7 +290,6 @@ def _list(node: yaml.SequenceNode, items: list[yaml.Node]) -> yaml.SequenceNode:
 
 
 def _scalar(node: yaml.Node, text: str, ahead: int = 0) -> yaml.ScalarNode:
-    """A plain text at the position of a node, or at a later column."""
     mark = node.start_mark
     if ahead:
         mark = yaml.Mark(mark.name, mark.index, mark.line, mark.column + ahead, None, 0)

@@ -144,8 +144,6 @@ def _cross_connects(text: str) -> tuple[CrossConnect, ...]:
 def _taking(
     ours: Mapping[str, OcsDriver], group: str, others: Mapping[str, OcsDriver], of_others: str
 ) -> Callable[[str], str]:
-    """A parser of names of built-in drivers, or of external ones in ``group``."""
-
     def take(text: str) -> str:
         _DRIVER_NAME.take(text)
         if text in ours:

@@ -22,8 +22,6 @@ _MAP, _SEQ, _STR, _INT = (f"tag:yaml.org,2002:{kind}" for kind in ("map", "seq",
 
 
 class _Dumper(_Base):  # type: ignore[misc]
-    """PyYAML's safe dumper with chosen parts on one line, without anchors."""
-
     def ignore_aliases(self, data: object) -> bool:
         return True
 
@@ -71,7 +69,6 @@ def write_commented_lab(lab: Lab) -> str:
 
 
 def _group(group: fields.Group, values: Mapping[str, Any]) -> Iterator[str]:
-    """The lines of one group, without indentation."""
     for key in group.keys:
         comment = f"{key.description[0].upper()}{key.description[1:]}."
         yield from wrap(comment, _WIDTH - 12, initial_indent="# ", subsequent_indent="# ")
@@ -96,7 +93,6 @@ def _items(group: fields.Group, items: list[Mapping[str, Any]]) -> Iterator[str]
 
 
 def _left_out(key: fields.Key) -> str:
-    """The default if it is a value, else an example."""
     if key.default is not None:
         issues = FileIssues(key.name)
         key.type.parse(key.default, issues)
@@ -123,8 +119,7 @@ def json_schema() -> dict[str, Any]:
 
 
 def _with_short_forms(name: str, items: dict[str, Any]) -> None:
-    """Allow ranges, one-line fibres, and omitted keys that have defaults, in the schema of a
-    list."""
+    """Allow ranges, one-line fibres, and keys with defaults to be omitted, in a list's schema."""
     group = items["items"]
     several = {"type": "string", "pattern": reader.RANGE_PATTERN}
     common = COMMON.get(reader.ITEMS[name], ())
@@ -313,7 +308,6 @@ def _edited(text: str, lab: Lab, wanted: Lab) -> str | None:
 
 
 def _line_starts(text: str) -> list[int]:
-    """The offset of each line, and of the end of the text."""
     starts = [0]
     for line in text.splitlines(keepends=True):
         starts.append(starts[-1] + len(line))

@@ -115,7 +115,6 @@ def has_image(image: str, url: str = "", recipe: str | None = None) -> bool:
 
 
 def _tell() -> None:
-    """Print the reply of the engine at ``engine_url()``, as one line of JSON."""
     told: dict[str, Any] = {"url": engine_url(), "answers": False}
     try:
         ping = ask("GET", "/_ping", timeout_s=5)
@@ -138,7 +137,7 @@ def _tell() -> None:
 def _import_image(url: str, image: str, recipe: str, tar: str) -> None:
     """Make an image of a root file system; exits if the engine refuses it."""
     repository, _, tag = image.rpartition(":")
-    changes = [f"LABEL patchlight.image=worker {_RECIPE_LABEL}={recipe}", "ENV LANG=C.UTF-8"]
+    changes = [f"LABEL {_RECIPE_LABEL}={recipe}", "ENV LANG=C.UTF-8"]
     query = {"fromSrc": "-", "repo": repository, "tag": tag, "changes": changes}
     path = f"/images/create?{urlencode(query, doseq=True)}"
     with open(tar, "rb") as archive:

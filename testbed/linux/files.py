@@ -1,5 +1,4 @@
-"""Handles files and folders that other users could tamper with: private folders, plain files,
-sparse files."""
+"""Handles files that other users could tamper with: private folders, plain and sparse files."""
 
 import ctypes
 import errno
@@ -33,8 +32,7 @@ def user_folder(variable: str, usual: str) -> Path:
 
 
 def private_folder(folder: Path, mode: int = 0o700) -> None:
-    """Make a folder if it is missing; ``PatchlightError`` if a user other than root could write to
-    it."""
+    """Make a folder if missing; ``PatchlightError`` if a user other than root could write there."""
     folder.mkdir(mode=mode, parents=True, exist_ok=True)
     found = folder.stat()
     # Also a link: its owner decides where it leads.
@@ -59,8 +57,7 @@ def open_plain(path: Path, *, change: bool = False) -> BinaryIO:
 
 
 def append_line(path: Path, line: str) -> None:
-    """Append a line in one write to a private file. If a hand-edited last line has no line end, it
-    is completed first."""
+    """Append a line in one write to a private file, completing an unfinished last line first."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     with open(os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600), "r+b", 0) as file:
         size = os.fstat(file.fileno()).st_size

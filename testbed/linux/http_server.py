@@ -128,8 +128,6 @@ class _Server(uvicorn.Server):
 
 
 class _Connection(H11Protocol):
-    """One connection, with a time limit for its peer."""
-
     def __init__(self, limits: ServerLimits, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self._limits = limits
@@ -158,7 +156,6 @@ class _Connection(H11Protocol):
         self._wait_among_others()
 
     def leave(self) -> None:
-        """Stop counting as a connection."""
         self._rest()
         self.connections.discard(self)
 
@@ -174,7 +171,6 @@ class _Connection(H11Protocol):
 
     @property
     def owner(self) -> object:
-        """The connection's owner, as far as known."""
         peer = self.client or self.transport.get_extra_info("peername") or ("",)
         by_address = peer if peer[0] == UNIX_CLIENT else peer[0]
         return self.app_state["connection"].get("owner", by_address)
@@ -196,7 +192,6 @@ class _Connection(H11Protocol):
         self._judge()
 
     def handle_websocket_upgrade(self, event: h11.Request) -> None:
-        """Hand the connection over to uvicorn's websocket protocol."""
         self._is_websocket = True
         super().handle_websocket_upgrade(event)
 
@@ -214,7 +209,6 @@ class _Connection(H11Protocol):
         self._judge()
 
     def give_up(self) -> None:
-        """Close the connection without a response."""
         self.leave()
         self.transport.abort()
 
@@ -246,8 +240,7 @@ class _Connection(H11Protocol):
 
 
 class _Encrypted(SSLProtocol):
-    """TLS around a connection. Its handshake counts as part of the first request: uvicorn would
-    allow a minute for it."""
+    """TLS around a connection. Its handshake counts as part of the first request."""
 
     max_size = 64 << 10  # the buffer that each connection has
 

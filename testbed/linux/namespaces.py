@@ -114,8 +114,7 @@ def opened(path: Path | str) -> Iterator[int]:
 
 
 def enter(namespace: Path | str | int) -> None:
-    """Move this thread into a namespace, by path or open descriptor, permanently. Threads that it
-    starts inherit it."""
+    """Move this thread, and those that it starts, into a namespace permanently."""
     if not isinstance(namespace, int):
         with opened(namespace) as descriptor:
             enter(descriptor)
@@ -253,8 +252,7 @@ def processes_in(namespace: str) -> list[int]:
 
 
 def stop_all(namespace: str, deadline_s: float = 5.0) -> None:
-    """Freeze every process, including those being forked, until none can run; ``StillThere`` on
-    timeout."""
+    """Freeze every process, also those being forked; ``StillThere`` on timeout."""
     end = time.monotonic() + deadline_s
     stopped = set[int]()
     while True:

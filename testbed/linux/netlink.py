@@ -50,8 +50,7 @@ class Request(NamedTuple):
 
 
 class Netlink:
-    """An rtnetlink socket of a namespace (path or descriptor; else the present one). Methods raise
-    ``KernelRefused``."""
+    """An rtnetlink socket of a namespace (path or descriptor). Raises ``KernelRefused``."""
 
     def __init__(self, namespace: Path | str | int | None = None, *, family: int = 0) -> None:
         if namespace is None:
@@ -81,8 +80,7 @@ class Netlink:
         self._socket.close()
 
     def run(self, requests: Sequence[Request]) -> None:
-        """Send all requests in order; raise for the first that failed. Later ones of the same batch
-        were still tried."""
+        """Send all requests in order; raise for the first failure. Others were still tried."""
         for start in range(0, len(requests), _BATCH):
             self._run_batch(requests[start : start + _BATCH])
 
@@ -122,8 +120,7 @@ class Netlink:
         return answers
 
     def _answers(self, first: int, doing: str) -> Iterator[tuple[int, int, int, bytes]]:
-        """The kernel's answers to the requests numbered ``first`` and above, in order of
-        arrival."""
+        """The kernel's answers to the requests numbered ``first`` and above, in order."""
         while True:
             try:
                 data = self._socket.recv(1 << 18)
@@ -191,8 +188,7 @@ _NDA_DST, _NDA_LLADDR = 1, 2
 def set_neighbours(
     netlink: Netlink, index: int, name: str, neighbours: Iterable[tuple[str, str]]
 ) -> None:
-    """Give an interface these static neighbours, (IPv4 address, MAC); ``KernelRefused`` names the
-    first one refused."""
+    """Give an interface these static neighbours, (IPv4 address, MAC), or raise."""
     header = _NDMSG.pack(_INET, index, _PERMANENT, 0, 0)
     netlink.run(
         [

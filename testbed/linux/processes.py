@@ -19,8 +19,7 @@ def boot_id() -> str:
 
 
 def own_program() -> str:
-    """The command ``patchlight`` of this Python, by its full path, because sudo has its own
-    PATH."""
+    """The command ``patchlight`` of this Python, by its full path, for sudo's PATH."""
     program = os.path.join(os.path.dirname(sys.executable), "patchlight")
     return program if os.path.exists(program) else f"{sys.executable} -m patchlight"
 
@@ -125,7 +124,6 @@ def show_again(which: slice, before: bytes) -> None:
 
 
 def _place(which: slice) -> tuple[int, int]:
-    """The address and size of this process's arguments or environment."""
     start, end = map(int, _stat("self")[which])
     return start, end - start
 
@@ -157,7 +155,6 @@ def favour_like_this_process(pid: int) -> None:
 
 
 def _threads(pid: int) -> Iterator[int]:
-    """The threads of a process, including new ones; empty if it is gone."""
     seen = set[int]()
     for _ in range(_LOOKS):
         new = set[int]()

@@ -99,7 +99,6 @@ def _set_tbf(index: int, options: bytes, doing: str) -> Request:
 
 
 def _set_netem(index: int, options: bytes, doing: str, *, limited: bool) -> Request:
-    """Set a ``netem`` with these options, below the present limit or at the root."""
     parent = _BELOW if limited else _ROOT
     head = _TCMSG.pack(0, index, _NETEM_HANDLE, parent, 0) + attribute(_TCA_KIND, b"netem\0")
     return _set(head + attribute(_TCA_OPTIONS, options), doing)
@@ -238,8 +237,7 @@ NOT_IMPAIRED = Impairment()
 def impair_request(
     index: int, name: str, impairment: Impairment, rate_bps: float | None
 ) -> Request:
-    """Set the impairment of what the interface sends. ``rate_bps`` is its present limit, or
-    ``None``."""
+    """Impair what the interface sends. ``rate_bps`` is its present limit, or ``None``."""
     held_s = impairment.delay_s + impairment.jitter_s + _QUEUE_S
     packets = _MOST_PACKETS if rate_bps is None else round(rate_bps * held_s / 8 / _FRAME_BYTES)
     packets = min(max(packets, _LEAST_PACKETS), _MOST_PACKETS)

@@ -32,8 +32,9 @@ def split_address(text: str) -> tuple[str, int]:
 
 
 def is_loopback(address: str) -> bool:
-    """Whether only this machine can reach an IP address."""
-    return ipaddress.ip_address(address.partition("%")[0]).is_loopback
+    """Whether only this machine can reach an IP address; ``::ffff:127.0.0.1`` does not count."""
+    ip = ipaddress.ip_address(address.partition("%")[0])
+    return ip.is_loopback and getattr(ip, "ipv4_mapped", None) is None  # Python 3.13 follows it
 
 
 def listen(address: str) -> socket.socket:

@@ -101,8 +101,7 @@ class Asking:
 
 @dataclass(frozen=True, slots=True)
 class Lit:
-    """A sender with a path for ``left_us``. ``channel`` ``NO_CHANNEL``: the destination determines
-    it."""
+    """A sender with a path for ``left_us``; ``NO_CHANNEL``: the destination determines it."""
 
     destination: int
     channel: int
@@ -239,8 +238,7 @@ class Node:
             if held is None or held.attempt != ask.attempt:
                 return self, ()
             return self._deliver([self._gives(held)])
-        # A new request means that the sender's transmitter is off, so its grants are free, and it
-        # comes first.
+        # A new request means that the sender's transmitter is off, so its grants are free.
         wanted = Hold(ask.sender, ask.attempt, ask.receiver, ask.channel)
         others = [hold for hold in self.waiting if hold.source != ask.sender]
         sources = [hold.source for hold in self.waiting]
@@ -259,7 +257,6 @@ class Node:
         return replace(self, given=given, seen=tuple(seen))
 
     def _give(self) -> Step:
-        """Grant what is free to waiting nodes, in order of arrival."""
         if self.quiet_us or not self.waiting:
             return self, ()
         given, waiting = list(self.given), []

@@ -114,7 +114,6 @@ def _reach(lab: Lab, hosts: list[Host], maps: Mapping[str, AnyMap]) -> _Reach:
 
 
 def _groups(count: int, reach: _Reach) -> list[list[int]]:
-    """Hosts that reach each other, also through others, on any channels."""
     group = {number: {number} for number in range(count)}
     for senders in reach.values():
         for sender, receivers in senders.items():

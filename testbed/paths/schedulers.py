@@ -67,8 +67,7 @@ class Greedy(PathScheduler):
         self._came = 0
         self._lines: defaultdict[int, list[_Place]] = defaultdict(list)  # of each source, in order
         self._places: dict[int, _Place] = {}
-        # Nothing fitted at the last check, unless channels ran out: only sources with changes need
-        # a check.
+        # Nothing fitted last time, unless channels ran out: only check sources with changes.
         self._senders_to: defaultdict[int, Counter[int]] = defaultdict(Counter)
         self._to_look_at: set[int] | None = set()
 
@@ -135,8 +134,7 @@ Ints = NDArray[np.int64]
 
 
 class RoundRobinMatching(PathScheduler):
-    """A ``PathScheduler`` that matches senders and receivers; flows of a pair are in order of
-    arrival."""
+    """A ``PathScheduler`` that matches senders and receivers; a pair's flows stay in order."""
 
     def __init__(self, network: PathNetwork) -> None:
         super().__init__(network)

@@ -330,7 +330,6 @@ class PathScheduler(ABC):
             raise BadInput(f"unknown flow {flow}: it was released, or never admitted")
 
     def _freed(self, grant: PathGrant) -> None:
-        """Note that a path was released."""
         return
 
     @abstractmethod
@@ -343,5 +342,4 @@ class PathScheduler(ABC):
 
     @abstractmethod
     def _chosen(self) -> Iterator[FlowRequest]:
-        """Yield flows that fit, removed from the queue; the caller takes each path before the
-        next."""
+        """Yield flows that fit, removed from the queue; the caller takes each path first."""

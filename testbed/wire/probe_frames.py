@@ -35,8 +35,7 @@ class LldpNeighbour:
 
 
 def probe_frame(source: str, token: str, mac: str = "02:50:4c:00:00:01") -> bytes:
-    """The frame that ``source`` (``tor1.3``) sends in the search with this ``token``, from
-    ``mac``."""
+    """The frame of a search that ``source`` (``tor1.3``) sends with this ``token`` and ``mac``."""
     addresses = bytes.fromhex(f"{TO_THE_NEAREST}{mac}".replace(":", ""))
     payload = _MAGIC + token.encode() + b"\0" + source.encode() + b"\0"
     return (addresses + ETHERTYPE.to_bytes(2, "big") + payload).ljust(_LEAST_BYTES, b"\0")

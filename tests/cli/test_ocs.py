@@ -157,7 +157,7 @@ def test_history_says_who_what_from_where_and_why_and_a_change_is_undone(
     assert can_undo(running) == {last["id"]: True, undoing["id"]: False}
     ocs("disconnect", "o1", "7")
     gone = ocs("rollback", str(last["id"]), code=1)
-    assert "cannot be undone by itself: o1 7>8 is gone" in gone
+    assert "cannot be undone alone: o1 7>8 is gone" in gone
     assert can_undo(running) == {last["id"]: False, undoing["id"]: False}
     assert "no change 99999" in ocs("rollback", "99999", code=2)
 

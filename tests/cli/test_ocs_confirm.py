@@ -104,5 +104,5 @@ def test_a_circuit_that_a_job_uses_is_shown_and_asked_for(tmp_path: Path) -> Non
         client.reconfigure({"o1": ["2-5"]})
         # Nobody rides when it is looked at, somebody does when it is to be done.
         busy.next = [[]]
-        assert "the traffic of train-1 rides on what would change" in told()
+        assert "the traffic of train-1 uses what would change" in told()
         assert client.circuits() == start

@@ -62,8 +62,8 @@ def test_a_change_is_followed_and_halted_between_two_fibres(robot: ControllerPro
     assert client.circuits()["ocs1"]["map"] == ["1>7", "2>8", "7>1"]
     (line,) = ocs("watch", str(number), "--json").splitlines()
     assert json.loads(line)["state"] == "committed"
-    assert "it cannot be cancelled any more" in ocs("stop", str(number), code=1)
-    assert "there is no change 99" in ocs("watch", "99", code=2)
+    assert "it can no longer be cancelled" in ocs("stop", str(number), code=1)
+    assert "unknown change 99" in ocs("watch", "99", code=2)
     assert "exclude each other" in ocs("connect", "ocs1", "3:4", "--detach", "--direct", code=2)
     begins = [event["id"] for event in client.events() if event["kind"] == "circuits-begun"]
     assert begins == [1, 2, 3]

@@ -59,7 +59,7 @@ def test_direct_talks_to_the_device_and_remembers(alone: DirectOcs) -> None:
     assert "-0.3" in shown
     assert "1 circuit verified, 3 unverified, none failed" in shown
     with device_lock([alone.lab.circuit_switch("ocs1")], "somebody"):
-        assert "is held by somebody (pid" in alone("show", code=1)
+        assert "is in use by somebody (pid" in alone("show", code=1)
     alone.device.fault(report="*C EQPT: 1.1.1: mirror stuck")
     assert "ocs1" in alone("show")
     alone.device.kill()
@@ -93,7 +93,7 @@ def test_direct_opens_only_the_switches_it_needs(direct: DirectOcs) -> None:
         direct("apply", "5")
         direct("lock", "ocs1.9", "--why", "x")
         assert "5>6" not in direct("show", "ocs1")
-        assert "is held by somebody" in direct("show", code=1)
+        assert "is in use by somebody" in direct("show", code=1)
         assert "committed" in direct("history")
     shown = direct("show", code=1)
     assert "1>2" in shown

@@ -84,7 +84,7 @@ async def test_a_circuit_with_less_power_than_before_is_degraded_and_stands(
     assert record.state == "committed"
     (remark,) = record.notes
     assert "ocs1: 1>9: degraded" in remark
-    assert "2.0 dB less than it had before" in remark
+    assert "2.0 dB less than before" in remark
     again = await reading(bench, "1>9")
     assert again.verdict.kind == "degraded"
     # What is degraded is no reading to go by; the one before still is.

@@ -57,7 +57,9 @@ async def test_nodes_come_under_one_switch(bench: ChangeBench) -> None:
 async def test_running_jobs_keep_their_light_unless_forced(bench: ChangeBench) -> None:
     busy = circuits(bench, "gpu0", "gpu2")
     decide = await bringing_together(busy.parts, ["server1", "server2"], force=False)
-    with pytest.raises(Refused, match="while the circuits of busy-1 stay") as refused:
+    with pytest.raises(
+        Refused, match="connected to one switch without moving circuits of busy-1"
+    ) as refused:
         await busy.change(decide, "test")
     assert "--force" in str(refused.value.hint)
     assert await bench.driver.read_map() == START

@@ -57,6 +57,7 @@ def test_servers_that_lack_nothing_are_ready() -> None:
         ({"sudo_refusal": "no"}, "sudo", False, "no", "without a password"),
         ({"python": None}, "Python", False, "none", "apt-get install python3"),
         ({"python": (3, 10, 9)}, "Python", False, "3.10.9", "3.11 or newer"),
+        ({"nics": {}, "claims": 2}, "NIC nic0", None, "a worker may have it", ""),
         ({"has_venv": False}, "Python", False, "3.11.2, without venv", "python3-venv"),
         ({"free_bytes": 1 << 30}, "free disk", False, "1.0 GiB in /opt", "make room"),
         ({"free_bytes": None}, "free disk", None, "not told", ""),

@@ -1,4 +1,4 @@
-"""What drivers share: a table of cross-connects or channels over a session, and port numbering."""
+"""Shared base of drivers: a table of entries over a session, and port numbering."""
 
 from __future__ import annotations
 
@@ -32,22 +32,22 @@ M = TypeVar("M")
 
 
 class Client(Protocol):
-    """What a driver talks to its device with."""
+    """A driver's connection to its device."""
 
     def __init__(self, session: Session, dialect: Any) -> None: ...
 
     async def open(self) -> None:
-        """Reach the device and log in."""
+        """Connect to the device and log in."""
 
     async def close(self) -> None:
-        """Log out and let go."""
+        """Log out and disconnect."""
 
     async def hear(self) -> tuple[contract.Alarm, ...]:
-        """What the device reported, oldest first."""
+        """The device's reports, oldest first."""
 
 
 class SessionTable(TableDriver[C, M, R]):
-    """A driver over a session: it says which ``client_class`` it talks with."""
+    """A driver over a session of type ``client_class``."""
 
     client: Client
     built_in: ClassVar[Dialect]
@@ -67,7 +67,7 @@ class SessionTable(TableDriver[C, M, R]):
         self.client = self.client_class(Session.of(switch, password, timeouts), self._dialect)
 
     async def open(self) -> None:
-        """Reach the device and log in."""
+        """Connect to the device and log in."""
         await self.client.open()
 
     async def close(self) -> None:
@@ -75,12 +75,12 @@ class SessionTable(TableDriver[C, M, R]):
         await self.client.close()
 
     async def alarms(self) -> tuple[contract.Alarm, ...]:
-        """What the device reported, and what it lists where it can be asked."""
+        """The device's reports, and its list of alarms if it has one."""
         return await self.client.hear()
 
 
 class CircuitTableDriver(TableDriver[CrossConnect, PortMap, R]):
-    """See ``CircuitDriver`` for what the methods do. A driver sets ``client``."""
+    """See ``CircuitDriver`` for the methods. A driver sets ``client``."""
 
     _switch: CircuitSwitch
 
@@ -106,7 +106,7 @@ class CircuitTableDriver(TableDriver[CrossConnect, PortMap, R]):
     def _busy(
         self, pairs: Sequence[CrossConnect], table: Mapping[CrossConnect, R]
     ) -> dict[CrossConnect, str]:
-        """Those that are not in the table and need a port of what is, with words."""
+        """Those that are not in the table but conflict with it, with reasons."""
         at_input, at_output = {c.inp: c for c in table}, {c.out: c for c in table}
         words = {}
         for c in pairs:
@@ -120,11 +120,11 @@ class CircuitTableDriver(TableDriver[CrossConnect, PortMap, R]):
 
 
 class SessionDriver(SessionTable[CrossConnect, PortMap, R], CircuitTableDriver[R]):
-    """See ``CircuitDriver``. A driver says which ``client_class`` it talks with, and its table."""
+    """See ``CircuitDriver``. A driver sets its ``client_class``, and its table."""
 
 
 def power_dbm(text: str, dark_dbm: float = -math.inf) -> float | None:
-    """A power as the device writes it, in dBm; ``None`` at or below ``dark_dbm`` or if none."""
+    """A power from the device in dBm; ``None`` at or below ``dark_dbm`` or if missing."""
     try:
         power = float(text)
     except ValueError:
@@ -135,7 +135,7 @@ def power_dbm(text: str, dark_dbm: float = -math.inf) -> float | None:
 def powers_dbm(
     texts: Iterable[tuple[contract.DirectedPort, str]], dark_dbm: float
 ) -> dict[contract.DirectedPort, float | None]:
-    """The same of many ports."""
+    """The same for many ports."""
     return {port: power_dbm(text, dark_dbm) for port, text in texts}
 
 
@@ -184,7 +184,7 @@ class Numbering:
         return None
 
     def to_directed(self, inp: int, out: int) -> CrossConnect | None:
-        """An input's number and an output's → a cross-connect; ``None`` if they are not that."""
+        """An input's and an output's number → a cross-connect; ``None`` if they are invalid."""
         first, second = self.to_port(inp), self.to_port(out)
         if first is None or second is None or (first.side, second.side) != ("in", "out"):
             return None
@@ -195,7 +195,7 @@ class Numbering:
         return self.to_directed(min(one, other), max(one, other))
 
     def check_holds(self, name: str, ports: int) -> None:
-        """``PatchlightError`` if the lab's ``ports`` on each side are more than there are."""
+        """``PatchlightError`` if the lab's ``ports`` exceed the device's."""
         if min(self.ins, self.outs) < ports:
             raise PatchlightError(
                 f"{name} is a switch of {self}, but the lab file says {ports} ports",
@@ -204,7 +204,7 @@ class Numbering:
 
 
 class NumberedDriver(SessionDriver[Row]):
-    """See ``CircuitDriver`` for what the methods do."""
+    """See ``CircuitDriver`` for the methods."""
 
     _dialect: NumberedDialect
     _known: Numbering | None = None
@@ -215,12 +215,12 @@ class NumberedDriver(SessionDriver[Row]):
         """The size of the device; and what else never changes, into ``capabilities``."""
 
     async def open(self) -> None:
-        """Reach the device, log in, and learn its size and which power monitors there are."""
+        """Connect to the device, log in, and read its size and power monitors."""
         await super().open()
         await self._numbering()
 
     async def _numbering(self) -> Numbering:
-        """How many inputs and outputs there are, and their numbers; asked once."""
+        """How many inputs and outputs it has, and their numbers; read once."""
         if self._known is None:
             numbering = await self._learn()
             numbering.check_holds(self.name, self.ports)
@@ -234,7 +234,7 @@ class NumberedDriver(SessionDriver[Row]):
 
 
 class PolatisDriver(NumberedDriver):
-    """What drivers of Polatis switches share, whatever they speak. See ``CircuitDriver``."""
+    """Shared by drivers of Polatis switches, for all protocols. See ``CircuitDriver``."""
 
     _dialect: PolatisDialect
 
@@ -251,7 +251,7 @@ class PolatisDriver(NumberedDriver):
 
     @abstractmethod
     async def _monitored_sides(self, numbering: Numbering) -> Collection[contract.Side]:
-        """The sides that have power monitors."""
+        """The sides with power monitors."""
 
     @abstractmethod
     async def _states(self) -> Mapping[contract.DirectedPort, str]:
@@ -261,10 +261,10 @@ class PolatisDriver(NumberedDriver):
     async def _powers(
         self, ports: Sequence[contract.DirectedPort]
     ) -> Mapping[contract.DirectedPort, str]:
-        """The power at these ports, or at more, as the device tells it."""
+        """The power at these ports, or at more, from the device."""
 
     async def port_states(self) -> contract.PortStates:
-        """Of each port that the lab knows: enabled, disabled, failed."""
+        """For each port in the lab: enabled, disabled, failed."""
         states, last, dialect = await self._states(), self.ports, self._dialect
         patterns = dialect.port_ready, dialect.port_locked, dialect.port_absent
         known = {
@@ -274,7 +274,7 @@ class PolatisDriver(NumberedDriver):
         return {port: known[state] for port, state in states.items() if port.number <= last}
 
     async def power(self, ports: Iterable[contract.DirectedPort]) -> contract.Powers:
-        """At the ports that have monitors."""
+        """Only ports with monitors."""
         checked = self._checked_ports(ports)
         await self._numbering()
         monitored = {"in": self.capabilities.power_in, "out": self.capabilities.power_out}
@@ -288,7 +288,7 @@ class PolatisDriver(NumberedDriver):
         if re.search(self._dialect.any_to_any, model):
             raise PatchlightError(
                 f"{self.name} is a {model}: a switch of single fibres, any to any",
-                hint="this driver knows switches with inputs and outputs only",
+                hint="this driver supports only switches with separate inputs and outputs",
             )
         numbering = Numbering.polatis(*await self._size(model))
         numbering.check_holds(self.name, self.ports)
@@ -298,7 +298,7 @@ class PolatisDriver(NumberedDriver):
 
 
 class WavelengthTableDriver(TableDriver[ChannelConnect, SpectrumMap, R]):
-    """See ``WavelengthDriver`` for what the methods do. A driver sets ``client``."""
+    """See ``WavelengthDriver`` for the methods. A driver sets ``client``."""
 
     _switch: WavelengthSwitch
 
@@ -333,7 +333,7 @@ class WavelengthTableDriver(TableDriver[ChannelConnect, SpectrumMap, R]):
     def _busy(
         self, pairs: Sequence[ChannelConnect], table: Mapping[ChannelConnect, R]
     ) -> dict[ChannelConnect, str]:
-        """Those whose light would meet that of an entry of the table, or leave its way."""
+        """Entries whose signals would collide with the table's, or that conflict otherwise."""
         words = {}
         for way in pairs:
             if way not in table and (other := next((w for w in table if way.clashes(w)), None)):
@@ -344,7 +344,7 @@ class WavelengthTableDriver(TableDriver[ChannelConnect, SpectrumMap, R]):
 class WavelengthSessionDriver(
     SessionTable[ChannelConnect, SpectrumMap, R], WavelengthTableDriver[R]
 ):
-    """See ``WavelengthDriver``. A driver says its ``client_class``, and its table."""
+    """See ``WavelengthDriver``. A driver sets its ``client_class``, and its table."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""What the drivers of Calient switches share: port numbers, and the rows of their tables."""
+"""Shared by the drivers of Calient switches: port numbers, and the rows of their tables."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from patchlight.controller.circuits.drivers.table import Row, RowState
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab.portmap import CrossConnect
 
-# A port is "shelf.module.port": eight ports on a module, eight modules on a shelf.
+# A port is "shelf.module.port": eight ports per module, eight modules per shelf.
 _AID = re.compile(r"([1-9][0-9]{0,3})\.([1-8])\.([1-8])")
 
 
@@ -40,7 +40,7 @@ def to_port(aid: str) -> int | None:
 class CalientDialect(Dialect):
     """What both protocols share. ``up``, ``failed`` and ``parked`` match a circuit's ``AS,OS,OC``.
 
-    A parked circuit is entered and not activated. ``bulk``: whether lists of circuits are sent.
+    A parked circuit is entered but not activated. ``bulk``: whether lists of circuits are sent.
     """
 
     vendor: str = "Calient"
@@ -54,7 +54,7 @@ class CalientDialect(Dialect):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CalientRow(Row):
-    """A circuit in the table: ``first`` is the direction that its id begins with."""
+    """A circuit in the table: ``first`` is the direction at the start of its id."""
 
     first: CrossConnect
     group: str
@@ -85,11 +85,11 @@ class CalientRow(Row):
 
     @property
     def directions(self) -> tuple[CrossConnect, ...]:
-        """What it joins."""
+        """The cross-connects that it consists of."""
         return (self.first, self.first.reverse) if self.two_way else (self.first,)
 
     def values(self) -> dict[str, str]:
-        """What fills a dialect's templates."""
+        """The values for a dialect's templates."""
         return {
             "src": to_aid(self.first.inp),
             "dst": to_aid(self.first.out),
@@ -102,11 +102,11 @@ class CalientRow(Row):
 def circuits_of(
     pairs: Iterable[CrossConnect], table: Mapping[CrossConnect, CalientRow]
 ) -> list[CalientRow]:
-    """The circuits in the table that have these directions, each once."""
+    """The circuits in the table with these directions, each once."""
     return list({(row := table[c]).conn: row for c in pairs}.values())
 
 
-# A long table's rows have few different states.
+# A long table has few different states.
 @functools.lru_cache(maxsize=256)
 def _row_state(state: str, parked: str, up: str, failed: str) -> RowState:
     if re.fullmatch(parked, state):

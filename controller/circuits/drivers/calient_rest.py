@@ -1,9 +1,9 @@
 """The driver ``calient-rest``: Calient S160, S162, S320 and Edge640 over HTTPS.
 
-Every cross-connect is made one-way, so that changing one direction never touches the other.
-Two-way circuits that somebody else made are read as their two directions, and broken only
-whole. The interface tells of circuits and power; it says nothing unasked, and nothing of the
-state of a port. Run against the emulated device only so far.
+Every cross-connect is made one-way, so that changing one direction never touches the other. Two-way
+circuits made by others are read as two directions, and broken only as a whole. The interface
+reports circuits and power, but neither events nor port states. Tested with the emulated device
+only.
 """
 
 import re
@@ -23,10 +23,10 @@ from patchlight.testbed.lab.portmap import CrossConnect
 class CalientRestDialect(calient.CalientDialect, HttpDialect):
     """What a Calient takes.
 
-    ``{src}`` and ``{dst}`` are ports like ``1.1.1``, ``{conn}`` is a connection's id,
-    ``{group}`` and ``{connname}`` what the device holds of it. ``deactivate``, if there is
-    one, goes before ``delete``. The ``…_key`` entries are keys of the answers. ``up``,
-    ``failed`` and ``parked`` match a half's ``AS,OS,OC``. At or below ``dark_dbm`` it is dark.
+    ``{src}`` and ``{dst}`` are ports like ``1.1.1``, ``{conn}`` is a connection's id, ``{group}``
+    and ``{connname}`` its names on the device. ``deactivate``, if set, precedes ``delete``. The
+    ``…_key`` entries are keys of the answers. ``up``, ``failed`` and ``parked`` match a half's
+    ``AS,OS,OC``. At or below ``dark_dbm`` there is no signal.
     """
 
     FIELDS: ClassVar[frozenset[str]] = frozenset({"src", "dst", "conn", "group", "connname"})
@@ -83,20 +83,20 @@ class Half:
 
 
 class CalientRest(rest.RestDriver[calient.CalientRow]):
-    """A Calient OCS. See ``CircuitDriver`` for what the methods do."""
+    """A Calient OCS. See ``CircuitDriver`` for the methods."""
 
     built_in = CALIENT
     _dialect: CalientRestDialect
-    # Lists are made here: only making knows them, and breaking wants a series.
+    # Lists are only used for making; breaking needs a series.
     _list_limit = 1 << 16
     capabilities = contract.Capabilities(power_in=True, power_out=True)
 
     async def open(self) -> None:
-        """Ask who it is, which takes the user and password."""
+        """Query its identity, which tests the user and password."""
         await self.identify()
 
     async def identify(self) -> contract.Identity:
-        """From the node's configuration and software; empty where it does not say."""
+        """From the node's configuration and software; empty for what is not reported."""
         dialect = self._dialect
         hardware = await self.client.read(dialect.hardware, rest.json_object, missing={})
         software = await self.client.read(dialect.software, rest.json_object, missing={})
@@ -108,7 +108,7 @@ class CalientRest(rest.RestDriver[calient.CalientRow]):
         )
 
     async def alarms(self) -> tuple[contract.Alarm, ...]:
-        """The alarms that circuits had when they were asked for, each as it appeared."""
+        """The alarms of circuits when they were read, each as it appeared."""
         dialect, now = self._dialect, []
         for half in await self._halves():
             if re.fullmatch(dialect.no_alarm, half.alarm):
@@ -120,7 +120,7 @@ class CalientRest(rest.RestDriver[calient.CalientRow]):
         return self.client.alarms.all
 
     async def port_states(self) -> contract.PortStates:
-        """Ports that are listed are taken as ready, others as absent."""
+        """Listed ports count as ready, others as absent."""
         listed = await self._port_rows()
         states = {
             True: contract.PortState("ready", "listed"),
@@ -129,7 +129,7 @@ class CalientRest(rest.RestDriver[calient.CalientRow]):
         return {port: states[port.number in listed] for port in self._all_ports()}
 
     async def power(self, ports: Iterable[contract.DirectedPort]) -> contract.Powers:
-        """Of circuits as they tell it; of a free input the port's, of a free output none."""
+        """At circuits, from their rows; at a free input, from the port; at a free output, none."""
         asked = self._checked_ports(ports)
         if not asked:
             return {}
@@ -163,7 +163,7 @@ class CalientRest(rest.RestDriver[calient.CalientRow]):
         return table
 
     async def _make(self, pairs: Sequence[CrossConnect]) -> None:
-        """A unit may light a circuit as it is added, or want that said."""
+        """Some units activate a circuit when it is added, others need a command."""
         dialect, refused = self._dialect, list[str]()
         new = (calient.CalientRow.of(dialect, c, self._id(c)) for c in pairs)
         bodies = [filled(dialect.body, in_json, **circuit.values()) for circuit in new]
@@ -212,12 +212,12 @@ class CalientRest(rest.RestDriver[calient.CalientRow]):
         dialect = self._dialect
         first = self._half(row.get(dialect.first_half_key))
         if first is None:
-            raise ValueError(f"no circuit can be made of {rest.json_short(row)}")
+            raise ValueError(f"invalid circuit {rest.json_short(row)}")
         second = self._half(row.get(dialect.second_half_key))
         return [first, second] if second and second != first else [first]
 
     def _half(self, row: object) -> Half | None:
-        """``None`` where there is none; ``ValueError`` where its ports cannot be read."""
+        """``None`` if missing; ``ValueError`` if its ports cannot be read."""
         dialect = self._dialect
         if not isinstance(row, dict) or not (conn := rest.json_text(row, dialect.half_conn_key)):
             return None
@@ -228,7 +228,7 @@ class CalientRest(rest.RestDriver[calient.CalientRow]):
             else (None, None)
         )
         if src is None or dst is None:
-            raise ValueError(f"no ports can be made of {conn!r}")
+            raise ValueError(f"invalid ports {conn!r}")
         return Half(
             CrossConnect(src, dst),
             ",".join(rest.json_text(row, key) for key in dialect.state_keys.split(",")),

@@ -1,8 +1,8 @@
 """The driver ``calient-tl1``: Calient S160, S162, S320 and Edge640 over TL1 (TCP 3082).
 
-Every cross-connect is made one-way, so that changing one direction never touches the other.
-Two-way circuits that somebody else made are read as their two directions, and broken only
-whole. Run against the emulated device only so far.
+Every cross-connect is made one-way, so that changing one direction never touches the other. Two-way
+circuits made by others are read as two directions, and broken only as a whole. Tested with the
+emulated device only.
 """
 
 import functools
@@ -28,18 +28,18 @@ from patchlight.controller.circuits.protocols.tl1 import SessionDialect, Tl1Clie
 from patchlight.controller.circuits.protocols.tl1_messages import can_quote
 from patchlight.testbed.lab.portmap import CrossConnect
 
-_FEW = 4  # up to so many ports or circuits are asked for one by one, not as a whole table
-_LINES_KEPT = 2048  # a table is read again and again, and few of its lines are new
+_FEW = 4  # up to this many ports or circuits are read one by one, not as a whole table
+_LINES_KEPT = 2048  # a table is read often, and few of its lines are new
 
 
 @dataclass(frozen=True)
 class CalientTl1Dialect(CalientDialect, SessionDialect):
     """What a Calient takes.
 
-    ``{src}`` and ``{dst}`` are port AIDs, ``{conn}`` is the connection's id (``1.1.1>1.1.2``,
-    or with ``-`` where it is two-way), ``{group}`` and ``{connname}`` what the device holds
-    of it, ``{kind}`` is ``1WAY`` or ``2WAY``, ``{conns}`` is a list of ids. Patterns are
-    matched against one quoted line of a reply each and name their groups as below.
+    ``{src}`` and ``{dst}`` are port AIDs, ``{conn}`` is the connection's id (``1.1.1>1.1.2``, or
+    with ``-`` if it is two-way), ``{group}`` and ``{connname}`` its names on the device, ``{kind}``
+    is ``1WAY`` or ``2WAY``, ``{conns}`` is a list of ids. Patterns are matched against one quoted
+    line of a reply each and name their groups as below.
     """
 
     FIELDS: ClassVar[frozenset[str]] = SessionDialect.FIELDS.union(
@@ -60,8 +60,8 @@ class CalientTl1Dialect(CalientDialect, SessionDialect):
     identity: Template = "RTRV-NE:::{ctag};"
     bulk_separator: str = "&"
     circuit_line: Pattern = (
-        # Names are anybody's, commas and line ends included; a line in which CONNTYPE stands
-        # twice cannot be read, for a name could then tell another state of the circuit.
+        # Names may contain anything, including commas and line ends; a line with two CONNTYPEs is
+        # invalid, because a name could then fake another state.
         r"(?s)[^:]*:SRCPORT=(?P<src>[^,]*),DSTPORT=(?P<dst>[^,]*),"
         r"GRPNAME=(?P<group>[^,]*(?:,(?!CONNNAME=)[^,]*)*),"
         r"CONNNAME=(?P<name>[^,]*(?:,(?!CONNTYPE=)[^,]*)*),"
@@ -97,7 +97,7 @@ CALIENT = CalientTl1Dialect()
 
 
 class CalientTl1(SessionDriver[CalientRow]):
-    """A Calient OCS. See ``CircuitDriver`` for what the methods do."""
+    """A Calient OCS. See ``CircuitDriver`` for the methods."""
 
     built_in = CALIENT
     client_class = Tl1Client
@@ -143,7 +143,7 @@ class CalientTl1(SessionDriver[CalientRow]):
             lines = list(reply.lines)
         match_line, powers = re.compile(self._dialect.power_line).match, {}
         for line in lines:
-            # Few of a long table's lines are asked for, and a pattern costs more than a look.
+            # Few lines of a long table are needed, and matching is slow.
             first = to_port(line.partition(":")[0])
             if first is not None and first not in numbers:
                 continue
@@ -184,7 +184,7 @@ class CalientTl1(SessionDriver[CalientRow]):
                 await self._tell(self._dialect.deactivate, circuit)
             await self._tell(self._dialect.delete, circuit)
         except contract.DeviceRefused as refusal:
-            # Some firmware forgets a circuit as soon as it is deactivated.
+            # Some firmware deletes a circuit when it is deactivated.
             if self._says_no_such(refusal) and not (
                 (await self._about(circuit.directions)).keys() & set(circuit.directions)
             ):
@@ -201,7 +201,7 @@ class CalientTl1(SessionDriver[CalientRow]):
             if here is None:
                 return await self._table()
             beside += here
-        # Where nothing holds their ports, they are not there either.
+        # If nothing uses their ports, they do not exist either.
         about = await self._about(pairs) if beside else {}
         others = [c for c in beside if c not in pairs]
         return {c: CalientRow.of(self._dialect, c, conn_id(c)) for c in others} | dict(about)
@@ -228,7 +228,7 @@ class CalientTl1(SessionDriver[CalientRow]):
         return f"{to_aid(port.number)} is in use: {conn_id(by)}"
 
     async def _ask(self, c: CrossConnect) -> dict[CrossConnect, CalientRow] | None:
-        """The circuit of ``c``, if there is one; ``None`` if the question is not understood."""
+        """The circuit of ``c``, if it exists; ``None`` if the query is not understood."""
         src, dst = to_aid(c.inp), to_aid(c.out)
         values = self._values(CalientRow.of(self._dialect, c, conn_id(c)))
         for conn in (conn_id(c), f"{src}-{dst}", f"{dst}-{src}"):
@@ -249,10 +249,10 @@ class CalientTl1(SessionDriver[CalientRow]):
         return reply.lines
 
     def _circuits_at(self, port: int, lines: Iterable[str]) -> list[CrossConnect] | None:
-        """The directions that a port's summary names; ``None`` if that is unclear.
+        """The directions in a port's summary; ``None`` if that is unclear.
 
-        A circuit may have been given a name, and the name be that of another one: it is unclear
-        where what is named does not use the port, or nothing is named and something in use.
+        A circuit may have another one's id as name: it is unclear if the named circuit does not use
+        the port, or if none is named for a used port.
         """
         dialect = self._dialect
         matches = [match for line in lines if (match := re.match(dialect.port_circuits, line))]
@@ -273,15 +273,15 @@ class CalientTl1(SessionDriver[CalientRow]):
 
     @functools.cached_property
     def _entries(self) -> Callable[[str], Sequence[tuple[CrossConnect, CalientRow]]]:
-        """What one line puts into the table."""
+        """What one line adds to the table."""
 
         def read(line: str) -> Sequence[tuple[CrossConnect, CalientRow]]:
             match = re.match(self._dialect.circuit_line, line)
             src = to_port(match["src"]) if match else None
             dst = to_port(match["dst"]) if match else None
             if match is None or src is None or dst is None:
-                # Passed over, it would be a circuit that nobody sees.
-                raise self._nonsense("the question for its map", shortened(line))
+                # If it were skipped, a circuit would be invisible.
+                raise self._nonsense("the query for its map", shortened(line))
             two_way = match["kind"] == "2"
             circuit = CalientRow.of(
                 self._dialect,
@@ -304,8 +304,8 @@ class CalientTl1(SessionDriver[CalientRow]):
         return dict(chain.from_iterable(map(self._entries, lines)))
 
     def _values(self, circuit: CalientRow) -> dict[str, str]:
-        """What fills templates. A circuit goes by its ports, and as one of our group, where no
-        command can hold what it is called, or its name is the id of another one."""
+        """Values of templates. A circuit is named by its ports, and with Patchlight's group if no
+        command can contain its name, or its name is the id of another one."""
         conn, name = Bare(circuit.conn), circuit.name
         ends = re.split("[>-]", name)
         is_id = len(ends) == 2 and all(to_port(end) is not None for end in ends)
@@ -330,7 +330,7 @@ class CalientTl1(SessionDriver[CalientRow]):
     async def _tell(self, template: str, circuit: CalientRow) -> None:
         kind = "2WAY" if circuit.two_way else "1WAY"
         await self.client.command(template, {**self._values(circuit), "kind": kind}, changes=True)
-        # Of two steps the first one stays done if the second is refused.
+        # If the second of two steps is refused, the first one is still done.
         self._told = True
 
     def _says_no_such(self, refusal: contract.DeviceRefused) -> bool:

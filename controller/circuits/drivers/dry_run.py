@@ -28,13 +28,13 @@ class _Rehearsed(TableDriver[C, M, Row]):
         self._entries: Mapping[C, Row] = dict.fromkeys(initial, UP)
 
     async def open(self) -> None:
-        """Nothing to reach."""
+        """Do nothing: there is no device."""
 
     async def close(self) -> None:
-        """Nothing to let go; the map stays in memory."""
+        """Do nothing; the map stays in memory."""
 
     async def identify(self) -> contract.Identity:
-        """It says that it is a rehearsal."""
+        """The identity of a rehearsal."""
         return contract.Identity("Patchlight", "dry-run", "", "", self.name)
 
     async def port_states(self) -> contract.PortStates:
@@ -57,11 +57,11 @@ class _Rehearsed(TableDriver[C, M, Row]):
 
 
 class DryRun(_Rehearsed[CrossConnect, PortMap], CircuitTableDriver[Row]):
-    """An OCS that exists only in memory; begins with the lab file's cross-connects."""
+    """An OCS that exists only in memory; starts with the lab file's cross-connects."""
 
     def _in_use(self, port: contract.DirectedPort, by: CrossConnect) -> str:
         return f"{port} is in use: {by}"
 
 
 class DryRunWavelengths(_Rehearsed[ChannelConnect, SpectrumMap], WavelengthTableDriver[Row]):
-    """A WSS that exists only in memory; begins with the lab file's channels."""
+    """A WSS that exists only in memory; starts with the lab file's channels."""

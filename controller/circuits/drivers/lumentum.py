@@ -1,13 +1,13 @@
 """The driver ``lumentum-netconf``: Lumentum ROADM whiteboxes over NETCONF (port 830).
 
-The box has two switches: module 1 (mux) leads channels of its add ports to the line, module 2
-(demux) those of the line to its drop ports. A lab has it as one wavelength switch whose port 1 is
-the line and whose port *n* + 1 has the add and the drop fibre *n*; or as the demux alone (one
-input), or the mux alone (one output). Each entry is a connection of the model
-``lumentum-ote-connection``; a number for it, free on its module, is chosen here.
+The box has two switches: module 1 (mux) routes channels of its add ports to the line, module 2
+(demux) those of the line to its drop ports. In a lab it is one wavelength switch whose port 1 is
+the line and whose port *n* + 1 has the add and drop fibres *n*; or only the demux (one input) or
+the mux (one output). Each entry is a connection of the model ``lumentum-ote-connection`` with a
+free number on its module.
 
-Needs ncclient (``pip install 'patchlight[netconf]'``). What is sent follows what other programs
-send to such boxes. Run against the emulated device only so far.
+Needs ncclient (``pip install 'patchlight[netconf]'``). Requests follow those of other programs for
+such boxes. Tested with the emulated device only.
 """
 
 import re
@@ -82,7 +82,7 @@ LUMENTUM = LumentumDialect()
 
 @dataclass(frozen=True, slots=True)
 class ConnectionRow(Row):
-    """The connection on the device, and its channel's power where it enters and leaves."""
+    """The connection on the device, and its channel's power at input and output."""
 
     module: int = 0
     number: int = 0
@@ -91,14 +91,14 @@ class ConnectionRow(Row):
 
 
 class LumentumRoadm(WavelengthSessionDriver[ConnectionRow]):
-    """A ROADM, or one of its two switches. See ``WavelengthDriver`` for what the methods do."""
+    """A ROADM, or one of its two switches. See ``WavelengthDriver`` for the methods."""
 
     built_in = LUMENTUM
     client_class = NetconfClient
     client: NetconfClient
     _dialect: LumentumDialect
     capabilities = contract.Capabilities(power_in=True, power_out=True)
-    # A connection is in the list at once; that its light passes is not told.
+    # A connection is listed immediately; the device does not report when it is up.
     _looks_at_once = False
 
     async def identify(self) -> contract.Identity:
@@ -110,7 +110,7 @@ class LumentumRoadm(WavelengthSessionDriver[ConnectionRow]):
         return contract.Identity(self._dialect.vendor, model or "ROADM", serial, software)
 
     async def port_states(self) -> contract.PortStates:
-        """Out of service is locked; what the device does not list is absent."""
+        """Out of service means locked; unlisted ports are absent."""
         listed = await self._ports()
         states = {}
         for port in self._all_ports():
@@ -124,7 +124,7 @@ class LumentumRoadm(WavelengthSessionDriver[ConnectionRow]):
         return states
 
     async def power(self, ports: Iterable[contract.DirectedPort]) -> contract.Powers:
-        """All light at each port."""
+        """Total power at each port."""
         asked, powers = self._checked_ports(ports), {}
         listed = await self._ports() if asked else {}
         for port in asked:
@@ -137,7 +137,7 @@ class LumentumRoadm(WavelengthSessionDriver[ConnectionRow]):
     async def channel_powers(
         self, ports: Iterable[contract.DirectedPort]
     ) -> Mapping[contract.DirectedPort, Mapping[Channel, float | None]]:
-        """The power of each connection's channel where it enters and leaves."""
+        """The power of each connection's channel at input and output."""
         powers: dict[contract.DirectedPort, dict[Channel, float | None]]
         powers = {port: {} for port in self._checked_ports(ports)}
         for way, row in (await self._table()).items() if powers else ():
@@ -161,7 +161,7 @@ class LumentumRoadm(WavelengthSessionDriver[ConnectionRow]):
             numbers = range(1, dialect.most_connections + 1)
             number = next((n for n in numbers if (module, n) not in taken), None)
             if number is None:
-                words = f"all {dialect.most_connections} connections of module {module} are taken"
+                words = f"all {dialect.most_connections} connections of module {module} are in use"
                 raise self._will_not(words)
             taken.add((module, number))
             first, last = (_ANCHOR_GHZ + edge * _STEP_GHZ for edge in way.channel.edges)
@@ -184,7 +184,7 @@ class LumentumRoadm(WavelengthSessionDriver[ConnectionRow]):
     async def _break(
         self, pairs: Sequence[ChannelConnect], table: Mapping[ChannelConnect, ConnectionRow]
     ) -> None:
-        # Numbers may have been given anew since the table was read.
+        # Numbers may have changed since the table was read.
         now, refused = await self._table(), list[str]()
         for way in pairs:
             if (row := now.get(way)) is None:
@@ -198,12 +198,12 @@ class LumentumRoadm(WavelengthSessionDriver[ConnectionRow]):
     async def _activate(
         self, pairs: Sequence[ChannelConnect], table: Mapping[ChannelConnect, ConnectionRow]
     ) -> None:
-        # One that is blocked or out of service is made anew.
+        # A blocked or disabled one is made again.
         await self._break(pairs, table)
         await self._make(pairs)
 
     async def _connections(self) -> list[tuple[ChannelConnect | None, ConnectionRow]]:
-        """All of the device's; no entry for those of fibres that the lab's switch has not."""
+        """All of the device's; without those of fibres outside the lab's switch."""
         data = await self.client.get(self._dialect.connections)
         return [self._read(entry) for entry in data.iterfind(".//{*}connection")]
 
@@ -220,7 +220,7 @@ class LumentumRoadm(WavelengthSessionDriver[ConnectionRow]):
             less_db = round(float(_text(entry, f"{config}attenuation") or "0"), 2)
         except (ValueError, OverflowError) as error:
             shown = " ".join(" ".join(entry.itertext()).split())[:200]
-            raise self._nonsense("the question for its connections", shown) from error
+            raise self._nonsense("the query for its connections", shown) from error
         passing = re.fullmatch(dialect.passing, _text(entry, f"{config}blocked"))
         state = _text(entry, f"{config}maintenance-state")
         up = passing and re.fullmatch(dialect.in_service, state)
@@ -238,7 +238,7 @@ class LumentumRoadm(WavelengthSessionDriver[ConnectionRow]):
         return ChannelConnect(inp, out, channel, less_db), row
 
     async def _ports(self) -> Mapping[int, ET.Element]:
-        """What the device lists of its fibres, by their numbers."""
+        """The device's list of its fibres, by number."""
         data, listed = await self.client.get(self._dialect.ports), {}
         for entry in data.iterfind(".//{*}physical-port"):
             if match := re.fullmatch(self._dialect.fibre, _text(entry, "{*}dn")):
@@ -247,11 +247,11 @@ class LumentumRoadm(WavelengthSessionDriver[ConnectionRow]):
 
     @property
     def _beside_line(self) -> int:
-        """How many of its ports are the line, on the side that has add or drop ports."""
+        """How many of its ports are the line, on the side with add or drop ports."""
         return int(self.inputs > 1 and self.outputs > 1)
 
     def _fibre(self, port: contract.DirectedPort) -> int:
-        """A port of the lab as the device numbers it."""
+        """The device's number of a port of the lab."""
         dialect, more = self._dialect, self._counts[port.side] > 1
         line = dialect.line_in if port.side == "in" else dialect.line_out
         base = dialect.add_base if port.side == "in" else dialect.drop_base
@@ -259,7 +259,7 @@ class LumentumRoadm(WavelengthSessionDriver[ConnectionRow]):
         return base + above if more and above else line
 
     def _number(self, side: contract.Side, fibre: int) -> int | None:
-        """The other way round; ``None`` if the lab's switch has no such fibre."""
+        """The inverse; ``None`` if the lab's switch has no such fibre."""
         dialect, more = self._dialect, self._counts[side] > 1
         if fibre == (dialect.line_in if side == "in" else dialect.line_out):
             return 1 if self._beside_line or not more else None

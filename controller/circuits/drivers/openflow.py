@@ -1,10 +1,9 @@
 """The driver ``openflow``: switches whose cross-connects are flows of OpenFlow 1.3.
 
-A cross-connect is one flow entry, from an input port to an output port, whose cookie carries
-Patchlight's mark; entries of others are told as alarms and never touched. The switch connects
-to us: ``address`` in the lab file is where a speaker of this driver's own listens for it, so
-that applications which the packet switches run never see it. Run against the emulated device
-and Open vSwitch only so far.
+A cross-connect is one flow entry, from an input port to an output port, with Patchlight's mark in
+its cookie; entries of other applications are reported as alarms and never touched. The switch
+connects to ``address`` in the lab file, where a separate speaker listens, so that applications of
+the packet switches never see it. Tested with the emulated device and Open vSwitch only.
 """
 
 import asyncio
@@ -32,16 +31,16 @@ from patchlight.testbed.lab.portmap import CrossConnect
 
 _POLL_S = 0.05
 _PREFIX = "patchlight-of-"
-_YOUNG_S = 60.0  # a folder of this age may be about to be held
+_YOUNG_S = 60.0  # a folder of this age may be about to be locked
 _NO_ANSWER = ("SwitchGone", "DeadlinePassed")
 
 
 @dataclass(frozen=True)
 class OpenFlowDialect(Dialect):
-    """How a switch numbers its ports, and how long it is waited for.
+    """How a switch numbers its ports, and its timeouts.
 
-    Input n is port ``in_base`` + n, output n is port ``out_base`` + n. ``priority`` is that of
-    new entries. ``engine``: ``ryu`` or ``os-ken``, empty for the first that is installed.
+    Input n is port ``in_base`` + n, output n is port ``out_base`` + n. ``priority`` is that of new
+    entries. ``engine``: ``ryu`` or ``os-ken``, empty for the first one installed.
     """
 
     vendor: str = "OpenFlow"
@@ -55,9 +54,9 @@ class OpenFlowDialect(Dialect):
 
 
 class OpenFlowConnection:
-    """Made closed; while it is open there is a ``speaker``.
+    """Created closed; while it is open there is a ``speaker``.
 
-    ``on_event`` is called with each event about the switch; it must not wait.
+    ``on_event`` is called with each event about the switch; it must not block.
     """
 
     def __init__(
@@ -75,9 +74,9 @@ class OpenFlowConnection:
         self._closing = False
 
     async def open(self) -> None:
-        """Listen, and wait for the switch. ``DeviceUnreachable`` if it does not come in time.
+        """Listen, and wait for the switch. ``DeviceUnreachable`` if it does not connect in time.
 
-        Until ``close`` it may still come: who is refused once may take long to try again.
+        Until ``close`` it may still connect: after a refusal it may retry late.
         """
         async with self._opening:
             if self.speaker is None:
@@ -112,16 +111,16 @@ class OpenFlowConnection:
         self.speaker = speaker
 
     async def close(self) -> None:
-        """Stop listening, and waiting for the switch. Idempotent."""
+        """Stop listening and waiting for the switch. Idempotent."""
         self._closing = True
         async with self._opening:
             await self._end()
         self._closing = False
 
     async def ask(self, operation: str) -> Any:
-        """What the switch says. Raises ``DeviceUnreachable`` or ``DeviceRefused``.
+        """The switch's answer. Raises ``DeviceUnreachable`` or ``DeviceRefused``.
 
-        A switch that is just connecting again is waited for.
+        It waits for a switch that is reconnecting.
         """
         for last in (False, True):
             try:
@@ -137,13 +136,13 @@ class OpenFlowConnection:
                 if last:
                     raise self._unreachable(error) from error
             await self._until_connected()
-        raise AssertionError("the last turn returns or raises")
+        raise AssertionError("the last attempt returns or raises")
 
     async def tell(self, operation: str, **fields: Any) -> None:
-        """Have the switch do something.
+        """Change something on the switch.
 
-        ``SpeakerRefused`` with what it refused; ``OutcomeUnknown`` if it did not say what came
-        of it; ``DeviceUnreachable`` if it was not told at all.
+        ``SpeakerRefused`` with what it refused; ``OutcomeUnknown`` if it did not answer;
+        ``DeviceUnreachable`` if nothing was sent.
         """
         try:
             await self._request(operation, **fields)
@@ -152,7 +151,7 @@ class OpenFlowConnection:
             raise contract.DeviceUnreachable(unreachable, hint=error.hint) from error
         except OutcomeUnknown as error:
             raise contract.outcome_unknown(
-                f"{self._name} was told to change, then: {error.message}"
+                f"{self._name} got a command, then: {error.message}"
             ) from error
 
     def _unreachable(self, error: PatchlightError) -> contract.DeviceUnreachable:
@@ -170,7 +169,7 @@ class OpenFlowConnection:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._dialect.connect_timeout_s
         while True:
-            # The speaker itself may just be starting again.
+            # The speaker itself may be restarting.
             with contextlib.suppress(SpeakerFailed, OutcomeUnknown, SpeakerRefused):
                 switches = await self.speaker.request("switches")
                 if any(int(s["datapath_id"]) == self._datapath_id for s in switches):
@@ -212,14 +211,14 @@ class OpenFlowConnection:
 
 
 def hold(folder: Path) -> int:
-    """Keep others from sweeping the folder away, until what this gives is closed."""
+    """Lock the folder against cleanup by others, until the returned file is closed."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     fcntl.flock(descriptor, fcntl.LOCK_EX)
     return descriptor
 
 
 def sweep_folders() -> None:
-    """Remove what processes of ours that were killed left behind; the kernel let go of it."""
+    """Remove the files of killed processes, whose locks the kernel has released."""
     for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
         with contextlib.suppress(OSError):
             descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
@@ -233,9 +232,9 @@ def sweep_folders() -> None:
 
 
 OFPP_IN_PORT = 0xFFFFFFF8
-"""The port that a packet came in by: an output must say so, its number alone is ignored."""
+"""The input port: an output needs this constant, its number would be ignored."""
 
-_LOOK_EVERY_S = 2.0  # flows and ports are looked at for alarms no more often
+_LOOK_EVERY_S = 2.0  # minimum interval between reads of flows and ports for alarms
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -246,9 +245,9 @@ class FlowRow(Row):
 
 
 class OpenFlowSwitch(CircuitTableDriver[FlowRow]):
-    """An OCS that speaks OpenFlow 1.3. See ``CircuitDriver`` for what the methods do.
+    """An OCS that speaks OpenFlow 1.3. See ``CircuitDriver`` for the methods.
 
-    Opening it means to listen for the switch, and to wait until it has connected.
+    Opening it means to listen, and to wait until the switch has connected.
     """
 
     client: OpenFlowConnection
@@ -290,17 +289,17 @@ class OpenFlowSwitch(CircuitTableDriver[FlowRow]):
         )
 
     async def port_states(self) -> contract.PortStates:
-        """From the description of the ports: switched off, blocked, or not there at all."""
+        """From the port descriptions: switched off, blocked, or missing."""
         described = {int(port["port"]): port for port in await self.client.ask("ports")}
         base = {"in": self._dialect.in_base, "out": self._dialect.out_base}
         ports = self._all_ports()
         return {port: _state(described.get(base[port.side] + port.number)) for port in ports}
 
     async def alarms(self) -> tuple[contract.Alarm, ...]:
-        """What happened to ports and the connection; flow entries of others and bad ports."""
+        """Events of ports and the connection; flow entries of others and failed ports."""
         if time.monotonic() >= self._look_again_at:
             self._look_again_at = time.monotonic() + _LOOK_EVERY_S
-            # What a change works with is left as it is: this answer may be older than its own.
+            # Do not update the state used by a change: this answer may be older.
             _, foreign = await self._flows()
             now = [
                 contract.Standing("minor", "flow", f"a flow entry of another application: {entry}")
@@ -319,7 +318,7 @@ class OpenFlowSwitch(CircuitTableDriver[FlowRow]):
         return table
 
     async def _flows(self) -> tuple[dict[CrossConnect, FlowRow], tuple[FlowEntry, ...]]:
-        """Our entries, and those of others."""
+        """Patchlight's entries, and those of others."""
         flows = (await self.client.ask("read_flows"))["flows"]
         table: dict[CrossConnect, FlowRow] = {}
         foreign = []
@@ -338,7 +337,7 @@ class OpenFlowSwitch(CircuitTableDriver[FlowRow]):
             if held is None:
                 free.append(c)
             else:
-                words.append(f"{c} would meet a flow entry of another application: {held}")
+                words.append(f"{c} conflicts with a flow entry of another application: {held}")
         if free:
             words += await self._apply(adds=[self._entry(c) for c in free])
         if words:
@@ -354,7 +353,7 @@ class OpenFlowSwitch(CircuitTableDriver[FlowRow]):
     async def _apply(
         self, *, removes: Sequence[FlowEntry] = (), adds: Sequence[FlowEntry] = ()
     ) -> list[str]:
-        """Have the switch do it, and wait until it has; its words for what it refused."""
+        """Send a change, and wait for it; returns reasons for refused entries."""
         try:
             await self.client.tell(
                 "apply",
@@ -373,7 +372,7 @@ class OpenFlowSwitch(CircuitTableDriver[FlowRow]):
         return FlowEntry.ours(Match(in_port=inp), (back,), priority=self._dialect.priority)
 
     def _cross_connect(self, entry: FlowEntry) -> CrossConnect | None:
-        """What an entry joins, whoever made it; ``None`` if that is more or less than two ports."""
+        """The ports that an entry connects; ``None`` if they are not exactly two."""
         inp = entry.match.get("in_port")
         if len(entry.match) != 1 or not isinstance(inp, int) or len(entry.outputs) != 1:
             return None
@@ -381,7 +380,7 @@ class OpenFlowSwitch(CircuitTableDriver[FlowRow]):
         return CrossConnect(inp - self._dialect.in_base, out - self._dialect.out_base)
 
     def _held_by_others(self, c: CrossConnect) -> FlowEntry | None:
-        """The entry of another application that takes this input's light or sends to its output."""
+        """The entry of another application with this input or output."""
         inp, out = self._dialect.in_base + c.inp, self._dialect.out_base + c.out
         for entry in self._foreign:
             from_input = entry.match.get("in_port") == inp
@@ -398,7 +397,10 @@ class OpenFlowSwitch(CircuitTableDriver[FlowRow]):
         elif kind == "unknown-switch":
             self._alarms.note("minor", "switch", f"datapath id {event['datapath_id']:#x} connected")
         elif kind == "second-switch":
-            words = f"another one with its datapath id came from {event['address']}: left alone"
+            words = (
+                f"another switch with its datapath id connected from {event['address']} and is "
+                "ignored"
+            )
             self._alarms.note("major", "switch", words)
         elif kind == "switch-up":
             self._alarms.note("notice", "switch", f"connected from {event['address']}")

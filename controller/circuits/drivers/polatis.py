@@ -1,6 +1,6 @@
 """The driver ``polatis-scpi``: Polatis (HUBER+SUHNER) switches over SCPI (TCP 5025).
 
-Run against the emulated device only so far.
+Tested with the emulated device only.
 """
 
 import functools
@@ -28,8 +28,8 @@ from patchlight.controller.circuits.protocols.session import DeviceSession
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab.portmap import CrossConnect
 
-# No byte fits two branches, so it takes linear time whatever comes. (A doubled quote in quotes
-# is two quoted texts here. Not possessive: CPython 3.11 gets nested possessive groups wrong.)
+# The branches exclude each other, so matching takes linear time. (A doubled quote counts as two
+# quoted texts. Not possessive: CPython 3.11 handles nested possessive groups wrongly.)
 _UNIT = re.compile(r'(?:"[^"]*"?|\([^)]*\)?|[^;"(]+)*')
 _CHANNEL = re.compile(r"\s*(\d{1,9})\s*(?::\s*(\d{1,9})\s*)?")
 _PLAIN = re.compile(r"[0-9,]+")
@@ -44,14 +44,13 @@ Errors = list[tuple[str, str]]  # code and words
 class PolatisScpiDialect(PolatisDialect):
     """What a session with a Polatis switch takes.
 
-    ``confirm`` is put behind a command that changes something, and the device answers it
-    with ``confirmed`` when it is done. ``errors`` asks for all errors and is sent after
-    every command, with ``then`` between (``;`` would put both in one message): a device
-    answers a command in error with nothing at all. Set ``login`` where a unit wants one.
+    ``confirm`` follows a command that changes something, and the device answers it with
+    ``confirmed`` when it is done. ``errors`` reads all errors and is sent after every command,
+    separated by ``then`` (``;`` would put both in one message): a device does not answer a wrong
+    command. Set ``login`` if a unit needs one.
 
-    ``{ins}``, ``{outs}`` and ``{ports}`` are lists of the device's port numbers. Patterns
-    match a whole answer and name their groups as below. ``ask_limit`` is how many ports one
-    question takes.
+    ``{ins}``, ``{outs}`` and ``{ports}`` are lists of the device's port numbers. Patterns match a
+    whole answer and name their groups as below. ``ask_limit`` limits the ports per query.
     """
 
     FIELDS: ClassVar[frozenset[str]] = frozenset({"user", "password", "ins", "outs", "ports"})
@@ -88,22 +87,22 @@ POLATIS = PolatisScpiDialect()
 
 
 def quoted(text: str) -> str:
-    """A text as it may stand in a command: a plain word as it is, all else in quotes.
+    """A text in a command: a plain word unchanged, all else in quotes.
 
-    ``BadInput``, which does not repeat the text (it may be a password), if no command can hold it.
+    ``BadInput``, without the text (it may be a password), if no command can contain it.
     """
     if _WORD.fullmatch(text):
         return text
     if _UNQUOTABLE.search(text):
         raise BadInput(
-            "a SCPI command cannot hold a text with control characters in it",
-            hint="change the user or password that has them",
+            "a SCPI command cannot contain control characters",
+            hint="change the user or password that contains them",
         )
     return '"' + text.replace('"', '""') + '"'
 
 
 def units(line: str) -> Iterator[str]:
-    """The answers in one line between its ``;``, quotes and parentheses kept whole."""
+    """The answers in one line, separated by ``;``, with quotes and parentheses kept whole."""
     at = 0
     while at <= len(line):
         match = _UNIT.match(line, at)
@@ -114,8 +113,8 @@ def units(line: str) -> Iterator[str]:
 
 
 def channels(text: str) -> list[int]:
-    """``1,2,5:7`` → the numbers; raises ``ValueError`` if it is no channel list."""
-    if _PLAIN.fullmatch(text):  # nearly always, and a map is long
+    """``1,2,5:7`` → the numbers; ``ValueError`` if it is not a channel list."""
+    if _PLAIN.fullmatch(text):  # the usual case, and maps are long
         plain = text.split(",")
         if all(plain) and max(map(len, plain)) <= _DIGITS:
             return list(map(int, plain))
@@ -143,23 +142,23 @@ class ScpiClient(DeviceSession[str, PolatisScpiDialect]):
         self._entry = re.compile(dialect.error_entry)
 
     async def ask(self, command: str, answer: str) -> str:
-        """Ask something; the answer, which matches the pattern ``answer``.
+        """Send a query; returns the answer, which matches the pattern ``answer``.
 
-        Raises ``DeviceRefused`` with the device's words if it answers with errors alone.
+        Raises ``DeviceRefused`` with the device's message if it only reports errors.
         """
         return await self._command(command, answer, changes=False)
 
     async def tell(self, command: str) -> None:
-        """Have something changed, and wait until the device says that it is done.
+        """Change something, and wait until the device confirms it.
 
-        Raises ``DeviceRefused`` with the device's words; an unanswered command raises
+        Raises ``DeviceRefused`` with the device's message; an unanswered command raises
         ``OutcomeUnknown``. A refused list may have been done in part.
         """
         confirmed = f"{command}{self._dialect.confirm}"
         await self._command(confirmed, self._dialect.confirmed, changes=True)
 
     async def hear(self) -> tuple[contract.Alarm, ...]:
-        """Alarms so far, after its error queue was read for the newest."""
+        """Alarms so far, after reading its error queue for new ones."""
         errors = self._dialect.errors
         await self._in_step(errors, self._reported, lambda: errors, changes=False)
         return self.alarms
@@ -193,7 +192,7 @@ class ScpiClient(DeviceSession[str, PolatisScpiDialect]):
             command = filled(self._dialect.login, quoted, user=user, password=password)
             text = f"{command}{self._dialect.then}{text}"
 
-            # A banner may stand before the first answer: only the errors are looked at.
+            # A banner may precede the first answer: only the errors are read.
             def take(lines: Sequence[str]) -> bool | None:
                 told = self._told(command, lines)
                 if told and told[1]:
@@ -204,7 +203,7 @@ class ScpiClient(DeviceSession[str, PolatisScpiDialect]):
         await self._connected().exchange(text, take, session.timeouts.answer_s)
 
     async def _log_out(self) -> None:
-        """SCPI knows no farewell."""
+        """SCPI has no logout."""
 
     async def _say_something(self) -> None:
         await self.ask(self._dialect.keep_alive, r".*")
@@ -230,7 +229,7 @@ class ScpiClient(DeviceSession[str, PolatisScpiDialect]):
         return None if told is None else True
 
     def _errors(self, text: str) -> Errors | None:
-        """The entries of the error queue's answer (without "no error"), if it is one."""
+        """The entries in an answer of the error queue (without "no error"), if it is one."""
         entries: Errors = []
         at = 0
         while match := self._entry.match(text, at):
@@ -245,7 +244,7 @@ class ScpiClient(DeviceSession[str, PolatisScpiDialect]):
         return None
 
     def _note(self, errors: Errors) -> None:
-        """Errors that no command of ours explains: the device tells of itself."""
+        """Errors that no command explains: events of the device."""
         for code, words in errors:
             self._alarm("minor", "", f"{code},{words}")
 
@@ -258,7 +257,7 @@ _PAIRS_KEPT = 1 << 14
 
 
 class PolatisScpi(PolatisDriver):
-    """A Polatis OCS. See ``CircuitDriver`` for what the methods do."""
+    """A Polatis OCS. See ``CircuitDriver`` for the methods."""
 
     built_in = POLATIS
     client_class = ScpiClient
@@ -280,8 +279,7 @@ class PolatisScpi(PolatisDriver):
 
     @functools.cached_property
     def _understood(self) -> Callable[[str], Mapping[CrossConnect, Row]]:
-        """The table of an answer. A map is read several times in each change, and mostly as it
-        was; if it is another one, few of its pairs are new."""
+        """The table of an answer. A map is read several times per change, and few pairs are new."""
         assert self._known is not None
         to_cross_connect = functools.lru_cache(_PAIRS_KEPT)(self._known.to_cross_connect)
 
@@ -344,7 +342,7 @@ class PolatisScpi(PolatisDriver):
     async def _per_port(
         self, ports: Sequence[contract.DirectedPort], template: str, answer: str, group: str
     ) -> dict[contract.DirectedPort, str]:
-        """One value for each port, asked for in lists as long as the device takes."""
+        """One value per port, queried in lists as long as the device accepts."""
         per_port: dict[contract.DirectedPort, str] = {}
         numbering, limit = self._known or await self._numbering(), self._dialect.ask_limit
         for start in range(0, len(ports), limit):

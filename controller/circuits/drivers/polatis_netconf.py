@@ -1,7 +1,7 @@
 """The driver ``polatis-netconf``: Polatis (HUBER+SUHNER) switches over NETCONF (port 830).
 
-Needs ncclient (``pip install 'patchlight[netconf]'``). Run against the emulated device only so
-far. What is sent follows the YANG module ``optical-switch`` of 2018-03-22.
+Needs ncclient (``pip install 'patchlight[netconf]'``). Tested with the emulated device only.
+Requests follow the YANG module ``optical-switch`` of 2018-03-22.
 """
 
 import re
@@ -20,16 +20,15 @@ from patchlight.testbed.lab.portmap import CrossConnect
 
 _NAMESPACE = "http://www.polatis.com/yang/optical-switch"
 _XMLNS = f'xmlns="{_NAMESPACE}"'
-_FEW = 16  # up to so many ports are asked for one by one, more all together
+_FEW = 16  # up to this many ports are read one by one, more all together
 
 
 @dataclass(frozen=True)
 class PolatisNetconfDialect(PolatisDialect):
     """What a Polatis takes, as XML to fill in.
 
-    ``connect`` and ``disconnect`` hold ``{pairs}``: ``pair`` or ``unpair`` for
-    each, with the device's port numbers. In ``{ports}`` stand ``port`` for each, or nothing
-    for all.
+    ``connect`` and ``disconnect`` hold ``{pairs}``: ``pair`` or ``unpair`` for each, with the
+    device's port numbers. ``{ports}`` has ``port`` for each; empty: all.
     """
 
     FIELDS: ClassVar[frozenset[str]] = frozenset({"pairs", "ports", "port", "inp", "out"})
@@ -51,7 +50,7 @@ POLATIS = PolatisNetconfDialect()
 
 
 class PolatisNetconf(PolatisDriver):
-    """A Polatis OCS. See ``CircuitDriver`` for what the methods do."""
+    """A Polatis OCS. See ``CircuitDriver`` for the methods."""
 
     built_in = POLATIS
     client_class = NetconfClient
@@ -74,7 +73,7 @@ class PolatisNetconf(PolatisDriver):
             if all(re.fullmatch(r"[0-9]{1,9}", number) for number in numbers):
                 cross_connect = numbering.to_cross_connect(int(numbers[0]), int(numbers[1]))
             if cross_connect is None:
-                raise self._nonsense("the question for its map", ",".join(numbers))
+                raise self._nonsense("the query for its map", ",".join(numbers))
             table[cross_connect] = UP
         return table
 
@@ -115,7 +114,7 @@ class PolatisNetconf(PolatisDriver):
     def _per_port(
         self, data: ET.Element, numbering: Numbering, leaf: str
     ) -> dict[DirectedPort, str]:
-        """What a leaf says of each port that the device tells of."""
+        """The value of a leaf for each port in the device's list."""
         leaves = {}
         for entry in data.iterfind(f".//{{{self._dialect.namespace}}}port"):
             number, text = self._text(entry, "{*}port-id"), self._text(entry, f"{{*}}{leaf}")

@@ -1,6 +1,6 @@
 """The driver ``polatis-restconf``: Polatis (HUBER+SUHNER) switches over RESTCONF (HTTPS).
 
-Run against the emulated device only so far.
+Tested with the emulated device only.
 """
 
 from collections.abc import Mapping, Sequence
@@ -57,13 +57,13 @@ POLATIS = PolatisRestconfDialect()
 
 
 class PolatisRestconf(PolatisDriver):
-    """A Polatis OCS. See ``CircuitDriver`` for what the methods do."""
+    """A Polatis OCS. See ``CircuitDriver`` for the methods."""
 
     built_in = POLATIS
     client_class = HttpClient
     client: HttpClient
     _dialect: PolatisRestconfDialect
-    # The map that was read last, and what guards it.
+    # The last map read, and its ETag.
     _last: Mapping[CrossConnect, Row]
     _etag = ""
 
@@ -100,7 +100,7 @@ class PolatisRestconf(PolatisDriver):
         return self._last
 
     async def _make(self, pairs: Sequence[CrossConnect]) -> None:
-        # The device would take ports from their circuits without a word; we do not.
+        # The device would silently take busy ports; Patchlight does not.
         for words in self._busy(pairs, self._last).values():
             raise self._will_not(words)
         dialect, numbers = self._dialect, await self._numbers(pairs)
@@ -130,7 +130,7 @@ class PolatisRestconf(PolatisDriver):
         guard = {"If-Match": self._etag} if self._dialect.guard and self._etag else {}
         with self._telling():
             reply = await self.client.change(method, path, body, guard)
-        # The map is another now: what guards the next step of ours is its ETag, if it is told.
+        # The map has changed: the next step is guarded by its new ETag, if reported.
         self._etag = reply.etag
 
     async def _monitored_sides(self, numbering: Numbering) -> set[contract.Side]:
@@ -151,7 +151,7 @@ class PolatisRestconf(PolatisDriver):
     async def _listed(
         self, path: str, numbering: Numbering
     ) -> dict[contract.DirectedPort, Mapping[str, Any]]:
-        """The rows of a list by their port; none where the device has no such list."""
+        """The rows of a list by port; empty if the device has no such list."""
         key = self._dialect.port_key
 
         def listed(body: object) -> dict[contract.DirectedPort, Mapping[str, Any]]:

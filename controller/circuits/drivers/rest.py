@@ -1,6 +1,6 @@
-"""What drivers of switches with a REST interface share: changes over HTTP, and JSON.
+"""Shared by drivers of switches with a REST interface: changes over HTTP, and JSON.
 
-No vendor promises the shape of its JSON: what is not as it should be is a ``ValueError``.
+No vendor guarantees the form of its JSON: unexpected forms raise ``ValueError``.
 """
 
 import json
@@ -27,7 +27,7 @@ class RestDriver(SessionDriver[R]):
 
 
 def json_rows(body: object) -> list[Mapping[str, Any]]:
-    """A list of objects, or the one list in an object around it (RESTCONF names it)."""
+    """A list of objects, or the only list in an object (RESTCONF names it)."""
     if isinstance(body, dict) and len(body) == 1:
         (body,) = body.values()
     if not isinstance(body, list) or not all(isinstance(row, dict) for row in body):
@@ -36,7 +36,7 @@ def json_rows(body: object) -> list[Mapping[str, Any]]:
 
 
 def json_object(body: object) -> Mapping[str, Any]:
-    """An object, be it alone in a list or in an object around it; empty for none."""
+    """An object, also as the only one in a list or an object; empty if missing."""
     while isinstance(body, (list, dict)) and len(body) == 1:
         inner = body[0] if isinstance(body, list) else next(iter(body.values()))
         if isinstance(body, dict) and not isinstance(inner, (list, dict)):
@@ -50,13 +50,13 @@ def json_object(body: object) -> Mapping[str, Any]:
 
 
 def json_text(row: Mapping[str, Any], key: str) -> str:
-    """A value as text; empty where there is none."""
+    """A value as text; empty if missing."""
     value = row.get(key)
     return "" if value is None else str(value).strip()
 
 
 def json_number(row: Mapping[str, Any], key: str) -> int:
-    """A whole number, be it written as one or as text."""
+    """A whole number, written as a number or as text."""
     value = row.get(key)
     if isinstance(value, str) and value.isascii() and value.isdigit():
         return int(value[:9])
@@ -73,5 +73,5 @@ def severity(alarm: str, critical: str, major: str) -> contract.Severity:
 
 
 def json_short(body: object) -> str:
-    """JSON as errors may have it, and as alarms are told apart by."""
+    """JSON for errors, and to identify alarms."""
     return json.dumps(body, ensure_ascii=False, sort_keys=True, default=str)[:300]

@@ -1,9 +1,8 @@
 """The driver ``sonic-ocs``: switches that run SONiC with its OCS model, over RESTCONF (HTTPS).
 
 A cross-connect is an entry of the configuration, from a port of side A (``1A``, an input) to one of
-side B (``16B``, an output). It is up when the device says that both sides are tuned. The model has
-no power monitors; it tells the insertion loss that each path had in the factory. Run against the
-emulated device only so far.
+side B (``16B``, an output). It is up when the device reports both sides as tuned. The model has no
+power monitors, but the factory insertion loss of each path. Tested with the emulated device only.
 """
 
 import logging
@@ -28,9 +27,10 @@ log = logging.getLogger("patchlight.ocs.sonic")
 class SonicOcsDialect(HttpDialect):
     """What a switch that runs SONiC takes, by its models ``sonic-ocs`` and ``sonic-ocs-states``.
 
-    ``{inp}`` and ``{out}`` are port numbers, ``{id}`` is a cross-connect's id, ``{rows}`` a list
-    of ``row``. ``up``, ``failed`` and ``parked`` match what ``state_keys`` hold of a cross-connect;
-    all else is on its way. An earlier revision of the model has one status for a cross-connect::
+    ``{inp}`` and ``{out}`` are port numbers, ``{id}`` is a cross-connect's id, ``{rows}`` a list of
+    ``row``. ``up``, ``failed`` and ``parked`` match what ``state_keys`` hold of a cross-connect;
+    other states are transitional. An earlier revision of the model has one status for a
+    cross-connect::
 
         states = "/data/sonic-ocs:sonic-ocs/OCS_CROSS_CONNECT_TABLE"
         state_keys = "status"
@@ -77,13 +77,13 @@ SONIC = SonicOcsDialect()
 
 @dataclass(frozen=True, slots=True)
 class SonicRow(Row):
-    """``configured``: it is in the configuration, and not only in what the hardware tells."""
+    """``configured``: it is in the configuration, not only in the hardware."""
 
     configured: bool = True
 
 
 class SonicOcs(rest.RestDriver[SonicRow]):
-    """An OCS that runs SONiC. See ``CircuitDriver`` for what the methods do."""
+    """An OCS that runs SONiC. See ``CircuitDriver`` for the methods."""
 
     built_in = SONIC
     _dialect: SonicOcsDialect
@@ -91,13 +91,13 @@ class SonicOcs(rest.RestDriver[SonicRow]):
     _losses: Mapping[CrossConnect, float] | None = None
 
     async def open(self) -> None:
-        """Reach the device, and see that it has the ports that the lab says."""
+        """Connect to the device, and check that it has the lab's ports."""
         counted = Counter(port.number for port in await self._per_port(self._dialect.ports))
         both_sides = sum(count == 2 for count in counted.values())
         Numbering.polatis(both_sides, both_sides).check_holds(self.name, self.ports)
 
     async def identify(self) -> contract.Identity:
-        """From the device's metadata: what hardware, and the name that it was given."""
+        """From the device's metadata: its hardware and name."""
         dialect = self._dialect
         (metadata,) = await self._rows(dialect.identity) or [{}]
         model = rest.json_text(metadata, dialect.model_key) or "OCS"
@@ -106,7 +106,7 @@ class SonicOcs(rest.RestDriver[SonicRow]):
         )
 
     async def port_states(self) -> contract.PortStates:
-        """Overridden in the configuration is locked; failed is what the device says itself."""
+        """Overridden in the configuration means locked; the device itself reports failed."""
         dialect = self._dialect
         overrides = await self._per_port(dialect.ports, dialect.override_key)
         now = await self._per_port(dialect.port_states, dialect.port_state_key)
@@ -135,16 +135,16 @@ class SonicOcs(rest.RestDriver[SonicRow]):
     async def factory_losses_db(
         self, cross_connects: Iterable[CrossConnect]
     ) -> Mapping[CrossConnect, float]:
-        """The insertion loss of each path as the factory measured it, of those that it did.
+        """The factory insertion loss of each path, if it was measured.
 
-        The largest one, where it was measured at several wavelengths or temperatures. None where
-        the list cannot be read: that of many ports is longer than what is taken of an answer.
+        The largest one if it was measured at several wavelengths or temperatures. Empty if the list
+        cannot be read: it may exceed the limit of an answer.
         """
         if self._losses is None:
             try:
                 self._losses = await self._read_losses()
             except (contract.DeviceUnreachable, contract.DeviceRefused) as error:
-                log.warning("%s: its factory losses are not known: %s", self.name, error.message)
+                log.warning("%s: its factory losses are unknown: %s", self.name, error.message)
                 self._losses = {}
         return {c: self._losses[c] for c in cross_connects if c in self._losses}
 
@@ -154,7 +154,7 @@ class SonicOcs(rest.RestDriver[SonicRow]):
             try:
                 c, loss_db = self._circuit(row), float(row[self._dialect.loss_key])
             except (KeyError, TypeError, ValueError) as error:
-                words = f"no loss can be made of {rest.json_short(row)}"
+                words = f"invalid loss {rest.json_short(row)}"
                 raise self.client.nonsense(self._dialect.losses, words) from error
             losses[c] = max(loss_db, losses.get(c, loss_db))
         return losses
@@ -162,7 +162,7 @@ class SonicOcs(rest.RestDriver[SonicRow]):
     async def _table(self) -> Mapping[CrossConnect, SonicRow]:
         dialect = self._dialect
         configured = [self._circuit(row) for row in await self._rows(dialect.circuits)]
-        table = dict.fromkeys(configured, SonicRow("coming", "no state is told of it"))
+        table = dict.fromkeys(configured, SonicRow("coming", "its state is not reported"))
         for row in await self._rows(dialect.states):
             c = self._circuit(row)
             words = ",".join(rest.json_text(row, key) for key in dialect.state_keys.split(","))
@@ -186,14 +186,14 @@ class SonicOcs(rest.RestDriver[SonicRow]):
     async def _activate(
         self, pairs: Sequence[CrossConnect], table: Mapping[CrossConnect, SonicRow]
     ) -> None:
-        # An entry that is not valid stays so, however often it is entered: it goes first.
+        # An invalid entry stays invalid when it is entered again: delete it first.
         await self._break(pairs, table)
         await self._make(pairs)
 
     async def _break(
         self, pairs: Sequence[CrossConnect], table: Mapping[CrossConnect, SonicRow]
     ) -> None:
-        # What only the hardware still holds can be deleted once it is in the configuration.
+        # What only the hardware has can be deleted once it is in the configuration.
         if unknown := [c for c in pairs if c in table and not table[c].configured]:
             await self._make(unknown)
         refused: list[str] = []
@@ -204,12 +204,12 @@ class SonicOcs(rest.RestDriver[SonicRow]):
         self._raise_if(refused)
 
     async def _per_port(self, path: str, key: str = "") -> dict[contract.DirectedPort, str]:
-        """What each port's row in a list says at ``key``."""
+        """The value at ``key`` of each port's row in a list."""
         found = {}
         for row in await self._rows(path):
             match = re.fullmatch(self._dialect.port, rest.json_text(row, self._dialect.port_key))
             if match is None:
-                raise self.client.nonsense(path, f"no port can be made of {rest.json_short(row)}")
+                raise self.client.nonsense(path, f"invalid port {rest.json_short(row)}")
             port = contract.DirectedPort(
                 "in" if match["side"] == "A" else "out", int(match["number"])
             )
@@ -217,13 +217,13 @@ class SonicOcs(rest.RestDriver[SonicRow]):
         return found
 
     async def _rows(self, path: str) -> list[Mapping[str, Any]]:
-        """The rows of a list, in whatever is around it; an empty one is not found."""
+        """The rows of a list, wherever it is nested; an empty list is not found."""
         return await self.client.read(path, _innermost, missing=[])
 
     def _circuit(self, row: Mapping[str, Any]) -> CrossConnect:
         match = re.fullmatch(self._dialect.circuit, rest.json_text(row, self._dialect.id_key))
         if match is None:
-            words = f"no cross-connect can be made of {rest.json_short(row)}"
+            words = f"invalid cross-connect {rest.json_short(row)}"
             raise self.client.nonsense(self._dialect.circuits, words)
         return CrossConnect(int(match["inp"]), int(match["out"]))
 
@@ -232,7 +232,7 @@ class SonicOcs(rest.RestDriver[SonicRow]):
 
 
 def _innermost(body: object) -> list[Mapping[str, Any]]:
-    """The list, or one object as a list, within objects that have one key each."""
+    """The list, or one object as a list, within objects of one key each."""
     while isinstance(body, dict) and len(body) == 1:
         (inner,) = body.values()
         if not isinstance(inner, (dict, list)):

@@ -1,8 +1,8 @@
-"""What drivers have in common whose device holds a table of entries, ports joined or channels led.
+"""Shared by drivers of devices with a table of entries: circuits or channels.
 
-A device makes an entry in one step, or in two: it is entered, then activated. It may break what
-stands in the way of a new one without a word. So the table is read before each write, and what
-would need a busy port is refused here; it is read again after, and then shows the outcome.
+A device makes an entry in one step, or in two: it is entered, then activated. It may silently break
+entries that conflict with a new one. So the table is read before each write, and conflicts are
+refused here; it is read again afterwards, and then shows the result.
 """
 
 import asyncio
@@ -33,10 +33,10 @@ C = TypeVar("C", bound=JoinsPorts)
 
 
 class JustRead(Generic[T]):
-    """A device's table, for as long as it is as good as one that is asked for now.
+    """A device's table, while it is as good as one read now.
 
-    That is 10 ms from when the question was sent, what it takes on its way to a device in another
-    building, and until something is told to the device. It spares reading a map twice in a change.
+    That is 10 ms from when the query was sent, the round trip to another building, and until a
+    command is sent to the device. It avoids reading a map twice in a change.
     """
 
     def __init__(self) -> None:
@@ -45,33 +45,33 @@ class JustRead(Generic[T]):
         self._told = 0
 
     async def read(self, ask: Callable[[], Awaitable[T]]) -> T:
-        """Ask, and keep the answer; where none comes, what was kept is not to be believed."""
+        """Read the table, and keep it; if that fails, the one kept before is not used again."""
         asked_at, told, self._table = asyncio.get_running_loop().time(), self._told, None
         table = await ask()
-        # Somebody else may have told the device something while this question was on its way.
+        # A command may have been sent during this query.
         if told == self._told:
             self._table, self._asked_at = table, asked_at
         return table
 
     @property
     def table(self) -> T | None:
-        """The table that was just read; ``None`` if it was not."""
+        """The table if it was just read, else ``None``."""
         age_s = asyncio.get_running_loop().time() - self._asked_at
         return self._table if age_s <= _JUST_READ_S else None
 
     async def again(self, ask: Callable[[], Awaitable[T]]) -> T:
-        """The table that was just read, or else a new one."""
+        """The table if it was just read, or a new one."""
         table = self.table
         return await self.read(ask) if table is None else table
 
     def forget(self) -> None:
-        """The device is told something now, or has just done it: say so before and after."""
+        """A command is about to be sent or has just finished: call it before and after."""
         self._told += 1
         self._table = None
 
 
 def outcome(asked: tuple[C, ...], refused: dict[C, str], elapsed_s: float) -> contract.Outcome[C]:
-    """What came of ``asked``, given the words for those that were refused."""
+    """The result for ``asked``, given the reasons for refused ones."""
     return contract.Outcome(
         done=tuple(c for c in asked if c not in refused),
         refused=tuple(contract.Refusal(c, refused[c]) for c in asked if c in refused),
@@ -80,9 +80,9 @@ def outcome(asked: tuple[C, ...], refused: dict[C, str], elapsed_s: float) -> co
 
 
 _SETTLE_S = 10.0  # a circuit that is not up by then has failed (G2MPLS waits as long)
-_NOT_HELD = "the command was accepted, but the device does not hold it"
+_NOT_HELD = "the command was accepted, but the map lacks it"
 TABLES_KEPT = 2
-"""So many of a device's answers are kept with what they say: most reads find one of them."""
+"""The number of cached answers: most reads repeat one."""
 _FIRST_POLL_S, _POLL_GROWTH, _LAST_POLL_S = 0.001, 1.6, 1.0
 
 RowState = Literal["up", "coming", "failed", "entered"]
@@ -90,10 +90,10 @@ RowState = Literal["up", "coming", "failed", "entered"]
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """How a cross-connect stands in the device's table; ``words`` are the device's.
+    """The state of a cross-connect in the device's table; ``words`` are the device's.
 
-    ``entered``: it is in the table, and carries nothing until it is activated. ``conn`` is what the
-    device calls the circuit. The directions of a ``two_way`` circuit come and go together.
+    ``entered``: it is in the table, but inactive. ``conn`` is the device's id of the circuit. The
+    directions of a ``two_way`` circuit are made and broken together.
     """
 
     state: RowState = "up"
@@ -124,7 +124,7 @@ class TableDriver(ABC, Generic[C, M, R]):
         else:
             ins = outs = switch.ports
         self._counts: dict[contract.Side, int] = {"in": ins, "out": outs}  # of ports
-        self._told = False  # whether the change under way has told the device anything yet
+        self._told = False  # whether the present change has sent a command yet
         self._one_change = asyncio.Lock()
         self._just_read = JustRead[Mapping[C, R]]()
         self._last_map: tuple[Mapping[C, R], M] | None = None
@@ -133,15 +133,15 @@ class TableDriver(ABC, Generic[C, M, R]):
 
     @abstractmethod
     def _checked(self, pairs: Iterable[C]) -> tuple[C, ...]:
-        """The pairs without repeats, in order; ``BadInput`` if they cannot be."""
+        """The pairs without repeats, in order; ``BadInput`` if they are not possible."""
 
     @abstractmethod
     def _map_of(self, entries: Iterable[C]) -> M:
-        """The map of these entries; ``BadInput`` if they cannot be."""
+        """The map of these entries; ``BadInput`` if they are not possible."""
 
     @abstractmethod
     def _busy(self, pairs: Sequence[C], table: Mapping[C, R]) -> dict[C, str]:
-        """Those that are not in the table and need what an entry of it has, with words."""
+        """Those that are not in the table but conflict with it, with reasons."""
 
     # --- what a device adds -----------------------------------------------------------------
 
@@ -151,41 +151,41 @@ class TableDriver(ABC, Generic[C, M, R]):
 
     @abstractmethod
     async def _make(self, pairs: Sequence[C]) -> None:
-        """Tell the device to make (or enter) these; raises ``DeviceRefused``."""
+        """Make (or enter) these on the device; raises ``DeviceRefused``."""
 
     @abstractmethod
     async def _break(self, pairs: Sequence[C], table: Mapping[C, R]) -> None:
-        """Tell the device to break the circuits of these; raises ``DeviceRefused``."""
+        """Break the circuits of these on the device; raises ``DeviceRefused``."""
 
     async def _activate(self, pairs: Sequence[C], table: Mapping[C, R]) -> None:
-        """Tell the device to finish what is only entered, by the same command as before."""
+        """Activate what is only entered, by the same command as before."""
         await self._make(pairs)
 
     async def _beside(self, pairs: Sequence[C]) -> Mapping[C, R]:
-        """The table as far as it concerns the ports of ``pairs``, or more of it."""
+        """The table for the ports of ``pairs``, or more of it."""
         return await self._just_read.again(self._table)
 
     async def _about(self, pairs: Sequence[C]) -> Mapping[C, R]:
-        """The table as far as it concerns ``pairs``, or more of it."""
+        """The table for ``pairs``, or more of it."""
         return await self._table()
 
     async def _left(self, pairs: Sequence[C], words: Mapping[C, str]) -> Mapping[C, object]:
-        """What the table still holds of ``pairs``; ``words`` for those it refused to break."""
+        """What the table still has of ``pairs``; ``words`` for those it refused to break."""
         return await self._just_read.read(self._table)
 
     async def read_map(self) -> M:
-        """What the device's table holds active, with what failed: that holds its ports."""
+        """The active entries of the device's table, and failed ones, which use ports."""
         table = await self._just_read.read(self._table)
         if self._last_map is None or self._last_map[0] is not table:
             try:
                 port_map = self._map_of([c for c, row in table.items() if row.state != "entered"])
             except BadInput as error:
-                raise self._nonsense("the question for its map", error.message) from error
+                raise self._nonsense("the query for its map", error.message) from error
             self._last_map = table, port_map
         return self._last_map[1]
 
     async def connect(self, pairs: Iterable[C]) -> contract.Outcome[C]:
-        """In lists as long as the device takes; what a list did not bring about, singly."""
+        """In lists as long as the device accepts; failures of a list are retried one by one."""
         loop = asyncio.get_running_loop()
         began, asked = loop.time(), self._checked(pairs)
         async with self._change():
@@ -208,9 +208,9 @@ class TableDriver(ABC, Generic[C, M, R]):
         return outcome(asked, refused, loop.time() - began)
 
     async def disconnect(self, pairs: Iterable[C]) -> contract.Outcome[C]:
-        """In lists as long as the device takes; what a list did not bring about, singly.
+        """In lists as long as the device accepts; failures of a list are retried one by one.
 
-        A two-way circuit breaks whole or not at all.
+        A two-way circuit breaks as a whole or not at all.
         """
         loop = asyncio.get_running_loop()
         began, asked = loop.time(), self._checked(pairs)
@@ -239,14 +239,14 @@ class TableDriver(ABC, Generic[C, M, R]):
                 left = await self._left(again, words)
             for c in again:
                 if c in left:
-                    kept = "the command was accepted, but the device holds it still"
+                    kept = "the command was accepted, but the map still has it"
                     refused[c] = words.get(c, kept)
                     if table[c].two_way:
                         refused[c.reverse] = refused[c]
         return outcome(asked, refused, loop.time() - began)
 
     async def power(self, ports: Iterable[contract.DirectedPort]) -> contract.Powers:
-        """Nothing, where a driver does not say otherwise: it has no power monitors."""
+        """Empty unless a driver overrides it: there are no power monitors."""
         self._checked_ports(ports)
         return {}
 
@@ -265,9 +265,9 @@ class TableDriver(ABC, Generic[C, M, R]):
 
     def _nonsense(self, command: str, answer: str) -> contract.DeviceRefused:
         return contract.DeviceRefused(
-            f"{self.name} answered {command} with what cannot be: {answer}",
+            f"{self.name} answered {command} with an invalid value: {answer}",
             words=answer,
-            hint=f"if its firmware says it differently, correct the dialect {self._switch.driver}",
+            hint=f"if its firmware has another format, correct the dialect {self._switch.driver}",
         )
 
     def _will_not(self, words: str) -> contract.DeviceRefused:
@@ -275,7 +275,7 @@ class TableDriver(ABC, Generic[C, M, R]):
 
     @contextlib.asynccontextmanager
     async def _change(self) -> AsyncIterator[None]:
-        """One change at a time; what fails once something was told is an unknown outcome."""
+        """One change at a time; a failure after a command was sent is an unknown result."""
         async with self._one_change:
             self._told = False
             try:
@@ -288,12 +288,12 @@ class TableDriver(ABC, Generic[C, M, R]):
                 if not self._told:
                     raise
                 raise contract.outcome_unknown(
-                    f"{self.name} was told to change, then: {error.message}"
+                    f"{self.name} got a command, then: {error.message}"
                 ) from error
 
     @contextlib.contextmanager
     def _telling(self) -> Iterator[None]:
-        """The device is told something in the block: some of it may be done where it refuses."""
+        """Commands are sent in the block: if refused, some of it may be done."""
         try:
             yield
         except contract.DeviceRefused:
@@ -303,7 +303,7 @@ class TableDriver(ABC, Generic[C, M, R]):
 
     @contextlib.contextmanager
     def _noting(self, refused: list[str], done: str = "", begin: str = "") -> Iterator[None]:
-        """What is refused in the block goes into ``refused``, unless its code means ``done``."""
+        """Refusals in the block are added to ``refused``, unless their code means ``done``."""
         try:
             yield
         except contract.DeviceRefused as refusal:
@@ -311,7 +311,7 @@ class TableDriver(ABC, Generic[C, M, R]):
                 refused.append(f"{begin}{refusal.words}")
 
     def _raise_if(self, refused: Sequence[str]) -> None:
-        """``DeviceRefused`` with the words of all that were refused, if any were."""
+        """``DeviceRefused`` with the reasons of all refused ones, if any."""
         if refused:
             raise contract.DeviceRefused(
                 f"{self.name} refused {refused[0]}", words="; ".join(refused)
@@ -323,7 +323,7 @@ class TableDriver(ABC, Generic[C, M, R]):
         pairs: Sequence[C],
         most: int | None = None,
     ) -> dict[C, str]:
-        """Tell the device in lists; its words for the pairs of each list that it refused."""
+        """Send lists to the device; returns its reasons for the pairs of each refused list."""
         limit, words = most or self._list_limit, dict[C, str]()
         for start in range(0, len(pairs), limit):
             chunk = pairs[start : start + limit]
@@ -334,16 +334,16 @@ class TableDriver(ABC, Generic[C, M, R]):
                 words.update(dict.fromkeys(chunk, refusal.words))
             finally:
                 self._just_read.forget()
-            # Of a refused list some may have been done.
+            # Part of a refused list may have been done.
             self._told = True
         return words
 
     async def _settle(
         self, waiting: list[C], ours: Sequence[C], words: dict[C, str], refused: dict[C, str]
     ) -> None:
-        """Poll until every circuit is up or known not to come up.
+        """Poll until every circuit is up or has failed.
 
-        Of the latter those are cleared away that are ``ours``; others were there before.
+        Failed ones are removed if they are ``ours``; others existed before.
         """
         loop, longest_s = asyncio.get_running_loop(), self._switch.switching_time_s + _SETTLE_S
         deadline, step_s = loop.time() + longest_s, _FIRST_POLL_S
@@ -373,7 +373,7 @@ class TableDriver(ABC, Generic[C, M, R]):
                     coming.append(c)
             singly = False
             if missing:
-                # One bad entry may deny a list: each has the device's own words this way.
+                # One bad entry may deny a list: single commands give each its own reason.
                 words = await self._send(self._make, missing, most=1)
             activate = partial(self._activate, table=table)
             words |= await self._send(activate, _once(entered, table), most=1)

@@ -1,7 +1,7 @@
 """The driver ``telescent-ssh``: Telescent robotic patch panels over SSH (port 9861).
 
-A robot moves fibres one after the other, minutes for each: a change of several is as many
-commands. Run against the emulated device only so far; the commands are in the table below.
+A robot moves fibres one by one, minutes each: a change of several is as many commands. Tested with
+the emulated device only; the commands are in the table below.
 """
 
 import re
@@ -32,7 +32,7 @@ class TelescentDialect(ShellDialect):
     FIELDS: ClassVar[frozenset[str]] = frozenset({"inp", "out"})
 
     read_map: Template = "switchstate"
-    # A lock is let go on both sides of a port: with one side alone, unallocate fails.
+    # A lock must be released on both sides of a port: otherwise unallocate fails.
     connect: Template = (
         "unlock --force -in {inp}\nunlock --force -out {out}\nconnect --force -in {inp} -out {out}"
     )
@@ -57,14 +57,14 @@ TELESCENT = TelescentDialect()
 
 @dataclass(frozen=True)
 class PortCell:
-    """An output as ``switchstate`` tells of it; ``inp`` counts only where it is joined."""
+    """An output in ``switchstate``; ``inp`` only counts if it is connected."""
 
     status: str
     inp: int
 
 
 class TelescentSsh(SessionDriver[Row]):
-    """A Telescent OCS. See ``CircuitDriver`` for what the methods do."""
+    """A Telescent OCS. See ``CircuitDriver`` for the methods."""
 
     built_in = TELESCENT
     client_class = ShellClient
@@ -73,17 +73,17 @@ class TelescentSsh(SessionDriver[Row]):
     capabilities = contract.Capabilities()
 
     async def open(self) -> None:
-        """Log in, and see that it has as many ports as the lab file says."""
+        """Log in, and check that it has as many ports as the lab file says."""
         await super().open()
         await self._cells()
 
     async def identify(self) -> contract.Identity:
-        """Vendor and model from the dialect: no command is known that tells more."""
+        """Vendor and model from the dialect: no command reports more."""
         await self._cells()
         return contract.Identity(self._dialect.vendor, self._dialect.model, "", "")
 
     async def port_states(self) -> contract.PortStates:
-        """From ``switchstate``, which tells of outputs; an input is ready where that is."""
+        """From ``switchstate``, which lists outputs; an input is ready if its output is."""
         cells, dialect = await self._cells(), self._dialect
         patterns = f"(?:{dialect.joined})|(?:{dialect.free})", dialect.locked, dialect.absent
         states = dict.fromkeys(self._all_ports(), contract.PortState("ready", "not told"))
@@ -118,7 +118,7 @@ class TelescentSsh(SessionDriver[Row]):
             numbers = {"inp": c.inp - 1 + self._base, "out": c.out - 1 + self._base}
             for command in filled(template, shlex.quote, **numbers).splitlines():
                 await self.client.command(command, changes=True, timeout_s=timeout_s)
-                # Of several commands the first ones stay done if a later one is refused.
+                # If one of several commands is refused, the earlier ones are done.
                 self._told = True
 
     async def _cells(self) -> dict[int, PortCell]:
@@ -139,7 +139,7 @@ class TelescentSsh(SessionDriver[Row]):
             raise self._nonsense(self._dialect.read_map, "; ".join(lines)[:200] or "nothing")
         if missing:
             raise PatchlightError(
-                f"{self.name} tells of {len(outputs)} ports, not of port {missing[0]}",
+                f"{self.name} reports {len(outputs)} ports, without port {missing[0]}",
                 hint="correct 'ports' of the circuit switch in the lab file",
             )
         return outputs

@@ -1,7 +1,7 @@
-"""Devices that take lists of cross-connects over TL1: ``glimmerglass-tl1`` and ``polatis-tl1``.
+"""The drivers ``glimmerglass-tl1`` and ``polatis-tl1``, for devices with lists over TL1.
 
 Glimmerglass switches (TCP 10034) number inputs 10001… and outputs 20001…; Polatis (HUBER+SUHNER)
-listens on TCP 3082. Run against the emulated devices only so far.
+listens on TCP 3082. Tested with the emulated devices only.
 """
 
 import re
@@ -52,7 +52,7 @@ class ListDialect(SessionDialect, NumberedDialect):
 
 @dataclass(frozen=True)
 class PolatisTl1Dialect(ListDialect, PolatisDialect):
-    """What a Polatis switch takes; its shutters are what switches a port off."""
+    """What a Polatis switch takes; closed shutters switch a port off."""
 
     vendor: str = "Polatis"
     serial: Template = "RTRV-INV::OCS:{ctag}:;"
@@ -71,8 +71,8 @@ class PolatisTl1Dialect(ListDialect, PolatisDialect):
 class GlimmerglassDialect(ListDialect):
     """What a Glimmerglass switch takes. ``up`` and ``failed`` match ``CONNSTATE,CONNCAUSE``.
 
-    Without light at its input a circuit cannot be fine-tuned, and the switch says *fault*
-    once its timer has run out; the mirrors stand all the same, so that it counts as up.
+    Without a signal at its input a circuit cannot be fine-tuned, and the switch reports *fault*
+    after a timeout; the mirrors are in place, so it counts as up.
     """
 
     enter: Template = "ent-crs-fiber::{ins},{outs}:{ctag}:::opmode=sync;"
@@ -85,7 +85,7 @@ class GlimmerglassDialect(ListDialect):
     in_base: int = 10000
     out_base: int = 20000
     circuit_line: Pattern = (
-        # As with Calient's: a name must not tell another output or state.
+        # As for Calient: a name must not fake another output or state.
         r"(?s)[^:]*:IPORTID=(?P<in>[0-9]{1,9}),(?:(?!OPORTID=).)*OPORTID=(?P<out>[0-9]{1,9}),"
         r"(?!.*OPORTID=)(?:(?!CONNSTATE=).)*CONNSTATE=(?P<state>[^,]*),(?!.*CONNSTATE=)"
         r"CONNCAUSE=(?P<cause>[^,]*),INPWR=(?P<inpwr>[^,]*),OUTPWR=(?P<outpwr>[^,]*)"
@@ -114,14 +114,14 @@ D = TypeVar("D", bound=ListDialect)
 
 
 class Tl1ListDriver(base.NumberedDriver, Generic[D]):
-    """See ``CircuitDriver`` for what the methods do."""
+    """See ``CircuitDriver`` for the methods."""
 
     client_class = Tl1Client
     client: Tl1Client
     _dialect: D
 
     def _row(self, line: re.Match[str]) -> Row:
-        """How the cross-connect of that line stands."""
+        """The state of the cross-connect in that line."""
         return UP
 
     async def _table(self) -> Mapping[CrossConnect, Row]:
@@ -132,7 +132,7 @@ class Tl1ListDriver(base.NumberedDriver, Generic[D]):
             if cross_connect is not None:
                 table[cross_connect] = self._row(line)
             elif all(numbers):
-                raise self._nonsense("the question for its map", line.string)
+                raise self._nonsense("the query for its map", line.string)
         return table
 
     async def _make(self, pairs: Sequence[CrossConnect]) -> None:
@@ -144,22 +144,22 @@ class Tl1ListDriver(base.NumberedDriver, Generic[D]):
         await self.client.command(self._dialect.delete, await self._lists(pairs), changes=True)
 
     async def _size(self, model: str = "") -> tuple[int, int]:
-        """Inputs and outputs, from the reply that tells the size."""
+        """Inputs and outputs, from the reply with the size."""
         reply = await self.client.command(self._dialect.size, paged=True)
         size = first(self._dialect.size_line, reply)
         if size is None:
             words = "; ".join((*reply.lines, reply.words))
-            raise self._nonsense("the question for its size", words)
+            raise self._nonsense("the query for its size", words)
         return int(size["ins"]), int(size["outs"])
 
     async def _circuit_lines(self) -> list[re.Match[str]]:
-        """Every line of the table; one that cannot be read would be a circuit that is not seen."""
+        """Every line of the table; an unreadable one would hide a circuit."""
         reply = await self.client.command(self._dialect.retrieve, paged=True)
         found = matching(self._dialect.circuit_line, reply)
         if len(found) < len(reply.lines):
             read = {line.string for line in found}
             unread = next(line for line in reply.lines if line not in read)
-            raise self._nonsense("the question for its map", shortened(unread))
+            raise self._nonsense("the query for its map", shortened(unread))
         return found
 
     async def _lists(self, pairs: Sequence[CrossConnect]) -> dict[str, Bare]:
@@ -171,7 +171,7 @@ class Tl1ListDriver(base.NumberedDriver, Generic[D]):
 
 
 def matching(pattern: str, reply: Tl1Reply) -> list[re.Match[str]]:
-    """The lines of a reply that begin as the pattern says."""
+    """The lines of a reply that match the pattern at their start."""
     compiled = re.compile(pattern)
     return [match for line in reply.lines if (match := compiled.match(line))]
 
@@ -182,7 +182,7 @@ def first(pattern: str, reply: Tl1Reply) -> re.Match[str] | None:
 
 
 class GlimmerglassTl1(Tl1ListDriver[GlimmerglassDialect]):
-    """A Glimmerglass OCS. See ``CircuitDriver`` for what the methods do."""
+    """A Glimmerglass OCS. See ``CircuitDriver`` for the methods."""
 
     built_in = GLIMMERGLASS
     capabilities = contract.Capabilities(power_in=True, power_out=True)
@@ -208,7 +208,7 @@ class GlimmerglassTl1(Tl1ListDriver[GlimmerglassDialect]):
         return states
 
     async def power(self, ports: Iterable[contract.DirectedPort]) -> contract.Powers:
-        """From ``rtrv-crs-fiber``, which tells the power at both ends of each circuit."""
+        """From ``rtrv-crs-fiber``, which has the power at both ends of each circuit."""
         asked = self._checked_ports(ports)
         if not asked:
             return {}
@@ -218,7 +218,7 @@ class GlimmerglassTl1(Tl1ListDriver[GlimmerglassDialect]):
             for number, power in ((line["in"], line["inpwr"]), (line["out"], line["outpwr"])):
                 if port := numbering.to_port(int(number)):
                     powers[port] = base.power_dbm(power, self._dialect.dark_dbm)
-        # An output that no line tells of is joined to nothing: no light leaves there.
+        # An output without a line is not connected and has no signal.
         return {port: powers.get(port) for port in asked}
 
     def _row(self, line: re.Match[str]) -> Row:
@@ -232,11 +232,11 @@ class GlimmerglassTl1(Tl1ListDriver[GlimmerglassDialect]):
         return base.Numbering(*await self._size(), self._dialect.in_base, self._dialect.out_base)
 
 
-_FEW = 16  # up to so many ports are listed, more are asked for as the range of them all
+_FEW = 16  # up to this many ports are listed, more are read as the range of them all
 
 
 class PolatisTl1(Tl1ListDriver[PolatisTl1Dialect], base.PolatisDriver):
-    """A Polatis OCS. See ``CircuitDriver`` for what the methods do."""
+    """A Polatis OCS. See ``CircuitDriver`` for the methods."""
 
     built_in = POLATIS
     _dialect: PolatisTl1Dialect
@@ -281,7 +281,7 @@ class PolatisTl1(Tl1ListDriver[PolatisTl1Dialect], base.PolatisDriver):
     async def _per_port(
         self, ports: Sequence[contract.DirectedPort], template: str, pattern: str, group: str
     ) -> dict[contract.DirectedPort, str]:
-        """One value for each port that the device tells of."""
+        """One value for each port in the device's list."""
         if not ports:
             return {}
         numbering, asked = await self._numbering(), set(ports)

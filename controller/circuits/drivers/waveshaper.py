@@ -1,10 +1,10 @@
 """The driver ``waveshaper-http``: Finisar (Coherent) WaveShapers over HTTP.
 
-A WaveShaper has a common port and others; it is 1×N or, lit the other way, N×1. It takes filter
-profiles of its whole band. Each change reads the profile that is there, and loads
-it again with the lines of that channel changed and no others. The device asks for no password, says
-nothing of its ports and has no power monitors; nor does it say when light passes, so its switching
-time is waited for. Run against the emulated device only so far.
+A WaveShaper has a common port and others; it is 1×N or, in reverse, N×1. It takes filter profiles
+of its whole band. Each change reads the present profile, and loads it again with only that
+channel's lines changed. The device has no password, no port states and no power monitors; it does
+not report when a channel is up, so its switching time is waited for. Tested with the emulated
+device only.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _BLOCKED = f"{BLOCKED_DB:.4f}\t0.0000\t0"
 
 
 class Passing(NamedTuple):
-    """Where light leaves, and how much weaker."""
+    """The output of a channel, and its attenuation."""
 
     port: int
     attenuation_db: float
@@ -41,11 +41,11 @@ class Passing(NamedTuple):
 
 @dataclass(frozen=True)
 class Profile:
-    """The profile that begins at ``first_ghz``; ``lines`` are what follows each frequency.
+    """The profile that begins at ``first_ghz``; ``lines`` are the texts after each frequency.
 
-    One line for each GHz, separated by tabs: frequency (THz), attenuation (dB), phase (rad), port.
-    Light that is sent to port 0, or attenuated by ``BLOCKED_DB`` or more, goes nowhere. A profile
-    is whole: to change one channel is to send all others again, so their lines are kept as text.
+    One line per GHz, separated by tabs: frequency (THz), attenuation (dB), phase (rad), port. Port
+    0, or an attenuation of ``BLOCKED_DB`` or more, blocks. A profile is whole: to change one
+    channel all others are sent again, so their lines are kept as text.
     """
 
     first_ghz: int
@@ -53,17 +53,17 @@ class Profile:
 
     @classmethod
     def blocked(cls, first_ghz: int, last_ghz: int) -> Profile:
-        """The profile that lets nothing through."""
+        """The profile that blocks everything."""
         return cls(first_ghz, (_BLOCKED,) * (last_ghz - first_ghz + 1))
 
     @classmethod
     def parse(cls, text: str) -> Profile:
-        """``ValueError`` for what is no profile, or one whose steps are not 1 GHz."""
+        """``ValueError`` for an invalid profile, or one whose steps are not 1 GHz."""
         first_ghz, lines = 0, []
         for number, line in enumerate(text.strip().splitlines()):
             frequency, tab, rest = line.strip().partition("\t")
             if not tab:
-                raise ValueError(f"line {number + 1} is no line of a profile: {line[:60]!r}")
+                raise ValueError(f"line {number + 1} is not a line of a profile: {line[:60]!r}")
             ghz = _ghz(frequency)
             first_ghz = first_ghz or ghz
             if ghz != first_ghz + number:
@@ -78,7 +78,7 @@ class Profile:
 
     @property
     def text(self) -> str:
-        """The profile as it is sent."""
+        """The profile in the device's format."""
         first = self.first_ghz
         return "".join(f"{_thz(first + n)}\t{rest}\n" for n, rest in enumerate(self.lines))
 
@@ -86,17 +86,17 @@ class Profile:
         return f"{_thz(self.first_ghz)}–{_thz(self.first_ghz + len(self.lines) - 1)} THz"
 
     def channels(self, grid: Grid) -> dict[Channel, Passing]:
-        """What is let through, cut where channels of the grid begin.
+        """The open bands, cut at the channels of the grid.
 
-        A piece that fills no channel of the grid is a channel of its own: it is in use all the
-        same. ``ValueError`` for what is not made of steps of 6.25 GHz: somebody else's, no channel.
+        A piece that is not a whole channel of the grid is a channel of its own: it is in use.
+        ``ValueError`` for one that is not made of steps of 6.25 GHz, which another program made.
         """
         return dict(self._pieces(grid))
 
     def with_channel(self, channel: Channel, passing: Passing | None) -> Profile:
-        """This profile with a channel let through like that, or blocked; all else as it is.
+        """This profile with a channel opened like that, or blocked; all else unchanged.
 
-        ``ValueError`` if not all of the channel is in the band.
+        ``ValueError`` if the channel is not within the band.
         """
         first, end = (math.ceil(_ANCHOR_GHZ + edge * _QUARTERS / 4) for edge in channel.edges)
         first, end = first - self.first_ghz, end - self.first_ghz
@@ -126,14 +126,14 @@ class Profile:
 
     @cached_property
     def _steps(self) -> Mapping[int, Passing | None]:
-        """What each whole step of 6.25 GHz does, by its lower edge; ``ValueError`` if mixed."""
+        """The effect on each whole step of 6.25 GHz, by its lower edge; ``ValueError`` if mixed."""
         read = {line: _passing(line) for line in set(self.lines)}
         found: dict[int, set[Passing | None]] = {}
         for ghz, line in enumerate(self.lines, self.first_ghz):
             step = (ghz - _ANCHOR_GHZ) * 4 // _QUARTERS
             found.setdefault(step, set()).add(read[line])
         for edge in (self.first_ghz, self.first_ghz + len(self.lines)):
-            # What lies half outside the band is part of no channel.
+            # A step that is half outside the band is part of no channel.
             if (edge - _ANCHOR_GHZ) * 4 % _QUARTERS:
                 found.pop((edge - _ANCHOR_GHZ) * 4 // _QUARTERS, None)
         for step, ways in found.items():
@@ -199,7 +199,7 @@ WAVESHAPER = WaveShaperDialect()
 
 
 class WaveShaper(WavelengthSessionDriver[Row]):
-    """A WaveShaper. See ``WavelengthDriver`` for what the methods do."""
+    """A WaveShaper. See ``WavelengthDriver`` for the methods."""
 
     built_in = WAVESHAPER
     client_class = HttpClient
@@ -210,12 +210,13 @@ class WaveShaper(WavelengthSessionDriver[Row]):
     _looks_at_once = False
 
     async def open(self) -> None:
-        """Reach the device, and see that it has the ports that the lab says."""
+        """Connect to the device, and check that it has the lab's ports."""
         about = await self._about_device()
         count, ports = json_number(about, self._dialect.port_count_key), self._switch.ports
         if count < ports:
             raise PatchlightError(
-                f"{self.name} has {count} ports beside its common one, the lab file says {ports}",
+                f"{self.name} has {count} ports in addition to the common one, but the lab file "
+                f"says {ports}",
                 hint="correct 'inputs' and 'outputs' of the wavelength switch in the lab file",
             )
 
@@ -227,7 +228,7 @@ class WaveShaper(WavelengthSessionDriver[Row]):
         return contract.Identity(dialect.vendor, model, serial, software)
 
     async def port_states(self) -> contract.PortStates:
-        """All ready, as far as the device tells: nothing."""
+        """All ready: the device reports no states."""
         return dict.fromkeys(self._all_ports(), contract.PortState("ready", "no states are told"))
 
     async def _table(self) -> Mapping[ChannelConnect, Row]:
@@ -253,7 +254,7 @@ class WaveShaper(WavelengthSessionDriver[Row]):
         profile = await self._profile()
         held = {self._way(c, passing) for c, passing in self._channels(profile).items()}
         for way in pairs:
-            # What somebody has led elsewhere meanwhile is not ours to block.
+            # Do not block what another client has routed elsewhere meanwhile.
             if way in held:
                 profile = self._with(profile, way.channel, None)
         await self._load(profile)
@@ -282,9 +283,9 @@ class WaveShaper(WavelengthSessionDriver[Row]):
             return _channels(profile, self.grid)
         except ValueError as error:
             raise contract.DeviceRefused(
-                f"{self.name} has a profile that is not made of channels: {error}",
+                f"{self.name} has a profile that does not consist of channels: {error}",
                 words=str(error),
-                hint="load one of channels only, or one that blocks all, by hand",
+                hint="load a profile with channels only, or one that blocks everything",
             ) from error
 
     def _with(self, profile: Profile, channel: Channel, passing: Passing | None) -> Profile:

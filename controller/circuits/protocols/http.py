@@ -1,10 +1,10 @@
-"""Exchanges with a device over HTTPS: one at a time, bounded; what a failure means; its JSON.
+"""Exchanges HTTPS requests with a device, one at a time and bounded, and parses JSON.
 
-An exchange that changes something and whose answer did not come raises ``OutcomeUnknown``
-as soon as any of it may have been sent; one that only reads is tried once more after a lost
-connection, then raises ``DeviceUnreachable``. Redirects and proxies are not followed: the
-password goes to the address in the lab file only. It never reaches a log or an error. Over plain
-HTTP, for devices that have nothing else (``HttpDialect.tls``), it is not sent at all.
+An exchange that changes something and gets no answer raises ``OutcomeUnknown`` if any of it may
+have been sent; a read is repeated once after a lost connection, then raises ``DeviceUnreachable``.
+Redirects and proxies are not followed: the password only goes to the address in the lab file, and
+never into a log or an error. Over plain HTTP, for devices without TLS (``HttpDialect.tls``), it is
+not sent.
 """
 
 import asyncio
@@ -37,11 +37,11 @@ RULES = ("first-use", "pinned", "ca", "off")
 
 
 class DeviceNotTrusted(contract.DeviceUnreachable):
-    """What answers may be another device: it was told nothing, not even who asks."""
+    """Another device may be answering; nothing was sent, not even the login."""
 
 
 def pins_file() -> Path:
-    """Where the pins are kept."""
+    """The file of pins."""
     if named := os.environ.get(PINS_VARIABLE):
         return Path(named)
     return user_folder("XDG_CONFIG_HOME", ".config") / "patchlight" / "tls-pins"
@@ -53,7 +53,7 @@ def fingerprint(certificate: bytes) -> str:
 
 
 class Trust:
-    """The rule for one device. ``refused`` says why the last certificate was not accepted."""
+    """The rule for one device. ``refused`` says why the last certificate was rejected."""
 
     def __init__(self, address: str, rule: str, *, old_tls: bool = False) -> None:
         if rule not in RULES:
@@ -62,11 +62,11 @@ class Trust:
         self._address, self._rule, self._old_tls = address, rule, old_tls
 
     def context(self) -> ssl.SSLContext:
-        """What to make TLS connections with."""
+        """The context of TLS connections."""
         if self._rule == "ca":
             context = ssl.create_default_context()
         else:
-            # Without the machine's certificates: to read them takes some 100 ms.
+            # Without the machine's certificates, which take about 100 ms to load.
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
             context.check_hostname = False
             context.verify_mode = ssl.CERT_NONE
@@ -78,7 +78,7 @@ class Trust:
         return context
 
     def _check(self, certificate: bytes) -> None:
-        """``ssl.SSLError`` ends the handshake before anything of ours is sent."""
+        """``ssl.SSLError`` ends the handshake before anything is sent."""
         self.refused = ""
         shown, file = fingerprint(certificate), pins_file()
         try:
@@ -95,15 +95,19 @@ class Trust:
             self.refused = f"the pins of certificates in {file}: {error}"
         else:
             if known is None:
-                self.refused = f"{self._address} shows {shown}, and {file} has no pin of it"
+                self.refused = (
+                    f"{self._address} has the certificate {shown}, which is not pinned in {file}"
+                )
             elif known != shown:
-                self.refused = f"{self._address} shows {shown}, but {file} has {known}"
+                self.refused = (
+                    f"{self._address} has the certificate {shown}, but {file} has {known}"
+                )
         if self.refused:
             raise ssl.SSLError(self.refused)
 
 
 def _checking(check: Callable[[bytes], None]) -> type[ssl.SSLObject]:
-    """A TLS connection that has its peer's certificate checked as the handshake ends."""
+    """A TLS connection that checks the peer's certificate at the end of the handshake."""
 
     class Checked(ssl.SSLObject):
         def do_handshake(self) -> None:
@@ -116,16 +120,16 @@ def _checking(check: Callable[[bytes], None]) -> type[ssl.SSLObject]:
 T = TypeVar("T")
 
 _WORDS_KEPT = 300
-_MANY = 8  # changes: a connection to keep takes as long to make as some that are not kept
+_MANY = 8  # changes: a kept connection is as slow to make as several others
 _NOTHING_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
 _TRANSPORT = (httpx.HTTPError, TimeoutError, OSError, ValueError)
-# What stands before the device gave up on it: the device may be at it still.
+# What precedes an exchange that timed out: the device may still work on it.
 _GATEWAY = (502, 504)
 
 
 @dataclass(frozen=True, slots=True)
 class HttpReply:
-    """An answer; ``body`` is its JSON, ``None`` if it is no JSON. ``etag`` can be sent back."""
+    """An answer; ``body`` is its JSON, ``None`` if it is not JSON. ``etag`` can be sent back."""
 
     status: int
     reason: str
@@ -136,12 +140,12 @@ class HttpReply:
 
 
 def in_json(text: str) -> str:
-    """A text as it may stand between the quotes of a JSON text."""
+    """A text within the quotes of a JSON text."""
     return json.dumps(text)[1:-1]
 
 
 def in_url(text: str) -> str:
-    """A text as it may stand in one part of a path or query."""
+    """A text within one part of a path or query."""
     return quote(text, safe="")
 
 
@@ -150,12 +154,11 @@ class HttpDialect(Dialect):
     """What every exchange takes.
 
     ``verify`` is how the device's certificate is checked before the password is sent:
-    ``"first-use"``, ``"pinned"``, ``"ca"`` or ``"off"``, see ``trust``.
-    ``old_tls`` allows what today's libraries call unsafe, for old units. ``keep_connection``
-    saves a TLS handshake for each exchange; an exchange on a connection of its own cannot
-    take another's answer for its own, nor find that the device has just hung up.
-    ``error_words`` is searched in the body of a refusal. Without ``tls`` it is plain HTTP, and no
-    password is ever sent.
+    ``"first-use"``, ``"pinned"``, ``"ca"`` or ``"off"``, see ``trust``. ``old_tls`` allows insecure
+    versions, for old units. ``keep_connection`` saves a TLS handshake for each exchange; an
+    exchange on a separate connection cannot get another's answer, nor a connection that the device
+    has just closed. ``error_words`` is searched in the body of a refusal. Without ``tls`` it is
+    plain HTTP, and no password is ever sent.
     """
 
     base: str = ""
@@ -170,7 +173,7 @@ class HttpDialect(Dialect):
 class HttpClient:
     """One device. All methods belong to one event loop.
 
-    ``alarms`` is for what the driver finds reported: the device says nothing unasked here.
+    ``alarms`` is for the driver's findings: the device sends no events.
     """
 
     def __init__(self, session: Session, dialect: HttpDialect) -> None:
@@ -185,25 +188,25 @@ class HttpClient:
         self._kept: httpx.AsyncClient | None = None
 
     async def open(self) -> None:
-        """The first exchange is what connects."""
+        """The first exchange connects."""
 
     async def close(self) -> None:
-        """Let go of the connection. Idempotent; the next exchange makes another."""
+        """Close the connection. Idempotent; the next exchange reconnects."""
         async with self._lock:
             client, self._client = self._client, None
             if client is not None:
                 await client.aclose()
 
     async def hear(self) -> tuple[contract.Alarm, ...]:
-        """What the driver found reported."""
+        """The driver's findings."""
         return self.alarms.all
 
     @contextlib.asynccontextmanager
     async def series(self, length: int) -> AsyncIterator[None]:
-        """If many, the changes in the block share a connection: each saves a TLS handshake.
+        """If many, the changes in the block share a connection, which saves TLS handshakes.
 
-        For small changes in a row whose outcome is read after the block: there an answer that
-        belongs to another, or a connection that was just hung up, does no harm.
+        For small changes in a row whose result is read after the block: a wrong answer or a closed
+        connection is harmless there.
         """
         if length < _MANY:
             yield
@@ -216,7 +219,7 @@ class HttpClient:
             await kept.aclose()
 
     async def get(self, path: str) -> HttpReply:
-        """Read. ``DeviceRefused`` also if it is neither JSON nor no content."""
+        """Read. ``DeviceRefused`` also if the body is neither JSON nor empty."""
         shown = f"GET {path}"
         reply = await self._exchange("GET", path, shown)
         if reply.body is None and reply.text.strip() != "null":
@@ -224,13 +227,13 @@ class HttpClient:
         return reply
 
     async def get_text(self, path: str) -> str:
-        """Read what is no JSON."""
+        """Read a body that is not JSON."""
         return (await self._exchange("GET", path, f"GET {path}")).text
 
     async def read(self, path: str, reader: Callable[[Any], T], *, missing: Any = None) -> T:
-        """What ``reader`` makes of an answer's JSON; its ``ValueError`` is a ``DeviceRefused``.
+        """The result of ``reader`` for an answer's JSON; ``DeviceRefused`` for its ``ValueError``.
 
-        ``missing`` stands for the JSON of a path that the device does not have, if that is fine.
+        ``missing`` replaces the JSON of a path that the device does not have, if that is allowed.
         """
         try:
             body = (await self.get(path)).body
@@ -246,17 +249,17 @@ class HttpClient:
     async def change(
         self, method: str, path: str, body: str = "", headers: Mapping[str, str] | None = None
     ) -> HttpReply:
-        """Change something; see the module for what a failure becomes."""
+        """Change something; see the module for failures."""
         shown = shortened(f"{method} {path} {body}".rstrip())
         return await self._exchange(method, path, shown, body, headers, changes=True)
 
     def nonsense(self, command: str, answer: str) -> contract.DeviceRefused:
-        """The refusal to believe an answer."""
+        """The error for an invalid answer."""
         words = self._mask(answer)[:_WORDS_KEPT]
         return contract.DeviceRefused(
-            f"{self._session.name} answered {command} with what cannot be: {words}",
+            f"{self._session.name} answered {command} with an invalid value: {words}",
             words=words,
-            hint="if its firmware says it differently, correct the driver's dialect",
+            hint="if its firmware has another format, correct the driver's dialect",
         )
 
     async def _exchange(
@@ -285,8 +288,7 @@ class HttpClient:
                     reason = self._reason(error)
                     if changes:
                         raise contract.outcome_unknown(
-                            f"{name}: {shown} was sent, then {reason}: whether it was done is "
-                            "unknown"
+                            f"{name}: {shown} was sent, then {reason}: the result is unknown"
                         ) from error
                     if retried or isinstance(error, (TimeoutError, httpx.TimeoutException)):
                         raise contract.DeviceUnreachable(
@@ -301,7 +303,7 @@ class HttpClient:
     async def _once(
         self, client: httpx.AsyncClient, method: str, path: str, body: str, headers: dict[str, str]
     ) -> HttpReply:
-        # The timeouts of the client are between bytes; one byte a second must end as well.
+        # The client's timeouts are between bytes; one byte per second must end as well.
         longest_s = self._session.timeouts.answer_s + 2 * self._session.timeouts.connect_s
         if body:
             headers["Content-Type"] = self._dialect.media_type
@@ -315,7 +317,7 @@ class HttpClient:
             ) as response,
         ):
             if response.headers.get("Content-Encoding", "identity") != "identity":
-                raise ValueError("the answer came compressed, which was not asked for")
+                raise ValueError("the answer is compressed, which was not requested")
             data = bytearray()
             async for chunk in response.aiter_raw():
                 data += chunk
@@ -334,7 +336,7 @@ class HttpClient:
         headers = {"Accept": self._dialect.media_type, "Accept-Encoding": "identity"}
         session = self._session
         return httpx.AsyncClient(
-            # In the clear anybody on the way could read it.
+            # Over plain HTTP anybody on the network could read it.
             auth=httpx.BasicAuth(session.user, session.password) if self._dialect.tls else None,
             verify=self._trust.context(),
             headers=headers if keep else {**headers, "Connection": "close"},
@@ -356,13 +358,13 @@ class HttpClient:
             )
         if changes and reply.status in _GATEWAY:
             raise contract.outcome_unknown(
-                f"{name}: {shown} was sent, then {words}: whether it was done is unknown"
+                f"{name}: {shown} was sent, then {words}: the result is unknown"
             )
         hint = None
         if reply.status == 403:
-            hint = f"the user {self._session.user} may only look on that device"
+            hint = f"the user {self._session.user} may only read on that device"
         elif 300 <= reply.status < 400:
-            hint = "it points elsewhere, where no password is sent: check its address"
+            hint = "it redirects to another address, where no password is sent: check its address"
         raise contract.DeviceRefused(
             f"{name} refused {shown}: {words}", code=str(reply.status), words=words, hint=hint
         )
@@ -380,9 +382,9 @@ class HttpClient:
         name, refused = self._session.name, self._trust.refused
         if refused:
             return DeviceNotTrusted(
-                f"{name} was told nothing: {refused}",
+                f"nothing was sent to {name}: {refused}",
                 hint="if the device has a new certificate, correct its line in that file "
-                f"({PINS_VARIABLE}); if not, find out who answers there",
+                f"({PINS_VARIABLE}); if not, check what answers there",
             )
         reason = str(error) or f"no answer in {self._session.timeouts.connect_s:g} s"
         return contract.DeviceUnreachable(
@@ -396,5 +398,5 @@ class HttpClient:
 
     def _reason(self, error: Exception) -> str:
         if isinstance(error, (TimeoutError, httpx.TimeoutException)):
-            return f"nothing came back within {self._session.timeouts.answer_s:g} s"
+            return f"no answer within {self._session.timeouts.answer_s:g} s"
         return self._mask(str(error)) or "the connection was lost"

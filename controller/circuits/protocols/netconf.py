@@ -1,7 +1,6 @@
-"""A NETCONF session over SSH that stays usable: questions, edits of the running configuration.
+"""Keeps a NETCONF session over SSH usable: queries, and edits of the running configuration.
 
-ncclient works in threads and blocks; here it is awaited. What an unanswered edit becomes: see
-``KeptSession``.
+ncclient blocks in threads; here it is awaited. For unanswered edits see ``KeptSession``.
 """
 
 from __future__ import annotations
@@ -35,17 +34,17 @@ try:
     from ncclient.xml_ import new_ele, to_ele
 except ImportError as error:
     raise PatchlightError(
-        f"NETCONF needs the Python package ncclient, which is not installed: {error}",
+        f"NETCONF needs the Python package ncclient: {error}",
         hint="install it with: pip install 'patchlight[netconf]'",
     ) from error
 
 _LOOK_S = 0.25
-_GRACE_S = 1.0  # ncclient's own deadline comes first: it leaves nothing waiting behind
+_GRACE_S = 1.0  # ncclient's deadline comes first: then nothing waits any longer
 T = TypeVar("T")
 
 
 class NetconfConnection:
-    """Made by ``NetconfConnection.open``. ``trouble`` says why it ended; empty while it lives."""
+    """Made by ``NetconfConnection.open``. ``trouble`` says why it ended, or is empty."""
 
     def __init__(self, manager: Any) -> None:
         self._manager = manager
@@ -55,7 +54,7 @@ class NetconfConnection:
     async def open(cls, session: Session) -> NetconfConnection:
         """Connect, check the host key, log in, exchange hellos.
 
-        Raises ``OSError`` (also for all that is not NETCONF) and ``LoginRefused``.
+        Raises ``OSError`` (also for anything that is not NETCONF) and ``LoginRefused``.
         """
         where = (session.host, session.port)
         sock = await finished(
@@ -67,7 +66,7 @@ class NetconfConnection:
                 functools.partial(_establish, session, sock), lambda late: late._session.close()
             )
         except BaseException:
-            # Whatever ncclient is waiting for in its thread, this ends it.
+            # This ends whatever ncclient is waiting for in its thread.
             sock.close()
             raise
         return cls(manager)
@@ -81,7 +80,7 @@ class NetconfConnection:
 
     @property
     def flooded(self) -> bool:
-        """Whether it was hung up on for saying too much."""
+        """Whether it was closed because of too much data."""
         return bool(self._manager._session.flooded)
 
     def offers(self, capability: str) -> bool:
@@ -89,10 +88,10 @@ class NetconfConnection:
         return capability in self._manager.server_capabilities
 
     async def ask(self, ask: Callable[[Any], T], timeout_s: float) -> T:
-        """What ``ask`` makes of ncclient's manager.
+        """The result of ``ask`` with ncclient's manager.
 
-        Raises ``TimeoutError``, ``ConnectionLost``, ``FramingError`` for what cannot be read,
-        and ncclient's ``RPCError`` if the device answers with an error.
+        Raises ``TimeoutError``, ``ConnectionLost``, ``FramingError`` for unreadable data, and
+        ncclient's ``RPCError`` if the device answers with an error.
         """
         self._manager.timeout = timeout_s
         self._manager._session.hearing.begin()
@@ -109,23 +108,23 @@ class NetconfConnection:
             self._trouble = self._trouble or str(error).split("\n")[0][:200]
             raise tcp.ConnectionLost from error
         except (SyntaxError, ValueError, AttributeError) as error:
-            # What is no XML ends in the first; a reply that lacks something in the others.
+            # Invalid XML raises the first; an incomplete reply the others.
             raise tcp.FramingError(f"its answer cannot be read: {error}") from error
         finally:
             self._manager._session.hearing.end()
 
     def notifications(self) -> list[str]:
-        """What the device said unasked since the last call, as XML."""
+        """The device's notifications since the last call, as XML."""
         found = []
         while (notification := self._manager.take_notification(block=False)) is not None:
             found.append(str(notification.notification_xml))
         return found
 
     async def close(self) -> None:
-        """End it without a word."""
+        """Close it immediately."""
         self._trouble = self._trouble or "it was closed"
         session = self._manager._session
-        # Whoever still waits for an answer in a thread is told that none will come.
+        # Threads that wait for an answer are told that none will come.
         session._dispatch_error(TransportError(self._trouble))
         await finished(session.close, lambda late: None)
 
@@ -135,9 +134,9 @@ class NetconfConnection:
         return bool(self._manager.connected and transport and transport.is_active())
 
     async def _answer(self, ask: Callable[[], T]) -> T:
-        """What ``ask`` gives; ``ConnectionLost`` as soon as the session is dead.
+        """The result of ``ask``; ``ConnectionLost`` as soon as the session is dead.
 
-        ncclient may miss that for a request made in the moment in which it dies.
+        ncclient may miss that for a request made at the moment of its end.
         """
         task = asyncio.ensure_future(finished(ask, lambda late: None))
         try:
@@ -152,9 +151,9 @@ class NetconfConnection:
 
 
 class _PromptSession(SSHSession):  # type: ignore[misc]  # ncclient has no types
-    """Sends at once. ncclient's own loop looks for something to send every 0.1 s only.
+    """Sends immediately, unlike ncclient, which looks for something to send every 0.1 s.
 
-    What comes is bounded: ncclient keeps whatever is not taken from it.
+    Received data is limited: ncclient keeps whatever is not read.
     """
 
     def __init__(self, handler: DefaultDeviceHandler, legacy: str) -> None:
@@ -170,7 +169,7 @@ class _PromptSession(SSHSession):  # type: ignore[misc]  # ncclient has no types
 
     @_transport.setter
     def _transport(self, made: Any) -> None:
-        # ncclient makes it and begins with it at once: here is the only place between.
+        # ncclient creates and starts it at once: this is the only place in between.
         self._connection = allow_legacy(made, self._legacy) if made and self._legacy else made
 
     def _transport_read(self) -> Any:
@@ -183,7 +182,7 @@ class _PromptSession(SSHSession):  # type: ignore[misc]  # ncclient has no types
         return data
 
     def send(self, message: str) -> None:
-        """Send this XML, framed as both sides agreed on (RFC 6242)."""
+        """Send this XML in the agreed framing (RFC 6242)."""
         if not self.connected:
             raise TransportError("not connected to the device")
         data = message.encode()
@@ -191,15 +190,15 @@ class _PromptSession(SSHSession):  # type: ignore[misc]  # ncclient has no types
             framed = b"\n#%d\n%b%b" % (len(data), data, END_DELIM)
         else:
             framed = data + MSG_DELIM
-        # Requests are made one at a time, so no two of them mix here.
+        # Requests are made one at a time, so two never mix here.
         self._channel.sendall(framed)
 
 
 def _establish(session: Session, sock: socket.socket) -> Any:
     handler = DefaultDeviceHandler()
     connection = _PromptSession(handler, session.name if session.legacy_ssh else "")
-    # The pins are ours: ncclient's own list knows keys by host only and would narrow the
-    # algorithms to what paramiko no longer has.
+    # Uses Patchlight's pins: ncclient's list is by host only and would restrict algorithms to ones
+    # that paramiko has removed.
     connection.load_known_hosts = lambda filename=None: None
 
     def check(host: str, _: str) -> bool:
@@ -249,7 +248,7 @@ class NetconfClient(KeptSession[NetconfConnection, Dialect]):
         return _parsed(await self._ask(ask, subtree, changes=False))
 
     async def edit(self, config: str) -> None:
-        """Edit the running configuration; ``config`` is what stands in its ``config`` element."""
+        """Edit the running configuration; ``config`` is the content of its ``config`` element."""
         base = "urn:ietf:params:xml:ns:netconf:base:1.0"
         wrapped = f'<nc:config xmlns:nc="{base}">{config}</nc:config>'
 
@@ -259,7 +258,7 @@ class NetconfClient(KeptSession[NetconfConnection, Dialect]):
         await self._ask(ask, config, changes=True)
 
     async def tell(self, operation: str) -> None:
-        """An operation of the device's own that changes something."""
+        """A vendor operation that changes something."""
 
         def ask(manager: Any) -> None:
             manager.dispatch(to_ele(operation))
@@ -276,9 +275,9 @@ class NetconfClient(KeptSession[NetconfConnection, Dialect]):
         return await NetconfConnection.open(self._session)
 
     async def _log_in(self) -> None:
-        """The login was part of connecting; here notifications are subscribed to."""
+        """Connecting has logged in; here notifications are subscribed to."""
         connection = self._connected()
-        # Without interleave a session with a subscription takes no requests any more.
+        # Without interleave a session with a subscription accepts no requests.
         if connection.offers(":notification") and connection.offers(":interleave"):
             try:
                 await connection.ask(
@@ -343,7 +342,7 @@ def _parsed(text: str) -> ET.Element:
     try:
         return ET.fromstring(text.encode())
     except ET.ParseError as error:
-        raise tcp.FramingError(f"its answer is no XML: {error}") from error
+        raise tcp.FramingError(f"its answer is not XML: {error}") from error
 
 
 def _local(tag: str) -> str:

@@ -1,8 +1,8 @@
-"""A session with a device that stays usable: login, deadlines, reconnecting, keep-alive.
+"""Keeps a session with a device usable: login, deadlines, reconnecting, keep-alive.
 
-One exchange is in flight at a time. An exchange that changes something and whose reply did
-not come raises ``OutcomeUnknown``; one that only reads is tried once more, then raises
-``DeviceUnreachable``. The password never reaches a log or an error.
+One exchange is in flight at a time. An exchange that changes something and gets no reply raises
+``OutcomeUnknown``; a read is repeated once, then raises ``DeviceUnreachable``. The password never
+appears in a log or an error.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from patchlight.controller.circuits.dialect import Dialect, Session, shortened
 from patchlight.controller.circuits.protocols import tcp
 from patchlight.testbed.errors import PatchlightError
 
-_ALARM_WORDS_KEPT = 500  # characters of each, so that a flood of long ones stays bounded
-_PAUSE_AFTER_LOGIN_REFUSED_S = 300.0  # before an idle session tries again
+_ALARM_WORDS_KEPT = 500  # maximum characters of each, so that a flood of long ones is limited
+_PAUSE_AFTER_LOGIN_REFUSED_S = 300.0  # before an idle session retries
 _PAUSE_AFTER_FLOOD_S = 10.0  # before the next connection
 _LOGIN_SETTLES_S = 0.5  # some units answer "not logged in" for a moment after the login
 
 
 class AnyConnection(Protocol):
-    """What a session talks over. ``trouble`` says why it ended; empty while it lives."""
+    """A session's connection. ``trouble`` says why it ended, or is empty."""
 
     @property
     def trouble(self) -> str:
@@ -37,10 +37,10 @@ class AnyConnection(Protocol):
 
     @property
     def flooded(self) -> bool:
-        """Whether it was hung up on for saying too much."""
+        """Whether it was closed because of too much data."""
 
     async def close(self) -> None:
-        """Let go of it."""
+        """Close it."""
 
 
 C = TypeVar("C", bound=AnyConnection)
@@ -58,7 +58,7 @@ class AlarmLog:
 
     @property
     def all(self) -> tuple[contract.Alarm, ...]:
-        """All of them; ``standing`` is set on those that stood when last asked for."""
+        """All of them; ``standing`` is set on those in the last read list."""
         stand = {id(alarm) for alarm in self._standing.values()}
         return tuple(
             replace(alarm, standing=True) if id(alarm) in stand else alarm for alarm in self._log
@@ -69,7 +69,7 @@ class AlarmLog:
         self._log.append(contract.Alarm(time.time(), severity, subject, words))
 
     def stands(self, found: Iterable[contract.Standing]) -> None:
-        """This is all that stands now; what was not reported before counts as reported now."""
+        """The list of active alarms; new ones count as reported now."""
         kept = {id(alarm) for alarm in self._log}
         standing: dict[contract.Standing, contract.Alarm] = {}
         for one in found:
@@ -90,7 +90,7 @@ class AlarmLog:
 
 
 class KeptSession(ABC, Generic[C, D]):
-    """One login on one device, over whatever connection. All methods belong to one event loop."""
+    """One login on one device, over any connection. All methods belong to one event loop."""
 
     protocol: ClassVar[str]
     log: ClassVar[logging.Logger]
@@ -113,7 +113,7 @@ class KeptSession(ABC, Generic[C, D]):
 
     @abstractmethod
     async def _log_in(self) -> None:
-        """Log in over the connection just made; raises ``LoginRefused``."""
+        """Log in over the new connection; raises ``LoginRefused``."""
 
     @abstractmethod
     async def _log_out(self) -> None:
@@ -124,16 +124,16 @@ class KeptSession(ABC, Generic[C, D]):
         """What keeps an idle session alive."""
 
     def _wants_login(self, refusal: contract.DeviceRefused) -> bool:
-        """Whether that was refused for want of a login."""
+        """Whether that was refused because the session is not logged in."""
         return False
 
     @property
     def alarms(self) -> tuple[contract.Alarm, ...]:
-        """What the device said unasked, oldest first (the last 1000)."""
+        """The device's reports, oldest first (the last 1000)."""
         return self._alarms.all
 
     async def hear(self) -> tuple[contract.Alarm, ...]:
-        """The same; a device that reports nothing by itself is polled first."""
+        """The same; a device without events is polled first."""
         return self.alarms
 
     def _alarm(self, severity: contract.Severity, subject: str, words: str) -> None:
@@ -151,7 +151,7 @@ class KeptSession(ABC, Generic[C, D]):
             self._keep_alive_task = asyncio.create_task(self._keep_alive())
 
     async def close(self) -> None:
-        """Log out (if the device still listens) and drop the connection."""
+        """Log out if possible, and close the connection."""
         if self._keep_alive_task is not None:
             self._keep_alive_task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -171,10 +171,10 @@ class KeptSession(ABC, Generic[C, D]):
         *,
         changes: bool,
     ) -> R:
-        """Do one exchange on a live session; see the module for what a failure becomes.
+        """Do one exchange on a live session; see the module for failures.
 
-        ``exchange`` is called with the connection and the seconds that it may take: those of the
-        session without ``timeout_s``. ``shown`` gives the command as errors may have it.
+        ``exchange`` is called with the connection and its timeout in seconds: the session's without
+        ``timeout_s``. ``shown`` returns the command for errors.
         """
         timeout_s = self._session.timeouts.answer_s if timeout_s is None else timeout_s
         async with self._turn():
@@ -189,8 +189,8 @@ class KeptSession(ABC, Generic[C, D]):
                     await self._disconnect()
                     if changes:
                         raise contract.outcome_unknown(
-                            f"{self._session.name}: {shown()} was sent, then {reason}: whether it "
-                            "was done is unknown"
+                            f"{self._session.name}: {shown()} was sent, then {reason}: the "
+                            "result is unknown"
                         ) from error
                     if retried or isinstance(error, TimeoutError):
                         raise contract.DeviceUnreachable(
@@ -202,7 +202,7 @@ class KeptSession(ABC, Generic[C, D]):
                     self.log.log(level, "%s > %s", self._session.name, shortened(refusal.words))
                     if logged_in_again or not self._wants_login(refusal):
                         raise
-                    # It was refused for want of a login, so nothing of it was done.
+                    # It was refused because the session is not logged in, so nothing was done.
                     logged_in_again = True
                     if asyncio.get_running_loop().time() - self._logged_in_at < 1:
                         await asyncio.sleep(_LOGIN_SETTLES_S)
@@ -211,7 +211,7 @@ class KeptSession(ABC, Generic[C, D]):
 
     @contextlib.asynccontextmanager
     async def _turn(self) -> AsyncIterator[None]:
-        """One exchange at a time. Who waits for the next sends before this answer is understood."""
+        """One exchange at a time. The next one may be sent before this answer is parsed."""
         self._asking += 1
         try:
             async with self._lock:
@@ -230,9 +230,9 @@ class KeptSession(ABC, Generic[C, D]):
         pause_s = self._quiet_until - asyncio.get_running_loop().time()
         if pause_s > 0:
             raise contract.DeviceUnreachable(
-                f"{self._session.name} at {host}:{port} was disconnected: it sent too much that "
-                f"answers nothing; the next try is in {pause_s:.0f} s",
-                hint="look at the device: what does it report all the time?",
+                f"{self._session.name} at {host}:{port} was disconnected: it sent too much "
+                f"unsolicited data; the next try is in {pause_s:.0f} s",
+                hint="check the device: what does it report all the time?",
             )
         try:
             async with asyncio.timeout(wait_s):
@@ -283,7 +283,7 @@ class KeptSession(ABC, Generic[C, D]):
                 await self._say_something()
             except PatchlightError as error:
                 if isinstance(error, contract.LoginRefused):
-                    # Some units lock an account out after a few wrong passwords.
+                    # Some units lock an account after a few wrong passwords.
                     self._last_used += _PAUSE_AFTER_LOGIN_REFUSED_S
                 self.log.warning("%s: keep-alive: %s", self._session.name, error.message)
 
@@ -291,7 +291,7 @@ class KeptSession(ABC, Generic[C, D]):
         return self._session.masked(text)
 
     def _sends(self, shown: str) -> None:
-        """Log what goes to the device, as logs may have it."""
+        """Log a command in its form for logs."""
         self.log.debug("%s < %s", self._session.name, shortened(shown))
 
     def _refused(self, shown: str, words: str, code: str = "") -> contract.DeviceRefused:
@@ -300,15 +300,15 @@ class KeptSession(ABC, Generic[C, D]):
 
     def _reason(self, error: Exception, timeout_s: float) -> str:
         if isinstance(error, TimeoutError):
-            return f"nothing came back within {timeout_s:g} s"
+            return f"no answer within {timeout_s:g} s"
         trouble = self._connection.trouble if self._connection else ""
         return self._mask(str(error) or trouble or "the connection was lost")
 
 
 class DeviceSession(KeptSession[tcp.DeviceConnection[M], D], Generic[M, D]):
-    """A session over a connection of messages: TCP, if ``_connect`` is not replaced.
+    """A session over a connection of messages: TCP, unless ``_connect`` is overridden.
 
-    ``_unasked`` takes a message that answers nothing; it is ``False`` if that may be an answer.
+    ``_unasked`` handles an unsolicited message; it is ``False`` if that may be an answer.
     """
 
     _unasked: Callable[[M], bool] | None = None
@@ -319,7 +319,7 @@ class DeviceSession(KeptSession[tcp.DeviceConnection[M], D], Generic[M, D]):
 
     @property
     def buffered(self) -> int:
-        """Bytes held of a message that is not yet complete."""
+        """Bytes of a message that is not complete yet."""
         return 0 if self._connection is None else self._connection.buffered
 
     async def _in_step(

@@ -1,14 +1,13 @@
-"""A session in a device's shell over SSH, and the host keys that devices are pinned to.
+"""Keeps a session in a device's shell over SSH, and pins devices' host keys.
 
-The pins are a file in OpenSSH's known_hosts form, ``~/.config/patchlight/known_hosts`` or the
-one that ``PATCHLIGHT_KNOWN_HOSTS`` names. A key seen for the first time is written there with a
-warning in the log, and a changed one is refused. To have nothing trusted on first use, set
-``PATCHLIGHT_HOST_KEYS=strict`` and fill the file beforehand: ``ssh-keyscan -p PORT HOST``,
-after comparing the fingerprint with the one on the device's console.
+The pins are a file in OpenSSH's known_hosts form, ``~/.config/patchlight/known_hosts`` or the one
+that ``PATCHLIGHT_KNOWN_HOSTS`` names. A new key is written there with a warning in the log, and a
+changed one is refused. To disable trust on first use, set ``PATCHLIGHT_HOST_KEYS=strict`` and fill
+the file beforehand: ``ssh-keyscan -p PORT HOST``, after comparing the fingerprint with the one on
+the device's console.
 
-A shell has no tags. So the terminal's echo of the command must stand before its reply:
-anything else means that the two sides are out of step, and the connection is made anew. How a
-session stays usable, and what an unanswered command becomes: see ``DeviceSession``.
+A shell has no tags. So the terminal's echo of the command must precede its reply: otherwise the two
+sides are out of step, and the session reconnects. For unanswered commands see ``DeviceSession``.
 """
 
 import asyncio
@@ -46,7 +45,7 @@ log = logging.getLogger("patchlight.ssh")
 
 
 class DeviceKeyRefused(LoginRefused):
-    """The device's host key is not the pinned one; no password was sent to it."""
+    """The device's host key is not the pinned one; no password was sent."""
 
 
 def fingerprint(key: paramiko.PKey) -> str:
@@ -56,9 +55,9 @@ def fingerprint(key: paramiko.PKey) -> str:
 
 
 def check_host_key(name: str, host: str, port: int, key: paramiko.PKey) -> None:
-    """``DeviceKeyRefused`` unless ``key`` is the one pinned for ``host:port``, or the first.
+    """``DeviceKeyRefused`` unless ``key`` is pinned for ``host:port``, or the first.
 
-    ``name`` is what errors call the device. Reads and writes a file: call it in a thread.
+    ``name`` is the device in errors. Reads and writes a file: call it in a thread.
     """
     path, where = pins_path(), f"[{host}]:{port}"
     shown = f"{key.get_name()} {fingerprint(key)}"
@@ -69,7 +68,7 @@ def check_host_key(name: str, host: str, port: int, key: paramiko.PKey) -> None:
             f"the host key of {name} at {where} cannot be checked: reading {path}: {error}",
             hint="correct or remove that file",
         ) from error
-    # OpenSSH writes no port where it is the usual one.
+    # OpenSSH omits the port if it is the default.
     pinned = pins.lookup(where) or (pins.lookup(host) if port == 22 else None)
     if pinned:
         if any(known.asbytes() == key.asbytes() for known in pinned.values()):
@@ -88,10 +87,10 @@ def check_host_key(name: str, host: str, port: int, key: paramiko.PKey) -> None:
     try:
         append_line(path, f"{where} {key.get_name()} {key.get_base64()}")
     except OSError as error:
-        # Trusting a key without remembering it would be trusting every key.
+        # A trusted key must be stored, or every key would be trusted.
         raise DeviceKeyRefused(
             f"the host key of {name} cannot be pinned in {path}: {error.strerror}",
-            hint=f"name a file that can be written in {FILE_VARIABLE}",
+            hint=f"set {FILE_VARIABLE} to a writable file",
         ) from error
     log.warning("%s at %s: pinned its host key %s in %s", name, where, shown, path)
 
@@ -107,16 +106,15 @@ _CHUNK = 65536
 _LOG = "patchlight.ssh"
 T = TypeVar("T")
 
-# What goes wrong is in our errors; paramiko would tell it with a traceback once more. NETCONF
-# over ncclient uses paramiko's own log.
+# Errors are raised here; paramiko would log them again. ncclient uses paramiko's log.
 for _name in (f"{_LOG}.transport", "paramiko", "ncclient"):
     logging.getLogger(_name).setLevel(logging.CRITICAL)
 
 
 async def open_shell(session: Session) -> socket.socket:
-    """Log in and open a shell on a terminal wide enough that it wraps no line.
+    """Log in and open a shell on a terminal wide enough that lines do not wrap.
 
-    Raises ``OSError`` (also for all that is not SSH) and ``LoginRefused``.
+    Raises ``OSError`` (also for anything that is not SSH) and ``LoginRefused``.
     """
     channel = await finished(
         functools.partial(_open_shell, session), lambda late: late.get_transport().close()
@@ -129,7 +127,7 @@ async def open_shell(session: Session) -> socket.socket:
 
 
 async def finished(blocking: Callable[[], T], let_go: Callable[[T], object]) -> T:
-    """What ``blocking`` gives, run in a thread; cancelled meanwhile, ``let_go`` takes it."""
+    """The result of ``blocking``, run in a thread; if cancelled meanwhile, ``let_go`` gets it."""
     task = asyncio.ensure_future(asyncio.to_thread(blocking))
     try:
         return await asyncio.shield(task)
@@ -144,7 +142,7 @@ async def finished(blocking: Callable[[], T], let_go: Callable[[T], object]) -> 
 
 
 def joined(channel: paramiko.Channel) -> socket.socket:
-    """The channel as a socket, whose closing closes the channel and its whole transport."""
+    """The channel as a socket; closing it closes the channel and its transport."""
     ours, theirs = socket.socketpair()
     threading.Thread(target=_from_channel, args=(channel, theirs), daemon=True).start()
     threading.Thread(target=_to_channel, args=(channel, theirs), daemon=True).start()
@@ -193,12 +191,12 @@ def _to_channel(channel: paramiko.Channel, source: socket.socket) -> None:
     with contextlib.suppress(OSError, EOFError, paramiko.SSHException):
         while data := source.recv(_CHUNK):
             channel.sendall(data)
-    # Both ends are through: the device hung up, or our side closed the streams.
+    # Both directions are closed: by the device or here.
     channel.get_transport().close()
     source.close()
 
 
-_LOOK_BACK = 512  # characters: what came before may be the beginning of a prompt
+_LOOK_BACK = 512  # characters: earlier text may be the start of a prompt
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
 
 
@@ -206,10 +204,9 @@ _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)
 class ShellDialect(Dialect):
     """What a session takes.
 
-    ``prompt`` matches the whole last line of what a login prints; whatever it is there, it is
-    taken for the prompt from then on. A reply with a line in which ``error_line`` is found is
-    a refusal. Lines that match ``alarm_line`` are no part of a reply: the device says them
-    unasked.
+    ``prompt`` matches the whole last line of a login's output, which is then the prompt. A reply
+    with a line that contains ``error_line`` is a refusal. Lines that match ``alarm_line`` are
+    unsolicited, not part of a reply.
     """
 
     FIELDS: ClassVar[frozenset[str]] = frozenset()
@@ -227,7 +224,7 @@ class ShellFramer:
         self._first = re.compile(rf"(?:^|\n)({prompt})$")
         self._next: re.Pattern[str] | None = None
         self._text, self._limit = "", limit
-        # A letter may come in two pieces.
+        # A character may arrive in two pieces.
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     @property
@@ -238,7 +235,7 @@ class ShellFramer:
     def feed(self, data: bytes) -> list[str]:
         """Add bytes; returns the texts that they complete."""
         added = self._decoder.decode(data).replace("\r", "")
-        # Only the end of what is held can be part of something with what was added.
+        # Only the end of the buffer can combine with the new text.
         at = max(0, len(self._text) - _LOOK_BACK)
         at = at if (escape := self._text.find("\x1b", 0, at)) < 0 else escape
         self._text = self._text[:at] + _ESCAPES.sub("", self._text[at:] + added)
@@ -270,9 +267,9 @@ class ShellClient(DeviceSession[str, ShellDialect]):
     async def command(
         self, command: str, *, changes: bool = False, timeout_s: float | None = None
     ) -> list[str]:
-        """Have a command done; the lines of its reply.
+        """Run a command; returns the lines of its reply.
 
-        Raises ``DeviceRefused`` with the device's words if it tells of an error. One that
+        Raises ``DeviceRefused`` with the device's message if it reports an error. One that
         ``changes`` something and is not answered raises ``OutcomeUnknown``.
         """
         take, shown = partial(self._take, command), partial(shortened, command)
@@ -287,7 +284,7 @@ class ShellClient(DeviceSession[str, ShellDialect]):
         return ShellFramer(self._dialect.prompt)
 
     def _unasked(self, message: str) -> bool:
-        """Some print the prompt anew after what they say unasked."""
+        """Some devices print the prompt again after unsolicited lines."""
         lines = [line.strip() for line in message.split("\n") if line.strip()]
         if not lines or not all(map(self._alarm_line.fullmatch, lines)):
             return False
@@ -297,7 +294,7 @@ class ShellClient(DeviceSession[str, ShellDialect]):
     async def _connect(self) -> tcp.DeviceConnection[str]:
         shell = await open_shell(self._session)
         connection = await tcp.DeviceConnection.over(shell, self._framer(), self._unasked, b"\n")
-        # The login's own text and the first prompt come before any command.
+        # The login's text and the first prompt precede any command.
         connection.listen()
         return connection
 
@@ -308,7 +305,7 @@ class ShellClient(DeviceSession[str, ShellDialect]):
         self._without_alarms(greeting)
 
     async def _log_out(self) -> None:
-        """Closing the channel is the farewell."""
+        """Closing the channel is the logout."""
 
     async def _say_something(self) -> None:
         await self.command(self._dialect.keep_alive)
@@ -324,7 +321,7 @@ class ShellClient(DeviceSession[str, ShellDialect]):
         return lines[1:]
 
     def _without_alarms(self, text: str) -> list[str]:
-        """The lines of a reply that are not blank; what was said unasked becomes alarms."""
+        """The non-blank lines of a reply; unsolicited ones become alarms."""
         lines = []
         for line in text.split("\n"):
             if alarm := self._alarm_line.fullmatch(line.strip()):

@@ -1,7 +1,7 @@
-"""One TCP connection to a device: messages in, commands out, until it breaks.
+"""Handles one TCP connection to a device: messages in, commands out, until it breaks.
 
-Many devices talk as a telnet server does: that noise (RFC 854) is taken out of the stream,
-and every option politely refused.
+Many devices behave like a telnet server: such sequences (RFC 854) are removed from the stream, and
+every option is refused.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from patchlight.controller.circuits.contract import DeviceRefused
 from patchlight.testbed.errors import PatchlightError
 
 BUFFER_LIMIT = 3 << 18
-"""Bytes of one unfinished message (or line of noise) that are kept before giving up.
+"""Bytes of one unfinished message (or noise line) that are kept before giving up.
 
-A connection that is flooded takes a quarter more memory than that, so 1 MiB at most; the table
-of a switch of 1,000 ports takes a fifth of it.
+A flooded connection takes a quarter more memory than that, at most 1 MiB; the table of a switch of
+1,000 ports takes a fifth of it.
 """
 
 _UNASKED_PERIOD_S = 60.0
@@ -33,56 +33,56 @@ Take = Callable[[Sequence[M]], R | None]
 
 
 class FramingError(PatchlightError):
-    """The stream cannot be what it should: an unfinished message grew past the bound."""
+    """The stream is invalid: an unfinished message exceeds the limit."""
 
 
 class Hearing:
-    """Counts what a device says: ``FramingError`` past ``BUFFER_LIMIT`` bytes a minute.
+    """Counts unsolicited data: ``FramingError`` past ``BUFFER_LIMIT`` bytes a minute.
 
-    What comes in answer is not counted, and may be as long again.
+    Answers are not counted, and have the same limit.
     """
 
     def __init__(self) -> None:
-        self.wanted = False  # whether an answer is
+        self.wanted = False  # whether an answer is expected
         self._bytes = self._before = 0
         self._since = time.monotonic()
 
     def begin(self) -> None:
-        """What comes from here on may answer something."""
+        """From here on data may be an answer."""
         if not self.wanted:
             self.wanted, self._before = True, self._bytes
 
     def end(self) -> None:
-        """The exchange is over: what came in it does not count."""
+        """The exchange is over: its data does not count."""
         self.wanted, self._bytes = False, min(self._bytes, self._before)
 
     def take(self, count: int) -> None:
-        """So many bytes came."""
+        """Count received bytes."""
         if (now := time.monotonic()) - self._since > _UNASKED_PERIOD_S:
             self._since, self._bytes, self._before = now, 0, 0
         self._bytes += count
         if self._bytes > BUFFER_LIMIT * (1 + self.wanted):
             raise FramingError(
-                f"{self._bytes} bytes came within {_UNASKED_PERIOD_S:.0f} s that answer nothing"
+                f"it sent {self._bytes} bytes of unsolicited data within {_UNASKED_PERIOD_S:.0f} s"
             )
 
 
 class Framer(Protocol[M]):
-    """Bytes in, messages out. ``FramingError`` past its bound: the stream is lost then."""
+    """Bytes in, messages out. After a ``FramingError`` the stream is lost."""
 
     def feed(self, data: bytes) -> list[M]:
-        """Add bytes; returns the messages they complete."""
+        """Add bytes; returns the messages that they complete."""
 
     def take_telnet_replies(self) -> bytes:
-        """What to send back to a telnet server that tried to negotiate."""
+        """The reply to a telnet server that tried to negotiate."""
 
     @property
     def buffered(self) -> int:
-        """Bytes held of what is not yet complete."""
+        """Bytes that are not complete yet."""
 
 
 class TelnetFilter:
-    """Removes IAC sequences and NULs from a byte stream, across any cut of it."""
+    """Removes IAC sequences and NULs from a byte stream, however it is cut."""
 
     def __init__(self) -> None:
         self._state = "data"  # data | iac | option | sub | sub-iac
@@ -91,10 +91,10 @@ class TelnetFilter:
         self._replies = bytearray()
 
     def filter(self, data: bytes) -> bytes:
-        """The bytes of ``data`` that are no telnet."""
+        """The bytes of ``data`` without telnet sequences."""
         out, at = bytearray(), 0
         while at < len(data):
-            # What no sequence begins or ends in is passed over as a whole.
+            # Data without special bytes is passed as a whole.
             if self._state in ("data", "sub"):
                 end = data.find(_IAC, at)
                 end = len(data) if end < 0 else end
@@ -107,7 +107,7 @@ class TelnetFilter:
         return bytes(out.replace(b"\0", b""))
 
     def take_replies(self) -> bytes:
-        """Refusals of the options offered or asked for since the last call."""
+        """Refusals of the options offered or requested since the last call."""
         replies = bytes(self._replies)
         self._replies.clear()
         return replies
@@ -126,7 +126,7 @@ class TelnetFilter:
         elif self._state == "option":
             self._state = "data"
             refusal = {_DO: _WONT, _WILL: _DONT}.get(self._verb)
-            # Once each: a server that answers a refusal by asking again would never end.
+            # Once each: a server that repeats its request would never stop.
             if refusal is not None and (refusal, byte) not in self._refused:
                 self._refused.add((refusal, byte))
                 self._replies += bytes((_IAC, refusal, byte))
@@ -135,7 +135,7 @@ class TelnetFilter:
 
 
 class TelnetFramer:
-    """What framers share whose stream may hold telnet noise: a bounded buffer without it.
+    """Shared by framers of streams with telnet noise: a bounded buffer without it.
 
     After a ``FramingError`` the stream is lost: close the connection.
     """
@@ -147,11 +147,11 @@ class TelnetFramer:
 
     @property
     def buffered(self) -> int:
-        """Bytes held of what is not yet complete; never more than the limit."""
+        """Bytes that are not complete yet; never more than the limit."""
         return len(self._buffer)
 
     def take_telnet_replies(self) -> bytes:
-        """What to send back to a telnet server that tried to negotiate (refusing it all)."""
+        """The reply to a telnet server that tried to negotiate (refusing everything)."""
         return self._telnet.take_replies()
 
     def _check_limit(self, held: int, protocol: str, unit: str) -> None:
@@ -159,16 +159,16 @@ class TelnetFramer:
             self._buffer.clear()
             raise FramingError(
                 f"reading {protocol}: {held} bytes came without the end of a {unit}",
-                hint=f"the device (or what listens there) does not speak {protocol}; "
-                "check the address and port",
+                hint=f"the device (or another service) does not use {protocol}; check the address "
+                "and port",
             )
 
 
 class LineFramer(TelnetFramer):
-    """Feed it what arrives; it hands back the lines that are complete, without their ends.
+    """Feed it data; it returns complete lines, without their ends.
 
-    Lines end with ``\\n`` or ``\\r\\n`` (as in IEEE 488.2 over a raw socket). ``protocol``: what
-    errors call what should come.
+    Lines end with ``\\n`` or ``\\r\\n`` (as in IEEE 488.2 over a raw socket). ``protocol``: the
+    expected protocol in errors.
     """
 
     def __init__(self, limit: int = BUFFER_LIMIT, protocol: str = "a protocol of lines") -> None:
@@ -176,9 +176,9 @@ class LineFramer(TelnetFramer):
         self._protocol = protocol
 
     def feed(self, data: bytes) -> list[str]:
-        """Add bytes; returns the lines they complete. ``FramingError`` past the bound."""
+        """Add bytes; returns the lines that they complete. ``FramingError`` past the limit."""
         lines: list[str] = []
-        # In slices, so that the bound holds however much is fed at once.
+        # In slices, so that the limit holds for any amount.
         for start in range(0, len(data), 65536):
             *whole, rest = self._telnet.filter(data[start : start + 65536]).split(b"\n")
             for piece in whole:
@@ -196,15 +196,15 @@ class LineFramer(TelnetFramer):
 
 
 class ConnectionLost(Exception):
-    """The connection ended; what that means depends on the command in flight."""
+    """The connection ended; the meaning depends on the command in flight."""
 
 
 class DeviceConnection(asyncio.Protocol, Generic[M]):
-    """Made by ``open`` or ``over``. ``trouble`` says why it ended; empty while it lives.
+    """Made by ``open`` or ``over``. ``trouble`` says why it ended, or is empty.
 
-    ``flooded``: whether it was hung up on for saying too much. ``ending``: what ends each
-    command. Whatever comes is understood as it comes, without a task between: the time of a
-    change is mostly such exchanges.
+    ``flooded``: whether it was closed because of too much data. ``ending``: the end of each
+    command. Data is parsed as it arrives, without a task in between: exchanges dominate the time of
+    a change.
     """
 
     def __init__(
@@ -222,7 +222,7 @@ class DeviceConnection(asyncio.Protocol, Generic[M]):
     async def open(
         cls, host: str, port: int, framer: Framer[M], unasked: Callable[[M], bool] | None = None
     ) -> DeviceConnection[M]:
-        """Connect; raises ``OSError``. ``unasked`` takes what answers nothing, and says so."""
+        """Connect; raises ``OSError``. ``unasked`` returns whether a message was unsolicited."""
         loop = asyncio.get_running_loop()
         return (await loop.create_connection(lambda: cls(framer, unasked), host, port))[1]
 
@@ -230,29 +230,29 @@ class DeviceConnection(asyncio.Protocol, Generic[M]):
     async def over(
         cls, sock: socket.socket, framer: Framer[M], unasked: Callable[[M], bool], ending: bytes
     ) -> DeviceConnection[M]:
-        """A connection over a socket that is joined already."""
+        """A connection over a connected socket."""
         loop = asyncio.get_running_loop()
         return (await loop.create_connection(lambda: cls(framer, unasked, ending), sock=sock))[1]
 
     @property
     def buffered(self) -> int:
-        """Bytes held of a message that is not yet complete; never more than the limit."""
+        """Bytes of a message that is not complete yet; never more than the limit."""
         return self._framer.buffered
 
     def send(self, text: str) -> None:
         """Send a command; ``ConnectionLost`` if the connection is known to have ended."""
         if self.trouble:
             raise ConnectionLost
-        # Replies are kept only from the first command on and while somebody reads them.
+        # Replies are kept only from the first command on and while they are read.
         self._hearing.begin()
         self._transport.write(text.encode() + self._ending)
 
     def listen(self) -> None:
-        """Keep what comes before the first command, too."""
+        """Also keep what arrives before the first command."""
         self._hearing.begin()
 
     async def receive(self) -> list[M]:
-        """The next messages that answer something; ``ConnectionLost`` at the end."""
+        """The next messages that are answers; ``ConnectionLost`` at the end."""
         while not self._inbox:
             if self._lost.done():
                 raise ConnectionLost
@@ -262,9 +262,9 @@ class DeviceConnection(asyncio.Protocol, Generic[M]):
         return messages
 
     async def exchange(self, text: str, take: Take[M, R], timeout_s: float) -> R:
-        """Send a command without a tag; what its answer says.
+        """Send a command without a tag; returns the parsed answer.
 
-        Where that is neither an answer nor a refusal, the connection ends.
+        Anything else than an answer or a refusal ends the connection.
         """
         try:
             async with asyncio.timeout(timeout_s):
@@ -276,19 +276,19 @@ class DeviceConnection(asyncio.Protocol, Generic[M]):
         except DeviceRefused:
             raise
         except BaseException:
-            # What comes of it later must not be taken for the answer to the next command.
+            # Its later result must not be taken for the answer to the next command.
             self.trouble = self.trouble or "an answer is outstanding"
             raise
         finally:
             self.done()
 
     def done(self) -> None:
-        """The exchange is over: what still comes in answer to it is dropped."""
+        """The exchange is over: further data for it is dropped."""
         self._hearing.end()
         self._inbox.clear()
 
     async def close(self) -> None:
-        """Let go of the socket."""
+        """Close the socket."""
         self._transport.close()
         try:
             async with asyncio.timeout(1):
@@ -299,12 +299,12 @@ class DeviceConnection(asyncio.Protocol, Generic[M]):
     # --- what the event loop calls ----------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """It stands."""
+        """It is connected."""
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
 
     def data_received(self, data: bytes) -> None:
-        """Take the messages out of what came, and answer a telnet server."""
+        """Parse received data, and answer a telnet server."""
         if self._lost.done():
             return
         try:

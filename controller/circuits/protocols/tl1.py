@@ -1,6 +1,6 @@
-"""A TL1 session over TCP: login, CTAGs, acknowledgements, pages, autonomous messages.
+"""Runs a TL1 session over TCP: login, CTAGs, acknowledgements, pages, autonomous messages.
 
-How it stays usable, and what an unanswered command becomes: see ``DeviceSession``.
+For unanswered commands see ``DeviceSession``.
 """
 
 import asyncio
@@ -25,11 +25,11 @@ from patchlight.controller.circuits.dialect import (
 from patchlight.controller.circuits.protocols import tcp, tl1_messages
 from patchlight.controller.circuits.protocols.session import DeviceSession
 
-_LIST_EVERY_S = 2.0  # the list of alarms is read no more often, however often it is asked for
+_LIST_EVERY_S = 2.0  # the minimum interval between reads of the alarm list
 _UNKNOWN_COMMAND = ("ICNV", "IICM", "IIAC", "PIUI")
-# Many times what a line with names takes; the dialects' patterns are slow on much longer ones.
+# Much longer than a line with names; the dialects' patterns are slow on longer ones.
 _LINE_LIMIT = 2048
-_ACKNOWLEDGED_LIMIT = 10  # acknowledgements extend a deadline to at most so many times itself
+_ACKNOWLEDGED_LIMIT = 10  # acknowledgements extend a deadline to at most this multiple
 
 
 @dataclass(frozen=True)
@@ -43,11 +43,11 @@ class Tl1Reply:
 
 @dataclass(frozen=True)
 class SessionDialect(Dialect):
-    """What logging in and staying logged in takes, and the list of alarms.
+    """The commands for logging in and keeping the session, and the list of alarms.
 
-    Templates may name ``{ctag}``, ``{user}`` and ``{password}``. Patterns are searched,
-    without regard to case, in the words of a denial; ``alarm_line`` matches the beginning of
-    one quoted line. Without ``alarms`` the device has no such list.
+    Templates may name ``{ctag}``, ``{user}`` and ``{password}``. Patterns are searched in a denial,
+    ignoring case; ``alarm_line`` matches the start of one quoted line. Without ``alarms`` the
+    device has no such list.
     """
 
     FIELDS: ClassVar[frozenset[str]] = frozenset({"ctag", "user", "password"})
@@ -85,11 +85,10 @@ class Tl1Client(DeviceSession[tl1_messages.Message, SessionDialect]):
     ) -> Tl1Reply:
         """Send one command and wait for its whole reply.
 
-        ``template`` comes from a dialect; ``values`` fill it, quoted where they are not
-        ``Bare`` (user and CTAG are added): ``BadInput`` if one cannot be. With
-        ``changes`` an unanswered command raises ``OutcomeUnknown``, else
-        ``DeviceUnreachable``. ``paged``: the device may repeat whole replies as pages. A
-        denial raises ``DeviceRefused`` with the device's words.
+        ``template`` comes from a dialect; ``values`` fill it, quoted unless they are ``Bare`` (user
+        and CTAG are added): ``BadInput`` if one cannot be quoted. With ``changes`` an unanswered
+        command raises ``OutcomeUnknown``, else ``DeviceUnreachable``. ``paged``: the device may
+        repeat whole replies as pages. A denial raises ``DeviceRefused`` with the device's message.
         """
         values = values or {}
         exchange = partial(self._exchange, template=template, values=values, paged=paged)
@@ -97,14 +96,14 @@ class Tl1Client(DeviceSession[tl1_messages.Message, SessionDialect]):
         return await self._run(exchange, shown, changes=changes)
 
     async def hear(self) -> tuple[Alarm, ...]:
-        """What it said unasked, and what stands on its own list (GR-833), if it has one."""
+        """Its unsolicited messages, and the active alarms on its list (GR-833), if it has one."""
         now = asyncio.get_running_loop().time()
         if self._lists_alarms and now >= self._list_again_at:
             self._list_again_at = now + _LIST_EVERY_S
             try:
                 reply = await self.command(self._dialect.alarms, paged=True)
             except DeviceRefused as refusal:
-                # A command that it does not know now it will not know later.
+                # An unknown command stays unknown.
                 self._lists_alarms = refusal.code not in _UNKNOWN_COMMAND
             else:
                 self._alarms.stands(self._standing(line) for line in reply.lines)
@@ -179,7 +178,7 @@ class Tl1Client(DeviceSession[tl1_messages.Message, SessionDialect]):
         *,
         paged: bool,
     ) -> list[tl1_messages.Tl1Response]:
-        """Send, then gather the parts of the reply: the last one tells how it ended."""
+        """Send, then collect the parts of the reply: the last one has the result."""
         ctag = last_ctag = self._send(connection, template, values)
         parts: list[tl1_messages.Tl1Response] = []
         untagged: list[tl1_messages.Tl1Response] = []
@@ -210,8 +209,8 @@ class Tl1Client(DeviceSession[tl1_messages.Message, SessionDialect]):
                         if message.code == "DENY" or not paged:
                             return parts
                         if last_ctag == ctag:
-                            # Pages look like whole replies, each ended with ";". The element works
-                            # in order: when it answers the next command, all pages are here.
+                            # Pages look like whole replies, each ended with ";". The device works
+                            # in order: when it answers the next command, all pages have arrived.
                             last_ctag = self._send(connection, self._dialect.keep_alive, {})
                             deadline.reschedule(now() + timeout)
                             for part in parts:
@@ -219,9 +218,8 @@ class Tl1Client(DeviceSession[tl1_messages.Message, SessionDialect]):
                     elif message.ctag == last_ctag and not message.more:
                         return parts or untagged
                     elif message.ctag == "0" and message.code == "DENY" and not waited:
-                        # Elements answer what they could not read with CTAG 0: that may be our
-                        # command, or somebody else's idea. If the next one of ours is answered
-                        # first, it was ours.
+                        # Devices answer unreadable commands with CTAG 0: possibly this one, or
+                        # another client's. If the next command is answered first, it was this one.
                         untagged = [message]
                         if last_ctag == ctag:
                             last_ctag = self._send(connection, self._dialect.keep_alive, {})
@@ -248,7 +246,7 @@ class Tl1Client(DeviceSession[tl1_messages.Message, SessionDialect]):
         self._alarm(tl1_messages.SEVERITIES[message.alarm_code], subject, words)
 
     def _shown(self, template: str, values: Mapping[str, str]) -> str:
-        """The command as logs and errors may have it: no password; long lists cut."""
+        """The command for logs and errors: no password; long lists are shortened."""
         shown = {"ctag": "", **values, "password": Bare("****")}
         return shortened(self._filled(template, shown))
 

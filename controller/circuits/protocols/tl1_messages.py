@@ -1,10 +1,9 @@
-"""What a TL1 network element says: responses, acknowledgements, autonomous messages (GR-831).
+"""Parses a TL1 element's responses, acknowledgements and autonomous messages (GR-831).
 
-An incremental parser with a bounded buffer reads them. Between messages the stream is read line
-by line, and every line that does not begin one is noise: banners, prompts, the echo of our own
-commands. Inside a message only an unquoted ``;`` ends it, or ``>`` alone at the start of a line
-(more parts follow); quotes and ``/* comments */`` hide both. However the bytes are cut, the
-same messages come out.
+The parser is incremental with a bounded buffer. Between messages, lines that do not begin one are
+noise: banners, prompts, echoes. Within a message only an unquoted ``;`` ends it, or ``>`` alone at
+the start of a line (more parts follow); quotes and ``/* comments */`` hide both. The result does
+not depend on how the bytes are cut.
 """
 
 import re
@@ -18,13 +17,13 @@ from patchlight.testbed.errors import BadInput
 _BODY_TOKEN = re.compile(r'"((?:[^"\\]|\\.)*)"|/\*(.*?)\*/', re.DOTALL)
 _ESCAPED = re.compile(r"\\(.)", re.DOTALL)
 _PLAIN_VALUE = re.compile(r"[\w.@%+-]*", re.ASCII)
-# Control characters, and what stands for bytes that were no UTF-8.
+# Control characters, and the replacement of invalid UTF-8.
 _UNQUOTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\ufffd]")
 
-# Nothing that begins a message is longer; longer lines are noise without looking further.
+# No start of a message is longer; longer lines are noise.
 _LINE_LIMIT = 1024
-# A prompt may stand before what begins a message, and leftovers of the terminator before it.
-# No byte fits both branches, so matching takes linear time whatever comes.
+# A prompt may precede the start of a message, and rests of the terminator before it. The branches
+# exclude each other, so matching takes linear time.
 _LEAD = rb"^(?:[\w.@:~-]*[>#$<;]|\s)*"
 _ACK = re.compile(_LEAD + rb"(IP|PF|OK|NA|NG|RL)[ \t]+(\w{1,6})[ \t]*[<>]?[ \t]*$")
 _HEADER = re.compile(rb"[ \t]\d{2,4}-\d\d-\d\d[ \t]+\d\d:\d\d:\d\d[ \t]*$")
@@ -34,7 +33,7 @@ _RESPONSE = re.compile(
 _AUTONOMOUS = re.compile(
     _LEAD + rb"(\*C|\*\*|\*|A)[ \t]+(\d[\d.]*)[ \t]+([A-Z][A-Z0-9 -]*?)[ \t]*$"
 )
-# How nearly all messages begin that come whole, as the patterns above would find it line by line.
+# The start of nearly all complete messages, as the patterns above would find it line by line.
 _USUAL = re.compile(
     rb"[\r\n]*[ \t]{0,8}([\w.-]{1,64})[ \t]\d\d-\d\d-\d\d[ \t]\d\d:\d\d:\d\d[ \t]*[\r\n]+"
     rb"(?:M  (\w{1,6}) (COMPLD|DENY|PRTL|DELAY|DELY|RTRV)"
@@ -43,9 +42,9 @@ _USUAL = re.compile(
 _LINE_END = re.compile(rb"[\r\n;]")
 _BLANK = re.compile(rb"[\r\n]+")
 _MARK = re.compile(rb'["\n;]|/\*')
-# What in a text needs no second look: whole quoted lines, line ends before something that is
-# not a prompt, and everything else that holds no mark. Long tables pass through here. (Not
-# possessive: CPython 3.11 then ends the match inside a branch that failed.)
+# Text that needs no second look: whole quoted lines, line ends before something other than a
+# prompt, and all else without a mark. Long tables pass here. (Not possessive: CPython 3.11 then
+# ends the match inside a failed branch.)
 _QUIET = re.compile(rb'(?:[^"\n;/]+|"[^"\\]*"|/(?=[^*])|\n[ \t\r]{0,15}(?=[^ \t\r>]))*')
 _IN_QUOTES = re.compile(rb'["\\]')
 _INDENT_LIMIT = 16
@@ -60,7 +59,7 @@ NOTIFICATIONS: dict[str, Severity] = {"CR": "critical", "MJ": "major", "MN": "mi
 
 @dataclass(frozen=True)
 class Body:
-    """The text block of a message, as it came: quoted lines, comments, and bare words."""
+    """The text block of a message: quoted lines, comments, and bare words."""
 
     text: str
 
@@ -69,7 +68,7 @@ class Body:
         text, pieces = self.text, self.text.split('"')
         comment = "/" in text and "/*" in text
         if len(pieces) % 2 and not comment and "\\" not in text:
-            # Nothing but quoted lines and bare words, as in every long table.
+            # Only quoted lines and bare words, as in every long table.
             return tuple(pieces[1::2]), (), " ".join(" ".join(pieces[::2]).split())
         quoted: list[str] = []
         comments: list[str] = []
@@ -86,12 +85,12 @@ class Body:
         return tuple(quoted), tuple(comments), " ".join(" ".join(bare).split())
 
     def take_apart(self) -> None:
-        """Do now what would be done when somebody asks for a part of it."""
+        """Parse now, rather than at the first access."""
         self._parts  # noqa: B018
 
     @property
     def quoted(self) -> tuple[str, ...]:
-        """The quoted lines without their quotes, escapes undone."""
+        """The quoted lines without their quotes, unescaped."""
         return self._parts[0]
 
     @property
@@ -101,18 +100,18 @@ class Body:
 
     @property
     def bare(self) -> str:
-        """Everything else, white space made single: a denial's error code stands here."""
+        """Everything else, with single spaces: it contains a denial's error code."""
         return self._parts[2]
 
     @property
     def words(self) -> str:
-        """All of it in reading order of weight: bare words, comments, quoted lines."""
+        """All of it by importance: bare words, comments, quoted lines."""
         return "; ".join(part for part in (self.bare, *self.comments, *self.quoted) if part)
 
 
 @dataclass(frozen=True)
 class Acknowledgement:
-    """``IP 123``: the reply will take a while (or, ``NA``/``NG``, will not come)."""
+    """``IP 123``: the reply will take a while (or, for ``NA``/``NG``, will not come)."""
 
     code: str
     ctag: str
@@ -131,7 +130,7 @@ class Tl1Response:
 
 @dataclass(frozen=True)
 class Autonomous:
-    """Something the element says unasked, like ``*C 17 REPT ALM EQPT``."""
+    """An unsolicited message of the element, like ``*C 17 REPT ALM EQPT``."""
 
     alarm_code: str
     atag: str
@@ -145,28 +144,28 @@ Message = Acknowledgement | Tl1Response | Autonomous
 
 
 def can_quote(value: str) -> bool:
-    """Whether a command can hold this text, and say exactly it."""
+    """Whether a command can contain exactly this text."""
     return _UNQUOTABLE.search(value) is None
 
 
 def quote(value: str) -> str:
-    """A parameter value as it may stand in a command: quoted where it holds more than a word.
+    """A parameter value in a command: quoted unless it is a single word.
 
-    ``BadInput``, which does not repeat the text (it may be a password), if no command can hold it.
+    ``BadInput``, without the text (it may be a password), if no command can contain it.
     """
     if _PLAIN_VALUE.fullmatch(value):
         return value
     if not can_quote(value):
         raise BadInput(
-            "a TL1 command cannot hold a text with control characters in it",
-            hint="change the user, password or name that has them",
+            "a TL1 command cannot contain control characters",
+            hint="change the user, password or name that contains them",
         )
     escaped = value.replace("\\", "\\\\").replace('"', '\\"')
     return f'"{escaped}"'
 
 
 class Tl1Framer(TelnetFramer):
-    """Feed it what arrives; it hands back the messages that are complete."""
+    """Feed it data; it returns complete messages."""
 
     def __init__(self, limit: int = BUFFER_LIMIT) -> None:
         super().__init__(limit)
@@ -176,9 +175,9 @@ class Tl1Framer(TelnetFramer):
         self._sid = ""
 
     def feed(self, data: bytes) -> list[Message]:
-        """Add bytes; returns the messages they complete. ``FramingError`` past the bound."""
+        """Add bytes; returns the messages that they complete. ``FramingError`` past the limit."""
         messages: list[Message] = []
-        # In slices, so that the bound holds however much is fed at once.
+        # In slices, so that the limit holds for any amount.
         for start in range(0, len(data), 65536):
             self._buffer += self._telnet.filter(data[start : start + 65536])
             while self._step(messages):
@@ -187,7 +186,7 @@ class Tl1Framer(TelnetFramer):
         return messages
 
     def _step(self, messages: list[Message]) -> bool:
-        """One move of the machine; ``False`` when it needs more bytes."""
+        """One step of the state machine; ``False`` when it needs more bytes."""
         if self._mode == "noise":
             return self._step_noise(messages)
         if self._mode == "quotes":
@@ -241,7 +240,7 @@ class Tl1Framer(TelnetFramer):
         rest: bytes,
         terminator: bytes,
     ) -> None:
-        # What stood on the code's own line belongs to the body: put it back, end included.
+        # The rest of the code's line belongs to the body: put it back, with its end.
         self._begun = (kind, fields)
         self._buffer[:0] = rest + terminator
         self._mode, self._scan = "text", 0
@@ -254,7 +253,7 @@ class Tl1Framer(TelnetFramer):
         if mark.group() == b'"':
             self._mode, self._scan = "text", mark.end()
             return True
-        # A backslash hides the next byte: wait for it.
+        # A backslash escapes the next byte: wait for it.
         self._scan = mark.start()
         if mark.end() == len(self._buffer):
             return False
@@ -262,7 +261,7 @@ class Tl1Framer(TelnetFramer):
         return True
 
     def _step_text(self, messages: list[Message]) -> bool:
-        # Once for each message, so that no text makes it slow.
+        # Once per message, so that it is never slow.
         if self._scan == 0 and (end := self._plain_end()):
             self._finish(messages, end, end + 1, more=self._buffer[end : end + 1] == b">")
             return True
@@ -292,14 +291,14 @@ class Tl1Framer(TelnetFramer):
         return True
 
     def _plain_end(self) -> int:
-        """Where the message ends, if it is here whole and is what nearly all are: nothing but
-        quoted lines and bare words. Else 0."""
+        """The end of the message, if it is complete and consists only of quoted lines and bare
+        words, as nearly all do. Else 0."""
         end = self._buffer.find(b";")
         if prompt := _PROMPT.search(self._buffer, 0, len(self._buffer) if end < 0 else end):
             end = prompt.end() - 1
         if end < 0 or self._buffer.count(b'"', 0, end) % 2:
             return 0
-        # One byte is found much faster than two.
+        # Searching for one byte is much faster than for two.
         comment = self._buffer.find(b"/", 0, end) >= 0 and self._buffer.find(b"/*", 0, end) >= 0
         return 0 if comment or self._buffer.find(b"\\", 0, end) >= 0 else end
 

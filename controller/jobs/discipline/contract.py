@@ -19,8 +19,7 @@ P = TypeVar("P")
 
 
 class UserUsage(NamedTuple):
-    """A user's past usage until ``at_s``: ``gpu_s`` with a half-life, and ``window_gpu_s`` in the
-    quota's present window."""
+    """Past usage until ``at_s``: decayed ``gpu_s``, and ``window_gpu_s`` in the present window."""
 
     gpu_s: float = 0.0
     at_s: float = 0.0
@@ -59,8 +58,7 @@ class UserAccounts:
         return {user: self._until(user, now_s) for user in self._usage}
 
     def shares(self, now_s: float) -> dict[str, float]:
-        """Each user's GPU-seconds divided by their share, decayed as in Slurm's multifactor
-        priority."""
+        """Each user's GPU-seconds per share, decayed as in Slurm's multifactor priority."""
         share = {user: self._settings.allowance(user).share or 1.0 for user in self._usage}
         return {user: self._until(user, now_s).gpu_s / share[user] for user in share}
 
@@ -85,7 +83,6 @@ class UserAccounts:
         return (now_s // length_s + 1) * length_s
 
     def _until(self, user: str, now_s: float) -> UserUsage:
-        """Update the usage to now: decay the past, add what is held."""
         known = self._usage.get(user)
         if known is None:
             return UserUsage(0.0, now_s, 0.0)
@@ -103,8 +100,7 @@ class UserAccounts:
 
 
 def admission(settings: Discipline, user: str, gpus: int, jobs: int) -> Waiting | None:
-    """Why a job of ``gpus`` may not even wait, if so; ``jobs`` of the user are waiting or
-    running."""
+    """Why a job of ``gpus`` may not even wait, if so; the user has ``jobs`` unfinished ones."""
     allowed = settings.allowance(user)
     if allowed.gpus is not None and gpus > allowed.gpus:
         words = f"it wants {gpus} GPUs, and {_called(user)} may have {allowed.gpus} at once"
@@ -223,8 +219,7 @@ class Site(Protocol[E, P]):
 
     @property
     def released(self) -> int:
-        """Increases when a waiting entry may find a placement: GPUs became free, or circuits
-        changed."""
+        """Increases when a waiting entry may find a placement: GPUs or circuits changed."""
 
     @property
     def layout(self) -> int:
@@ -246,8 +241,7 @@ class Site(Protocol[E, P]):
         """How many free GPUs the entry can run on. Called only to explain why it waits."""
 
     def out_of_reach(self, entry: E) -> Waiting | None:
-        """Why an entry waits for broken hosts, if so: later ones may overtake it. Only called while
-        there are such hosts."""
+        """Why an entry waits for broken hosts, if so; later ones may overtake it."""
 
     def place(self, entry: E, occupied: int | None = None) -> P | Waiting:
         """The policies' placement of an entry if the GPUs in ``occupied`` are taken (by default the
@@ -265,12 +259,10 @@ class Site(Protocol[E, P]):
 
     def preempt(self, entry: E) -> None:
         """Preempt a running entry. It waits again when it is next in ``joined``: immediately in a
-        simulation; in a lab after it has stopped at the end of an iteration, and its GPUs are free
-        only then."""
+        simulation; in a lab after it has stopped at the end of an iteration, with its GPUs."""
 
     def refuse(self, entry: E, why: Waiting) -> bool:
-        """Whether a blocked entry leaves the queue permanently, or waits until ``layout`` grows or
-        its dependencies change."""
+        """Whether a blocked entry leaves the queue, or waits for ``layout`` or its dependencies."""
 
     def wake_at(self, at_s: float) -> None:
         """Request a pass by that time."""

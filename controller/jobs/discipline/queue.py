@@ -52,8 +52,8 @@ class JobQueue(Generic[E, P]):
         self._again_s = 0.0
 
     def decide(self) -> bool:
-        """One pass: start all that can start. Returns whether the next entry waits although enough
-        GPUs are free."""
+        """One pass: start all that can; returns whether the next entry waits despite enough
+        GPUs."""
         site, line, settings = self._site, self._line, self._settings
         if self._aside or line.changes:
             for entry, _, layout in list(self._aside.values()):
@@ -180,7 +180,6 @@ class JobQueue(Generic[E, P]):
         return self._why_failed
 
     def _try(self, entry: E) -> bool:
-        """Start an entry where the policy puts it; ``False`` if it must wait."""
         site = self._site
         if site.occupancy.free < entry.workers:
             # An earlier result for other free GPUs or hosts does not count.
@@ -238,8 +237,7 @@ class JobQueue(Generic[E, P]):
                 spare -= entry.workers
 
     def _make_room(self, place: Place[E]) -> bool:
-        """Preempt entries behind the next one so that it can start; ``False`` if that is not
-        possible."""
+        """Preempt entries behind the next one so that it can start; ``False`` if impossible."""
         site, head = self._site, place[3]
         attempt = (head.index, site.released)
         if attempt == self._in_vain and site.now_s < self._again_s:
@@ -348,8 +346,7 @@ def iteration_times(
     name: str,
     options: Mapping[int, tuple[Sequence[int], Load]],
 ) -> dict[int, float]:
-    """Predicted seconds of an iteration by degree while all others run; without degrees that have
-    no route."""
+    """Predicted seconds of an iteration by degree (if it has a route) while all others run."""
     others = [RingWork(r.ring, r.load) for r in view.rings if r.load is not None and r.name != name]
     times = {
         degree: units_s(network, [*others, RingWork(ring, load)])[-1]

@@ -181,7 +181,6 @@ class Victims(Generic[E]):
             yield bound.entry
 
     def _catch_up(self, now_s: float) -> None:
-        """Update entries that have run for the quantum, or may be further behind."""
         for bound in self._given:
             heappush(self._bounds, bound)
         self._given.clear()

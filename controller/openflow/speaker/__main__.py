@@ -85,8 +85,7 @@ def choose(name: str | None = None) -> tuple[str, str]:
 
 
 def leave_setuptools_out() -> None:
-    """Give Ryu the ``distutils`` class that it needs without setuptools, which is slow to
-    import."""
+    """Give Ryu the ``distutils`` class that it needs without importing setuptools."""
     if sys.version_info < (3, 12) and (shim := sys.modules.get("_distutils_hack")):
         shim.remove_shim()
         try:
@@ -133,8 +132,6 @@ def _load(name: str) -> None:
 
 
 class _Alias(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Makes ``import alias.x`` return the same module as ``import package.x``."""
-
     def __init__(self, alias: str, package: str) -> None:
         self._alias, self._package = alias, package
         self._specs: dict[str, importlib.machinery.ModuleSpec | None] = {}

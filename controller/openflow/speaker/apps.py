@@ -176,7 +176,6 @@ def _count_received(registry: SwitchRegistry) -> None:
 
 
 def _serve_http(manager: Any) -> None:
-    """Start the HTTP server of applications that requested one (Ryu only)."""
     wsgi = sys.modules.get("ryu.app.wsgi")
     service = wsgi.start_service(manager) if wsgi is not None else None
     if service:
@@ -184,7 +183,6 @@ def _serve_http(manager: Any) -> None:
 
 
 def _on(events: Any, states: Any) -> Callable[[_Handler], _Handler]:
-    """The engine's untyped ``set_ev_cls``."""
     decorate: Callable[[_Handler], _Handler] = set_ev_cls(events, states)
     return decorate
 

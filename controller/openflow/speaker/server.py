@@ -153,8 +153,6 @@ class SpeakerServer:
 
 
 class _Client:
-    """One connection: a green thread that reads, one that writes, one per request."""
-
     def __init__(self, connection: Any, answer: Callable[[Message], Any]) -> None:
         self._connection = connection
         self._answer = answer
@@ -173,7 +171,6 @@ class _Client:
         self._something.release()
 
     def serve(self) -> None:
-        """Serve until the client disconnects."""
         writer = eventlet.spawn(self._write)
         try:
             with self._connection.makefile("rb") as lines:

@@ -218,8 +218,7 @@ class SwitchRegistry:
             eventlet.spawn_n(self._second, datapath, lambda: datapath.send_msg(ports))
 
     def _second(self, datapath: Any, go_on: Callable[[], None]) -> None:
-        """A second connection reports the id of a connected switch: check whether the first is
-        dead."""
+        """A second connection has a connected switch's id: check whether the first is dead."""
         first = self._switches.get(datapath.id)
         if first is not None and first.answers(_FIRST_ANSWERS_S):
             words = f"that switch is already connected from {first.address}"
@@ -246,7 +245,6 @@ class SwitchRegistry:
             LOG.warning(words, datapath.id, address, why)
 
     def _is_news(self, event: str, who: int | str) -> bool:
-        """Whether this was not reported in the last minute; marks it as reported."""
         now, key = time.monotonic(), (event, who)
         if now - self._told.get(key, -_TELL_EVERY_S) < _TELL_EVERY_S:
             return False
@@ -314,7 +312,6 @@ class SwitchRegistry:
     # -- counters ---------------------------------------------------------------------------
 
     def _count(self, switch: Switch) -> None:
-        """Read the counters once a second while the connection is up."""
         next_at = flows_at = time.monotonic()
         while self.of(switch.datapath) is switch:
             try:

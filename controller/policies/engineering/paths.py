@@ -131,7 +131,6 @@ class PresentLight:
         return tuple(found)
 
     def _followed(self, start: Port) -> tuple[Port, ...]:
-        """The ports of the light path from a site's port; empty if it leads to no site."""
         ports, at = list[Port](), start
         while (out := self.joined.get(at)) is not None:
             ports += [at, out]
@@ -212,8 +211,6 @@ class _New(NamedTuple):
 
 
 class _Program:
-    """Columns with their costs, and rows with their bounds."""
-
     def __init__(self) -> None:
         self.costs: list[float] = []
         self._entries: list[tuple[int, int, float]] = []
@@ -232,7 +229,6 @@ class _Program:
         self._bounds.append((least, most))
 
     def solved(self) -> list[bool] | None:
-        """Which columns are taken; ``None`` if nothing fits."""
         if self._impossible:
             return None
         if not self.costs:

@@ -162,7 +162,6 @@ class ClusterGraph:
         return np.array(ends, np.int64).reshape(-1, 2), links
 
     def _plugged(self, plugs: FixedFibres) -> list[_Edges]:
-        """What is plugged into OCSs: NICs, and packet switches with several fibres."""
         nodes = self._static
         gpu, ocs = plugs.nics.T
         self.ocs_of[gpu] = ocs
@@ -179,7 +178,6 @@ class ClusterGraph:
         return [nics, _edges(ocs, rack, _PLUGGED, rate, spare / np.maximum(counts, 1))]
 
     def _sum_up(self, nodes: Floats, features: tuple[int, ...]) -> None:
-        """Servers, switches and OCSs have the means of their GPUs."""
         for of, first, count in self._groups:
             if not count:
                 continue
@@ -228,7 +226,6 @@ def bits(gpus: int, count: int) -> NDArray[np.uint8]:
 def _edges(
     a: Ints, b: Ints, kind: Ints | int, rate: _Row | float = 0.0, last: _Row | float = 0.0
 ) -> _Edges:
-    """Edges in both directions, and their features."""
     rows = np.arange(len(a))
     links = np.zeros((len(a), EDGE_FEATURES), np.float32)
     links[rows, kind], links[:, _EDGE_RATE], links[:, _WANTED] = 1.0, rate, last

@@ -27,14 +27,12 @@ BUILT_IN: Mapping[str, contract.PlacementPolicy] = {
     "best-fit": placement.BestFit(),
     "first-fit": placement.FirstFit(),
 }
-"""The built-in placements whose answers are options, the default's first: in a tie the first option
-is taken."""
+"""The built-in placements that give options, the default's first, as it wins ties."""
 
 
 @dataclass(frozen=True)
 class Option:
-    """A candidate answer: ``words`` describe it, ``proposers`` are the policies that would choose
-    it.
+    """A candidate answer: ``words`` describe it, ``proposers`` are policies that would choose it.
 
     ``gpus`` are those concerned, in ring order, ``taken`` how many free ones it takes (negative:
     releases), ``moves`` how many get other circuits.
@@ -209,7 +207,6 @@ class Listing:
 
 
 def _together(outlook: Outlook, jobs: Sequence[RingOfJob], dark_s: float | None) -> Prospect:
-    """The effect on several jobs that get their circuits together."""
     each = [outlook.of(job.load, job.ring, dark_s) for job in jobs]
     return Prospect(
         math.fsum(one.lasts_s for one in each),
@@ -222,7 +219,6 @@ def _together(outlook: Outlook, jobs: Sequence[RingOfJob], dark_s: float | None)
 
 
 def _of_one_model(cluster: ClusterView, job: JobView) -> Iterator[JobView]:
-    """The job restricted to each of several GPU models."""
     models = cluster.shape.model_gpus
     if len(models) > 1:
         for model in models:

@@ -221,7 +221,6 @@ class Outlook:
 
     @cached_property
     def _speeds(self) -> Mapping[str, float]:
-        """The speed of each GPU model relative to the fastest, in the mean of recent jobs."""
         models = self.cluster.shape.model_gpus
         if len(models) < 2:
             return {}
@@ -242,8 +241,7 @@ class Outlook:
         return math.fsum(each)
 
     def _delays_s(self, network: LabNetwork, shares: Demand, lasts_s: float) -> tuple[float, float]:
-        """How much later others end if these edges share their links for that time; in
-        GPU-seconds."""
+        """How much later others end if these edges share their links that long; in GPU-seconds."""
         met = {id(going): going for link in shares for going in self._on.get(link, ())}
         found, held_gpu_s = 0.0, 0.0
         for going in met.values():
@@ -325,8 +323,7 @@ class Resizing:
         return free, gpus
 
     def _begin_s(self, free: int, gpus: Mapping[str, int], later_s: Mapping[str, float]) -> float:
-        """The total delay of waiting jobs if running ones end later than expected by these
-        times."""
+        """The total delay of waiting jobs if running ones end this much later than expected."""
         if not self._queue:
             return 0.0
         ends = []
@@ -337,8 +334,7 @@ class Resizing:
         return math.fsum(begins_s for _, begins_s in self._turns(free, ends))
 
     def _turns(self, free: int, ends: list[tuple[float, int]]) -> Iterator[tuple[QueuedJob, float]]:
-        """The waiting jobs, and when each starts with GPUs free at these times; without those that
-        never do."""
+        """The jobs that can start with GPUs free at these times, and when."""
         heapq.heapify(ends)
         now_s = 0.0
         for job in self._queue:

@@ -306,7 +306,6 @@ def load_options(path: Path, kind: PolicyKind) -> LearnedOptions:
 
 
 def _check_session(session: Any, path: Path) -> None:
-    """Check inputs and outputs; sizes must be variable."""
     inputs, outputs = session.get_inputs(), session.get_outputs()
     for each in inputs:
         if each.name not in ARRAYS:
@@ -330,7 +329,6 @@ def _check_session(session: Any, path: Path) -> None:
 
 
 def _try(policy: LearnedOptions, path: Path) -> None:
-    """Run it once on each of two synthetic clusters of different sizes."""
     for count in (2, 5):
         sites = tuple(contract.GpuSite(f"gpu{n}", n // 2, n // 4) for n in range(count))
         servers = tuple(f"server{n}" for n in range(-(-count // 2)))

@@ -87,7 +87,6 @@ class HttpServer(ProtocolServer):
     async def _exchange(
         self, connection: h11.Connection, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> bool:
-        """One request and its response; ``False`` ends the connection."""
         head, data = await _receive(connection, reader)
         if head is None:
             return False
@@ -141,7 +140,6 @@ class HttpServer(ProtocolServer):
         return response
 
     def _known(self, authorization: str) -> str | None:
-        """The user and password of a request."""
         scheme, _, encoded = authorization.partition(" ")
         try:
             user, _, password = base64.b64decode(encoded, validate=True).decode().partition(":")
@@ -154,7 +152,6 @@ class HttpServer(ProtocolServer):
 async def _receive(
     connection: h11.Connection, reader: asyncio.StreamReader
 ) -> tuple[h11.Request | None, bytes]:
-    """A whole request; ``None`` at the end of the connection."""
     head, data = None, b""
     while len(data) <= _BODY_LIMIT:
         event = connection.next_event()

@@ -282,7 +282,6 @@ def read_flow_mod(body: bytes) -> tuple[Selection, Flow | None]:
 
 
 def _read_match(body: bytes) -> tuple[int | None, bytes]:
-    """The input port of a match (``None``: any), and the rest of the bytes."""
     _, length = _unpack(_MATCH, body)
     fields, rest = body[_MATCH.size : length], body[-(-length // 8) * 8 :]
     if not fields:

@@ -90,7 +90,6 @@ class ProtocolServer(ABC):
         """Raise an alarm with this message, if the protocol supports it; else ``BadInput``."""
 
     def _refusal(self, refusal: RequestRefused) -> tuple[Any, str]:
-        """The vendor's code and message for a refusal."""
         code, words = self.refusals.get(refusal.reason, self.refused)
         reason = refusal.reason.value
         return code, refusal.message or words.format(port=refusal.port, reason=reason)
@@ -158,7 +157,6 @@ async def serve_until_stopped(
 
 
 async def _dial(protocol: ProtocolServer, host: str, port: int) -> None:
-    """Connect, serve, and reconnect, until cancelled."""
     while True:
         with contextlib.suppress(OSError):
             await protocol.serve(*await asyncio.open_connection(host, port))

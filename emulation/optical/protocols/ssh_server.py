@@ -102,8 +102,6 @@ class SshServer(ProtocolServer):
 
 @dataclass(eq=False)
 class _Login(paramiko.ServerInterface):
-    """Accepts users with the right password; called in paramiko's thread."""
-
     device: EmulatedSwitch
     subsystem: str
     loop: asyncio.AbstractEventLoop
@@ -175,8 +173,7 @@ def _host_key() -> paramiko.PKey:
         return paramiko.ECDSAKey.generate()
 
 
-# NETCONF (RFC 6241 and 6242): framing 1.0 and 1.1; only the operations that a ``running`` datastore
-# needs.
+# NETCONF (RFC 6241, 6242): framing 1.0 and 1.1, and operations of ``running``.
 
 BASE = "urn:ietf:params:xml:ns:netconf:base:1.0"
 _NOTIFICATION = "urn:ietf:params:xml:ns:netconf:notification:1.0"
@@ -268,7 +265,6 @@ class NetconfServer(SshServer):
         return f"<data>{''.join(ET.tostring(each, encoding='unicode') for each in data)}</data>"
 
     def _notify(self, event: str) -> None:
-        """Send this to every session that has subscribed."""
         at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         for session in tuple(self._sessions):
             if session.subscribed:
@@ -278,7 +274,6 @@ class NetconfServer(SshServer):
                 )
 
     async def _do(self, session: _Session, root: ET.Element) -> bool:
-        """Handle a message; ``False`` ends the session."""
         kind = local(root.tag)
         if kind == "hello":
             offered = {(c.text or "").strip() for c in root.iter(f"{{{BASE}}}capability")}
@@ -324,8 +319,6 @@ class NetconfServer(SshServer):
 
 @dataclass(eq=False)
 class _Session:
-    """One client: its user, framing, and whether it wants notifications."""
-
     user: str
     writer: asyncio.StreamWriter
     chunked: bool = False
@@ -363,7 +356,6 @@ def selected(data: ET.Element, subtree: ET.Element) -> ET.Element | None:
 
 
 async def _messages(reader: asyncio.StreamReader, session: _Session) -> AsyncIterator[bytes]:
-    """Whole messages as they arrive; ends with the stream or at wrong framing."""
     buffer, whole = b"", b""
     with contextlib.suppress(OSError):
         while data := await reader.read(65536):

@@ -192,7 +192,6 @@ class Tl1Server(ProtocolServer):
         self._broadcast(code, f"REPT ALM {modifier}", (line,))
 
     def _broadcast(self, alarm_code: str, verb: str, lines: Sequence[str]) -> None:
-        """Send this to every client that is logged in and has not inhibited it."""
         head = f"{_header(self._sid)}{alarm_code:<2} {next(self._atags)} {verb}\r\n"
         message = f"{head}{_quoted(lines)};".encode()
         for connection in tuple(self._connections):
@@ -200,12 +199,10 @@ class Tl1Server(ProtocolServer):
                 connection.writer.write(message)
 
     def _changed(self, verb: str, what: str) -> Tl1Answer:
-        """Report a change of the map to all clients; returns the reply to the command."""
         self._broadcast("A", "REPT DBCHG", (f"{verb}:{what[:80]}",))
         return Tl1Answer()
 
     async def _do(self, connection: Tl1Connection, command: Tl1Command) -> bool:
-        """Handle a command and reply; ``False`` ends the connection."""
         faults = self._device.faults
 
         async def stall(left_s: float) -> None:
@@ -268,7 +265,6 @@ class Tl1Server(ProtocolServer):
         return result if isinstance(result, Tl1Answer) else Tl1Answer(lines=result or ())
 
     def _alarms(self, command: Tl1Command) -> list[str]:
-        """Ports with stuck mirrors, and reports that were not cleared."""
         lines = [
             f"{aid},EQPT:CR,FAIL,SA,,,,:mirror stuck"
             for port in sorted(self._device.matrix.failed)
@@ -278,5 +274,4 @@ class Tl1Server(ProtocolServer):
         return lines
 
     def _aids(self, port: int) -> tuple[str, ...]:
-        """The vendor's names of both sides of a port."""
         return (str(port),)

@@ -190,7 +190,6 @@ class CalientTl1Server(Tl1Server):
         return circuit
 
     def _asked_ports(self, command: Tl1Command) -> list[int]:
-        """All ports for ``0``; else one port, or those of a shelf or module."""
         ports = list(range(1, self._device.switch.ports + 1))
         if command.aid not in ("", "0", "ALL"):
             ports = [p for p in ports if f"{to_aid(p)}.".startswith(f"{command.aid}.")]
@@ -355,7 +354,6 @@ def _model_of(ports: int) -> str:
 
 
 def _circuit_id(circuit: SwitchedCircuit) -> str:
-    """Its id on the device: ``1.1.1>1.1.2``, or with ``-`` if it is two-way."""
     c = circuit.directions[0]
     return f"{to_aid(c.inp)}{'-' if circuit.two_way else '>'}{to_aid(c.out)}"
 
@@ -383,7 +381,6 @@ def _refusal_words(refusal: RequestRefused) -> str:
 
 
 def _names(device: EmulatedOcs, circuit: SwitchedCircuit) -> tuple[str, str]:
-    """The names of the circuit and its group."""
     group = device.faults.names or circuit.group or _GROUP
     return device.name_of(circuit, _circuit_id(circuit)), group
 

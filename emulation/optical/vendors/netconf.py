@@ -133,7 +133,6 @@ def _tag(name: str) -> str:
 
 
 def _list(name: str, entry: str, rows: Iterable[Mapping[str, object]]) -> ET.Element:
-    """A container of list entries with these leaves."""
     return _element(NAMESPACE, name, [_element(NAMESPACE, entry, row) for row in rows])
 
 
@@ -152,7 +151,6 @@ def _number(leaf: ET.Element) -> int:
 
 
 def _edited(request: ET.Element, tag: str) -> Iterable[ET.Element]:
-    """The containers in an ``edit-config``, which may only have this tag."""
     if request.find(f"{{{BASE}}}target/{_RUNNING}") is None:
         raise NetconfError("invalid-value", "the only datastore is running", "protocol")
     for part in request.iterfind(f"{{{BASE}}}config/*"):

@@ -150,7 +150,6 @@ class PolatisSwitch:
         }
 
     def _known(self, number: int) -> int:
-        """The canonical port of that number."""
         port = self.numbering.to_port(number)
         if port is None:
             raise RequestRefused(Reason.NO_PORT, port=number)

@@ -181,7 +181,6 @@ class TelescentSshServer(SshServer):
 
 
 def _parsed(arguments: Iterable[str]) -> tuple[bool, list[DirectedPort]]:
-    """Whether ``--force`` is set, and the ports: ``-in 3`` one side, ``3`` both."""
     force, ports, side = False, [], ""
     for argument in arguments:
         if argument == "--force":

@@ -137,7 +137,6 @@ class LabWatch:
     # -- in the background ---------------------------------------------------------------------
 
     def _repeat(self, step: Callable[[ControllerClient], None]) -> None:
-        """Repeat a polling step while pages are open, until ``close``."""
         with self._connect() as client:
             while True:
                 if time.monotonic() - self._viewed_at > _VIEWED_FOR_S:
@@ -173,7 +172,6 @@ class LabWatch:
     def _trouble_with(
         self, look: Callable[[ControllerClient], None], client: ControllerClient
     ) -> str:
-        """The error of a poll; empty without one."""
         try:
             look(client)
         except PatchlightError as error:
@@ -239,7 +237,6 @@ class LabWatch:
         return bool(due)
 
     def _show(self) -> None:
-        """Publish the present state to pages."""
         with self._viewing:
             at_work = [job["id"] for job in self.jobs if job["state"] in AT_WORK]
             self._colours = job_colours(self._colours, at_work + self._just_ended())

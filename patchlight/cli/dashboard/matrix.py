@@ -92,7 +92,6 @@ def _is_meant(port: int, leads: str, words: Iterable[str]) -> bool:
 
 
 def _leads_to(view: LabView, name: str, port: int) -> str:
-    """The port at the other end of the fibre; empty without one."""
     other = view.lab.fibre_ends.get(Endpoint(name, str(port)))
     return "" if other is None else str(other[0])
 

@@ -139,7 +139,6 @@ class JobsPage(page.Page):
 
 
 def _listed(jobs: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Running jobs first, then waiting ones, then the others, latest first."""
     rank = {state: number for number, state in enumerate((*AT_WORK, *WAITING))}
     return sorted(jobs, key=lambda j: (rank.get(j["state"], len(rank)), -j["submitted_at"]))
 
@@ -306,7 +305,6 @@ class HistoryPage(page.Page):
             paged.from_the_newest()
 
     async def _load(self) -> None:
-        """Load requested pages, and the newest ones after events."""
         latest = self.watch.changes[-1:]
         state = f"{latest[0]['id']} {latest[0]['state']}" if latest else ""
         news = (self.watch.heard, state) != self._shown_of and self._period.length_s is not None

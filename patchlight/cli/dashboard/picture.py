@@ -238,7 +238,6 @@ class Picture:
         return about(words, host.server.name, parts, host=host.name)
 
     def _circuits(self, group: list[Circuit], a: Endpoint, b: Endpoint, view: LabView) -> Shape:
-        """All circuits between two ports, drawn as the worst one."""
         worst = group[0]
         box = self._layout.boxes[worst.ocs]
         start, end = self._layout.points[a], self._layout.points[b]
@@ -282,7 +281,6 @@ class Picture:
         return f"M{ax:.1f} {ay:.1f}C{ax:.1f} {half:.1f} {bx:.1f} {half:.1f} {bx:.1f} {by:.1f}"
 
     def _at(self, point: _Point) -> _Point:
-        """From inches, upwards, to pixels, downwards."""
         x, y = point
         return (x + _MARGIN) * _INCH, (self._layout.height + self._top - y) * _INCH
 
@@ -330,7 +328,6 @@ def _signals(signals: Sequence[Signal]) -> str:
 
 
 def _by_ports(view: LabView) -> list[list[Circuit]]:
-    """All circuits between the same two ports, worst first."""
     order = ("dark", "degraded", "drifting", "locked", "changing", "up")
     found: dict[tuple[str, int, int], list[Circuit]] = {}
     for circuit in view.circuits:

@@ -71,10 +71,10 @@ def emulate() -> None:
 @click.option(
     "--server-kind",
     "servers",
-    type=click.Choice(["namespace", "ssh", "docker"]),
+    type=click.Choice(["namespace", "ssh", "docker", "vm"]),
     default="namespace",
-    help="What servers are: network namespaces with an agent, or machines to deploy to over SSH, "
-    "without or with Docker.",
+    help="What servers are: network namespaces with an agent; machines to deploy to over SSH, "
+    "without or with Docker; or virtual machines with systemd and soft RoCE.",
 )
 @click.option(
     "--swap",
@@ -91,8 +91,8 @@ def up(lab: str, no_controller: bool, **options: Any) -> None:
     If a lab of that name is up, only its processes that have died are started: jobs go on, and the
     lab keeps its file and options. --replace starts it again from scratch.
 
-    With --server-kind ssh or docker, each server has its own root file system, processes and sshd,
-    at the management address in the runtime lab file. No agent runs until you deploy one.
+    With --server-kind ssh, docker or vm, each server has its own root file system, processes and
+    sshd, at the management address in the runtime lab file. No agent runs until you deploy one.
     """
     require_root(f"starting the emulated lab {lab}")
     if docker := options["servers"] == "docker":
@@ -107,7 +107,7 @@ def up(lab: str, no_controller: bool, **options: Any) -> None:
     over_tls = meant_lab.controller_openflow_tls
     at = meant_lab.controller_api
     shown = over_tls or bool(at and is_beyond_this_machine(at))
-    if (options["servers"] == "ssh" or shown) and not no_controller:
+    if (options["servers"] != "namespace" or shown) and not no_controller:
         options |= _credentials(options["name"] or meant_lab.name, switches=over_tls)
     started = EmulatedLab.from_file(
         lab, controller=not no_controller, policies=policies, progress=_say, **options

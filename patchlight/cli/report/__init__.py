@@ -88,7 +88,6 @@ def _so_many(count: int, what: str) -> str:
 
 
 def _moment(text: str, now: float, option: str) -> float:
-    """``2h`` ago, or a date, in Unix time."""
     try:
         return now - parse_time(text)
     except BadInput:
@@ -244,7 +243,6 @@ def _band(
     factor: float,
     about: str,
 ) -> str | None:
-    """The mean, minimum and maximum of a sample; ``None`` without samples."""
     from matplotlib.figure import Figure
 
     width_s = samples["width_s"]

@@ -9,8 +9,7 @@ from typing_extensions import TypedDict, is_typeddict
 
 
 def _exactly(shape: Any) -> Any:
-    """A response model with exactly these fields; the suffix ``Answer`` is omitted from its API
-    name."""
+    """A response model with exactly these fields; ``Answer`` is omitted from its API name."""
     shape.__qualname__ = shape.__name__ = shape.__name__.removesuffix("Answer")
     return with_config(ConfigDict(extra="forbid"))(shape)
 

@@ -10,8 +10,8 @@ from patchlight.testbed.wire.rest.lab import CircuitSwitchStatus, HostWithoutLin
 
 
 class OcsMap(TypedDict):
-    """The cross-connects of an OCS; if it cannot be reached, ``map`` is ``None`` and ``assumed``
-    has the last known ones."""
+    """The cross-connects of an OCS; if unreachable, ``map`` is ``None`` and ``assumed`` is
+    known."""
 
     map: list[str] | None
     unreachable: NotRequired[str]
@@ -250,8 +250,7 @@ class PathHostShape(TypedDict):
 
 
 class PathsShape(TypedDict):
-    """The networks of paths, paths in use or requested, and ``nodes`` that agree among
-    themselves."""
+    """The networks of paths, paths in use or requested, and ``nodes`` that agree on paths."""
 
     scheduler: str
     networks: list[PathNetworkShape]

@@ -61,7 +61,7 @@ class AgentStatusAnswer(TypedDict):
 
     server: str
     reachable: bool
-    presence: Literal["not contacted yet", "answers", "suspected", "lost"]
+    presence: Literal["not heard of yet", "answers", "suspected", "lost"]
     silence_s: float
     words: str
     version: str | None
@@ -273,8 +273,7 @@ class AttemptRow(TypedDict):
 
 
 class FoundPortAnswer(TypedDict):
-    """What ``sends`` into a port of an OCS, what ``hears`` its output, and what the lab file
-    ``said``."""
+    """What ``sends`` into a port of an OCS, ``hears`` its output, and the lab file ``said``."""
 
     ocs: str
     port: int

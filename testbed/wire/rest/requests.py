@@ -163,8 +163,7 @@ class LockRequest(UnlockRequest):
 
 
 class PathRequest(Strict):
-    """A flow that requests a path. ``deadline_s`` is from now; ``lease_s``: see
-    ``docs/paths.md``."""
+    """A flow that requests a path. ``deadline_s`` is from now; ``lease_s``: see docs/paths.md."""
 
     source: Text
     destination: Text

@@ -111,7 +111,7 @@ async def test_a_change_whose_end_the_journal_does_not_take_is_unknown_and_close
     limit_size(bench.store, 100000)
     refused = await bench.change(joined((300, 301)), "test")
     assert refused.state == "refused"
-    assert "how change 2 ended is not in the journal" in refused.message
+    assert "the end of change 2 is not in the journal" in refused.message
     # A new start finds it whole.
     [ended] = await bench.transactions.resume()
     assert (ended.id, ended.state) == (2, "committed")

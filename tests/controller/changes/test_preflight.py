@@ -72,7 +72,7 @@ def test_power_says_verified_degraded_unverified_or_failed() -> None:
     assert judge(expected, -1.9, made, -0.3, -1.8 - 1.5, LOSS_DB).kind == "ok"
     degraded = judge(expected, -1.7, made, -0.3, -1.8 - 1.5, LOSS_DB)
     assert degraded.kind == "degraded"
-    assert "1.6 dB less than it had before (-1.7 dBm)" in degraded.words
+    assert "1.6 dB less than before (-1.7 dBm)" in degraded.words
     assert judge(expected, -1.7, made, -0.3, -3.3, LOSS_DB, Tolerances(3.0, 2.0)).kind == "ok"
     assert judge(expected, -1.7, made, -0.3, -3.3, LOSS_DB, Tolerances(1.0, 2.0)).kind == "failed"
     dark = judge(expected, -1.8, made, -0.3, None, LOSS_DB)
@@ -131,7 +131,7 @@ async def test_power_above_the_ceiling_is_not_switched(bench: ChangeBench) -> No
     # NICs launch 0 dBm and lose 0.3 dB on the way to the switch.
     record = await bench.restarted(power_ceiling_dbm=-1.0).change(joined((1, 100)), "test")
     assert record.state == "refused"
-    assert "-0.3 dBm arrive at ocs1 in:1, more than the ceiling of -1 dBm" in record.message
+    assert "-0.3 dBm arrive at ocs1 in:1, above the ceiling of -1 dBm" in record.message
     assert await bench.driver.read_map() == START
 
 

@@ -47,7 +47,7 @@ async def test_a_change_that_waits_is_no_leftover_until_its_controller_ends(tmp_
         db.execute("UPDATE reconfigurations SET state = 'intent' WHERE id = ?", (third.id,))
     (ended,) = await killed.transactions.resume()
     assert (ended.id, ended.state) == (third.id, "refused")
-    assert "it waited when the controller ended" in ended.message
+    assert "it was waiting when the controller ended" in ended.message
 
 
 async def test_what_cannot_be_planned_is_refused_on_record() -> None:

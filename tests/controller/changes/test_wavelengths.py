@@ -46,7 +46,7 @@ async def test_jobs_on_light_that_moves_are_spared_and_others_go_on(bench: WssBe
     weaker = SpectrumMap.parse(["2>3@193.150-2dB"])
     refused = await bench.change(lambda m: {"wss2": m["wss2"].joined(weaker)}, "test", spare)
     assert refused.state == "refused"
-    assert "the traffic of train-1 rides on what would change" in refused.message
+    assert "the traffic of train-1 uses what would change" in refused.message
 
 
 async def test_two_signals_that_would_meet_anywhere_are_refused_by_name(bench: WssBench) -> None:

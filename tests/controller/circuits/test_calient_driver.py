@@ -83,7 +83,7 @@ async def test_silence_is_an_unknown_outcome_and_acknowledgements_extend_it(
 ) -> None:
     enter = {"src": "1.1.3", "dst": "1.2.1", "group": "SYSTEM", "kind": "1WAY"}
     device.fault(stall_s=0.6)
-    with pytest.raises(OutcomeUnknown, match=r"nothing came back within 0\.4 s"):
+    with pytest.raises(OutcomeUnknown, match=r"no answer within 0\.4 s"):
         await client.command(CALIENT.enter, enter, changes=True)
     deadline = time.monotonic() + PATIENCE_S
     while "1.1.3>1.2.1" not in "".join((await client.command(CALIENT.retrieve_all)).lines):
@@ -170,7 +170,7 @@ async def test_two_way_and_parked_circuits_of_others(
     # Parked, it carries nothing, and is lit when it is asked for whole.
     assert THERE not in await driver.read_map()
     (refusal,) = (await driver.connect([THERE])).refused
-    assert "device does not hold it" in refusal.words
+    assert "map lacks it" in refusal.words
     assert (await driver.connect([THERE, BACK])).complete
     listed = (await rest.get("/crossconnects/", params={"id": "list"})).json()
     assert "a & b" in [each["name"] for each in listed]

@@ -109,7 +109,7 @@ def test_a_device_is_held_once(lock_file: Path) -> None:
 def test_what_is_no_file_is_said(lock_file: Path, put: Callable[[Path], None]) -> None:
     lock_file.unlink()
     put(lock_file)
-    with pytest.raises(PatchlightError, match="claiming ocs1 with") as caught:
+    with pytest.raises(PatchlightError, match="locking ocs1 with") as caught:
         hold()
     assert str(lock_file) in (caught.value.hint or "")
 
@@ -129,7 +129,7 @@ def test_root_and_a_user_see_one_another(machine: Path, lock_file: Path) -> None
         with pytest.raises(DeviceLocked):
             locks.refuse_beside([SWITCH], DIRECT)
     with device_lock([SWITCH], f"{CONTROLLER} x"), held_by_nobody(machine) as came:
-        assert came.startswith("DeviceLocked ocs1 at 192.0.2.7:3082 is held by")
+        assert came.startswith("DeviceLocked ocs1 at 192.0.2.7:3082 is in use by")
         assert came.endswith(f"(pid {os.getpid()}), which root runs")
     # A user can neither put something in root's place nor lock root's file.
     for code in (

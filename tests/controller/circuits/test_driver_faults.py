@@ -158,7 +158,7 @@ async def test_a_lost_connection_is_an_unknown_outcome(
 @without("calient-tl1")
 async def test_silence_is_an_unknown_outcome(device: Running) -> None:
     stall_s, answer_s = (1.5, 0.8) if device.switch.driver in SSH else (1.2, 0.6)
-    pattern = "nothing came back within" + ("" if device.switch.driver in SSH else r" 0\.6 s")
+    pattern = "no answer within" + ("" if device.switch.driver in SSH else r" 0\.6 s")
     async with opened(device.switch, answer_s=answer_s) as driver:
         device.fault(stall_s=stall_s)
         began = time.monotonic()

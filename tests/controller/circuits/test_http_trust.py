@@ -63,14 +63,16 @@ async def test_another_certificate_gets_no_password(device: Running, verify: str
     pins_file().parent.mkdir()
     other = "sha256:" + "0" * 64
     pins_file().write_text(f"# ours\n10.0.0.5:443 {SHOWN}\n{device.switch.address} {other}\n")
-    with pytest.raises(DeviceNotTrusted, match=f"shows {SHOWN}, but .* has {other}") as caught:
+    with pytest.raises(
+        DeviceNotTrusted, match=f"has the certificate {SHOWN}, but .* has {other}"
+    ) as caught:
         await identify(device, verify)
     assert isinstance(caught.value, DeviceUnreachable)
-    assert "find out who answers there" in str(caught.value)
+    assert "check what answers there" in str(caught.value)
 
 
 async def test_pinned_takes_no_stranger(device: Running) -> None:
-    with pytest.raises(DeviceNotTrusted, match="has no pin of it"):
+    with pytest.raises(DeviceNotTrusted, match="which is not pinned"):
         await identify(device, "pinned")
     assert not pins_file().exists()
 

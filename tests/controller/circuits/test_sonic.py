@@ -98,7 +98,9 @@ async def test_a_path_that_lost_too_much_in_the_factory_fails_its_circuit(tmp_pa
                     driver, [made]
                 )
             ).remarks
-        assert "unverified, it has no power monitor; in the factory its paths lost" in remark
+        assert (
+            "unverified, it has no power monitor; factory losses of its paths are at most" in remark
+        )
         await driver.close()
 
 

@@ -188,7 +188,7 @@ async def test_glimmerglass() -> None:
         asked = [DirectedPort("in", 46), DirectedPort("out", 47), DirectedPort("in", 1)]
         assert await driver.power(asked) == {asked[0]: -5.873, asked[1]: -6.762, asked[2]: None}
         outcome = await driver.disconnect([CrossConnect(46, 47)])
-        assert "holds it still" in outcome.refused[0].words
+        assert "map still has it" in outcome.refused[0].words
         await driver.connect([CrossConnect(5, 6), CrossConnect(6, 5)])
     assert any(c.startswith("dlt-crs-fiber::10046,20047:") for c in commands)
     entered = [c for c in commands if c.startswith("ent-crs-fiber")]
@@ -280,7 +280,7 @@ async def test_what_is_there_is_not_sent_and_what_is_written_is_read_back() -> N
         # The device says "1" and no error, but its map stays empty: that is no success.
         outcome = await driver.connect([CrossConnect(2, 2)])
         assert not outcome.done
-        assert "accepted, but the device does not hold it" in outcome.refused[0].words
+        assert "accepted, but the map lacks it" in outcome.refused[0].words
     add = lines.index(":oxc:swit:conn:add (@2),(@26);*OPC?")
     assert lines[add - 2 : add + 3] == [
         ":oxc:swit:conn:stat?",

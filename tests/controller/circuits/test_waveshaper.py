@@ -106,7 +106,7 @@ async def test_what_the_device_refuses_has_its_words_and_changes_nothing() -> No
         (lambda lines: lines[:-1], "this device has another band"),
         (lambda lines: lines[::2], "expected steps of 1 GHz, so 191.2510"),
         (lambda lines: [*lines[:9], "191.2590\tnan\t0\t1", *lines[10:]], "no attenuation"),
-        (lambda lines: [*lines[:9], "x", *lines[10:]], "line 10 is no line of a profile: 'x'"),
+        (lambda lines: [*lines[:9], "x", *lines[10:]], "line 10 is not a line of a profile: 'x'"),
         (lambda lines: [], "an empty profile"),
     ],
 )
@@ -137,7 +137,7 @@ async def test_a_profile_that_is_no_channels_is_not_overwritten() -> None:
             return shaped.text
 
         driver.client.get_text = get_text  # type: ignore[method-assign]
-        with pytest.raises(DeviceRefused, match="not made of channels"):
+        with pytest.raises(DeviceRefused, match="not consist of channels"):
             await driver.connect(SpectrumMap.parse(["1>2@194.100"]))
 
 
@@ -166,7 +166,7 @@ async def test_the_lab_may_not_say_more_ports_than_there_are() -> None:
     server = WaveShaperServer(EmulatedWss(switch, Recorder(1)))
     async with listening(server.serve) as address:
         driver = open_driver(replace(switch, outputs=4, address=address))
-        with pytest.raises(PatchlightError, match="has 2 ports beside its common one"):
+        with pytest.raises(PatchlightError, match="has 2 ports in addition to the common one"):
             await driver.open()
         await driver.close()
 

@@ -9,8 +9,8 @@ from patchlight.emulation.servers.rehearsal import (
     ManagementNetwork,
     NoManagementNetwork,
     choose_network,
-    interface_of,
 )
+from patchlight.emulation.servers.server import interface_of
 from patchlight.testbed.lab.model import Nic, Server
 from patchlight.testbed.linux.netlink import Netlink
 

@@ -290,5 +290,5 @@ def test_options_that_exclude_each_other() -> None:
 def test_a_lab_without_servers_is_refused_before_anything_is_made() -> None:
     lab = Lab(f"{NAME}-e")
     with pytest.raises(BadInput, match="has no servers"):
-        prepare_rehearsal(lab, states.new_state(lab.name, "", 1.0), print)
+        prepare_rehearsal(lab, states.new_state(lab.name, "", 1.0), print, kind="ssh")
     assert left_of(lab.name) == []

@@ -1,0 +1,252 @@
+"""Servers that are virtual machines: QEMU with Debian's kernel, systemd and soft RoCE.
+
+A NIC of such a server is a tap in the server's namespace. Every frame passes between it and the
+veth of that name, which keeps the NIC's rate and leads to the lab.
+"""
+
+import fcntl
+import os
+import platform
+import shutil
+import socket
+import struct
+import subprocess
+import time
+from collections.abc import Callable
+from ipaddress import IPv4Address, IPv4Interface
+from pathlib import Path
+
+from patchlight.emulation.fabric import lab_state as states
+from patchlight.emulation.fabric import links
+from patchlight.emulation.fabric.plan import namespace_name
+from patchlight.emulation.fabric.processes import LabService
+from patchlight.emulation.servers.server import NoRehearsalServers, interface_of, service_name
+from patchlight.testbed.lab.model import Server, default_mac
+from patchlight.testbed.linux import namespaces
+from patchlight.testbed.linux.netlink import Netlink
+
+_QEMU = "qemu-system-x86_64"
+_MEMORY_MB = 512
+# Of a QEMU process with a guest of 512 MB: 600 to 690 MB.
+_NEEDED_MB = 700
+_TRIAL_S = 20.0
+_ASK_AGAIN_S = 1.0
+_TUNSETIFF, _TUNSETPERSIST = 0x400454CA, 0x400454CB
+_IFF_TAP, _IFF_NO_PI = 2, 0x1000
+_FIRST_TABLE = 1000
+
+_LINK = """\
+[Match]
+PermanentMACAddress={mac}
+
+[Link]
+Name={name}
+"""
+_NETWORK = """\
+[Match]
+Name={name}
+
+[Link]
+RequiredForOnline={online}
+
+[Network]
+Address={address}
+LinkLocalAddressing=no
+IPv6AcceptRA=no
+"""
+# Several NICs in one subnet: what comes from the address of one leaves by it.
+_OWN_TABLE = """\
+[Route]
+Destination={network}
+Scope=link
+PreferredSource={ip}
+Table={table}
+
+[RoutingPolicyRule]
+From={ip}
+Table={table}
+Priority=1000
+"""
+_SEVERAL_NICS = """\
+net.ipv4.conf.all.arp_ignore=1
+net.ipv4.conf.all.arp_announce=2
+net.ipv4.conf.all.rp_filter=0
+net.ipv4.conf.default.rp_filter=0
+"""
+# The rule runs when the NIC has its name, at boot and when a worker gives it back.
+_SOFT_ROCE = (
+    'ACTION=="add", SUBSYSTEM=="net", ENV{{ID_NET_LINK_FILE}}=="*/10-{name}.link", '
+    'RUN+="/usr/bin/rdma link add rxe_{name} type rxe netdev {name}"\n'
+)
+
+
+def check_machine(servers: int) -> None:
+    """``NoRehearsalServers`` where QEMU is missing, or memory for so many servers."""
+    for program in (_QEMU, "qemu-img"):
+        if shutil.which(program) is None:
+            raise NoRehearsalServers(
+                f"starting servers as virtual machines: there is no {program} here",
+                hint="Install it with: sudo apt-get install qemu-system-x86 qemu-utils",
+            )
+    meminfo = Path("/proc/meminfo").read_text().splitlines()
+    free_kb = next(int(line.split()[1]) for line in meminfo if line.startswith("MemAvailable"))
+    if servers * _NEEDED_MB > free_kb // 1024:
+        raise NoRehearsalServers(
+            f"{servers} virtual machines need {servers * _NEEDED_MB:,} MB of memory, and "
+            f"{free_kb // 1024:,} MB are free here",
+            hint="Take a lab with fewer servers, or --server-kind ssh.",
+        )
+
+
+def choose_accelerator(base: Path, say: Callable[[str], None]) -> None:
+    """Find out, once, whether a virtual machine boots with KVM here; else QEMU emulates it."""
+    machine = platform.release()
+    if _known(base)[0] != machine:
+        found = "kvm" if _boots_with_kvm(base) else "tcg"
+        _cache(base).write_text(f"{machine} {found}\n")
+    how = {"kvm": "with KVM", "tcg": "emulated (TCG): none boots with KVM here"}[_known(base)[1]]
+    say(f"servers are virtual machines, {how}")
+
+
+def _cache(base: Path) -> Path:
+    return base / "accelerator"
+
+
+def _known(base: Path) -> list[str]:
+    """The release of the kernel, and what virtual machines run with under it."""
+    return _cache(base).read_text().split() if _cache(base).exists() else ["", "tcg"]
+
+
+def _boots_with_kvm(base: Path) -> bool:
+    if not Path("/dev/kvm").exists():
+        return False
+    # Its initrd powers off where there is no disk.
+    trial = [*_machine("trial", "kvm", base, base / "initrd"), "-no-reboot"]
+    try:
+        ended = subprocess.run(
+            trial, stdin=subprocess.DEVNULL, capture_output=True, timeout=_TRIAL_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return False
+    return not ended.returncode and b"Linux version" in ended.stdout
+
+
+class _Sshd:
+    """Whether a server's sshd answers. It is asked with one connection at a time: each makes it
+    fork, which takes an emulated processor a second."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._asked, self._connection = 0.0, socket.socket()
+
+    def __call__(self) -> bool:
+        try:
+            if self._connection.recv(4) == b"SSH-":
+                self._connection.close()
+                return True
+        except BlockingIOError:
+            return False
+        except OSError:
+            pass
+        if time.monotonic() > self._asked + _ASK_AGAIN_S:
+            self._connection.close()
+            self._asked, self._connection = time.monotonic(), socket.socket()
+            self._connection.setblocking(False)
+            self._connection.connect_ex((self._address, 22))
+        return False
+
+
+def _machine(name: str, accel: str, base: Path, initrd: Path) -> list[str]:
+    processor = ["tcg,thread=multi,tb-size=64", "max"] if accel == "tcg" else ["kvm", "host"]
+    return [
+        *(_QEMU, "-name", name, "-accel", processor[0], "-cpu", processor[1]),
+        *("-m", str(_MEMORY_MB), "-smp", "1", "-nodefaults", "-no-user-config"),
+        *("-display", "none", "-serial", "stdio"),
+        *("-kernel", str(base / "vmlinuz"), "-initrd", str(initrd)),
+        *(
+            "-append",
+            "console=ttyS0 TERM=dumb panic=1 mitigations=off loglevel=5 ipv6.disable_ipv6=1",
+        ),
+    ]
+
+
+def make_disk(disk: Path, base: Path, server: Server, prefixes: tuple[int, int]) -> None:
+    """Make a server's disk over the base's, and the initrd that brings its own files, those in
+    ``disk/upper``. ``prefixes``: lengths of the lab's network and of the management network."""
+    network, rules = disk / "upper/etc/systemd/network", disk / "upper/etc/udev/rules.d"
+    for folder in (network, rules, disk / "upper/etc/sysctl.d"):
+        folder.mkdir(parents=True)
+    *lab_nics, management = _nics(server)
+    for number, nic in enumerate((*lab_nics, management)):
+        name, mac, address = nic
+        at = IPv4Interface((address, prefixes[nic is management]))
+        settings = _NETWORK.format(name=name, address=at, online=nic is management)
+        if len(lab_nics) > 1 and nic is not management:
+            table = _FIRST_TABLE + number
+            settings += _OWN_TABLE.format(network=at.network, ip=address, table=table)
+        (network / f"10-{name}.link").write_text(_LINK.format(mac=mac, name=name))
+        (network / f"10-{name}.network").write_text(settings)
+    if len(lab_nics) > 1:
+        (disk / "upper/etc/sysctl.d/nics.conf").write_text(_SEVERAL_NICS)
+    soft_roce = (_SOFT_ROCE.format(name=name) for name, _, _ in lab_nics)
+    (rules / "90-soft-roce.rules").write_text("".join(soft_roce))
+    (disk / "upper").rename(disk / "server")
+    # The kernel unpacks one archive after the other.
+    shutil.copyfile(base / "initrd", disk / "initrd")
+    files = subprocess.run(["find", "server"], cwd=disk, stdout=subprocess.PIPE, check=True).stdout
+    with (disk / "initrd").open("ab") as initrd:
+        pack = [str(base / "busybox"), "cpio", "-o", "-H", "newc"]
+        subprocess.run(
+            pack, cwd=disk, input=files, stdout=initrd, stderr=subprocess.DEVNULL, check=True
+        )
+    image = ["-F", "raw", "-b", str(base / "disk.ext4"), str(disk / "disk.qcow2")]
+    subprocess.run(["qemu-img", "create", "-q", "-f", "qcow2", *image], check=True)
+
+
+def _nics(server: Server) -> list[tuple[str, str, IPv4Address]]:
+    """Name, MAC and address of each NIC of a server, the management interface's last."""
+    assert server.ssh.address is not None
+    address = IPv4Address(server.ssh.address)
+    nics = [(nic.name, nic.mac, nic.address) for nic in server.nics]
+    return [*nics, (interface_of(server), default_mac(address), address)]
+
+
+def plug(lab: str, server: Server) -> None:
+    """Make the taps of a server, and have frames pass between them and its links."""
+    path = namespaces.namespace_path(namespace_name(lab, server.name))
+    with Netlink(path) as netlink:
+        for number, (name, _, _) in enumerate(_nics(server)):
+            with namespaces.entered(path):
+                _make_tap(tap := f"tap{number}")
+            found = links.list_links(netlink)
+            a, b = found[tap].index, found[name].index
+            links.ready_ingress(netlink, [a, b])
+            ways = [*links.redirect(name, a, [b]), *links.redirect(name, b, [a])]
+            netlink.run([*ways, links.set_up(a, tap), links.set_up(b, name)])
+
+
+def _make_tap(name: str) -> None:
+    fd = os.open("/dev/net/tun", os.O_RDWR | os.O_CLOEXEC)
+    try:
+        fcntl.ioctl(fd, _TUNSETIFF, struct.pack("16sH22x", name.encode(), _IFF_TAP | _IFF_NO_PI))
+        fcntl.ioctl(fd, _TUNSETPERSIST, 1)
+    finally:
+        os.close(fd)
+
+
+def virtual_service(lab: str, base: Path, server: Server) -> LabService:
+    """The QEMU process of a server that has its disk and its taps."""
+    disk = states.disk_dir(lab) / server.name
+    argv = _machine(server.name, _known(base)[1], base, disk / "initrd")
+    argv += ["-drive", f"file={disk}/disk.qcow2,if=none,id=disk,cache=unsafe"]
+    argv += ["-device", "virtio-blk-pci,drive=disk", "-device", "virtio-rng-pci"]
+    for number, (_, mac, _) in enumerate(_nics(server)):
+        tap = f"tap,id=nic{number},ifname=tap{number},script=no,downscript=no,vnet_hdr=off"
+        argv += ["-netdev", tap, "-device", f"virtio-net-pci,netdev=nic{number},mac={mac},romfile="]
+    return LabService(
+        name=service_name(server.name),
+        argv=argv,
+        ready=_Sshd(str(server.ssh.address)),
+        namespace=namespaces.namespace_path(namespace_name(lab, server.name)),
+        abrupt=True,
+    )

@@ -1,0 +1,145 @@
+"""Servers that are virtual machines have systemd and soft RoCE, and go away whole."""
+
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from threading import Thread
+
+import pytest
+
+from patchlight import EmulatedLab
+from patchlight.emulation.fabric import lab_state as states
+from patchlight.emulation.lab.emulated_lab import down_lab
+from patchlight.emulation.lab.services import reboot
+from patchlight.emulation.servers import virtual
+from patchlight.emulation.servers.server import NoRehearsalServers
+from patchlight.testbed.errors import BadInput
+from tests.support.emulated_labs import left_of, pings
+
+# Processors are emulated: a boot takes 25 s on a quiet machine, and minutes on a busy one.
+pytestmark = [
+    pytest.mark.root,
+    pytest.mark.timeout(900),
+    pytest.mark.skipif(shutil.which("qemu-system-x86_64") is None, reason="there is no QEMU here"),
+]
+NAME = f"v{os.getpid()}"
+TWO = """
+name: two
+network: 192.168.10.0/24
+servers:
+  - name: server1
+    gpus: [{name: gpu0, model: Tesla M40}]
+    nics: [{name: nic0, address: 192.168.10.11, rate: 40Gbps, gpu: gpu0}]
+  - name: server2
+    gpus: [{name: gpu1, model: Tesla M40}]
+    nics: [{name: nic0, address: 192.168.10.12, rate: 40Gbps, gpu: gpu1}]
+circuit_switches:
+  - {name: ocs1, driver: polatis-tl1, address: "10.0.0.1:3082", ports: 4, cross_connects: [1-2]}
+fibres: [server1.nic0 - ocs1.1, server2.nic0 - ocs1.2]
+"""
+WRITE = "timeout {} ib_write_bw -F -d rxe_nic0 -x 1 -s 65536 -n 50 {}"
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmulatedLab]:
+    path = tmp_path_factory.mktemp("lab") / "two.yaml"
+    path.write_text(TWO)
+    lab = EmulatedLab.from_file(path, 1000, name=NAME, servers="vm")
+    lab.up()
+    yield lab
+    began = time.monotonic()
+    lab.down()
+    assert time.monotonic() - began < 30
+    assert left_of(NAME) == []
+
+
+def said(lab: EmulatedLab, host: str, command: str) -> str:
+    """What a command of root's writes that succeeds."""
+    result = lab.host(host).run(command)
+    assert result.exit_status == 0, result.output
+    return result.output.strip()
+
+
+def writes(lab: EmulatedLab, limit_s: int) -> bool:
+    """Whether the second server can write into the memory of the first."""
+    with lab.host("gpu0").popen(WRITE.format(limit_s, "")) as listening:
+        said(lab, "gpu0", "sh -c 'until ss -tln | grep -q :18515; do sleep 0.5; done'")
+        written = lab.host("gpu1").run(WRITE.format(limit_s, "192.168.10.11"))
+        listening.wait()
+    return written.exit_status == 0
+
+
+def test_each_boots_with_systemd_and_has_soft_roce(lab: EmulatedLab) -> None:
+    for host in lab.hosts:
+        assert said(lab, host.name, "systemctl is-system-running --wait") == "running"
+        assert said(lab, host.name, "hostname") == host.host.server.name
+        link = said(lab, host.name, "rdma link")
+        assert "rxe_nic0/1 state ACTIVE" in link
+        assert "netdev nic0" in link
+        gids = said(lab, host.name, "ibv_devinfo -v")
+        assert f"::ffff:{host.address}, RoCE v2" in gids
+
+
+def test_rdma_goes_over_the_optical_switch(lab: EmulatedLab, tmp_path: Path) -> None:
+    captured = []
+
+    def capture() -> None:
+        captured.append(lab.capture("gpu0", tmp_path / "rdma.pcap", 600, most_frames=1000))
+
+    recording = Thread(target=capture)
+    recording.start()
+    assert writes(lab, 120)
+    recording.join()
+    # RoCE v2 is UDP to port 4791.
+    assert (tmp_path / "rdma.pcap").read_bytes().count((4791).to_bytes(2, "big")) > 500
+    ocs = lab.ocs("ocs1")
+    ocs.disconnect(1, 2)
+    assert not pings(lab.host("gpu1"), lab.host("gpu0"))
+    assert not writes(lab, 10)
+    ocs.connect("1-2")
+    assert pings(lab.host("gpu1"), lab.host("gpu0"))
+
+
+def test_one_that_is_cut_off_boots_again_with_its_disk(lab: EmulatedLab) -> None:
+    before = said(
+        lab, "gpu1", "sh -c 'echo kept >/opt/mine; sync; cat /proc/sys/kernel/random/boot_id'"
+    )
+    reboot(lab.lab, lab.plan, "server2", print)
+    after = said(lab, "gpu1", "cat /opt/mine /proc/sys/kernel/random/boot_id").split()
+    assert after[0] == "kept"
+    assert after[1] != before
+    assert lab.status()["state"] == "up"
+    assert pings(lab.host("gpu0"), lab.host("gpu1"))
+
+
+def test_its_nic_is_no_namespace_s(lab: EmulatedLab) -> None:
+    with pytest.raises(BadInput, match="inside a virtual machine"):
+        lab.iperf("gpu0", "gpu1")
+
+
+def test_what_is_missing_is_said_before_anything_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(NoRehearsalServers, match="need 700,000,000 MB of memory"):
+        virtual.check_machine(1_000_000)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(NoRehearsalServers, match="no qemu-system-x86_64 here") as error:
+        virtual.check_machine(1)
+    assert "apt-get install" in (error.value.hint or "")
+
+
+def test_an_interrupted_start_leaves_nothing(tmp_path: Path) -> None:
+    def interrupted(line: str) -> None:
+        if "starting" in line and "server-server1" in line:
+            raise KeyboardInterrupt
+
+    name, path = f"{NAME}-i", tmp_path / "two.yaml"
+    path.write_text(TWO)
+    up = EmulatedLab.from_file(path, 1000, name=name, servers="vm", progress=interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        up.up()
+    assert left_of(name) == []
+    assert not (states.DISK_ROOT / name).exists()
+    assert not down_lab(name)
