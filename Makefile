@@ -91,7 +91,7 @@ pages:
 
 # What rehearsal servers share; their tests try again where it cannot be made.
 server-bases:
-	@for docker in "" --docker; do $(ROOT_RUN) deploy/server-base.sh $$docker >/dev/null || \
+	@for kind in "" --docker --vm; do $(ROOT_RUN) deploy/server-base.sh $$kind >/dev/null || \
 	    echo "make test: the tests of rehearsal servers try again" >&2; done
 
 house:

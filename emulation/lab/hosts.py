@@ -329,7 +329,7 @@ class EmulatedHost:
 
     @contextmanager
     def borrowed(self) -> Iterator[Path]:
-        """A namespace that has only this NIC, inside the block. ``BadInput`` if servers are virtual
+        """A namespace that has only this NIC, inside the block; ``BadInput`` for virtual
         machines."""
         if self._state.servers == "vm":
             raise BadInput(

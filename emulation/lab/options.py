@@ -40,10 +40,10 @@ class LabOptions:
     ``engine``: the OpenFlow engine (``None``: the controller's choice). ``fabric``: overrides the
     lab file's, as do ``policies``. ``real_time``: the lab's processes run before ordinary ones, if
     the kernel permits. ``servers``: network namespaces (``namespace``), or with their own root file
-    system and sshd (``ssh``), or virtual machines (``vm``); these two have no agent. ``docker``
-    gives each ``ssh`` server a Docker engine. ``tls``: the folder of the controller's credentials,
-    for agents on such servers and for OpenFlow over TLS; ``switch_tls``: that of the packet
-    switches. ``swapped``: pairs of ports whose fibres are swapped, unknown to the runtime lab file.
+    system and sshd (``ssh``), or virtual machines (``vm``), both without an agent; ``docker`` gives
+    each ``ssh`` server a Docker engine. ``tls``: the folder of the controller's credentials, for
+    agents on such servers and for OpenFlow over TLS; ``switch_tls``: that of the packet switches.
+    ``swapped``: pairs of ports whose fibres are swapped, unknown to the runtime lab file.
     """
 
     controller: bool = True

@@ -304,7 +304,7 @@ def reboot(lab: Lab, plan: FabricPlan, name: str, say: Callable[[str], None]) ->
         if state is None or state.ssh_config is None:
             raise BadInput(
                 f"lab {lab.name} has no servers that boot",
-                hint="make it with: patchlight emulate up LAB --server-kind ssh",
+                hint="make it with: patchlight emulate up LAB --server-kind ssh (or docker, vm)",
             )
         boot_again(lab, plan, state, server, say)
 
@@ -336,7 +336,7 @@ def _power_off(state: LabState, server: str) -> None:
     process = next((p for p in state.processes if p.name == service_name(server)), None)
     if process is None or not states.is_running(process):
         return
-    # The kernel ends all processes of the server with its first one, a child of this one.
+    # Without a kernel of its own, all processes of the server end with its first one, the child.
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     with ExitStack() as stack, suppress(ProcessLookupError):
         fds = [os.pidfd_open(pid) for pid in (process.pid, *map(int, children))]

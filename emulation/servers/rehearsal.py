@@ -209,7 +209,7 @@ def server_service(lab: str, kind: str, base: Path, of: Server) -> LabService:
 def prepare_rehearsal(
     lab: Lab, state: states.LabState, say: Callable[[str], None], *, kind: str, docker: bool = False
 ) -> Rehearsal:
-    """Make what precedes the NICs of rehearsal servers of kind ``ssh`` (with ``docker`` also their
+    """Make what precedes the NICs of rehearsal servers, of kind ``ssh`` (with ``docker`` also their
     engines) or ``vm``: base, network, keys, disks. ``NoRehearsalServers`` if that fails; the caller
     cleans up."""
     if not lab.servers:

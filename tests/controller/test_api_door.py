@@ -165,6 +165,7 @@ s.recv(1) if sys.argv[2] == "half" else None
 
 @pytest.mark.root
 @pytest.mark.parametrize("how", ["half", "closed"])
+@pytest.mark.others
 def test_who_hangs_up_does_not_become_root(door: ControllerProcess, how: str) -> None:
     before = len(door.client.audit(1000))
     changes = door.client.reconfigurations()

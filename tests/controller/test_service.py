@@ -373,6 +373,7 @@ def test_this_users_connection_shows_its_user_id() -> None:
 
 
 @pytest.mark.root
+@pytest.mark.others
 def test_a_user_goes_by_the_login_and_the_superuser_may_speak_for_others(
     controller: ControllerProcess,
 ) -> None:

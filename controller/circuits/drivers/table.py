@@ -45,7 +45,7 @@ class JustRead(Generic[T]):
         self._told = 0
 
     async def read(self, ask: Callable[[], Awaitable[T]]) -> T:
-        """Read the table, and keep it; if that fails, the one kept before is not used again."""
+        """Read the table and keep it; if that fails, forget what was kept."""
         asked_at, told, self._table = asyncio.get_running_loop().time(), self._told, None
         table = await ask()
         # A command may have been sent during this query.

@@ -208,7 +208,7 @@ def fault(
       patchlight emulate fault ocs1 fail_ports 7,8
       patchlight emulate fault ocs1 refuse_next busy
       patchlight emulate fault ocs1 end             all faults
-      patchlight emulate fault server1 reboot       with emulate up --server-kind ssh
+      patchlight emulate fault server1 reboot       with --server-kind ssh, docker or vm
 
     A server that reboots loses all that runs there; its disk and its fibres stay. SOCKET is the
     --control of 'emulate ocs'.

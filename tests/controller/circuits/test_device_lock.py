@@ -121,6 +121,7 @@ def test_a_folder_in_which_others_can_make_files_is_not_used(lock_file: Path) ->
 
 
 @pytest.mark.root
+@pytest.mark.others
 def test_root_and_a_user_see_one_another(machine: Path, lock_file: Path) -> None:
     with held_by_nobody(machine) as came:
         assert came == "held"
