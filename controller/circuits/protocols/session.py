@@ -58,7 +58,7 @@ class AlarmLog:
 
     @property
     def all(self) -> tuple[contract.Alarm, ...]:
-        """All of them; ``standing`` is set on those that stood when last asked for."""
+        """All of them; ``standing`` is set on those in the last read list."""
         stand = {id(alarm) for alarm in self._standing.values()}
         return tuple(
             replace(alarm, standing=True) if id(alarm) in stand else alarm for alarm in self._log
@@ -69,7 +69,7 @@ class AlarmLog:
         self._log.append(contract.Alarm(time.time(), severity, subject, words))
 
     def stands(self, found: Iterable[contract.Standing]) -> None:
-        """This is all that stands now; what was not reported before counts as reported now."""
+        """The list of active alarms; new ones count as reported now."""
         kept = {id(alarm) for alarm in self._log}
         standing: dict[contract.Standing, contract.Alarm] = {}
         for one in found:

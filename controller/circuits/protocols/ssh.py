@@ -87,10 +87,10 @@ def check_host_key(name: str, host: str, port: int, key: paramiko.PKey) -> None:
     try:
         append_line(path, f"{where} {key.get_name()} {key.get_base64()}")
     except OSError as error:
-        # Trusting a key without remembering it would be trusting every key.
+        # A trusted key must be stored, or every key would be trusted.
         raise DeviceKeyRefused(
             f"the host key of {name} cannot be pinned in {path}: {error.strerror}",
-            hint=f"name a file that can be written in {FILE_VARIABLE}",
+            hint=f"set {FILE_VARIABLE} to a writable file",
         ) from error
     log.warning("%s at %s: pinned its host key %s in %s", name, where, shown, path)
 
