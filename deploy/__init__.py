@@ -1,6 +1,6 @@
 """Patchlight on the servers of a lab, over SSH."""
 
-from patchlight.console.commands import DAILY, OPERATE, Command
+from patchlight.console.shared import DAILY, OPERATE, Command
 
 _HERE = "patchlight.deploy.commands"
 COMMANDS = {

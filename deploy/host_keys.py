@@ -94,13 +94,12 @@ class OnlyVouchedFor(paramiko.MissingHostKeyPolicy):
         if key.asbytes() in self._revoked:
             raise HostKeyRefused(
                 f"the {described(key)} of {self._name} is revoked in known_hosts",
-                hint="Somebody else may have it: have the server make new ones, and log in to "
-                "nothing until then.",
+                hint="It may have leaked: make new host keys on the server before you log in.",
             )
         if self._expected is None:
             raise HostKeyRefused(
-                f"nobody has vouched for the {described(key)} of {self._name}",
-                hint="See what each server shows, and compare: patchlight deploy trust LAB",
+                f"the {described(key)} of {self._name} is not confirmed",
+                hint="Compare the keys that the servers show: patchlight deploy trust LAB",
             )
         if key.fingerprint != self._expected:
             raise other_key(self._name, key, f"{self._expected} of the lab file")
@@ -110,7 +109,7 @@ def other_key(name: str, key: paramiko.PKey, expected: str) -> HostKeyRefused:
     """The error where a server shows another key than the one that is ``expected``."""
     return HostKeyRefused(
         f"{name} shows the {described(key)} and not {expected}",
-        hint="Was the server installed anew? If not, somebody stands between: do not go on.",
+        hint="Was the server reinstalled? If not, it may be another machine: do not go on.",
     )
 
 

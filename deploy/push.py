@@ -298,7 +298,7 @@ def _wait_for_controller(remote: Remote, api: str) -> None:
 
 def _failure(remote: Remote, role: Role, again: bool, hint: str | None) -> DidNotStart:
     wrote = "".join(remote.logs(role, _LAST_LINES, follow=False)).splitlines()
-    what = "is started again and again" if again else "does not answer"
+    what = "is restarted again and again" if again else "does not answer"
     return DidNotStart(
         f"the {role} of {remote.server} {what}; the last it wrote:\n    " + "\n    ".join(wrote),
         hint=hint,

@@ -131,13 +131,8 @@ _KINDS = {
     "float": "a number",
     "bool": "true or false",
     "string": "text",
-    "list": "a list",
-    "tuple": "a list",
-    "set": "a list",
-    "dict": "an object",
-    "mapping": "an object",
-    "model": "an object",
-    "dataclass": "an object",
+    **dict.fromkeys(("list", "tuple", "set"), "a list"),
+    **dict.fromkeys(("dict", "mapping", "model", "dataclass"), "an object"),
     "none": "nothing",
 }
 

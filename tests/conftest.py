@@ -15,7 +15,7 @@ import shutil
 import tempfile
 import time
 import uuid
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from multiprocessing import active_children, forkserver, resource_tracker
 from pathlib import Path
 from typing import Any
@@ -75,8 +75,14 @@ def _no_browser() -> str | None:
     return None if shutil.which("chromium") else "no chromium: apt install chromium"
 
 
-NEEDS = {
+def _no_way_in() -> str | None:
+    closed = [folder for folder in ROOT.parents if not folder.stat().st_mode & 0o001]
+    return f"other users cannot enter {closed[-1]}: clone elsewhere" if closed else None
+
+
+NEEDS: dict[str, Callable[[], str | None]] = {
     "root": _no_root,
+    "others": _no_way_in,
     "ovs": _no_ovs,
     "docker": _no_docker,
     "prometheus": _no_prometheus,

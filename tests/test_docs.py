@@ -88,7 +88,7 @@ def test_example_prints_what_it_says(path: Path) -> None:
     done = subprocess.run(
         [*command, *arguments],
         cwd=ROOT,
-        env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
+        env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "PYTHONUNBUFFERED": "1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

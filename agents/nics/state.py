@@ -78,7 +78,9 @@ def gid_of(interface: str, address: IPv4Address, root: Path = SYSFS) -> GidStatu
         with suppress(AddressValueError):
             if IPv6Address(_read(entry) or "") == wanted:
                 device, index = port.parents[1].name, int(entry.name)
-                return GidStatus(device=device, port=int(port.name), index=index, gid=str(wanted))
+                return GidStatus(
+                    device=device, port=int(port.name), index=index, gid=f"::ffff:{address}"
+                )
     return None
 
 

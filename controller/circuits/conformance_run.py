@@ -127,13 +127,8 @@ async def run_checks(
             failure = await _failure(run, longest_s)
             yield CheckResult(name, about or "", failure)
     finally:
-        await bring_to(before, new_driver)
-
-
-async def bring_to(target: PortMap | SpectrumMap, new_driver: NewDriver) -> None:
-    """Set exactly this map on the device; ``PatchlightError`` if it refuses."""
-    async with _opened(new_driver) as driver:
-        await _bring(driver, target)
+        async with _opened(new_driver) as driver:
+            await _bring(driver, before)
 
 
 async def _bring(driver: Any, target: PortMap | SpectrumMap) -> None:

@@ -11,11 +11,8 @@ driver maps them to its vendor's numbering. Drivers declare their device's abili
 
 from __future__ import annotations
 
-import math
-import time
-from collections import deque
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from patchlight.testbed.errors import BadInput, OutcomeUnknown, PatchlightError
@@ -114,46 +111,6 @@ class Standing:
 PortStates = Mapping[DirectedPort, PortState]
 Powers = Mapping[DirectedPort, float | None]
 """Optical power in dBm; ``None`` without a signal."""
-
-
-class AlarmLog:
-    """The last 1000 alarms of a device, oldest first."""
-
-    def __init__(self) -> None:
-        self._log: deque[Alarm] = deque(maxlen=1000)
-        self._standing: dict[Standing, Alarm] = {}
-
-    @property
-    def all(self) -> tuple[Alarm, ...]:
-        """All of them; ``standing`` is set on those in the last read list."""
-        stand = {id(alarm) for alarm in self._standing.values()}
-        return tuple(
-            replace(alarm, standing=True) if id(alarm) in stand else alarm for alarm in self._log
-        )
-
-    def note(self, severity: Severity, subject: str, words: str) -> None:
-        """The device reports something now."""
-        self._log.append(Alarm(time.time(), severity, subject, words))
-
-    def stands(self, found: Iterable[Standing]) -> None:
-        """The list of active alarms; new ones count as reported now."""
-        kept = {id(alarm) for alarm in self._log}
-        standing: dict[Standing, Alarm] = {}
-        for one in found:
-            alarm = self._standing.get(one)
-            if alarm is None or id(alarm) not in kept:
-                alarm = self._reported(one)
-            if alarm is None:
-                self.note(one.severity, one.subject, one.words)
-                alarm = self._log[-1]
-            standing[one] = alarm
-        self._standing = standing
-
-    def _reported(self, one: Standing) -> Alarm | None:
-        if not one.reported:
-            return None
-        same = (a for a in reversed(self._log) if a.subject == one.subject)
-        return next((a for a in same if one.reported in a.words), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,30 +281,3 @@ class TellsChannelPowers(Protocol):
         self, ports: Iterable[DirectedPort]
     ) -> Mapping[DirectedPort, Mapping[Channel, float | None]]:
         """Power in dBm of each channel that the map has there; ``None`` without a signal."""
-
-
-def checked(pairs: Iterable[CrossConnect], port_count: int) -> tuple[CrossConnect, ...]:
-    """The pairs without repeats, in order.
-
-    ``BadInput`` if they conflict, or have ports that are not in 1…``port_count``.
-    """
-    unique = tuple(dict.fromkeys(pairs))
-    for c in unique:
-        if type(c.inp) is not int or type(c.out) is not int:
-            raise BadInput(f"cross-connect {c}: ports are whole numbers")
-    PortMap.of(unique).check(port_count)
-    return unique
-
-
-def checked_channels(
-    ways: Iterable[ChannelConnect], inputs: int, outputs: int, grid: Grid
-) -> tuple[ChannelConnect, ...]:
-    """The same for a WSS's entries: ``BadInput`` also for a channel off the grid."""
-    unique = tuple(dict.fromkeys(ways))
-    for way in unique:
-        if type(way.inp) is not int or type(way.out) is not int:
-            raise BadInput(f"{way}: ports are whole numbers")
-        if not 0 <= way.attenuation_db < math.inf:
-            raise BadInput(f"{way}: an attenuation is 0 dB or more")
-    SpectrumMap.of(unique).check(inputs, outputs, grid)
-    return unique

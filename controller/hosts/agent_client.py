@@ -353,12 +353,12 @@ def _objection(
     if (found := credentials.name_in(shown)) != name:
         (server, lab), (wanted, _) = _server_and_lab(found), _server_and_lab(name)
         who = (
-            f"the agent at {address} belongs to {server} of lab {lab}"
+            f"the certificate of the agent at {address} is for {server} of lab {lab}"
             if server and lab
-            else f"the service at {address} has a certificate for {found or 'nobody'}"
+            else f"the certificate at {address} is for {found or 'nobody'}"
         )
         return AgentNotTrusted(
-            f"{who}, not to {wanted}",
+            f"{who}, not for {wanted}",
             hint=f"correct the 'management:' address of {wanted} in the lab file, or start that "
             "agent with its own certificate folder",
         )

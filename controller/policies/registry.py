@@ -106,7 +106,7 @@ class PolicyRecipe:
         found = self.load()
         if kind_of(found) != self.kind:
             files.check_methods(found, self.name)
-            raise BadInput(f"'{self.name}' is not a {self.kind} policy but one of {kind_of(found)}")
+            raise BadInput(f"{self.name!r} is of kind {kind_of(found)}, expected {self.kind}")
         return found
 
     @property
@@ -252,7 +252,7 @@ def find(text: str, kind: PolicyKind | None = None) -> PolicyRecipe:
     asked = next((k for k in KINDS if k == head), None)
     if asked is not None:
         if kind not in (None, asked):
-            raise BadInput(f"{text!r} is not a {kind} policy: its prefix is {asked}")
+            raise BadInput(f"{text!r} is of kind {asked}, expected {kind}")
         kind, text = asked, rest
     if match := _FILE.fullmatch(text):
         recipe, parameters = _from_file(Path(match["path"]), match["suffix"], match["rest"], kind)
@@ -260,7 +260,7 @@ def find(text: str, kind: PolicyKind | None = None) -> PolicyRecipe:
         name, *parameters = text.split(":")
         recipe = _named(name, kind)
     if kind is not None and recipe.kind != kind:
-        raise BadInput(f"{text!r} is not a {kind} policy but one of {recipe.kind}")
+        raise BadInput(f"{text!r} is of kind {recipe.kind}, expected {kind}")
     return with_written(recipe, parameters) if parameters else recipe
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from patchlight.console import rendering as out
-from patchlight.console.commands import LazyGroup
+from patchlight.console.shared import LazyGroup
 from patchlight.deploy.commands import options
 from patchlight.deploy.commands.push import bundle, push
 from patchlight.deploy.commands.trust import certificates, trust
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 @options.server_options
 @out.listing_options
 def status(lab_name: str, chosen: tuple[str, ...], passwords: Passwords, as_json: bool) -> None:
-    """Say what is deployed to the servers of LAB, and whether it is healthy.
+    """Show what is deployed on the servers of LAB, and whether it is healthy.
 
     Exit code 1 if a server is not healthy.
 
     \b
     With --json: lab, ok, and servers, each with server, ok, release, previous,
     pushed_at and since (Unix times), pushed_by, version, restarts, workers,
-    controller (whether it runs; null where none is to) and problem.
+    controller (whether it runs; null: none is deployed) and problem.
     """
     lab, servers = options.lab_and_servers(lab_name, chosen)
     outcomes = options.on_servers(lab, servers, options.servers_of(lab).status, passwords)
@@ -71,7 +71,7 @@ def _table(outcomes: list[ServerResult[Installed]]) -> out.Table:
             failed = out.Coloured(outcome.error.message, "bad")
             cells: list[out.Cell] = [*[""] * 4, failed, "", ""]
         else:
-            again = f", started again {found.restarts} times" if found.restarts else ""
+            again = f", restarted {found.restarts} times" if found.restarts else ""
             words = (found.problem or "healthy") + again
             state: out.Cell = out.Coloured(words, "bad" if found.problem else "good")
             cells = [
@@ -120,14 +120,16 @@ def _acting(action: str, done: str, words: str) -> click.Command:
 _JSON = "\n\n\b\nWith --json: lab, ok, and servers, each with server, ok, and either\n"
 restart = _acting(
     "restart",
-    "started again",
-    "Start what is deployed to the servers of LAB again; workers go on." + _JSON + "done, or error "
+    "restarted",
+    "Restart agents and controller on the servers of LAB; workers keep running."
+    + _JSON
+    + "done, or error "
     "and remedy.",
 )
 stop = _acting(
     "stop",
     "stopped",
-    "Stop what is deployed to the servers of LAB, until 'restart' or 'push'; workers go on."
+    "Stop agents and controller on the servers of LAB; workers keep running."
     + _JSON
     + "done, or error and remedy.",
 )
@@ -137,10 +139,10 @@ stop = _acting(
 @options.server_options
 @out.json_option
 def rollback(lab_name: str, chosen: tuple[str, ...], passwords: Passwords, as_json: bool) -> None:
-    """Go back to the release before on the servers of LAB; workers go on.
+    """Return to the previous release on the servers of LAB; workers keep running.
 
-    Two releases are kept: done twice, it is the first again. The lab file and the certificates
-    stay those of the last push.
+    Two releases are kept, so a second rollback undoes the first. Lab file and certificates stay
+    those of the last push.
 
     \b
     With --json: lab, ok, and servers, each with server, ok, and either
@@ -159,19 +161,19 @@ def rollback(lab_name: str, chosen: tuple[str, ...], passwords: Passwords, as_js
 
 @click.command()
 @options.server_options
-@click.option("--end-workers", is_flag=True, help="End workers that run.")
+@click.option("--end-workers", is_flag=True, help="End running workers.")
 @out.json_option
 def remove(
     lab_name: str, chosen: tuple[str, ...], passwords: Passwords, end_workers: bool, as_json: bool
 ) -> None:
-    """Take Patchlight off the servers of LAB; they are then as they were before.
+    """Uninstall Patchlight from the servers of LAB.
 
-    NICs and GPUs are given back. A server with workers that run is refused, unless they are to be
-    ended. What is on this machine stays: the lab's certificates and the packed bundle.
+    The servers are then as they were before. NICs and GPUs are released. A server with running
+    workers is refused without --end-workers. Certificates and wheels on this machine stay.
 
     \b
     With --json: lab, ok, and servers, each with server, ok, and either
-    removed (false: nothing was there), or error and remedy.
+    removed (false: nothing was installed), or error and remedy.
     """
     options.act_on_servers(
         lab_name,
@@ -179,16 +181,16 @@ def remove(
         passwords,
         lambda on, server, remote: on.remove(server, remote, end_workers=end_workers),
         "removed",
-        lambda removed: "removed" if removed else "nothing was there",
+        lambda removed: "removed" if removed else "nothing is installed",
         as_json=as_json,
     )
 
 
 @click.command()
 @options.server_options
-@click.option("-f", "--follow", is_flag=True, help="Go on until Ctrl-C.")
-@click.option("--lines", type=click.IntRange(0), default=100, help="So many of the last lines.")
-@click.option("--controller", is_flag=True, help="The controller's log, and not the agents'.")
+@click.option("-f", "--follow", is_flag=True, help="Continue until Ctrl-C.")
+@click.option("--lines", type=click.IntRange(0), default=100, help="Number of last lines.")
+@click.option("--controller", is_flag=True, help="Show the controller's log instead.")
 def logs(
     lab_name: str,
     chosen: tuple[str, ...],
@@ -197,7 +199,7 @@ def logs(
     lines: int,
     controller: bool,
 ) -> None:
-    """Print what the agents on the servers of LAB wrote last, each line with its server.
+    """Print the agents' logs from the servers of LAB, each line with its server.
 
     Exit code 1 if a server's log could not be read.
     """
@@ -225,7 +227,7 @@ def logs(
 
 @click.group(cls=LazyGroup, prefix="deploy ")
 def deploy() -> None:
-    """Put Patchlight on the servers of a lab."""
+    """Install Patchlight on the servers of a lab."""
 
 
 for command in (trust, bundle, certificates, options.prometheus, push):

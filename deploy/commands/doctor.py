@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import click
 
 from patchlight.console import rendering as out
-from patchlight.console.commands import lab_option
+from patchlight.console.shared import lab_option
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.linux import deploy_file
 
@@ -107,15 +107,17 @@ _KERNEL = (
 
 
 @click.command()
-@lab_option("Also whether this machine is as this lab says that a server of it is.", "lab")
-@click.option("--server", metavar="NAME", help="Which one of the lab [default: its host name].")
+@lab_option("Also compare this machine with a server of this lab.", "lab")
+@click.option(
+    "--server", metavar="NAME", help="Which server of the lab this is [default: the host name]."
+)
 @out.listing_options
 def doctor(lab: str | None, server: str | None, as_json: bool) -> None:
-    """Say what this machine has and lacks, and how to install what is missing.
+    """Show what this machine has and lacks, and how to install what is missing.
 
-    What is wrong comes first. Exit code 1 if something is missing that the OFC 2022 experiment
-    (`make demo` in a checkout) needs, or that the lab says of this server. Nothing on the machine
-    changes. `deploy push --dry-run` looks at the servers of a lab in the same way, over SSH.
+    Problems come first. Exit code 1 if the OFC 2022 experiment (`make demo` in a checkout) lacks
+    something, or if the machine differs from the lab file. Nothing on the machine changes. `deploy
+    push --dry-run` checks the servers of a lab over SSH.
     """
     meant = _meant(lab, server)
     needed_for = _SERVERS if meant is None else f"{meant.name} of lab {lab}"
@@ -130,18 +132,19 @@ def doctor(lab: str | None, server: str | None, as_json: bool) -> None:
     else:
         _print(checks, lacking)
         if unlike:
-            out.say(f"This is not {needed_for}: {', '.join(check.name for check in unlike)}.")
+            names = ", ".join(check.name for check in unlike)
+            out.say(f"This machine differs from {needed_for}: {names}.")
         elif meant is not None:
-            out.say(f"All that the lab says of {meant.name} is here.")
+            out.say(f"This machine is as the lab file describes {meant.name}.")
     if lacking or unlike:
         sys.exit(1)
 
 
 def _meant(lab: str | None, name: str | None) -> Server | None:
-    """The server of the lab file that this machine is to be."""
+    """The server of the lab file that this machine is."""
     if lab is None:
         if name is not None:
-            raise BadInput("--server is one of a lab: give that with --lab")
+            raise BadInput("--server needs --lab")
         return None
     from patchlight.console.connection import running_lab
 
@@ -168,7 +171,7 @@ def _print(checks: list[Check], lacking: list[Check]) -> None:
     table.print()
     wanted = [check for check in checks if check.ok is not True and check.install]
     if wanted:
-        out.say("\nTo install or try what is missing:")
+        out.say("\nTo install or test what is missing:")
         for command in dict.fromkeys(check.install for check in wanted):
             names = ", ".join(check.name for check in wanted if check.install == command)
             out.say(f"  {command}    # {names}")

@@ -16,9 +16,8 @@ import click
 import yaml
 
 from patchlight.console import rendering as out
-from patchlight.console.commands import complete_lab
 from patchlight.console.connection import completer, running_lab, user_name
-from patchlight.console.shared import SharedOption
+from patchlight.console.shared import SharedOption, complete_lab
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.lab.model import Lab
 from patchlight.testbed.labfile.values import HOST_PORT
@@ -57,7 +56,7 @@ def ssh_options(command: Command) -> Command:
     made: Any = with_passwords
     shared = functools.partial(click.option, cls=SharedOption, of="deploy")
     for of_what, asked in (("sudo-", "for sudo"), ("", "for the login")):
-        about = f"Read the password {asked} from a file that only you may read."
+        about = f"Read the password {asked} from a file (mode 0600)."
         file = click.Path(path_type=Path)
         made = shared(f"--{of_what}password-file", type=file, help=about)(made)
         about = f"Ask for the password {asked}."
@@ -241,13 +240,13 @@ CONTROLLER_JOB, AGENTS_JOB = "patchlight-controller", "patchlight-agent"
     type=click.Path(path_type=Path, file_okay=False),
     required=True,
     metavar="DIR",
-    help="Where the files are written.",
+    help="Where to write the files.",
 )
 @click.option(
     "--controller",
     "address",
     metavar="HOST:PORT",
-    help="Where the controller's metrics are, as in 'controller run --metrics'  [default: the lab "
+    help="Address of the controller's metrics, as in 'controller run --metrics'  [default: the lab "
     f"file's controller.api if that is a port, else {DEFAULT_METRICS}].",
 )
 @click.option(
@@ -257,17 +256,17 @@ CONTROLLER_JOB, AGENTS_JOB = "patchlight-controller", "patchlight-agent"
     metavar="DIR",
     help="Where Prometheus finds ca.pem, cert.pem and key.pem, from 'deploy certificates'.",
 )
-@click.option("--every", default="15s", metavar="TIME", help="How often it looks.")
+@click.option("--every", default="15s", metavar="TIME", help="Scrape interval.")
 @out.json_option
 def prometheus(
     lab: str, output: Path, address: str | None, certificates: Path, every: str, as_json: bool
 ) -> None:
-    """Make a configuration with which Prometheus watches LAB.
+    """Write a Prometheus configuration for LAB.
 
-    DIR then has prometheus.yml, which names the controller and each agent; patchlight.rules.yml,
-    the alerts; and grafana/, dashboards to be imported. Start it with 'prometheus
-    --config.file=DIR/prometheus.yml', or add the parts to a configuration that is there. Run
-    again, the command rewrites the files.
+    DIR gets prometheus.yml, which names the controller and each agent; patchlight.rules.yml with
+    alerts; and grafana/ with dashboards to import. Start 'prometheus
+    --config.file=DIR/prometheus.yml', or add the parts to your configuration. If you run the
+    command again, it overwrites the files.
     """
     meant = running_lab(lab)
     api = meant.controller_api
@@ -284,9 +283,9 @@ def prometheus(
     agents = len(config["scrape_configs"]) - 1
     out.say(f"wrote {output / CONFIG_FILE}: the controller at {where}, and {agents} agents")
     if left_out := len(meant.servers) - agents:
-        out.say(f"{left_out} servers are left out: their agents answer at no TCP port")
+        out.say(f"{left_out} servers are left out: their agents have no TCP port")
     if where == DEFAULT_METRICS and address is None:
-        out.say(f"the controller has to be started with --metrics {where}")
+        out.say(f"start the controller with --metrics {where}")
 
 
 def scrape_config(lab: Lab, controller: str, certificates: Path, every_s: float) -> dict[str, Any]:

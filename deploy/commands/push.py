@@ -34,27 +34,27 @@ _FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
     "--controller",
     metavar="SERVER",
     shell_complete=options.complete_server,
-    help="The lab's controller runs on this server, too. [default: it stays where it is]",
+    help="Also run the lab's controller on this server. [default: where it already runs]",
 )
 @click.option(
     "--worker-kind",
     "workers",
     type=click.Choice(["docker", "process", "auto"]),
     default="auto",
-    help="What the agents run workers as; auto: a container where a Docker engine is.",
+    help="How agents run workers; auto: in containers if there is a Docker engine.",
 )
-@click.option("--image", default=DEFAULT_IMAGE, help="The container image of workers.")
+@click.option("--image", default=DEFAULT_IMAGE, help="Container image of workers.")
 @click.option(
     "--image-file",
     type=_FILE,
     metavar="FILE",
-    help="That image, as 'docker save' writes it, for the Docker engines of the servers.",
+    help="The image as a file of 'docker save', to load on the servers.",
 )
 @click.option(
     "--bundle",
     type=_FILE,
     metavar="FILE",
-    help="Take everything from this file of 'deploy bundle', and nothing from a network.",
+    help="Install from this file of 'deploy bundle', without a network.",
 )
 @click.option("--dry-run", is_flag=True, help="Check the servers and change nothing there.")
 @out.listing_options
@@ -137,20 +137,20 @@ def _in_words(pushed: Pushed) -> str:
     "pythons",
     multiple=True,
     metavar="3.12",
-    help="For servers with this Python; may be given again. [default: this machine's]",
+    help="Python of the servers; may be given again. [default: this machine's]",
 )
 @click.option(
-    "--machine", metavar="x86_64", help="For servers of this kind. [default: this machine's]"
+    "--machine", metavar="x86_64", help="Architecture of the servers. [default: this machine's]"
 )
-@click.option("--controller", is_flag=True, help="With what a controller needs.")
+@click.option("--controller", is_flag=True, help="Include what a controller needs.")
 @out.json_option
 def bundle(
     output: Path, pythons: tuple[str, ...], machine: str | None, controller: bool, as_json: bool
 ) -> None:
-    """Write a file with all that servers are given, for 'deploy push --bundle FILE'.
+    """Write an installation file for 'deploy push --bundle FILE'.
 
-    It has wheels of this Patchlight and of the packages that it requires, in the versions that are
-    installed here. For another Python or machine than this one they are downloaded.
+    It holds wheels of Patchlight and of its dependencies, in the versions installed here. Wheels
+    for another Python or machine are downloaded.
 
     \b
     With --json: file, size_bytes, and parts, each with python, machine,

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import click
 
 from patchlight.console import rendering as out
-from patchlight.console.commands import complete_lab
 from patchlight.console.connection import running_lab, running_lab_file
+from patchlight.console.shared import complete_lab
 from patchlight.deploy.commands.options import with_servers
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.labfile.reader import labs_dir, read_lab
@@ -35,34 +35,32 @@ _MEANINGS: dict[str, out.Meaning] = {
 @click.option(
     "--fingerprints",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="Do not ask: trust what is in this file, lines of a server and its fingerprint.",
+    help="Do not ask: trust the keys in this file, lines of a server and its fingerprint.",
 )
 @click.option(
     "--replace",
     multiple=True,
     metavar="SERVER",
-    help="A server that was installed anew: its changed key may be trusted.",
+    help="A server that was reinstalled: accept its changed key.",
 )
 @out.wide_option
 def trust(lab: str, known_hosts: bool, fingerprints: Path | None, replace: tuple[str, ...]) -> None:
-    """Show the host keys of the servers of LAB, and write down those that you vouch for.
+    """Show the SSH host keys of the servers of LAB, and store those that you confirm.
 
-    Compare each with what the server itself says, at its console:
-    ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub. They are written into the lab file, as
-    host_key under ssh of each server. There is no way to say yes without having looked; a
-    file of fingerprints that were collected at the consoles takes the place of the question.
+    Compare each key with the one that the server shows at its console: ssh-keygen -lf
+    /etc/ssh/ssh_host_ed25519_key.pub. Keys are stored in the lab file, as host_key under ssh of
+    each server. Scripts use --fingerprints, with a file collected at the consoles.
 
-    A key that is another than the known one is never replaced, unless that file has the new one,
-    or --replace names the server. Hosts that the lab file goes through (jump) come first. Exit code
-    1 if a key is left that nobody has vouched for.
+    A changed key is replaced only if that file has the new one, or if --replace names the server.
+    Jump hosts come first. Exit code 1 if a key is left unconfirmed.
     """
     from patchlight.deploy.trust import looks_at_jump_hosts, looks_at_servers, read_fingerprints
 
     file = running_lab_file(lab)
     if not known_hosts and file.resolve().parent == labs_dir().resolve():
         raise BadInput(
-            f"the lab file of {lab} comes with Patchlight, and is not changed",
-            hint="Make a copy of it that is yours, or use --known-hosts.",
+            f"the lab file of {lab} is part of Patchlight and is not changed",
+            hint="Copy it and use the copy, or use --known-hosts.",
         )
     meant = with_servers(read_lab(file))
     names = [*looks_at_jump_hosts(meant), *looks_at_servers(meant)]
@@ -83,7 +81,7 @@ def trust(lab: str, known_hosts: bool, fingerprints: Path | None, replace: tuple
 def _vouch(
     looks: Looks, file: Path | None, expected: dict[str, set[str]] | None, replace: set[str]
 ) -> int:
-    """Show keys, let them be vouched for, and write them down; how many are left."""
+    """Show keys, ask to confirm them, and store them; how many are left."""
     from patchlight.deploy.trust import shown_keys, vouch_in_known_hosts, vouch_in_lab_file
 
     with out.progress_bar("servers", out.console(stderr=True)) as tell:
@@ -137,26 +135,26 @@ def _print(found: dict[str, Shown | PatchlightError]) -> None:
 def _ask(vouched: list[Shown]) -> None:
     names = ", ".join(each.name for each in vouched)
     out.say(
-        "Compare each with what the server says at its console: "
+        "Compare each key with the one that the server's console shows: "
         "ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub",
         err=True,
     )
     if not sys.stdin.isatty():
         raise PatchlightError(
-            f"nobody is here to vouch for the keys of {names}: nothing was written",
-            hint="Collect the fingerprints at the servers, and give them with --fingerprints FILE.",
+            f"the keys of {names} need confirmation at a terminal: nothing was written",
+            hint="Collect the fingerprints at the servers, and use --fingerprints FILE.",
         )
-    if not click.confirm(f"Do you vouch for the keys of {names}?", err=True):
-        raise PatchlightError("nobody vouched for the keys: nothing was written")
+    if not click.confirm(f"Are the keys of {names} correct?", err=True):
+        raise PatchlightError("the keys were not confirmed: nothing was written")
 
 
 def _why_not(each: Shown, expected: dict[str, set[str]] | None) -> str:
     if expected is not None and each.name not in expected:
-        return f"{each.name}: the file of fingerprints does not have it"
+        return f"{each.name}: it is not in the file of fingerprints"
     if expected is not None:
-        return f"{each.name}: it shows another key than the file of fingerprints has: do not go on"
+        return f"{each.name}: its key differs from the file of fingerprints: stop"
     return (
-        f"{each.name}: its key has changed. If it was installed anew: --replace {each.name}. "
+        f"{each.name}: its key has changed. If it was reinstalled: --replace {each.name}. "
         "If not, somebody stands between: do not go on"
     )
 
@@ -168,7 +166,7 @@ def _why_not(each: Shown, expected: dict[str, set[str]] | None) -> str:
     type=click.Path(path_type=Path, file_okay=False),
     required=True,
     metavar="DIR",
-    help="Where the folders are made.",
+    help="Where to make the folders.",
 )
 @click.option(
     "--authority",
@@ -184,18 +182,20 @@ def _why_not(each: Shown, expected: dict[str, set[str]] | None) -> str:
     help="A server, a packet switch, 'controller', 'prometheus', or 'switches' for a machine that "
     "is several packet switches; may be given again. [default: all that the lab needs]",
 )
-@click.option("--anew", is_flag=True, help="New keys, too: somebody may have seen the old ones.")
+@click.option(
+    "--new-keys", "anew", is_flag=True, help="Also make new keys, if old ones may have leaked."
+)
 @out.listing_options
 def certificates(
     lab: str, output: Path, authority: Path | None, only: tuple[str, ...], anew: bool, as_json: bool
 ) -> None:
-    """Make the certificates of LAB: for its controller, its agents, and Prometheus.
+    """Make certificates for the controller and agents of LAB, and for Prometheus.
 
-    With OpenFlow over TLS, for its packet switches, too. Each gets a folder under DIR with ca.pem,
-    cert.pem and key.pem: controller, prometheus, agents/SERVER, and switches/SWITCH. Copy it to
-    where that program runs, readable by it alone, and name it there with --tls. Run again, the
-    command renews what ends within 60 days and leaves the rest as it is. The lab's authority is
-    made the first time; who has its folder can be the controller of the lab.
+    With OpenFlow over TLS, also for packet switches. Each gets a folder under DIR with ca.pem,
+    cert.pem and key.pem: controller, prometheus, agents/SERVER, and switches/SWITCH. Copy it to the
+    machine of that program, readable by it alone, and name it with --tls. If you run the command
+    again, it renews certificates that end within 60 days. The first run makes the lab's authority;
+    with its folder, anybody can act as the controller of the lab.
 
     \b
     With --json: lab, authority, and certificates, each with name, folder,
@@ -209,7 +209,7 @@ def certificates(
     known += [*switches, "switches"] if switches else []
     if unknown := [name for name in only if name not in known]:
         raise BadInput(
-            f"--for {unknown[0]}: lab {meant.name} has nobody of that name",
+            f"--for {unknown[0]}: lab {meant.name} has no such name",
             hint=f"expected one of: {', '.join(known)}",
         )
     signer = Authority(meant.name, authority or authority_folder(meant.name))
@@ -243,4 +243,4 @@ def certificates(
     for each in made:
         table.add_row(each.name, f"{each.not_after:%Y-%m-%d}", str(each.folder))
     table.print()
-    out.say(f"the authority of lab {meant.name} is in {signer.folder}: keep it to yourself")
+    out.say(f"the certificate authority of lab {meant.name} is in {signer.folder}: keep it secret")

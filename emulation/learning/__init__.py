@@ -3,7 +3,7 @@
 Needs the extra ``learn``; what is learned is an ONNX file that needs none of it.
 """
 
-from patchlight.console.commands import RESEARCH, Command
+from patchlight.console.shared import RESEARCH, Command
 
 _HERE = "patchlight.emulation.learning.commands"
 COMMANDS = {

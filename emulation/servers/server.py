@@ -33,7 +33,7 @@ def service_name(server: str) -> str:
 
 
 def interface_of(server: Server) -> str:
-    """A server's management interface: ``mgmt0``, or the first name that no NIC of it has."""
+    """A server's management interface: ``mgmt0``, or the first free name."""
     taken = {nic.name for nic in server.nics}
     return next(name for name in (f"mgmt{n}" for n in range(len(taken) + 1)) if name not in taken)
 

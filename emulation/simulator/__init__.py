@@ -1,6 +1,6 @@
 """Simulators of clusters, networks and RAMP, for policies and job traces."""
 
-from patchlight.console.commands import RESEARCH, Command
+from patchlight.console.shared import RESEARCH, Command
 
 _HERE = "patchlight.emulation.simulator.commands"
 COMMANDS = {

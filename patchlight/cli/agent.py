@@ -8,8 +8,9 @@ import click
 from patchlight.agents.run import SAMPLES_PER_S
 from patchlight.agents.workers.contract import DEFAULT_IMAGE
 from patchlight.agents.workers.limits import CHOICES
-from patchlight.console.commands import lab_option, require_root
+from patchlight.console.commands import require_root
 from patchlight.console.connection import running_lab_file
+from patchlight.console.shared import lab_option
 
 
 @click.group()

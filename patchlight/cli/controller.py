@@ -17,9 +17,9 @@ from urllib.parse import quote
 import click
 
 from patchlight.console import rendering as out
-from patchlight.console.commands import lab_option
 from patchlight.console.connection import labs_up, with_client
 from patchlight.console.options import ANY, AT_LEAST_0, chosen_policies, policy_options
+from patchlight.console.shared import lab_option
 from patchlight.controller.changes.power import DEFAULT_TOLERANCES, POWER_CEILING_DBM, Tolerances
 from patchlight.testbed.errors import BadInput, PatchlightError
 

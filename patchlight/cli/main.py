@@ -9,16 +9,8 @@ from collections.abc import Mapping, Sequence
 
 import click
 
-from patchlight.console.commands import (
-    DAILY,
-    OPERATE,
-    RESEARCH,
-    Command,
-    CrashReport,
-    LazyGroup,
-    commands_in,
-    report,
-)
+from patchlight.console.commands import CrashReport, report
+from patchlight.console.shared import DAILY, OPERATE, RESEARCH, Command, LazyGroup, commands_in
 
 # Their lines in help are here too, so that help imports none of them.
 _HERE = "patchlight.cli"

@@ -8,7 +8,8 @@ import click
 
 from patchlight.console import connection, options
 from patchlight.console import rendering as out
-from patchlight.console.commands import LazyGroup, kept, lab_option
+from patchlight.console.commands import kept
+from patchlight.console.shared import LazyGroup, lab_option
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.lab.rules import KINDS
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 from click.shell_completion import CompletionItem
 
-from patchlight.console.commands import LAB_VARIABLE, address_option, complete_lab, lab_option
 from patchlight.console.rendering import say
+from patchlight.console.shared import LAB_VARIABLE, address_option, complete_lab, lab_option
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.lab.model import Lab
 from patchlight.testbed.labfile.reader import builtin_labs, find_lab, parse_lab, read_lab

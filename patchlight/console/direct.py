@@ -20,7 +20,6 @@ from pydantic import ValidationError
 
 from patchlight.client.client import ControllerClient, ControllerError
 from patchlight.controller.changes.device_maps import CommittedMaps, DeviceMonitor
-from patchlight.controller.changes.device_watch import DeviceWatch
 from patchlight.controller.changes.parts import CircuitParts, NoHooks
 from patchlight.controller.changes.record import ChangeOptions, change_as_texts
 from patchlight.controller.changes.service import CircuitService
@@ -154,7 +153,7 @@ def direct_client(
         stack.callback(lambda: loop.run_until_complete(transactions.close()))
         if talks:
             loop.run_until_complete(parts.devices.open())
-            loop.run_until_complete(DeviceWatch(parts, transactions).begin())
+            loop.run_until_complete(transactions.resume())
         yield DirectClient(CircuitService(parts, transactions), loop, user)
 
 

@@ -80,12 +80,12 @@ class Number(FieldType):
 class YesNo(FieldType):
     """``true`` or ``false``."""
 
-    what: str
+    what: str = "true or false"
 
     def _read(self, node: yaml.Node, issues: FileIssues) -> Located[Any]:
         if fields.is_plain(node) and node.value in ("true", "True", "false", "False"):
             return locate(node, node.value in ("true", "True"))
-        raise BadInput(f"expected {self.what}, true or false, found {fields.describe(node)}")
+        raise BadInput(f"expected {self.what}, found {fields.describe(node)}")
 
     def schema(self) -> dict[str, Any]:
         return {"type": "boolean"}

@@ -114,7 +114,7 @@ MOUNT = Group(
     "a mount",
     required("source", _FOLDER, "the folder on the server", "/srv/data"),
     required("target", _FOLDER, "where the worker sees it", "/data"),
-    Key("read_only", YesNo("whether it is only read"), "whether it is only read", default="true"),
+    Key("read_only", YesNo(), "whether it is only read", default="true"),
 )
 _SHORT_MOUNT = Text("SOURCE:TARGET, or SOURCE:TARGET:rw", _mount, example="/srv/data:/data")
 
@@ -129,14 +129,8 @@ JOB = Group(
         default="command if there is a command, torch if there is a model, else synthetic",
     ),
     Key("model", _MODEL_NAME, "the model that PyTorch trains: the name of a built-in graph"),
-    Key("batch", _BATCH, "mini-batch: samples per worker and iteration", "that of the graph", "16"),
-    Key(
-        "data",
-        _FOLDER,
-        "the folder of the model's samples, with inputs.npy and targets.npy",
-        "synthetic samples",
-        "/srv/data/images",
-    ),
+    Key("batch", _BATCH, "samples of each worker in an iteration", "that of the graph", "16"),
+    Key("data", _FOLDER, "the folder of the model's samples", "synthetic samples", "/srv/images"),
     Key(
         "workers",
         Text(
@@ -200,11 +194,7 @@ JOB = Group(
         ),
         "environment variables of the program",
     ),
-    Key(
-        "mounts",
-        ListOf(Either(_SHORT_MOUNT, MOUNT), "mounts"),
-        "folders of the server that are mounted into its containers",
-    ),
+    Key("mounts", ListOf(Either(_SHORT_MOUNT, MOUNT), "mounts"), "folders mounted into containers"),
     Key("shared_memory", _SHARED_MEMORY, "the size of a worker's /dev/shm"),
     Key(
         "memory",
@@ -221,18 +211,8 @@ JOB = Group(
         "(auto) by the protocol if it speaks it",
         default="auto",
     ),
-    Key(
-        "graph",
-        _line("a computation graph", "vgg16"),
-        "what it computes: a built-in computation graph, or a graph file, relative to the job "
-        "file's folder",
-    ),
-    Key(
-        "requirement",
-        _REQUIREMENT,
-        "its deadline, as a multiple of its time on one GPU",
-        example="0.5",
-    ),
+    Key("graph", _line("a graph", "vgg16"), "a built-in computation graph, or a graph file"),
+    Key("requirement", _REQUIREMENT, "its deadline, in times of its time on a GPU", example="0.5"),
     Key("deadline", _DEADLINE, "how long after its submission it has to end"),
     Key("priority", _PRIORITY, "a job with a higher priority is earlier in the queue", "0", "10"),
     Key(
@@ -243,12 +223,7 @@ JOB = Group(
     Key("retries", _RETRIES, "how often it is started again after it failed", "0", "3"),
     Key("checkpoint", _FOLDER, "the folder of its checkpoints", example="/srv/checkpoints/vgg"),
     Key("checkpoint_every", _ITERATIONS, "iterations between two checkpoints of a model", "100"),
-    Key(
-        "preemptible",
-        YesNo("whether others may interrupt it"),
-        "whether a job that is earlier in the queue may interrupt it",
-        default="true",
-    ),
+    Key("preemptible", YesNo(), "whether a job earlier in the queue may interrupt it", "true"),
     Key(
         "topology",
         _line("a topology policy", "regroup"),
@@ -256,41 +231,21 @@ JOB = Group(
         "topology policy of that name decides",
         default="the lab's policy",
     ),
-    Key(
-        "placement",
-        _line("a placement policy", "consolidated"),
-        "the policy that chooses its GPUs",
-        default="the lab's policy",
-    ),
-    Key(
-        "dark_limit",
-        _DARK_LIMIT,
-        "how long it may pause because a NIC has no circuit, before it fails",
-        default="10min",
-    ),
+    Key("placement", _line("a policy", "regroup"), "what chooses its GPUs", "the lab's policy"),
+    Key("dark_limit", _DARK_LIMIT, "how long it may pause without a circuit", "10min"),
 )
 KEYS = {key.name: key for key in JOB.keys}
 
 
-def _swept(name: str, type: Any) -> Key:
-    values = ListOf(Spelled(type), "values")
+def _swept(name: str) -> Key:
+    values = ListOf(Spelled(_WORKER_COUNT if name == "workers" else KEYS[name].type), "values")
     return Key(name, values, f"a job for each of these values of {name}", default="none")
 
 
 SWEEP = Group(
     "a sweep",
-    _swept("workers", _WORKER_COUNT),
-    _swept("iterations", _ITERATIONS),
-    _swept("gradient", _GRADIENT),
-    _swept("seed", _SEED),
-    _swept("shared_memory", _SHARED_MEMORY),
-    _swept("memory", _MEMORY),
-    _swept("cpus", _CPUS),
-    _swept("requirement", _REQUIREMENT),
-    _swept("deadline", _DEADLINE),
-    _swept("priority", _PRIORITY),
-    _swept("retries", _RETRIES),
-    _swept("dark_limit", _DARK_LIMIT),
+    *map(_swept, ("workers", "iterations", "gradient", "seed", "shared_memory", "memory", "cpus")),
+    *map(_swept, ("requirement", "deadline", "priority", "retries", "dark_limit")),
 )
 ARRAY = Whole("how many jobs", 1, jobs.MOST_JOBS)
 _COMMON = [replace(key, required=False) for key in JOB.keys if key.name != "name"]
@@ -317,13 +272,7 @@ OF_FILES = Group(
         default="none",
         example="{workers: [2, 4, 6]}",
     ),
-    Key(
-        "array",
-        ARRAY,
-        "how many times the job is submitted, each time alone",
-        default="1",
-        example="10",
-    ),
+    Key("array", ARRAY, "how many times the job is submitted, each time alone", "1", "10"),
 )
 FILE = Group("a job file", *(replace(key, required=False) for key in JOB.keys), *OF_FILES.keys)
 

@@ -8,7 +8,7 @@ switch.
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import yaml
@@ -78,22 +78,11 @@ class Topology:
                     "switch": node.switch,
                     "block": leaf_of[node.switch].block if node.switch else None,
                     "fabric": leaf_of[node.switch].fabric if node.switch else None,
-                    "gpus": [
-                        {name: getattr(gpu, name) for name in NodeGpu.__slots__}
-                        for gpu in node.gpus
-                    ],
+                    "gpus": list(map(asdict, node.gpus)),
                 }
                 for node in self.nodes
             ],
-            "switches": [
-                {
-                    "name": leaf.name,
-                    "block": leaf.block,
-                    "fabric": leaf.fabric,
-                    "nodes": list(leaf.nodes),
-                }
-                for leaf in self.leaves
-            ],
+            "switches": [{**asdict(leaf), "nodes": list(leaf.nodes)} for leaf in self.leaves],
             "links": [{"a": a, "b": b, "rate_bps": rate} for a, b, rate in self.trunks],
         }
 
@@ -106,16 +95,12 @@ def topology_of(lab: Lab, links: Links) -> Topology:
     for node in nodes:
         if node.switch is not None:
             under.setdefault(node.switch, []).append(node.name)
-    trunks = tuple(
-        (str(a), str(b), links.paths[a].rate_bps)
-        for a, b in links.pairs()
-        if a.device in order and b.device in order
-    )
+    pairs = [(a, b) for a, b in links.pairs() if a.device in order and b.device in order]
+    trunks = tuple((str(a), str(b), links.paths[a].rate_bps) for a, b in pairs)
     beside: dict[str, set[str]] = {name: set() for name in order}
-    for a, b in links.pairs():
-        if a.device in order and b.device in order:
-            beside[a.device].add(b.device)
-            beside[b.device].add(a.device)
+    for a, b in pairs:
+        beside[a.device].add(b.device)
+        beside[b.device].add(a.device)
     found = sorted(under, key=lambda name: order[name])
 
     def near(switch: str) -> set[str]:

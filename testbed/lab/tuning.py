@@ -3,7 +3,6 @@
 import json
 import socket
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from patchlight.testbed.errors import BadInput, PatchlightError
@@ -36,12 +35,7 @@ class LightClient:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:

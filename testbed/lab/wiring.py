@@ -127,15 +127,14 @@ def recorded_map(lab: Lab | None, name: str, texts: Iterable[str]) -> AnyMap:
 
 def check_map(switch: OpticalSwitch, wanted: AnyMap) -> None:
     """``BadInput`` if the switch cannot have this map."""
-    if isinstance(switch, WavelengthSwitch):
-        if isinstance(wanted, SpectrumMap):
-            wanted.check(switch.inputs, switch.outputs, switch.grid)
-            return
+    kind = SpectrumMap if isinstance(switch, WavelengthSwitch) else PortMap
+    if not isinstance(wanted, kind):
+        words = f"the map of {switch.name} is a {kind.__name__}, not {type(wanted).__name__}"
+        raise BadInput(words)
+    if isinstance(switch, WavelengthSwitch) and isinstance(wanted, SpectrumMap):
+        wanted.check(switch.inputs, switch.outputs, switch.grid)
     elif isinstance(wanted, PortMap):
         wanted.check(switch.ports)
-        return
-    kinds = "a SpectrumMap" if isinstance(switch, WavelengthSwitch) else "a PortMap"
-    raise BadInput(f"the map of {switch.name} is {kinds}, not {type(wanted).__name__}")
 
 
 def circuits_of(maps: Mapping[str, AnyMap]) -> dict[str, PortMap]:

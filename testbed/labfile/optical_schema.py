@@ -95,33 +95,17 @@ FAULT = _Fault(
     "a fault",
     Key("refuse_ports", ListOf(_PORT, "port numbers"), "ports that are locked"),
     Key("fail_ports", ListOf(_PORT, "port numbers"), "ports with stuck mirrors"),
-    Key(
-        "drift_db",
-        MapOf(_PORT_KEY, Number("dB"), "dB by port", "{3: 1.5}"),
-        "additional loss at these outputs, in dB",
-    ),
-    Key("read_only", YesNo("whether changes are refused"), "all users are read-only"),
-    Key(
-        "repeat_pages",
-        YesNo("whether long replies are split into several whole ones"),
-        "long replies are sent as several whole replies",
-    ),
+    Key("drift_db", MapOf(_PORT_KEY, Number("dB"), "dB by port", "{3: 1.5}"), "additional loss"),
+    Key("read_only", YesNo(), "all users are read-only"),
+    Key("repeat_pages", YesNo(), "long replies are sent as several whole replies"),
     Key(
         "monitors",
         choice("where the power monitors are", "both", "out", "none"),
         "where it has power monitors",
         default="both",
     ),
-    Key(
-        "acknowledge",
-        YesNo("whether a stalled command is acknowledged"),
-        "keep reporting that a stalled command is in progress",
-    ),
-    Key(
-        "names",
-        Text("a name", _name, example="x;DLT-CRS-ALL:::7"),
-        "the name of every circuit and port (Calient, Glimmerglass)",
-    ),
+    Key("acknowledge", YesNo(), "keep reporting that a stalled command is in progress"),
+    Key("names", Text("a name", _name, example="x;DLT-CRS-ALL:::7"), "the name of every circuit"),
     Key("refuse_next", _WORDS, "refuse the next change with this message", example="busy"),
     Key(
         "cut",
@@ -140,22 +124,9 @@ FAULT = _Fault(
     Key("strays", _COUNT, "how many of the next answers follow an unsolicited one (TL1)"),
     Key("flood", _COUNT, "how many alarms are sent before the next answer"),
     Key("report", _WORDS, "say this unasked, as an alarm", example="power supply 2 failed"),
-    Key(
-        "lose",
-        Text("a cross-connect", _circuit, example="3>9"),
-        "a cross-connect that disappears without an event",
-    ),
-    Key(
-        "reboot",
-        choice("what happens to the map", "keep", "forget"),
-        "restart, with or without its map",
-    ),
-    Key(
-        "after",
-        replace(v.TIME, example="30s"),
-        "how long after the device's start",
-        default="immediately",
-    ),
+    Key("lose", Text("a cross-connect", _circuit, example="3>9"), "it disappears without an event"),
+    Key("reboot", choice("what happens to the map", "keep", "forget"), "restart the device"),
+    Key("after", replace(v.TIME, example="30s"), "how long after its start", "immediately"),
     Key("after_changes", _COUNT, "after how many commands that change something"),
     make=lambda after_s=0.0, after_changes=0, **said: wavelengths.OcsFault.of(
         said, after_s=after_s, after_changes=after_changes
@@ -175,7 +146,7 @@ _EMULATED_USER = Group(
         "the environment variable that holds the password",
         default="any password is accepted",
     ),
-    Key("read_only", YesNo("whether the user is read-only"), "may make changes"),
+    Key("read_only", YesNo(), "may make changes"),
     model=wavelengths.OcsUser,
 )
 EMULATED = Key(
@@ -204,12 +175,8 @@ EMULATED = Key(
 )
 LOGIN = (
     Key("user", v.USER_NAME, "the login"),
-    Key("password_env", v.VARIABLE_NAME, "the environment variable that holds the password"),
-    Key(
-        "legacy_ssh",
-        YesNo("whether it may use old SSH algorithms"),
-        "it may use old SSH algorithms",
-    ),
+    Key("password_env", v.VARIABLE_NAME, "the variable with the password", "any is accepted"),
+    Key("legacy_ssh", YesNo(), "it may use old SSH algorithms"),
 )
 
 _CHANNEL = Text("a channel", spectrum.Channel.parse, numbers=True, example="193.100")
@@ -343,12 +310,7 @@ PASSIVE_PART = Group(
         "k ports further on) or multiplexer (port 1 has all channels, port k + 2 the k-th)",
         example="multiplexer",
     ),
-    Key(
-        "ports",
-        _PART_PORTS,
-        "how many ports it has",
-        default="of a multiplexer one more than channels",
-    ),
+    Key("ports", _PART_PORTS, "how many ports it has", "of a multiplexer one more than channels"),
     Key("channels", _BAND, "the band that it sorts", default="none", example="193.100-193.250"),
     Key("grid", _GRID, "its channel spacing", default="50GHz"),
     Key("loss", _LOSS, "its insertion loss", default=PASSIVE_PART_LOSS, example="3dB"),

@@ -52,11 +52,7 @@ NIC = Group(
     Key("vlan", v.VLAN, "the VLAN of its workers", default="none", example="100"),
     Key("routes", ListOf(v.ROUTE, "routes"), "additional routes of the worker", default="none"),
     Key("dscp", v.DSCP, "the DSCP of NCCL's RDMA packets", default="none", example="26"),
-    Key(
-        "rdma",
-        v.RDMA_USE,
-        "whether a worker gets its RDMA device: auto if it has one; exclusive, shared or none",
-    ),
+    Key("rdma", v.RDMA_USE, "how a worker gets its RDMA device; auto: if it has one"),
     Key(
         "relock",
         v.TIME,
@@ -89,19 +85,9 @@ SSH = Group(
     Key("user", v.USER_NAME, "the login", default="as the SSH client says"),
     Key("identity", v.FILE_PATH, "the private key file", default="as the SSH client says"),
     Key("host_key", v.HOST_KEY, "the fingerprint of its host key", default="what known_hosts has"),
-    Key(
-        "legacy",
-        YesNo("whether it may use old SSH algorithms"),
-        "it may use old SSH algorithms",
-        default="false",
-    ),
+    Key("legacy", YesNo(), "it may use old SSH algorithms", "false"),
     Key("jump", v.JUMP, "the jump host: [USER@]HOST[:PORT]", default="none"),
-    Key(
-        "jump_host_key",
-        v.HOST_KEY,
-        "the fingerprint of the jump host's key",
-        default="what known_hosts has",
-    ),
+    Key("jump_host_key", v.HOST_KEY, "that host's fingerprint", "what known_hosts has"),
     model=SshAccess,
 )
 SERVER = Group(
@@ -110,11 +96,7 @@ SERVER = Group(
     Key("management", v.MANAGEMENT, "the address of the server's agent: host:port or unix:/path"),
     Key("ssh", SSH, "how to log in by SSH", example="{user: admin}"),
     Key("gpus", ListOf(GPU, "GPUs"), "its GPUs", default="none"),
-    Key(
-        "emulated_gpus",
-        YesNo("whether its GPUs are emulated"),
-        "it has real GPUs: 'deploy push' emulates none",
-    ),
+    Key("emulated_gpus", YesNo(), "it has real GPUs: 'deploy push' emulates none"),
     required("nics", ListOf(NIC, "NICs"), "its NIC ports in the lab's network"),
     model=model.Server,
     block=True,
@@ -143,12 +125,7 @@ CIRCUIT_SWITCH = Group(
         v.HOST_PORT,
         "its address, host:port; with driver openflow, where Patchlight listens for it",
     ),
-    Key(
-        "datapath_id",
-        v.DATAPATH_ID,
-        "its OpenFlow datapath id, like 0x51; only with driver openflow",
-        example="0x51",
-    ),
+    Key("datapath_id", v.DATAPATH_ID, "its OpenFlow id, with that driver", example="0x51"),
     required("ports", v.CIRCUIT_PORTS, "how many duplex ports it has", example="320"),
     Key("switching_time", v.TIME, "the outage of a new circuit"),
     Key("insertion_loss", v.LOSS, "its insertion loss"),
@@ -238,12 +215,7 @@ CONTROLLER = Group(
         example="10.0.0.1:6653",
         of="controller_openflow",
     ),
-    Key(
-        "openflow_tls",
-        YesNo("whether packet switches use TLS"),
-        "packet switches use TLS, with certificates of the lab's authority",
-        of="controller_openflow_tls",
-    ),
+    Key("openflow_tls", YesNo(), "packet switches use TLS", of="controller_openflow_tls"),
     Key(
         "access",
         ACCESS,
@@ -256,27 +228,10 @@ CONTROLLER = Group(
 LAB = Group(
     "a lab",
     required("name", v.LAB_NAME, "its name"),
-    Key(
-        "network",
-        v.NETWORK,
-        "the IPv4 network of the NICs, like '192.168.10.0/24'; needed with servers",
-        default="none",
-    ),
+    Key("network", v.NETWORK, "the IPv4 network of the NICs; needed with servers", "none"),
     Key("fabric", choice("a fabric", *FABRICS), "the packet switches of an emulation"),
-    Key(
-        "scale",
-        Number("a scale", above=0),
-        "what an emulation divides rates and bytes by",
-        default="chosen by 'emulate up'",
-        example="1000",
-    ),
-    Key(
-        "machine_rate",
-        v.RATE,
-        "the total rate of the emulating machine; written by 'emulate up'",
-        default="no limit",
-        example="9Gbps",
-    ),
+    Key("scale", Number("a scale", above=0), "the divisor of emulated rates", "chosen", "1000"),
+    Key("machine_rate", v.RATE, "the total rate of the emulating machine", "no limit", "9Gbps"),
     Key(
         "paths",
         choice("who grants optical paths", *PATHS),
@@ -284,9 +239,7 @@ LAB = Group(
         default="none",
         example="nodes",
     ),
-    Key(
-        "controller", CONTROLLER, "the addresses of the controller", example="{api: 127.0.0.1:8470}"
-    ),
+    Key("controller", CONTROLLER, "the controller's addresses", example="{api: 127.0.0.1:8470}"),
     Key("queue", QUEUE, "how jobs queue", example="{backfill: true}"),
     Key(
         "policies",
@@ -294,36 +247,11 @@ LAB = Group(
         "the policies, and whether circuits are rewired automatically",
         example="{placement: regroup, topology: regroup, defragment: true}",
     ),
-    Key(
-        "workers",
-        WORKERS,
-        "limits of jobs' workers on the servers",
-        example="{images: [pytorch/*], mounts: [/srv/data], memory: 64GB}",
-    ),
-    Key(
-        "defaults",
-        DEFAULTS,
-        "values that equal items share",
-        example="{gpu: {model: Tesla M40}, nic: {rate: 40Gbps}}",
-    ),
-    Key(
-        "servers",
-        ListOf(SERVER, "servers"),
-        "the servers, with their GPUs and NICs",
-        default="none: a lab with switches only",
-    ),
-    Key(
-        "packet_switches",
-        ListOf(PACKET_SWITCH, "packet switches"),
-        "the switches that forward packets (ToR, aggregator, core)",
-        default="none",
-    ),
-    Key(
-        "circuit_switches",
-        ListOf(CIRCUIT_SWITCH, "circuit switches"),
-        "the optical circuit switches",
-        default="none",
-    ),
+    Key("workers", WORKERS, "limits of workers", example="{images: [pytorch/*], memory: 64GB}"),
+    Key("defaults", DEFAULTS, "values that equal items share", example="{gpu: {model: A100}}"),
+    Key("servers", ListOf(SERVER, "servers"), "with their GPUs and NICs", "none: switches only"),
+    Key("packet_switches", ListOf(PACKET_SWITCH, "packet switches"), "ToR and the like", "none"),
+    Key("circuit_switches", ListOf(CIRCUIT_SWITCH, "circuit switches"), "optical switches", "none"),
     Key(
         "wavelength_switches",
         ListOf(optical.WAVELENGTH_SWITCH, "wavelength switches"),

@@ -45,50 +45,18 @@ def _time_of(name: str, example: str) -> Text:
 
 
 _ALLOWED = (
-    Key(
-        "share",
-        _number("share", "a share"),
-        "weight under the order policy fair-share",
-        default="1",
-    ),
+    Key("share", _number("share", "a share"), "weight under the order policy fair-share", "1"),
     Key("gpus", _whole("gpus", "a number of GPUs"), "the most at once", default="no limit"),
     Key("jobs", _whole("jobs", "a number of jobs"), "the most that wait or run", "no limit"),
-    Key(
-        "gpu_hours",
-        _number("gpu_hours", "GPU-hours"),
-        "after so many in a window, none of the user's jobs starts until the next window",
-        default="no limit",
-    ),
+    Key("gpu_hours", _number("gpu_hours", "GPU-hours"), "the most in a quota window", "no limit"),
 )
 QUEUE = Group(
     "how jobs wait",
-    Key(
-        "backfill",
-        YesNo("whether jobs behind may start"),
-        "whether later jobs may start if they do not delay the next one",
-    ),
-    Key(
-        "backfill_depth",
-        _whole("backfill_depth", "a number of jobs"),
-        "how many jobs are considered",
-    ),
-    Key(
-        "preempt",
-        YesNo("whether jobs are preempted"),
-        "whether the next job takes the GPUs of running jobs that come after it",
-    ),
-    Key(
-        "quantum",
-        _time_of("quantum_s", "6min"),
-        "how long a job runs before it can be preempted",
-        "6min",
-    ),
-    Key(
-        "half_life",
-        _time_of("half_life_s", "7d"),
-        "with order fair-share, the half-life of past usage",
-        default="7d",
-    ),
+    Key("backfill", YesNo(), "whether later jobs may start if they do not delay the next one"),
+    Key("backfill_depth", _whole("backfill_depth", "a number"), "how many jobs are considered"),
+    Key("preempt", YesNo(), "whether the next job takes GPUs of jobs that come after it"),
+    Key("quantum", _time_of("quantum_s", "6min"), "how long a job runs before that", "6min"),
+    Key("half_life", _time_of("half_life_s", "7d"), "fair-share: half-life of past usage", "7d"),
     Key("quota_window", _time_of("quota_window_s", "7d"), "the window of GPU-hours", "7d"),
     Key(
         "each_user",
@@ -112,17 +80,8 @@ QUEUE = Group(
         default="none",
         example="[{name: alice, share: 2, gpus: 6}]",
     ),
-    Key(
-        "keep_jobs",
-        _whole("keep_jobs", "a number of jobs"),
-        "how many ended jobs are kept, the latest first",
-    ),
-    Key(
-        "keep_for",
-        _time_of("keep_for_s", "90d"),
-        "how long ended jobs and other history are kept",
-        default="no limit",
-    ),
+    Key("keep_jobs", _whole("keep_jobs", "a number of jobs"), "how many ended jobs are kept"),
+    Key("keep_for", _time_of("keep_for_s", "90d"), "how long history is kept", "no limit"),
     model=rules.Discipline,
     block=True,
 )
@@ -145,24 +104,9 @@ POLICIES = Group(
         Key(kind, POLICY, f"the {kind} policy: a name, FILE.py:CLASS or FILE.onnx")
         for kind in rules.KINDS
     ),
-    Key(
-        "deadline",
-        _time("deadline_s", "1s"),
-        "after this time the default policy decides instead",
-        default="1s",
-    ),
-    Key(
-        "defragment",
-        YesNo("whether circuits are rewired automatically"),
-        "whether circuits change under running jobs when that gains more than it costs",
-        default="false",
-    ),
-    Key(
-        "defragment_every",
-        _time("defragment_every_s", "10min"),
-        "how often that is checked, in addition to each end of a job",
-        default="10min",
-    ),
+    Key("deadline", _time("deadline_s", "1s"), "then the default policy decides instead", "1s"),
+    Key("defragment", YesNo(), "circuits change under running jobs when that gains", "false"),
+    Key("defragment_every", _time("defragment_every_s", "10min"), "its interval", "10min"),
     Key("minimum_gain", _time("minimum_gain_s", "10s"), "the least total gain", default="10s"),
     model=rules.PolicyChoice,
     block=True,
@@ -199,13 +143,7 @@ _IMAGES = printable(255, "is not an image pattern: expected one like 'pytorch/*'
 _PATTERN = Text("a pattern of images", _IMAGES, {"minLength": 1}, example="pytorch/*")
 WORKERS = Group(
     "limits of jobs' workers",
-    Key(
-        "images",
-        ListOf(_PATTERN, "patterns"),
-        "allowed container images, in addition to that of Patchlight's workers",
-        default="any",
-        example="[pytorch/*]",
-    ),
+    Key("images", ListOf(_PATTERN, "patterns"), "allowed container images", "any", "[pytorch/*]"),
     Key(
         "mounts",
         ListOf(_FOLDER, "folders"),
@@ -220,13 +158,7 @@ WORKERS = Group(
         "the most memory of a server that one worker may use",
         default="no limit",
     ),
-    Key(
-        "cpus",
-        Number("a number of CPUs", lowest=0.01, highest=4096),
-        "the most CPUs of a server that one worker may use",
-        default="no limit",
-        example="16",
-    ),
+    Key("cpus", Number("a number of CPUs", 0.01, 4096), "the limit of a worker", "no limit", "16"),
     Key(
         "user",
         Text("a user of the servers", _user, {"pattern": _USER}, example="trainer"),

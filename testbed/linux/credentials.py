@@ -119,7 +119,7 @@ def read_credentials(folder: Path) -> Credentials:
         raise BadInput(
             f"other users may read or change the key {folder / KEY_FILE} (mode {mode:04o})",
             hint=f"chmod 600 {folder / KEY_FILE}; if somebody may have seen it, issue a new one: "
-            "'patchlight deploy certificates LAB --output DIR --anew'",
+            "'patchlight deploy certificates LAB --output DIR --new-keys'",
         )
     own = _certificate(folder, CERTIFICATE_FILE)
     try:

@@ -247,7 +247,7 @@ class _Encrypted(SSLProtocol):
     def __init__(self, context: ssl.SSLContext, limits: ServerLimits, **options: Any) -> None:
         self._connection = _Connection(limits, **options)
         shows = context.verify_mode is ssl.CERT_REQUIRED
-        self._missing = "without a valid certificate" if shows else "that does not use TLS"
+        self._missing = "no valid certificate" if shows else "no TLS"
         super().__init__(
             asyncio.get_running_loop(),
             self._connection,

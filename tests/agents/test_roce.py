@@ -25,7 +25,7 @@ def test_only_rocev2_gids_with_an_ipv4_address_count(tmp_path: Path) -> None:
     # An empty slot: the kernel answers EINVAL for its attributes.
     entry(tmp_path, 4, "0000:0000:0000:0000:0000:0000:0000:0000", None, None)
     entry(tmp_path, 5, "not a gid", "RoCE v2", "nic0")
-    second = GidStatus(device="mlx5_0", port=1, index=11, gid="::ffff:c0a8:a0b")
+    second = GidStatus(device="mlx5_0", port=1, index=11, gid="::ffff:192.168.10.11")
     assert gid_of("nic0", IPv4Address("192.168.10.11"), tmp_path) == second
     assert gid_of("nic0", IPv4Address("192.168.10.12"), tmp_path) is None
     assert gid_of("macvlan0", IPv4Address("192.168.10.11"), tmp_path) is None

@@ -167,6 +167,8 @@ def test_nothing_of_the_server_and_of_others_is_in_reach(
     secret = bench.directory / "state-server1/controller.db"
     secret.write_text("secret")
     run_folder = Path(f"/run/patchlight-test-{os.getpid()}")
+    # Of a folder with the checkout in it, a worker sees the way there.
+    root = [] if sys.executable.startswith("/root/") else ["/root"]
     with ExitStack() as stack:
         run_folder.mkdir(mode=0o755)
         stack.callback(shutil.rmtree, run_folder)
@@ -176,7 +178,7 @@ def test_nothing_of_the_server_and_of_others_is_in_reach(
             listener.listen()
         wanted = {
             "read": ["/etc/shadow", str(secret), f"/proc/{os.getpid()}/environ"],
-            "list": ["/root", str(agent.socket.parent / "state-server2"), "/var/lib/patchlight/x"],
+            "list": [*root, str(agent.socket.parent / "state-server2"), "/var/lib/patchlight/x"],
             "write": ["/proc/sys/kernel/core_pattern", "/etc/hostname", str(secret)],
             "make": ["/etc/cron.d", "/root", "/usr/bin", str(open_folder)],
             "connect": [

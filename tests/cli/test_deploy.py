@@ -78,7 +78,7 @@ def test_certificates_are_made_once_and_for_whom_they_are_meant(
     assert again == first
     assert (first["lab"], first["authority"]) == ("closed", str(tmp_path / "ca"))
     (anew,) = json.loads(
-        run("certificates", closed, *where, "--for", "server1", "--anew", "--json").stdout
+        run("certificates", closed, *where, "--for", "server1", "--new-keys", "--json").stdout
     )["certificates"]
     (old,) = [each for each in first["certificates"] if each["name"] == anew["name"]]
     assert anew["fingerprint"] != old["fingerprint"]

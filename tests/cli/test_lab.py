@@ -47,8 +47,8 @@ def test_policies_that_a_lab_file_names_are_there(tmp_path: Path) -> None:
     result = run("check", str(path))
     assert result.exit_code == 2
     assert result.output.splitlines() == [
-        f"{path}:3:10: no policy 'fifoo': did you mean 'fifo'?",
-        f"{path}:4:14: no policy file {mine}: there is no such file",
+        f"{path}:3:10: unknown policy 'fifoo': did you mean 'fifo'?",
+        f"{path}:4:14: policy file {mine} not found",
     ]
     mine.write_text("raise SystemExit('a check runs no program')")
     path.write_text(path.read_text().replace("fifoo", "las:queues=3"))
@@ -309,7 +309,7 @@ def test_maps_are_read_as_written_and_as_the_controller_answers(tmp_path: Path) 
         ('{"ocs1": ["1-321"]}', "m.json:1:11: ocs1 has ports 1–320, not 321"),
         ('{"ocs1": ["1-2", "1>3"]}', "m.json:1:18: in:1 is used twice"),
         ('{"ocs1": ["3-3"]}', "m.json:1:11: '3-3' connects a port to itself"),
-        ('{"ocs1": ["1-2"],\n "ocs1": []}', "m.json:2:2: key 'ocs1' stands first on line 1"),
+        ('{"ocs1": ["1-2"],\n "ocs1": []}', "m.json:2:2: duplicate key 'ocs1', first on line 1"),
     ],
 )
 def test_wrong_maps_are_refused_with_the_reason(text: str, message: str, tmp_path: Path) -> None:

@@ -12,8 +12,8 @@ import click
 import pytest
 
 from patchlight.cli import main as command_line
-from patchlight.console.commands import Command, kept, require_root
-from patchlight.console.shared import SharedOption
+from patchlight.console.commands import kept, require_root
+from patchlight.console.shared import Command, SharedOption
 from patchlight.testbed.errors import FileIssue, OutcomeUnknown, PatchlightError
 from patchlight.testbed.labfile.reader import LabFileError
 from tests.support.programs import ROOT, patchlight, python
@@ -192,7 +192,7 @@ def test_a_reader_that_goes_at_once_is_none_either(words: str) -> None:
 
 @pytest.mark.parametrize("words", ["lab show ofc2022", "lab show ofc2022 --json", "--help"])
 def test_a_full_disk_is_no_bug(words: str) -> None:
-    result = shell(f"patchlight {words} > /dev/full")
+    result = shell(f"patchlight {words} > /dev/full", PYTHONUNBUFFERED="")
     assert result.returncode == 1
     assert result.stderr.startswith("patchlight: could not go on: No space left on device\n")
     assert "bug" not in result.stderr

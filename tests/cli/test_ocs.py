@@ -102,10 +102,14 @@ def test_every_mistake_of_a_map_file_is_told_with_its_place(tmp_path: Path) -> N
             [":1:1: o1 has ports", ":2:1: lab dry has no", ":4:1: in:1 is used twice"],
         ),
         ("b.yaml", "o1: [1-2, 3-x]", [":1:11: '3-x' is not a pair"]),
-        ("c.yaml", "o1: [3-3, 4>4, {a: b}]", [":1:6: '3-3' sends", ":1:11: '4>4' sends", ":1:16:"]),
+        (
+            "c.yaml",
+            "o1: [3-3, 4>4, {a: b}]",
+            [":1:6: '3-3' connects", ":1:11: '4>4' sends", ":1:16:"],
+        ),
         ("d.yaml", "just words", [":1:1: expected cross-connects by OCS"]),
         ("e.csv", "1,2,3,4,5\n1,2\n1,3\n", [":1:1: expected OCS,A,B", ":3:1: in:1 is used"]),
-        ("f.yaml", "o1: [1-2]\no1: [3-4]\n", [":2:1: key 'o1' stands first on line 1"]),
+        ("f.yaml", "o1: [1-2]\no1: [3-4]\n", [":2:1: duplicate key 'o1', first on line 1"]),
         ("g.yaml", "[" * 9_000, ["nested more than 32 levels deep"]),
         ("i.yaml", "o1: !!python/tuple [1-2]", [":1:1: expected a list of cross-connects"]),
         ("h.csv", f"1,2\n{'3' * 200_000},4\n", [":2:1: not CSV: field larger than"]),
@@ -159,7 +163,7 @@ def test_history_says_who_what_from_where_and_why_and_a_change_is_undone(
     gone = ocs("rollback", str(last["id"]), code=1)
     assert "cannot be undone alone: o1 7>8 is gone" in gone
     assert can_undo(running) == {last["id"]: False, undoing["id"]: False}
-    assert "no change 99999" in ocs("rollback", "99999", code=2)
+    assert "unknown change 99999" in ocs("rollback", "99999", code=2)
 
 
 def test_a_locked_port_stays_as_it_is(ocs: OcsCommand, running: ControllerProcess) -> None:

@@ -46,7 +46,7 @@ def test_a_change_is_followed_and_halted_between_two_fibres(robot: ControllerPro
     # One more waits for its turn, and goes before it has come.
     said = ocs("connect", "ocs1", "2:8", "--detach")
     assert f"change {number + 1} has begun: waiting" in said
-    assert "refused: nothing was written: cancelled by" in ocs("stop", str(number + 1))
+    assert "refused: nothing was changed: cancelled by" in ocs("stop", str(number + 1))
     assert [row["state"] for row in client.reconfigurations()] == ["intent", "refused"]
     halted = ocs("stop", str(number), "--why", "wrong rack")
     assert f"change {number} rolled-back in" in halted

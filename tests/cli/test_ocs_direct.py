@@ -98,7 +98,7 @@ def test_direct_opens_only_the_switches_it_needs(direct: DirectOcs) -> None:
     shown = direct("show", code=1)
     assert "1>2" in shown
     assert "ocs2 does not answer: connecting to ocs2 at 127.0.0.1:1" in shown
-    assert "the map of ocs2 is not known" in direct("connect", "ocs2", "1:2", code=1)
+    assert "the map of ocs2 is unknown" in direct("connect", "ocs2", "1:2", code=1)
     assert "ocs2 does not answer" in direct("verify", code=1)
     found, _ = json.JSONDecoder().raw_decode(direct("show", "--json", code=1))
     assert {name: row["reachable"] for name, row in found.items()} == {"ocs1": True, "ocs2": False}

@@ -123,7 +123,7 @@ async def test_a_stranger_is_told_nothing(
     with pytest.raises((httpx.TransportError, ssl.SSLError)):
         await _ask(agent, _stranger(held))
     assert await answers(agent, controller)
-    assert "refused 127.0.0.1, who shows no certificate for here" in caplog.text
+    assert "refused 127.0.0.1, no valid certificate" in caplog.text
 
 
 async def test_prometheus_reads_the_metrics_and_nothing_else(
@@ -171,10 +171,10 @@ async def test_handshakes_that_do_not_end_keep_nobody_out(agent: str, controller
 @pytest.mark.parametrize(
     ("what", "words"),
     [
-        ("server2", r"is that of server2 of lab lab1, not that of server1"),
-        ("lab2", r"is that of server1 of lab lab2, not that of server1"),
-        ("controller", r"shows a certificate for controller\.lab1"),
-        ("other authority", r"not of the authority in"),
+        ("server2", r"is for server2 of lab lab1, not for server1"),
+        ("lab2", r"is for server1 of lab lab2, not for server1"),
+        ("controller", r"is for controller\.lab1"),
+        ("other authority", r"not issued by the authority in"),
         ("expired", r"is valid from .* to "),
     ],
 )
@@ -209,16 +209,16 @@ async def test_the_controller_says_why_an_agent_does_not_take_its_certificate(
     authority.for_controller(tmp_path / "controller")
     past = Authority("lab1", authority.folder, lambda: _ago(400))
     expired = past.for_controller(tmp_path / "expired")
-    with pytest.raises(BadInput, match="ended on"):
+    with pytest.raises(BadInput, match="expired on"):
         AgentTls("lab1", expired.folder)
     for folder in (expired.folder, authority.for_agent("server1", tmp_path / "wrong").folder):
         # As if it had ended, or been exchanged, while the controller ran.
         running = AgentTls("lab1", tmp_path / "controller")
         running.credentials = read_credentials(folder)
         running.credentials.load_into(running.context)
-        words = "it has ended" if folder == expired.folder else "it is not a controller's"
+        words = "it has expired" if folder == expired.folder else "it is not a controller's"
         async with calling(agent, running) as client:
-            with pytest.raises(AgentNotTrusted, match=f"refuses the certificate in .*: {words}"):
+            with pytest.raises(AgentNotTrusted, match=f"rejects the certificate in .*: {words}"):
                 await client.status()
 
 
@@ -255,7 +255,7 @@ async def test_an_agent_without_tls_and_a_controller_without_a_certificate_are_n
         address = f"127.0.0.1:{listener.getsockname()[1]}"
         running = asyncio.create_task(server.serve(sockets=[listener]))
         async with calling(address, controller) as client:
-            with pytest.raises(AgentNotTrusted, match=r"speaks no TLS 1\.3"):
+            with pytest.raises(AgentNotTrusted, match=r"does not support TLS 1\.3"):
                 await client.status()
         async with calling(address, None) as client:
             with pytest.raises(AgentNotTrusted, match="this controller has no certificate"):

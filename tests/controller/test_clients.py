@@ -121,7 +121,7 @@ async def test_an_answer_that_is_none_is_named(agent: Agent, client: AgentClient
     for answer in ({"id": "w", "state": "asleep"}, {}, "nonsense"):
         agent.say(answer)
         with pytest.raises(
-            AgentCallError, match="agent of server1 answered GET /workers/w with what"
+            AgentCallError, match="agent of server1 answered GET /workers/w with an invalid"
         ):
             await client.worker("w")
 
@@ -255,7 +255,9 @@ async def test_an_agent_that_speaks_another_version_of_the_api_is_not_called(
     status = {"server": "server1", "version": "9.9", "runner": "process", "api": api}
     agent.say({**status, "gpus": [], "nics": [], "workers": []})
     for call in (client.status, lambda: client.start("w")):
-        with pytest.raises(AgentIncompatible, match=rf"\(Patchlight 9\.9\) speaks.* {api} ") as no:
+        with pytest.raises(
+            AgentIncompatible, match=rf"\(Patchlight 9\.9\) has version.* {api} "
+        ) as no:
             await call()
         assert no.value.hint == f"upgrade the {upgrade}"
     assert [line for line, _ in agent.requests] == ["GET /v1/status"]
@@ -267,7 +269,7 @@ async def test_an_agent_that_speaks_another_version_of_the_api_is_not_called(
 async def test_another_servers_agent_is_not_taken_for_it(agent: Agent, client: AgentClient) -> None:
     status = {"server": "server2", "version": "1", "runner": "process"}
     agent.say({**status, "gpus": [], "nics": [], "workers": []})
-    with pytest.raises(AgentIncompatible, match=r"is that of server2, not that of server1"):
+    with pytest.raises(AgentIncompatible, match=r"belongs to server2, not to server1"):
         await client.status()
 
 

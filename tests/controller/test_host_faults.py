@@ -43,7 +43,7 @@ def test_a_nic_without_carrier_is_of_no_use_only_if_it_should_have_light() -> No
     assert unfit_hosts(LAB, (), faults, trace_links(LAB, {})) == {}
     assert unfit_hosts(LAB, (), faults, None) == {}
     silent = unfit_hosts(LAB, ["server3"], faults, LINKS)
-    assert silent["server3.gpu4"] == "the agent of server3 is silent"
+    assert silent["server3.gpu4"] == "the agent of server3 does not answer"
 
 
 async def test_a_job_waits_for_a_gpu_that_is_gone_and_says_so(cluster: Cluster) -> None:

@@ -46,9 +46,9 @@ async def test_a_port_that_is_named_is_the_one(parts: CircuitParts) -> None:
 async def test_ends_that_are_none_are_refused(parts: CircuitParts) -> None:
     for pair, words in (
         (("server1", "server1.nic0"), "are the same end: expected two different ones"),
-        (("server1", "tor2.9"), r"tor2\.9 is not plugged into an OCS"),
+        (("server1", "tor2.9"), r"tor2\.9 has no fibre to an OCS"),
         (("server1", "server99.nic0"), "no device called 'server99'"),
-        (("server1", "tor2.x"), r"tor2\.x is not plugged into an OCS"),
+        (("server1", "tor2.x"), r"tor2\.x has no fibre to an OCS"),
     ):
         with pytest.raises(BadInput, match=words):
             await lighting(parts, [pair])

@@ -51,9 +51,7 @@ def test_a_mac_that_another_nic_has_is_not_believed(caplog: pytest.LogCaptureFix
     macs = NicMacs(LAB)
     assert macs.hear(said("server1", nic0=HARDWARE))
     assert not macs.hear(said("server1", nic1=HARDWARE))
-    assert "server1.nic1 says that its MAC is 0c:42:a1:00:00:01, which server1.nic0 has" in (
-        caplog.text
-    )
+    assert "server1.nic1 reports the MAC 0c:42:a1:00:00:01, which server1.nic0 has" in (caplog.text)
     assert macs.of(LAB.host("gpu1")) == LAB.host("gpu1").nic.mac
 
 

@@ -58,7 +58,7 @@ async def test_undoing_a_change_undoes_that_one_and_refuses_where_others_built_o
     await bench.change(joined((100, 120)), "fourth")
     with pytest.raises(Refused, match=r"2>100 is gone"):
         await bench.change(undoing(bench.parts, third.id)[0], "undo")
-    with pytest.raises(BadInput, match="no change 99"):
+    with pytest.raises(BadInput, match="unknown change 99"):
         undoing(bench.parts, 99)
 
 

@@ -90,9 +90,13 @@ def test_other_hosts_are_another_epoch() -> None:
     ("hosts", "maps", "words"),
     [
         ((0,), {}, "it has one worker"),
-        ((0, 2), {"wss3": ["1-3@193.175/200"], "wss4": ["1-3@193.175/200"]}, "not in one network"),
+        (
+            (0, 2),
+            {"wss3": ["1-3@193.175/200"], "wss4": ["1-3@193.175/200"]},
+            "not in one optical network",
+        ),
         ((0, 1), {"wss3": ["1-3@193.175/200"], "wss4": ["1-3@193.175/200"]}, ""),
-        ((0, 1), {name: ["1-2@193.225/100"] for name in ("wss1", "wss2")}, "channel of its own"),
+        ((0, 1), {name: ["1-2@193.225/100"] for name in ("wss1", "wss2")}, "no channel each"),
     ],
 )
 def test_only_hosts_of_one_network_with_channels_of_their_own_get_bounds(

@@ -81,7 +81,7 @@ def test_wrong_requests_change_nothing_and_say_what_was_expected(
         (JobSpec("j", 1, 400, {"M": 0.1}, hosts=("nobody",)), "no host called 'nobody'"),
         (JobSpec("j", 1, 400, {"other": 0.1}, hosts=("a",)), "names 'other'.*GPUs.* are of M"),
         (JobSpec("j", 1, 400, {"M": 0.1}, hosts=("a", "g0")), "requested twice"),
-        (JobSpec("j", 1, 400, {"M": 0.1}, workers=3), "the lab has 2 GPUs"),
+        (JobSpec("j", 1, 400, {"M": 0.1}, workers=3), "the lab has 2 suitable GPUs"),
         (JobSpec("j", 1, 10**13, {"M": 0.1}, workers=1), "scale of 1: the limit is 2000000000"),
         (JobSpec("j", 1, 400, {"M": 0.1}), "(?s)expected 'workers'.*--partition POLICY"),
         (
@@ -254,7 +254,7 @@ def test_one_bad_record_hides_no_others_and_is_told_once(controller: ControllerP
         assert controller.client.status()["drained"]
         controller.client.clear_stop()
         controller.client.resume()
-        logged = controller.log.read_text().count("cannot be read and was set aside")
+        logged = controller.log.read_text().count("record was set aside")
         assert 0 < logged <= (number + 1) * 11  # of one kind the log takes ten a minute
     assert controller.client.reconfigure({"o1": ["9-10"]})["state"] == "committed"
 
@@ -373,6 +373,7 @@ def test_this_users_connection_shows_its_user_id() -> None:
 
 
 @pytest.mark.root
+@pytest.mark.others
 def test_a_user_goes_by_the_login_and_the_superuser_may_speak_for_others(
     controller: ControllerProcess,
 ) -> None:

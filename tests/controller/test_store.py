@@ -42,8 +42,7 @@ def test_an_empty_file_where_a_controller_ran_is_no_new_lab(tmp_path: Path, besi
         return
     (path.parent / beside).mkdir()
     with pytest.raises(
-        PatchlightError,
-        match=rf"is empty, but an earlier controller left {beside} .*(?s:.)*restore",
+        PatchlightError, match=rf"is empty, but an earlier controller left {beside}(?s:.)*restore"
     ):
         open_store(path.parent)
     assert path.stat().st_size == 0

@@ -94,7 +94,7 @@ def test_over_the_api_and_the_command(controller: ControllerProcess) -> None:
     assert "committed" in ocs("colocate", "a", "b")
     assert [node["switch"] for node in client.topology()["nodes"]] == ["t1", "t1"]
     assert "SwitchName=t1 Nodes=a,b\n" in client.topology_file("slurm-conf")
-    assert "brings together a, b" in ocs("history")
+    assert "connects a, b to one switch" in ocs("history")
     assert "nothing to change" in ocs("colocate", "a", "b", "--dry-run")
     with pytest.raises(BadInput, match="format"):
         client.topology_file("toml")

@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import os
 import subprocess
 import time
 from collections.abc import Iterator
@@ -102,7 +103,7 @@ def test_one_of_four_that_is_wrong_is_named(lab: Lab) -> None:
     ("changes", "check", "found", "remedy"),
     [
         ({"host_key": f"SHA256:{'A' * 43}"}, "host key", "and not SHA256:AAAA", "do not go on"),
-        ({"host_key": None}, "host key", "nobody has vouched for the host key SHA256:", "trust"),
+        ({"host_key": None}, "host key", "of server1 is not confirmed", "trust"),
         ({"user": "nobody"}, "login", "logging in to server1 as nobody", "user and identity"),
         ({"identity": "/nowhere/key"}, "login", "reading the key /nowhere/key", "own"),
         ({"identity": "/etc/hostname"}, "login", "it is no private key", "ssh-keygen"),
@@ -243,7 +244,8 @@ def agent(tmp_path: Path) -> Iterator[Path]:
     path = tmp_path / "agent"
     with subprocess.Popen(["ssh-agent", "-D", "-a", str(path)], stdout=subprocess.DEVNULL) as agent:
         deadline = time.monotonic() + PATIENCE_S
-        while not path.exists():
+        there = {**os.environ, "SSH_AUTH_SOCK": str(path)}
+        while subprocess.run(["ssh-add", "-l"], env=there, capture_output=True).returncode == 2:
             assert time.monotonic() < deadline
             time.sleep(0.02)
         yield path

@@ -90,7 +90,12 @@ class CircuitTableDriver(TableDriver[CrossConnect, PortMap, R]):
         return self._switch.ports
 
     def _checked(self, pairs: Iterable[CrossConnect]) -> tuple[CrossConnect, ...]:
-        return contract.checked(pairs, self.ports)
+        unique = tuple(dict.fromkeys(pairs))
+        for c in unique:
+            if type(c.inp) is not int or type(c.out) is not int:
+                raise BadInput(f"cross-connect {c}: ports are whole numbers")
+        PortMap.of(unique).check(self.ports)
+        return unique
 
     def _map_of(self, entries: Iterable[CrossConnect]) -> PortMap:
         return PortMap.of(entries)
@@ -313,7 +318,14 @@ class WavelengthTableDriver(TableDriver[ChannelConnect, SpectrumMap, R]):
         return self._switch.grid
 
     def _checked(self, pairs: Iterable[ChannelConnect]) -> tuple[ChannelConnect, ...]:
-        return contract.checked_channels(pairs, self.inputs, self.outputs, self.grid)
+        unique = tuple(dict.fromkeys(pairs))
+        for way in unique:
+            if type(way.inp) is not int or type(way.out) is not int:
+                raise BadInput(f"{way}: ports are whole numbers")
+            if not 0 <= way.attenuation_db < math.inf:
+                raise BadInput(f"{way}: an attenuation is 0 dB or more")
+        SpectrumMap.of(unique).check(self.inputs, self.outputs, self.grid)
+        return unique
 
     def _map_of(self, entries: Iterable[ChannelConnect]) -> SpectrumMap:
         return SpectrumMap.of(entries)

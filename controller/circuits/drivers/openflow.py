@@ -22,6 +22,7 @@ from patchlight.controller.circuits import contract
 from patchlight.controller.circuits.dialect import Dialect, corrected
 from patchlight.controller.circuits.drivers.base import CircuitTableDriver
 from patchlight.controller.circuits.drivers.table import Row
+from patchlight.controller.circuits.protocols.session import AlarmLog
 from patchlight.controller.openflow.client import Speaker, SpeakerFailed, SpeakerRefused
 from patchlight.controller.openflow.flowtable import FlowEntry, Match, Message, SpeakerOptions
 from patchlight.testbed.errors import BadInput, OutcomeUnknown, PatchlightError
@@ -265,7 +266,7 @@ class OpenFlowSwitch(CircuitTableDriver[FlowRow]):
         self._list_limit = self._dialect.list_limit
         self.client = OpenFlowConnection(switch, self._dialect, self._heard)
         self._foreign: tuple[FlowEntry, ...] = ()
-        self._alarms = contract.AlarmLog()
+        self._alarms = AlarmLog()
         self._look_again_at = 0.0
 
     async def open(self) -> None:

@@ -45,8 +45,8 @@ class JustRead(Generic[T]):
         self._told = 0
 
     async def read(self, ask: Callable[[], Awaitable[T]]) -> T:
-        """Read the table, and keep it."""
-        asked_at, told = asyncio.get_running_loop().time(), self._told
+        """Read the table and keep it; if that fails, forget what was kept."""
+        asked_at, told, self._table = asyncio.get_running_loop().time(), self._told, None
         table = await ask()
         # A command may have been sent during this query.
         if told == self._told:

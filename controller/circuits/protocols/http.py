@@ -25,6 +25,7 @@ import httpx
 
 from patchlight.controller.circuits import contract
 from patchlight.controller.circuits.dialect import Dialect, Pattern, Session, shortened
+from patchlight.controller.circuits.protocols.session import AlarmLog
 from patchlight.controller.circuits.protocols.tcp import BUFFER_LIMIT
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.linux.files import append_line, user_folder
@@ -182,7 +183,7 @@ class HttpClient:
         self._scheme = "https" if dialect.tls else "http"
         self._trust = Trust(self._address, dialect.verify, old_tls=dialect.old_tls)
         self._lock = asyncio.Lock()
-        self.alarms = contract.AlarmLog()
+        self.alarms = AlarmLog()
         self._client: httpx.AsyncClient | None = None
         self._kept: httpx.AsyncClient | None = None
 

@@ -10,8 +10,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from dataclasses import replace
 from typing import ClassVar, Generic, Protocol, TypeVar
 
 from patchlight.controller.circuits import contract
@@ -46,6 +49,46 @@ M = TypeVar("M")
 R = TypeVar("R")
 
 
+class AlarmLog:
+    """The last 1000 alarms of a device, oldest first."""
+
+    def __init__(self) -> None:
+        self._log: deque[contract.Alarm] = deque(maxlen=1000)
+        self._standing: dict[contract.Standing, contract.Alarm] = {}
+
+    @property
+    def all(self) -> tuple[contract.Alarm, ...]:
+        """All of them; ``standing`` is set on those that stood when last asked for."""
+        stand = {id(alarm) for alarm in self._standing.values()}
+        return tuple(
+            replace(alarm, standing=True) if id(alarm) in stand else alarm for alarm in self._log
+        )
+
+    def note(self, severity: contract.Severity, subject: str, words: str) -> None:
+        """The device reports something now."""
+        self._log.append(contract.Alarm(time.time(), severity, subject, words))
+
+    def stands(self, found: Iterable[contract.Standing]) -> None:
+        """This is all that stands now; what was not reported before counts as reported now."""
+        kept = {id(alarm) for alarm in self._log}
+        standing: dict[contract.Standing, contract.Alarm] = {}
+        for one in found:
+            alarm = self._standing.get(one)
+            if alarm is None or id(alarm) not in kept:
+                alarm = self._reported(one)
+            if alarm is None:
+                self.note(one.severity, one.subject, one.words)
+                alarm = self._log[-1]
+            standing[one] = alarm
+        self._standing = standing
+
+    def _reported(self, one: contract.Standing) -> contract.Alarm | None:
+        if not one.reported:
+            return None
+        same = (a for a in reversed(self._log) if a.subject == one.subject)
+        return next((a for a in same if one.reported in a.words), None)
+
+
 class KeptSession(ABC, Generic[C, D]):
     """One login on one device, over any connection. All methods belong to one event loop."""
 
@@ -60,7 +103,7 @@ class KeptSession(ABC, Generic[C, D]):
         self._last_used = 0.0
         self._logged_in_at = self._quiet_until = 0.0
         self._asking = 0
-        self._alarms = contract.AlarmLog()
+        self._alarms = AlarmLog()
 
     # --- what a protocol adds ---------------------------------------------------------------
 

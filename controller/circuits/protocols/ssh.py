@@ -84,7 +84,14 @@ def check_host_key(name: str, host: str, port: int, key: paramiko.PKey) -> None:
             hint=f"compare it with the device's console, then: ssh-keyscan -p {port} {host} "
             f">> {path}",
         )
-    _pin(path, f"{where} {key.get_name()} {key.get_base64()}", name)
+    try:
+        append_line(path, f"{where} {key.get_name()} {key.get_base64()}")
+    except OSError as error:
+        # Trusting a key without remembering it would be trusting every key.
+        raise DeviceKeyRefused(
+            f"the host key of {name} cannot be pinned in {path}: {error.strerror}",
+            hint=f"name a file that can be written in {FILE_VARIABLE}",
+        ) from error
     log.warning("%s at %s: pinned its host key %s in %s", name, where, shown, path)
 
 
@@ -93,17 +100,6 @@ def pins_path() -> Path:
     if named := os.environ.get(FILE_VARIABLE):
         return Path(named)
     return user_folder("XDG_CONFIG_HOME", ".config") / "patchlight" / "known_hosts"
-
-
-def _pin(path: Path, line: str, name: str) -> None:
-    try:
-        append_line(path, line)
-    except OSError as error:
-        # A trusted key must be stored, or every key would be trusted.
-        raise DeviceKeyRefused(
-            f"the host key of {name} cannot be pinned in {path}: {error.strerror}",
-            hint=f"set {FILE_VARIABLE} to a writable file",
-        ) from error
 
 
 _CHUNK = 65536

@@ -166,9 +166,8 @@ class Tl1Client(DeviceSession[tl1_messages.Message, SessionDialect]):
         lines = tuple(chain.from_iterable(part.body.quoted for part in parts))
         if max(map(len, lines), default=0) > _LINE_LIMIT:
             raise tcp.FramingError(f"a line of its reply is longer than {_LINE_LIMIT} characters")
-        return Tl1Reply(
-            code, lines, self._mask("; ".join(r for part in parts if (r := _remarks(part.body))))
-        )
+        remarks = (words for part in parts for words in (part.body.bare, *part.body.comments))
+        return Tl1Reply(code, lines, self._mask("; ".join(filter(None, remarks))))
 
     async def _collect(
         self,
@@ -257,7 +256,3 @@ class Tl1Client(DeviceSession[tl1_messages.Message, SessionDialect]):
     @staticmethod
     def _says(pattern: str, words: str) -> bool:
         return re.search(pattern, words, re.IGNORECASE) is not None
-
-
-def _remarks(body: tl1_messages.Body) -> str:
-    return "; ".join(part for part in (body.bare, *body.comments) if part)

@@ -14,7 +14,8 @@ from rich import progress
 from rich.console import Console
 
 from patchlight.console import rendering as out
-from patchlight.console.commands import Dashboard, LazyGroup, lab_option, require_root
+from patchlight.console.commands import Dashboard, require_root
+from patchlight.console.shared import LazyGroup, lab_option
 from patchlight.emulation.experiments.commands.oddl import oddl
 from patchlight.emulation.experiments.commands.pac_ml import pac_ml
 from patchlight.emulation.simulator.commands.run_options import run_options

@@ -11,9 +11,9 @@ from click.core import ParameterSource
 
 from patchlight.console import options as opts
 from patchlight.console import rendering as out
-from patchlight.console.commands import lab_option
 from patchlight.console.connection import offline_lab, user_name
 from patchlight.console.options import Command
+from patchlight.console.shared import lab_option
 from patchlight.emulation.simulator.commands.compare import simulate_chakra
 from patchlight.emulation.simulator.commands.run_options import (
     engine_of,

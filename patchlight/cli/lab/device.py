@@ -14,9 +14,10 @@ import click
 
 from patchlight.cli.lab import emulated
 from patchlight.cli.ocs.names import complete_switch
-from patchlight.console.commands import lab_option, require_root
+from patchlight.console.commands import require_root
 from patchlight.console.connection import running_lab
 from patchlight.console.rendering import json_option, print_answer, say
+from patchlight.console.shared import lab_option
 from patchlight.testbed.errors import BadInput, FileError, nearest
 from patchlight.testbed.lab.model import CircuitSwitch, OpticalSwitch
 from patchlight.testbed.lab.ocs_drivers import OCS_DRIVERS, WSS_DRIVERS

@@ -13,8 +13,9 @@ import click
 from patchlight.cli.lab import emulated
 from patchlight.console import options as opts
 from patchlight.console import rendering as out
-from patchlight.console.commands import Command, LazyGroup, complete_lab, lab_option, require_root
+from patchlight.console.commands import require_root
 from patchlight.console.connection import complete_host, offline_lab, which_lab
+from patchlight.console.shared import Command, LazyGroup, complete_lab, lab_option
 from patchlight.emulation.fabric.lab_state import recorded_labs
 from patchlight.emulation.lab.emulated_lab import EmulatedLab, down_lab
 from patchlight.emulation.lab.teardown import lab_status, only_processes

@@ -11,9 +11,10 @@ from typing import Any
 
 import click
 
-from patchlight.console.commands import lab_option, require_root
+from patchlight.console.commands import require_root
 from patchlight.console.connection import only_lab
 from patchlight.console.rendering import Coloured, Column, Table, listing_options, print_json, say
+from patchlight.console.shared import lab_option
 from patchlight.emulation.fabric.lab_state import RUN_ROOT, recorded_labs
 from patchlight.emulation.lab.emulated_lab import EmulatedLab
 from patchlight.emulation.lab.hosts import EmulatedHost

@@ -7,9 +7,9 @@ from typing import Any
 
 import click
 
-from patchlight.console.commands import complete_lab
 from patchlight.console.options import Quantity
 from patchlight.console.rendering import cannot_write, json_option, print_document, print_json, say
+from patchlight.console.shared import complete_lab
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.generate import generate as shapes
 from patchlight.testbed.lab.model import Lab

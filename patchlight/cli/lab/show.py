@@ -10,8 +10,8 @@ import click
 from patchlight.cli.lab.files import counts, in_words
 from patchlight.cli.lab.topology import lab_and_maps, topology
 from patchlight.console import rendering as out
-from patchlight.console.commands import address_option
 from patchlight.console.connection import which_lab
+from patchlight.console.shared import address_option
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab.model import Endpoint, Host, Lab, OpticalSwitch
 from patchlight.testbed.lab.portmap import PortMap

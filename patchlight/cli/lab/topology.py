@@ -17,8 +17,8 @@ import click
 from patchlight.cli.ocs.names import complete_any_port, ports_by_switch, read_map_file
 from patchlight.console import connection
 from patchlight.console import rendering as out
-from patchlight.console.commands import address_option
 from patchlight.console.options import Quantity
+from patchlight.console.shared import address_option
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.lab.model import Lab
 from patchlight.testbed.lab.portmap import PortMap

@@ -117,9 +117,7 @@ def cross_connect_text(lab: Lab, ocs: str, text: str, *, one_way: bool = False) 
     a, b = port_number(lab, ocs, left.strip()), port_number(lab, ocs, right.strip())
     way = ">" if one_way or joint == ">" else "-"
     if a == b and not (at and way == ">"):
-        raise BadInput(
-            f"{text!r} sends light back where it came from: expected two different ports"
-        )
+        raise BadInput(f"{text!r} connects a port to itself: expected two different ports")
     written = f"{a}{way}{b}{at}{light}"
     parse_map(lab.optical_switch(ocs), [written])  # says so if a channel lacks, or is too much
     return written

@@ -37,6 +37,7 @@ print(answer.status, answer.read().decode())
 """
 
 
+@pytest.mark.others
 async def test_pages_show_what_the_controller_says_and_change_it(tmp_path: Path) -> None:
     # One lab and one dashboard for all of it: they take seconds to start.
     pictures = pictures_folder(tmp_path)

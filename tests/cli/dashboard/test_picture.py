@@ -186,7 +186,7 @@ def test_rows_say_what_was_measured_beside_what_was_predicted() -> None:
     lines = last_change_lines(view(changes=[CHANGE]), {"job-1": GAIN}, 230.5)
     assert lines[0] == "change 7 by eva: committed 30 s ago"
     assert f"outage 60{SP}ms" in lines[2]
-    assert lines[-1] == f"job-1: an iteration took 2{SP}s before, 500{SP}ms after, 4.0 × faster"
+    assert lines[-1] == f"job-1: iteration 2{SP}s before, 500{SP}ms after, 4.0 × faster"
     assert latest_words(view(changes=[CHANGE]), 230.5) == (
         "Last: change 7 committed (regroup), 30 s ago."
     )

@@ -142,7 +142,7 @@ async def test_other_policies_are_used_and_decisions_asked_again(
     )
     assert (other["policy"], other["asked"]) == ("rack-aware", "placement:random:seed=7")
     assert "placement" in await policy("replay", job_id)
-    assert "no policy" in await policy("use", "--order", "nonsense", code=2)
+    assert "unknown policy" in await policy("use", "--order", "nonsense", code=2)
 
 
 async def test_a_job_that_grows_shows_its_workers_now_and_before(

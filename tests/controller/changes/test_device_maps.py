@@ -100,7 +100,7 @@ async def test_flows_over_a_switch_that_does_not_answer_stay_as_committed(
         links = circuits.parts.maps.links(await circuits.parts.maps.read())
         assert not [h for h in LAB.hosts if links.peer(h.endpoint)]
         assert {h.name for h in LAB.hosts} == set(circuits.parts.devices.unseen_hosts())
-        with pytest.raises(Refused, match="the map of ocs1 is not known: connecting to ocs1"):
+        with pytest.raises(Refused, match="the map of ocs1 is unknown: connecting to ocs1"):
             await circuits.change(joined((1, 7)), "test")
         with pytest.raises(Refused):
             await circuits.change(lambda _: {"ocs1": PortMap()}, "clear it")
@@ -191,7 +191,7 @@ def test_a_controller_starts_without_a_switch_and_takes_it_in_when_it_is_there(
         message = f"ocs1 does not answer: connecting to ocs1 at {address}"
         assert message in controller.log.read_text()
         assert client.reconfigure({"o1": ["7-8"]})["state"] == "committed"
-        with pytest.raises(ControllerError, match="the map of ocs1 is not known"):
+        with pytest.raises(ControllerError, match="the map of ocs1 is unknown"):
             client.reconfigure({"ocs1": ["7-8"]})
         assert client.circuits()["ocs1"]["map"] is None
         assert client.links()

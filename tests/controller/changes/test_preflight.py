@@ -77,7 +77,7 @@ def test_power_says_verified_degraded_unverified_or_failed() -> None:
     assert judge(expected, -1.7, made, -0.3, -3.3, LOSS_DB, Tolerances(1.0, 2.0)).kind == "failed"
     dark = judge(expected, -1.8, made, -0.3, None, LOSS_DB)
     assert dark.kind == "failed"
-    assert "no light at out:7" in dark.words
+    assert "no power at out:7" in dark.words
     assert judge(expected, -1.8, made, None, None, LOSS_DB).kind == "unverified"
 
 
@@ -102,7 +102,7 @@ async def test_a_port_that_the_device_says_is_locked_or_failed_is_refused_before
     for port, condition in ((100, "locked"), (101, "failed")):
         record = await bench.change(joined((port, 102)), "test")
         assert record.state == "refused"
-        assert f"in:{port} is {condition}" in record.message
+        assert f"in:{port} as {condition}" in record.message
     assert await bench.driver.read_map() == START
     assert not bench.network.calls
 

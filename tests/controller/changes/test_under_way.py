@@ -56,4 +56,4 @@ async def test_what_cannot_be_planned_is_refused_on_record() -> None:
     await bench.transactions.close()
     row = bench.store.reconfiguration(begun.id)
     assert row is not None
-    assert (row["state"], "nothing was written" in row["message"]) == ("refused", True)
+    assert (row["state"], "nothing was changed" in row["message"]) == ("refused", True)

@@ -84,7 +84,7 @@ async def test_whatever_fails_the_maps_before_stand_again(
     monkeypatch.setattr(device, step, fail_once)
     record = await bench.turn_inwards()
     assert record.state == "rolled-back", record.message
-    assert "the line is cut; the map before stands again" in record.message
+    assert "the line is cut; the previous map is restored" in record.message
     assert bench.maps() == START
 
 
@@ -198,7 +198,7 @@ async def test_each_channel_is_judged_by_its_own_power(tmp_path: Path) -> None:
     device.dbm = {"1>4@193.100": -5.3}
     dark = await bench.join(wss1=["1>4@193.100", "2>3@193.150"])
     assert dark.state == "rolled-back"
-    assert "2>3@193.150: no light at out:3" in dark.message
+    assert "2>3@193.150: no power at out:3" in dark.message
 
 
 async def test_a_switch_without_a_driver_is_as_the_lab_file_says(tmp_path: Path) -> None:

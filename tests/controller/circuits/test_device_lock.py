@@ -87,7 +87,7 @@ def held_by_nobody(machine: Path) -> Iterator[str]:
 
 def test_a_device_is_held_once(lock_file: Path) -> None:
     with device_lock([SWITCH], "a test"):
-        with pytest.raises(DeviceLocked, match=r"held by a test \(pid \d+\)"):
+        with pytest.raises(DeviceLocked, match=r"in use by a test \(pid \d+\)"):
             hold(DIRECT)
         assert lock_file.stat().st_mode & 0o077 == 0
     with device_lock([SWITCH], DIRECT):
@@ -116,21 +116,22 @@ def test_what_is_no_file_is_said(lock_file: Path, put: Callable[[Path], None]) -
 
 def test_a_folder_in_which_others_can_make_files_is_not_used(lock_file: Path) -> None:
     lock_file.parent.chmod(0o777)
-    with pytest.raises(PatchlightError, match="this user alone"):
+    with pytest.raises(PatchlightError, match="a private folder"):
         hold()
 
 
 @pytest.mark.root
+@pytest.mark.others
 def test_root_and_a_user_see_one_another(machine: Path, lock_file: Path) -> None:
     with held_by_nobody(machine) as came:
         assert came == "held"
-        with pytest.raises(DeviceLocked, match=r"--direct \(pid \d+\), which nobody runs"):
+        with pytest.raises(DeviceLocked, match=r"--direct \(pid \d+\), run by nobody"):
             hold(f"{CONTROLLER} x")
         with pytest.raises(DeviceLocked):
             locks.refuse_beside([SWITCH], DIRECT)
     with device_lock([SWITCH], f"{CONTROLLER} x"), held_by_nobody(machine) as came:
         assert came.startswith("DeviceLocked ocs1 at 192.0.2.7:3082 is in use by")
-        assert came.endswith(f"(pid {os.getpid()}), which root runs")
+        assert came.endswith(f"(pid {os.getpid()}), run by root")
     # A user can neither put something in root's place nor lock root's file.
     for code in (
         f"open({str(lock_file)!r})",

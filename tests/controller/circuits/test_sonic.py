@@ -91,7 +91,9 @@ async def test_a_path_that_lost_too_much_in_the_factory_fails_its_circuit(tmp_pa
         made = Should(circuit("3>9"), None, None)
         with contextlib.closing(Store(tmp_path / "controller.db")) as store:
             check = PowerCheck(lab, PowerBaselines(store))
-            with pytest.raises(StepFailed, match=r"3>9 lost \d\.\d dB, expected at most 4\.5 dB"):
+            with pytest.raises(
+                StepFailed, match=r"3>9 had \d\.\d dB of loss, expected at most 4\.5 dB"
+            ):
                 await check.verify(driver, [made])
             (remark,) = (
                 await replace(check, lab=Lab("alone", circuit_switches=(switch,))).verify(

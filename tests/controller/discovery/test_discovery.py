@@ -62,8 +62,8 @@ def test_what_cannot_be_looked_at_is_refused_and_nothing_is_changed(
     for ports, expected, wanted in (
         ("o1.17", 2, "o1 has ports 1–16, not 17"),
         ("o1.4-3", 2, "is not a range of ports"),
-        ("o1.9", 2, "o1.9 alone has nowhere to get light from"),
-        ("o1.1,o1.4", 1, "circuit 1>3 of o1 leads out of the ports that were named"),
+        ("o1.9", 2, "o1.9 alone cannot be tested"),
+        ("o1.1,o1.4", 1, "circuit 1>3 of o1 leads to a port that was not named"),
     ):
         code, said = _discover(controller, "--yes", "--ports", ports)
         assert (code, wanted in said) == (expected, True), said
@@ -92,7 +92,7 @@ def test_nobody_else_gets_at_the_ports_meanwhile_and_a_search_can_be_broken_off(
     record = client.reconfigure({"o1": ["7-8"]})
     assert record["state"] == "refused"
     assert "wiring discovery of root" in record["message"]
-    with pytest.raises(ControllerError, match="looks at the wiring already"):
+    with pytest.raises(ControllerError, match="already searching the wiring"):
         client.discover()
     assert client.preview_discovery()["objections"]
     (job,) = client.submit([JobSpec("waits", 1, 400, {"M": 0.1}, workers=1)])
@@ -138,7 +138,7 @@ def test_what_the_stop_button_keeps_from_being_put_back_is_put_back_later(
     controller.client.discover(listen_s=100)
     wait_until(lambda: not controller.client.circuits()["o1"]["map"], "the ports to go dark")
     controller.client.press_stop("smoke")
-    with pytest.raises(ControllerError, match=r"not as they were before.*stop button"):
+    with pytest.raises(ControllerError, match=r"circuits were not restored.*stop button"):
         controller.client.stop_discovery()
     # Nobody gets at them meanwhile.
     assert {lock["port"] for lock in controller.client.locks()} == set(range(1, 17))
@@ -167,7 +167,7 @@ def test_a_controller_that_is_told_to_end_puts_the_circuits_back_first(
     controller.start()
     assert _is_as_before(controller)
     whys = [record["why"] for record in controller.client.reconfigurations()]
-    assert whys[-1] == "as before the wiring was looked at"
+    assert whys[-1] == "as before the wiring discovery"
 
 
 def test_requests_that_make_no_sense_are_refused(controller: ControllerProcess) -> None:

@@ -97,7 +97,7 @@ def test_crossed_pairs_and_ends_that_only_send_or_only_hear_are_no_certain_fibre
         "the two fibres of ocs1.1 are crossed: tor1.1 sends into it, server1.nic0 hears it; "
         "the lab file says server1.nic0",
         "tor1.2 sends into ocs1.2, but does not hear its output; the lab file says server1.nic1",
-        "tor1.1 hears what goes out at ocs1.7, and nobody is heard who sends into it; "
+        "tor1.1 hears the output of ocs1.7, but no sender into it is heard; "
         "the lab file says tor1.1",
     )
     assert wiring.fibres == LAB.fibres

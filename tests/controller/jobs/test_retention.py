@@ -169,7 +169,7 @@ async def test_show_says_how_each_worker_can_be_held() -> None:
             cluster.fleet.workers[name] = cluster.fleet.workers[name].model_copy(update=update)
         worker = cluster.table.running[own].workers[1]
         await cluster.until(lambda: worker.status.holds_by == "freeze")
-        said = await run("show", own, "--wide")
+        said = " ".join((await run("show", own, "--wide")).split())
         assert "worker 0: itself, between two iterations" in said
         assert "worker 1: Patchlight, at once" in said
         cluster.fleet.put(own, WorkerState.DONE)

@@ -117,7 +117,7 @@ def test_good_answers_pass(kind: PolicyKind, answer: Any, alone: bool) -> None:
         ("partition", 2.0, "answered 2.0"),
         ("partition", PlacedDegree(2, 0b11), "a block that is not free"),
         ("placement", [1], "answered 1 GPUs: expected 2 different free GPUs"),
-        ("placement", [1, 1], r"GPU 1 \(s0.g1\): it is there twice"),
+        ("placement", [1, 1], r"GPU 1 \(s0.g1\): it appears twice"),
         ("placement", [0, 1], r"GPU 0 \(s0.g0\): it is not free for this job"),
         ("placement", [1, 9], "GPU 9: there are 0 to 3"),
         ("placement", [1, -1], "GPU -1: there are"),
@@ -134,7 +134,7 @@ def test_good_answers_pass(kind: PolicyKind, answer: Any, alone: bool) -> None:
         ("elasticity", {"three": 2}, "a degree for 'three': the jobs are one, two"),
         ("elasticity", {"one": 3}, "answered 3 for one: expected one of the legal degrees 1, 2, 4"),
         ("elasticity", {"one": "2"}, "answered '2': expected one of the legal degrees"),
-        ("elasticity", {"one": 4, "two": 4}, "grow by 5 GPUs in all: 3 are free"),
+        ("elasticity", {"one": 4, "two": 4}, "grows jobs by 5 GPUs in total, but only 3 are free"),
         ("elasticity", [2], "expected a degree by job"),
     ],
 )

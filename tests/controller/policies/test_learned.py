@@ -130,8 +130,8 @@ def test_a_model_is_asked_for_every_job_and_never_answers_what_cannot_be(
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"no model at all", "not an ONNX model"),
-        (pickle.dumps({"a": 1}), "not an ONNX model"),
+        (b"no model at all", "not a valid ONNX model"),
+        (pickle.dumps({"a": 1}), "not a valid ONNX model"),
         (model(servers=16), "shape"),
         (model(actions=5), "shape"),
         (model(name="pixels"), "input 'pixels'"),

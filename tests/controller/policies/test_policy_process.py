@@ -172,8 +172,8 @@ def test_what_cannot_be_had_is_said_at_once(tmp_path: Path, mine: Path) -> None:
     for text, words in (
         (f"{wrong}", "wrong.py:2: SystemExit while it was run: 7"),
         (f"{mine}:Nobody", "has no 'Nobody'"),
-        ("nobody", "no policy 'nobody'"),
-        ("partition:constant", "it is one of partition"),
+        ("nobody", "unknown policy 'nobody'"),
+        ("partition:constant", "is of kind partition"),
     ):
         with pytest.raises(BadInput, match=words):
             PolicySet(PolicyChoice(placement=text), lambda fault: None)
@@ -181,7 +181,9 @@ def test_what_cannot_be_had_is_said_at_once(tmp_path: Path, mine: Path) -> None:
 
 def test_a_learned_policy_that_does_not_fit_the_lab_is_refused() -> None:
     choice = PolicyChoice(partition="learned-first-fit-inexact")
-    with pytest.raises(BadInput, match=r"trained for a RAMP of .* not for a lab that is no RAMP"):
+    with pytest.raises(
+        BadInput, match=r"trained for a RAMP of .* not for a lab that is not a RAMP"
+    ):
         PolicySet(choice, lambda fault: None, SHAPE)
     PolicySet(choice, lambda fault: None, SHAPE_OF_RAMP).close()
 

@@ -85,24 +85,24 @@ def test_what_is_offered_comes_where_nobody_gave_it() -> None:
 @pytest.mark.parametrize(
     ("text", "kind", "words"),
     [
-        ("fiffo", None, "no policy 'fiffo': did you mean 'fifo'"),
+        ("fiffo", None, "unknown policy 'fiffo': did you mean 'fifo'"),
         ("best", "order", "order policies are fifo, srpt, las, deadline"),
         ("random", None, "write partition:random or placement:random"),
-        ("fifo", "placement", "no policy 'fifo'"),
-        ("order:fifo", "placement", "not a placement policy: its prefix is order"),
+        ("fifo", "placement", "unknown policy 'fifo'"),
+        ("order:fifo", "placement", "is of kind order, expected placement"),
         ("fifo:3", None, "'fifo' has no parameters"),
-        ("constant:8:9", None, "'9' is none of its parameters"),
-        ("constant:dgree=8", None, "'dgree' is none of its parameters: did you mean 'degree'"),
-        ("constant:8:degree=8", None, "degree is there twice"),
+        ("constant:8:9", None, "unknown parameter '9'"),
+        ("constant:dgree=8", None, "unknown parameter 'dgree': did you mean 'degree'"),
+        ("constant:8:degree=8", None, "degree appears twice"),
         ("constant:eight", None, "degree is 'eight': expected a whole number"),
         ("las:factor=x", None, "factor is 'x': expected a number"),
         ("learned-lab", "placement", "'learned-lab' was removed"),
         ("learned-block", "partition", "'learned-block' was removed"),
         ("model.pt", None, "pickled models are not supported"),
         ("model.pkl", "partition", "expected FILE.py:CLASS or FILE.onnx"),
-        ("nowhere.onnx", None, "no such file"),
+        ("nowhere.onnx", None, "not found"),
         ("nowhere.py:Mine", None, "No such file"),
-        ("", None, "no policy ''"),
+        ("", None, "unknown policy ''"),
     ],
 )
 def test_what_is_not_there_or_wrong(text: str, kind: Any, words: str) -> None:
@@ -113,7 +113,7 @@ def test_what_is_not_there_or_wrong(text: str, kind: Any, words: str) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("constant", "has to be told 'degree'\n.*constant:degree=VALUE"),
+        ("constant", "needs the parameter 'degree'\n.*constant:degree=VALUE"),
         ("constant:0", "cannot split a job into 0 parts"),
         ("las:queues=0", "cannot have 0 queues"),
     ],
@@ -199,7 +199,7 @@ def test_installed_policies(good: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert load_policy("half", "partition").part == 0.5  # type: ignore[union-attr]
     with pytest.raises(BadInput, match="cannot be imported: ModuleNotFoundError"):
         load_policy("gone", "partition")
-    with pytest.raises(BadInput, match="not a order policy but one of partition"):
+    with pytest.raises(BadInput, match="is of kind partition, expected order"):
         load_policy("half", "order")
     assert find("constant").origin == "built in"
 

@@ -102,6 +102,7 @@ def test_an_interrupted_experiment_leaves_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.others
 def test_without_root_it_says_what_to_run() -> None:
     # Imported first: nobody may not be allowed to read the checkout.
     become_nobody = (

@@ -49,7 +49,7 @@ def view(*busy: str, seconds: float = 900.0) -> ClusterView:
 @pytest.mark.parametrize(
     ("content", "changes", "message"),
     [
-        (b"no model at all", {}, "not an ONNX model"),
+        (b"no model at all", {}, "not a valid ONNX model"),
         (cheapest_model(rows=4), {}, "any number of rows"),
         (cheapest_model(columns=3), {}, "of shape"),
         (cheapest_model(given="pixels"), {}, "input 'pixels'"),
@@ -76,7 +76,7 @@ def test_a_model_is_of_the_kinds_that_its_card_says(tmp_path: Path) -> None:
     path = write_option_model(tmp_path, ("placement", "topology"))
     assert find(str(path)).kind == "placement"
     assert find(f"topology:{path}").kind == "topology"
-    with pytest.raises(BadInput, match="no order policy"):
+    with pytest.raises(BadInput, match="expected order"):
         find(str(path), "order")
 
 
