@@ -283,8 +283,8 @@ def test_a_base_that_cannot_be_mounted_is_an_error(tmp_path: Path) -> None:
 def test_options_that_exclude_each_other() -> None:
     with pytest.raises(BadInput, match="agents cannot be combined with servers that have an sshd"):
         LabOptions(agents=True, servers="ssh")
-    with pytest.raises(BadInput, match="servers 'vm': expected namespace or ssh"):
-        LabOptions(servers="vm")
+    with pytest.raises(BadInput, match="servers 'box': expected namespace, ssh or vm"):
+        LabOptions(servers="box")
 
 
 def test_a_lab_without_servers_is_refused_before_anything_is_made() -> None:
