@@ -105,7 +105,7 @@ def test_every_mistake_of_a_map_file_is_told_with_its_place(tmp_path: Path) -> N
         (
             "c.yaml",
             "o1: [3-3, 4>4, {a: b}]",
-            [":1:6: '3-3' connects", ":1:11: '4>4' sends", ":1:16:"],
+            [":1:6: '3-3' connects", ":1:11: '4>4' connects", ":1:16:"],
         ),
         ("d.yaml", "just words", [":1:1: expected cross-connects by OCS"]),
         ("e.csv", "1,2,3,4,5\n1,2\n1,3\n", [":1:1: expected OCS,A,B", ":3:1: in:1 is used"]),

@@ -51,7 +51,7 @@ def test_a_change_is_followed_and_halted_between_two_fibres(robot: ControllerPro
     halted = ocs("stop", str(number), "--why", "wrong rack")
     assert f"change {number} rolled-back in" in halted
     assert ": cancelled by" in halted
-    assert "wrong rack; the map before stands again" in halted
+    assert "wrong rack; the previous map is restored" in halted
     assert client.circuits()["ocs1"]["map"] == BEFORE
     assert "rolled-back" in ocs("stop", str(number)), "it is so already"
 

@@ -101,7 +101,7 @@ def test_up_again_starts_what_is_gone_and_replace_makes_it_from_scratch(
         assert all(process in again.state.processes for process in others)
         assert pings(again.host("gpu0"), again.host("gpu2"))
         subprocess.run(["ip", "netns", "delete", f"pl.{name}.server2"], check=True)
-        with pytest.raises(AlreadyThere, match=r"half there \(gone: namespace pl") as refused:
+        with pytest.raises(AlreadyThere, match=r"incomplete \(missing: namespace pl") as refused:
             EmulatedLab.from_file(two_tors, 1000, name=name, **SWITCHES_ONLY).up()
         assert "LAB --replace" in str(refused.value)
         anew = EmulatedLab.from_file(two_tors, 1000, replace=True, name=name, **SWITCHES_ONLY)

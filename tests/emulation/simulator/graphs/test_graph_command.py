@@ -70,7 +70,7 @@ def test_mistakes_in_a_file_are_named_with_their_place(tmp_path: Path) -> None:
     file.write_text(CHAIN + "\tnode1 -- node7\n")
     error = run("show", str(file)).exception
     assert isinstance(error, BadInput)
-    assert f"{file}:2:11: node7 is not there" in str(error)
+    assert f"{file}:2:11: node7 does not exist" in str(error)
 
 
 def test_profiles_are_read_from_a_clone_or_a_folder(
@@ -141,7 +141,7 @@ def test_profile_refuses_what_it_cannot_do(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     error = run("profile", "alexnet", "--output", str(tmp_path / "none" / "x.json")).exception
     assert "there is no folder" in str(error)
-    assert "no model 'alexnte'" in str(run("profile", "alexnte").exception)
+    assert "unknown model 'alexnte'" in str(run("profile", "alexnte").exception)
     if not torch.cuda.is_available():
         error = run("profile", "alexnet", "--device", "cuda").exception
         assert "PyTorch sees no GPU here" in str(error)

@@ -163,7 +163,7 @@ def test_an_input_that_is_not_in_the_example() -> None:
         ("def make(:", "make", r"loading the model from .*mine\.py:1: SyntaxError"),
         ("import nowhere_at_all", "make", "ModuleNotFoundError"),
         ("def make(): pass", "mkae", r"has no function 'mkae': did you mean 'make'\?"),
-        ("def make(): pass", "make", "gave NoneType"),
+        ("def make(): pass", "make", "returned NoneType"),
     ],
 )
 def test_a_file_that_gives_no_model(tmp_path: Path, code: str, called: str, message: str) -> None:
@@ -183,7 +183,7 @@ def test_a_batch_the_function_does_not_take_or_keep(tmp_path: Path) -> None:
     )
     assert load_model(f"{file}:plain", None).batch == 3
     assert load_model(f"{file}:told", 7)[0::3] == ("mine:told", 7)
-    with pytest.raises(BadInput, match="takes no batch"):
+    with pytest.raises(BadInput, match="has no parameter batch"):
         load_model(f"{file}:plain", 7)
     with pytest.raises(BadInput, match="called with a batch of 7, but its first input has 4"):
         load_model(f"{file}:deaf", 7)
