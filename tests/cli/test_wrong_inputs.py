@@ -113,7 +113,7 @@ scale 0
     emulate up ofc2022 --scale 0
 is not a valid number
     emulate up ofc2022 --scale many
-no policy 'nosuch'
+unknown policy 'nosuch'
     emulate up ofc2022 --placement nosuch
     controller run --order nosuch L
     policy use --placement nosuch L
@@ -121,13 +121,13 @@ no policy 'nosuch'
     policy compare nosuch
     simulate --trace helios --placement nosuch
     experiment pac-ml --policies nosuch
-no emulated lab
+nosuch
     emulate down nosuch
     emulate exec --lab nosuch gpu0 -- true
     emulate link --lab nosuch a b down
     emulate fault ocs1 lose 1 --lab nosuch
     emulate tune --lab nosuch server1 193.1
-no emulated switch speaks 'nosuch'
+no emulated switch for driver 'nosuch'
     emulate ocs nosuch
 is not an address
     emulate ocs polatis-scpi --listen nowhere
@@ -135,7 +135,7 @@ is not an address
 expected 1 to 65536, or auto
     job submit j --workers 0 L
     job submit j --workers two L
-the lab has 2 GPUs
+the lab has 2 suitable GPUs
     job submit j --workers 99 L
 no host called 'nosuch'
     job submit j --hosts a.g0,nosuch L
@@ -147,7 +147,7 @@ is not a size
 a whole number from 1 to
     J --iterations 0
     J --array 0
-no model 'nosuch'
+unknown model 'nosuch'
     J --model nosuch
     experiment oddl --model nosuch
     graph profile nosuch
@@ -194,6 +194,7 @@ expected two different ports
     ocs connect o1 1:1 L
 is not plugged into an OCS
     ocs connect o1 1:a.n7 L
+has no fibre to an OCS
     ocs connect a.n0:b.n9 L
 is used twice
     ocs connect o1 1:3 2:3 L
@@ -209,7 +210,7 @@ is not a port
     ocs apply map.csv L
 expected a list of cross-connects
     ocs apply job.yaml L
-no change 999
+unknown change 999
     ocs rollback 999 L
     ocs stop 999 L
 is not a valid integer
@@ -217,7 +218,7 @@ is not a valid integer
     ocs watch --after-event yesterday L
 --why
     ocs lock o1 99 L
-cannot be the name
+invalid name for saved maps
     ocs save a/b L
 missing option '--state'
     controller restore job.yaml
