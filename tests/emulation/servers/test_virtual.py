@@ -114,7 +114,7 @@ def test_one_that_is_cut_off_boots_again_with_its_disk(lab: EmulatedLab) -> None
     assert pings(lab.host("gpu0"), lab.host("gpu1"))
 
 
-def test_its_nic_is_no_namespace_s(lab: EmulatedLab) -> None:
+def test_its_nic_is_inside_the_machine(lab: EmulatedLab) -> None:
     with pytest.raises(BadInput, match="inside a virtual machine"):
         lab.iperf("gpu0", "gpu1")
 
