@@ -195,8 +195,9 @@ def nics(server: Server, facts: ServerFacts) -> Iterator[Finding]:
 
 def _nic(server: Server, nic: Nic, found: NicFacts | None, facts: ServerFacts) -> Finding:
     check, name = f"NIC {nic.name}", interface_of(nic)
-    if found is None and facts.claims:
-        said = f"no interface {name}: a worker may have it ({facts.claims} GPUs and NICs in use)"
+    claims = sum(f".{server.name}." in namespace for namespace in facts.claims)
+    if found is None and claims:
+        said = f"no interface {name}: a worker may have it ({claims} GPUs and NICs in use)"
         return Finding(server.name, check, None, said)
     if found is None:
         remedy = f"say in the lab file which interface of {server.name} it is: interface: NAME"

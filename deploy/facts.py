@@ -90,8 +90,8 @@ class ServerFacts:
     ``modules`` says of a kernel module whether it is ``loaded``, ``there`` or ``absent``.
     ``driver`` is the version of NVIDIA's, ``smi_refusal`` what ``nvidia-smi`` said instead of
     naming GPUs, ``toolkit`` and ``bwrap`` are versions of programs, ``cdi`` the files that tell
-    engines of NVIDIA's GPUs; ``gpu_sockets`` the folder of emulated ones. ``claims`` counts the
-    GPUs and NICs that workers hold.
+    engines of NVIDIA's GPUs; ``gpu_sockets`` the folder of emulated ones. ``claims`` has
+    the network namespace of its worker for each GPU and NIC in use.
     """
 
     clock_offset_s: float
@@ -114,7 +114,7 @@ class ServerFacts:
     cdi: tuple[str, ...] = ()
     gpu_sockets: str | None = None
     docker: DockerFacts | None = None
-    claims: int = 0
+    claims: tuple[str, ...] = ()
 
 
 class NoFacts(ValueError):
@@ -161,7 +161,7 @@ def _facts(told: Mapping[str, list[str]], began: float, ended: float) -> ServerF
         cdi=tuple(
             spec[1] for spec in (line.split(" ", 1) for line in told.get("cdi", [])) if spec[0]
         ),
-        claims=len(told.get("claim", ())),
+        claims=tuple(told.get("claim", ())),
         docker=_docker(json.loads(told["docker"][0])) if "docker" in told else None,
     )
 

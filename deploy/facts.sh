@@ -49,9 +49,9 @@ for nic in "$root"/sys/class/net/*; do
     echo "nic ${nic##*/} mtu=$mtu speed=$speed driver=$driver pci=$card port=$port"
 done
 
-# What workers of any lab hold; their NICs are in their network namespaces.
+# GPUs and NICs that workers of any lab hold, by network namespace: their NICs are in there.
 for claim in "$root"/run/patchlight-claims/*.json; do
-    [ -e "$claim" ] && echo "claim ${claim##*/}"
+    [ -e "$claim" ] && sed -n 's/.*"namespace": "\([^"]*\)".*/claim \1/p' "$claim"
 done
 
 # Network cards and GPUs.

@@ -171,7 +171,7 @@ def test_half_a_namespace_of_one_that_was_killed_is_taken_away(make_bench: MakeB
     half = namespaces.namespace_path(bench.namespace("server1.w-job-0"))
     half.touch()
     refused = agent.client.post("/workers", json=bench.spec(0, 1))
-    assert "is there already" in refused.text
+    assert "already exists" in refused.text
     assert everything_is_back(agent, "job-0")
     assert not half.exists()
     assert agent.client.post("/workers", json=bench.spec(0, 1)).status_code == 201

@@ -79,7 +79,7 @@ def test_namespaces_are_made_entered_and_removed() -> None:
     name = f"pl.test-{os.getpid()}.made"
     path = namespaces.create(name)
     try:
-        with pytest.raises(NamespaceError, match="is there already"):
+        with pytest.raises(NamespaceError, match="already exists"):
             namespaces.create(name)
         here, there = os.readlink("/proc/self/ns/net"), namespaces.inside(path, _namespace)
         assert here != there

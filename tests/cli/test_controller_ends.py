@@ -25,7 +25,7 @@ def test_queued_jobs_outlive_a_drained_controller_that_is_stopped(tmp_path: Path
         assert controller.process.wait(PATIENCE_S) == 0
         controller.start()
         assert (
-            "drained: jobs do not start"
+            "drained: no job starts"
             in CliRunner().invoke(cli, ["status", "--lab", str(controller.lab)]).output
         )
         assert controller.client.job(job["id"])["state"] == "queued"

@@ -109,7 +109,7 @@ servers:
   - name: server1
     gpus: [{name: gpu0, model: A100, uuid: GPU-0}]
     nics: [{name: nic0, address: 192.168.10.11, gpu: gpu0, interface: lo}]
-  - name: server2
+  - name: alone
     nics: [{name: nic0, address: 192.168.10.12, interface: none0}]
 """
 
@@ -119,11 +119,11 @@ servers:
 def test_this_machine_is_compared_with_a_server_of_a_lab(tmp_path: Path) -> None:
     path = tmp_path / "lab.yaml"
     path.write_text(LAB)
-    result = CliRunner().invoke(doctor, ["--lab", str(path), "--server", "server2", "--json"])
+    result = CliRunner().invoke(doctor, ["--lab", str(path), "--server", "alone", "--json"])
     seen = json.loads(result.stdout)
-    assert (result.exit_code, seen["server"], seen["as_the_lab_says"]) == (1, "server2", False)
+    assert (result.exit_code, seen["server"], seen["as_the_lab_says"]) == (1, "alone", False)
     nic = next(check for check in seen["checks"] if check["name"] == "NIC nic0")
-    assert (nic["state"], nic["needed_for"]) == ("missing", f"server2 of lab {path}")
+    assert (nic["state"], nic["needed_for"]) == ("missing", f"alone of lab {path}")
     assert nic["found"].startswith("no interface none0")
     assert "interface: NAME" in nic["install"]
     result = CliRunner().invoke(doctor, ["--lab", str(path), "--server", "server1"])

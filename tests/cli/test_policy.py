@@ -159,7 +159,7 @@ def test_wrong_input(arguments: tuple[str, ...], words: str) -> None:
 
 
 def test_a_policy_that_does_not_exist() -> None:
-    assert "no policy 'no-such'" in str(run("show", "no-such").exception)
+    assert "unknown policy 'no-such'" in str(run("show", "no-such").exception)
 
 
 def test_help_needs_no_learning() -> None:

@@ -133,9 +133,9 @@ def test_reading_a_folder_says_what_is_wrong_with_it(tmp_path: Path) -> None:
     b = authority.for_agent("server2", tmp_path / "b").folder
     with pytest.raises(BadInput, match=r"is for agent\.server1\.lab1: expected agent\.server2"):
         a.check("agent.server2.lab1")
-    with pytest.raises(BadInput, match="ended on"):
+    with pytest.raises(BadInput, match="expired on"):
         a.check(a.name, _later(366)())
-    with pytest.raises(BadInput, match="begins on"):
+    with pytest.raises(BadInput, match="not valid before"):
         a.check(a.name, _later(-2)())
     (a.folder / "key.pem").chmod(0o640)
     with pytest.raises(BadInput, match="other users may read or change the key"):

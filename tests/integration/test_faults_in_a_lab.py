@@ -113,7 +113,7 @@ def test_a_job_without_more_attempts_fails_and_says_why(
         lose_light(lab, "gpu4")
         client.drift()  # the switch is looked at
         wait_until(lambda: client.job(job_id)["state"] == "failed")
-        words = "no link for more than 1 s, the job's limit: server3.gpu4: no circuit"
+        words = "no link for more than 1 s, the job's limit: server3.gpu4: no two-way circuit"
         assert words in client.job(job_id)["message"]
     client.repair(["ocs1"])
 
@@ -169,7 +169,7 @@ def test_jobs_run_on_without_their_circuit_switch_and_new_ones_wait(
 
 def test_a_job_that_the_policy_never_places_waits_and_others_pass(client: ControllerClient) -> None:
     never = client.submit([victim_spec("never")])[0]["id"]
-    wait_until(lambda: "finds no place for it" in client.job(never)["message"])
+    wait_until(lambda: "finds no placement for it" in client.job(never)["message"])
     client.stop(never)
     assert client.job(never)["state"] == "stopped"
     with victim(client, "hangs-no-more"):

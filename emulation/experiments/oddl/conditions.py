@@ -58,7 +58,7 @@ class Workload(NamedTuple):
 def workload(name: str) -> Workload:
     """One of ``MODELS``; ``BadInput`` for another name."""
     if name not in MODELS:
-        raise BadInput(f"no model {name!r} in this experiment: {nearest(name, MODELS)}")
+        raise BadInput(f"unknown model {name!r}: {nearest(name, MODELS)}")
     graph = builtin_graph("gpt2" if name == MIXTURE else name, _BATCHES.get(name))
     batch = graph.batch or 1
     computes_s = (graph.forward_ms + graph.backward_ms) / 1e3
