@@ -144,13 +144,13 @@ def test_reading_a_folder_says_what_is_wrong_with_it(tmp_path: Path) -> None:
         authority.for_agent("server1", a.folder)
     (a.folder / "key.pem").chmod(0o600)
     shutil.copy(b / "key.pem", a.folder)
-    with pytest.raises(BadInput, match="do not go together"):
+    with pytest.raises(BadInput, match="do not match"):
         read_credentials(a.folder)
     Authority("lab1", tmp_path / "other").for_agent("server2", tmp_path / "c")
     shutil.copy(tmp_path / "c/ca.pem", b)
-    with pytest.raises(BadInput, match="not of the authority"):
+    with pytest.raises(BadInput, match="was not issued by the authority"):
         read_credentials(b)
-    for file, words in (("key.pem", "no private key"), ("cert.pem", "no certificate")):
+    for file, words in (("key.pem", "not a private key"), ("cert.pem", "not a certificate")):
         (b / file).write_text("nonsense")
         with pytest.raises(BadInput, match=words):
             read_credentials(b)
