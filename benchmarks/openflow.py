@@ -17,9 +17,9 @@ from typing import Any
 
 from benchmarks import figure
 from patchlight.controller.openflow.client import Speaker
+from patchlight.controller.openflow.flow_sync import FlowSync
 from patchlight.controller.openflow.flowtable import FlowTable, SpeakerOptions
 from patchlight.controller.openflow.forwarding import entry_to
-from patchlight.controller.openflow.packet_switches import FlowSync
 from patchlight.controller.openflow.speaker.__main__ import available
 from patchlight.testbed.errors import PatchlightError
 from tests.support.private_ovs import PrivateOvs

@@ -207,7 +207,7 @@ class PoliciesInUse:
     def _note(self, fault: guard.Fault) -> None:
         statuses = [s for job_id in fault.jobs if (s := self._table.find(job_id)) is not None]
         if fault.jobs and not statuses:
-            return  # it was asked for the preview of jobs that were not submitted
+            return  # a preview: these jobs were not submitted
         _log.warning("%s", fault)
         self.faults[fault.kind, fault.policy] += 1
         self.last_faults[fault.kind, fault.policy] = fault.reason

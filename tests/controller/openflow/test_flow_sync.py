@@ -7,10 +7,11 @@ from ipaddress import IPv4Address
 
 import pytest
 
-from patchlight.controller.openflow import packet_switches
+from patchlight.controller.openflow import flow_sync
+from patchlight.controller.openflow.flow_sync import FlowSync
 from patchlight.controller.openflow.flowtable import FlowTable, Match
 from patchlight.controller.openflow.forwarding import TABLE_MISS, entry_to, leads_to
-from patchlight.controller.openflow.packet_switches import FlowSync, PacketSwitches
+from patchlight.controller.openflow.packet_switches import PacketSwitches
 from patchlight.testbed.errors import OutcomeUnknown, PatchlightError
 from patchlight.testbed.lab.reach import Reach
 from patchlight.testbed.lab.wiring import trace_links
@@ -112,7 +113,7 @@ async def test_only_what_changes_is_changed(bench: OpenFlowBench) -> None:
 async def test_a_full_table_is_told_and_filled_once_there_is_room(
     bench: OpenFlowBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(packet_switches, "_TRY_AGAIN_S", (0.2,))
+    monkeypatch.setattr(flow_sync, "_TRY_AGAIN_S", (0.2,))
     lab = load_lab("ofc2022")
     datapath_id = lab.packet_switches[0].datapath_id
     async with bench.speaker(datapath_id) as (speaker, events):

@@ -9,9 +9,9 @@ import pytest
 
 from patchlight.controller.access.authority import Authority
 from patchlight.controller.openflow.client import Speaker, SpeakerFailed
+from patchlight.controller.openflow.flow_sync import FlowSync
 from patchlight.controller.openflow.flowtable import FlowTable, SpeakerOptions, SwitchTls
 from patchlight.controller.openflow.forwarding import TABLE_MISS
-from patchlight.controller.openflow.packet_switches import FlowSync
 from tests.support.openflow_bench import OpenFlowBench, Recorder
 from tests.support.waiting import eventually
 

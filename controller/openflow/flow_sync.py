@@ -1,0 +1,243 @@
+"""Keeps the flow tables of packet switches as they are wanted.
+
+To install a table, the switch is read, and what differs is removed and added. It is checked again
+when a switch connects, when its counters show that an entry is missing, and from time to time while
+it refuses entries: its table may have room again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+from patchlight.controller.openflow import flowtable
+from patchlight.controller.openflow.client import Speaker, SpeakerRefused
+from patchlight.controller.openflow.flowtable import FlowEntry, FlowTable, Message
+from patchlight.testbed.errors import PatchlightError
+
+LOG = logging.getLogger(__name__)
+
+# Pauses before a switch that refused entries gets them again; the last one repeats.
+_TRY_AGAIN_S = (5.0, 10.0, 20.0, 60.0)
+
+
+class RefusedEntry(NamedTuple):
+    """A flow entry that a switch refused, and its reason from OpenFlow."""
+
+    entry: FlowEntry
+    error: str
+
+    @property
+    def reason(self) -> str:
+        """The reason in plain words: "table full" for ``…: OFPFMFC_TABLE_FULL``."""
+        code = re.fullmatch(r"OFPET_\w+\S*: OFP[A-Z]+_(\w+).*", self.error)
+        return code[1].replace("_", " ").lower() if code else self.error
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """The result of setting one switch's table.
+
+    ``added`` counts entries added or replaced. ``held`` are wanted entries blocked by another
+    application's. ``error``: why the switch could not be set; it is set when it reconnects.
+    """
+
+    added: int = 0
+    removed: int = 0
+    failed: tuple[RefusedEntry, ...] = ()
+    held: tuple[FlowEntry, ...] = ()
+    error: str | None = None
+
+    @property
+    def ok(self) -> bool:
+        """Whether the switch has all wanted entries."""
+        return not self.failed and self.error is None
+
+    @property
+    def changed(self) -> bool:
+        """Whether anything was changed."""
+        return bool(self.added or self.removed)
+
+    def plus(self, other: Applied) -> Applied:
+        """The combined result of two steps."""
+        return Applied(
+            self.added + other.added,
+            self.removed + other.removed,
+            self.failed + other.failed,
+            self.held + other.held,
+            self.error or other.error,
+        )
+
+
+class FlowSync:
+    """The wanted flow tables by datapath id, which are kept in the switches."""
+
+    def __init__(self, speaker: Speaker) -> None:
+        self.wanted: dict[int, FlowTable] = {}
+        self.refused: Mapping[int, tuple[RefusedEntry, ...]] = {}
+        """What each switch refused of its wanted table, if it refused anything."""
+        self._tries: dict[int, tuple[int, float]] = {}
+        self._speaker = speaker
+        self._locks: defaultdict[int, asyncio.Lock] = defaultdict(asyncio.Lock)
+        # The expected cookies of a switch: the wanted ones, without those it cannot have.
+        self._expected: dict[int, set[int]] = {}
+        self._mending: dict[int, asyncio.Task[None]] = {}
+        self._unsubscribe = speaker.subscribe(self._on_event)
+
+    async def close(self) -> None:
+        """Stop keeping tables. Entries stay in the switches."""
+        self._unsubscribe()
+        for task in self._mending.values():
+            task.cancel()
+        await asyncio.gather(*self._mending.values(), return_exceptions=True)
+
+    async def set_table(self, datapath_id: int, table: FlowTable) -> Applied:
+        """Set and keep the table of one switch."""
+        return (await self.set_tables({datapath_id: table}))[datapath_id]
+
+    async def set_tables(
+        self, tables: Mapping[int, FlowTable], *, deadline_s: float = flowtable.DEFAULT_DEADLINE_S
+    ) -> dict[int, Applied]:
+        """Set several switches at once, independently; returns the results.
+
+        If the route to a destination changes on several switches, its old entries are removed
+        everywhere before new ones are added: old and new never form a loop. ``deadline_s`` applies
+        to each of the three steps (read, remove, add).
+        """
+        self.wanted.update(tables)
+        async with AsyncExitStack() as stack:
+            for datapath_id in sorted(tables):
+                await stack.enter_async_context(self._locks[datapath_id])
+            return await self._set(tables, deadline_s)
+
+    # -- setting ------------------------------------------------------------------------------
+
+    async def _set(self, tables: Mapping[int, FlowTable], deadline_s: float) -> dict[int, Applied]:
+        read = await _each(tables, lambda i: self._read(i, deadline_s))
+        applied = {i: Applied(error=str(e)) for i, e in read.items() if isinstance(e, Exception)}
+        have = {i: table for i, table in read.items() if isinstance(table, FlowTable)}
+        changes = {i: flowtable.diff(have[i], tables[i]) for i in have}
+        first = flowtable.removals_first(have, changes)
+
+        removed = await _each(first, lambda i: self._apply(i, first[i], (), deadline_s))
+        # If removing failed, nothing is added.
+        bad = {i for i, step in removed.items() if not isinstance(step, Applied) or step.failed}
+        adds = {i: change.adds for i, change in changes.items() if change.adds and i not in bad}
+        added = await _each(adds, lambda i: self._apply(i, (), adds[i], deadline_s))
+        for i in have:
+            done = Applied(held=changes[i].held)
+            for step in (removed.get(i), added.get(i)):
+                if isinstance(step, Applied):
+                    done = done.plus(step)
+                elif step is not None:
+                    done = replace(done, error=str(step))
+            applied[i] = done
+        for i, result in applied.items():
+            lacking = {e.cookie for e in result.held} | {r.entry.cookie for r in result.failed}
+            self._expected[i] = {entry.cookie for entry in tables[i]} - lacking
+        failed = {i: result.failed for i, result in applied.items()}
+        self.refused = {i: f for i, f in {**self.refused, **failed}.items() if f}
+        return applied
+
+    async def _read(self, datapath_id: int, deadline_s: float) -> FlowTable:
+        result = await self._speaker.request(
+            "read_flows", datapath_id=datapath_id, deadline_s=deadline_s
+        )
+        return FlowTable(frozenset(FlowEntry.from_json(item) for item in result["flows"]))
+
+    async def _apply(
+        self,
+        datapath_id: int,
+        removes: Iterable[FlowEntry],
+        adds: Iterable[FlowEntry],
+        deadline_s: float,
+    ) -> Applied:
+        failed: list[Message] = []
+        try:
+            result = await self._speaker.request(
+                "apply",
+                datapath_id=datapath_id,
+                removes=[entry.to_json() for entry in removes],
+                adds=[entry.to_json() for entry in adds],
+                deadline_s=deadline_s,
+            )
+        except SpeakerRefused as refused:
+            if not refused.failed:
+                raise
+            result, failed = refused.result, refused.failed
+        return Applied(
+            result["added"],
+            result["removed"],
+            tuple(RefusedEntry(FlowEntry.from_json(f["entry"]), f["error"]) for f in failed),
+        )
+
+    # -- keeping ------------------------------------------------------------------------------
+
+    def _on_event(self, event: Message) -> None:
+        kind, datapath_id = event["event"], event.get("datapath_id", -1)
+        if kind == "speaker-up":
+            # Switches that connected earlier announced themselves to nobody.
+            for known in self.wanted:
+                self._mend_soon(known)
+        elif datapath_id not in self.wanted:
+            return
+        elif kind == "switch-up":
+            self._mend_soon(datapath_id)
+        elif kind == "counters" and (flows := event.get("flows")) is not None:
+            cookies = {flow["cookie"] for flow in flows}
+            expected = self._expected.get(datapath_id, cookies)
+            wrong = cookies != expected or self._is_to_be_tried(datapath_id)
+            if wrong and not self._locks[datapath_id].locked():
+                self._mend_soon(datapath_id)
+
+    def _is_to_be_tried(self, datapath_id: int) -> bool:
+        """Whether a switch that refused entries is due to get them again."""
+        if datapath_id not in self.refused:
+            self._tries.pop(datapath_id, None)
+            return False
+        now = time.monotonic()
+        tries, at = self._tries.setdefault(datapath_id, (0, now + _TRY_AGAIN_S[0]))
+        if now < at:
+            return False
+        pause_s = _TRY_AGAIN_S[min(tries + 1, len(_TRY_AGAIN_S) - 1)]
+        self._tries[datapath_id] = tries + 1, now + pause_s
+        return True
+
+    def _mend_soon(self, datapath_id: int) -> None:
+        if datapath_id not in self._mending:
+            task = asyncio.create_task(self._mend(datapath_id))
+            self._mending[datapath_id] = task
+            task.add_done_callback(lambda _: self._mending.pop(datapath_id, None))
+
+    async def _mend(self, datapath_id: int) -> None:
+        async with self._locks[datapath_id]:
+            table, before = self.wanted[datapath_id], self.refused.get(datapath_id)
+            applied = (await self._set({datapath_id: table}, flowtable.DEFAULT_DEADLINE_S))[
+                datapath_id
+            ]
+        if applied.error is not None:
+            # Not connected: it is set at its next connection.
+            LOG.info("switch %#x is not repaired yet: %s", datapath_id, applied.error)
+            return
+        if applied.changed or (applied.failed and applied.failed != before):
+            counts = (applied.added, applied.removed, len(applied.failed))
+            message = "switch %#x was repaired: %d flow entries added, %d removed, %d refused"
+            LOG.warning(message, datapath_id, *counts)
+
+
+async def _each(datapath_ids: Iterable[int], work: Callable[[int], Any]) -> dict[int, Any]:
+    async def one(datapath_id: int) -> Any:
+        try:
+            return await work(datapath_id)
+        except PatchlightError as error:
+            return error
+
+    order = list(datapath_ids)
+    return dict(zip(order, await asyncio.gather(*map(one, order)), strict=True))
