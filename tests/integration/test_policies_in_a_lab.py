@@ -173,7 +173,7 @@ def test_a_placement_of_no_use_is_reported_and_the_default_decides(mine: Path) -
         assert {e["policy_kind"] for e in faults} == {"placement"}
         assert "RuntimeError: no idea" in faults[0]["message"]
         assert "mine.py:" in faults[0]["message"]
-        assert "it answered GPU 0 (server1.gpu0): it is" in faults[1]["message"]
+        assert "it answered GPU 0 (server1.gpu0): it appears twice" in faults[1]["message"]
         assert "no answer within 0.3 s" in faults[2]["message"]
         # It was ended, and knows nothing of what it did; or its new process is not there yet.
         last = faults[-1]["message"]

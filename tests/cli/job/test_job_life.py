@@ -184,6 +184,7 @@ async def test_follow_says_why_a_job_waits_and_how_to_stop_it(
 ) -> None:
     await running(cluster, "first", "gpu0")
     (waits,) = cluster.submit(spec("second", "gpu0"))
+    await cluster.until(lambda: cluster.scheduler.job(waits).message)
 
     def interrupt(seconds: float) -> None:
         raise KeyboardInterrupt

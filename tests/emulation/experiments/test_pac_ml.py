@@ -168,11 +168,11 @@ def test_published_figures_stand_beside_only_with_the_published_profiles(
         (lambda: PacMlOptions(laws=("A", "E")), "no requirement law 'E'"),
         (lambda: PacMlOptions(laws=()), "no laws to run"),
         (lambda: PacMlOptions(rules=("ramp-blok",)), "did you mean 'ramp-block'"),
-        (lambda: PacMlOptions(policies=("constant-3",)), "no policy 'constant-3'"),
+        (lambda: PacMlOptions(policies=("constant-3",)), "unknown policy 'constant-3'"),
         (lambda: PacMlOptions(seeds=0), "cannot run 0 seeds"),
         (lambda: PacMlOptions(first_seed=-1), "the first seed is -1"),
         (lambda: PacMlOptions(policies=("constant",)), "has to be told 'degree'"),
-        (lambda: PacMlOptions(policies=("fifo",)), "no policy 'fifo'"),
+        (lambda: PacMlOptions(policies=("fifo",)), "unknown policy 'fifo'"),
         (lambda: find_profiles(Path("/nowhere")), "/nowhere is not a folder"),
     ],
 )

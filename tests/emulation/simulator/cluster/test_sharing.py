@@ -30,7 +30,7 @@ def test_an_iteration_computes_and_moves_its_gradient() -> None:
     load = load_of(job, 4, ("fast", "slow"), 40e9)
     # 2·3/4 of 8 Gb at 10 Gb/s, after the slowest GPU.
     assert load.unit_s(10e9) == pytest.approx(0.4 + 1.2)
-    with pytest.raises(BadInput, match="does not know how long an iteration takes on odd"):
+    with pytest.raises(BadInput, match="the compute time on odd is unknown"):
         load_of(job, 4, ("fast", "odd"), 40e9)
 
 

@@ -253,7 +253,7 @@ def test_a_result_says_where_it_comes_from(trace: Path, tmp_path: Path) -> None:
         (("--lab", "ofc2022", "--defragment", "0"), "expected more than 0"),
         (("--topology", "regroup"), "this cluster has no OCS"),
         (("--order", "fifoo"), "did you mean 'fifo'"),
-        (("--placement", "srpt"), "no policy 'srpt'"),
+        (("--placement", "srpt"), "unknown policy 'srpt'"),
         (("--failures", "rack:1d:1h"), "'rack' cannot break"),
         (("--communication", "1"), "less than 1"),
         (("--speed", "0"), "expected more than 0"),

@@ -133,7 +133,7 @@ def _mine(tmp_path: Path, name: str) -> str:
             "trained for a RAMP",
         ),
         (OPEN, ("--lab", "ofc2022", "--partition", "as-asked,maximum"), "expected 'workers'"),
-        (OPEN, ("--lab", "ofc2022", "--partition", "fifo"), "no policy 'fifo'"),
+        (OPEN, ("--lab", "ofc2022", "--partition", "fifo"), "unknown policy 'fifo'"),
     ],
 )
 def test_a_job_file_that_cannot_be_simulated(
