@@ -147,7 +147,9 @@ def test_a_topology_policy_sees_who_else_runs(client: ControllerClient) -> None:
     named = JobSpec("stays", 40, 4_000_000, COMPUTE, hosts=hosts)
     other = client.submit([named], "keep")[0]["id"]
     wait_until(lambda: client.job(other)["state"] == "running")
-    job = ended(client, client.submit([spec("asks", 2)])[0]["id"])
+    # Named hosts: the GPUs of the test before may not be free yet.
+    asks = JobSpec("asks", 2, 4_000_000, COMPUTE, hosts=("server3.gpu4", "server4.gpu5"))
+    job = ended(client, client.submit([asks])[0]["id"])
     assert job["state"] == "done", job["message"]
     faults = [e["message"] for e in client.events() if e["kind"] == "policy-fault"]
     assert any("others hold 110011" in message for message in faults), faults
