@@ -70,10 +70,12 @@ def replay(
 ) -> None:
     """Repeat the decisions about JOB, with the inputs that the policies saw.
 
-    Changes nothing. The table compares each answer with the decision at that time.
+    Changes nothing. The table compares each answer with the decision at that time. A policy that
+    raises an error is shown with file and line, an invalid answer with the reason.
     """
     from patchlight.cli.job.listing import find_job
     from patchlight.controller.jobs.cluster_view import arguments, plain
+    from patchlight.controller.policies import guard
     from patchlight.controller.policies.contract import METHODS, PolicyKind
     from patchlight.controller.policies.registry import find, load_policy
 
@@ -90,7 +92,13 @@ def replay(
         of_kind = cast("PolicyKind", decision["kind"])
         policy: Any = load_policy(other or decision["policy"], of_kind)
         saw = arguments(of_kind, decision["saw"], lab, own_graph)
-        again = plain(getattr(policy, METHODS[of_kind])(*saw))
+        again, fault = None, None
+        try:
+            again = plain(guard.answer_of(policy, of_kind, *saw))
+        except guard.PolicyFailed as failed:
+            fault = str(failed)
+        except Exception as error:
+            fault = f"it raised {guard.raised(error)}"
         rows.append(
             {
                 "kind": decision["kind"],
@@ -98,14 +106,15 @@ def replay(
                 "decided": decision["answer"],
                 "asked": other or decision["policy"],
                 "answer": again,
-                "same": again == decision["answer"],
+                "fault": fault,
+                "same": fault is None and again == decision["answer"],
             }
         )
     table = out.Table("kind", "policy", "decided", "asked again", out.Column("same", whole=True))
     for row in rows:
         same = out.Coloured("yes", "good") if row["same"] else out.Coloured("no", "caution")
-        cells = (row["kind"], row["asked"], _words(row["decided"]), _words(row["answer"]))
-        table.add_row(*cells, same)
+        answer = row["fault"] or _words(row["answer"])
+        table.add_row(row["kind"], row["asked"], _words(row["decided"]), answer, same)
     out.print_answer(rows, table, as_json=as_json)
 
 

@@ -74,7 +74,9 @@ def test_beside_a_job_only_free_ports_are_looked_at_and_a_silent_server_is_not_t
         code, said = _discover()
         assert (code, f"the lab is not idle: {job['id']}" in said) == (1, True), said
         code, said = _discover("--ports", "ocs1.2,ocs1.8")
-        assert (code, f"the traffic of {job['id']} uses what would change" in said) == (1, True), said
+        assert (code, f"the traffic of {job['id']} uses what would change" in said) == (1, True), (
+            said
+        )
         agent = agent_of(lab, "server3")
         agent.end()
         # A server's NIC that a silent agent has, a port of a switch, and one that is not plugged.

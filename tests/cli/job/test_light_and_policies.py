@@ -3,6 +3,7 @@
 import json
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -127,7 +128,7 @@ def _flags(spec: JobSpec) -> list[str]:
 
 
 async def test_other_policies_are_used_and_decisions_asked_again(
-    cluster: Cluster, job: JobCommand
+    cluster: Cluster, job: JobCommand, tmp_path: Path
 ) -> None:
     policy = JobCommand(job.api, "policy")
     assert json.loads(await policy("use", "--json"))["placement"] == "consolidated"
@@ -142,6 +143,18 @@ async def test_other_policies_are_used_and_decisions_asked_again(
     )
     assert (other["policy"], other["asked"]) == ("rack-aware", "placement:random:seed=7")
     assert "placement" in await policy("replay", job_id)
+    bad = tmp_path / "bad.py"
+    bad.write_text(
+        "class Raises:\n    def place(self, cluster, job, workers):\n        return [][0]\n"
+        "class Short:\n    def place(self, cluster, job, workers):\n        return [0]\n"
+    )
+    for name, fault in (
+        ("Raises", f"it raised IndexError: list index out of range ({bad}:3)"),
+        ("Short", "it answered 1 GPUs: expected 2 different free GPUs, or None"),
+    ):
+        (row,) = json.loads(await policy("replay", job_id, "--with", f"{bad}:{name}", "--json"))
+        assert (row["fault"], row["answer"], row["same"]) == (fault, None, False)
+        assert fault[:9] in await policy("replay", job_id, "--with", f"{bad}:{name}")
     assert "unknown policy" in await policy("use", "--order", "nonsense", code=2)
 
 
