@@ -35,7 +35,8 @@ for argument in "$@"; do
     esac
 done
 kind=worker
-if $torch; then kind=worker-torch RECIPE=$RECIPE-torch; fi
+# Computation graphs, which a model's training reads, need a YAML reader.
+if $torch; then kind=worker-torch RECIPE=2-torch PACKAGES=$PACKAGES,python3-yaml; fi
 # What it has changes with every change of Patchlight.
 if $controller; then kind=controller PACKAGES=python3 rebuild=true; fi
 ! $save || [ -z "$image" ] || fail "--save takes no IMAGE: it is patchlight-$kind:latest"
