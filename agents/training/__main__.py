@@ -79,8 +79,8 @@ def _trainer_of(
         from . import torch_ddp
     except ImportError as exc:
         raise TrainingError(
-            f"training {task.model} needs PyTorch, and this worker lacks it ({exc}): for processes "
-            "pip install 'patchlight[torch]', for containers deploy/worker-image.sh --torch"
+            f"training {task.model} needs PyTorch and PyYAML ({exc}): for processes pip install "
+            "'patchlight[torch]', for containers deploy/worker-image.sh --torch"
         ) from exc
     return torch_ddp.train
 

@@ -16,6 +16,7 @@ torch = pytest.importorskip("torch", reason="needs PyTorch: pip install 'patchli
 from patchlight import testbed  # noqa: E402
 from patchlight.agents.training.task import Member, TrainingError, TrainingTask  # noqa: E402
 from patchlight.agents.training.torch_ddp import Checkpoints, TrainingSamples  # noqa: E402
+from tests.support.programs import ROOT, python  # noqa: E402
 from tests.support.torch_forks import TorchForks  # noqa: E402
 from tests.support.training_workers import ENVIRONMENT, PROGRAM, TRAINING, Worker, start  # noqa: E402
 from tests.support.waiting import PATIENCE_S, free_ports, wait_until  # noqa: E402
@@ -247,3 +248,24 @@ def test_a_checkpoint_that_cannot_be_used_is_named(
     with pytest.raises(TrainingError, match=expected):
         checkpoints.found()
     assert (kept / "j.pt").exists()
+
+
+def test_it_imports_no_more_than_the_image_of_workers_has() -> None:
+    lacking = [
+        "click",
+        "docker",
+        "fastapi",
+        "httpx",
+        "paramiko",
+        "psutil",
+        "pydantic",
+        "pyroute2",
+        "rich",
+    ]
+    code = (
+        f"import sys; sys.modules |= dict.fromkeys({lacking!r})\n"
+        "import patchlight.agents.training.torch_ddp"
+    )
+    assert python("-c", code).returncode == 0
+    image = (ROOT / "deploy/worker-image.sh").read_text()
+    assert "python3-yaml" in image
