@@ -322,7 +322,7 @@ class EmulatedHost:
 
     def _over_ssh(self, command: Command) -> list[str]:
         """The command as root of the virtual machine that the host is in."""
-        words = command if isinstance(command, str) else shlex.join(command)
+        words = shlex.join(shlex.split(command) if isinstance(command, str) else command)
         terminal = ["-t"] if os.isatty(0) else []
         ssh = ["ssh", "-q", *terminal, "-F", str(self._state.ssh_config)]
         return [*ssh, self.host.server.name, f"sudo -n {words}"]

@@ -225,7 +225,7 @@ def stop(
     """
     if number is not None:
         if clear or show:
-            raise BadInput("a change that is stopped is over: leave out --clear and --show")
+            raise BadInput("ID excludes --clear and --show: these are for stopping all changes")
         _stop_one(number, why, target, as_json=as_json)
         return
     # Nothing is held for this: it must reach a change that is under way with --direct.
