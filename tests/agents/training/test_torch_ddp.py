@@ -250,6 +250,7 @@ def test_a_checkpoint_that_cannot_be_used_is_named(
     assert (kept / "j.pt").exists()
 
 
+@pytest.mark.wings
 def test_it_imports_no_more_than_the_image_of_workers_has() -> None:
     lacking = [
         "click",
