@@ -59,7 +59,7 @@ core:
 os-ken:
 	@deploy/bootstrap.sh --test
 	$(ROOT_RUN) $(ONE_THREAD) PYTHONPATH=$(CURDIR)/tests/support/without_ryu $(BIN)/python -m pytest \
-	    -p no:cacheprovider --numprocesses=4 tests/controller/openflow \
+	    -p no:cacheprovider --numprocesses=4 tests/controller/packet_switches/openflow \
 	    tests/emulation/lab/test_operations.py::test_light_and_jobs_from_python_and_what_lab_show_says
 
 # What the tests import, compiled once and as who called make: hundreds of processes that do not

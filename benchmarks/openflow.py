@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import figure
-from patchlight.controller.openflow.client import Speaker
-from patchlight.controller.openflow.flow_sync import FlowSync
-from patchlight.controller.openflow.flowtable import FlowTable, SpeakerOptions
-from patchlight.controller.openflow.forwarding import entry_to
-from patchlight.controller.openflow.speaker.__main__ import available
+from patchlight.controller.packet_switches.openflow.client import Speaker
+from patchlight.controller.packet_switches.openflow.flow_sync import FlowSync
+from patchlight.controller.packet_switches.openflow.flowtable import FlowTable, SpeakerOptions
+from patchlight.controller.packet_switches.openflow.forwarding import entry_to
+from patchlight.controller.packet_switches.openflow.speaker.__main__ import available
 from patchlight.testbed.errors import PatchlightError
 from tests.support.private_ovs import PrivateOvs
 

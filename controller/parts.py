@@ -27,9 +27,9 @@ from patchlight.controller.jobs.job_table import Forecasts, JobTable
 from patchlight.controller.jobs.rewiring import JobTraffic
 from patchlight.controller.jobs.running_job import RunningJob
 from patchlight.controller.jobs.scheduler import Scheduler
-from patchlight.controller.openflow.client import Speaker, UnknownSwitches
-from patchlight.controller.openflow.flowtable import SpeakerOptions, SwitchTls
-from patchlight.controller.openflow.packet_switches import PacketSwitches
+from patchlight.controller.packet_switches.openflow.client import Speaker, UnknownSwitches
+from patchlight.controller.packet_switches.openflow.flowtable import SpeakerOptions, SwitchTls
+from patchlight.controller.packet_switches.switches import PacketSwitches
 from patchlight.controller.paths.bounds import BoundsService
 from patchlight.controller.paths.service import PathService
 from patchlight.controller.storage import series_store

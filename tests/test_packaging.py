@@ -115,7 +115,7 @@ def elsewhere(wheel_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Run
         ("-m", "patchlight.agents", "--help"),
         ("-m", "patchlight.agents.training", "--help"),
         ("-m", "patchlight", "controller", "run", "--help"),
-        ("-m", "patchlight.controller.openflow.speaker", "--help"),
+        ("-m", "patchlight.controller.packet_switches.openflow.speaker", "--help"),
         ("-m", "patchlight.emulation.lab.gpus", "--help"),
         ("-m", "patchlight.emulation.optical", "--help"),
     ],

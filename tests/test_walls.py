@@ -42,12 +42,14 @@ def test_a_broken_wall_is_found(tmp_path: Path) -> None:
         "emulation/fabric/wing.py": f"{root}.emulation.simulator import cluster\n",
         "controller/service.py": "import importlib\nimportlib.import_module('ryu.base')\n",
         "controller/jobs/queue.py": "from ..openflow import client\nimport eventlet\n",
-        "controller/openflow/client.py": "import eventlet\n",
+        "controller/packet_switches/openflow/client.py": "import eventlet\n",
         "agents/workers/process.py": "from docker.errors import APIError\n",
         "emulation/gpus.py": "import pyroute2.netns\nfrom tests import conftest\n",
     }
     fine = {
-        "controller/openflow/speaker/engine.py": "import os_ken\nfrom ryu.lib import hub\n",
+        "controller/packet_switches/openflow/speaker/engine.py": (
+            "import os_ken\nfrom ryu.lib import hub\n"
+        ),
         "agents/workers/docker.py": "import docker\n",
         "agents/workers/choice.py": f"{root}.agents.workers import docker\nfrom . import process\n",
         "agents/nics/moving.py": "from pyroute2 import NDB\n",
@@ -61,7 +63,7 @@ def test_a_broken_wall_is_found(tmp_path: Path) -> None:
         "agents/service.py:1",
         "agents/workers/process.py:1",
         "controller/jobs/queue.py:2",
-        "controller/openflow/client.py:1",
+        "controller/packet_switches/openflow/client.py:1",
         "controller/planning.py:2",
         "controller/service.py:2",
         "emulation/fabric/wing.py:1",

@@ -15,9 +15,9 @@ from patchlight.controller.discovery.search import LIGHT, Heard, Light
 from patchlight.controller.hosts.fleet import Fleet
 from patchlight.controller.jobs.job_table import JobTable
 from patchlight.controller.jobs.scheduler import Scheduler
-from patchlight.controller.openflow.client import Speaker
-from patchlight.controller.openflow.flowtable import Message
-from patchlight.controller.openflow.packet_switches import PacketSwitches
+from patchlight.controller.packet_switches.openflow.client import Speaker
+from patchlight.controller.packet_switches.openflow.flowtable import Message
+from patchlight.controller.packet_switches.switches import PacketSwitches
 from patchlight.testbed.errors import BadInput, PatchlightError, in_words
 from patchlight.testbed.lab.model import Endpoint, Lab, PacketSwitch, Server
 from patchlight.testbed.lab.portmap import CrossConnect, PortMap

@@ -15,7 +15,7 @@ from prometheus_client.process_collector import ProcessCollector
 
 from patchlight.controller.changes.record import Reconfiguration, State
 from patchlight.controller.metrics.lab_state import OpticalPower, lab_metrics
-from patchlight.controller.openflow.flowtable import OPERATIONS
+from patchlight.controller.packet_switches.openflow.flowtable import OPERATIONS
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.jobs import JobState, JobStatus
 from patchlight.testbed.linux.sockets import is_loopback, listen, split_address

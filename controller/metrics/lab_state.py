@@ -26,8 +26,8 @@ from patchlight.testbed.lab.wiring import Place
 from patchlight.testbed.wire.agent_status import GpuStatus
 
 if TYPE_CHECKING:
-    from patchlight.controller.openflow.client import Speaker
-    from patchlight.controller.openflow.packet_switches import PacketSwitches
+    from patchlight.controller.packet_switches.openflow.client import Speaker
+    from patchlight.controller.packet_switches.switches import PacketSwitches
     from patchlight.controller.parts import Controller
 
 _log = logging.getLogger(__name__)

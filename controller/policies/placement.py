@@ -12,7 +12,7 @@ from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from patchlight.controller.openflow.forwarding import Trunks, hops_to, trunks_of
+from patchlight.controller.packet_switches.openflow.forwarding import Trunks, hops_to, trunks_of
 from patchlight.controller.policies.contract import ClusterShape, ClusterView, JobView
 from patchlight.controller.policies.sets import FreeGroups, Taken, lowest, members, pack
 from patchlight.testbed.lab.model import Lab

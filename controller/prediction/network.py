@@ -13,7 +13,7 @@ from collections.abc import Collection, Hashable, Mapping, Sequence
 from copy import copy
 from typing import NamedTuple
 
-from patchlight.controller.openflow.forwarding import Ways
+from patchlight.controller.packet_switches.openflow.forwarding import Ways
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab.model import Endpoint, Host, Lab
 from patchlight.testbed.lab.wiring import Links

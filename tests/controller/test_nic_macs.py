@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from patchlight.controller.hosts.fleet import NicMacs
-from patchlight.controller.openflow.forwarding import Forwarding
+from patchlight.controller.packet_switches.openflow.forwarding import Forwarding
 from patchlight.controller.storage.store import open_store
 from patchlight.testbed.jobs import JobSpec, JobState
 from patchlight.testbed.lab.wiring import trace_links

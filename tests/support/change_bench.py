@@ -18,8 +18,8 @@ from patchlight.controller.changes.service import CircuitService
 from patchlight.controller.changes.transaction import Transactions
 from patchlight.controller.circuits.contract import CircuitDriver
 from patchlight.controller.circuits.registry import open_driver
-from patchlight.controller.openflow.flowtable import FlowTable
-from patchlight.controller.openflow.forwarding import flow_tables
+from patchlight.controller.packet_switches.openflow.flowtable import FlowTable
+from patchlight.controller.packet_switches.openflow.forwarding import flow_tables
 from patchlight.controller.policies.topology import regroup
 from patchlight.controller.storage.store import Store
 from patchlight.testbed.lab.model import Endpoint, Lab

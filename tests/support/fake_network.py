@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Network
 
-from patchlight.controller.openflow.flowtable import FlowTable, MatchValue
+from patchlight.controller.packet_switches.openflow.flowtable import FlowTable, MatchValue
 from patchlight.testbed.lab.model import (
     CircuitSwitch,
     Endpoint,

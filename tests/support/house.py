@@ -55,7 +55,7 @@ FOLDERS = ("testbed", "controller", "agents", "emulation", "deploy", "patchlight
 
 # Libraries that only these files and folders may import.
 KEPT_APART = {
-    ("ryu", "os_ken", "eventlet"): ("controller/openflow/speaker/",),
+    ("ryu", "os_ken", "eventlet"): ("controller/packet_switches/openflow/speaker/",),
     ("docker",): ("agents/workers/docker.py",),
     ("pyroute2",): ("agents/nics/",),
 }

@@ -211,7 +211,7 @@ def _processes(lab: Lab, run_dir: Path) -> Iterator[str]:
         except (OSError, UnicodeDecodeError):
             continue
         agents = ("patchlight.agents --lab", "patchlight.agents.workers.forking --")
-        known = (*own, *agents, "patchlight.controller.openflow.speaker")
+        known = (*own, *agents, "patchlight.controller.packet_switches.openflow.speaker")
         policy = "patchlight.controller.policies" in command
         if marked and command and not policy and not any(word in command for word in known):
             yield f"process {process.name} is left: {command}"

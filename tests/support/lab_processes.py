@@ -90,7 +90,7 @@ def agent_of(lab: EmulatedLab, server: str) -> LabProcess:
 
 def speaker_of(lab: EmulatedLab) -> LabProcess:
     """The OpenFlow speaker."""
-    return LabProcess(lab, "patchlight.controller.openflow.speaker")
+    return LabProcess(lab, "patchlight.controller.packet_switches.openflow.speaker")
 
 
 def until_controller_answers(lab: EmulatedLab) -> None:

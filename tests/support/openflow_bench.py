@@ -5,8 +5,12 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from patchlight.controller.openflow.client import Speaker
-from patchlight.controller.openflow.flowtable import Message, SpeakerOptions, SwitchTls
+from patchlight.controller.packet_switches.openflow.client import Speaker
+from patchlight.controller.packet_switches.openflow.flowtable import (
+    Message,
+    SpeakerOptions,
+    SwitchTls,
+)
 from tests.support.private_ovs import PrivateOvs
 from tests.support.waiting import eventually
 

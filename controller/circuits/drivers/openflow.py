@@ -23,8 +23,17 @@ from patchlight.controller.circuits.dialect import Dialect, corrected
 from patchlight.controller.circuits.drivers.base import CircuitTableDriver
 from patchlight.controller.circuits.drivers.table import Row
 from patchlight.controller.circuits.protocols.session import AlarmLog
-from patchlight.controller.openflow.client import Speaker, SpeakerFailed, SpeakerRefused
-from patchlight.controller.openflow.flowtable import FlowEntry, Match, Message, SpeakerOptions
+from patchlight.controller.packet_switches.openflow.client import (
+    Speaker,
+    SpeakerFailed,
+    SpeakerRefused,
+)
+from patchlight.controller.packet_switches.openflow.flowtable import (
+    FlowEntry,
+    Match,
+    Message,
+    SpeakerOptions,
+)
 from patchlight.testbed.errors import BadInput, OutcomeUnknown, PatchlightError
 from patchlight.testbed.lab.model import CircuitSwitch
 from patchlight.testbed.lab.portmap import CrossConnect

@@ -10,7 +10,7 @@ import contextlib
 import re
 import time
 
-from patchlight.controller.openflow.flowtable import FlowEntry, Match
+from patchlight.controller.packet_switches.openflow.flowtable import FlowEntry, Match
 from patchlight.emulation.optical.device import EmulatedOcs
 from patchlight.emulation.optical.matrices import Phase, Reason, RequestRefused, SwitchedCircuit
 from patchlight.emulation.optical.protocols import openflow_wire as wire

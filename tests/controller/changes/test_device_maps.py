@@ -11,7 +11,7 @@ import pytest
 from patchlight.client.client import ControllerError
 from patchlight.controller.changes.record import Reconfiguration, Refused
 from patchlight.controller.circuits.registry import open_driver
-from patchlight.controller.openflow.forwarding import flow_tables
+from patchlight.controller.packet_switches.openflow.forwarding import flow_tables
 from patchlight.controller.storage.store import Store
 from patchlight.testbed.lab.model import CircuitSwitch, Endpoint, Fibre
 from patchlight.testbed.lab.portmap import PortMap

@@ -10,7 +10,7 @@ import pytest
 from patchlight.controller.changes.record import Refused
 from patchlight.controller.circuits.contract import Outcome
 from patchlight.controller.circuits.registry import open_driver
-from patchlight.controller.openflow.forwarding import flow_tables
+from patchlight.controller.packet_switches.openflow.forwarding import flow_tables
 from patchlight.controller.storage.database import JournalError
 from patchlight.controller.storage.store import Store
 from patchlight.testbed.errors import OutcomeUnknown, PatchlightError

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from patchlight.controller.changes.record import wanted_maps
-from patchlight.controller.openflow.forwarding import flow_tables
+from patchlight.controller.packet_switches.openflow.forwarding import flow_tables
 from patchlight.controller.policies.topology import regroup
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab.model import Endpoint

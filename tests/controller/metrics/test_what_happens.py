@@ -20,9 +20,9 @@ from patchlight.controller.metrics.exposition import (
     listen_for_metrics,
 )
 from patchlight.controller.metrics.lab_state import OpticalPower, counter, gauge, openflow_metrics
-from patchlight.controller.openflow.client import Speaker
-from patchlight.controller.openflow.flowtable import SpeakerOptions
-from patchlight.controller.openflow.packet_switches import PacketSwitches
+from patchlight.controller.packet_switches.openflow.client import Speaker
+from patchlight.controller.packet_switches.openflow.flowtable import SpeakerOptions
+from patchlight.controller.packet_switches.switches import PacketSwitches
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.labfile.reader import load_lab
 from tests.support.change_bench import ChangeBench

@@ -1,6 +1,6 @@
 """Which links a ring uses in a lab, and their rates."""
 
-from patchlight.controller.openflow.forwarding import Ways
+from patchlight.controller.packet_switches.openflow.forwarding import Ways
 from patchlight.controller.prediction.network import LabNetwork
 from patchlight.testbed.generate.builder import LabBuilder
 from patchlight.testbed.lab.model import Lab

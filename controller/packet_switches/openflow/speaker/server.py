@@ -13,10 +13,15 @@ from eventlet.green import socket
 from eventlet.greenio import GreenSocket
 from eventlet.semaphore import Semaphore
 
-from patchlight.controller.openflow import flowtable
-from patchlight.controller.openflow.flowtable import VERSION, FlowEntry, Message, ProtocolError
-from patchlight.controller.openflow.speaker.switch import Switch
-from patchlight.controller.openflow.speaker.switch_registry import SwitchRegistry
+from patchlight.controller.packet_switches.openflow import flowtable
+from patchlight.controller.packet_switches.openflow.flowtable import (
+    VERSION,
+    FlowEntry,
+    Message,
+    ProtocolError,
+)
+from patchlight.controller.packet_switches.openflow.speaker.switch import Switch
+from patchlight.controller.packet_switches.openflow.speaker.switch_registry import SwitchRegistry
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.linux.sockets import bind_unix
 

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from patchlight.controller.openflow.packet_switches import PacketSwitches
+from patchlight.controller.packet_switches.switches import PacketSwitches
 from patchlight.testbed.lab.model import Endpoint
 from patchlight.testbed.lab.wiring import trace_links
 from patchlight.testbed.wire.probe_frames import probe_frame, probe_source

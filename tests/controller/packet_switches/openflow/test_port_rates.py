@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from patchlight.controller.openflow.client import Speaker
-from patchlight.controller.openflow.flowtable import SpeakerOptions
-from patchlight.controller.openflow.packet_switches import PacketSwitches
+from patchlight.controller.packet_switches.openflow.client import Speaker
+from patchlight.controller.packet_switches.openflow.flowtable import SpeakerOptions
+from patchlight.controller.packet_switches.switches import PacketSwitches
 from patchlight.testbed.labfile.reader import load_lab
 
 

@@ -25,8 +25,8 @@ from ryu.controller.handler import CONFIG_DISPATCHER, DEAD_DISPATCHER, MAIN_DISP
 from ryu.lib import hub
 from ryu.ofproto import ofproto_v1_3 as ofp
 
-from patchlight.controller.openflow.speaker.switch import port_of
-from patchlight.controller.openflow.speaker.switch_registry import SwitchRegistry
+from patchlight.controller.packet_switches.openflow.speaker.switch import port_of
+from patchlight.controller.packet_switches.openflow.speaker.switch_registry import SwitchRegistry
 from patchlight.testbed.errors import BadInput
 
 # Message types of the handshake and of keeping a connection alive.
@@ -59,7 +59,7 @@ def run_apps(listener: socket.socket, registry: SwitchRegistry, user_apps: tuple
     _count_received(registry)
 
     manager = _Apps()
-    manager.load_apps(["patchlight.controller.openflow.speaker.apps:Patchlight"])
+    manager.load_apps(["patchlight.controller.packet_switches.openflow.speaker.apps:Patchlight"])
     for name in user_apps:
         with _blaming(name):
             manager.load_apps([name])

@@ -7,11 +7,11 @@ from ipaddress import IPv4Address
 
 import pytest
 
-from patchlight.controller.openflow import flow_sync
-from patchlight.controller.openflow.flow_sync import FlowSync
-from patchlight.controller.openflow.flowtable import FlowTable, Match
-from patchlight.controller.openflow.forwarding import TABLE_MISS, entry_to, leads_to
-from patchlight.controller.openflow.packet_switches import PacketSwitches
+from patchlight.controller.packet_switches.openflow import flow_sync
+from patchlight.controller.packet_switches.openflow.flow_sync import FlowSync
+from patchlight.controller.packet_switches.openflow.flowtable import FlowTable, Match
+from patchlight.controller.packet_switches.openflow.forwarding import TABLE_MISS, entry_to, leads_to
+from patchlight.controller.packet_switches.switches import PacketSwitches
 from patchlight.testbed.errors import OutcomeUnknown, PatchlightError
 from patchlight.testbed.lab.reach import Reach
 from patchlight.testbed.lab.wiring import trace_links

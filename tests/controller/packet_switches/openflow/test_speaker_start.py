@@ -12,8 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from patchlight.controller.openflow.client import Speaker, SpeakerFailed, SpeakerProcess
-from patchlight.controller.openflow.flowtable import SpeakerOptions
+from patchlight.controller.packet_switches.openflow.client import (
+    Speaker,
+    SpeakerFailed,
+    SpeakerProcess,
+)
+from patchlight.controller.packet_switches.openflow.flowtable import SpeakerOptions
 from patchlight.testbed.linux import deploy_file
 from patchlight.testbed.linux.processes import process_start
 from tests.support.private_ovs import until
@@ -73,8 +77,8 @@ def test_the_speaker_ends_with_whoever_started_it(tmp_path: Path, engine: str) -
     program = f"""
 import asyncio
 from pathlib import Path
-from patchlight.controller.openflow.flowtable import SpeakerOptions
-from patchlight.controller.openflow.client import Speaker
+from patchlight.controller.packet_switches.openflow.flowtable import SpeakerOptions
+from patchlight.controller.packet_switches.openflow.client import Speaker
 async def run():
     speaker = Speaker(SpeakerOptions(Path({str(tmp_path / "s.sock")!r}), (1,), listen={FREE!r},
                                      engine={engine!r}))
@@ -124,7 +128,7 @@ def test_a_missing_engine_says_how_to_install_it(
     arguments = options(tmp_path, engine=engine).command()[-1:]
     program = (
         f"import sys\nfor name in {missing!r}: sys.modules[name] = None\n"
-        f"from patchlight.controller.openflow.speaker.__main__ import main\n"
+        f"from patchlight.controller.packet_switches.openflow.speaker.__main__ import main\n"
         f"sys.exit(main({arguments!r}))"
     )
     done = subprocess.run(
@@ -171,7 +175,7 @@ async def test_where_ryu_does_not_run_os_ken_does(
 
 
 async def test_without_a_wish_the_first_engine_there_is_taken(tmp_path: Path) -> None:
-    from patchlight.controller.openflow.speaker.__main__ import available
+    from patchlight.controller.packet_switches.openflow.speaker.__main__ import available
 
     async with Speaker(options(tmp_path)) as speaker:
         assert speaker.info["engine"] == available()[0]

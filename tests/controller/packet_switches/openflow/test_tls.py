@@ -8,10 +8,14 @@ from pathlib import Path
 import pytest
 
 from patchlight.controller.access.authority import Authority
-from patchlight.controller.openflow.client import Speaker, SpeakerFailed
-from patchlight.controller.openflow.flow_sync import FlowSync
-from patchlight.controller.openflow.flowtable import FlowTable, SpeakerOptions, SwitchTls
-from patchlight.controller.openflow.forwarding import TABLE_MISS
+from patchlight.controller.packet_switches.openflow.client import Speaker, SpeakerFailed
+from patchlight.controller.packet_switches.openflow.flow_sync import FlowSync
+from patchlight.controller.packet_switches.openflow.flowtable import (
+    FlowTable,
+    SpeakerOptions,
+    SwitchTls,
+)
+from patchlight.controller.packet_switches.openflow.forwarding import TABLE_MISS
 from tests.support.openflow_bench import OpenFlowBench, Recorder
 from tests.support.waiting import eventually
 

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from patchlight.controller.openflow.client import Speaker, SpeakerFailed
-from patchlight.controller.openflow.flow_sync import FlowSync
-from patchlight.controller.openflow.flowtable import FlowTable
-from patchlight.controller.openflow.forwarding import TABLE_MISS, entry_to
+from patchlight.controller.packet_switches.openflow.client import Speaker, SpeakerFailed
+from patchlight.controller.packet_switches.openflow.flow_sync import FlowSync
+from patchlight.controller.packet_switches.openflow.flowtable import FlowTable
+from patchlight.controller.packet_switches.openflow.forwarding import TABLE_MISS, entry_to
 from tests.support.openflow_bench import OpenFlowBench
 from tests.support.private_ovs import in_namespace
 from tests.support.waiting import eventually

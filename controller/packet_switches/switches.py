@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from patchlight.controller.openflow.client import Speaker
-from patchlight.controller.openflow.flow_sync import FlowSync, RefusedEntry
-from patchlight.controller.openflow.flowtable import FlowEntry, FlowTable, Match
-from patchlight.controller.openflow.forwarding import (
+from patchlight.controller.packet_switches.openflow.client import Speaker
+from patchlight.controller.packet_switches.openflow.flow_sync import FlowSync, RefusedEntry
+from patchlight.controller.packet_switches.openflow.flowtable import FlowEntry, FlowTable, Match
+from patchlight.controller.packet_switches.openflow.forwarding import (
     PRIORITY_ARP,
     Forwarding,
     assumed_mac,

@@ -18,7 +18,12 @@ from eventlet.event import Event
 from ryu.ofproto import ofproto_v1_3 as ofp
 from ryu.ofproto import ofproto_v1_3_parser as parser
 
-from patchlight.controller.openflow.flowtable import COOKIE_MARK, COOKIE_MASK, FlowEntry, Match
+from patchlight.controller.packet_switches.openflow.flowtable import (
+    COOKIE_MARK,
+    COOKIE_MASK,
+    FlowEntry,
+    Match,
+)
 from patchlight.testbed.errors import PatchlightError
 
 _FIXED = struct.Struct(ofp.OFP_FLOW_MOD_PACK_STR0)

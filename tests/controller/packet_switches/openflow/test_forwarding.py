@@ -6,8 +6,13 @@ import networkx as nx
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from patchlight.controller.openflow.flowtable import FlowTable, diff, removals_first
-from patchlight.controller.openflow.forwarding import TABLE_MISS, Forwarding, Ways, flow_tables
+from patchlight.controller.packet_switches.openflow.flowtable import FlowTable, diff, removals_first
+from patchlight.controller.packet_switches.openflow.forwarding import (
+    TABLE_MISS,
+    Forwarding,
+    Ways,
+    flow_tables,
+)
 from patchlight.testbed.generate import generate
 from patchlight.testbed.lab.model import (
     CircuitSwitch,

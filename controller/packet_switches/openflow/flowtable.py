@@ -242,7 +242,7 @@ class SpeakerOptions:
 
     def command(self) -> list[str]:
         """The command line that starts the speaker; ``from_command`` reads its last argument."""
-        program = "patchlight.controller.openflow.speaker"
+        program = "patchlight.controller.packet_switches.openflow.speaker"
         return [sys.executable, "-m", program, json.dumps(asdict(self), default=str)]
 
     @classmethod

@@ -14,7 +14,12 @@ from hashlib import blake2b
 from ipaddress import IPv4Address
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from patchlight.controller.openflow.flowtable import FlowEntry, FlowTable, Match, MatchValue
+from patchlight.controller.packet_switches.openflow.flowtable import (
+    FlowEntry,
+    FlowTable,
+    Match,
+    MatchValue,
+)
 from patchlight.testbed.lab.model import Endpoint, Host, Lab, default_mac
 from patchlight.testbed.lab.wiring import Links
 

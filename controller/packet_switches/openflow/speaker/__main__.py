@@ -26,7 +26,7 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
-from patchlight.controller.openflow.flowtable import Message, SpeakerOptions, encode
+from patchlight.controller.packet_switches.openflow.flowtable import Message, SpeakerOptions, encode
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.linux import deploy_file, namespaces
 from patchlight.testbed.linux.sockets import PortTaken, listen
@@ -156,7 +156,7 @@ class _Alias(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the speaker until it is stopped or its parent has ended; returns the exit status."""
-    program = "patchlight.controller.openflow.speaker"
+    program = "patchlight.controller.packet_switches.openflow.speaker"
     parser = argparse.ArgumentParser(prog=program, description=__doc__)
     parser.add_argument(
         "options", type=SpeakerOptions.from_command, help="JSON, see SpeakerOptions.command"
@@ -186,9 +186,15 @@ def _run(options: SpeakerOptions) -> None:
     gc.disable()
     name, version = choose(options.engine)
     # Only now: these import the engine.
-    from patchlight.controller.openflow.speaker.apps import run_apps
-    from patchlight.controller.openflow.speaker.server import Handlers, SpeakerServer
-    from patchlight.controller.openflow.speaker.switch_registry import SwitchRegistry, TlsAuth
+    from patchlight.controller.packet_switches.openflow.speaker.apps import run_apps
+    from patchlight.controller.packet_switches.openflow.speaker.server import (
+        Handlers,
+        SpeakerServer,
+    )
+    from patchlight.controller.packet_switches.openflow.speaker.switch_registry import (
+        SwitchRegistry,
+        TlsAuth,
+    )
 
     address, port = listener.getsockname()[:2]
     about: Message = {

@@ -8,10 +8,20 @@ from pathlib import Path
 
 import pytest
 
-from patchlight.controller.openflow.client import SpeakerRefused
-from patchlight.controller.openflow.flow_sync import FlowSync
-from patchlight.controller.openflow.flowtable import VERSION, FlowEntry, FlowTable, Match, Message
-from patchlight.controller.openflow.forwarding import TABLE_MISS, entry_to, flow_tables
+from patchlight.controller.packet_switches.openflow.client import SpeakerRefused
+from patchlight.controller.packet_switches.openflow.flow_sync import FlowSync
+from patchlight.controller.packet_switches.openflow.flowtable import (
+    VERSION,
+    FlowEntry,
+    FlowTable,
+    Match,
+    Message,
+)
+from patchlight.controller.packet_switches.openflow.forwarding import (
+    TABLE_MISS,
+    entry_to,
+    flow_tables,
+)
 from patchlight.testbed.errors import OutcomeUnknown
 from patchlight.testbed.lab.wiring import trace_links
 from tests.support.fake_network import make_lab

@@ -14,8 +14,17 @@ from typing import Any
 import eventlet
 from ryu.ofproto import ofproto_v1_3_parser as parser
 
-from patchlight.controller.openflow.flowtable import COOKIE_MARK, COOKIE_MASK, Message, SwitchTls
-from patchlight.controller.openflow.speaker.switch import Switch, SwitchGone, Traffic
+from patchlight.controller.packet_switches.openflow.flowtable import (
+    COOKIE_MARK,
+    COOKIE_MASK,
+    Message,
+    SwitchTls,
+)
+from patchlight.controller.packet_switches.openflow.speaker.switch import (
+    Switch,
+    SwitchGone,
+    Traffic,
+)
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.linux import credentials
 

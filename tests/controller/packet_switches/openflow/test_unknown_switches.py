@@ -1,6 +1,6 @@
 """Connections of switches that the lab does not have: each is counted, few are told of."""
 
-from patchlight.controller.openflow.client import UnknownSwitches
+from patchlight.controller.packet_switches.openflow.client import UnknownSwitches
 
 
 def test_the_first_is_told_at_once_and_the_others_together() -> None:

@@ -17,9 +17,9 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from patchlight.controller.openflow import flowtable
-from patchlight.controller.openflow.client import Speaker, SpeakerRefused
-from patchlight.controller.openflow.flowtable import FlowEntry, FlowTable, Message
+from patchlight.controller.packet_switches.openflow import flowtable
+from patchlight.controller.packet_switches.openflow.client import Speaker, SpeakerRefused
+from patchlight.controller.packet_switches.openflow.flowtable import FlowEntry, FlowTable, Message
 from patchlight.testbed.errors import PatchlightError
 
 LOG = logging.getLogger(__name__)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from patchlight.controller.openflow.speaker.__main__ import PACKAGES, available
+from patchlight.controller.packet_switches.openflow.speaker.__main__ import PACKAGES, available
 from tests.support.openflow_bench import OpenFlowBench
 from tests.support.private_ovs import PrivateOvs
 

@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, Protocol
 
-from patchlight.controller.openflow import flowtable
-from patchlight.controller.openflow.flowtable import Message, SpeakerOptions
+from patchlight.controller.packet_switches.openflow import flowtable
+from patchlight.controller.packet_switches.openflow.flowtable import Message, SpeakerOptions
 from patchlight.testbed.errors import OutcomeUnknown, PatchlightError
 from patchlight.testbed.linux.processes import ProgressWatch, processor_ticks
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from patchlight.controller.openflow.flowtable import (
+from patchlight.controller.packet_switches.openflow.flowtable import (
     COOKIE_MARK,
     FlowEntry,
     FlowTable,
@@ -14,7 +14,7 @@ from patchlight.controller.openflow.flowtable import (
     diff,
     removals_first,
 )
-from patchlight.controller.openflow.forwarding import entry_to
+from patchlight.controller.packet_switches.openflow.forwarding import entry_to
 from patchlight.testbed.errors import BadInput
 
 MACS = [f"02:00:00:00:00:{i:02x}" for i in range(6)]
@@ -111,12 +111,13 @@ def test_old_ways_go_first_where_they_change_on_two_switches() -> None:
 # process of its own: choosing an engine patches the process that does it.
 COMPARE_MESSAGES = """
 import sys
-from patchlight.controller.openflow.speaker.__main__ import choose
+from patchlight.controller.packet_switches.openflow.speaker.__main__ import choose
 choose(sys.argv[1])
 from ryu.ofproto import ofproto_protocol
 from ryu.ofproto import ofproto_v1_3 as ofp, ofproto_v1_3_parser as parser
-from patchlight.controller.openflow.speaker import switch as messages
-from patchlight.controller.openflow.flowtable import COOKIE_MARK, COOKIE_MASK, FlowEntry, Match
+from patchlight.controller.packet_switches.openflow.speaker import switch as messages
+from patchlight.controller.packet_switches.openflow.flowtable import (
+    COOKIE_MARK, COOKIE_MASK, FlowEntry, Match)
 
 datapath = ofproto_protocol.ProtocolDesc(version=ofp.OFP_VERSION)
 

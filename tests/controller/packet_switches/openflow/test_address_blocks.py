@@ -3,7 +3,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from patchlight.controller.openflow.forwarding import address_blocks
+from patchlight.controller.packet_switches.openflow.forwarding import address_blocks
 
 BITS = 8
 

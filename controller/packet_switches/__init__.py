@@ -1,0 +1,1 @@
+"""The lab's packet switches: what they forward, and what they count."""
