@@ -15,6 +15,7 @@ from patchlight.controller.storage.store import BaselineKey, Store
 from patchlight.testbed.errors import OutcomeUnknown
 from patchlight.testbed.lab.model import Endpoint, Lab
 from patchlight.testbed.lab.portmap import AnyMap, MapChange
+from patchlight.testbed.lab.reach import Reach
 from patchlight.testbed.lab.wiring import Links, lab_links, recorded_map
 
 PortsByOcs = Mapping[str, Collection[int]]
@@ -234,6 +235,15 @@ class FlowHook(Protocol):
         return {}
 
 
+@dataclass(frozen=True)
+class Unreached:
+    """Workers that do not hear others of their job although there is a path (``silent``), and jobs
+    that could not be checked (``unknown``), as texts."""
+
+    silent: Sequence[str] = ()
+    unknown: Sequence[str] = ()
+
+
 class TrafficHook(Protocol):
     """Pauses the traffic of jobs."""
 
@@ -244,6 +254,11 @@ class TrafficHook(Protocol):
     async def drain(self, moved: frozenset[Endpoint]) -> list[str]:
         """Pause the traffic through these ports; returns failures as text."""
         return []
+
+    async def announce(self, moved: frozenset[Endpoint] | None, reach: Reach) -> Unreached:
+        """Announce the NICs of the jobs that use these ports (``None``: of all jobs), and check for
+        a second, with packets, that the workers of each job hear each other."""
+        return Unreached()
 
     async def undrain(self) -> None:
         """Resume what was paused."""

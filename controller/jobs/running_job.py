@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import secrets
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -337,6 +338,23 @@ class RunningJob:
         }
         if dark:
             self.give_up("; ".join(dark.values()), [*dark])
+
+    async def announce(self, wait_s: float) -> list[str]:
+        """Announce its NICs, and let its workers greet each other for at most ``wait_s``; which do
+        not hear which, as text. ``AgentCallError`` if an agent cannot do that."""
+        token, name_of = secrets.token_hex(8), {str(h.nic.address): h.name for h in self.hosts}
+        answers = await asyncio.gather(
+            *(worker.agent.announce(worker.spec.id, token, wait_s) for worker in self.workers),
+            return_exceptions=True,
+        )
+        found = []
+        for worker, answer in zip(self.workers, answers, strict=True):
+            if isinstance(answer, BaseException):
+                raise answer
+            if answer:
+                unheard = ", ".join(name_of.get(address, address) for address in answer)
+                found.append(f"{worker.host.name} does not hear {unheard}")
+        return found
 
     def energy_j(self) -> dict[str, float]:
         """Joules used by its workers' GPUs, by the GPUs' full names, if measured."""

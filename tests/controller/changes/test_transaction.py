@@ -18,7 +18,7 @@ from tests.support.change_bench import JOBS, LAB, START, ChangeBench, joined, ki
 async def test_a_change_drains_switches_verifies_and_lets_go(bench: ChangeBench) -> None:
     record = await bench.regroup()
     assert record.state == "committed", record
-    stages = "read plan check drain break make verify flows undrain commit"
+    stages = "read plan check drain break make verify flows announce undrain commit"
     assert list(record.stages_s) == stages.split()
     now = await bench.driver.read_map()
     assert now == regroup(LAB, LAB.initial_maps, JOBS)["ocs1"]
