@@ -7,6 +7,7 @@ receiver's own was heard.
 """
 
 import asyncio
+import secrets
 import socket
 from collections.abc import Mapping
 from contextlib import suppress
@@ -20,6 +21,8 @@ _ETHERTYPE, _ETHERTYPE_ARP = 0x88B6, 0x0806
 _BROADCAST = b"\xff" * 6
 # Ethernet and IPv4 addresses, their lengths, and a request.
 _ARP_REQUEST = bytes.fromhex("0001080006040001")
+# For tests of network devices (RFC 2544): no host answers.
+_UNUSED = bytes((198, 18))
 _MAGIC = b"patchlight-greeting\0"
 _HEADER_BYTES, _LEAST_BYTES, _LARGEST_FRAME = 14, 60, 1 << 16
 # Other workers begin a little later, and a port of a switch may need a moment.
@@ -66,10 +69,13 @@ def _opened(interface: str) -> socket.socket:
 
 def _announce(line: socket.socket, address: IPv4Address) -> None:
     interface, _, _, _, mac = line.getsockname()
-    both = mac + address.packed, bytes(6) + address.packed
-    frame = _BROADCAST + mac + _ETHERTYPE_ARP.to_bytes(2, "big") + _ARP_REQUEST + b"".join(both)
-    with suppress(OSError):  # the NIC is down, or its queue is full
-        line.sendto(frame.ljust(_LEAST_BYTES, b"\0"), (interface, _ETHERTYPE_ARP))
+    head = _BROADCAST + mac + _ETHERTYPE_ARP.to_bytes(2, "big") + _ARP_REQUEST
+    # Open vSwitch learns once a second from frames whose path it has in its cache, as after two
+    # moves in 10 s. Therefore it also gets a request that it has never seen.
+    for asked in (address.packed, _UNUSED + secrets.token_bytes(2)):
+        frame = head + mac + address.packed + bytes(6) + asked
+        with suppress(OSError):  # the NIC is down, or its queue is full
+            line.sendto(frame.ljust(_LEAST_BYTES, b"\0"), (interface, _ETHERTYPE_ARP))
 
 
 class _Greetings:
@@ -101,7 +107,7 @@ class _Greetings:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(min(pause_s, end - now)):
                         await self._is_settled.wait()
-                now, pause_s = loop.time(), min(2 * pause_s, _LONGEST_PAUSE_S)
+                now, pause_s = loop.time(), min(1.3 * pause_s, _LONGEST_PAUSE_S)
                 if now >= end or self._answered == self._peers.keys():
                     return
         finally:

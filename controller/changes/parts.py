@@ -72,7 +72,7 @@ class PlanExecutor:
                     self._tell("make", name, driver.connect, change.makes, record),
                     self._expected(links, name, change.makes),
                 )
-                self._check(record)
+                self.check(record)
             record.enter("verify")
             if not judged:
                 await _read_back(driver, plan.wanted[name])
@@ -96,15 +96,15 @@ class PlanExecutor:
                 verified = await self.power_check.verify(self.drivers[name], should)
                 record.note(verified.remarks)
                 readings |= self.power_check.baselines.with_readings(name, verified.good)
-        self._check(record)
+        self.check(record)
         return readings
 
     async def _break(self, name: str, change: MapChange[Any], record: Reconfiguration) -> None:
-        self._check(record)
+        self.check(record)
         if change.breaks:
             record.enter("break")
             await self._tell("break", name, self.drivers[name].disconnect, change.breaks, record)
-            self._check(record)
+            self.check(record)
 
     async def _tell(
         self,
@@ -123,12 +123,12 @@ class PlanExecutor:
             groups = list(by_circuit.values())
         for each in groups:
             if done:
-                self._check(record)
+                self.check(record)
             record.progress.count(name, done, len(entries))
             _raise_refusals(name, verb, (await tell(each)).refused)
             done += len(each)
 
-    def _check(self, record: Reconfiguration) -> None:
+    def check(self, record: Reconfiguration) -> None:
         """``StepFailed`` if the stop button is pressed, or the change is cancelled."""
         self.stop.check()
         if record.progress.cancelled:

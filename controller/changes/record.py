@@ -131,7 +131,9 @@ class Notifier:
 
 WAITING = "waiting"
 # After these stages the change is complete, or already being undone.
-_MAY_HALT = frozenset((WAITING, "read", "plan", "check", "drain", "break", "make", "verify"))
+_MAY_HALT = frozenset(
+    (WAITING, "read", "plan", "check", "drain", "break", "make", "verify", "announce")
+)
 
 
 class ChangeProgress:

@@ -178,9 +178,15 @@ class _ChangeRun:
                 plan, preflight, record, maps, judged=self._options.judged
             )
             await self._set_flows(plan.links_after)
-            silent = await self._announce(plan.links_after)
-            if silent and self._options.judged:
-                raise StepFailed(f"packets do not pass: {silent}")
+            record.enter("announce")
+            end = asyncio.get_running_loop().time() + _reached_within_s(parts.lab)
+            while silent := await self._announce(plan.links_after):
+                if asyncio.get_running_loop().time() > end:
+                    if self._options.judged:
+                        raise StepFailed(f"packets do not pass: {'; '.join(silent)}")
+                    record.note(silent)
+                    break
+                parts.executor.check(record)
             record.state, record.message = "committed", "done"
             parts.maps.done(plan, maps)
         except Exception as error:
@@ -200,7 +206,7 @@ class _ChangeRun:
             # Follow the devices' maps, also where another client changed them.
             links = parts.maps.links({**plan.before, **now})
             await self._set_flows(links)
-            await self._announce(links)
+            record.note(await self._announce(links))
             record.state = "rolled-back"
             record.message = f"{reason}; {undone}"
         except Exception as second:
@@ -221,21 +227,15 @@ class _ChangeRun:
         self.record.enter("flows")
         self.record.note(await self._parts.flows.follow(links))
 
-    async def _announce(self, links: Links) -> str:
-        """Announce the NICs that moved until the workers of each job hear each other; which do not
-        in time, as text, also in the notes."""
-        parts, record = self._parts, self.record
-        record.enter("announce")
+    async def _announce(self, links: Links) -> list[str]:
+        """Announce the NICs that moved; whose workers do not hear each other although these links
+        join them, as text."""
+        parts = self._parts
         moved = None if self._plan.moves_trunk(parts.lab) else self._plan.moved
-        reach, loop = Reach(parts.lab, links), asyncio.get_running_loop()
-        end = loop.time() + _reached_within_s(parts.lab)
-        while (found := await parts.traffic.announce(moved, reach)).silent:
-            # With wavelength channels a path may be there only while its workers send.
-            if parts.lab.coloured or loop.time() > end:
-                break
-        silent = () if parts.lab.coloured else found.silent
-        record.note([*found.unknown, *silent])
-        return "; ".join(silent)
+        found = await parts.traffic.announce(moved, Reach(parts.lab, links))
+        self.record.note([*found.unknown])
+        # With wavelength channels a path may be there only while its workers send.
+        return [] if parts.lab.coloured else [*found.silent]
 
     def _close(self) -> None:
         """Journal the end; if the journal fails, refuse changes of the devices."""

@@ -310,8 +310,8 @@ class JobTraffic:
             elif isinstance(answer, BaseException):
                 raise answer
             elif answer and not reach.apart(job.hosts):
-                silent.append(f"job {job.id}: {'; '.join(answer)}")
-        return Unreached(silent, unknown)
+                silent.append(f"job {job.id}: {answer}")
+        return Unreached(tuple(silent), tuple(unknown))
 
     async def undrain(self) -> None:
         """Resume the paused jobs; those without a circuit stay paused."""

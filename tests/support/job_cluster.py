@@ -187,6 +187,8 @@ class FakeAgent(AgentClient):
 
     async def announce(self, worker_id: str, token: str, wait_s: float) -> list[str]:
         self._called("announce", worker_id)
+        if self._fleet.unheard:
+            await asyncio.sleep(wait_s)
         return sorted(self._fleet.unheard)
 
     async def stop_at(self, worker_id: str, iteration: int) -> None:
