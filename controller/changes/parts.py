@@ -294,7 +294,13 @@ class CircuitParts:
         self.port_states = preflight.PortStates(drivers)
         self.power_check = power.PowerCheck(lab, power.PowerBaselines(store), tolerances)
         self.preflight = preflight.PreflightChecks(
-            drivers, self.locks, self.stop, self.port_states, traffic.jobs_using, power_ceiling_dbm
+            lab,
+            drivers,
+            self.locks,
+            self.stop,
+            self.port_states,
+            traffic.jobs_using,
+            power_ceiling_dbm,
         )
         self.executor = PlanExecutor(lab, drivers, self.power_check, self.stop)
 

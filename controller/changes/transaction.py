@@ -36,6 +36,8 @@ from patchlight.testbed.lab.wiring import Links
 log = logging.getLogger("patchlight.circuits")
 NO_OPTIONS = ChangeOptions()
 _FORWARDING_S = 10.0
+# Maximum age, listening and learning (IEEE 802.1D): 20 + 15 + 15 s.
+_SPANNING_TREE_S = 50.0
 _RECORD = TypeAdapter(Reconfiguration)
 
 OnEnd = Callable[[Reconfiguration], None]
@@ -253,7 +255,9 @@ class _ChangeRun:
 
 def _reached_within_s(lab: Lab) -> float:
     """How long carriers may take to return, and switches to forward to their ports."""
-    return _FORWARDING_S + max((host.nic.relock_s or 0.0 for host in lab.hosts), default=0.0)
+    blocks = any(switch.spanning_tree for switch in lab.packet_switches)
+    relock_s = max((host.nic.relock_s or 0.0 for host in lab.hosts), default=0.0)
+    return (_SPANNING_TREE_S if blocks else _FORWARDING_S) + relock_s
 
 
 class Transactions:
