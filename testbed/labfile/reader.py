@@ -148,6 +148,8 @@ class _Spread:
             return self._ends(node)
         if key == "cross_connects" and isinstance(node, yaml.SequenceNode):
             return [_list(node, [one for item in node.value for one in self._circuits(item)])]
+        if key == "interfaces" and isinstance(node, yaml.SequenceNode):
+            return [_list(node, [one for item in node.value for one in self._texts(item)])]
         return self._texts(node) if key in RANGED else [node]
 
     def _texts(self, node: yaml.Node) -> list[yaml.Node]:

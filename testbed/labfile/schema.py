@@ -104,7 +104,13 @@ SERVER = Group(
 PACKET_SWITCH = Group(
     "a packet switch",
     required("name", v.DEVICE_NAME, "its name, like 'tor1'", example="tor1"),
-    required("datapath_id", v.DATAPATH_ID, "its OpenFlow datapath id, like 0x1", example="0x1"),
+    Key("driver", v.PACKET_DRIVER, "how it is driven"),
+    Key(
+        "datapath_id",
+        v.DATAPATH_ID,
+        "its OpenFlow datapath id; needed with openflow",
+        example="0x1",
+    ),
     required("ports", v.PACKET_PORTS, "how many ports it has", example="48"),
     Key(
         "transceivers",
@@ -113,8 +119,29 @@ PACKET_SWITCH = Group(
         default="signals without a channel",
     ),
     LAUNCH_POWER,
+    Key(
+        "address",
+        v.HOST_PORT,
+        "where SSH reaches it; needed with linux-bridge and sonic",
+        default="none",
+        example="10.0.0.7:22",
+    ),
+    *optical.LOGIN,
+    Key("identity", v.FILE_PATH, "the private key file, for a login without a password"),
+    Key("host_key", v.HOST_KEY, "the fingerprint of its host key", default="the first one seen"),
+    Key(
+        "interfaces",
+        ListOf(v.SWITCH_INTERFACE, "interfaces"),
+        "its names of ports 1, 2, …",
+        default="swp1, swp2, …; of sonic what its port table says",
+        example='["swp[1-48]"]',
+    ),
+    Key("bridge", v.INTERFACE, "its bridge, with linux-bridge", example="br0"),
+    Key("vlan", v.VLAN, "the VLAN of the lab's ports; needed with sonic"),
+    Key("spanning_tree", YesNo(), "it runs a spanning tree, so loops of switches are harmless"),
     model=model.PacketSwitch,
     make=v.packet_switch,
+    said=lambda switch: {"address": switch.address or None},
 )
 CIRCUIT_SWITCH = Group(
     "a circuit switch",
@@ -177,7 +204,17 @@ COMMON: dict[str, tuple[str, ...]] = {
         "transceiver",
         "launch_power",
     ),
-    "packet_switch": ("ports", "launch_power"),
+    "packet_switch": (
+        "driver",
+        "ports",
+        "launch_power",
+        *(key.name for key in optical.LOGIN),
+        "identity",
+        "interfaces",
+        "bridge",
+        "vlan",
+        "spanning_tree",
+    ),
     "circuit_switch": ("driver", "ports", "switching_time", "insertion_loss", "user"),
     "fibre": ("rate", "loss", "delay", "jitter", "packet_loss"),
 }
