@@ -112,6 +112,7 @@ class PacketSwitch:
     ports: int
     launch_power_dbm: float = 0.0
     transceivers: tuple[tuple[int, Transceiver], ...] = ()
+    snmp: rules.Snmp | None = None
 
 
 @dataclass(frozen=True, slots=True)
