@@ -104,7 +104,7 @@ class Controller:
         self.speaker = Speaker(
             SpeakerOptions(
                 socket=settings.state_dir / "speaker.sock",
-                datapath_ids=tuple(switch.datapath_id for switch in lab.packet_switches),
+                datapath_ids=tuple(s.datapath_id for s in lab.packet_switches if s.datapath_id),
                 listen=settings.openflow,
                 netns=str(settings.openflow_netns) if settings.openflow_netns else None,
                 engine=settings.engine,
@@ -174,6 +174,7 @@ class Controller:
             "switches": [
                 {
                     "name": s.name,
+                    "driver": s.driver,
                     "datapath_id": s.datapath_id,
                     "connected": connected[s.name],
                     "second_from": second_from.get(s.name),

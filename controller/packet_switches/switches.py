@@ -55,7 +55,7 @@ class PacketSwitches:
         self._links: Links | None = None
         # Tables of other MACs or links must not overtake each other.
         self._following = asyncio.Lock()
-        self._name_of = {s.datapath_id: s.name for s in lab.packet_switches}
+        self._name_of = {s.datapath_id: s.name for s in lab.packet_switches if s.datapath_id}
         self._connected: set[int] = set()
         self._second_from: dict[int, tuple[str, float]] = {}
         self._unserved_of: Mapping[int, tuple[RefusedEntry, ...]] = self._flows.refused
@@ -98,6 +98,7 @@ class PacketSwitches:
         tables = {
             ids[name]: FlowTable(table.entries | ears)
             for name, table in self._forwarding.tables(links).items()
+            if name in ids
         }
         notes: list[str] = []
         for datapath_id, applied in (await self._flows.set_tables(tables)).items():

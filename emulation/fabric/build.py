@@ -317,15 +317,16 @@ class OpenVSwitch:
         return done.stdout
 
 
-def new_bridge(name: str, datapath_id: int, datapath: str, *, learning: bool) -> list[str]:
+def new_bridge(name: str, datapath_id: int | None, datapath: str, *, learning: bool) -> list[str]:
     """The part of an ``ovs-vsctl`` call that makes a bridge; see ``OpenVSwitch.add_bridges``."""
     settings = [
         f"datapath_type={datapath}",
         f"fail_mode={'standalone' if learning else 'secure'}",
         "protocols=OpenFlow13",
-        f"other-config:datapath-id={datapath_id:016x}",
         "other-config:disable-in-band=true",
     ]
+    if datapath_id is not None:
+        settings.append(f"other-config:datapath-id={datapath_id:016x}")
     return ["--", "add-br", name, "--", "set", "Bridge", name, *settings]
 
 

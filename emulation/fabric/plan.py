@@ -85,7 +85,7 @@ class PlannedBridge:
     switch: str
     name: str
     index: int
-    datapath_id: int
+    datapath_id: int | None
     ports: tuple[tuple[int, str], ...]
 
 

@@ -248,7 +248,9 @@ def _devices(answer: Status) -> out.Table:
             state = out.Coloured(
                 f"connected; another from {switch['second_from']} is refused", "bad"
             )
-        table.add_row(switch["name"], f"packet switch {switch['datapath_id']:#x}", state)
+        told = switch["datapath_id"]
+        kind = f"packet switch ({switch['driver']})" if told is None else f"packet switch {told:#x}"
+        table.add_row(switch["name"], kind, state)
     for ocs in answer["circuit_switches"]:
         reach = out.Coloured("answers", "good")
         if not ocs["reachable"]:

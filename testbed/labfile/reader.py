@@ -152,6 +152,8 @@ class _Spread:
             return [_list(node, [one for item in node.value for one in self._circuits(item)])]
         if key in _NESTED and isinstance(node, yaml.MappingNode):
             return self._mappings(node)
+        if key == "interfaces" and isinstance(node, yaml.SequenceNode):
+            return [_list(node, [one for item in node.value for one in self._texts(item)])]
         return self._texts(node) if key in RANGED else [node]
 
     def _mappings(self, node: yaml.MappingNode) -> list[yaml.Node]:

@@ -189,7 +189,7 @@ fibres:
 ```
 
 Ranges are taken in `name`, `management`, `address`, `uuid`, `datapath_id`, `gpu`, `interface`,
-`password_env`, `ends`, `cross_connects` and `telemetry`.
+`password_env`, `ends`, `interfaces`, `cross_connects` and `telemetry`.
 """
 
 

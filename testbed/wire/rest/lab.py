@@ -37,11 +37,12 @@ class PartStatus(TypedDict):
 class PacketSwitchStatus(TypedDict):
     """A packet switch; ``second_from``: from where another one reports the same id.
 
-    ``lacks``: refused flow entries, like "lacks 4 flow entries: table full".
+    ``lacks``: refused entries, like "lacks 4 flow entries: table full".
     """
 
     name: str
-    datapath_id: int
+    driver: str
+    datapath_id: int | None
     connected: bool
     second_from: str | None
     lacks: str | None
