@@ -16,6 +16,7 @@ from itertools import count
 from math import inf
 
 from patchlight.testbed.errors import BadInput
+from patchlight.testbed.lab.loops import harmful_loops, in_words
 from patchlight.testbed.lab.model import Endpoint, Fibre, Lab, Nic, PacketSwitch, Server
 from patchlight.testbed.lab.optical_links import is_end
 from patchlight.testbed.lab.packet_drivers import PACKET_DRIVERS
@@ -314,22 +315,14 @@ def check_fabric(lab: Lab, *, controller: bool) -> None:
             "OpenFlow switches, but has fabric: bridge",
             hint="set fabric: openvswitch in the lab file, or use --fabric openvswitch",
         )
-    if lab.fabric == "openvswitch" and controller:
-        return
-    # Learning switches flood frames in a loop forever.
-    joined = {switch.name: {switch.name} for switch in lab.packet_switches}
-    if lab.circuit_switches or lab.coloured:
-        links = trace_links(lab, lab.initial_maps).pairs()
-    else:
-        links = tuple((fibre.a, fibre.b) for fibre in lab.fibres)
-    for a, b in links:
-        if not {a.device, b.device} <= joined.keys():
-            continue
-        if b.device in joined[a.device]:
-            raise BadInput(
-                f"lab {lab.name} has a loop of packet switches (closed by {a} – {b}): learning "
-                "switches would flood it forever",
-                hint="use the controller and fabric: openvswitch, or remove a fibre",
-            )
-        together = joined[a.device] | joined[b.device]
-        joined |= dict.fromkeys(together, together)
+    # Without a controller, all switches of the emulation learn.
+    alone = lab.fabric != "openvswitch" or not controller
+    links = trace_links(lab, lab.initial_maps).pairs()
+    for loop in harmful_loops(lab, links, all_flood=alone):
+        raise BadInput(
+            f"lab {lab.name} has a loop of packet switches ({in_words(loop)}): switches that learn "
+            "would flood it forever",
+            hint="use the controller and fabric: openvswitch, or remove a fibre"
+            if alone
+            else "remove a fibre or circuit, or give the switches spanning_tree: true",
+        )

@@ -130,6 +130,7 @@ class PacketSwitch:
     bridge: str = "br0"
     vlan: int | None = None
     spanning_tree: bool = False
+    snmp: rules.Snmp | None = None
 
     @property
     def learns(self) -> bool:
