@@ -265,7 +265,7 @@ class EmulatedLab:
             rehearsal.join()
         state.save()
         services.start(self.plan, supervisor, rehearsal.services() if rehearsal else ())
-        if kind != "vm" and not self.lab.coloured:
+        if not self.lab.coloured:
             network.check_packet_sizes(self.lab, self.hosts)
         state.phase = "up"
         state.save()
