@@ -71,7 +71,9 @@ class Session:
         """The session with a switch of the lab; ``BadInput`` for an invalid address."""
         host, _, port = switch.address.rpartition(":")
         if not host or not port.isdigit():
-            raise BadInput(f"{switch.name}: {switch.address!r} is no address: expected host:port")
+            raise BadInput(
+                f"{switch.name}: {switch.address!r} is not an address: expected host:port"
+            )
         legacy, host = switch.legacy_ssh, host.strip("[]")
         return cls(switch.name, host, int(port), switch.user, password, timeouts, legacy)
 

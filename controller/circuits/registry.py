@@ -103,13 +103,16 @@ def open_driver(switch: OpticalSwitch, password: str = "") -> CircuitDriver | Wa
 
 def password_of(switch: OpticalSwitch) -> str:
     """The switch's password from the environment variable in the lab file, or ``""``."""
-    variable = switch.password_env
+    return secret_of(switch.password_env, f"the password of {switch.name}")
+
+
+def secret_of(variable: str | None, what: str) -> str:
+    """The secret in this environment variable, ``""`` without one; ``BadInput`` if not set."""
     if variable is None:
         return ""
     if variable not in os.environ:
         raise BadInput(
-            f"the password of {switch.name} is expected in the environment variable {variable}, "
-            "which is not set",
+            f"{what} is expected in the environment variable {variable}, which is not set",
             hint=f"export {variable}=… before starting",
         )
     return os.environ[variable]

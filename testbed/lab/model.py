@@ -132,6 +132,7 @@ class PacketSwitch:
     vlan: int | None = None
     spanning_tree: bool = False
     mtu: int | None = None
+    snmp: rules.Snmp | None = None
 
     @property
     def learns(self) -> bool:

@@ -127,6 +127,7 @@ def check_lab(lab: Fields, issues: FileIssues) -> None:
     for switch in packet_switches:
         _check_packet_switch(switch, issues)
         _check_transceivers(switch, issues)
+        _check_snmp(switch, issues)
     for switch in wavelength_switches:
         _check_wavelength_switch(switch, issues)
         _check_emulated(switch, WSS_DRIVERS, issues, "@")
@@ -268,6 +269,15 @@ def _check_packet_switch(switch: Fields, issues: FileIssues) -> None:
             message = f"{len(names)} interfaces of {ports} ports: expected the name of each port"
             issues.at(switch["interfaces"], message)
         _each_once("interface of the switch", names, issues)
+
+
+def _check_snmp(switch: Fields, issues: FileIssues) -> None:
+    snmp: Fields = switch.value_of("telemetry", _NO_FIELDS).value_of("snmp", _NO_FIELDS)
+    if "community_env" in snmp and "user" in snmp:
+        issues.at(snmp["user"], "expected 'community_env' (version 2c) or 'user' (version 3)")
+    for key, needs in (("auth_env", "user"), ("auth", "auth_env"), ("priv_env", "auth_env")):
+        if key in snmp and needs not in snmp:
+            issues.at(snmp[key], f"{key!r} needs {needs!r}: expected both (SNMP version 3)")
 
 
 def _check_cross_connects(switch: Fields, issues: FileIssues) -> None:

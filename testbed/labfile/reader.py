@@ -24,7 +24,9 @@ from patchlight.testbed.labfile.schema import COMMON, LAB
 
 # Keys that accept ranges; free text (a GPU's model) does not.
 RANGED = {"name", "management", "address", "gpu", "interface", "uuid", "datapath_id"}
-RANGED |= {"password_env", "ends"}
+RANGED |= {"password_env", "ends", "community_env", "auth_env", "priv_env"}
+# Mappings whose values may be ranges.
+_NESTED = {"telemetry", "snmp"}
 # Lists whose items may be ranges, and the name of their defaults.
 ITEMS: Mapping[str, str] = {
     "servers": "server",
@@ -149,9 +151,20 @@ class _Spread:
             return self._ends(node)
         if key == "cross_connects" and isinstance(node, yaml.SequenceNode):
             return [_list(node, [one for item in node.value for one in self._circuits(item)])]
+        if key in _NESTED and isinstance(node, yaml.MappingNode):
+            return self._mappings(node)
         if key == "interfaces" and isinstance(node, yaml.SequenceNode):
             return [_list(node, [one for item in node.value for one in self._texts(item)])]
         return self._texts(node) if key in RANGED else [node]
+
+    def _mappings(self, node: yaml.MappingNode) -> list[yaml.Node]:
+        spread = [(key, self._spread(text_of(key), value)) for key, value in node.value]
+        count = max((len(values) for _, values in spread), default=1)
+        for _, values in spread:
+            if len(values) not in (1, count):
+                self._wrong_count(values[0], len(values), count, 1)
+        rows = ([(key, values[n % len(values)]) for key, values in spread] for n in range(count))
+        return [yaml.MappingNode(node.tag, row, node.start_mark, node.end_mark) for row in rows]
 
     def _texts(self, node: yaml.Node) -> list[yaml.Node]:
         text = text_of(node)

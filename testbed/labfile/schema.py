@@ -5,7 +5,7 @@ from dataclasses import replace
 from patchlight.testbed.io.fields import Group, Key, ListOf, choice, required
 from patchlight.testbed.io.forms import Number, YesNo
 from patchlight.testbed.lab import model
-from patchlight.testbed.lab.rules import SshAccess
+from patchlight.testbed.lab.rules import SNMP_HASHES, Snmp, SshAccess
 from patchlight.testbed.labfile import optical_schema as optical
 from patchlight.testbed.labfile import values as v
 from patchlight.testbed.labfile.sections import ACCESS, POLICIES, QUEUE, WORKERS
@@ -101,6 +101,23 @@ SERVER = Group(
     model=model.Server,
     block=True,
 )
+_VARIABLE = replace(v.VARIABLE_NAME, example="TOR1_SNMP")
+SNMP = Group(
+    "SNMP of a packet switch",
+    required("address", v.HOST_PORT, "its address, host:port (UDP)", example="10.0.0.2:161"),
+    Key("community_env", _VARIABLE, "version 2c: the variable with the community", "public"),
+    Key("user", v.USER_NAME, "version 3: its user"),
+    Key("auth_env", _VARIABLE, "version 3: the variable with the user's password", "none"),
+    Key("auth", choice("a hash", *SNMP_HASHES), "version 3: how the password authenticates"),
+    Key("priv_env", _VARIABLE, "version 3: the variable with the password of AES-128", "none"),
+    model=Snmp,
+)
+TELEMETRY = Group(
+    "telemetry",
+    required("snmp", SNMP, "how SNMP reads its counters and LLDP neighbours"),
+    make=lambda snmp: snmp,
+    said=lambda snmp: {"snmp": snmp},
+)
 PACKET_SWITCH = Group(
     "a packet switch",
     required("name", v.DEVICE_NAME, "its name, like 'tor1'", example="tor1"),
@@ -140,6 +157,7 @@ PACKET_SWITCH = Group(
     Key("vlan", v.VLAN, "the VLAN of the lab's ports; needed with sonic"),
     Key("mtu", v.MTU, "the largest packet that its ports carry", "that of the NICs", "9216"),
     Key("spanning_tree", YesNo(), "it runs a spanning tree, so loops of switches are harmless"),
+    Key("telemetry", TELEMETRY, "where else its counters come from", "its driver", of="snmp"),
     model=model.PacketSwitch,
     make=v.packet_switch,
     said=lambda switch: {"address": switch.address or None},
