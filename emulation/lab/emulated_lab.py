@@ -126,9 +126,10 @@ class EmulatedLab:
             name=name or lab.name, scale=float(scale or 1), fabric=chosen.fabric or lab.fabric
         )
         wanted = {f"rdma: {h.nic.rdma}" for h in lab.hosts if h.nic.rdma in ("exclusive", "shared")}
+        wanted |= {"rendezvous" for host in lab.hosts if host.nic.rendezvous}
         if wanted and progress is not None:
             said = ", ".join(sorted(wanted))
-            progress(f"warning: emulated NICs have no RDMA: ignoring {said} of the lab file")
+            progress(f"warning: ignoring {said} of the lab file: emulated NICs have none")
         again: dict[str, Any] = {"scale": scale, "replace": replace, "progress": progress}
         return cls(lab, source=lab.name, options=chosen, **again)
 
@@ -264,6 +265,8 @@ class EmulatedLab:
             rehearsal.join()
         state.save()
         services.start(self.plan, supervisor, rehearsal.services() if rehearsal else ())
+        if not self.lab.coloured:
+            network.check_packet_sizes(self.lab, self.hosts)
         state.phase = "up"
         state.save()
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from patchlight.client.client import ControllerClient
-from patchlight.emulation.fabric import build
+from patchlight.emulation.fabric import build, links
 from patchlight.emulation.fabric import lab_state as states
 from patchlight.emulation.fabric.lab_state import LabState
 from patchlight.emulation.fabric.plan import FabricPlan, fabric_namespace, namespace_name
@@ -75,6 +75,8 @@ class LabServices:
         """Raise, before anything is made, if a program or kernel feature is missing."""
         if any(fibre.delay_s or fibre.packet_loss for fibre in self._lab.fibres):
             rate_limits.check_supported()
+        if self._options.servers != "vm" and any(h.nic.vlan for h in self._lab.hosts):
+            links.check_vlans()
         if self.datapath != "bridge" and self._lab.packet_switches:
             build.check_installed()
         if not self.has_controller:
