@@ -26,9 +26,8 @@ _IF_NAME, _IF_IN, _IF_OUT, _IF_ALIAS = ((*_MIB, 31, 1, 1, 1, n) for n in (1, 6, 
 _UP = 1
 # LLDP-MIB (IEEE 802.1AB): its own ports; the ids, description and name of the senders heard there.
 _LLDP = (1, 0, 8802, 1, 1, 2, 1)
-_LOCAL = tuple((*_LLDP, 3, 7, 1, n) for n in (2, 3))
+_LOCAL_ID = (*_LLDP, 3, 7, 1, 3)
 _REMOTE = tuple((*_LLDP, 4, 1, 1, n) for n in (4, 5, 6, 7, 8, 9))
-_INTERFACE_NAME = 5
 # Q-BRIDGE-MIB and BRIDGE-MIB: the bridge's port of each MAC, and that port's interface.
 _FDBS = ((*_MIB, 17, 7, 1, 2, 2, 1, 2), (*_MIB, 17, 4, 3, 1, 2))
 _BRIDGE_PORT = (*_MIB, 17, 1, 4, 1, 2)
@@ -165,24 +164,23 @@ class Telemetry:
         found = HeardBySwitch(ends=set(by_index.values()))
         found.up = {end for index, end in by_index.items() if states.get((index,)) == _UP}
         remote = await polled.agent.walk(*_REMOTE)
-        kinds, ids = await polled.agent.walk(*_LOCAL)
+        (ids,) = await polled.agent.walk(_LOCAL_ID)
         ends = {
-            number: polled.names.get(_text(said))
+            number: polled.names.get(_text(said)) or polled.names.get(_mac(said))
             for (number, *_), said in ids.items()
-            if kinds.get((number,)) == _INTERFACE_NAME
         }
         for row in remote[0]:
             number = row[1]
-            # Ports of LLDP are numbered as interfaces, if they have no interface's name.
+            # A port of LLDP without an interface's name or MAC has its number.
             end = ends.get(number) or by_index.get(number)
             chassis, chassis_id, port, port_id, about, system = (_of(c, row) for c in remote)
             if end is None or end not in found.up:
                 continue
             source = lldp_probe_source(port_id, about, token)
-            if source:
+            if source is not None:
                 found.probes.add((source, end))
-            fields = {1: chassis + chassis_id, 2: port + port_id, 5: system}
-            if source is None and (neighbour := sender_of(fields)) is not None:
+            fields = {1: chassis + chassis_id, 2: port + port_id, 4: about, 5: system}
+            if (neighbour := sender_of(fields)) is not None:
                 found.neighbours.add((neighbour, end))
         return found
 

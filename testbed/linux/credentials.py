@@ -1,5 +1,5 @@
-"""Reads secrets: those of environment variables, and a program's TLS certificates: ``ca.pem`` of the
-lab's authority, ``cert.pem`` with the program's name in the lab (not an address), and ``key.pem``."""
+"""Reads secrets in environment variables, and a program's TLS certificates: ``ca.pem`` of the lab's
+authority, ``cert.pem`` with the program's name in the lab (not an address), and ``key.pem``."""
 
 import os
 import ssl

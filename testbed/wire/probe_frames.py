@@ -14,7 +14,7 @@ ETHERTYPE = 0x88B5
 ETHERTYPE_LLDP = 0x88CC
 TO_THE_NEAREST = "01:80:c2:00:00:0e"
 
-_MAGIC = b"patchlight-probe\0"
+_MAGIC, _LLDP_MAGIC = b"patchlight-probe\0", b"patchlight-probe "
 _HEADER_BYTES, _LEAST_BYTES = 14, 60
 # Type, length and value; these types identify the sender (IEEE 802.1AB).
 _CHASSIS, _PORT, _TIME_TO_LIVE, _PORT_DESCRIPTION, _SYSTEM_NAME = 1, 2, 3, 4, 5
@@ -60,7 +60,8 @@ def lldp_neighbour(frame: bytes) -> LldpNeighbour | None:
 
 
 def sender_of(fields: Mapping[int, bytes]) -> LldpNeighbour | None:
-    """The sender with these fields of LLDP, by their types; ``None`` without a port."""
+    """The sender with these fields of LLDP, by their types; ``None`` without a port, and for a
+    probe."""
     said: dict[int, str] = {}
     for number, value in fields.items():
         if number in _MAC_OF and len(value) > 1:
@@ -68,7 +69,8 @@ def sender_of(fields: Mapping[int, bytes]) -> LldpNeighbour | None:
             said[number] = value[1:].hex(":") if is_mac else _text(value[1:])
         elif number == _SYSTEM_NAME and value:
             said[number] = _text(value)
-    if _PORT not in said or _CHASSIS not in said:
+    is_probe = fields.get(_PORT_DESCRIPTION, b"").startswith(_LLDP_MAGIC)
+    if is_probe or _PORT not in said or _CHASSIS not in said:
         return None
     return LldpNeighbour(said.get(_SYSTEM_NAME, said[_CHASSIS]), said[_PORT])
 
@@ -81,23 +83,21 @@ def lldp_probe(source: str, token: str, mac: str) -> bytes:
         _CHASSIS: b"\x07" + name,  # assigned locally
         _PORT: b"\x07" + name,
         _TIME_TO_LIVE: (10).to_bytes(2, "big"),
-        _PORT_DESCRIPTION: _MAGIC.rstrip(b"\0") + b" " + token.encode(),
+        _PORT_DESCRIPTION: _LLDP_MAGIC + token.encode(),
     }
     payload = b"".join(
         (number << 9 | len(value)).to_bytes(2, "big") + value for number, value in fields.items()
     )
     addresses = bytes.fromhex(f"{TO_THE_NEAREST}{mac}".replace(":", ""))
-    frame = addresses + ETHERTYPE_LLDP.to_bytes(2, "big") + payload
+    end = bytes(2)
+    frame = addresses + ETHERTYPE_LLDP.to_bytes(2, "big") + payload + end
     return frame.ljust(_LEAST_BYTES, b"\0")
 
 
 def lldp_probe_source(port: bytes, description: bytes, token: str) -> str | None:
-    """The source of such a probe of this search, from its port and description: empty for one of
-    another search, ``None`` if it is another's LLDP."""
-    magic, _, said = description.partition(b" ")
-    if magic != _MAGIC.rstrip(b"\0"):
-        return None
-    return port.decode(errors="replace") if said == token.encode() else ""
+    """The source of such a probe of this search, from its port and description; else ``None``."""
+    is_one = description == _LLDP_MAGIC + token.encode()
+    return port.decode(errors="replace") if is_one else None
 
 
 def _split(frame: bytes) -> tuple[int, bytes]:
