@@ -13,8 +13,9 @@ class PacketDriver:
 
     ``learns``: its switches learn MACs themselves and flood. ``floods``: they flood at least
     broadcasts, so without a spanning tree a loop of them is a storm. ``needs``: its keys in the lab
-    file, beyond those of every switch; ``takes``: further ones that others lack. ``port_names``: the
-    usual name of the interface of port ``{n}`` of an emulated one, which is a machine with an sshd.
+    file, beyond those of every switch; ``takes``: further ones that others lack.
+    ``port_names``: the usual name of the interface of port ``{n}`` of an emulated one, which is a
+    machine with an sshd.
     """
 
     name: str
