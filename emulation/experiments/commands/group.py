@@ -248,19 +248,26 @@ def _print_architectures(result: dict[str, Any]) -> None:
     table = out.Table(
         "network",
         out.number("iteration"),
+        out.number("all-reduce"),
+        "best",
+        out.number("all-to-all"),
         out.number("JCT"),
         out.number("p99", wide=True),
-        out.number("links"),
+        out.number("links", wide=True),
         out.number("fullest", wide=True),
-        out.number("dark"),
+        out.number("dark", wide=True),
         out.number("kW"),
         out.number("k$"),
-        title=f"{result['jobs']} jobs on {result['nodes']} nodes (iteration: times ideal switch)",
+        title=f"{result['jobs']} jobs on {result['nodes']} nodes. Iteration: "
+        "times that on an ideal switch. Collectives: times the NICs' bound.",
     )
     for spec, row in result["networks"].items():
         table.add_row(
             spec,
             f"{row['iteration_to_ideal']:.2f} ×",
+            f"{row['over_bound']['all_reduce']:.2f} ×",
+            row["over_bound"]["by"],
+            f"{row['over_bound']['all_to_all']:.2f} ×",
             f"{row['jct_mean_s']:.0f} s",
             f"{row['jct_p99_s']:.0f} s",
             f"{100 * row['link_use_mean']:.1f} %",
