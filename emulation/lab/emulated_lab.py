@@ -126,7 +126,7 @@ class EmulatedLab:
             name=name or lab.name, scale=float(scale or 1), fabric=chosen.fabric or lab.fabric
         )
         wanted = {f"rdma: {h.nic.rdma}" for h in lab.hosts if h.nic.rdma in ("exclusive", "shared")}
-        if wanted and progress is not None:
+        if wanted and progress is not None and chosen.servers != "vm":
             said = ", ".join(sorted(wanted))
             progress(f"warning: emulated NICs have no RDMA: ignoring {said} of the lab file")
         again: dict[str, Any] = {"scale": scale, "replace": replace, "progress": progress}
@@ -225,7 +225,9 @@ class EmulatedLab:
         state = states.new_state(self.lab.name, self._source, self.lab.scale)
         agents = has_agents(self.lab, self._options)
         openflow = self.lab.controller_openflow
-        self.lab = runtime_lab(self.lab, agents=agents, policies=self._options.policies)
+        chosen = self._options
+        kind, policies = chosen.servers, chosen.policies
+        self.lab = runtime_lab(self.lab, agents=agents, policies=policies, servers=kind)
         if self.lab.controller_openflow != openflow:
             self._say(
                 "note: packet switches reach the controller inside the lab's network at "

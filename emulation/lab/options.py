@@ -105,11 +105,11 @@ def has_controller(lab: Lab, options: LabOptions) -> bool:
     return lab.fabric == "openvswitch" and options.controller
 
 
-def runtime_lab(lab: Lab, *, agents: bool, policies: PolicyChoice) -> Lab:
+def runtime_lab(lab: Lab, *, agents: bool, policies: PolicyChoice, servers: str) -> Lab:
     """``lab`` as its controller and agents read it: agents on Unix sockets, optical switches on
     free loopback ports, and also the controller's API unless the file has an address. Switches
     reach the controller inside their namespace, where its OpenFlow port is free. ``policies``
-    replace the lab's; their files are relative to the working directory."""
+    replace the lab's; their files are relative to the working directory. ``servers``: their kind."""
     directory = run_dir(lab.name)
     # Only a single lab uses the usual port; labs that come up at once must not compete for it.
     alone = not set(recorded_labs()) - {lab.name}
@@ -117,6 +117,8 @@ def runtime_lab(lab: Lab, *, agents: bool, policies: PolicyChoice) -> Lab:
     # NICs are veths with the NIC's name, without VLAN and RDMA.
     veth: dict[str, Any] = {"mode": "veth", "rdma": "none", "routes": ()}
     veth |= dict.fromkeys(("interface", "mtu", "vlan", "relock_s", "rendezvous"))
+    if servers == "vm":  # NICs of their own, with soft RoCE
+        veth = {key: veth[key] for key in veth.keys() - {"mode", "rdma", "relock_s"}}
     driven = [switch.name for switch in driven_switches(lab)]
     api, *ports = free_ports(1 + len(driven), usual)
     at = {name: f"127.0.0.1:{port}" for name, port in zip(driven, ports, strict=True)}
