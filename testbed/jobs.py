@@ -142,13 +142,13 @@ class JobSpec:
 
     A ``synthetic`` job is Patchlight's ring all-reduce: ``iterations`` of ``gradient_bytes`` bytes
     (before the lab's scale); ``compute_s`` is the time in seconds of forward and backward of one
-    iteration on each GPU model; ``transport`` carries its gradients. ``torch`` trains a built-in graph's ``model`` with PyTorch: each
-    worker has mini-batches of ``batch`` samples (``None``: as many as the graph) from the folder
-    ``data`` of its server (``None``: synthetic), and the job's ``checkpoint`` is written each
-    ``checkpoint_every`` iterations. The compute time is measured unless given; an emulated GPU
-    computes at least that long. A ``command`` runs the user's program in each worker, with the
-    environment of PyTorch's launchers; its iterations, gradient and compute time (0 or empty: not
-    known) are used for predictions only.
+    iteration on each GPU model; ``transport`` carries its gradients. ``torch`` trains a built-in
+    graph's ``model`` with PyTorch: each worker has mini-batches of ``batch`` samples (``None``: as
+    many as the graph) from the folder ``data`` of its server (``None``: synthetic), and the job's
+    ``checkpoint`` is written each ``checkpoint_every`` iterations. The compute time is measured
+    unless given; an emulated GPU computes at least that long. A ``command`` runs the user's program
+    in each worker, with the environment of PyTorch's launchers; its iterations, gradient and
+    compute time (0 or empty: not known) are used for predictions only.
 
     ``hosts`` is the ring: rank r runs on ``hosts[r]`` and sends to rank r+1; empty lets the
     placement policy choose ``workers`` of them, of ``gpu_models`` (empty: those of ``compute_s``,

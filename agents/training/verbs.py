@@ -258,8 +258,7 @@ class VerbsRing:
                 pair.control.settimeout(None)
                 pair.make(1)
             self._until(
-                lambda: all(pair.is_up for pair in self._both),
-                time.monotonic() + task.deadline_s,
+                lambda: all(pair.is_up for pair in self._both), time.monotonic() + task.deadline_s
             )
         except v.PyverbsError as exc:
             self._tcp.close()
