@@ -28,7 +28,8 @@ NO_CARRIER = "{} has no carrier"
 
 @dataclass(frozen=True, slots=True)
 class NicPlace:
-    """Where a NIC is (at home if it stays there): ``inside`` is the name of the interface with the worker's ``address``."""
+    """Where a NIC is, at home if it stays there: ``inside`` is the name of the interface with the
+    worker's ``address``."""
 
     namespace: Path
     state: NicState

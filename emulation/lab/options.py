@@ -88,6 +88,12 @@ class LabOptions:
                 "budget for it",
                 hint="omit --real-time or --docker",
             )
+        if self.servers == "vm" and self.real_time:
+            raise BadInput(
+                "virtual machines cannot run in real time: their emulated processors would leave "
+                "no time to other processes",
+                hint="omit --real-time, or use --server-kind ssh",
+            )
 
 
 def has_agents(lab: Lab, options: LabOptions) -> bool:
@@ -110,7 +116,8 @@ def runtime_lab(lab: Lab, *, agents: bool, policies: PolicyChoice, servers: str)
     """``lab`` as its controller and agents read it: agents on Unix sockets, optical switches on
     free loopback ports, and also the controller's API unless the file has an address. Switches
     reach the controller inside their namespace, where its OpenFlow port is free. ``policies``
-    replace the lab's; their files are relative to the working directory. ``servers``: their kind."""
+    replace the lab's; their files are relative to the working directory. ``servers``: their
+    kind."""
     directory = run_dir(lab.name)
     # Only a single lab uses the usual port; labs that come up at once must not compete for it.
     alone = not set(recorded_labs()) - {lab.name}
