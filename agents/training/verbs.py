@@ -345,7 +345,7 @@ class VerbsRing:
     def _until(self, is_reached: Any, end: float | None = None) -> None:
         """Send, receive and repair until that is so; ``RingError`` after ``end``."""
         poller = select.poll()
-        for descriptor in (self._events_fd, *(pair.control for pair in self._both)):
+        for descriptor in (self._events_fd, *(pair.control.fileno() for pair in self._both)):
             poller.register(descriptor, select.POLLIN)
         notified = False
         while not is_reached():

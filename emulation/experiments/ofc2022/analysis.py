@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from patchlight.emulation.experiments.ofc2022.roce import RoceShare
+from patchlight.emulation.fabric.roce import RoceShare
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.jobs import JobStatus, Trainer
 

@@ -17,7 +17,7 @@ from patchlight.client.client import ControllerClient
 from patchlight.controller.hosts.fleet import SAMPLES_KEPT_S
 from patchlight.emulation.experiments.ofc2022 import analysis, results
 from patchlight.emulation.experiments.ofc2022.report import write_report
-from patchlight.emulation.experiments.ofc2022.roce import RoceMeter
+from patchlight.emulation.fabric.roce import RoceMeter
 from patchlight.emulation.lab.emulated_lab import EmulatedLab
 from patchlight.emulation.simulator.results import cpu_ticks, provenance
 from patchlight.testbed.errors import BadInput, PatchlightError
