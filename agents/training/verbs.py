@@ -236,9 +236,8 @@ class VerbsRing:
     """Queue pairs to the next and from the previous worker, and the registered memory."""
 
     def __init__(self, task: TrainingTask) -> None:
-        v, size = _verbs(), len(task.ring)
         self.task, self.iteration = task, task.first_iteration - 1
-        gid = _gid(task)
+        gid, v, size = _gid(task), _verbs(), len(task.ring)
         self._counters = Path(_COUNTERS.format(gid["device"], gid["port"]))
         self._retries_before = self._count_retries()
         self._tcp: Neighbours = join_ring(task)
@@ -271,7 +270,7 @@ class VerbsRing:
         piece = max(4 * elements // size // _PIECES_IN_CHUNK & ~3, _SMALLEST_PIECE)
         piece = min(piece, _LARGEST_PIECE)
         if self.task.window_bytes is not None:  # scaled links have short queues
-            piece = _SMALLEST_PIECE
+            piece = _SMALLEST_PIECE // 2
 
         def pieces(first_step: int) -> list[tuple[int, int, int]]:
             found = []

@@ -17,6 +17,7 @@ from patchlight.client.client import ControllerClient
 from patchlight.emulation.fabric import lab_state as states
 from patchlight.emulation.fabric.roce import RoceMeter
 from patchlight.emulation.lab.emulated_lab import down_lab
+from patchlight.emulation.lab.options import LabOptions
 from patchlight.emulation.lab.services import reboot
 from patchlight.emulation.servers import virtual
 from patchlight.emulation.servers.server import NoRehearsalServers
@@ -214,6 +215,11 @@ def test_what_is_missing_is_said_before_anything_is_made(
     with pytest.raises(NoRehearsalServers, match="no qemu-system-x86_64 here") as error:
         virtual.check_machine(1)
     assert "apt-get install" in (error.value.hint or "")
+
+
+def test_virtual_machines_do_not_run_in_real_time() -> None:
+    with pytest.raises(BadInput, match="virtual machines cannot run in real time"):
+        LabOptions(servers="vm", real_time=True)
 
 
 def test_an_interrupted_start_leaves_nothing(tmp_path: Path) -> None:
