@@ -206,7 +206,7 @@ def test_values_of_a_command_line_are_read_as_in_a_file() -> None:
         (ONE + "deadline: ‸1h\nrequirement: 1", "expected a deadline or a requirement, not both"),
         (ONE + "image: ‸a", "image: only for jobs with trainer torch or command"),
         (ONE + "data: ‸/a", "data: only for jobs with trainer torch"),
-        (ONE + "transport: ‸udp", "'udp' is not a transport: expected tcp or rdma"),
+        (ONE + "transport: ‸udp", "'udp' is not a transport: expected one of tcp, rdma"),
         (
             "name: a\nworkers: 1\ncommand: x\ntransport: ‸rdma",
             "transport: only for synthetic jobs; others choose their own",
