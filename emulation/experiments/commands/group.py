@@ -71,6 +71,19 @@ def experiment() -> None:
     metavar="PERCENT",
     help="Make the second job compute this much longer, so that the jobs do not stay in step.",
 )
+@click.option(
+    "--server-kind",
+    "servers",
+    type=click.Choice(["namespace", "vm"]),
+    default="namespace",
+    help="vm: servers are virtual machines with soft RoCE.",
+)
+@click.option(
+    "--transport",
+    type=click.Choice(["tcp", "rdma"]),
+    default="tcp",
+    help="What carries the gradients; rdma (RoCE v2) needs --server-kind vm.",
+)
 @click.option("--dashboard", is_flag=True, help="Show the lab in a browser during the run.")
 @run_options("--output")
 @out.wide_option
