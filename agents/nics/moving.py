@@ -11,6 +11,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 from patchlight.agents.errors import NicError
 from patchlight.agents.nics import soft_roce
@@ -331,15 +332,23 @@ def make_macvlan(ip: Any, index: int, name: str, namespace: Path) -> None:
         raise NicError(
             f"{parent} is down, so a macvlan on it is down too", hint=f"ip link set {parent} up"
         )
+    # Older kernels (6.1) make it in this namespace first, where its own name may be the NIC's.
+    made = f"pl{uuid4().hex[:10]}"
     with namespace.open("rb") as opened:
         ip.link(
             "add",
-            ifname=name,
+            ifname=made,
             kind="macvlan",
             link=index,
             macvlan_mode="bridge",
             net_ns_fd=opened.fileno(),
         )
+
+    def rename() -> None:
+        with rtnetlink(name, "naming") as inside:
+            inside.link("set", index=index_of(inside, made), ifname=name)
+
+    namespaces.inside(namespace, rename)
 
 
 def read_function(ip: Any, function: FunctionState) -> FunctionState:
