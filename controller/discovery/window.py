@@ -328,7 +328,8 @@ class SwitchListening:
         for switch in self._lab.packet_switches:
             names = _ports_of(switch)
             if switch not in connected:
-                found.silent |= dict.fromkeys(names, f"{switch.name} is not connected")
+                why = "is not connected" if switch.datapath_id else "has no OpenFlow"
+                found.silent |= dict.fromkeys(names, f"{switch.name} {why}")
                 continue
             try:
                 ports = await self._speaker.request("ports", datapath_id=switch.datapath_id)
@@ -343,7 +344,7 @@ class SwitchListening:
 
     def _connected(self) -> Iterator[PacketSwitch]:
         connected = self._switches.connected()
-        return (switch for switch in self._lab.packet_switches if connected[switch.name])
+        return (s for s in self._lab.packet_switches if s.datapath_id and connected[s.name])
 
 
 def end_of(lab: Lab, neighbour: probe_frames.LldpNeighbour) -> str:
