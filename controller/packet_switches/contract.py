@@ -84,7 +84,8 @@ class PacketSwitchDriver(Protocol):
 
     Every method may raise ``DeviceUnreachable``, ``LoginRefused`` or ``DeviceRefused``, and those
     that change something ``OutcomeUnknown``: then it is read and set again later. A driver may have
-    ``period_s``: how often it may be read, if not each second.
+    ``period_s``: how often it may be read, if not each second; and ``learns``, if its switch gets
+    nothing.
     """
 
     @property

@@ -127,6 +127,10 @@ class FlowSync:
                 await stack.enter_async_context(self._locks[datapath_id])
             return await self._set(tables, deadline_s)
 
+    async def read(self, datapath_id: int) -> FlowTable:
+        """The table that a switch has."""
+        return await self._read(datapath_id, flowtable.DEFAULT_DEADLINE_S)
+
     # -- setting ------------------------------------------------------------------------------
 
     async def _set(self, tables: Mapping[int, FlowTable], deadline_s: float) -> dict[int, Applied]:

@@ -299,6 +299,11 @@ def entry_to(mac: str, port: int) -> FlowEntry:
     return _entry(*_to_mac(mac.lower()), port)
 
 
+def entries_of(mac: str, address: IPv4Address, port: int) -> tuple[FlowEntry, FlowEntry]:
+    """The two entries of a NIC on its switch."""
+    return entry_to(mac, port), _entry(*_asking_for(str(address)), port)
+
+
 def leads_to(match: Match, mac: str, address: IPv4Address) -> bool:
     """Whether a frame for this NIC, or an ARP request for its address, matches."""
 
