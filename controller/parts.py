@@ -6,6 +6,7 @@ import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ from patchlight.controller.packet_switches.openflow.client import Speaker, Unkno
 from patchlight.controller.packet_switches.openflow.flowtable import SpeakerOptions, SwitchTls
 from patchlight.controller.packet_switches.registry import open_packet_driver
 from patchlight.controller.packet_switches.switches import PacketSwitches
+from patchlight.controller.packet_switches.telemetry import Telemetry
 from patchlight.controller.paths.bounds import BoundsService
 from patchlight.controller.paths.service import PathService
 from patchlight.controller.storage import series_store
@@ -120,7 +122,11 @@ class Controller:
             if switch.driver != DEFAULT_DRIVER
         ]
         self.switches = PacketSwitches(lab, self.speaker, self.fleet.macs.of, packet_drivers)
+        self.telemetry = Telemetry(
+            lab, partial(self.switches.count, "snmp"), settings.openflow_netns
+        )
         self.fleet.on_macs = self.switches.learn
+        self.fleet.on_counters = self.switches.count_nics
         self.unknown_switches = UnknownSwitches()
         outputs = ledger.JobOutputs(settings.state_dir / "outputs")
         self.jobs = JobTable(ledger.JobLedger(self.store), outputs)
@@ -157,7 +163,7 @@ class Controller:
             MaintenanceWindow(
                 self.circuits, self.transactions, self.switches, self.scheduler, self.jobs
             ),
-            SwitchListening(lab, self.fleet, self.switches, self.speaker),
+            SwitchListening(lab, self.fleet, self.switches, self.speaker, self.telemetry),
         )
 
     def status(self) -> dict[str, Any]:
@@ -189,6 +195,7 @@ class Controller:
                     "second_from": second_from.get(s.name),
                     "lacks": lacking.get(s.name),
                     "foreign": foreign.get(s.name, []),
+                    "snmp_problem": self.telemetry.problems.get(s.name),
                 }
                 for s in self.lab.packet_switches
             ],

@@ -25,6 +25,7 @@ from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.lab import ocs_drivers
 from patchlight.testbed.lab.model import CircuitSwitch, OpticalSwitch, PacketSwitch
 from patchlight.testbed.lab.wavelengths import WavelengthSwitch
+from patchlight.testbed.linux.credentials import secret_of
 from patchlight.testbed.linux.files import user_folder
 
 DriverFactory = Callable[[CircuitSwitch, str], CircuitDriver]
@@ -108,18 +109,6 @@ def open_driver(switch: OpticalSwitch, password: str = "") -> CircuitDriver | Wa
 def password_of(switch: OpticalSwitch | PacketSwitch) -> str:
     """The switch's password from the environment variable in the lab file, or ``""``."""
     return secret_of(switch.password_env, f"the password of {switch.name}")
-
-
-def secret_of(variable: str | None, what: str) -> str:
-    """The secret in this environment variable, ``""`` without one; ``BadInput`` if not set."""
-    if variable is None:
-        return ""
-    if variable not in os.environ:
-        raise BadInput(
-            f"{what} is expected in the environment variable {variable}, which is not set",
-            hint=f"export {variable}=… before starting",
-        )
-    return os.environ[variable]
 
 
 ROOT_FOLDER = Path("/run/patchlight-locks")

@@ -242,6 +242,8 @@ def _devices(answer: Status) -> out.Table:
             if switch["connected"]
             else out.Coloured("away", "bad")
         )
+        if switch["snmp_problem"]:
+            state = out.Coloured(f"{state.text}; {switch['snmp_problem']}", "caution")
         if switch["connected"] is None:
             state = out.Coloured("forwards by itself", "good")
         if switch["trouble"]:
