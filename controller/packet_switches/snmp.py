@@ -7,10 +7,10 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from patchlight.controller.circuits.registry import secret_of
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.lab.rules import Snmp
 from patchlight.testbed.linux import namespaces
+from patchlight.testbed.linux.credentials import secret_of
 from patchlight.testbed.linux.sockets import split_address
 
 Oid = tuple[int, ...]

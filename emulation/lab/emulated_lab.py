@@ -22,6 +22,7 @@ from patchlight.emulation.fabric import build
 from patchlight.emulation.fabric import lab_state as states
 from patchlight.emulation.fabric.plan import FabricPlan, check_fabric, plan_fabric, with_swapped
 from patchlight.emulation.fabric.processes import Supervisor
+from patchlight.emulation.fabric.telemetry import snmp_switches
 from patchlight.emulation.lab import network, teardown
 from patchlight.emulation.lab.capacity import suited
 from patchlight.emulation.lab.hosts import EmulatedHost, write_hosts_file
@@ -225,13 +226,15 @@ class EmulatedLab:
             self._plan = None
         state = states.new_state(self.lab.name, self._source, self.lab.scale)
         agents = has_agents(self.lab, self._options)
-        openflow = self.lab.controller_openflow
+        openflow, by_snmp = self.lab.controller_openflow, snmp_switches(self.lab)
         self.lab = runtime_lab(self.lab, agents=agents, policies=self._options.policies)
         if self.lab.controller_openflow != openflow:
             self._say(
                 "note: packet switches reach the controller inside the lab's network at "
                 f"{self.lab.controller_openflow}, not at {openflow}"
             )
+        if by_snmp.keys() != snmp_switches(self.lab).keys():
+            self._say("note: packet switches have no SNMP without: apt-get install snmpd lldpd")
         services = LabServices(self.lab, state, self._options, self._say)
         services.check_requirements()
         rehearsal: Rehearsal | None = None

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from patchlight.emulation.fabric.lab_state import recorded_labs, run_dir
+from patchlight.emulation.fabric.telemetry import emulated_telemetry
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab.model import Lab, OpticalSwitch
 from patchlight.testbed.lab.rules import NOTHING_SAID, PolicyChoice
@@ -128,6 +129,7 @@ def runtime_lab(lab: Lab, *, agents: bool, policies: PolicyChoice) -> Lab:
             )
             for server in lab.servers
         ),
+        packet_switches=emulated_telemetry(lab),
         circuit_switches=tuple(replace(c, address=at[c.name]) for c in lab.circuit_switches),
         wavelength_switches=tuple(
             replace(w, address=at.get(w.name, w.address)) for w in lab.wavelength_switches

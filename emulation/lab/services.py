@@ -17,6 +17,7 @@ from patchlight.emulation.fabric import lab_state as states
 from patchlight.emulation.fabric.lab_state import LabState
 from patchlight.emulation.fabric.plan import FabricPlan, fabric_namespace, namespace_name
 from patchlight.emulation.fabric.processes import LabService, Supervisor, nursery
+from patchlight.emulation.fabric.telemetry import telemetry_services
 from patchlight.emulation.lab.hosts import HostNic, HostUnreachable
 from patchlight.emulation.lab.options import LabOptions, driven_switches, has_agents, has_controller
 from patchlight.emulation.servers.rehearsal import server_service
@@ -109,6 +110,8 @@ class LabServices:
             supervisor.end(optical)
             supervisor.start(light)
         supervisor.launch([*optical, *self._gpus(), *self._agents(), *servers])
+        for services in telemetry_services(self._lab, self._run_dir) if self.has_controller else ():
+            supervisor.start(services)
         if not plan.bridges or self.datapath == "bridge":
             if self.has_controller:
                 self._launch_controller(supervisor)

@@ -242,6 +242,8 @@ def _devices(answer: Status) -> out.Table:
             if switch["connected"]
             else out.Coloured("away", "bad")
         )
+        if switch["snmp_problem"]:
+            state = out.Coloured(f"{state.text}; {switch['snmp_problem']}", "caution")
         if switch["lacks"]:
             state = out.Coloured(f"connected; {switch['lacks']}", "bad")
         if switch["second_from"]:

@@ -229,9 +229,7 @@ INTERFACE_ADDRESS = Text(
 INTERFACE = matching(
     r"[^\s/:]{1,15}", "an interface", "a kernel's name of at most 15 characters", "enp3s0f0"
 )
-SWITCH_INTERFACE = matching(
-    "[A-Za-z0-9][A-Za-z0-9._/:-]{0,63}", "an interface", "a port's name on the switch", "swp1"
-)
+SWITCH_INTERFACE = matching("[!-~]{1,64}", "an interface", "a port's name on the switch", "swp1")
 MANAGEMENT = Text("the agent's address", _management, example="10.0.0.11:8471")
 SSH_HOST = matching(_HOST, "a host", "a name or an IP address", "10.0.0.11")
 JUMP = Text("a jump host", _jump, {"pattern": f"^{_JUMP}$"}, example="me@gateway.example.org:22")
