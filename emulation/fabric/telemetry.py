@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from patchlight.emulation.fabric.plan import fabric_namespace, fitted, switch_port_name
+from patchlight.emulation.fabric.plan import fabric_namespace, fitted, is_machine, switch_port_name
 from patchlight.emulation.fabric.processes import LabService
 from patchlight.testbed.lab.model import Lab, PacketSwitch
 from patchlight.testbed.lab.rules import Snmp
@@ -20,13 +20,18 @@ _FIRST_PORT = 1161
 
 
 def emulated_telemetry(lab: Lab) -> tuple[PacketSwitch, ...]:
-    """The packet switches with the addresses of their emulated agents; without telemetry, if
-    Debian's programs are not installed."""
+    """The packet switches with the addresses of their emulated agents; without telemetry if they
+    are machines of their own, or if Debian's programs are not installed."""
     there = all(shutil.which(program, path=_SBIN) for program in PROGRAMS)
     return tuple(
         switch
         if switch.snmp is None
-        else replace(switch, snmp=Snmp(f"127.0.0.1:{_FIRST_PORT + number}") if there else None)
+        else replace(
+            switch,
+            snmp=Snmp(f"127.0.0.1:{_FIRST_PORT + number}")
+            if there and not is_machine(switch)
+            else None,
+        )
         for number, switch in enumerate(lab.packet_switches)
     )
 
