@@ -125,8 +125,14 @@ class Tenancy:
         return status.rdma_problem(self.rdma, place.address)
 
     async def until_lit(self) -> None:
-        """Wait until its NIC is usable, or raise ``NicDark``. If the lab file sets no time, only
-        RDMA devices are awaited: TCP retries by itself."""
+        """Wait until its NIC is usable and announce it, or raise ``NicDark``. If the lab file sets
+        no time, only RDMA devices are awaited: TCP retries by itself."""
+        await self._until_usable()
+        if (place := self.place) is not None:
+            with contextlib.suppress(OSError):
+                await asyncio.to_thread(announcing.announce_once, place)
+
+    async def _until_usable(self) -> None:
         relock_s = self._nic.relock_s if self._nic else None
         if relock_s is None and self.lease.nic_state.rdma is None:
             return
@@ -212,16 +218,15 @@ class Tenancy:
         )
 
         def give() -> None:
-            network, space = WorkerNetwork.of(site.lab, nic, spec), namespaces.namespace_path(name)
-            moving.give_nic(before, space, network)
-            inside = name_inside(access.interface, access.mode, nic.vlan)
-            # Its circuit may have moved since a switch last saw a frame from it.
-            namespaces.inside(space, lambda: announcing.send_announcement(inside, nic.address))
+            network = WorkerNetwork.of(site.lab, nic, spec)
+            moving.give_nic(before, namespaces.namespace_path(name), network)
 
         try:
             await asyncio.to_thread(namespaces.inside, site.home, give)
             self.record(handle=running.handle)
             assert self.place is not None
+            # Its circuit may have moved since a switch last saw a frame from it.
+            await asyncio.to_thread(announcing.announce_once, self.place)
             programs.publish(self.folder, self.place, None)
             await asyncio.to_thread(lambda: self.nic_problem)  # publishes its RDMA device
         except BaseException:
