@@ -40,22 +40,23 @@ _NETLINK_GENERIC, _GENL_CONTROL, _GET_FAMILY, _FAMILY_NAME = 16, 16, 3, 2
 def build_links(
     plan: FabricPlan, made: Callable[[str, int], None], *, offload: bool, bridges: bool
 ) -> None:
-    """Make a plan's namespaces (``made`` is called with name and inode of each), links, and with
-    ``bridges`` its packet switches as Linux bridges; else the caller makes those and limits their
-    ports. ``offload`` leaves checksum offload on. After an error the caller cleans up."""
+    """Make a plan's namespaces (``made`` is called with name and inode of each), links, and its
+    packet switches that are machines; with ``bridges`` also the others, as Linux bridges; else the
+    caller makes those and limits their ports. ``offload`` leaves checksum offload on. After an
+    error the caller cleans up."""
     namespaces.prepare_directory()
     with ExitStack() as opened:
         work = _Work(plan, opened, offload=offload)
         with namespaces.kept_namespace():
             for name in plan.namespaces:
                 made(name, work.make(name))
-        if bridges:
-            fabric = work.later[plan.fabric]
-            fabric[:0] = [links.add_bridge(b.name, b.index) for b in plan.bridges]
-            index_of = {bridge.name: bridge.index for bridge in plan.bridges}
-            for end in plan.ends:
-                if end.bridge is not None:
-                    fabric.append(links.set_master(end.index, index_of[end.bridge], end.name))
+        made_here = [bridge for bridge in plan.bridges if bridges or bridge.machine]
+        index_of = {(bridge.namespace, bridge.name): bridge.index for bridge in made_here}
+        for bridge in made_here:
+            work.later[bridge.namespace].insert(0, links.add_bridge(bridge.name, bridge.index))
+        for end in plan.ends:
+            if master := index_of.get((end.namespace, end.bridge or "")):
+                work.later[end.namespace].append(links.set_master(end.index, master, end.name))
         for name, requests in work.later.items():
             with Netlink(namespaces.namespace_path(name)) as netlink:
                 netlink.run(requests)
@@ -77,24 +78,27 @@ def build_links(
 
 def limit_switch_ports(plan: FabricPlan) -> None:
     """Limit what packet-switch ports send, and read it back."""
-    with Netlink(namespaces.namespace_path(plan.fabric)) as netlink:
-        netlink.run([rate_limits.limit_request(*limit) for limit in _port_limits(plan)])
-        ports = (end for end in plan.ends if end.bridge is not None)
-        netlink.run([request for end in ports for request in _impair(end)])
+    for namespace in {bridge.namespace for bridge in plan.bridges}:
+        with Netlink(namespaces.namespace_path(namespace)) as netlink:
+            limits = _port_limits(plan, namespace)
+            netlink.run([rate_limits.limit_request(*limit) for limit in limits])
+            ports = (e for e in plan.ends if e.bridge is not None and e.namespace == namespace)
+            netlink.run([request for end in ports for request in _impair(end)])
     verify_switch_ports(plan)
 
 
 def verify_switch_ports(plan: FabricPlan) -> None:
     """Raise ``NotShaped`` if a packet-switch port has lost its limit."""
-    with Netlink(namespaces.namespace_path(plan.fabric)) as netlink:
-        rate_limits.verify_limits(netlink, _port_limits(plan))
+    for namespace in {bridge.namespace for bridge in plan.bridges}:
+        with Netlink(namespaces.namespace_path(namespace)) as netlink:
+            rate_limits.verify_limits(netlink, _port_limits(plan, namespace))
 
 
-def _port_limits(plan: FabricPlan) -> list[tuple[int, str, float]]:
+def _port_limits(plan: FabricPlan, namespace: str) -> list[tuple[int, str, float]]:
     return [
         (end.index, end.name, end.rate_bps)
         for end in plan.ends
-        if end.bridge is not None and end.rate_bps is not None
+        if end.bridge is not None and end.rate_bps is not None and end.namespace == namespace
     ]
 
 
@@ -258,9 +262,11 @@ class OpenVSwitch:
     def add_bridges(self, plan: FabricPlan, datapath: str, *, learning: bool) -> None:
         """Make every packet switch with its ports. ``learning`` ones need no controller."""
         commands: list[list[str]] = []
-        for bridge in plan.bridges:
-            name = bridge.name
-            commands.append(new_bridge(name, bridge.datapath_id, datapath, learning=learning))
+        for bridge in plan.in_fabric:
+            name, learns = bridge.name, learning or bridge.learns
+            commands.append(new_bridge(name, bridge.datapath_id, datapath, learning=learns))
+            if bridge.spanning_tree:
+                commands.append(["--", "set", "Bridge", name, "rstp_enable=true"])
             for number, interface in bridge.ports:
                 command = ["--", "add-port", name, interface]
                 command += ["--", "set", "Interface", interface, f"ofport_request={number}"]
@@ -276,17 +282,18 @@ class OpenVSwitch:
         it when the controller listens: otherwise Open vSwitch retries in 1, 2, 4 and 8 s."""
         command = [] if tls is None else ["--", *set_tls(tls)]
         target = f"{'tcp' if tls is None else 'ssl'}:{address}"
-        for bridge in plan.bridges:
+        for bridge in (each for each in plan.in_fabric if not each.learns):
             command += ["--", "set-controller", bridge.name, target]
             command += ["--", "set", "Controller", bridge.name]
             command += ["connection_mode=out-of-band", "max_backoff=1000"]
-        self.vsctl(command[1:])
+        if command:
+            self.vsctl(command[1:])
 
     def check_ports(self, plan: FabricPlan) -> None:
         """``OpenVSwitchFailed`` unless each port has its number."""
         table = self.vsctl(["--format=json", "--columns=name,ofport,error", "list", "Interface"])
         have = {row[0]: row[1:] for row in json.loads(table)["data"]}
-        for bridge in plan.bridges:
+        for bridge in plan.in_fabric:
             for number, interface in bridge.ports:
                 got, error = have.get(interface, (None, "it is not in the database"))
                 if got != number:

@@ -142,6 +142,13 @@ class PacketSwitch:
         """Whether it floods broadcasts: a loop of such switches needs a spanning tree."""
         return self.driver in PACKET_DRIVERS and PACKET_DRIVERS[self.driver].floods
 
+    @property
+    def interface_names(self) -> tuple[str, ...]:
+        """Its names of ports 1, 2, …, usual ones if the lab file has none."""
+        usual = PACKET_DRIVERS[self.driver].port_names if self.driver in PACKET_DRIVERS else ""
+        usual_names = (usual.format(n=n) for n in range(1, self.ports + 1) if usual)
+        return self.interfaces or tuple(usual_names)
+
 
 @dataclass(frozen=True, slots=True)
 class CircuitSwitch:

@@ -13,7 +13,8 @@ class PacketDriver:
 
     ``learns``: its switches learn MACs themselves and flood. ``floods``: they flood at least
     broadcasts, so without a spanning tree a loop of them is a storm. ``needs``: its keys in the lab
-    file, beyond those of every switch; ``takes``: further ones that others lack.
+    file, beyond those of every switch; ``takes``: further ones that others lack. ``port_names``: the
+    usual name of the interface of port ``{n}`` of an emulated one, which is a machine with an sshd.
     """
 
     name: str
@@ -22,6 +23,7 @@ class PacketDriver:
     floods: bool = False
     needs: tuple[str, ...] = ()
     takes: tuple[str, ...] = ()
+    port_names: str = ""
 
 
 PACKET_DRIVERS = {
@@ -32,6 +34,8 @@ PACKET_DRIVERS = {
             "linux-bridge", "linux_bridge:LinuxBridge", needs=("address",), takes=("vlan",)
         ),
         PacketDriver("sonic", "sonic:Sonic", floods=True, needs=("address", "vlan")),
-        PacketDriver("learning", learns=True, floods=True, takes=("address", "vlan")),
+        PacketDriver(
+            "learning", "learning:Learning", learns=True, floods=True, takes=("address", "vlan")
+        ),
     )
 }
