@@ -174,13 +174,14 @@ class Telemetry:
             # A port of LLDP without an interface's name or MAC has its number.
             end = ends.get(number) or by_index.get(number)
             chassis, chassis_id, port, port_id, about, system = (_of(c, row) for c in remote)
-            if end is None or end not in found.up:
+            if end is None:
                 continue
             source = lldp_probe_source(port_id, about, token)
             if source is not None:
                 found.probes.add((source, end))
             fields = {1: chassis + chassis_id, 2: port + port_id, 4: about, 5: system}
-            if (neighbour := sender_of(fields)) is not None:
+            # Older neighbours stay for a while at ports that are down.
+            if end in found.up and (neighbour := sender_of(fields)) is not None:
                 found.neighbours.add((neighbour, end))
         return found
 
@@ -227,6 +228,11 @@ def interfaces_of(
     Port 3 is the third of the lab file's ``interfaces``; else the one described as ``tor1.3``; else
     the one that a 3 ends the name of, if the names of all ports begin alike.
     """
+    if not names:
+        raise SnmpFailed(
+            f"{switch.name} shows no ifXTable by SNMP, with names and 64-bit counters: let its "
+            "view include IF-MIB"
+        )
     if switch.interfaces:
         wanted = {port: switch.interfaces[port - 1] for port in used}
         known = {**names, **{n: str(n) for n in names if str(n) in wanted.values()}}
