@@ -30,6 +30,7 @@ from patchlight.controller.jobs.running_job import RunningJob
 from patchlight.controller.jobs.scheduler import Scheduler
 from patchlight.controller.packet_switches.openflow.client import Speaker, UnknownSwitches
 from patchlight.controller.packet_switches.openflow.flowtable import SpeakerOptions, SwitchTls
+from patchlight.controller.packet_switches.registry import open_packet_driver
 from patchlight.controller.packet_switches.switches import PacketSwitches
 from patchlight.controller.packet_switches.telemetry import Telemetry
 from patchlight.controller.paths.bounds import BoundsService
@@ -39,6 +40,7 @@ from patchlight.controller.storage.database import JournalError
 from patchlight.controller.storage.store import open_store
 from patchlight.testbed.errors import BadInput, in_words
 from patchlight.testbed.lab.model import Host, Lab
+from patchlight.testbed.lab.packet_drivers import DEFAULT_DRIVER
 from patchlight.testbed.lab.portmap import AnyMap
 from patchlight.testbed.lab.rules import NOTHING_SAID, PolicyChoice
 from patchlight.testbed.wire.lab_api import LabIdentity
@@ -114,7 +116,12 @@ class Controller:
                 tls=switch_tls,
             )
         )
-        self.switches = PacketSwitches(lab, self.speaker, self.fleet.macs.of)
+        packet_drivers = [
+            open_packet_driver(switch, password_of(switch))
+            for switch in lab.packet_switches
+            if switch.driver != DEFAULT_DRIVER
+        ]
+        self.switches = PacketSwitches(lab, self.speaker, self.fleet.macs.of, packet_drivers)
         self.telemetry = Telemetry(
             lab, partial(self.switches.count, "snmp"), settings.openflow_netns
         )
@@ -163,7 +170,8 @@ class Controller:
         """The response to ``GET /v1/status``."""
         last = self.scheduler.policies.last_faults
         connected, second_from = self.switches.connected(), self.switches.second_from(time.time())
-        lacking = self.switches.lacking()
+        lacking, foreign = self.switches.lacking(), self.switches.foreign()
+        troubles = self.switches.troubles()
         return {
             "lab": self.lab.name,
             "version": VERSION,
@@ -182,9 +190,11 @@ class Controller:
                     "name": s.name,
                     "driver": s.driver,
                     "datapath_id": s.datapath_id,
-                    "connected": connected[s.name],
+                    "connected": connected.get(s.name),
+                    "trouble": troubles.get(s.name),
                     "second_from": second_from.get(s.name),
                     "lacks": lacking.get(s.name),
+                    "foreign": foreign.get(s.name, []),
                     "snmp_problem": self.telemetry.problems.get(s.name),
                 }
                 for s in self.lab.packet_switches

@@ -21,8 +21,8 @@ _ETHERTYPE, _ETHERTYPE_ARP = 0x88B6, 0x0806
 _BROADCAST = b"\xff" * 6
 # Ethernet and IPv4 addresses, their lengths, and a request.
 _ARP_REQUEST = bytes.fromhex("0001080006040001")
-# For tests of network devices (RFC 2544): no host answers.
-_UNUSED = bytes((198, 18))
+# Reserved addresses (RFC 1112): no host answers.
+_UNUSED = bytes((240,))
 _MAGIC = b"patchlight-greeting\0"
 _HEADER_BYTES, _LEAST_BYTES, _LARGEST_FRAME = 14, 60, 1 << 16
 # Other workers begin a little later, and a port of a switch may need a moment.
@@ -72,7 +72,7 @@ def _announce(line: socket.socket, address: IPv4Address) -> None:
     head = _BROADCAST + mac + _ETHERTYPE_ARP.to_bytes(2, "big") + _ARP_REQUEST
     # Open vSwitch learns once a second from frames whose path it has in its cache, as after two
     # moves in 10 s. Therefore it also gets a request that it has never seen.
-    for asked in (address.packed, _UNUSED + secrets.token_bytes(2)):
+    for asked in (address.packed, _UNUSED + secrets.token_bytes(3)):
         frame = head + mac + address.packed + bytes(6) + asked
         with suppress(OSError):  # the NIC is down, or its queue is full
             line.sendto(frame.ljust(_LEAST_BYTES, b"\0"), (interface, _ETHERTYPE_ARP))

@@ -20,7 +20,7 @@ from itertools import chain
 from pathlib import Path
 
 from patchlight.emulation.fabric import links
-from patchlight.emulation.fabric.plan import FabricPlan, PlannedEnd
+from patchlight.emulation.fabric.plan import FabricPlan, PlannedBridge, PlannedEnd
 from patchlight.emulation.fabric.processes import LabService
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.linux import devices, namespaces, rate_limits
@@ -72,19 +72,17 @@ def build_links(
                 namespaces.enter(namespaces.namespace_path(namespace))
                 for name in names:
                     devices.settle_link(name)
-    if bridges:
-        limit_switch_ports(plan)
+    limit_switch_ports(plan, made_here)
 
 
-def limit_switch_ports(plan: FabricPlan) -> None:
-    """Limit what packet-switch ports send, and read it back."""
-    for namespace in {bridge.namespace for bridge in plan.bridges}:
+def limit_switch_ports(plan: FabricPlan, bridges: Sequence[PlannedBridge]) -> None:
+    """Limit what the ports of these packet switches send, and read it back."""
+    for namespace in {bridge.namespace for bridge in bridges}:
         with Netlink(namespaces.namespace_path(namespace)) as netlink:
-            limits = _port_limits(plan, namespace)
-            netlink.run([rate_limits.limit_request(*limit) for limit in limits])
-            ports = (e for e in plan.ends if e.bridge is not None and e.namespace == namespace)
+            ports = [e for e in plan.ends if e.bridge is not None and e.namespace == namespace]
+            netlink.run([_limit(end, end.rate_bps) for end in ports if end.rate_bps is not None])
             netlink.run([request for end in ports for request in _impair(end)])
-    verify_switch_ports(plan)
+            rate_limits.verify_limits(netlink, _port_limits(plan, namespace))
 
 
 def verify_switch_ports(plan: FabricPlan) -> None:
@@ -164,8 +162,8 @@ class _Work:
                 namespaces.opened(namespaces.namespace_path(far.namespace))
             )
         return links.add_veth(
-            links.LinkEnd(near.name, near.index, near.mac, up=near.up),
-            links.LinkEnd(far.name, far.index, far.mac, namespace),
+            links.LinkEnd(near.name, near.index, near.mac, up=near.up, mtu=near.mtu),
+            links.LinkEnd(far.name, far.index, far.mac, namespace, mtu=far.mtu),
         )
 
     def _settings(self, end: PlannedEnd) -> list[Request]:
@@ -179,11 +177,14 @@ class _Work:
             requests += nic_requests(end, end.index, several_nics=several_nics)
         if end.bridge is None:
             if end.rate_bps is not None:
-                limit = (end.index, end.name, end.rate_bps)
-                requests.append(rate_limits.limit_request(*limit))
-                self.limited[end.namespace].append(limit)
+                requests.append(_limit(end, end.rate_bps))
+                self.limited[end.namespace].append((end.index, end.name, end.rate_bps))
             requests += _impair(end)
         return requests
+
+
+def _limit(end: PlannedEnd, rate_bps: float) -> Request:
+    return rate_limits.limit_request(end.index, end.name, rate_bps, end.mtu)
 
 
 def _impair(end: PlannedEnd) -> list[Request]:
@@ -193,13 +194,13 @@ def _impair(end: PlannedEnd) -> list[Request]:
 
 
 def nic_requests(end: PlannedEnd, index: int, *, several_nics: bool) -> list[Request]:
-    """Address of a NIC that is up, and its own route if NICs share a namespace."""
+    """Address and routes of a NIC that is up, in a table of its own if NICs share a namespace."""
     assert end.address is not None
-    requests = [links.add_address(index, end.address, end.name)]
+    requests, table = [links.add_address(index, end.address, end.name)], links.MAIN_TABLE
     if several_nics:
         table = _FIRST_TABLE + end.index
         requests.append(links.add_subnet_route(index, end.address, table, end.name))
-    return requests
+    return requests + [links.add_route(index, each, table, end.name) for each in end.routes]
 
 
 class OpenVSwitchFailed(PatchlightError):

@@ -17,9 +17,19 @@ from math import inf
 
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab.loops import harmful_loops, in_words
-from patchlight.testbed.lab.model import Endpoint, Fibre, Lab, Nic, PacketSwitch, Server
+from patchlight.testbed.lab.model import (
+    Device,
+    Endpoint,
+    Fibre,
+    Lab,
+    Nic,
+    PacketSwitch,
+    Route,
+    Server,
+)
 from patchlight.testbed.lab.optical_links import is_end
 from patchlight.testbed.lab.packet_drivers import PACKET_DRIVERS
+from patchlight.testbed.lab.packet_sizes import USUAL_MTU, largest_mtu
 from patchlight.testbed.lab.wiring import trace_links
 from patchlight.testbed.linux.rate_limits import NOT_IMPAIRED, Impairment
 
@@ -72,7 +82,7 @@ def fitted(name: str, ending: str) -> str:
 class PlannedEnd:
     """One end of a fibre: an interface in a namespace, perhaps a port of a ``bridge``. ``rate_bps``
     (``None``: no limit) and ``impairment`` apply to what it sends; the rate includes the lab's
-    scale."""
+    scale. ``routes`` are further ones of a NIC."""
 
     namespace: str
     name: str
@@ -83,6 +93,8 @@ class PlannedEnd:
     bridge: str | None = None
     up: bool = True
     impairment: Impairment = NOT_IMPAIRED
+    mtu: int = USUAL_MTU
+    routes: tuple[Route, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,9 +128,10 @@ class FabricPlan:
 
     @property
     def namespaces(self) -> tuple[str, ...]:
-        """Every namespace, the fabric's first."""
+        """Every namespace, the fabric's first, servers' last: a link is made with its second end,
+        and a NIC is set up there."""
         machines = (bridge.namespace for bridge in self.bridges if bridge.machine)
-        return (self.fabric, *self.optical, *self.servers, *machines)
+        return (self.fabric, *self.optical, *machines, *self.servers)
 
     @property
     def in_fabric(self) -> tuple[PlannedBridge, ...]:
@@ -150,7 +163,7 @@ def plan_fabric(lab: Lab) -> FabricPlan:
         if host.endpoint not in plugged:
             # The NIC exists, but its other end stays down: it has no carrier.
             index = next(indexes[fabric])
-            dark = PlannedEnd(fabric, f"dark{index}", index, up=False)
+            dark = PlannedEnd(fabric, f"dark{index}", index, up=False, mtu=largest_mtu(lab))
             cables.append((_end(lab, host.endpoint, indexes), dark))
     ports: dict[str, list[int]] = {switch.name: [] for switch in lab.packet_switches}
     for end in plugged:
@@ -304,7 +317,17 @@ def _end(
         rate_bps=rate_bps,
         bridge=bridge,
         impairment=impairment,
+        mtu=_mtu(lab, device, nic),
+        routes=nic.routes if nic else (),
     )
+
+
+def _mtu(lab: Lab, device: Device, nic: Nic | None) -> int:
+    """That of a NIC or packet switch, by default what all NICs need of a switch."""
+    if nic is not None:
+        return nic.mtu or USUAL_MTU
+    own = device.mtu if isinstance(device, PacketSwitch) else None
+    return own or largest_mtu(lab)
 
 
 def check_fabric(lab: Lab, *, controller: bool) -> None:

@@ -111,7 +111,8 @@ class PacketSwitch:
     With the driver ``openflow`` it reports ``datapath_id``; others are reached at ``address``, with
     a password from the variable ``password_env`` or the SSH key in the file ``identity``.
     ``interfaces`` are its names of the ports (empty: the driver's usual ones), ``bridge`` and
-    ``vlan`` where they are joined. ``spanning_tree``: it blocks loops itself.
+    ``vlan`` where they are joined. ``spanning_tree``: it blocks loops itself. ``mtu``: the largest
+    packet that it carries; ``None``: as large as the NICs'.
     """
 
     name: str
@@ -130,6 +131,7 @@ class PacketSwitch:
     bridge: str = "br0"
     vlan: int | None = None
     spanning_tree: bool = False
+    mtu: int | None = None
     snmp: rules.Snmp | None = None
 
     @property

@@ -17,6 +17,7 @@ from patchlight.testbed.io.fields import Fields, locate, plain
 from patchlight.testbed.io.reader import FileIssues, Located, compose, read_text
 from patchlight.testbed.lab.model import Endpoint, Lab
 from patchlight.testbed.lab.optical_links import Light, Meeting
+from patchlight.testbed.lab.packet_sizes import too_small
 from patchlight.testbed.lab.rules import NOTHING_SAID
 from patchlight.testbed.labfile.check import check_lab
 from patchlight.testbed.labfile.schema import COMMON, LAB
@@ -333,7 +334,10 @@ def parse_lab(text: str, name: str = "lab") -> Lab:
     lab: Lab = plain(fields)
     if lab.coloured:
         _check_meetings(lab, fields, issues)
-        issues.raise_if_any()
+    for end, words in too_small(lab):
+        message = f"{words}: expected one size along the whole path"
+        issues.at(fibre_at(lab, fields, end), message)
+    issues.raise_if_any()
     return lab
 
 

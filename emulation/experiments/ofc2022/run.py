@@ -42,7 +42,7 @@ class ExperimentClient:
         deadline = time.monotonic() + deadline_s
         while True:
             status = self._controller.status()
-            lacking = [s["name"] for s in status["switches"] if not s["connected"]]
+            lacking = [s["name"] for s in status["switches"] if s["connected"] is False]
             lacking += [a["server"] for a in status["agents"] if not a["reachable"]]
             if not lacking:
                 return status
