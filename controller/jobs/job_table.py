@@ -13,7 +13,7 @@ from patchlight.controller.changes.record import Reconfiguration
 from patchlight.controller.jobs.cluster_view import training_of
 from patchlight.controller.jobs.ledger import JobLedger, JobOutputs
 from patchlight.controller.jobs.running_job import RunningJob
-from patchlight.controller.prediction import network
+from patchlight.controller.prediction import completion, network
 from patchlight.controller.storage.database import Period
 from patchlight.controller.storage.store import Store
 from patchlight.testbed.errors import BadInput
@@ -164,7 +164,7 @@ class Forecasts:
         lit = links or self._links()
         statuses = [s for s in self._table.live() if s.state in _AT_WORK and s.hosts]
         placed = [
-            network.PredictedJob(status.id, status.hosts, training)
+            completion.PredictedJob(status.id, status.hosts, training)
             for status in (*statuses, *more)
             if (training := training_of(status)) is not None
         ]
@@ -176,7 +176,7 @@ class Forecasts:
                 "predicted_completion_s": each.completion_s,
                 "bottleneck": each.bottleneck,
             }
-            for each in network.predict(network.LabNetwork(self._lab, lit), placed)
+            for each in completion.predict(network.LabNetwork(self._lab, lit), placed)
         }
 
     def shown(self, statuses: Sequence[JobStatus]) -> Mapping[str, dict[str, Any]]:
