@@ -14,17 +14,18 @@ from patchlight.testbed.generate.generate import RandomLabShape, lab_of
 from patchlight.testbed.jobs import JobSpec
 from patchlight.testbed.lab.model import Lab
 
-POLICIES = (
-    ("first-fit", "keep"),
+SPREAD = "first-fit", "keep"
+"""Placement and topology policies under which jobs share links, as servers are shuffled."""
+OTHERS = (
     ("consolidated", "keep"),
     ("regroup", "regroup"),
     ("cheapest", "cheapest"),
     ("least-delay", "least-delay"),
 )
-"""Placement and topology policies, of which each mix draws two."""
+"""Of these each mix draws one to compare."""
 _NIC_BPS = 20_000_000_000
 _ALONE_S = 12.0, 30.0  # A job alone takes so long, from and to.
-_LATEST_S = 12.0  # The last job comes by then.
+_LATEST_S = 8.0  # The last job comes by then.
 
 
 class Overheads(NamedTuple):
@@ -66,9 +67,9 @@ class Mix:
 
 
 def draw_mix(seed: int, most_servers: int) -> Mix:
-    """The mix of a seed: a lab of 2 to so many servers under 1 to 3 OCSs, and 2 to 5 jobs."""
+    """The mix of a seed: a lab of 2 to so many servers under 1 to 3 OCSs, and 3 to 5 jobs."""
     draw = random.Random(f"twin {seed}")
-    leaves = draw.randint(2, max(2, min(4, most_servers // 3)))
+    leaves = draw.randint(2, max(2, min(6, most_servers // 2)))
     most = max(1, most_servers // leaves)
     shape = RandomLabShape(
         leaves,
@@ -76,25 +77,24 @@ def draw_mix(seed: int, most_servers: int) -> Mix:
         gpus=1,
         ocs=draw.randint(1, min(3, leaves)),
         spare=draw.randint(1, 2),
-        oversubscription=draw.choice((1.0, 2.0, 4.0)),
+        oversubscription=draw.choice((2.0, 4.0, 8.0)),
         nic_bps=_NIC_BPS,
         switching_time_s=draw.choice((0.025, 0.1, 0.5)),
     )
     lab = lab_of(shape, f"twin-{seed}")
-    # Shuffled, so that first-fit spreads jobs over leaves, where they share links.
     lab = lab.with_changes(servers=tuple(draw.sample(lab.servers, len(lab.servers))))
     models = {gpu.model for server in lab.servers for gpu in server.gpus}
     jobs = []
-    for number in range(draw.randint(2, 5)):
+    for number in range(draw.randint(3, 5)):
         compute_s, sends_s = draw.uniform(0.2, 1.5), draw.uniform(0.2, 1.5)
         iterations = max(5, round(draw.uniform(*_ALONE_S) / (compute_s + sends_s)))
-        workers = draw.randint(2, max(2, min(4, shape.size // 2)))
+        workers = draw.randint(2, max(2, min(6, shape.size // 2)))
         gradient_bytes = round(sends_s * _NIC_BPS * workers / (16 * (workers - 1)))
         by_model = dict.fromkeys(models, compute_s)
         spec = JobSpec(f"job{number}", iterations, gradient_bytes, by_model, workers)
         jobs.append(replace(spec, seed=seed))
     arrivals_s = sorted(draw.uniform(0.0, _LATEST_S) for _ in jobs)
-    return Mix(lab, jobs, arrivals_s, draw.sample(POLICIES, 2))
+    return Mix(lab, jobs, arrivals_s, (SPREAD, draw.choice(OTHERS)))
 
 
 def predicted_times(

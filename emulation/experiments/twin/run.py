@@ -46,13 +46,28 @@ class MeasuredJob(NamedTuple):
 def run_experiment(
     mixes: int, seed: int, most_servers: int, scale: float, say: Callable[[str], None]
 ) -> dict[str, Any]:
-    """Run so many mixes, from ``seed`` on; the result as in ``result.json``."""
+    """Run so many mixes, from ``seed`` on; the result as in ``result.json``.
+
+    A lab that fails is noted, and Ctrl-C keeps the runs that are finished, if there are any.
+    """
     seeds = range(seed, seed + mixes)
     origin, rows, machine = provenance(seeds), list[dict[str, Any]](), list[dict[str, Any]]()
-    for number, each in enumerate(seeds):
-        mix = draw_mix(each, most_servers)
-        say(f"lab {number + 1} of {mixes}: {len(mix.lab.servers)} servers, {len(mix.jobs)} jobs")
-        run_mix(mix, each, scale, rows, machine, say)
+    failed: dict[int, str] = {}
+    try:
+        for number, each in enumerate(seeds):
+            mix = draw_mix(each, most_servers)
+            size = f"{len(mix.lab.servers)} servers, {len(mix.jobs)} jobs"
+            say(f"lab {number + 1} of {mixes}: {size}")
+            try:
+                run_mix(mix, each, scale, rows, machine, say)
+            except PatchlightError as error:
+                failed[each] = str(error)
+                say(f"this lab failed: {error}")
+    except KeyboardInterrupt:
+        if not rows:
+            raise
+    if not rows:
+        raise PatchlightError(f"no lab could be measured: {next(iter(failed.values()))}")
     quiet = [row for row in rows if not row["too_busy"]]
     return {
         "experiment": "twin",
@@ -62,6 +77,7 @@ def run_experiment(
         "quiet": summary_of(quiet),
         "jobs": rows,
         "labs": machine,
+        "failed": failed,
         "provenance": origin,
     }
 
