@@ -158,14 +158,16 @@ class Forecasts:
         self._lab, self._table, self._links = lab, table, links
 
     def running(
-        self, links: Links | None = None, more: Sequence[JobStatus] = ()
+        self, links: Links | None = None, more: Sequence[JobStatus] = (), start_s: float = 0.0
     ) -> dict[str, dict[str, Any]]:
-        """Predictions for each running job of known work, and for ``more`` as if they ran."""
+        """Predictions for each running job of known work, and for ``more`` that begin after
+        ``start_s``."""
         lit = links or self._links()
         statuses = [s for s in self._table.live() if s.state in _AT_WORK and s.hosts]
         placed = [
-            completion.PredictedJob(status.id, status.hosts, training)
-            for status in (*statuses, *more)
+            completion.PredictedJob(status.id, status.hosts, training, begins_s)
+            for begins_s, each in ((0.0, statuses), (start_s, more))
+            for status in each
             if (training := training_of(status)) is not None
         ]
         if lit is None or not placed:

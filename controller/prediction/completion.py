@@ -36,11 +36,13 @@ _AT_ONCE = 1e-12
 
 
 class PredictedJob(NamedTuple):
-    """A running or planned job: its ring in order, by name, and the rest of its training."""
+    """A running or planned job: its ring in order, by name, and the rest of its training, which
+    begins in ``begins_s``."""
 
     name: str
     hosts: tuple[str, ...]
     training: Training
+    begins_s: float = 0.0
 
 
 class Prediction(NamedTuple):
@@ -307,7 +309,8 @@ def _run_of(network: LabNetwork, job: PredictedJob, ring: Sequence[int]) -> Phas
     known = models <= training.compute_s.keys()
     compute_s = training.slowest_s(workers, models) if known else math.nan
     bits = ring_bits(workers, training.gradient_bytes) if workers > 1 else 0.0
-    run = _phased(network, RingWork(ring, Load(training.iterations, compute_s, bits)))
+    load = Load(training.iterations, compute_s, bits)
+    run = _phased(network, RingWork(ring, load, job.begins_s))
     if run is not None and run.demand and MACHINE in network.capacity_bps:
         # Each edge passes one packet switch less than it has links.
         run.demand = {**run.demand, MACHINE: sum(run.demand.values()) - workers}
