@@ -30,9 +30,11 @@ _EXACT = 400
 # rhythm. Large groups do with fewer.
 _PLAYED, _LEAST, _UNMEASURED = 24, 6, 3
 # A group is played for so many events at most, divided by its jobs.
-_EVENTS = 20_000
+_EVENTS = 6_000
 # Events that are less than this apart, as a part of the time, are one.
 _AT_ONCE = 1e-12
+# Fewer iterations are too few for a mean of their times.
+_FEW = 3
 
 
 class PredictedJob(NamedTuple):
@@ -198,7 +200,7 @@ def _play(
     at_s = [b + p * c for b, p, c in zip(begins_s, parts, compute_s, strict=True)]
     sends, left = [False] * count, [p * b for p, b in zip(parts, bits, strict=True)]
     rates_bps, since_s, done = [0.0] * count, [0.0] * count, [0] * count
-    marks_s, ends_s = begins_s.copy(), begins_s.copy()
+    marks_s, ends_s, sent_s = begins_s.copy(), begins_s.copy(), [0.0] * count
     unmeasured = 0 if finite else max(1, int(least) // _UNMEASURED)
     behind = 0
     for number, job in enumerate(group):
@@ -218,10 +220,15 @@ def _play(
             events -= 1
             if not sends[number] and left[number]:
                 sends[number] = changes = True
-                rates_bps[number], since_s[number] = 0.0, now_s
+                rates_bps[number], since_s[number], sent_s[number] = (
+                    0.0,
+                    now_s,
+                    sent_s[number] - now_s,
+                )
                 continue
-            changes = changes or sends[number]
-            sends[number] = False
+            if sends[number]:
+                sends[number], changes = False, True
+                sent_s[number] += now_s
             done[number] += 1
             ends_s[number] = now_s
             if done[number] == unmeasured:
@@ -247,10 +254,18 @@ def _play(
     steady = fair_rates(demands, capacities, UNLIMITED_BPS)
     for number, job in enumerate(group):
         measured = done[number] - unmeasured
-        if measured > 0:
+        rate_bps = steady[number]
+        if measured > _FEW:
             job.pace_s = (ends_s[number] - marks_s[number]) / measured
-        else:
-            job.pace_s = _steady_s(job, steady[number])
+            continue
+        # Of a job with very long iterations, its mean rate while it sent.
+        sent_bits = (done[number] + parts[number]) * bits[number] - left[number]
+        if sends[number]:
+            sent_s[number] += now_s
+            sent_bits += rates_bps[number] * (now_s - since_s[number])
+        if job.is_known and sent_s[number] > 0:
+            rate_bps = sent_bits / sent_s[number]
+        job.pace_s = _steady_s(job, rate_bps)
 
 
 def _steady_s(job: PhasedJob, rate_bps: float) -> float:
