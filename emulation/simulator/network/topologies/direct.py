@@ -95,7 +95,7 @@ class Dimensions(Network):
                 edges.append((ranks.ravel(), np.roll(ranks, -step, axis).ravel()))
         source, destination = (np.concatenate(ends) for ends in zip(*edges, strict=True))
         adds = (len(group) - 1) / len(group) * 8 * nbytes
-        bits = 2 * solved.fun * 8 * nbytes
+        bits = 2 * float(solved.fun or 0.0) * 8 * nbytes
         return [Round(source, destination, bits, 2 * (sum(extents) - len(extents)), adds)]
 
     def _block(self, group: Ints) -> tuple[Ints, list[tuple[int, bool]]] | None:
