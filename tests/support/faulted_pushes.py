@@ -34,7 +34,7 @@ circuit_switches: [{name: ocs1, driver: polatis-tl1, address: "10.0.0.1:3082", p
 fibres: [server1.nic0 - ocs1.1]
 """
 # An emulated processor on a busy machine takes minutes for what takes seconds.
-PATIENCE_S = 600
+PATIENCE_S = 1200
 _FULL = "/var/fill"
 
 
