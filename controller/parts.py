@@ -6,6 +6,7 @@ import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,9 @@ from patchlight.controller.jobs.running_job import RunningJob
 from patchlight.controller.jobs.scheduler import Scheduler
 from patchlight.controller.packet_switches.openflow.client import Speaker, UnknownSwitches
 from patchlight.controller.packet_switches.openflow.flowtable import SpeakerOptions, SwitchTls
+from patchlight.controller.packet_switches.registry import open_packet_driver
 from patchlight.controller.packet_switches.switches import PacketSwitches
+from patchlight.controller.packet_switches.telemetry import Telemetry
 from patchlight.controller.paths.bounds import BoundsService
 from patchlight.controller.paths.service import PathService
 from patchlight.controller.storage import series_store
@@ -37,6 +40,7 @@ from patchlight.controller.storage.database import JournalError
 from patchlight.controller.storage.store import open_store
 from patchlight.testbed.errors import BadInput, in_words
 from patchlight.testbed.lab.model import Host, Lab
+from patchlight.testbed.lab.packet_drivers import DEFAULT_DRIVER
 from patchlight.testbed.lab.portmap import AnyMap
 from patchlight.testbed.lab.rules import NOTHING_SAID, PolicyChoice
 from patchlight.testbed.wire.lab_api import LabIdentity
@@ -104,7 +108,7 @@ class Controller:
         self.speaker = Speaker(
             SpeakerOptions(
                 socket=settings.state_dir / "speaker.sock",
-                datapath_ids=tuple(switch.datapath_id for switch in lab.packet_switches),
+                datapath_ids=tuple(s.datapath_id for s in lab.packet_switches if s.datapath_id),
                 listen=settings.openflow,
                 netns=str(settings.openflow_netns) if settings.openflow_netns else None,
                 engine=settings.engine,
@@ -112,8 +116,17 @@ class Controller:
                 tls=switch_tls,
             )
         )
-        self.switches = PacketSwitches(lab, self.speaker, self.fleet.macs.of)
+        packet_drivers = [
+            open_packet_driver(switch, password_of(switch))
+            for switch in lab.packet_switches
+            if switch.driver != DEFAULT_DRIVER
+        ]
+        self.switches = PacketSwitches(lab, self.speaker, self.fleet.macs.of, packet_drivers)
+        self.telemetry = Telemetry(
+            lab, partial(self.switches.count, "snmp"), settings.openflow_netns
+        )
         self.fleet.on_macs = self.switches.learn
+        self.fleet.on_counters = self.switches.count_nics
         self.unknown_switches = UnknownSwitches()
         outputs = ledger.JobOutputs(settings.state_dir / "outputs")
         self.jobs = JobTable(ledger.JobLedger(self.store), outputs)
@@ -150,14 +163,15 @@ class Controller:
             MaintenanceWindow(
                 self.circuits, self.transactions, self.switches, self.scheduler, self.jobs
             ),
-            SwitchListening(lab, self.fleet, self.switches, self.speaker),
+            SwitchListening(lab, self.fleet, self.switches, self.speaker, self.telemetry),
         )
 
     def status(self) -> dict[str, Any]:
         """The response to ``GET /v1/status``."""
         last = self.scheduler.policies.last_faults
         connected, second_from = self.switches.connected(), self.switches.second_from(time.time())
-        lacking = self.switches.lacking()
+        lacking, foreign = self.switches.lacking(), self.switches.foreign()
+        troubles = self.switches.troubles()
         return {
             "lab": self.lab.name,
             "version": VERSION,
@@ -174,10 +188,14 @@ class Controller:
             "switches": [
                 {
                     "name": s.name,
+                    "driver": s.driver,
                     "datapath_id": s.datapath_id,
-                    "connected": connected[s.name],
+                    "connected": connected.get(s.name),
+                    "trouble": troubles.get(s.name),
                     "second_from": second_from.get(s.name),
                     "lacks": lacking.get(s.name),
+                    "foreign": foreign.get(s.name, []),
+                    "snmp_problem": self.telemetry.problems.get(s.name),
                 }
                 for s in self.lab.packet_switches
             ],
