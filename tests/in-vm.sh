@@ -39,6 +39,10 @@ command -v qemu-system-x86_64 >/dev/null || {
     echo "in-vm: no QEMU here, so nothing was run in a machine: apt-get install qemu-system-x86" >&2
     exit 0
 }
+if ! grep -qx ID=debian /etc/os-release || [ "$(uname -m)" != x86_64 ]; then
+    echo "in-vm: this is not Debian on amd64, whose kernel the machine has: nothing was run in it" >&2
+    exit 0
+fi
 [ "$(id -u)" = 0 ] || fail "needs root: sudo bash $0"
 base=$("$here/deploy/server-base.sh" --vm)
 work=$(mktemp -d)

@@ -4,12 +4,11 @@ The test has a small part of the campaign; ``PATCHLIGHT_FAULTS=30`` sets another
 """
 
 import os
-import shutil
 from pathlib import Path
 
 import pytest
 
-from tests.support.emulated_labs import left_of
+from tests.support.emulated_labs import left_of, no_virtual_machines
 from tests.support.faulted_pushes import Machine, campaign
 
 NAME = f"s{os.getpid()}"
@@ -18,7 +17,7 @@ COUNT = int(os.environ.get("PATCHLIGHT_FAULTS", "6"))
 
 @pytest.mark.root
 @pytest.mark.timeout(1800 + 600 * COUNT)
-@pytest.mark.skipif(shutil.which("qemu-system-x86_64") is None, reason="there is no QEMU here")
+@pytest.mark.skipif(bool(no_virtual_machines()), reason=no_virtual_machines())
 def test_faults_leave_one_of_two_releases_and_remove_leaves_nothing(tmp_path: Path) -> None:
     machine = Machine(NAME, tmp_path, seed=int(os.environ.get("PATCHLIGHT_SEED", "1")))
     try:

@@ -34,7 +34,7 @@ circuit_switches: [{name: ocs1, driver: polatis-tl1, address: "10.0.0.1:3082", p
 fibres: [server1.nic0 - ocs1.1]
 """
 # An emulated processor on a busy machine takes minutes for what takes seconds.
-PATIENCE_S = 600
+PATIENCE_S = 1200
 _FULL = "/var/fill"
 
 
@@ -213,9 +213,9 @@ def reboot(machine: Machine, bundle: Path) -> str:
 
 def full_disk(machine: Machine, bundle: Path) -> str:
     """Its disk is nearly full."""
-    free = int(machine.on("df --output=avail -B1 /var | tail -n 1"))
-    leave = machine.rng.randrange(500_000, 60_000_000)
-    # The file system of such a machine has not all of its blocks for others than root.
+    # With the blocks that are kept for root.
+    free = int(machine.on("echo $(($(stat --file-system --format='%f * %S' /var)))"))
+    leave = machine.rng.randrange(2_000_000, 40_000_000)
     machine.on(f"fallocate --length {free - leave} {_FULL}")
     try:
         return _ended(machine.push(bundle))

@@ -1,7 +1,6 @@
 """Servers that are virtual machines have systemd and soft RoCE, and go away whole."""
 
 import os
-import shutil
 import subprocess
 import sys
 import time
@@ -23,13 +22,13 @@ from patchlight.emulation.servers import virtual
 from patchlight.emulation.servers.server import NoRehearsalServers
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.jobs import JobSpec
-from tests.support.emulated_labs import left_of, pings
+from tests.support.emulated_labs import left_of, no_virtual_machines, pings
 
 # Processors are emulated: a boot takes 25 s on a quiet machine, and minutes on a busy one.
 pytestmark = [
     pytest.mark.root,
     pytest.mark.timeout(900),
-    pytest.mark.skipif(shutil.which("qemu-system-x86_64") is None, reason="there is no QEMU here"),
+    pytest.mark.skipif(bool(no_virtual_machines()), reason=no_virtual_machines()),
 ]
 NAME = f"v{os.getpid()}"
 TWO = """
