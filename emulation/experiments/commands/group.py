@@ -71,6 +71,19 @@ def experiment() -> None:
     metavar="PERCENT",
     help="Make the second job compute this much longer, so that the jobs do not stay in step.",
 )
+@click.option(
+    "--server-kind",
+    "servers",
+    type=click.Choice(["namespace", "vm"]),
+    default="namespace",
+    help="vm: servers are virtual machines with soft RoCE.",
+)
+@click.option(
+    "--transport",
+    type=click.Choice(["tcp", "rdma"]),
+    default="tcp",
+    help="What carries the gradients; rdma (RoCE v2) needs --server-kind vm.",
+)
 @click.option("--dashboard", is_flag=True, help="Show the lab in a browser during the run.")
 @run_options("--output")
 @out.wide_option
@@ -234,46 +247,53 @@ def architectures(
         out.print_json(result)
         return
     _print_architectures(result)
-    for what, key in (("power", "power_unknown"), ("cost", "cost_unknown")):
-        unknown = {
-            part: why for row in result["networks"].values() for part, why in row[key].items()
-        }
-        if unknown:
-            said = "; ".join(f"{part} {why}" for part, why in unknown.items())
-            out.say(f"No public figure, so not in {what}: {said}. Add your own with --prices.")
     out.say_written(files, folder)
 
 
 def _print_architectures(result: dict[str, Any]) -> None:
+    """The table; power and cost only if every part of every network has a figure."""
+    networks = result["networks"]
+    sums = {"kW": ("power_w", "power_unknown", ".2f"), "k$": ("cost_usd", "cost_unknown", ".0f")}
+    known = {
+        name: (key, digits)
+        for name, (key, unknown, digits) in sums.items()
+        if not any(row[unknown] for row in networks.values())
+    }
     table = out.Table(
         "network",
         out.number("iteration"),
+        out.number("all-reduce"),
+        "best",
+        out.number("all-to-all"),
         out.number("JCT"),
         out.number("p99", wide=True),
-        out.number("links"),
+        out.number("links", wide=True),
         out.number("fullest", wide=True),
-        out.number("dark"),
-        out.number("kW"),
-        out.number("k$"),
-        title=f"{result['jobs']} jobs on {result['nodes']} nodes (iteration: times ideal switch)",
+        out.number("dark", wide=True),
+        *map(out.number, known),
+        title=f"{result['jobs']} jobs on {result['nodes']} nodes. Iteration: times that on an ideal"
+        " switch. Collectives: times the NICs' bound.",
     )
-    for spec, row in result["networks"].items():
+    for spec, row in networks.items():
         table.add_row(
             spec,
             f"{row['iteration_to_ideal']:.2f} ×",
+            f"{row['over_bound']['all_reduce']:.2f} ×",
+            row["over_bound"]["by"],
+            f"{row['over_bound']['all_to_all']:.2f} ×",
             f"{row['jct_mean_s']:.0f} s",
             f"{row['jct_p99_s']:.0f} s",
             f"{100 * row['link_use_mean']:.1f} %",
             f"{100 * row['link_use_max']:.1f} %",
             f"{row['dark_s']:.3g} s",
-            _sum(row, "power", "power_w", ".2f"),
-            _sum(row, "cost", "cost_usd", ".0f"),
+            *(f"{row[key] / 1e3:{digits}}" for key, digits in known.values()),
         )
     table.print()
-
-
-def _sum(row: dict[str, Any], what: str, key: str, digits: str) -> str:
-    """Thousands, at least so many where parts have no figure; a dash where none has."""
-    if row[key] is None:
-        return "–"
-    return f"{'≥ ' if row[f'{what}_unknown'] else ''}{row[key] / 1e3:{digits}}"
+    if missing := [name for name in sums if name not in known]:
+        parts = {
+            part for row in networks.values() for name in missing for part in row[sums[name][1]]
+        }
+        out.say(
+            f"No {' or '.join(missing)}: some parts have no public figure "
+            f"({', '.join(sorted(parts))}). Give yours with --prices."
+        )

@@ -125,12 +125,15 @@ def parameter_server(members: int, nbytes: float, servers: int = 1) -> list[Roun
     return [push, Round(holders, workers, bits)]
 
 
-def all_to_all(members: int, nbytes: float) -> list[Round]:
-    """Each sends an n-th of its ``nbytes`` to each other one: n−1 shifts, one after the other."""
+def all_to_all(members: int, nbytes: float, at_a_time: int = 1) -> list[Round]:
+    """Each sends an n-th of its ``nbytes`` to each other one: n−1 shifts, so many at a time."""
     ranks = np.arange(members)
-    return [
-        Round(ranks, (ranks + shift) % members, 8 * nbytes / members) for shift in range(1, members)
-    ]
+    found = []
+    for first in range(1, members, at_a_time):
+        shifts = np.arange(first, min(first + at_a_time, members))
+        source, shift = np.tile(ranks, len(shifts)), np.repeat(shifts, members)
+        found.append(Round(source, (source + shift) % members, 8 * nbytes / members))
+    return found
 
 
 def pipeline(members: int, nbytes: float) -> list[Round]:
@@ -217,6 +220,8 @@ def tcp(mtu: int, frame_bytes: int = ETHERNET_BYTES) -> Framing:
     return Framing((mtu + frame_bytes) / payload, acknowledgement / (_ACKNOWLEDGED * payload))
 
 
+_MOST_AT_ONCE = 1024
+"""Larger all-to-alls are sent shift by shift: the flows of all shifts need n² rows of memory."""
 NO_LINK = -1
 """Fills up rows of paths that are shorter than the longest."""
 MOST_NODES = 1 << 17
@@ -315,6 +320,26 @@ class Network(ABC):
         ``ring_part`` of what the job sends are such all-reduces.
         """
         return (1,)
+
+    def collective(
+        self, name: str, group: Ints, nbytes: float, ring_part: float = 1.0
+    ) -> list[Round]:
+        """The rounds of a collective among the nodes ``group``, as this network runs it.
+
+        A ring all-reduce takes the network's rings, an all-to-all as many shifts at a time as
+        ``at_a_time`` says. ``BadInput`` as from the function of that name.
+        """
+        members = len(group)
+        if name == "all-to-all" and members > 1 and nbytes:
+            return all_to_all(members, nbytes, self.at_a_time(members))
+        return collective(name, members, nbytes, self.strides(members, ring_part))
+
+    def at_a_time(self, members: int) -> int:
+        """How many others a node of a job sends to at a time: as many as it has circuits, all of
+        them on packet switches."""
+        if members > _MOST_AT_ONCE:
+            return 1
+        return min(self.switching.fan_out or members, members)
 
     def lit_for(self, members: int, rounds: Sequence[Round]) -> "Network":
         """The network with circuits for what a job of so many ranks sends; itself where circuits
