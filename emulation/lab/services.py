@@ -133,7 +133,7 @@ class LabServices:
             self._launch_controller(supervisor)
         if is_new:
             switches.add_bridges(plan, self.datapath, learning=not self.has_controller)
-            build.limit_switch_ports(plan)
+            build.limit_switch_ports(plan, plan.in_fabric)
         else:
             switches.check_ports(plan)
         supervisor.wait()

@@ -34,7 +34,7 @@ def install(root: Path, switch: "PacketSwitch") -> None:
     for each in (folder, programs):
         each.mkdir(mode=0o755, parents=True)
     for program in ("config", "sonic-db-dump"):
-        (programs / program).write_text(f"#!/usr/bin/python3\n{Path(__file__).read_text()}")
+        (programs / program).write_text(f"#!/usr/bin/python3 -IS\n{Path(__file__).read_text()}")
         (programs / program).chmod(0o755)
     vlan, names = f"Vlan{switch.vlan}", switch.interface_names
     database: Database = {
