@@ -7,7 +7,9 @@ import numpy as np
 from patchlight.emulation.simulator.network.contract import (
     NO_LINK,
     Network,
+    Round,
     Switching,
+    all_to_all,
     checked_nodes,
     draw,
     links,
@@ -139,10 +141,23 @@ class Ramp(Network):
 
     groups: int = 0
 
+    def collective(
+        self, name: str, nodes: Ints, nbytes: float, ring_part: float = 1.0
+    ) -> list[Round]:
+        """An all-reduce is two all-to-alls, reduce-scatter and all-gather, over all transceivers.
+
+        RAMP's own algorithms take as many steps as nodes have digits; the bits are the same.
+        """
+        if name != "ring" or len(nodes) < 2:
+            return super().collective(name, nodes, nbytes, ring_part)
+        exchange = all_to_all(len(nodes), nbytes, at_a_time=0)
+        added = [each._replace(reduced_bits=each.bits * (len(nodes) - 1)) for each in exchange]
+        return [*added, *exchange]
+
     def _paths(self, source: Ints, destination: Ints, flow: Ints, group: Ints) -> Ints:
-        in_group = self.nodes // self.groups
-        sending = source * self.groups + destination // in_group
-        receiving = (self.nodes + destination) * self.groups + source // in_group
+        # Neighbouring numbers are in different groups, so that small jobs have all transceivers.
+        sending = source * self.groups + destination % self.groups
+        receiving = (self.nodes + destination) * self.groups + source % self.groups
         return rows(sending, receiving)
 
 
@@ -175,7 +190,7 @@ def ramp(
     return Ramp(
         spec,
         usable * groups,
-        np.arange(nodes) // channels,
+        np.arange(nodes) // (groups * channels) * groups + np.arange(nodes) % groups,
         links((2 * nodes * groups, usable)),
         np.full(2 * nodes * groups, latency / 2),
         {
