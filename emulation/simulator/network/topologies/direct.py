@@ -279,7 +279,20 @@ class TopoOpt(Network):
         for rank, row in enumerate(circuits):
             partners = np.repeat(np.arange(members), row)
             matched[rank, : len(partners)] = partners
-        return replace(self, rings=rings, matched=matched)
+        made, around = replace(self, rings=rings, matched=matched), replace(self, rings=self.degree)
+        # Of equal traffic matchings make cliques. A job without a ring may have the better ones.
+        ringless = not ring_part(rounds, members)
+        return around if ringless and around._hops(demand) < made._hops(demand) else made
+
+    def _hops(self, demand: Floats) -> float:
+        """The circuits that bits of a demand between ranks pass, as a sum."""
+        members = len(demand)
+        ranks = np.repeat(np.arange(members), self.degree)
+        to = self._circuits(members).ravel()
+        joined = csr_array(
+            (np.ones((to != NO_LINK).sum()), (ranks[to != NO_LINK], to[to != NO_LINK]))
+        )
+        return float((shortest_path(joined, unweighted=True) * demand).sum())
 
     def _paths(self, source: Ints, destination: Ints, flow: Ints, group: Ints) -> Ints:
         ranks = self._ranks(group)
