@@ -318,53 +318,52 @@ def architectures(
         out.print_json(result)
         return
     _print_architectures(result)
+    for what, key in (("power", "power_unknown"), ("cost", "cost_unknown")):
+        unknown = {
+            part: why for row in result["networks"].values() for part, why in row[key].items()
+        }
+        if unknown:
+            said = "; ".join(f"{part} {why}" for part, why in unknown.items())
+            out.say(f"No public figure, so no {what}: {said}. Add your own with --prices.")
     out.say_written(files, folder)
 
 
 def _print_architectures(result: dict[str, Any]) -> None:
-    """The table; power and cost only if every part of every network has a figure."""
-    networks = result["networks"]
-    sums = {"kW": ("power_w", "power_unknown", ".2f"), "k$": ("cost_usd", "cost_unknown", ".0f")}
-    known = {
-        name: (key, digits)
-        for name, (key, unknown, digits) in sums.items()
-        if not any(row[unknown] for row in networks.values())
-    }
+    from patchlight.emulation.experiments.architectures import run
+
+    rows = result["networks"].values()
+    sums = [
+        (label, key)
+        for label, key in (("kW", "power_w"), ("k$", "cost_usd"))
+        if any(run.complete(row, key) is not None for row in rows)
+    ]
     table = out.Table(
         "network",
         out.number("iteration"),
-        out.number("all-reduce"),
-        "best",
-        out.number("all-to-all"),
         out.number("JCT"),
         out.number("p99", wide=True),
-        out.number("links", wide=True),
         out.number("fullest", wide=True),
         out.number("dark", wide=True),
-        *map(out.number, known),
-        title=f"{result['jobs']} jobs on {result['nodes']} nodes. Iteration: times that on an ideal"
-        " switch. Collectives: times the NICs' bound.",
+        *(out.number(label) for label, _ in sums),
+        out.number("all-reduce"),
+        out.Column("best"),
+        out.number("all-to-all"),
+        title=f"{result['jobs']} jobs on {result['nodes']} nodes (iteration: times ideal switch; "
+        "collectives: times the lower bound)",
     )
-    for spec, row in networks.items():
+    for spec, row in result["networks"].items():
+        values = [run.complete(row, key) for _, key in sums]
+        alone = row["collectives"]
         table.add_row(
             spec,
             f"{row['iteration_to_ideal']:.2f} ×",
-            f"{row['over_bound']['all_reduce']:.2f} ×",
-            row["over_bound"]["by"],
-            f"{row['over_bound']['all_to_all']:.2f} ×",
             f"{row['jct_mean_s']:.0f} s",
             f"{row['jct_p99_s']:.0f} s",
-            f"{100 * row['link_use_mean']:.1f} %",
             f"{100 * row['link_use_max']:.1f} %",
             f"{row['dark_s']:.3g} s",
-            *(f"{row[key] / 1e3:{digits}}" for key, digits in known.values()),
+            *("–" if value is None else run.shown(value) for value in values),
+            f"{alone['all_reduce'][alone['best']]:.2f}",
+            alone["best"],
+            f"{alone['all_to_all']:.2f}",
         )
     table.print()
-    if missing := [name for name in sums if name not in known]:
-        parts = {
-            part for row in networks.values() for name in missing for part in row[sums[name][1]]
-        }
-        out.say(
-            f"No {' or '.join(missing)}: some parts have no public figure "
-            f"({', '.join(sorted(parts))}). Give yours with --prices."
-        )
