@@ -135,6 +135,10 @@ def sip_ring(
     )
 
 
+_EXACT = 1024
+"""All flows of larger all-reduces on RAMP would be too many."""
+
+
 @dataclass(frozen=True, eq=False)
 class Ramp(Network):
     """Links: a node's transmitter for each group, then a node's receiver for each group."""
@@ -146,13 +150,18 @@ class Ramp(Network):
     ) -> list[Round]:
         """An all-reduce is two all-to-alls, reduce-scatter and all-gather, over all transceivers.
 
-        RAMP's own algorithms take as many steps as nodes have digits; the bits are the same.
+        RAMP's own algorithms take as many steps as nodes have digits; the bits are the same. Of
+        large jobs one step stands for all: each node sends to one in each group.
         """
-        if name != "ring" or len(nodes) < 2:
+        members = len(nodes)
+        if name != "ring" or members < 2:
             return super().collective(name, nodes, nbytes, ring_part)
-        exchange = all_to_all(len(nodes), nbytes, at_a_time=0)
-        added = [each._replace(reduced_bits=each.bits * (len(nodes) - 1)) for each in exchange]
-        return [*added, *exchange]
+        exchange = all_to_all(members, nbytes, 0 if members <= _EXACT else self.groups)
+        if members > _EXACT:
+            parts, steps = (members - 1) / self.groups, -(-(members - 1) // self.groups)
+            exchange = [exchange[0]._replace(bits=exchange[0].bits * parts, messages=steps)]
+        one_way = (members - 1) / members * 8 * nbytes
+        return [*(each._replace(reduced_bits=one_way) for each in exchange), *exchange]
 
     def _paths(self, source: Ints, destination: Ints, flow: Ints, group: Ints) -> Ints:
         # Neighbouring numbers are in different groups, so that small jobs have all transceivers.
