@@ -77,10 +77,10 @@ class Sonic(FdbDriver):
                 )
                 is_up = links.get(f"PORT_TABLE:{name}", {}).get("oper_status") == "up"
                 states[name] = PortState(rx, tx, is_up)
-            row = _table(config, "VLAN").get(vlan)
+            of_vlan = _table(config, "VLAN").get(vlan)
         except (ValueError, KeyError, TypeError) as error:
             raise self._nonsense("sonic-db-dump", "\n".join(dumps), error) from error
-        settings = {} if row is None else {key: row.get(key) for key in _WANTED}
+        settings = {} if of_vlan is None else {key: of_vlan.get(key) for key in _WANTED}
         return Found(table, states, settings, Record.parse(record))
 
     def _settings_to_change(self, found: Found) -> Mapping[str, Any]:

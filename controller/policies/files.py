@@ -193,8 +193,8 @@ def no_card(path: Path, what: str) -> CardError:
 def card_fields(raw: Mapping[str, Any], card: type[C], path: Path, optional: set[str]) -> Any:
     """The values of a card of this class, each of its type; else ``CardError``."""
     fields = {key: value for key, value in raw.items() if not key.startswith("format")}
-    read_as = {int: int, tuple: list, Mapping: dict}
-    kinds = {
+    read_as = {int: int, float: (int, float), tuple: list, Mapping: dict}
+    kinds: dict[str, Any] = {
         name: read_as.get(get_origin(hint) or hint, str)
         for name, hint in get_type_hints(card).items()
     }

@@ -27,6 +27,7 @@ GROUP = "patchlight.policies"
 BUILT_IN: Mapping[PolicyKind, Mapping[str, str]] = {
     "partition": {
         "constant": "degrees:Constant",
+        "best-constant": "degrees:BestConstant",
         "maximum": "degrees:Maximum",
         "sip-ml": "degrees:Maximum",
         "minimum": "degrees:Minimum",

@@ -30,7 +30,7 @@ from patchlight.emulation.simulator.cluster import (
 from patchlight.emulation.simulator.cluster.jobs import elastic, jobs_of_specs, opened
 from patchlight.emulation.simulator.cluster.sweep import AS_ASKED
 from patchlight.emulation.simulator.executors import Engine, run_all
-from patchlight.emulation.simulator.ramp.scenario import Interval, mean_and_interval
+from patchlight.emulation.simulator.ramp.scenario import Ratio
 from patchlight.emulation.simulator.traces.files import LAWS, is_drawn, read_trace
 from patchlight.emulation.simulator.traces.model import TraceJob
 from patchlight.testbed.errors import BadInput
@@ -258,15 +258,15 @@ class Comparison(NamedTuple):
 
     ``over_best`` is of means, over the pair that is best in each lab; ``p95_over_best`` of 95th
     percentiles, over the same pair; ``worst`` the highest ratio of means in a lab. ``over_one`` is
-    of means over ``one``, the pair that is best in the mean of these labs.
+    of means over ``one``, the pair that is best in the mean of these labs (geometric means).
     """
 
     policies: str
     labs: int
-    over_best: Interval
-    p95_over_best: Interval
+    over_best: Ratio
+    p95_over_best: Ratio
     one: str
-    over_one: Interval
+    over_one: Ratio
     worst: float
 
 
@@ -333,14 +333,14 @@ def _compared(results: Sequence[LabResult], name: str, pairs: Sequence[str]) -> 
         ratios = zip(results, best, strict=True)
         return [result.jct_s[name] / result.jct_s[least] for result, least in ratios]
 
-    one = min(pairs, key=lambda pair: sum(over(pair)))
+    one = min(pairs, key=lambda pair: sum(map(math.log, over(pair))))
     tails = [r.jct_p95_s[name] / r.jct_p95_s[least] for r, least in zip(results, best, strict=True)]
     return Comparison(
         name,
         len(results),
-        mean_and_interval(over(name)),
-        mean_and_interval(tails),
+        Ratio.of(over(name)),
+        Ratio.of(tails),
         one,
-        mean_and_interval([result.jct_s[name] / result.jct_s[one] for result in results]),
+        Ratio.of([result.jct_s[name] / result.jct_s[one] for result in results]),
         max(over(name)),
     )

@@ -5,10 +5,13 @@ import json
 import os
 import random
 import subprocess
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from patchlight import EmulatedLab
+from patchlight.controller.packet_switches.conformance import stations
+from patchlight.controller.packet_switches.contract import Wish
 from patchlight.testbed.lab.model import PacketSwitch
 from patchlight.testbed.linux import namespaces
 
@@ -147,3 +150,10 @@ def drawn(seed: int) -> random.Random:
     """A generator whose seed is printed when a test fails."""
     print(f"seed {seed}")
     return random.Random(seed)
+
+
+def stations_at(random: random.Random, ports: Iterable[int]) -> Wish:
+    """Four to twelve stations at ports drawn for each."""
+    every, numbers = stations(12), sorted(ports)
+    chosen = random.sample(every, random.randint(4, 12))
+    return Wish({each: random.choice(numbers) for each in chosen}, frozenset(numbers))

@@ -267,9 +267,7 @@ def _print_blocking(result: dict[str, Any], rule: str, laws: dict[str, Any], bes
         shown = [_percent(bound["blocking_rate"], bound["ci95"]) for bound in bounds]
         row(name, [t for text in shown for t in (text, *([""] * beside))])
     table.print()
-    out.say(
-        "* below every other policy, on the same seeds (paired 95 % intervals)", meaning="quiet"
-    )
+    out.say("* below every other policy, on the same seeds (paired, 95 %, Holm)", meaning="quiet")
     if beside:
         out.say("(…) published", meaning="quiet")
 
@@ -310,7 +308,8 @@ def _print_less_constant(rule: str, laws: dict[str, Any]) -> None:
         table.add_row(_short(name), *cells)
     table.print()
     out.say(
-        "* significant: the 95 % interval, paired seed by seed, leaves zero out", meaning="quiet"
+        "* significant: paired seed by seed, at 95 % by Holm's method for all policies of a law",
+        meaning="quiet",
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -130,12 +130,13 @@ class RollOutFigures:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A policy's blocking rate less another's, paired by seed; ``significant`` at 95 %."""
+    """A policy's blocking rate less another's, paired by seed; ``p`` is of no difference at all."""
 
     difference: float | None
     ci95: float | None
     worse_episodes: int
-    significant: bool
+    p: float
+    significant: bool = False
 
     @classmethod
     def of(cls, policy: PolicyFigures, other: PolicyFigures) -> Difference:
@@ -143,12 +144,19 @@ class Difference:
         mine, theirs = policy.rates, other.rates
         both = [seed for seed in mine if seed in theirs]
         if not both:
-            return cls(None, None, 0, significant=False)
-        found = scenario.paired_difference(
-            [mine[seed] for seed in both], [theirs[seed] for seed in both]
-        )
+            return cls(None, None, 0, 1.0)
+        less = [mine[seed] - theirs[seed] for seed in both]
         worse = sum(mine[seed] > theirs[seed] for seed in both)
-        return cls(*_interval(found), worse, abs(found.mean) > found.half_width)
+        return cls(*_interval(scenario.mean_and_interval(less)), worse, scenario.p_value(less))
+
+    @classmethod
+    def together(cls, found: Mapping[str, Difference]) -> dict[str, Difference]:
+        """With the significant ones marked: at 95 %, by Holm's method for all of them."""
+        marked = scenario.significant([each.p for each in found.values()])
+        return {
+            name: replace(each, significant=sure)
+            for (name, each), sure in zip(found.items(), marked, strict=True)
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,18 +179,20 @@ class Lowest:
         ranked = sorted(rates, key=rates.__getitem__)
         name, *rest = ranked
         lowest = policies[name]
-        beside = [Difference.of(lowest, policies[other]) for other in rest]
+        beside = Difference.together({each: Difference.of(lowest, policies[each]) for each in rest})
         constant = next((each for each in ranked if each in CONSTANTS), None)
         return cls(
             name,
             lowest.blocking_rate,
-            all(each.significant for each in beside),
+            all(each.significant for each in beside.values()),
             constant,
-            {
-                each: Difference.of(policies[each], policies[constant])
-                for each in policies
-                if constant is not None and each != constant
-            },
+            Difference.together(
+                {
+                    each: Difference.of(policies[each], policies[constant])
+                    for each in policies
+                    if constant is not None and each != constant
+                }
+            ),
         )
 
 

@@ -93,7 +93,7 @@ def compare(
     ]
     result = {
         "comparison": "random labs",
-        "schema_version": 2,
+        "schema_version": 3,
         "order": order,
         "over": [each.name for each in pairs],
         "drawn": {"jobs": jobs, "load": load, "largest": largest, "trace": trace and str(trace)},
@@ -112,43 +112,43 @@ def compare(
 
 
 def _words(compared: Any) -> dict[str, Any]:
-    best, tail, one = compared.over_best, compared.p95_over_best, compared.over_one
     return {
         "policies": compared.policies,
         "count": compared.labs,
-        "over_best": best.mean,
-        "over_best_ci95": best.half_width,
-        "p95_over_best": tail.mean,
-        "p95_over_best_ci95": tail.half_width,
+        "over_best": compared.over_best._asdict(),
+        "p95_over_best": compared.p95_over_best._asdict(),
         "best_of_all": compared.one,
-        "over_best_of_all": one.mean,
-        "over_best_of_all_ci95": one.half_width,
+        "over_best_of_all": compared.over_one._asdict(),
         "worst": compared.worst,
     }
 
 
 def _table(rows: list[dict[str, Any]], name: str, load: float, others: str) -> out.Table:
-    title = f"{name}: mean JCT over that of {others}, load {load:g}, mean ± 95 %"
-    numbers = ("labs", "over the best of each", "worst", "95th pct.", "over one")
+    title = f"{name}: mean JCT over that of {others}, load {load:g}, geometric mean (95 %)"
+    numbers = ("labs", "over the best of each", "worse in", "worst", "95th pct.", "over one")
     table = out.Table(
         "labs of", *out.numbers(*numbers), out.Column("that one", wide=True), title=title
     )
     for row in rows:
-        over, spread = row["over_best"], row["over_best_ci95"]
-        shown: str | out.Coloured = f"{over:.3f} ± {spread:.3f}"
-        if abs(over - 1) > spread:
-            shown = out.Coloured(str(shown), "good" if over < 1 else "bad")
-        over_one, spread_one = row["over_best_of_all"], row["over_best_of_all_ci95"]
+        over = row["over_best"]
+        shown: out.Cell = _ratio(over)
+        if not over["low"] <= 1 <= over["high"]:
+            shown = out.Coloured(_ratio(over), "good" if over["mean"] < 1 else "bad")
         table.add_row(
             row["labs_of"],
             str(row["count"]),
             shown,
+            f"{100 * over['worse']:.0f} %",
             f"{row['worst']:.3f}",
-            f"{row['p95_over_best']:.2f} ± {row['p95_over_best_ci95']:.2f}",
-            f"{over_one:.3f} ± {spread_one:.3f}",
+            f"{row['p95_over_best']['mean']:.2f}",
+            _ratio(row["over_best_of_all"]),
             row["best_of_all"],
         )
     return table
+
+
+def _ratio(found: dict[str, float]) -> str:
+    return f"{found['mean']:.3f} ({found['low']:.2f}–{found['high']:.2f})"
 
 
 _TAKEN = ("chakra", "network", "skip_bad", "slow", "failures", "seed", "output", "as_json")

@@ -324,7 +324,7 @@ def completions(network: Network, flows: Flows) -> Floats:
 def expert_exchange(members: int, experts: int, nbytes: float, at_a_time: int = 1) -> list[Round]:
     """All-to-alls of ``nbytes`` of each member, in groups of as many members as there are experts.
 
-    ``at_a_time``: how many others a node sends to at a time (``Network.at_a_time``).
+    ``at_a_time`` as in ``all_to_all``.
 
     ``BadInput`` if the members cannot be split into such groups.
     """

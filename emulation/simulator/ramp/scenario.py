@@ -348,12 +348,6 @@ class Interval(NamedTuple):
     half_width: float
 
 
-# Student's t, 97.5 %, for 1 to 30 degrees of freedom.
-_STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179,
-            2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064,
-            2.060, 2.056, 2.052, 2.048, 2.045, 2.042)  # fmt: skip
-
-
 def mean_and_interval(values: Sequence[float]) -> Interval:
     """Mean and 95 % confidence half-width (Student's t); infinite for a single value."""
     if not values:
@@ -362,15 +356,31 @@ def mean_and_interval(values: Sequence[float]) -> Interval:
     if count == 1:
         return Interval(mean, math.inf)
     spread = math.sqrt(math.fsum((v - mean) ** 2 for v in values) / (count - 1))
-    return Interval(mean, _student(count - 1) * spread / math.sqrt(count))
+    return Interval(mean, _student(0.025, count - 1) * spread / math.sqrt(count))
 
 
-def _student(freedom: int) -> float:
-    """Student's t, 97.5 %; past the table by Fisher's expansion about the normal quantile."""
-    if freedom <= len(_STUDENT):
-        return _STUDENT[freedom - 1]
-    z = 1.959964
-    return z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
+def _student(tail: float, freedom: int) -> float:
+    """What Student's t exceeds with this probability."""
+    # Not above: importing it takes longer than --help should.
+    from scipy.special import stdtrit
+
+    return -float(stdtrit(freedom, tail))
+
+
+class Ratio(NamedTuple):
+    """A geometric mean of ratios, its 95 % confidence interval, and the share of them above 1."""
+
+    mean: float
+    low: float
+    high: float
+    worse: float
+
+    @classmethod
+    def of(cls, ratios: Sequence[float]) -> Ratio:
+        """By their logarithms: a ratio of 2 and one of 1/2 have the mean 1."""
+        log = mean_and_interval([math.log(each) for each in ratios])
+        mean, low, high = (math.exp(log.mean + sign * log.half_width) for sign in (0, -1, 1))
+        return cls(mean, low, high, sum(each > 1 for each in ratios) / len(ratios))
 
 
 def paired_difference(first: Sequence[float], second: Sequence[float]) -> Interval:
@@ -379,3 +389,25 @@ def paired_difference(first: Sequence[float], second: Sequence[float]) -> Interv
     What the pairs have in common, which jobs came, is not in the interval.
     """
     return mean_and_interval([a - b for a, b in zip(first, second, strict=True)])
+
+
+def p_value(differences: Sequence[float]) -> float:
+    """How likely a mean at least as far from 0 is by chance (Student's t, two-sided)."""
+    from scipy.special import stdtr
+
+    count = len(differences)
+    mean, half_width = mean_and_interval(differences)
+    if not mean or half_width == math.inf:
+        return 1.0
+    if not half_width:
+        return 0.0
+    return 2 * float(stdtr(count - 1, -abs(mean) / half_width * _student(0.025, count - 1)))
+
+
+def significant(p_values: Sequence[float], level: float = 0.05) -> list[bool]:
+    """Which of several comparisons are significant together, by Holm's method (1979)."""
+    found, held = [False] * len(p_values), True
+    for rank, place in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
+        held = held and p_values[place] <= level / (len(p_values) - rank)
+        found[place] = held
+    return found

@@ -20,7 +20,7 @@ from tests.support.house import ROOT
 from tests.support.switch_lab import SwitchUnderTest, switch_lab
 
 PORTS = (1, 2, 3)
-EXAMPLE = ROOT / "examples/packet_switch_driver.py"
+EXAMPLE = ROOT / "tests/support/packet_switch_driver.py"
 every_check = pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 
 

@@ -266,6 +266,7 @@ async def test_a_switch_tells_which_probes_and_which_neighbours_it_hears(switch:
             if again.up == {"tor1.1", "tor1.2", "tor1.3"}:
                 break
             await asyncio.sleep(0.1)
+        assert again is not None
         assert (again.up, again.neighbours) == ({"tor1.1", "tor1.2", "tor1.3"}, set())
         assert telemetry.ends()["tor1 swp3"] == "tor1.3"
         telemetry.close()

@@ -111,7 +111,7 @@ def test_a_job_goes_to_the_block_that_was_chosen(tmp_path: Path, workloads: Work
     assert episode.decide(answer) is JobOutcome.ACCEPTED
     assert episode.busy == answer.gpus
 
-    with pytest.raises(BadInput, match="no block"):
+    with pytest.raises(BadInput, match="not a block"):
         episode.decide(PlacedDegree(2, 0b11 << 30 | 1))
     with pytest.raises(BadInput, match="no block to choose"):
         Episode(pac_ml_scenario(workloads, "D"), 3).decide(answer)

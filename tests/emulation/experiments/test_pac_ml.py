@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from scipy.stats import ttest_1samp
 
 from patchlight.controller.policies.degrees import Constant
 from patchlight.emulation.experiments import paper
@@ -358,13 +359,20 @@ def test_policies_are_compared_seed_by_seed() -> None:
     constant = lowest["constant"]
     assert constant in ("constant-4", "constant-8")
     assert set(lowest["less_constant"]) == set(names) - {constant}
+    chance: dict[str, float] = {}
     for name, found in lowest["less_constant"].items():
         differences = [a - b for a, b in zip(rates[name], rates[constant], strict=True)]
         assert found["difference"] == pytest.approx(fmean(differences))
         # Student's t for four episodes.
-        assert found["ci95"] == pytest.approx(3.182 * stdev(differences) / 2, rel=1e-6)
+        assert found["ci95"] == pytest.approx(3.18245 * stdev(differences) / 2, rel=1e-5)
         assert found["worse_episodes"] == sum(each > 0 for each in differences)
-        assert found["significant"] == (abs(found["difference"]) > found["ci95"])
+        chance[name] = float(ttest_1samp(differences, 0.0).pvalue)
+        assert found["p"] == pytest.approx(chance[name])
+    # Holm: each in its turn has to be less likely by chance than the level over those left.
+    ranked = sorted(chance, key=chance.__getitem__)
+    sure = [chance[name] <= 0.05 / (len(ranked) - rank) for rank, name in enumerate(ranked)]
+    for rank, name in enumerate(ranked):
+        assert lowest["less_constant"][name]["significant"] == all(sure[: rank + 1])
 
 
 def test_only_what_is_significantly_lowest_is_marked(capsys: pytest.CaptureFixture[str]) -> None:

@@ -47,12 +47,16 @@ def test_each_lab_is_compared_with_its_best_pair() -> None:
     ]
     found = by_size(results, MINE, built_in())
     assert set(found) == {"all", "8 to 16 GPUs", "17 to 32 GPUs", "one GPU model", "two GPU models"}
-    assert found["all"].over_best.mean == pytest.approx((0.9 + 1.1 + 0.5 + 0.5 + 0.7) / 5)
+    over = found["all"].over_best
+    assert over.mean == pytest.approx((0.9 * 1.1 * 0.5 * 0.5 * 0.7) ** 0.2)
+    assert over.low < over.mean < over.high
+    assert over.mean / over.low == pytest.approx(over.high / over.mean)
+    assert over.worse == 0.2  # 1.1 in one of five labs
     assert found["all"].one == "regroup+regroup"
-    assert found["all"].over_one.mean == pytest.approx((0.45 + 0.55 + 0.5 + 0.5 + 0.7) / 5)
+    assert found["all"].over_one.mean == pytest.approx((0.45 * 0.55 * 0.5 * 0.5 * 0.7) ** 0.2)
     assert found["all"].worst == pytest.approx(1.1)
     assert found["all"].p95_over_best.mean == pytest.approx(2 * found["all"].over_best.mean)
-    assert found["17 to 32 GPUs"].over_best.half_width == 0
+    assert found["17 to 32 GPUs"].over_best[:3] == pytest.approx((0.5, 0.5, 0.5))
 
 
 def test_pieces_of_a_trace_come_at_the_load() -> None:

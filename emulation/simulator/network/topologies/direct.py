@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import yaml
-from scipy.optimize import linprog
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import shortest_path
 
@@ -56,64 +55,47 @@ class Dimensions(Network):
     kinds: tuple[str, ...] = ()
 
     def collective(
-        self, name: str, group: Ints, nbytes: float, ring_part: float = 1.0
+        self, name: str, nodes: Ints, nbytes: float, ring_part: float = 1.0
     ) -> list[Round]:
-        """On a torus, a ring all-reduce of a block of nodes takes the rings of all dimensions.
+        """All-reduces of a block of nodes go over the rings of all dimensions, both ways at once.
 
-        The gradient has a part for each dimension, which is reduced along that dimension first,
-        then along the next, and gathered back: all links are in use. How large the parts are is
-        as in Themis (Rashidi et al., ISCA 2022): no dimension ends later than the others. A full
-        dimension has rings both ways round; a part of one has a ring whose way back is the other
-        direction.
+        Each part of the bytes takes the dimensions in another order (Sack and Gropp, *Collective
+        algorithms for multiported torus networks*, 2015). With parts of the right sizes each link
+        carries as much, and all is one round.
         """
-        block = self._block(group) if name == "ring" and nbytes else None
-        if block is None:
-            return super().collective(name, group, nbytes, ring_part)
-        ranks, rings = block
-        extents = [size for size in ranks.shape if size > 1]
-        order = range(len(extents))
-        ahead = np.array([1 + both for _, both in rings], np.float64)
-        # Row d, column p: the part p's bits over dimension d, for each bit of the part.
-        loads = np.zeros((len(extents), len(extents)))
-        for part in order:
-            left = 1.0
-            for place in order:
-                dimension = (part + place) % len(extents)
-                left /= extents[dimension]
-                loads[dimension, part] = left * (extents[dimension] - 1)
-        # The least time t with loads · sizes ≤ t · directions, and sizes that add up to 1.
-        solved = linprog(
-            [*np.zeros(len(extents)), 1.0],
-            A_ub=np.column_stack([loads, -ahead]),
-            b_ub=np.zeros(len(extents)),
-            A_eq=[[*np.ones(len(extents)), 0.0]],
-            b_eq=[1.0],
-        )
-        edges = []
-        for axis, both in rings:
-            for step in (1, -1)[: 1 + both]:
-                edges.append((ranks.ravel(), np.roll(ranks, -step, axis).ravel()))
-        source, destination = (np.concatenate(ends) for ends in zip(*edges, strict=True))
-        adds = (len(group) - 1) / len(group) * 8 * nbytes
-        bits = 2 * solved.fun * 8 * nbytes
-        return [Round(source, destination, bits, 2 * (sum(extents) - len(extents)), adds)]
+        rings = self._rings_of(nodes) if name == "ring" and nbytes else []
+        if not rings:
+            return super().collective(name, nodes, nbytes, ring_part)
+        members, ranks, stride = len(nodes), np.arange(len(nodes)), 1
+        source, destination, steps = [], [], 0
+        for size, closed in rings:
+            here = ranks // stride % size
+            for step in (1, -1) if closed else (1,):
+                source.append(ranks)
+                destination.append(ranks + ((here + step) % size - here) * stride)
+            stride, steps = stride * size, steps + size - 1
+        one_way = (members - 1) / members * 8 * nbytes
+        edges = np.concatenate(source), np.concatenate(destination)
+        return [Round(*edges, 2 * one_way / len(source), 2 * steps, one_way)]
 
-    def _block(self, group: Ints) -> tuple[Ints, list[tuple[int, bool]]] | None:
-        """The ranks of a block of a torus by coordinates, and each axis of several nodes, with
-        whether it has a ring both ways; ``None`` for other nodes."""
-        one_rate = (self.capacity_bps == self.capacity_bps[0]).all()
-        if set(self.kinds) != {"Ring"} or not one_rate or len(group) < 2:
-            return None
-        at = np.unravel_index(group, self.dims[::-1])
-        low, sizes = [each.min() for each in at], [int(np.ptp(each)) + 1 for each in at]
-        if math.prod(sizes) != len(group):
-            return None
-        ranks = np.full(sizes, NO_LINK, np.int64)
-        ranks[tuple(each - least for each, least in zip(at, low, strict=True))] = np.arange(
-            len(group)
-        )
-        axes = enumerate(zip(sizes, self.dims[::-1], strict=True))
-        return ranks, [(axis, size == whole > 2) for axis, (size, whole) in axes if size > 1]
+    def _rings_of(self, nodes: Ints) -> list[tuple[int, bool]]:
+        """How many nodes of a block there are in each dimension, and whether they close a ring of
+        three or more; nothing if they are not a block, or links differ."""
+        left, rings, block = len(nodes), list[tuple[int, bool]](), 1
+        if set(self.kinds) != {"Ring"} or np.ptp(self.capacity_bps) or left < 2:
+            return []
+        for size in self.dims:
+            across = min(left, size)
+            if left % across or nodes[0] // block % size + across > size:
+                return []
+            if across > 1:
+                rings.append((across, across == size > 2))
+            left, block = left // across, block * size
+            if across < size and left > 1:
+                return []
+        whole = len(nodes) // rings[-1][0] if rings else 1
+        aligned = nodes[0] % whole == 0 and bool((np.diff(nodes) == 1).all())
+        return rings if aligned and left == 1 else []
 
     def _paths(self, source: Ints, destination: Ints, flow: Ints, group: Ints) -> Ints:
         at, moves = source.copy(), []
@@ -125,7 +107,8 @@ class Dimensions(Network):
             link, goes = at * width + first, here != there
             if kind == "Ring":
                 ahead = (there - here) % size
-                forward = ahead <= size - ahead  # The shorter way round; of two equal ones ahead.
+                # The shorter way round; of two equal ones ahead from every second node.
+                forward = 2 * ahead + here % 2 <= size
                 step, hops = np.where(forward, 1, -1), np.where(forward, ahead, size - ahead)
                 for hop in range(size // 2):
                     on = at + ((here + hop * step) % size - here) * stride
@@ -291,15 +274,25 @@ class TopoOpt(Network):
         spare = self.degree - rings
         if not spare or not demand.any():
             return replace(self, rings=rings)
-        # Of equally good matchings one at random: on uniform demand the others' circuits form
-        # small groups, with long ways between them.
-        drawn = 1 + 1e-6 * np.random.default_rng(0).random(demand.shape)
-        circuits = degree_constrained(demand * drawn, [spare] * members)
+        circuits = degree_constrained(demand, [spare] * members)
         matched = np.full((members, spare), NO_LINK, np.int64)
         for rank, row in enumerate(circuits):
             partners = np.repeat(np.arange(members), row)
             matched[rank, : len(partners)] = partners
-        return replace(self, rings=rings, matched=matched)
+        made, around = replace(self, rings=rings, matched=matched), replace(self, rings=self.degree)
+        # Of equal traffic matchings make cliques. A job without a ring may have the better ones.
+        ringless = not ring_part(rounds, members)
+        return around if ringless and around._hops(demand) < made._hops(demand) else made
+
+    def _hops(self, demand: Floats) -> float:
+        """The circuits that bits of a demand between ranks pass, as a sum."""
+        members = len(demand)
+        ranks = np.repeat(np.arange(members), self.degree)
+        to = self._circuits(members).ravel()
+        joined = csr_array(
+            (np.ones((to != NO_LINK).sum()), (ranks[to != NO_LINK], to[to != NO_LINK]))
+        )
+        return float((shortest_path(joined, unweighted=True) * demand).sum())
 
     def _paths(self, source: Ints, destination: Ints, flow: Ints, group: Ints) -> Ints:
         ranks = self._ranks(group)
