@@ -24,9 +24,10 @@ def _carry(listener: socket.socket, host: str, port: int, after_bytes: int) -> N
     with near, socket.create_connection((host, port)) as far:
         back = threading.Thread(target=_copy, args=(far, near))
         back.start()
-        while after_bytes > 0 and (piece := near.recv(1 << 16)):
-            after_bytes -= len(piece)
-            far.sendall(piece)
+        with suppress(ConnectionError):
+            while after_bytes > 0 and (piece := near.recv(1 << 16)):
+                after_bytes -= len(piece)
+                far.sendall(piece)
         for end in (near, far):
             with suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)

@@ -167,16 +167,17 @@ def _ended(process: "subprocess.Popen[str]") -> str:
 def _during(machine: Machine, bundle: Path, fault: Callable[[], object]) -> str:
     """A push that a fault meets at a random moment; what it said."""
     process = machine.push(bundle)
-    time.sleep(machine.rng.uniform(0, machine.took_s))
+    # To log in for the fault takes a while, too.
+    time.sleep(machine.rng.uniform(0, 0.5 * machine.took_s))
     fault()
     return _ended(process)
 
 
 def cut_line(machine: Machine, bundle: Path) -> str:
-    """The connection breaks off after a random number of bytes."""
+    """The connection breaks off after some bytes; the files of both releases are there."""
     server = machine.server
     assert server.ssh.address is not None
-    limit = machine.rng.randrange(10_000, 1_500_000)
+    limit = machine.rng.randrange(5_000, 60_000)
     with line_that_breaks(server.ssh.address, server.ssh.port, limit) as port:
         there = replace(server, ssh=replace(server.ssh, address="127.0.0.1", port=port))
         lab = read_lab(states.run_dir(machine.name) / "lab.yaml").with_changes(servers=(there,))
@@ -188,7 +189,7 @@ def cut_line(machine: Machine, bundle: Path) -> str:
 def killed_push(machine: Machine, bundle: Path) -> str:
     """The command is killed here."""
     process = machine.push(bundle)
-    time.sleep(machine.rng.uniform(0, machine.took_s))
+    time.sleep(machine.rng.uniform(0, 0.5 * machine.took_s))
     process.kill()
     return _ended(process)
 
@@ -213,14 +214,17 @@ def reboot(machine: Machine, bundle: Path) -> str:
 
 def full_disk(machine: Machine, bundle: Path) -> str:
     """Its disk is nearly full."""
-    # With the blocks that are kept for root.
-    free = int(machine.on("echo $(($(stat --file-system --format='%f * %S' /var)))"))
-    leave = machine.rng.randrange(2_000_000, 40_000_000)
-    machine.on(f"fallocate --length {free - leave} {_FULL}")
+    leave = machine.rng.randrange(100_000, 5_000_000)
+    # With the blocks that are kept for root, and what the file system needs for itself.
+    machine.on(
+        "free=$(($(stat --file-system --format='%f * %S' /var)))\n"
+        f"fallocate --length $((free - 100000000)) {_FULL}\n"
+        f"cat /dev/zero >{_FULL}2 2>/dev/null || truncate --size -{leave} {_FULL}2; sync"
+    )
     try:
         return _ended(machine.push(bundle))
     finally:
-        machine.on(f"rm {_FULL}")
+        machine.on(f"rm {_FULL} {_FULL}2")
 
 
 def killed_agent(machine: Machine, bundle: Path) -> str:
