@@ -12,7 +12,7 @@ from typing import Any
 from patchlight.agents.errors import AgentError, Conflict, GpuError, NicDark, NicError, NicGone, log
 from patchlight.agents.gpus import GpuBackend, Pairings
 from patchlight.agents.leases import Claims, Lease, LeaseBook
-from patchlight.agents.nics import moving, status
+from patchlight.agents.nics import announcing, moving, status
 from patchlight.agents.nics.state import RENDEZVOUS, NicAccess, NicState, WorkerNetwork, name_inside
 from patchlight.agents.path_nodes import PathNodes
 from patchlight.agents.workers import limits, programs
@@ -27,6 +27,7 @@ RELOCK_WITH_RDMA_S = 10.0
 """How long an RDMA port and its GID may take to return if the lab file sets no time."""
 
 _LOOK_AGAIN_S = 0.02
+_MOST_PEERS = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +139,26 @@ class Tenancy:
                 )
             await asyncio.sleep(_LOOK_AGAIN_S)
 
+    async def announce(self, token: str, wait_s: float) -> list[str]:
+        """Announce its NIC; the addresses of the other workers that are not heard in this time.
+
+        Beyond ``_MOST_PEERS`` workers, each greets its neighbours in the ring only.
+        """
+        spec, place = self._spec, self.place
+        if place is None:
+            raise Conflict(f"worker {spec.id} has no NIC yet", hint="wait until it is ready")
+        address_of = {each.mac.lower(): str(each.address) for each in spec.neighbours}
+        if (size := len(spec.ring)) > _MOST_PEERS:
+            ranks = {(spec.rank + step) % size for step in (-1, 1)}
+            near = {str(member.address) for member in spec.ring if member.rank in ranks}
+            address_of = {mac: address for mac, address in address_of.items() if address in near}
+        mtu = self._nic.mtu if self._nic else None
+        try:
+            return await announcing.announce(place, address_of, token, wait_s, mtu)
+        except OSError as exc:
+            where = f"announcing {place.inside} of worker {spec.id}"
+            raise NicError(f"{where}: {exc.strerror}") from exc
+
     async def begin(self, nic: Nic) -> RunningWorker:
         """Save a lease, launch the worker and move its NIC in. After an error call ``end``."""
         try:
@@ -183,8 +204,11 @@ class Tenancy:
         )
 
         def give() -> None:
-            network = WorkerNetwork.of(site.lab, nic, spec)
-            moving.give_nic(before, namespaces.namespace_path(name), network)
+            network, space = WorkerNetwork.of(site.lab, nic, spec), namespaces.namespace_path(name)
+            moving.give_nic(before, space, network)
+            inside = name_inside(access.interface, access.mode, nic.vlan)
+            # Its circuit may have moved since a switch last saw a frame from it.
+            namespaces.inside(space, lambda: announcing.send_announcement(inside, nic.address))
 
         try:
             await asyncio.to_thread(namespaces.inside, site.home, give)

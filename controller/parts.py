@@ -6,6 +6,7 @@ import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ from patchlight.controller.jobs.scheduler import Scheduler
 from patchlight.controller.packet_switches.openflow.client import Speaker, UnknownSwitches
 from patchlight.controller.packet_switches.openflow.flowtable import SpeakerOptions, SwitchTls
 from patchlight.controller.packet_switches.switches import PacketSwitches
+from patchlight.controller.packet_switches.telemetry import Telemetry
 from patchlight.controller.paths.bounds import BoundsService
 from patchlight.controller.paths.service import PathService
 from patchlight.controller.storage import series_store
@@ -104,7 +106,7 @@ class Controller:
         self.speaker = Speaker(
             SpeakerOptions(
                 socket=settings.state_dir / "speaker.sock",
-                datapath_ids=tuple(switch.datapath_id for switch in lab.packet_switches),
+                datapath_ids=tuple(s.datapath_id for s in lab.packet_switches if s.datapath_id),
                 listen=settings.openflow,
                 netns=str(settings.openflow_netns) if settings.openflow_netns else None,
                 engine=settings.engine,
@@ -113,7 +115,11 @@ class Controller:
             )
         )
         self.switches = PacketSwitches(lab, self.speaker, self.fleet.macs.of)
+        self.telemetry = Telemetry(
+            lab, partial(self.switches.count, "snmp"), settings.openflow_netns
+        )
         self.fleet.on_macs = self.switches.learn
+        self.fleet.on_counters = self.switches.count_nics
         self.unknown_switches = UnknownSwitches()
         outputs = ledger.JobOutputs(settings.state_dir / "outputs")
         self.jobs = JobTable(ledger.JobLedger(self.store), outputs)
@@ -150,7 +156,7 @@ class Controller:
             MaintenanceWindow(
                 self.circuits, self.transactions, self.switches, self.scheduler, self.jobs
             ),
-            SwitchListening(lab, self.fleet, self.switches, self.speaker),
+            SwitchListening(lab, self.fleet, self.switches, self.speaker, self.telemetry),
         )
 
     def status(self) -> dict[str, Any]:
@@ -174,10 +180,12 @@ class Controller:
             "switches": [
                 {
                     "name": s.name,
+                    "driver": s.driver,
                     "datapath_id": s.datapath_id,
                     "connected": connected[s.name],
                     "second_from": second_from.get(s.name),
                     "lacks": lacking.get(s.name),
+                    "snmp_problem": self.telemetry.problems.get(s.name),
                 }
                 for s in self.lab.packet_switches
             ],

@@ -317,4 +317,4 @@ def _private_key(identity: Path, place: SshHost) -> paramiko.PKey:
         hint = f"Have your SSH agent hold it, with {identity}.pub beside it: ssh-add {identity}"
         raise failed("it has a passphrase", hint) from error
     except (ValueError, paramiko.SSHException, UnknownKeyType) as error:
-        raise failed("it is no private key", f"Make one with ssh-keygen, or {other}") from error
+        raise failed("it is not a private key", f"Make one with ssh-keygen, or {other}") from error

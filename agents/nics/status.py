@@ -251,6 +251,7 @@ def _send(sender: socket.socket, ear: Ear, name: str, token: str) -> None:
     mac: bytes = sender.getsockname()[4]
     try:
         sender.send(probe_frames.probe_frame(name, token, mac.hex(":")))
+        sender.send(probe_frames.lldp_probe(name, token, mac.hex(":")))
     except OSError as error:
         # A full queue is normal without an optical signal: skip this probe.
         if error.errno not in (errno.EAGAIN, errno.ENOBUFS):

@@ -122,6 +122,9 @@ def lab_metrics(controller: Controller) -> Iterator[Family]:
     yield from _circuits(controller)
     strangers = controller.unknown_switches.connections
     yield from openflow_metrics(controller.speaker, controller.switches, strangers)
+    snmp = {name: not problem for name, problem in controller.telemetry.problems.items()}
+    about = "Whether a packet switch answers by SNMP as its telemetry needs."
+    yield gauge("packet_switch_snmp_up", about, snmp, "switch")
     yield from _servers(controller)
     parts = controller.background.status()
     runs = {part["name"]: part["running"] for part in parts}
@@ -238,7 +241,9 @@ def openflow_metrics(
     about = "Refused connections to the OpenFlow speaker."
     yield counter("speaker_refused_connections", about, refused, "reason")
     rates_bps = switches.rates_bps(since=time.time() - _RATES_OF_S).items()
-    about = f"at its switch port, in the lab's scale: mean of the last {_RATES_OF_S:g} seconds."
+    about = (
+        f"at its switch port or NIC, in the lab's scale: mean of the last {_RATES_OF_S:g} seconds."
+    )
     for name, at in (("receive", 1), ("transmit", 0)):
         values = {host: of_host[at] * _PER_BYTE for host, of_host in rates_bps}
         words = f"Rate that a host has to {name}, {about}"

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from statistics import fmean
-from typing import Any
+from typing import Any, Literal, get_args
 
 from patchlight.controller.packet_switches.openflow.client import Speaker
 from patchlight.controller.packet_switches.openflow.flow_sync import FlowSync, RefusedEntry
@@ -21,6 +23,7 @@ from patchlight.controller.packet_switches.openflow.forwarding import (
 )
 from patchlight.testbed.lab.model import Endpoint, Host, Lab
 from patchlight.testbed.lab.wiring import Links
+from patchlight.testbed.wire.agent_status import AgentStatus
 from patchlight.testbed.wire.probe_frames import ETHERTYPE, ETHERTYPE_LLDP
 
 LOG = logging.getLogger(__name__)
@@ -36,6 +39,23 @@ _EARS = frozenset(
     FlowEntry.ours(Match(eth_type=kind), (_CONTROLLER_PORT,), priority=PRIORITY_ARP + 10)
     for kind in (ETHERTYPE, ETHERTYPE_LLDP)
 )
+
+
+Source = Literal["snmp", "switch", "nic"]
+"""Who counted: a switch by SNMP or by its driver, or the host's NIC; the best first."""
+_SOURCES = get_args(Source)
+# How long a better source may be silent.
+_HELD_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Counted:
+    """What a host has sent and received in all, counted at this place."""
+
+    where: str
+    at: float
+    sent: int
+    received: int
 
 
 class PacketSwitches:
@@ -55,15 +75,18 @@ class PacketSwitches:
         self._links: Links | None = None
         # Tables of other MACs or links must not overtake each other.
         self._following = asyncio.Lock()
-        self._name_of = {s.datapath_id: s.name for s in lab.packet_switches}
+        self._name_of = {s.datapath_id: s.name for s in lab.packet_switches if s.datapath_id}
         self._connected: set[int] = set()
         self._second_from: dict[int, tuple[str, float]] = {}
         self._unserved_of: Mapping[int, tuple[RefusedEntry, ...]] = self._flows.refused
         self._unserved: Mapping[str, str] = {}
         self._traffic: dict[str, Mapping[str, Any]] = {}
         self.refused: Mapping[str, int] = {}
-        self._host_at: dict[tuple[int, int], str] = {}
-        self._last: dict[tuple[int, int], tuple[float, int, int]] = {}
+        self._host_at: dict[tuple[str, int], str] = {}
+        self._host_of = {str(host.endpoint): host for host in lab.hosts}
+        self._switch_names = {switch.name for switch in lab.packet_switches}
+        self._last: dict[tuple[Source, str], _Counted] = {}
+        self._latest: dict[str, dict[str, Any]] = {}
         self.port_rates: deque[dict[str, Any]] = deque(maxlen=_RATES_KEPT_S * len(lab.hosts))
 
     async def close(self) -> None:
@@ -90,14 +113,15 @@ class PacketSwitches:
     async def _follow(self, links: Links) -> list[str]:
         ids = {name: datapath_id for datapath_id, name in self._name_of.items()}
         self._host_at = {
-            (ids[peer.device], int(peer.port)): host.name
+            (peer.device, int(peer.port)): host.name
             for host in self._lab.hosts
-            if (peer := links.peer(host.endpoint)) is not None and peer.device in ids
+            if (peer := links.peer(host.endpoint)) is not None and peer.device in self._switch_names
         }
         ears = _EARS if self.hand_over_probes else frozenset[FlowEntry]()
         tables = {
             ids[name]: FlowTable(table.entries | ears)
             for name, table in self._forwarding.tables(links).items()
+            if name in ids
         }
         notes: list[str] = []
         for datapath_id, applied in (await self._flows.set_tables(tables)).items():
@@ -195,36 +219,66 @@ class PacketSwitches:
             since = samples[-1]["at"] - _LATELY_S if samples else 0.0
         for sample in itertools.takewhile(lambda s: s["at"] >= since, reversed(samples)):
             found.setdefault(sample["host"], []).append((sample["tx_bps"], sample["rx_bps"]))
+        for host, latest in self._latest.items():
+            # A switch that updates its counters less often.
+            if host not in found and since - _HELD_S < latest["at"] < since:
+                found[host] = [(latest["tx_bps"], latest["rx_bps"])]
         return {
             host: (fmean(sent for sent, _ in rates), fmean(got for _, got in rates))
             for host, rates in found.items()
         }
 
     def _count(self, event: Mapping[str, Any]) -> None:
-        """Convert bytes to rates of the host at each port, in bit/s of the lab: measured × scale.
+        name, at = self._name_of[int(event["datapath_id"])], float(event["at"])
+        octets = {int(p["port"]): (int(p["rx_bytes"]), int(p["tx_bytes"])) for p in event["ports"]}
+        self.count("switch", name, at, octets)
 
-        The host's transmit is the switch's receive.
-        """
-        datapath_id, at = int(event["datapath_id"]), float(event["at"])
-        for port in event["ports"]:
-            key = (datapath_id, int(port["port"]))
-            rx_bytes, tx_bytes = int(port["rx_bytes"]), int(port["tx_bytes"])
-            earlier = self._last.get(key)
-            self._last[key] = (at, rx_bytes, tx_bytes)
-            host = self._host_at.get(key)
-            if earlier is None or host is None or at <= earlier[0] or rx_bytes < earlier[1]:
-                continue
-            to_bps = 8 * self._lab.scale / (at - earlier[0])
-            self.port_rates.append(
-                {
-                    "at": at,
-                    "host": host,
-                    "switch": self._name_of[datapath_id],
-                    "port": key[1],
-                    "rx_bps": (tx_bytes - earlier[2]) * to_bps,
-                    "tx_bps": (rx_bytes - earlier[1]) * to_bps,
-                }
-            )
+    def count(
+        self, by: Source, switch: str, at: float, octets: Mapping[int, tuple[int, int]]
+    ) -> None:
+        """Take what a switch has received and sent in all at each port."""
+        for port, (received, sent) in octets.items():
+            if (host := self._host_at.get((switch, port))) is not None:
+                # The host's transmit is the switch's receive.
+                there = _Counted(f"{switch}.{port}", at, received, sent)
+                self._add(by, host, there, Endpoint(switch, str(port)))
+
+    def count_nics(self, status: AgentStatus) -> None:
+        """Take what the NICs of a server have sent and received: it counts where nothing else
+        does."""
+        for nic in status.nics:
+            host = self._host_of.get(f"{status.server}.{nic.name}")
+            counted = nic.counters
+            # Both are 0 while the NIC moves. A worker may have counters of its own.
+            if host is not None and (counted.tx_bytes or counted.rx_bytes):
+                owner = nic.worker or ""
+                there = _Counted(owner, time.time(), counted.tx_bytes, counted.rx_bytes)
+                peer = None if self._links is None else self._links.peer(host.endpoint)
+                self._add("nic", host.name, there, peer)
+
+    def _add(self, by: Source, host: str, now: _Counted, peer: Endpoint | None) -> None:
+        """Convert bytes to rates of the host, in bit/s of the lab: measured × scale."""
+        before, self._last[by, host] = self._last.get((by, host)), now
+        if before is None or before.where != now.where or now.at <= before.at:
+            return
+        if now.sent < before.sent or now.received < before.received:
+            return
+        best = self._latest.get(host)
+        is_better = best is not None and _SOURCES.index(best["by"]) < _SOURCES.index(by)
+        if best is not None and is_better and now.at - best["at"] < _HELD_S:
+            return
+        to_bps = 8 * self._lab.scale / (now.at - before.at)
+        at_switch = peer is not None and peer.device in self._switch_names
+        self._latest[host] = {
+            "at": now.at,
+            "host": host,
+            "switch": peer.device if peer is not None and at_switch else "",
+            "port": int(peer.port) if peer is not None and at_switch else 0,
+            "by": by,
+            "rx_bps": (now.received - before.received) * to_bps,
+            "tx_bps": (now.sent - before.sent) * to_bps,
+        }
+        self.port_rates.append(self._latest[host])
 
 
 def _lacks(refused: Sequence[RefusedEntry]) -> str:

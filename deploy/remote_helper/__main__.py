@@ -144,8 +144,7 @@ class RemoteHelper:
         found = self._releases.look()
         if found["previous"] is None:
             raise releases.RequestRefused(
-                "there is no release before this one",
-                "'patchlight deploy push' brings another one.",
+                "no release before this one", "'patchlight deploy push' brings another one."
             )
         self._releases.switch(found["previous"]["id"])
         for role, service in self._services.items():

@@ -101,7 +101,7 @@ class Service:
             command = ["journalctl", "--no-pager", "--output=cat", f"--unit={self._unit}"]
             return [*command, f"--lines={lines}", *follows]
         if not self._log.exists():
-            raise RequestRefused(f"there is no log of the {self._role} yet")
+            raise RequestRefused(f"no log of the {self._role} yet")
         follows = ["--follow=name", "--retry"] if follow else []
         return ["tail", f"--lines={lines}", *follows, str(self._log)]
 

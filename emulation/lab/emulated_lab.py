@@ -22,6 +22,7 @@ from patchlight.emulation.fabric import build
 from patchlight.emulation.fabric import lab_state as states
 from patchlight.emulation.fabric.plan import FabricPlan, check_fabric, plan_fabric, with_swapped
 from patchlight.emulation.fabric.processes import Supervisor
+from patchlight.emulation.fabric.telemetry import snmp_switches
 from patchlight.emulation.lab import network, teardown
 from patchlight.emulation.lab.capacity import suited
 from patchlight.emulation.lab.hosts import EmulatedHost, write_hosts_file
@@ -126,9 +127,10 @@ class EmulatedLab:
             name=name or lab.name, scale=float(scale or 1), fabric=chosen.fabric or lab.fabric
         )
         wanted = {f"rdma: {h.nic.rdma}" for h in lab.hosts if h.nic.rdma in ("exclusive", "shared")}
+        wanted |= {"rendezvous" for host in lab.hosts if host.nic.rendezvous}
         if wanted and progress is not None:
             said = ", ".join(sorted(wanted))
-            progress(f"warning: emulated NICs have no RDMA: ignoring {said} of the lab file")
+            progress(f"warning: ignoring {said} of the lab file: emulated NICs have none")
         again: dict[str, Any] = {"scale": scale, "replace": replace, "progress": progress}
         return cls(lab, source=lab.name, options=chosen, **again)
 
@@ -224,13 +226,15 @@ class EmulatedLab:
             self._plan = None
         state = states.new_state(self.lab.name, self._source, self.lab.scale)
         agents = has_agents(self.lab, self._options)
-        openflow = self.lab.controller_openflow
+        openflow, by_snmp = self.lab.controller_openflow, snmp_switches(self.lab)
         self.lab = runtime_lab(self.lab, agents=agents, policies=self._options.policies)
         if self.lab.controller_openflow != openflow:
             self._say(
                 "note: packet switches reach the controller inside the lab's network at "
                 f"{self.lab.controller_openflow}, not at {openflow}"
             )
+        if by_snmp.keys() != snmp_switches(self.lab).keys():
+            self._say("note: packet switches have no SNMP without: apt-get install snmpd lldpd")
         services = LabServices(self.lab, state, self._options, self._say)
         services.check_requirements()
         rehearsal: Rehearsal | None = None
@@ -264,6 +268,8 @@ class EmulatedLab:
             rehearsal.join()
         state.save()
         services.start(self.plan, supervisor, rehearsal.services() if rehearsal else ())
+        if not self.lab.coloured:
+            network.check_packet_sizes(self.lab, self.hosts)
         state.phase = "up"
         state.save()
 

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from patchlight.emulation.fabric.lab_state import recorded_labs, run_dir
+from patchlight.emulation.fabric.telemetry import emulated_telemetry
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab.model import Lab, OpticalSwitch
 from patchlight.testbed.lab.rules import NOTHING_SAID, PolicyChoice
@@ -114,9 +115,8 @@ def runtime_lab(lab: Lab, *, agents: bool, policies: PolicyChoice) -> Lab:
     # Only a single lab uses the usual port; labs that come up at once must not compete for it.
     alone = not set(recorded_labs()) - {lab.name}
     usual = _USUAL_API_PORT if alone else 0
-    # NICs are veths with the NIC's name, without VLAN and RDMA.
-    veth: dict[str, Any] = {"mode": "veth", "rdma": "none", "routes": ()}
-    veth |= dict.fromkeys(("interface", "mtu", "vlan", "relock_s", "rendezvous"))
+    # NICs are veths with the NIC's name, without RDMA and other networks.
+    veth: dict[str, Any] = {"mode": "veth", "rdma": "none", "interface": None, "rendezvous": None}
     driven = [switch.name for switch in driven_switches(lab)]
     api, *ports = free_ports(1 + len(driven), usual)
     at = {name: f"127.0.0.1:{port}" for name, port in zip(driven, ports, strict=True)}
@@ -129,6 +129,7 @@ def runtime_lab(lab: Lab, *, agents: bool, policies: PolicyChoice) -> Lab:
             )
             for server in lab.servers
         ),
+        packet_switches=emulated_telemetry(lab),
         circuit_switches=tuple(replace(c, address=at[c.name]) for c in lab.circuit_switches),
         wavelength_switches=tuple(
             replace(w, address=at.get(w.name, w.address)) for w in lab.wavelength_switches

@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from patchlight.client.client import ControllerClient
-from patchlight.emulation.fabric import build
+from patchlight.emulation.fabric import build, links
 from patchlight.emulation.fabric import lab_state as states
 from patchlight.emulation.fabric.lab_state import LabState
 from patchlight.emulation.fabric.plan import FabricPlan, fabric_namespace, namespace_name
 from patchlight.emulation.fabric.processes import LabService, Supervisor, nursery
+from patchlight.emulation.fabric.telemetry import telemetry_services
 from patchlight.emulation.lab.hosts import HostNic, HostUnreachable
 from patchlight.emulation.lab.options import LabOptions, driven_switches, has_agents, has_controller
 from patchlight.emulation.servers.rehearsal import server_service
@@ -75,6 +76,8 @@ class LabServices:
         """Raise, before anything is made, if a program or kernel feature is missing."""
         if any(fibre.delay_s or fibre.packet_loss for fibre in self._lab.fibres):
             rate_limits.check_supported()
+        if self._options.servers != "vm" and any(h.nic.vlan for h in self._lab.hosts):
+            links.check_vlans()
         if self.datapath != "bridge" and self._lab.packet_switches:
             build.check_installed()
         if not self.has_controller:
@@ -107,6 +110,8 @@ class LabServices:
             supervisor.end(optical)
             supervisor.start(light)
         supervisor.launch([*optical, *self._gpus(), *self._agents(), *servers])
+        for services in telemetry_services(self._lab, self._run_dir) if self.has_controller else ():
+            supervisor.start(services)
         if not plan.bridges or self.datapath == "bridge":
             if self.has_controller:
                 self._launch_controller(supervisor)

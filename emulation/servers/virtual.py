@@ -22,6 +22,7 @@ from patchlight.emulation.fabric.plan import namespace_name
 from patchlight.emulation.fabric.processes import LabService
 from patchlight.emulation.servers.server import NoRehearsalServers, interface_of, service_name
 from patchlight.testbed.lab.model import Server, default_mac
+from patchlight.testbed.lab.packet_sizes import USUAL_MTU
 from patchlight.testbed.linux import namespaces
 from patchlight.testbed.linux.netlink import Netlink
 
@@ -222,7 +223,13 @@ def plug(lab: str, server: Server) -> None:
             a, b = found[tap].index, found[name].index
             links.ready_ingress(netlink, [a, b])
             ways = [*links.redirect(name, a, [b]), *links.redirect(name, b, [a])]
-            netlink.run([*ways, links.set_up(a, tap), links.set_up(b, name)])
+            sized = [links.set_mtu(a, _mtu_of(server, name), tap)]
+            netlink.run([*sized, *ways, links.set_up(a, tap), links.set_up(b, name)])
+
+
+def _mtu_of(server: Server, name: str) -> int:
+    """The MTU of a NIC of a server, or of its management interface."""
+    return next((n.mtu for n in server.nics if n.name == name and n.mtu), USUAL_MTU)
 
 
 def _make_tap(name: str) -> None:
@@ -240,9 +247,10 @@ def virtual_service(lab: str, base: Path, server: Server) -> LabService:
     argv = _machine(server.name, _known(base)[1], base, disk / "initrd")
     argv += ["-drive", f"file={disk}/disk.qcow2,if=none,id=disk,cache=unsafe"]
     argv += ["-device", "virtio-blk-pci,drive=disk", "-device", "virtio-rng-pci"]
-    for number, (_, mac, _) in enumerate(_nics(server)):
+    for number, (name, mac, _) in enumerate(_nics(server)):
         tap = f"tap,id=nic{number},ifname=tap{number},script=no,downscript=no,vnet_hdr=off"
-        argv += ["-netdev", tap, "-device", f"virtio-net-pci,netdev=nic{number},mac={mac},romfile="]
+        nic = f"virtio-net-pci,netdev=nic{number},mac={mac},host_mtu={_mtu_of(server, name)}"
+        argv += ["-netdev", tap, "-device", f"{nic},romfile="]
     return LabService(
         name=service_name(server.name),
         argv=argv,

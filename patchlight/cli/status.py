@@ -242,13 +242,17 @@ def _devices(answer: Status) -> out.Table:
             if switch["connected"]
             else out.Coloured("away", "bad")
         )
+        if switch["snmp_problem"]:
+            state = out.Coloured(f"{state.text}; {switch['snmp_problem']}", "caution")
         if switch["lacks"]:
             state = out.Coloured(f"connected; {switch['lacks']}", "bad")
         if switch["second_from"]:
             state = out.Coloured(
                 f"connected; another from {switch['second_from']} is refused", "bad"
             )
-        table.add_row(switch["name"], f"packet switch {switch['datapath_id']:#x}", state)
+        told = switch["datapath_id"]
+        kind = f"packet switch ({switch['driver']})" if told is None else f"packet switch {told:#x}"
+        table.add_row(switch["name"], kind, state)
     for ocs in answer["circuit_switches"]:
         reach = out.Coloured("answers", "good")
         if not ocs["reachable"]:

@@ -239,6 +239,19 @@ class StopAtRequest(_Request):
     iteration: Annotated[int, Field(ge=0)]
 
 
+class AnnounceRequest(_Request):
+    """Announce a worker's NIC, and greet the job's other workers for at most ``wait_s``."""
+
+    token: Annotated[str, Field(pattern=r"^[0-9a-z-]{1,64}$")]
+    wait_s: Annotated[float, Field(ge=0, le=10, allow_inf_nan=False)]
+
+
+class AnnounceAnswer(BaseModel):
+    """The addresses of the workers that were not heard."""
+
+    unheard: list[str]
+
+
 class LogPart(BaseModel):
     """Part of a worker's output, from byte ``offset`` on; continue after byte ``next``.
 

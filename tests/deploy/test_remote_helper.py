@@ -169,7 +169,7 @@ def test_it_begins_with_the_server_where_scripts_begin_programs(
 def test_back_to_the_release_before_and_forth(far: HelperProcess, tmp_path: Path) -> None:
     first = installed(far, tmp_path / "wheels", "1")
     served(far, tmp_path, first)
-    assert far.tell("roll_back")["error"] == "there is no release before this one"
+    assert far.tell("roll_back")["error"] == "no release before this one"
     for version in ("2", "3"):
         assert served(far, tmp_path, installed(far, tmp_path / "wheels", version))
     found = far.ask("look")

@@ -45,6 +45,12 @@ def names_option(name: str, about: str, **settings: Any) -> Callable[[Command], 
 @click.option(
     "--first-seed", type=_WHOLE, default=0, help="Seed of the first episode; the next count up."
 )
+@click.option(
+    "--salt",
+    type=_WHOLE,
+    help="Repeat a run with your own policies: the salt in its result.json.  [default: a secret "
+    "one with policies of yours, so that they cannot draw the jobs to come; else 0]",
+)
 @click.option("--quick", is_flag=True, help="Fewer seeds and laws, a shorter roll-out.")
 @names_option(
     "--policies",
@@ -113,6 +119,7 @@ def pac_ml(
     laws: tuple[str, ...] | None,
     seeds: int | None,
     first_seed: int,
+    salt: int | None,
     quick: bool,
     rules: tuple[str, ...],
     policies: tuple[str, ...],
@@ -143,6 +150,7 @@ def pac_ml(
         policies,
         engine_of(processes, ray),
         variation=replace(Variation.parse(**varied), law_instance=law_instance),
+        salt=salt,
     )
     # Before a folder is made: wrong input leaves nothing.
     options.variation.check_models(run.find_profiles(profiles).graphs)

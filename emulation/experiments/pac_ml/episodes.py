@@ -78,6 +78,11 @@ def shipped(ramp: RampShape = PAC_ML_SHAPE) -> list[str]:
     return [name for name, card in cards.items() if card and card.ramp == astuple(ramp)]
 
 
+def is_users(name: str) -> bool:
+    """Whether a policy is the user's program, which could draw the episodes of known seeds."""
+    return name not in NAMES and find(name, "partition").origin.startswith(("file", "installed"))
+
+
 def made_for(name: str, rule: str) -> bool:
     """Whether a policy can run with a placement rule: a learned one only with its own."""
     card = card_of(name)
@@ -180,6 +185,7 @@ class TaskRunner:
     graphs: Sequence[ComputationGraph]
     horizon_s: float
     variation: Variation = field(default_factory=Variation)
+    salt: int = 0
     _workloads: Workloads | None = None
     _scenarios: dict[TableCell, Scenario] = field(default_factory=dict)
 
@@ -189,7 +195,8 @@ class TaskRunner:
             self._workloads = self.variation.workloads(self.graphs)
         if cell not in self._scenarios:
             varied = replace(self.variation, horizon_s=self.horizon_s)
-            self._scenarios[cell] = varied.scenario(self._workloads, cell.law, cell.rule)
+            plain = varied.scenario(self._workloads, cell.law, cell.rule)
+            self._scenarios[cell] = plain.salted(self.salt)
         return self._scenarios[cell]
 
     def run(self, task: Task) -> Done:

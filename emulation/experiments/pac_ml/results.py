@@ -222,9 +222,9 @@ def _published() -> dict[str, Any]:
 class PacMlResult:
     """What was run, where and when, and the figures by placement rule and law.
 
-    ``law_instance`` is that of laws B, C and D, ``None`` for new ones in each episode; ``varied``
-    is what else differs from the paper. ``outside_training`` says by policy what a learned one was
-    not trained for.
+    ``salt`` draws the same episodes again (``PacMlOptions``). ``law_instance`` is that of laws B, C
+    and D, ``None`` for new ones in each episode; ``varied`` is what else differs from the paper.
+    ``outside_training`` says by policy what a learned one was not trained for.
     """
 
     experiment: str = "pac-ml"
@@ -238,6 +238,7 @@ class PacMlResult:
     quick: bool
     profiles: Mapping[str, Any]
     seeds: Sequence[int]
+    salt: int
     horizon_s: float
     law_instance: int | None
     varied: Mapping[str, str]

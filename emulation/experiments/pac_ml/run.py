@@ -2,6 +2,7 @@
 
 import datetime
 import os
+import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -35,7 +36,8 @@ class PacMlOptions:
     """What the user asked for. ``seeds`` ``None`` is 10, or 3 if ``quick``.
 
     In ``policies``, ``all`` means all built-in and shipped ones. A learned policy runs only with
-    the placement rule that it was trained for.
+    the placement rule that it was trained for. ``salt``: ``Scenario.salted``; ``None`` is a secret
+    one if a policy is the user's program, else 0.
     """
 
     seeds: int | None = None
@@ -48,6 +50,7 @@ class PacMlOptions:
     engine: Engine = _SERIAL
     horizon_s: float = PAC_ML_HORIZON_S
     variation: Variation = field(default_factory=Variation)
+    salt: int | None = None
 
     def __post_init__(self) -> None:
         if self.seeds is not None and self.seeds < 1:
@@ -150,7 +153,12 @@ def run_experiment(
         )
     varied.check_models(profiles.graphs)
     origin = provenance(options.all_seeds, _files(options, profiles))
-    runner = episodes.TaskRunner(profiles.graphs, options.horizon_s, varied)
+    salt = options.salt
+    if salt is None:
+        salt = (
+            secrets.randbits(53) if any(map(episodes.is_users, {*options.policies} - {ALL})) else 0
+        )
+    runner = episodes.TaskRunner(profiles.graphs, options.horizon_s, varied, salt)
     tunings, bounds = _tunings(options), _bounds(options)
     expected = {task.cell: LookAhead(task.futures) for task in tunings}
     planned: list[episodes.Task] = [*tunings, *_runs(options, expected), *bounds]
@@ -199,6 +207,7 @@ def run_experiment(
         quick=options.quick,
         profiles=profiles.words,
         seeds=list(options.all_seeds),
+        salt=salt,
         horizon_s=options.horizon_s,
         law_instance=varied.law_instance,
         interrupted=done.interrupted,

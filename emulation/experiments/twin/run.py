@@ -28,6 +28,7 @@ from patchlight.testbed.jobs import JobSpec, JobState
 from patchlight.testbed.lab.model import Lab
 
 _UP_S, _POLL_S, _STALL_S = 60.0, 0.5, 300.0
+_MOST_BUSY = 0.95  # of all processor time
 _DIFFERS = 0.1  # Policies whose mean completion times differ by more have an order.
 _WAITS = {JobState.QUEUED, JobState.BLOCKED}
 CAUSES = ("waited_s", "starts_s", "runs_s", "ends_s")
@@ -104,14 +105,15 @@ def run_mix(
             arrivals_s, measured = _measured(client, mix, policies)
             after = cpu_ticks()
             steal = (after.steal - before.steal) / max(1, after.total - before.total)
-            busy = _too_busy(steal, max(each.stretch for each in measured.values()))
+            used = after.busy_since(before)
+            busy = _too_busy(used, steal, max(each.stretch for each in measured.values()))
             predicted = predicted_times(lab, mix.jobs, arrivals_s, policies, overheads)
-            used = {"busy": after.busy_since(before), "steal": steal, "too_busy": busy}
+            state = {"busy": used, "steal": steal, "too_busy": busy}
             name = "+".join(policies)
             shown = {"seed": seed, "policies": name, "servers": len(lab.servers)}
-            machine.append({**shown, **overheads._asdict(), **used})
+            machine.append({**shown, **overheads._asdict(), **state})
             mine = [
-                {**shown, **_row(spec, predicted[spec.name], measured[spec.name]), **used}
+                {**shown, **_row(spec, predicted[spec.name], measured[spec.name]), **state}
                 for spec in mix.jobs
             ]
             rows += mine
@@ -119,9 +121,11 @@ def run_mix(
             say(f"{name}: predicted less measured time at work {off}{f'; {busy}' * bool(busy)}")
 
 
-def _too_busy(steal: float, stretch: float) -> str:
+def _too_busy(busy: float, steal: float, stretch: float) -> str:
     """Why the emulating machine was too busy for these figures; empty if it was not."""
     found = []
+    if busy > _MOST_BUSY:
+        found.append(f"no free core: its processors were busy {busy:.0%} of the time")
     if steal > MOST_STEAL:
         found.append(f"its host took {steal:.0%} of its processor time away")
     if stretch > MOST_COMPUTE_STRETCH:
@@ -189,7 +193,10 @@ def _measured_job(client: ControllerClient, job: Mapping[str, Any], spec: JobSpe
     ]
     began, last = min(starts), max(each["finished_at"] for each in reports)
     placed = next(s["at"] for s in client.history(job["id"]) if s["state"] not in _WAITS)
-    computed_s = float(np.mean([each["compute_s"] for each in reports]))
+    by_rank: dict[int, list[float]] = {}
+    for each in reports:
+        by_rank.setdefault(each["rank"], []).append(each["compute_s"])
+    computed_s = max(float(np.mean(each)) for each in by_rank.values())
     times = JobTimes(
         tuple(job["hosts"]),
         placed - job["submitted_at"],

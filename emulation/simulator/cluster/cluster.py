@@ -1,4 +1,4 @@
-"""Clusters: racks of servers of GPUs, and labs whose OCSs rewire them; how rings share links."""
+"""Models clusters: racks of GPU servers, or labs with OCSs, and how rings share their links."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ MAX_GPUS = 1 << 20
 
 
 class Rewiring(NamedTuple):
-    """A change of circuits: how long it is dark, what changed, and whose NICs were dark.
+    """The result of a change of circuits.
 
-    ``relit`` are the GPUs whose links may be others now, those among them.
+    ``dark_s`` is the switching time, ``relit`` the GPUs whose links may differ now. These include
+    the GPUs whose NICs were dark.
     """
 
     dark_s: float
@@ -35,16 +36,16 @@ class Rewiring(NamedTuple):
 
 
 class Pacing(Protocol):
-    """Says how fast the running jobs of a cluster go; they are a simulation's own."""
+    """The pace of the running jobs of a cluster, for one simulation."""
 
     def route(self, job: Any, demand: Demand | None) -> bool:
-        """A job is on these links; whether to share them again. Otherwise it has its pace."""
+        """Put a job on these links; returns whether links have to be shared again."""
 
     def remove(self, job: Any) -> bool:
-        """A job is gone; whether to share links again."""
+        """Remove a job; returns whether links have to be shared again."""
 
     def new_paces(self) -> Iterator[tuple[Any, float]]:
-        """The jobs whose pace changes, each with its seconds for a unit."""
+        """The jobs whose pace changes, each with its seconds per unit."""
 
 
 class Cluster(Protocol):
@@ -52,15 +53,15 @@ class Cluster(Protocol):
 
     @property
     def shape(self) -> ClusterShape:
-        """Which GPUs there are, and where."""
+        """The GPUs and their locations."""
 
     @property
     def nic_bps(self) -> float:
-        """The rate at which a job communicates whose links are its own."""
+        """The rate at which a job communicates if it shares no link."""
 
     @property
     def edge_bps(self) -> float:
-        """The most that an edge of a ring can have on any links."""
+        """The highest rate that an edge of a ring can have on any links."""
 
     @property
     def capacity_bps(self) -> Mapping[Hashable, float]:
@@ -68,7 +69,7 @@ class Cluster(Protocol):
 
     @property
     def lab(self) -> Lab | None:
-        """The lab behind it, where there is one to rewire."""
+        """The lab of the cluster, if it can be rewired."""
 
     @property
     def circuits(self) -> Mapping[str, PortMap]:
@@ -78,20 +79,20 @@ class Cluster(Protocol):
         """The links that a ring over these GPUs uses; ``None`` if it cannot be closed."""
 
     def ports_of(self, gpus: int) -> Mapping[str, frozenset[int]]:
-        """The OCS ports that carry these GPUs' light."""
+        """The OCS ports on the optical paths of these GPUs."""
 
     def rewire(self, maps: Mapping[str, PortMap]) -> Rewiring:
-        """Light these circuits; those of other OCSs stay as they are."""
+        """Set these maps; other OCSs keep theirs."""
 
     def renewed(self) -> Cluster:
-        """The same cluster as it was wired at first."""
+        """The same cluster with its initial wiring."""
 
     def pacing(self) -> Pacing:
-        """What says how fast jobs go on it, none of them begun."""
+        """A pace model for this cluster, without jobs."""
 
 
 class RingShare(Protocol):
-    """A running job: its number, what it has to do, its links, and its seconds for a unit.
+    """A running job: its number, its work, its links, and its seconds per unit.
 
     ``remaining`` units are left, as last counted.
     """
@@ -115,10 +116,10 @@ class RingNetwork:
         self._rings_on: dict[Hashable, int] = {}
 
     def route(self, job: RingShare, demand: Demand | None) -> bool:
-        """Put a job's ring on these links; whether it shares them, or those that it had.
+        """Put a job's ring on these links; returns whether it shares them or shared its last ones.
 
-        A job that shares links stands still until ``new_paces``, one without a circuit (``None``)
-        until its next route.
+        A job that shares links stands still until ``new_paces``; one without a circuit (``None``)
+        stands still until its next route.
         """
         shared = self.remove(job)
         job.demand = demand or {}
@@ -135,7 +136,7 @@ class RingNetwork:
         if shares or shared:
             job.unit_s = math.inf
             return True
-        # What ``fair_rates`` says of a ring that has all its links to itself.
+        # The result of ``fair_rates`` for a ring that shares no link.
         capacity_bps, rate_bps = self._network.capacity_bps, self._network.edge_bps
         for link, edges in demand.items():
             rate_bps = min(rate_bps, capacity_bps[link] / edges)
@@ -143,7 +144,7 @@ class RingNetwork:
         return False
 
     def remove(self, job: RingShare) -> bool:
-        """Take a job's ring off its links; whether it shared any."""
+        """Take a job's ring off its links; returns whether it shared any."""
         if self._sharing.pop(job.index, None) is None:
             return False
         shared, rings_on = False, self._rings_on
@@ -156,7 +157,7 @@ class RingNetwork:
         return shared
 
     def new_paces(self) -> Iterator[tuple[RingShare, float]]:
-        """Share the links; the jobs whose pace changes, each with its seconds for a unit."""
+        """Share the links; returns the jobs whose pace changes, each with its seconds per unit."""
         jobs, network = list(self._sharing.values()), self._network
         rates = fair_rates([job.demand for job in jobs], network.capacity_bps, network.edge_bps)
         for job, rate_bps in zip(jobs, rates, strict=True):
@@ -196,10 +197,10 @@ class PhasedRings(RingNetwork):
 
 @dataclass(frozen=True)
 class TwoLevel:
-    """Racks of servers of GPUs; each GPU has a NIC, each rack one uplink.
+    """Racks of servers with GPUs; each GPU has a NIC, each rack one uplink.
 
-    A rack's uplink has the rate of all its NICs divided by ``oversubscription``, each way;
-    above the racks nothing is short. Within a rack every NIC has its rate.
+    A rack's uplink has the rate of all its NICs divided by ``oversubscription``, in each
+    direction. The network above the racks is not blocking. Within a rack every NIC has its rate.
     """
 
     racks: int
@@ -258,18 +259,18 @@ class TwoLevel:
 
     @cached_property
     def capacity_bps(self) -> Mapping[Hashable, float]:
-        """Each rack's uplink. A ring leaves a rack as often as it enters it: one way is enough."""
+        """The uplinks. A ring leaves a rack as often as it enters it: one direction is enough."""
         uplink_bps = self.servers * self.gpus * self.nic_bps / self.oversubscription
         return dict.fromkeys(range(self.racks), uplink_bps)
 
     @property
     def lab(self) -> None:
-        """There is nothing to rewire."""
+        """``None``: it cannot be rewired."""
         return None
 
     @property
     def circuits(self) -> Mapping[str, PortMap]:
-        """There is no OCS."""
+        """Empty: no OCS."""
         return {}
 
     def demand(self, ring: Sequence[int]) -> Demand:
@@ -287,18 +288,18 @@ class TwoLevel:
         return found
 
     def ports_of(self, gpus: int) -> Mapping[str, frozenset[int]]:
-        """None."""
+        """Empty: no OCS."""
         return {}
 
     def rewire(self, maps: Mapping[str, PortMap]) -> Rewiring:
-        """``BadInput``: there are no circuits."""
+        """``BadInput``: it has no circuits."""
         raise BadInput(
             f"cannot light circuits of {', '.join(maps)}: this cluster has no OCS",
             hint="choose topology 'keep', or a lab with an OCS",
         )
 
     def renewed(self) -> TwoLevel:
-        """Itself: nothing in it changes."""
+        """Itself: its wiring never changes."""
         return self
 
     def pacing(self) -> RingNetwork:
@@ -307,10 +308,10 @@ class TwoLevel:
 
 
 class LabCluster:
-    """The hosts of a lab that have a GPU, and its links as lit now.
+    """The hosts of a lab that have a GPU, and its links as wired now.
 
-    A ring's edge goes from one NIC over packet switches to the other NIC, the way that the flow
-    tables of the lab have.
+    An edge of a ring goes from one NIC over packet switches to the other NIC, on the path of the
+    lab's flow tables.
     """
 
     def __init__(self, lab: Lab, circuits: Mapping[str, PortMap] | None = None) -> None:
@@ -344,11 +345,11 @@ class LabCluster:
         return found
 
     def pacing(self) -> RingNetwork:
-        """Rings that compute and communicate in turns, over the links as they are lit."""
+        """Rings that compute and communicate in turns, over the present links."""
         return PhasedRings(self)
 
     def _show(self, network: LabNetwork) -> None:
-        """Write down which links there are, and where each GPU with a new circuit is."""
+        """Store the present links, and the location of each GPU with a new circuit."""
         self._network, self.links, self.wire = network, network.links, network.wire
         self.capacity_bps: Mapping[Hashable, float] = network.capacity_bps
         relit = members(network.relit)
@@ -363,11 +364,11 @@ class LabCluster:
         self.shape = self.shape.relit(racks)
 
     def demand(self, ring: Sequence[int]) -> Demand | None:
-        """The links of all edges; ``None`` if a NIC is dark or no way leads to the next one."""
+        """The links of all edges; ``None`` if a NIC is dark or has no path to the next one."""
         return self._network.demand(ring)
 
     def ports_of(self, gpus: int) -> Mapping[str, frozenset[int]]:
-        """The OCS ports on the light paths of these GPUs' NICs, there and back."""
+        """The OCS ports on the optical paths of these GPUs' NICs, in both directions."""
         if self._asked is None or self._asked[0] != gpus:
             found: dict[str, list[Set[int]]] = {}
             for number in members(gpus):
@@ -391,7 +392,7 @@ class LabCluster:
         return found
 
     def rewire(self, maps: Mapping[str, PortMap]) -> Rewiring:
-        """All OCSs switch at once; dark is every NIC whose light goes another way than before.
+        """Switch all OCSs at once; each NIC whose optical path changes is dark meanwhile.
 
         ``BadInput`` for an OCS that the lab does not have.
         """
@@ -412,7 +413,7 @@ class LabCluster:
         for number in members(self._network.relit):
             if (end := self._network.ends[number]) in ends:
                 paths = [before.get(end), links.paths.get(end)]
-                # In labs with wavelengths light may also go the same way and end elsewhere.
+                # In labs with wavelengths a signal may take the same path and end elsewhere.
                 if (paths[0] and paths[0].hops) != (paths[1] and paths[1].hops):
                     moved |= 1 << number
         return Rewiring(dark_s, changed, moved, self._network.relit)

@@ -1,4 +1,4 @@
-"""Jobs of the queue: what each asks for, computes and moves; of a trace, of users, or drawn."""
+"""Jobs of the simulated queue: from a trace, from a job file, or drawn at random."""
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -25,19 +25,19 @@ from patchlight.testbed.lab.model import Lab
 
 
 class QueueJob(NamedTuple):
-    """A job as it comes.
+    """A job of the queue.
 
-    ``duration_s`` is how long it runs on GPUs whose links it shares with nobody, and
-    ``communication`` the part of that in which it only moves gradients. Both are set aside
-    where ``training`` says what an iteration is. A higher ``priority`` comes before all lower
-    ones, and it waits until the jobs named in ``after`` are done. While it runs it may have any
-    of ``degrees`` as its number of GPUs; it begins with those that it wants. Of one whose view
-    leaves that number open (0), the view's ``degrees`` say what it can have; ``duration_s`` is for
-    ``asked`` of them, or for the least.
+    ``duration_s`` is its running time on GPUs that share no link with other jobs, and
+    ``communication`` the part of that in which it only moves gradients. If ``training`` describes
+    an iteration, both are ignored. Jobs of higher ``priority`` start first. A job waits until the
+    jobs named in ``after`` are done. While it runs, ``degrees`` are its possible numbers of GPUs;
+    it starts with the number that it wants. If its view leaves that number open (0), the view's
+    ``degrees`` are its choices, and ``duration_s`` applies to ``asked`` GPUs, or to the smallest
+    choice.
 
     On a network of flows an iteration sends ``collectives`` (name and bytes) one after the other
-    instead of a ring all-reduce of the gradient, and begins that ``overlap`` of its computing time
-    before this ends.
+    instead of a ring all-reduce of the gradient. They start when ``overlap`` of the computing time
+    is left.
     """
 
     view: JobView
@@ -57,8 +57,8 @@ class QueueJob(NamedTuple):
 def load_of(job: QueueJob, workers: int, models: Collection[str], nic_bps: float) -> Load:
     """The work of a job on GPUs of these models, behind NICs of this rate.
 
-    A training's unit is an iteration. A trace's job is counted in seconds of its own time, of
-    which the communication share c moves V = c · nic_bps bits. On n GPUs where it wanted m it
+    A training's unit is an iteration. A trace's job is counted in seconds of its own duration, of
+    which the communication share c moves V = c · nic_bps bits. On n GPUs instead of the wanted m it
     computes m/n as long, and its ring moves the same gradient. ``BadInput`` if the training does
     not know a model.
     """
@@ -75,12 +75,12 @@ def load_of(job: QueueJob, workers: int, models: Collection[str], nic_bps: float
 def queue_jobs(
     traced: Iterable[TraceJob], communication: float = 0.0, speed: float = 1.0
 ) -> list[QueueJob]:
-    """A trace's jobs in the order in which they come; the first comes at 0 s.
+    """A trace's jobs in order of arrival; the first arrives at 0 s.
 
-    ``communication`` is the part of a job's time that moves gradients, for those of several
-    GPUs: traces do not tell. They come ``speed`` times as fast as in the trace. ``BadInput``
-    for a job of no GPU or of no time. Where an elasticity policy decides, a job of several GPUs may
-    have half or twice as many while it runs: traces do not tell that either.
+    ``communication`` is the part of a job's time that moves gradients, for jobs of several GPUs:
+    traces do not record it. Arrivals are ``speed`` times as fast as in the trace. ``BadInput``
+    for a job without GPUs or with a negative time. With an elasticity policy, a job of several
+    GPUs may have half or twice as many while it runs: traces do not record that either.
     """
     if not (math.isfinite(speed) and speed > 0):
         raise BadInput(f"jobs cannot come {speed} times as fast: expected more than 0")
@@ -118,19 +118,19 @@ def _queue_job(job: TraceJob, arrived_s: float, communication: float) -> QueueJo
 
 
 def elastic(job: QueueJob) -> QueueJob:
-    """A job that trains as one that may have half or twice as many GPUs while it runs.
+    """The training job, now allowed half or twice as many GPUs while it runs.
 
-    On as many as it wants it is as it was: what its GPUs compute in an iteration is split over
-    those that it has. ``BadInput`` for one of which nobody knows what an iteration is.
+    With its wanted number it is unchanged. Its computing work is split over the GPUs that it has.
+    ``BadInput`` if the work of an iteration is unknown.
     """
     degrees = _half_and_twice(job.view.workers)
     return (_split(job) if degrees else job)._replace(degrees=degrees)
 
 
 def opened(job: QueueJob, most: int) -> QueueJob:
-    """A job that trains as one that leaves its number of GPUs open: a power of two up to ``most``.
+    """The training job, now with an open number of GPUs: a power of two up to ``most``.
 
-    It has the same to compute. ``BadInput`` for one of which nobody knows what an iteration is.
+    Its computing work stays the same. ``BadInput`` if the work of an iteration is unknown.
     """
     view = _split(job).view
     degrees = tuple(2**power for power in range(most.bit_length()))
@@ -141,7 +141,7 @@ def opened(job: QueueJob, most: int) -> QueueJob:
 
 
 def left_open(job: QueueJob) -> QueueJob:
-    """A job as one that leaves open which of its ``degrees`` it gets; one without stays."""
+    """The job with its choice of ``degrees`` left open; one without degrees stays as it is."""
     view = job.view
     if not (view.workers and job.degrees):
         return job
@@ -150,7 +150,7 @@ def left_open(job: QueueJob) -> QueueJob:
 
 
 def _split(job: QueueJob) -> QueueJob:
-    """A job whose iteration is split over its workers, and which is as it was on those it wants."""
+    """The job with an iteration's work split over its workers; unchanged on the wanted number."""
     view, training = job.view, job.training
     if training is None:
         raise BadInput(f"job {view.name} does not say what it computes on other numbers of GPUs")
@@ -168,8 +168,8 @@ def _split(job: QueueJob) -> QueueJob:
 
 
 def _half_and_twice(gpus: int) -> tuple[int, ...]:
-    """The numbers of GPUs that a job may have while it runs, where nobody says."""
-    # What a job of one GPU would communicate with several, nobody knows.
+    """The default choice of numbers of GPUs that a job may have while it runs."""
+    # The communication of a job of one GPU on several GPUs is unknown.
     halved = (gpus // 2,) if gpus % 2 == 0 else ()
     return (*halved, gpus, 2 * gpus) if gpus > 1 else ()
 
@@ -183,10 +183,10 @@ def jobs_of_specs(
 ) -> list[QueueJob]:
     """Jobs that a user submits to a lab at one moment, each of which starts by itself.
 
-    Where they are ``partitioned``, a policy says how many workers those get that leave it open.
+    If ``partitioned``, a policy chooses the number of workers of jobs that leave it open.
 
-    ``BadInput`` for one that the lab would not take, and for one that a simulation knows too
-    little of: on hosts of its own choice, or without gradient or computing time.
+    ``BadInput`` for jobs that the lab would refuse, and for those that cannot be simulated: jobs
+    that name their hosts, or lack a gradient or computing time.
     """
     counted = not partitioned
     checked = [each for spec in specs for each in check_specs(lab, [spec], counted=counted)]
@@ -208,7 +208,7 @@ def _specified(lab: Lab, status: JobStatus) -> QueueJob:
     lasts_s = alone_s(status, slowest_nic_bps(lab))
     if training is None or math.isnan(lasts_s):
         raise BadInput(
-            f"job {spec.name}: nobody knows how long it takes",
+            f"job {spec.name}: its duration is unknown",
             hint="say 'iterations', 'gradient' and 'compute', also of a command",
         )
     view = view_of(status)
@@ -233,12 +233,12 @@ _LONGEST_S = 10 * 86400.0
 
 @dataclass(frozen=True)
 class SyntheticJobs:
-    """Poisson arrivals, log-normal durations, sizes by chance, each by itself.
+    """Poisson arrivals, log-normal durations, random sizes, all independent.
 
-    ``load`` is the part of the cluster's GPUs that would be held in the mean if no job waited
-    or was slowed down. Median and mean duration are the Philly trace's; ten days is the
-    longest. ``sizes`` gives the odds of each number of GPUs; sizes that the cluster does not
-    have are left out. Those that are ``elastic`` may have half or twice as many while they run.
+    ``load`` is the mean share of the cluster's GPUs that would be held if no job waited
+    or was slowed down. Median and mean duration are the Philly trace's; the longest is ten days.
+    ``sizes`` gives the odds of each number of GPUs; sizes that the cluster does not have are left
+    out. ``elastic`` jobs may have half or twice as many GPUs while they run.
     """
 
     count: int = 200
@@ -264,7 +264,7 @@ class SyntheticJobs:
             raise BadInput(f"jobs cannot communicate for {self.communication} of their time")
 
     def draw(self, rng: np.random.Generator, gpus: int) -> list[QueueJob]:
-        """The jobs for a cluster of so many GPUs; the first comes at 0 s."""
+        """The jobs for a cluster of so many GPUs; the first arrives at 0 s."""
         sizes = [size for size in self.sizes if 1 <= size <= gpus]
         if not sizes:
             raise BadInput(

@@ -1,4 +1,4 @@
-"""The results of simulations as files: a table of jobs for each, ``result.json``, and plots."""
+"""Writes the results of simulations: a table of jobs for each, ``result.json``, and plots."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -20,7 +20,7 @@ SCHEMA_VERSION = 1
 
 
 def result_of(outcomes: Sequence[CombinationResult], setting: Mapping[str, Any]) -> dict[str, Any]:
-    """What ``result.json`` holds: what was simulated, and the figures of each run."""
+    """The content of ``result.json``: the simulated setting, and the figures of each run."""
     names, files = run_names(outcomes), jobs_files(outcomes)
     return {
         "simulation": "queue",
@@ -42,12 +42,12 @@ def result_of(outcomes: Sequence[CombinationResult], setting: Mapping[str, Any])
 
 
 def run_names(outcomes: Sequence[CombinationResult]) -> list[str]:
-    """A name for each run; of two files of one name, the second has ``(2)``."""
+    """A name for each run; of two files with one name, the second gets ``(2)``."""
     return _apart([each.combination.name for each in outcomes], "{} ({})")
 
 
 def jobs_files(outcomes: Sequence[CombinationResult]) -> list[str]:
-    """For each run the file's name of its table of jobs."""
+    """The file name of the table of jobs of each run."""
     plain = [re.sub(r"[^A-Za-z0-9.-]+", "-", each.combination.name) for each in outcomes]
     return [f"jobs-{name}.parquet" for name in _apart(plain, "{}-run-{}")]
 
@@ -62,7 +62,7 @@ def _apart(names: Sequence[str], form: str) -> list[str]:
 def write_report(
     outcomes: Sequence[CombinationResult], setting: Mapping[str, Any], folder: Path
 ) -> list[Path]:
-    """Everything into ``folder``; the files, ``result.json`` first, then tables, then pictures."""
+    """Write everything into ``folder``; returns the files: ``result.json``, tables, plots."""
     named = {name: each.result for name, each in zip(run_names(outcomes), outcomes, strict=True)}
     # With ``JobRecord``'s columns.
     tables = {
@@ -79,7 +79,7 @@ def write_report(
 def notes_on(
     outcomes: Sequence[CombinationResult], *, preempts: bool, communicates: bool
 ) -> list[str]:
-    """Which runs have equal results, and what about the simulation explains it."""
+    """Runs with equal results, and the reason from the setting, if known."""
     runs = {name: each.result for name, each in zip(run_names(outcomes), outcomes, strict=True)}
     times = {name: [run.jobs["jct_s"], run.jobs["waited_s"]] for name, run in runs.items()}
     waited = any(run.jobs["waited_s"].any() for run in runs.values())
@@ -100,7 +100,7 @@ _POINTS = 300
 
 
 def completion(runs: Mapping[str, QueueResult]) -> Figure:
-    """The share of completed jobs that took, and waited, at most so long."""
+    """The share of completed jobs with at most this duration, and with at most this wait."""
     curves = {}
     for name, result in runs.items():
         done = np.array([state == "done" for state in result.jobs["state"]], dtype=bool)
@@ -126,7 +126,7 @@ def completion(runs: Mapping[str, QueueResult]) -> Figure:
 
 
 def load(runs: Mapping[str, QueueResult]) -> Figure:
-    """GPUs held, jobs waiting and fragmentation over time; only what is ever above 0."""
+    """GPUs held, jobs waiting and fragmentation over time; only those that are ever above 0."""
     longest_s = max(float(r.series.until_s[-1]) for r in runs.values() if r.series.until_s.size)
     unit_s, unit = figures.time_unit(longest_s)
     curves: dict[str, list[Floats]] = {}
@@ -155,7 +155,7 @@ def load(runs: Mapping[str, QueueResult]) -> Figure:
 def _distribution(axis: Axes, ordered: Floats, name: str, look: Mapping[str, Any]) -> None:
     if len(ordered):
         share = np.arange(1, len(ordered) + 1) / len(ordered)
-        # More points than a picture has columns would only make it slow.
+        # More points than columns of the plot only cost time.
         chosen = np.unique(np.linspace(0, len(ordered) - 1, 8 * _POINTS).astype(int))
         axis.step(ordered[chosen], share[chosen], where="post", label=name, **look)
 

@@ -16,17 +16,17 @@ from patchlight.emulation.simulator.cluster.simulated_job import SimulatedJob, S
 from patchlight.emulation.simulator.cluster.simulation import Simulation
 
 Floats = npt.NDArray[np.float64]
-# What results have just as the simulation kept it.
+# Fields that results take unchanged from the simulation.
 _REWIRING = ("reconfigurations", "cross_connects", "regroups_refused", "dark_s", "dark_gpu_s")
 
 
 class JobRecord(NamedTuple):
-    """One job's life. Times are seconds, not a number where it did not come so far.
+    """The record of one job. Times are in seconds; ``nan`` if it did not get that far.
 
-    ``duration_s`` is how long it takes on links of its own, ``waited_s`` how long it waited in
-    all, ``jct_s`` from its arrival to its end, ``slowdown`` that over its duration. ``servers``
-    and ``racks`` are over how many it ran last. ``allocated_gpu_s`` counts GPUs held,
-    ``busy_gpu_s`` those that computed. ``cause`` says why it was blocked.
+    ``duration_s`` is its running time if it shares no link, ``waited_s`` the sum of its waits,
+    ``jct_s`` the time from arrival to end, ``slowdown`` that over its duration. ``servers`` and
+    ``racks`` count those of its last start. ``allocated_gpu_s`` counts GPUs held, ``busy_gpu_s``
+    GPUs that computed. ``cause`` says why it was blocked.
     """
 
     name: str
@@ -52,7 +52,7 @@ class JobRecord(NamedTuple):
 
     @classmethod
     def of(cls, job: SimulatedJob) -> JobRecord:
-        """Made from what the simulator kept."""
+        """The record from the simulator's own data."""
         view = job.spec.view
         done = job.state is State.DONE
         jct_s = job.ended_s - view.arrived_s if done else math.nan
@@ -82,7 +82,7 @@ class JobRecord(NamedTuple):
 
 
 class Series(NamedTuple):
-    """What was so until each moment: jobs waiting, GPUs held, part of the free ones in pieces."""
+    """Values that held until each moment: jobs waiting, GPUs held, fragmentation."""
 
     until_s: Floats
     queue: Floats
@@ -91,17 +91,17 @@ class Series(NamedTuple):
 
 
 Columns = Mapping[str, Any]
-"""For each field of ``JobRecord`` the values of all jobs: numbers as an array, names as a list."""
+"""The values of all jobs for each field of ``JobRecord``: an array of numbers or a list."""
 
 
 @dataclass(frozen=True)
 class QueueResult:
-    """All that a simulation gives; ``latencies_s`` are those of placement decisions, measured.
+    """The results of a simulation; ``latencies_s`` are measured times of placement decisions.
 
-    ``jobs`` has the fields of ``JobRecord`` as columns. ``held_up_s`` is for how long the next
-    job waited though as many GPUs were free as it wanted. ``dark_s`` adds up the switching
-    times, ``dark_gpu_s`` those of each NIC that was dark. ``resizes`` counts how often a running
-    job got another number of GPUs.
+    ``jobs`` has the fields of ``JobRecord`` as columns. ``held_up_s`` is the time in which the next
+    job waited although enough GPUs were free. ``dark_s`` adds up the switching times,
+    ``dark_gpu_s`` those of each dark NIC. ``resizes`` counts changes of running jobs' numbers of
+    GPUs.
     """
 
     gpus: int
@@ -118,7 +118,7 @@ class QueueResult:
 
     @classmethod
     def of(cls, simulation: Simulation, latencies_s: array[float]) -> QueueResult:
-        """Of a simulation that is over."""
+        """The results of a finished simulation."""
         accounts = simulation.accounts
         return cls(
             gpus=len(simulation.cluster.shape.gpus),
@@ -132,7 +132,7 @@ class QueueResult:
 
     @property
     def records(self) -> list[JobRecord]:
-        """A record for each job, in the order in which they came."""
+        """A record for each job, in order of arrival."""
         lists = (
             column.tolist() if isinstance(column, np.ndarray) else column
             for column in (self.jobs[name] for name in JobRecord._fields)
@@ -154,15 +154,14 @@ BOUND_S = 10.0
 
 
 def summary_of(result: QueueResult) -> dict[str, Any]:
-    """All figures, ready for JSON: units in the names, ``None`` where there is nothing to say.
+    """All figures for JSON: units in the names, ``None`` if undefined.
 
-    The *slowdown* of a job is its completion time over the time it takes on links of its own; the
-    *bounded* one takes jobs of less than 10 s for such of 10 s and is at least 1 (Feitelson and
-    Rudolph, JSSPP 1998). *Fragmentation* is the part of the free GPUs that lie on servers of which
-    other GPUs are held or broken, averaged over the time in which GPUs are free. *Allocated* is
-    the part of all GPUs' time in which jobs held them, *busy* the part in which they computed:
-    what is between are gradients on their way, dark circuits and restarts. ``decisions`` is the
-    only part that differs from run to run: it measures.
+    The *slowdown* of a job is its completion time over its running time without shared links; the
+    *bounded* one counts at least 10 s for each and is at least 1 (Feitelson and Rudolph, JSSPP
+    1998). *Fragmentation* is the share of the free GPUs on servers with held or broken GPUs,
+    averaged over the time in which GPUs are free. *Allocated* is the share of all GPUs' time in
+    which jobs held them, *busy* the share in which they computed: the rest is communication, dark
+    circuits and restarts. Only ``decisions`` differs from run to run: it is measured.
     """
     jobs, series = result.jobs, result.series
     done = np.array([state == "done" for state in jobs["state"]], dtype=bool)

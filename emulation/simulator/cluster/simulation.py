@@ -1,7 +1,7 @@
-"""The cluster in time: jobs come, wait, run at the pace the network allows, and go.
+"""Simulates a cluster in time: jobs arrive, wait, run at the pace of the network, and end.
 
-Nothing here decides. ``advance`` goes on to the next moment at which something happens; who
-decides then calls ``start``, ``preempt``, ``rewire`` or ``block``.
+It decides nothing. ``advance`` goes to the next event; the caller then calls ``start``,
+``preempt``, ``rewire`` or ``block``.
 """
 
 import heapq
@@ -41,12 +41,12 @@ _NOTHING: Frozen[str, Any] = Frozen()
 
 
 class Simulation:
-    """A cluster and the jobs that come to it. Deterministic: same input and decisions, same end.
+    """A cluster and its jobs. Deterministic: the same input and decisions give the same result.
 
-    ``waiting`` are the jobs that wait, by their number; ``joined`` those that began to since
-    this list was last emptied. ``released`` rises whenever a job that found no place may find
-    one: GPUs became free, or circuits changed; ``layout`` with the latter alone. What
-    users have and had is kept in ``user_accounts`` where somebody put some there at the start.
+    ``waiting`` are the waiting jobs, by number; ``joined`` those that began to wait since this
+    list was last emptied. ``released`` increases when a job without a place may find one: GPUs
+    became free, or circuits changed; ``layout`` increases with the latter only. ``user_accounts``,
+    if given, counts what users hold and have used.
     """
 
     def __init__(self, cluster: Cluster, jobs: Sequence[QueueJob], settings: Settings) -> None:
@@ -64,10 +64,10 @@ class Simulation:
         self.joined: list[SimulatedJob] = []
         self.released = self.layout = 0
         self.user_accounts: UserAccounts | None = None
-        # How many wait or run, by user; counted where that may be limited.
+        # Waiting and running jobs by user, if their number is limited.
         self._jobs_of: Counter[str] | None = Counter() if settings.has_quotas else None
         self.ended = 0
-        self.held_up = False  # The next job waits though as many GPUs are free as it wants.
+        self.held_up = False  # The next job waits although enough GPUs are free.
         self.occupancy = Occupancy(self.cluster.shape)
         self.accounts = Accounts()
         self.preview: Preview = nowhere
@@ -78,7 +78,7 @@ class Simulation:
     # -- time
 
     def advance(self) -> bool:
-        """Go to the next moment and do what happens by itself; ``False`` if nothing more does."""
+        """Go to the next event and apply it; ``False`` if there is none."""
         next_s = self._next_s()
         if next_s == math.inf:
             return False
@@ -112,24 +112,24 @@ class Simulation:
         return True
 
     def wake_at(self, at_s: float) -> None:
-        """Be a moment then, whatever happens."""
+        """Stop at that time, even without an event."""
         self._events.wake_at(at_s)
 
     @property
     def all_arrived(self) -> bool:
-        """Whether the last job has come."""
+        """Whether the last job has arrived."""
         return self._events.all_arrived
 
     @property
     def goes_on(self) -> bool:
-        """Whether anything happens by itself any more."""
+        """Whether no further event will occur."""
         return self._next_s() < math.inf
 
     def _next_s(self) -> float:
-        # Nothing that breaks matters to a cluster that nobody uses or waits for.
+        # Failures do not matter while no job runs or waits.
         return self._events.next_s(bool(self.running or (self.waiting and self.occupancy.broken)))
 
-    # -- what happens by itself
+    # -- events
 
     def _fitting(self, job: SimulatedJob) -> int:
         models = job.spec.view.gpu_models
@@ -137,7 +137,7 @@ class Simulation:
         return sum(gpu.model in models for gpu in gpus) if models else len(gpus)
 
     def _is_admitted(self, job: SimulatedJob) -> bool:
-        """Whether the user may have one more job that waits or runs."""
+        """Whether the user may have one more waiting or running job."""
         jobs_of, user = self._jobs_of, job.user
         if jobs_of is None:
             return True
@@ -153,10 +153,10 @@ class Simulation:
         self._view = None
 
     def _break_and_mend(self, outages: Sequence[Outage]) -> bool:
-        """What breaks and is mended at one moment; whether a job that lost its GPUs shared links.
+        """Apply failures and repairs of one moment; returns whether a failed job shared links.
 
-        Links are shared again when all are off: work that is lost is counted at the pace that
-        its job had, not at one that others' losses would have given it.
+        Links are shared again after all of them: lost work counts at the pace that the job had
+        before.
         """
         if not outages:
             return False
@@ -181,13 +181,13 @@ class Simulation:
         self._view = None
         return links_change or any(shared)
 
-    # -- what others decide
+    # -- decisions of the caller
 
     def start(self, job: SimulatedJob, ring: Sequence[int], dark_s: float = 0.0) -> bool:
         """Run a waiting job on these free GPUs; ``False`` if its ring cannot be closed.
 
-        ``dark_s`` is for how long its circuits are dark first. ``BadInput`` if these are not as
-        many different free GPUs as it wants.
+        Its circuits are dark for ``dark_s`` first. ``BadInput`` unless these are as many different
+        free GPUs as it wants.
         """
         gpus = self._checked(job, ring)
         demand = self.cluster.demand(ring) if len(ring) > 1 else {}
@@ -234,12 +234,12 @@ class Simulation:
             raise BadInput(
                 f"job {job.spec.view.name} cannot run on GPUs {list(ring)[:20]}: expected "
                 f"{job.workers} different free ones of 0 to {size - 1}",
-                hint="the placement policy answered what it may not",
+                hint="the placement policy's answer is invalid",
             )
         return gpus
 
     def resize(self, job: SimulatedJob, ring: Sequence[int]) -> None:
-        """A running job goes on there, on another number of GPUs; it begins again for that."""
+        """Restart a running job there, on another number of GPUs."""
         if self._take_off(job, self.now_s):
             self._share()
         job.wait(self.now_s)
@@ -256,7 +256,7 @@ class Simulation:
         self._wait(job)
 
     def block(self, job: SimulatedJob, cause: Cause) -> None:
-        """A job that has come will never run."""
+        """Mark a job as never to run."""
         waited = self.waiting.pop(job.index, None)
         if waited is not None and self._jobs_of is not None:
             self._jobs_of[job.user] -= 1
@@ -265,7 +265,7 @@ class Simulation:
         self._view = None
 
     def rewire(self, maps: Mapping[str, PortMap]) -> Rewiring:
-        """Make these circuits; jobs whose light moves stand still for the switching time."""
+        """Make these circuits; jobs whose paths change stand still for the switching time."""
         change = self.cluster.rewire(maps)
         if not change.cross_connects:
             return change
@@ -276,7 +276,7 @@ class Simulation:
         rerouted = False
         for job in self.running.values():
             if len(job.ring) == 1 or not job.gpus & change.relit:
-                continue  # Its light stays: it is slower or faster only if others share its links.
+                continue  # Its paths stay: its pace changes only if other jobs share its links.
             demand = self.cluster.demand(job.ring)
             dark = job.gpus & change.gpus
             if not dark and demand == job.demand:
@@ -294,7 +294,7 @@ class Simulation:
     # -- the pace of jobs
 
     def _take_off(self, job: SimulatedJob, now_s: float) -> bool:
-        """Take a job off its GPUs; whether it shared links with others."""
+        """Take a job off its GPUs; returns whether it shared links."""
         job.settle(now_s)
         self.occupancy.give_back(job.gpus, job.ring)
         if self.user_accounts is not None:
@@ -306,14 +306,14 @@ class Simulation:
         return self._rings.remove(job)
 
     def _share(self) -> None:
-        """Share the links again; those whose pace changes end at another time."""
+        """Share the links again, and set new ends of the jobs whose pace changes."""
         for job, unit_s in self._rings.new_paces():
             job.settle(self.now_s)
             job.unit_s = unit_s
             self._expect(job)
 
     def _expect(self, job: SimulatedJob) -> None:
-        """Note when the job ends at its present pace."""
+        """Set the job's end at its present pace."""
         self._forget(job)
         job.reckon_end(self.now_s)
         shown_s = job.ends_s if self.settings.known else math.inf
@@ -331,10 +331,10 @@ class Simulation:
             job.running = None
         self._view = None
 
-    # -- what others see
+    # -- views
 
     def fate(self, name: str) -> JobFate:
-        """What has become of a job; one that the trace does not have will never be done."""
+        """The state of a job; one that the trace does not have is never done."""
         job = self._by_name.get(name)
         if job is None or job.state is State.BLOCKED:
             return JobFate.FAILED

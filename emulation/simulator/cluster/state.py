@@ -1,4 +1,4 @@
-"""The settings of a simulation, GPUs held and broken, and the events to come."""
+"""The settings of a simulation, its held and broken GPUs, and its future events."""
 
 from __future__ import annotations
 
@@ -22,18 +22,19 @@ from patchlight.testbed.lab.rules import Discipline
 
 @dataclass(frozen=True, slots=True)
 class Settings(Discipline):
-    """How the queue is run, and what becomes of its jobs.
+    """How the queue is run, and what happens to preempted and failed jobs.
 
-    A job needs ``start_s`` to begin its first iteration, in addition to the time for its circuits.
-    Who was preempted or lost its GPUs needs ``restart_s`` to begin again; who lost them, also
-    does again what came after its last checkpoint, made every ``checkpoint_s`` of its running.
+    A job needs ``start_s`` for its first iteration, in addition to the time for its circuits.
+    Jobs that were preempted or lost their GPUs need ``restart_s`` to start again; those that lost
+    GPUs also repeat the work since their last checkpoint, made every ``checkpoint_s`` of running
+    time.
 
-    With ``defragment_s`` light moves under running jobs where that gains more than it costs
-    (``patchlight.controller.policies.cheapest``): when a job has ended, and every so many
-    seconds; infinity is only when one has ended. Less than ``minimum_gain_s`` over all jobs is left
-    alone. On clusters with circuits.
+    With ``defragment_s`` running jobs are moved to other circuits if that gains more than it costs
+    (``patchlight.controller.policies.cheapest``): when a job has ended, and at this interval;
+    infinity: only when one has ended. Gains below ``minimum_gain_s`` over all jobs do not count.
+    Only for clusters with circuits.
 
-    ``known``: how long jobs take is known to the policies. ``seed`` draws outages.
+    ``known``: policies know the durations of jobs. ``seed`` draws outages.
     """
 
     start_s: float = 0.0
@@ -69,11 +70,11 @@ class Settings(Discipline):
 
 
 class Occupancy:
-    """Held and broken GPUs. A GPU can be broken several times over, by itself and its server."""
+    """Held and broken GPUs. A GPU can be broken more than once, by itself and with its server."""
 
     def __init__(self, shape: ClusterShape) -> None:
         self._server = [gpu.server for gpu in shape.gpus]
-        # Sets of each server's GPUs would take memory with the square of the servers.
+        # A set of GPUs for each server would need memory with the square of the servers.
         counted = Counter(self._server)
         self._size_of = [counted[server] for server in range(len(shape.servers))]
         self._taken = [0] * len(self._size_of)
@@ -83,14 +84,14 @@ class Occupancy:
 
     @property
     def occupied(self) -> int:
-        """Held or broken, as a set."""
+        """GPUs that are held or broken, as a set."""
         return self.allocated | self.broken
 
     @property
     def fragmentation(self) -> float:
-        """The part of the free GPUs that are on servers of which others are held or broken.
+        """The share of the free GPUs that are on servers with held or broken GPUs.
 
-        0 where no GPU is free.
+        0 if no GPU is free.
         """
         return 1 - self._whole / self.free if self.free else 0.0
 
@@ -107,7 +108,7 @@ class Occupancy:
         self._uncover(ring)
 
     def break_down(self, gpus: int) -> None:
-        """GPUs that nobody holds break."""
+        """Break GPUs that no job holds."""
         for gpu in members(gpus):
             self._broken_by[gpu] = self._broken_by.get(gpu, 0) + 1
         fresh = gpus & ~self.broken
@@ -115,7 +116,7 @@ class Occupancy:
         self._cover(members(fresh))
 
     def mend(self, gpus: int) -> None:
-        """Broken GPUs are mended as often as they were broken."""
+        """Mend broken GPUs; each is usable once it is mended as often as it was broken."""
         whole = 0
         for gpu in members(gpus):
             self._broken_by[gpu] -= 1
@@ -143,8 +144,8 @@ class Occupancy:
 
 
 class Accounts:
-    """``series`` has, for each span of time, its end in seconds, and what was so until then:
-    jobs waiting, GPUs held, and the part of the free GPUs that lie in pieces.
+    """``series`` has the end of each interval in seconds, and the values in it: waiting jobs, GPUs
+    held, fragmentation.
     """
 
     def __init__(self) -> None:
@@ -156,7 +157,7 @@ class Accounts:
     def span(
         self, length_s: float, end_s: float, waiting: int, occupancy: Occupancy, held_up: bool
     ) -> None:
-        """Nothing changed for ``length_s`` seconds, up to ``end_s``."""
+        """Nothing changed for ``length_s`` seconds, until ``end_s``."""
         ends, queue, held, pieces = self.series
         ends.append(end_s)
         queue.append(waiting)
@@ -166,7 +167,7 @@ class Accounts:
             self.held_up_s += length_s
 
     def rewired(self, change: Rewiring) -> None:
-        """Circuits were changed."""
+        """Count a change of circuits."""
         self.reconfigurations += 1
         self.cross_connects += change.cross_connects
         self.dark_s += change.dark_s
@@ -174,9 +175,9 @@ class Accounts:
 
 
 class EventQueue:
-    """The events to come. ``arrived`` is how many jobs have come.
+    """The future events. ``arrived`` counts the jobs that have arrived.
 
-    Each method that takes events out takes those up to ``limit_s``, in order.
+    Methods that take events take those up to ``limit_s``, in order.
     """
 
     def __init__(self, arrivals_s: Sequence[float], outages: Iterator[Outage]) -> None:
@@ -191,14 +192,14 @@ class EventQueue:
 
     @property
     def all_arrived(self) -> bool:
-        """Whether the last job has come."""
+        """Whether the last job has arrived."""
         return self.arrived == len(self._arrivals_s) - 1
 
     def next_s(self, outages_matter: bool) -> float:
-        """When the next event is; an outage alone is one only where ``outages_matter``."""
+        """The time of the next event; an outage alone counts only if ``outages_matter``."""
         ends = self._ends
         while ends and ends[0][0] != ends[0][2].ends_s:
-            heappop(ends)  # The job has another pace since.
+            heappop(ends)  # The job's pace has changed since.
         next_s = min(self._wake_s, self._arrivals_s[self.arrived])
         if ends and ends[0][0] < next_s:
             next_s = ends[0][0]
@@ -211,29 +212,29 @@ class EventQueue:
         heappush(self._ends, (job.ends_s, job.index, job))
 
     def wake_at(self, at_s: float) -> None:
-        """Be an event then, whatever happens."""
+        """Stop at that time, even without an event."""
         self._wake_s = min(self._wake_s, at_s)
 
     def wake_up(self, limit_s: float) -> None:
-        """Forget a wake-up that has come."""
+        """Remove a wake-up that is over."""
         if self._wake_s <= limit_s:
             self._wake_s = math.inf
 
     def ends(self, limit_s: float) -> Iterator[SimulatedJob]:
-        """The jobs that end."""
+        """Take the jobs that end."""
         while self._ends and self._ends[0][0] <= limit_s:
             ends_s, _, job = heappop(self._ends)
             if job.ends_s == ends_s:
                 yield job
 
     def outages(self, limit_s: float) -> Iterator[Outage]:
-        """GPUs that break or are mended."""
+        """Take the failures and repairs of GPUs."""
         while self._outage is not None and self._outage.at_s <= limit_s:
             yield self._outage
             self._outage = next(self._outages, None)
 
     def arrivals(self, limit_s: float) -> range:
-        """The numbers of the jobs that come."""
+        """Take the numbers of the jobs that arrive."""
         first = self.arrived
         while self._arrivals_s[self.arrived] <= limit_s:
             self.arrived += 1

@@ -1,4 +1,4 @@
-"""Many simulations of one trace: every combination of the policies that were named, and one run.
+"""Simulates one trace under every combination of the named policies.
 
 Policies that users wrote are guarded: their faults are reported.
 """
@@ -27,19 +27,19 @@ from patchlight.emulation.simulator.executors import Engine, policy_seed, run_al
 from patchlight.testbed.errors import PatchlightError
 
 Tell = Callable[[int, int], None]
-"""Hears how many jobs have ended, of how many."""
+"""Called with the number of ended jobs and the number of all jobs."""
 
-# A job that nothing but broken GPUs keeps waiting for so long will not get them any more.
+# A job that waited this long only for broken GPUs will not get them any more.
 _HOPELESS_S = 365 * 86400.0
 _TELL_EVERY = 500
 
 
 class QueueScheduler:
-    """Starts waiting jobs of a simulation as its policies say, as a lab's queue does.
+    """Starts waiting jobs of a simulation as its policies decide, like a lab's queue.
 
-    A job's turn is asked for when it begins to wait. Policies whose answer depends on
-    more than the job and its progress have to be asked again at each moment; one that does not
-    says so with an attribute ``stable`` that is true, and long queues are then quick.
+    A job gets its place in the queue when it begins to wait. A policy whose order depends on more
+    than the job and its progress is called again at each moment; one that does not depend on more
+    has the attribute ``stable = True``, which makes long queues fast.
     """
 
     def __init__(self, simulation: Simulation, policies: Policies) -> None:
@@ -56,7 +56,7 @@ class QueueScheduler:
         simulation.preview = self._site.preview
 
     def decide(self) -> None:
-        """Start all that can be started now; then resize running jobs, or move light under them."""
+        """Start all jobs that can start now; then resize running jobs, or change their circuits."""
         simulation, site = self._simulation, self._site
         site.now_s, site.released = simulation.now_s, simulation.released
         simulation.held_up = self._queue.decide()
@@ -70,27 +70,27 @@ class QueueScheduler:
 
     @property
     def decides(self) -> bool:
-        """Whether there is anything to decide now."""
+        """Whether anything is to decide now."""
         return bool(self._simulation.waiting or (self._is_elastic and self._simulation.running))
 
     def _defragment(self, every_s: float) -> None:
         simulation = self._simulation
         running = frozenset(simulation.running)
         if running == self._seen:
-            return  # Nothing began or ended: less is to be gained now than when it was looked at.
+            return  # No job started or ended: the gain can only have become smaller.
         if simulation.ended == self._seen_ended and simulation.now_s < self._look_s:
             simulation.wake_at(self._look_s)
             return
         self._seen, self._seen_ended = running, simulation.ended
         self._look_s = simulation.now_s + every_s
-        # Its ports are barred as they carry running jobs: those are what this is about.
+        # Its ports are locked because running jobs use them, and these jobs are to be moved.
         view = simulation.view()._replace(barred=Frozen())
         proposal = defragment(view, simulation.settings.minimum_gain_s)
         if proposal is not None:
             simulation.rewire(proposal.maps)
 
     def give_up(self) -> bool:
-        """Nothing will happen any more but jobs wait: block the next one; ``False`` if none do."""
+        """No event is left but jobs wait: block the next one; ``False`` if none waits."""
         head = self._queue.first() or next(iter(self._simulation.waiting.values()), None)
         if head is None:
             return False
@@ -99,7 +99,7 @@ class QueueScheduler:
         return True
 
     def drop_hopeless(self) -> None:
-        """Where nothing runs or comes, block what could not even be placed on whole GPUs."""
+        """If nothing runs or arrives, block jobs that have no place even without broken GPUs."""
         simulation = self._simulation
         while not simulation.running and simulation.all_arrived:
             head = self._queue.first()
@@ -119,13 +119,13 @@ def simulate(
     settings: Settings | None = None,
     tell: Tell | None = None,
 ) -> QueueResult:
-    """Run all jobs to their end. The same input gives the same result, but for the latencies.
+    """Run all jobs to their end. The same input gives the same result except for latencies.
 
     ``BadInput`` for a learned policy that cannot decide in such a cluster.
     """
     for slot in fields(policies):
         policy = getattr(policies, slot.name)
-        policy = getattr(policy, "policy", policy)  # of the guard of one that users wrote
+        policy = getattr(policy, "policy", policy)  # of the guard of users' policies
         if hasattr(policy, "check_fits"):
             policy.check_fits(cluster.shape, cluster.lab)
     simulation = Simulation(cluster, jobs, settings or Settings())
@@ -142,7 +142,7 @@ def simulate(
             raise PatchlightError(
                 f"the simulation stands still at {simulation.now_s:.0f} s: "
                 f"{', '.join(names[:5])} cannot go on, a NIC of theirs is dark",
-                hint="the topology policy took the light of a job that runs",
+                hint="the topology policy cut the circuits of a running job",
             )
         elif not scheduler.give_up():
             raise PatchlightError(
@@ -164,13 +164,13 @@ _SHOWN = 5
 
 @dataclass
 class Faults:
-    """What policies did wrong: how often, and the first few in words."""
+    """The faults of policies: their number, and the first few messages."""
 
     count: int = 0
     first: list[str] = field(default_factory=list)
 
     def __call__(self, fault: guard.Fault) -> None:
-        """One more."""
+        """Add a fault."""
         self.count += 1
         if len(self.first) < _SHOWN:
             self.first.append(str(fault))
@@ -184,7 +184,7 @@ _GUARDS: dict[PolicyKind, Any] = {
     "partition": guard.GuardedPartition,
 }
 AS_ASKED = "as-asked"
-"""Instead of a partition policy: jobs get as many GPUs as they want."""
+"""The default partition policy: jobs get as many GPUs as they want."""
 
 
 def load_policies(
@@ -196,9 +196,9 @@ def load_policies(
     elasticity: str = "rigid",
     partition: str = AS_ASKED,
 ) -> Policies:
-    """The policies of these names; ``faults`` is told of each that they commit.
+    """The policies with these names; their faults are added to ``faults``.
 
-    What they draw follows from ``seed``, but is not what a simulation of that seed draws.
+    Their random numbers follow from ``seed``, but differ from the simulation's.
     """
     seed = policy_seed(seed)
     return Policies(
@@ -217,7 +217,7 @@ def check_policies(
     elasticities: Iterable[str],
     partitions: Iterable[str],
 ) -> None:
-    """``BadInput`` for the first policy that there is not, or that cannot be made."""
+    """``BadInput`` for the first policy that is unknown or cannot be created."""
     named = orders, placements, topologies, elasticities, partitions
     for kind, names in zip(_GUARDS, named, strict=True):
         for name in names:
@@ -236,7 +236,7 @@ def _load(kind: PolicyKind, name: str, seed: int, faults: Callable[[guard.Fault]
 
 
 class Combination(NamedTuple):
-    """Policies by name, the seed of all that is drawn, and whether light moves under jobs."""
+    """The names of policies, the seed, and whether running jobs' circuits change."""
 
     order: str = "fifo"
     placement: str = "first-fit"
@@ -248,7 +248,7 @@ class Combination(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Short enough for a table and a file; what does nothing is left out."""
+        """A short name for tables and files; policies that do nothing are left out."""
         parts = [self.order, self.placement, *([self.topology] * (self.topology != "keep"))]
         parts += [self.elasticity] * (self.elasticity != "rigid")
         parts += [self.partition] * (self.partition != AS_ASKED)
@@ -258,7 +258,7 @@ class Combination(NamedTuple):
 
 @dataclass(frozen=True)
 class CombinationResult:
-    """The result of one combination, and what its policies did wrong."""
+    """The result of one combination, and its policies' faults."""
 
     combination: Combination
     result: QueueResult
@@ -269,14 +269,14 @@ class CombinationResult:
 
 @dataclass
 class Sweep:
-    """A cluster, a trace and settings; called with a combination it runs it."""
+    """A cluster, a trace and settings; a call with a combination simulates it."""
 
     cluster: Cluster
     jobs: Sequence[QueueJob]
     settings: Settings = field(default_factory=Settings)
 
     def __call__(self, combination: Combination, tell: Tell | None = None) -> CombinationResult:
-        """Run one; ``BadInput`` for a policy that there is not."""
+        """Simulate one combination; ``BadInput`` for an unknown policy."""
         faults = Faults()
         kinds = combination.elasticity, combination.partition
         policies = load_policies(*combination[:4], faults, *kinds)
@@ -298,7 +298,7 @@ def combinations(
     elasticities: Sequence[str] = ("rigid",),
     partitions: Sequence[str] = (AS_ASKED,),
 ) -> list[Combination]:
-    """Each with each, every one once."""
+    """Every combination, each once."""
     found = (
         Combination(order, placement, topology, seed, moves, elasticity, partition)
         for order, placement, topology, elasticity, partition in itertools.product(
@@ -312,9 +312,9 @@ def combinations(
 def run_sweep(
     sweep: Sweep, wanted: Sequence[Combination], engine: Engine, tell: Callable[[int, int], None]
 ) -> list[CombinationResult]:
-    """Run them all. ``tell`` hears of jobs that ended where there is one run, else of runs.
+    """Run them all. ``tell`` counts ended jobs if there is one run, else ended runs.
 
-    ``Interrupted`` has the results that were there when somebody pressed Ctrl-C.
+    ``Interrupted`` has the results that were finished at Ctrl-C.
     """
     if len(wanted) == 1:
         return [sweep(wanted[0], tell)]

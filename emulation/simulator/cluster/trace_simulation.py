@@ -1,4 +1,4 @@
-"""A job trace simulated under every combination of some policies, reported in a folder."""
+"""Simulates a job trace under every combination of some policies, with a report in a folder."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -21,24 +21,24 @@ from patchlight.testbed.jobfile.reader import read_jobs
 from patchlight.testbed.labfile.reader import find_lab, load_lab
 
 DEFAULT_CLUSTER = "16x16x8"
-# Of a job's time, on a lab: VGG16 on four M40 with 40 Gb/s each moves gradients for so much of it.
+# On a lab: the share of its time in which VGG16 on four M40 with 40 Gb/s each moves gradients.
 LAB_COMMUNICATION = 0.25
 DRAWN_JOBS = 2000
-"""So many jobs come where a trace is drawn and nobody says how many."""
+"""The number of jobs of a random trace, by default."""
 JOB_FILES = (".yaml", ".yml")
 
 
 @dataclass(frozen=True)
 class SimulationOptions:
-    """What is simulated: a trace's jobs on a cluster, under each with each of the policies.
+    """The setting: a trace's jobs on a cluster, and the policies to combine.
 
     ``trace`` is a file or a name of ``traces.LAWS``; only its first ``jobs`` arrive, ``speed``
     times as fast. The cluster is that of ``lab``, or of ``network`` (a line of text), else
-    ``cluster`` (as in ``TwoLevel.parse``). ``communication`` is the share of their time for which
+    ``cluster`` (as in ``TwoLevel.parse``). ``communication`` is the share of their time in which
     jobs of several GPUs move gradients. A ``trace`` with the suffix ``.yaml`` is a job file: its
-    jobs are ``user``'s, arrive at once, and say themselves what they compute and move. If the
-    settings defragment and it ``compares``, each combination also runs without. ``slow`` and
-    ``failures`` are for a ``network``.
+    jobs belong to ``user``, arrive at once, and have their own computing times and gradients. If
+    the settings defragment and it ``compares``, each combination also runs without. ``slow`` and
+    ``failures`` need a ``network``.
     """
 
     trace: Path
@@ -74,9 +74,9 @@ class SimulationOptions:
 
 @dataclass(frozen=True)
 class TraceSimulation:
-    """The result: each run, ``result.json``'s content, notes on the trace, files written.
+    """The result: each run, the content of ``result.json``, notes on the trace, files written.
 
-    ``interrupted``: these are only the runs that were finished when somebody pressed Ctrl-C.
+    ``interrupted``: only the runs that were finished at Ctrl-C.
     """
 
     outcomes: list[sweep.CombinationResult]
@@ -91,9 +91,9 @@ def simulate_trace(
 ) -> TraceSimulation:
     """Run every combination and write the results into ``folder``.
 
-    ``tell`` hears of jobs that ended where there is one combination, else of runs: how many,
-    of how many. ``BadInput`` for options that do not go together. Ctrl-C keeps the runs that are
-    finished; where none is, it is raised.
+    ``tell`` counts ended jobs if there is one combination, else ended runs: how many of how many.
+    ``BadInput`` for options that contradict each other. Ctrl-C keeps the finished runs; without
+    any, ``KeyboardInterrupt`` is raised.
     """
     cluster, settings, engine = _cluster(options), options.settings, options.engine
     sweep.check_policies(
@@ -158,7 +158,7 @@ def simulate_trace(
 def _jobs(
     options: SimulationOptions, cluster: Cluster, communication: float
 ) -> tuple[list[QueueJob], tuple[str, ...]]:
-    """The jobs of a trace, or of a job file, and notes on them."""
+    """The jobs of a trace or a job file, and notes on them."""
     if options.trace.suffix in JOB_FILES:
         if cluster.lab is None:
             raise BadInput(
@@ -167,7 +167,7 @@ def _jobs(
             )
         file = read_jobs(options.trace)
         specs = file.specs[: options.jobs]
-        alone = "in a lab they would start together: here each starts by itself"
+        alone = "in a lab they start together: here each starts by itself"
         notes = (alone,) if file.together and len(specs) > 1 else ()
         partitioned = sweep.AS_ASKED not in options.partition
         return jobs_of_specs(cluster.lab, specs, options.user, partitioned=partitioned), notes
@@ -181,7 +181,7 @@ def _jobs(
 
 
 def _check_users(settings: Settings, jobs: Sequence[QueueJob], cluster: Cluster) -> None:
-    """``BadInput`` if something is said of a user that no job has, and that the lab has not."""
+    """``BadInput`` for settings of a user without jobs whom the lab does not have either."""
     known = {job.view.user for job in jobs}
     of_lab = set() if cluster.lab is None else {name for name, _ in cluster.lab.queue.users}
     for name, _ in settings.users:

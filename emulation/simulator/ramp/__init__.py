@@ -1,1 +1,1 @@
-"""The optical cluster of PAC-ML: training steps on it, and jobs that come, are blocked or go."""
+"""The optical cluster of PAC-ML: training steps on it, and a loss network of jobs."""

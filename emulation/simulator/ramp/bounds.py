@@ -1,4 +1,4 @@
-"""Two bounds on how few jobs could be blocked: if all arrivals were known, and if none were.
+"""Computes two bounds of the blocking rate: with all arrivals known, and with none known.
 
 **In hindsight** (``hindsight_bound``). The problem is relaxed: of the cluster only the number of
 servers is kept (no shapes, no fragmentation), jobs may be accepted in part, and nothing is sent.
@@ -52,7 +52,7 @@ _Requests = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class HindsightBound:
-    """No policy blocks less than ``blocking_rate`` nor takes more than ``accepted`` jobs."""
+    """No policy has a lower ``blocking_rate`` or accepts more than ``accepted`` jobs."""
 
     accepted: int
     blocking_rate: float
@@ -66,7 +66,7 @@ def hindsight_bound(
 ) -> HindsightBound:
     """The bound for the episode with this seed; more ``rounds`` tighten it.
 
-    ``blocking_rate`` is ``nan`` if there are no jobs.
+    ``blocking_rate`` is ``nan`` without jobs.
     """
     drawn = scenario.jobs(seed)
     jobs = [job for job in drawn if job.arrived_s < scenario.horizon_s]
@@ -81,11 +81,11 @@ def hindsight_bound(
 
 
 def shortest_s(workloads: Workloads) -> tuple[_Requests, _Requests]:
-    """For each model (row) and degree (column): the least time, and servers held at least.
+    """For each model (row) and degree (column): the shortest time, and the fewest servers held.
 
     The time is the compute of the busiest server: operations split the same number of ways
     have the same servers under both placement rules, and a server runs one part at a time. It
-    is infinite where the model may not fit into a server's memory.
+    is infinite if the model may not fit into a server's memory.
     """
     rows, columns = len(workloads.names), len(workloads.degrees)
     times, held = np.full((rows, columns), np.inf), np.ones((rows, columns))
@@ -102,10 +102,9 @@ def shortest_s(workloads: Workloads) -> tuple[_Requests, _Requests]:
 
 @dataclass(frozen=True, slots=True)
 class _Choices:
-    """Each job (row) at each degree (column): servers held from its own arrival until ``past``.
+    """Each job (row) at each degree (column): the servers held from its arrival until ``past``.
 
-    ``past`` is the first arrival that the job is gone at. ``possible`` says whether it would
-    be in time, and count.
+    ``past`` is the first arrival after the job's end. ``possible``: it would be in time, and count.
     """
 
     past: NDArray[np.intp]
@@ -127,13 +126,13 @@ def _choices(scenario: Scenario, jobs: list[Job], faithful: bool) -> _Choices:
 
 
 def _least(choices: _Choices, size: int, rounds: int) -> float:
-    """The least value of the dual that was found: prices go up where servers lack."""
+    """The lowest value of the dual that was found; prices rise where servers are short."""
     past, held, possible = choices.past, choices.held, choices.possible
     count = len(past)
     rows = np.arange(count)
 
     def value(prices: _Requests) -> tuple[float, NDArray[np.float64]]:
-        """The dual, and how many servers lack at each arrival at these prices."""
+        """The dual, and the shortage of servers at each arrival at these prices."""
         until = np.concatenate(([0.0], np.cumsum(prices)))
         gain = np.where(possible, 1.0 - held * (until[past] - until[:-1, None]), -1.0)
         choice = np.argmax(gain, axis=1)
@@ -145,7 +144,7 @@ def _least(choices: _Choices, size: int, rounds: int) -> float:
         bound = size * float(until[-1]) + float(most[kept].sum())
         return bound, np.cumsum(change)[:-1] - size
 
-    # To begin with, all servers' time together costs as much as a typical job each arrival.
+    # At the start, the time of all servers together costs one typical job per arrival.
     typical = np.median(np.min(held * (past - rows[:, None]), axis=1))
     price = np.full(count, 1.0 / max(float(typical), float(size)))
     scale, best, mean_price = float(price[0]), math.inf, np.zeros(count)
@@ -161,7 +160,7 @@ def _least(choices: _Choices, size: int, rounds: int) -> float:
 
 
 EXACT = 5
-"""For which arrivals to come it is known how many units end."""
+"""The number of arrivals ahead for which the units that end are known exactly."""
 _UNITS = 16
 _SWEEPS, _CLOSE, _NEAR = 120, 2e-4, 2e-3
 _LEAST_PRICE, _MOST_PRICE, _PRICES, _GOLDEN = 0.1, 0.9, 5, (math.sqrt(5) - 1) / 2
@@ -173,11 +172,11 @@ _Table = tuple[tuple[float, ...], ...]
 
 
 def online_bound(scenario: Scenario, seed: int, exact: int = EXACT) -> float:
-    """The mean of this over episodes is a blocking rate, faithful, that no policy's mean is below.
+    """The mean of this over episodes is a (faithful) blocking rate that no policy's mean is below.
 
-    It is tighter with a larger ``exact``, and takes time and memory with about its fifth power:
-    each law is 100 MB and some seconds with 5. ``nan`` if there are no jobs, or if they do not come
-    at fixed times.
+    A larger ``exact`` tightens it; time and memory grow with about its fifth power: with 5, each
+    law takes 100 MB and some seconds. ``nan`` without jobs, or unless they arrive at fixed
+    times.
     """
     drawn = scenario.jobs(seed)
     jobs = [job for job in drawn if job.arrived_s < scenario.horizon_s]
@@ -202,7 +201,7 @@ def online_bound(scenario: Scenario, seed: int, exact: int = EXACT) -> float:
 
 
 def _models_to_come(scenario: Scenario, graphs: Sequence[int]) -> tuple[_Floats, _Floats]:
-    """How likely each model is the next: in the mean, and before each job, jobs × models."""
+    """The probability of each model to be next: on average, and before each job (jobs × models)."""
     kinds = len(scenario.workloads.names)
     shares = np.array(scenario.mix or [1.0] * kinds)
     usual = shares / shares.sum()
@@ -219,9 +218,9 @@ def _models_to_come(scenario: Scenario, graphs: Sequence[int]) -> tuple[_Floats,
 
 
 def _chances(scenario: Scenario, seed: int) -> _Floats:
-    """For each model how likely each degree is the least that is in time; last, that none is.
+    """For each model the probability that each degree is the lowest in time; last, that none is.
 
-    Higher degrees are taken to be in time as well.
+    Higher degrees are assumed to be in time as well.
     """
     times, _ = shortest_s(scenario.workloads)
     least = times / np.array(scenario.workloads.sequential_s)[:, None]
@@ -234,9 +233,9 @@ def _chances(scenario: Scenario, seed: int) -> _Floats:
 
 @dataclass(frozen=True, slots=True)
 class _Jobs:
-    """Of each model and degree the units that it holds, and after how many arrivals these end.
+    """For each model and degree the units that it holds, and the arrivals after which these end.
 
-    ``None`` where a server's memory may not hold it.
+    ``None`` if a server's memory may not hold it.
     """
 
     units: int
@@ -260,9 +259,10 @@ def _jobs(scenario: Scenario) -> _Jobs:
 
 
 class _Decisions:
-    """The smaller decision process. S states, R rows: a state, and what it may stand for.
+    """The smaller decision process, with S states and R rows: a state and what it may stand for.
 
-    A state says for 0, 1, … ``exact`` − 1 how many units end after no more arrivals.
+    A state has, for 0, 1, … ``exact`` − 1, the number of units that end after at most so many
+    arrivals.
     """
 
     def __init__(self, jobs: _Jobs, exact: int) -> None:
@@ -277,7 +277,7 @@ class _Decisions:
         later = units - states[:, -1]
         self._begins = np.cumsum(later + 1) - (later + 1)
         self._of = np.repeat(np.arange(len(states)), later + 1)
-        # How many of the later units come among the others.
+        # How many of the later units move to the others.
         come = np.arange(len(self._of)) - self._begins[self._of]
         now = states[self._of]
         then = np.concatenate([now[:, 1:], (now[:, -1] + come)[:, None]], axis=1)
@@ -300,7 +300,7 @@ class _Decisions:
         return found
 
     def solved(self, chances: _Floats, models: _Floats) -> tuple[_Floats, float]:
-        """A good g and a good price. ``chances``: ``_chances``; ``models``: how likely each is."""
+        """A good g and a good price. ``chances``: ``_chances``; ``models``: their probabilities."""
         g = np.zeros(self._empty + 1)
 
         def bound(price: float) -> float:
@@ -327,7 +327,7 @@ class _Decisions:
     def improved(
         self, g: _Floats, price: float, chances: _Floats, models: _Floats, close: float
     ) -> tuple[_Floats, float]:
-        """A better g for a price, 0 of the empty cluster, and the bound that it gives for a job."""
+        """A better g for a price, 0 for the empty cluster, and its bound for one job."""
         for _ in range(_SWEEPS):
             better = np.maximum.reduceat(self._values(g, price, chances) @ models, self._begins)
             change = better - g
@@ -344,7 +344,7 @@ class _Decisions:
         return float(np.concatenate([(gains @ each.T).max(axis=0) for each in parts]) @ counts)
 
     def _values(self, g: _Floats, price: float, chances: _Floats) -> _Floats:
-        """r + h(x') expected for each row and model, R × models."""
+        """The expectation of r + h(x') for each row and model, R × models."""
         refused, back = g[self._refused], price * self._back
         placed = np.append(g, -np.inf)[self._placed] + (1.0 - price * self._pays)
         found = np.empty((len(back), len(chances)))
@@ -368,5 +368,5 @@ def _decisions(jobs: _Jobs, exact: int) -> _Decisions:
 def _solution(
     decisions: _Decisions, chances: _Table, models: tuple[float, ...]
 ) -> tuple[_Floats, float]:
-    """Where the law is fixed all episodes ask for the same."""
+    """The bound; with a fixed law it is the same for all episodes."""
     return decisions.solved(np.array(chances), np.array(models))

@@ -1,7 +1,7 @@
-"""A cluster that accepts or blocks each job when it comes: no queue, no second try.
+"""Simulates a cluster that accepts or blocks each job when it arrives: no queue, no second try.
 
-An ``Episode`` stands still at each arrival until it is told the job's partition degree
-(``decide``), and can be copied there (``fork``) by who wants to look ahead.
+An ``Episode`` stops at each arrival until ``decide`` sets the job's partition degree. ``fork``
+copies it there, to look ahead.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _ROUNDING = 1 + 1e-12
 
 
 class JobOutcome(IntEnum):
-    """What became of a job: accepted, or blocked and why."""
+    """The result for a job: accepted, or blocked and why."""
 
     ACCEPTED = 0
     REFUSED = 1
@@ -54,10 +54,10 @@ class JobOutcome(IntEnum):
 
 
 class Question(NamedTuple):
-    """What is asked of a partition policy when a job comes: ``policy.degree(*question)``.
+    """The arguments of a partition policy for an arriving job: ``policy.degree(*question)``.
 
     ``legal`` are the degrees that the mask allows, 0 first: those that some shape serves and
-    that are no more than the free servers. A legal degree can still find no free block:
+    that are at most the number of free servers. A legal degree can still find no free block:
     ``cluster.preview`` says so.
     """
 
@@ -77,7 +77,7 @@ class Episode:
         self.busy = self.broken = 0
         self._events = scenario.server_events(seed)
         self._next_event = 0
-        self._running: list[Running] = []  # Ascending: what ends next is the first.
+        self._running: list[Running] = []  # Ascending: the next end is the first.
         self._shape = scenario.workloads.cluster
         self._views = scenario.views(self._jobs)
         self._told = scenario.told_over_true(seed, len(self._jobs))
@@ -99,7 +99,7 @@ class Episode:
         return None
 
     def question(self) -> Question:
-        """What a policy is asked, and may see, now; ``BadInput`` when the episode is over."""
+        """The arguments of a policy for the waiting job; ``BadInput`` when the episode is over."""
         self._waiting()
         number, occupied = self._next, self.busy | self.broken
         workloads, rule = self.scenario.workloads, self.scenario.rule
@@ -129,9 +129,8 @@ class Episode:
     def decide(self, degree: int, block: Block | None = None) -> JobOutcome:
         """Place the waiting job at this degree, or block it, and go on to the next arrival.
 
-        With ``ramp-block`` it may be given a ``block`` other than the first free one, also by a
-        ``PlacedDegree``: ``BadInput`` with another rule, ``NO_BLOCK`` for one that is not free or
-        of another size.
+        With ``ramp-block``, ``block`` or a ``PlacedDegree`` can choose a block other than the first
+        free one: ``BadInput`` with another rule, ``NO_BLOCK`` if it is not free or of another size.
         """
         if block is None and isinstance(degree, PlacedDegree):
             block = self.scenario.workloads.ramp.block(degree.gpus)
@@ -145,7 +144,7 @@ class Episode:
     def _waiting(self) -> Job:
         job = self.job
         if job is None:
-            raise BadInput("the episode is over: there is no job to decide on")
+            raise BadInput("the episode is over: no job waits for a decision")
         return job
 
     def _place(self, job: Job, degree: int, block: Block | None) -> JobOutcome:
@@ -185,7 +184,7 @@ class Episode:
         return JobOutcome.ACCEPTED
 
     def _until(self, now: float) -> None:
-        """Go on to this moment; jobs that end give back."""
+        """Go on to this time; jobs that end free their servers."""
         self.now_s = now
         limit = now + EPSILON_S
         events = self._events
@@ -210,7 +209,7 @@ class Episode:
             del running[:ended]
 
     def _lose_job(self, event: Outage) -> None:
-        """The job on the server that just broke is gone; its other servers are free."""
+        """End the job on the server that just broke; its other servers are free."""
         lost = next(entry for entry in self._running if entry[1] & event.gpus)
         self._running.remove(lost)
         self.busy ^= lost[1]
@@ -219,7 +218,7 @@ class Episode:
         self.accepted[place] = self.accepted[place]._replace(lost_s=event.at_s)
 
     def fork(self) -> Episode:
-        """A copy that goes its own way from here."""
+        """An independent copy of the present state."""
         twin = copy.copy(self)
         twin._running, twin._completion = self._running.copy(), self._completion.copy()
         twin.accepted, twin.causes = self.accepted.copy(), self.causes.copy()
@@ -261,7 +260,7 @@ def _places(workloads: Workloads, occupied: int, job: JobView, degree: int) -> l
 def run_episode(
     scenario: Scenario, policy: PartitionPolicy, seed: int, latencies_s: array[float] | None = None
 ) -> EpisodeResult:
-    """One whole episode under a policy; ``latencies_s`` gets how long each decision took."""
+    """One whole episode under a policy; the time of each decision is added to ``latencies_s``."""
     episode, degree = Episode(scenario, seed), policy.degree
     while episode.job is not None:
         question = episode.question()

@@ -6,7 +6,7 @@ servers is an integer with one bit for each, so that "is this block free" is one
 
 A placement gives, for each number of parts n that occurs in a job, the n servers that the
 operations with n parts run on. ``ramp-first-fit`` fits each operation by itself, as PAC-ML's
-simulator does; as every part keeps within the servers' memory, that comes to one block for each
+simulator does; as every part keeps within the servers' memory, that is one block for each
 n, the first free one (``place_one_by_one`` shows it, and counts memory). So a job's operations
 with fewer parts can take servers beyond its largest block. ``ramp-block`` takes one block for
 the job and runs operations with fewer parts on servers within it.
@@ -42,7 +42,7 @@ class RampShape:
 
     @property
     def size(self) -> int:
-        """All servers."""
+        """The number of servers."""
         return self.groups * self.racks * self.servers
 
 
@@ -52,14 +52,14 @@ _MOST_LISTED = 512
 
 
 class Block(NamedTuple):
-    """Servers that together fit the rules; ``servers`` in the order in which parts go to them."""
+    """Servers that fit the rules together; parts go to ``servers`` in this order."""
 
     mask: int
     servers: tuple[int, ...]
 
 
 class _Masks(dict[int, tuple[tuple[int, Block], ...]]):
-    """Blocks by their number of servers, made when first asked for: a plain look-up after."""
+    """Blocks by their number of servers, made when first used."""
 
     def __init__(self, ramp: Ramp) -> None:
         super().__init__()
@@ -114,11 +114,11 @@ class Ramp:
         return [block for mask, block in self._masks[count] if not mask & occupied]
 
     def block(self, servers: int) -> Block:
-        """The block of this set of servers; ``BadInput`` if it is none."""
+        """The block with this set of servers; ``BadInput`` if there is none."""
         for mask, block in self._masks[servers.bit_count()]:
             if mask == servers:
                 return block
-        raise BadInput(f"servers {servers:#x} are no block of a RAMP of {self.shape}")
+        raise BadInput(f"servers {servers:#x} are not a block of a RAMP of {self.shape}")
 
 
 def block_shapes(count: int, within: RampShape) -> list[tuple[int, int, int]]:
@@ -146,7 +146,7 @@ _Form = list[tuple[int, int, int]]
 
 
 def _forms(shape: RampShape, count: int) -> Iterator[_Form]:
-    """How a block's servers lie to its first one, form by form: shapes, diagonals, a column."""
+    """The positions of a block's servers relative to the first one: shapes, diagonals, a column."""
     for groups, racks, places in block_shapes(count, shape):
         yield list(itertools.product(range(groups), range(racks), range(places)))
     yield [(i, i, 0) for i in range(count)]
@@ -155,7 +155,7 @@ def _forms(shape: RampShape, count: int) -> Iterator[_Form]:
 
 
 def _room(shape: RampShape, form: _Form) -> tuple[int, int, int]:
-    """How many groups, racks and places its first server may have; none if it is too large."""
+    """The number of groups, racks and places for its first server; none if it is too large."""
     i, j, k = (max(each) for each in zip(*form, strict=True))
     return shape.groups - i, shape.racks - j, shape.servers - k
 
@@ -196,7 +196,7 @@ def scan(ramp: Ramp, count: int, occupied: int) -> Block | None:
 
 
 class PlacementRule(StrEnum):
-    """How a job's operations are put on servers; every table says which."""
+    """The rule that places a job's operations on servers; tables name it."""
 
     RAMP_FIRST_FIT = "ramp-first-fit"
     RAMP_BLOCK = "ramp-block"
@@ -222,7 +222,7 @@ def place(
 def sub_blocks(ramp: Ramp, whole: Block, splits: tuple[int, ...]) -> tuple[Block, ...]:
     """For each number of parts the first block within ``whole``.
 
-    Where no shape fits (6 within 2×2×2), the first servers of ``whole`` are taken.
+    If no shape fits (6 within 2×2×2), it is the first servers of ``whole``.
     """
     return tuple(_within(ramp, whole, count) for count in splits)
 

@@ -198,11 +198,14 @@ class Scenario:
         rng = np.random.default_rng(self._spawn(seed, 4)[3])
         return self.failures.events_until(self.horizon_s, self.workloads.ramp.shape.size, rng)
 
-    def for_policies(self) -> Scenario:
-        """The same laws with other jobs: no seed of it gives an episode that this one has.
+    def salted(self, salt: int) -> Scenario:
+        """The same laws with jobs that cannot be drawn without this number; 0 changes nothing."""
+        return replace(self, stream=(salt,)) if salt else self
 
-        For policies that plan with the scenario; they would know the jobs to come of the very
-        episode that they run in.
+    def for_policies(self) -> Scenario:
+        """The same laws with other jobs, for policies that plan with the scenario.
+
+        An episode that is not salted can still be found by trying seeds of another stream.
         """
         return replace(self, stream=_POLICIES)
 

@@ -1,4 +1,4 @@
-"""One training step on RAMP, simulated: when does the last part and the last transfer end?
+"""Simulates one training step on RAMP, until the last part and the last transfer end.
 
 Each server runs one part at a time, the shortest ready one first, and lets a shorter one that
 becomes ready go before it; all transfers run at once, without contention. A part is ready when
@@ -37,11 +37,11 @@ class RampTiming:
 
     @property
     def latency_s(self) -> float:
-        """Of any transfer: out of the GPU, over the fibre, into the GPU."""
+        """The part of any transfer: out of the GPU, over the fibre, into the GPU."""
         return self.propagation_s + 2 * self.io_s
 
     def one_to_one_s(self, size_bytes: float) -> float:
-        """One transfer between two servers; nothing takes no time."""
+        """The time of one transfer between two servers; 0 for no data."""
         return self.latency_s + size_bytes / self.channel_bytes_per_s if size_bytes else 0.0
 
     def all_reduce_s(self, size_bytes: float, groups: int, racks: int, places: int) -> float:
@@ -81,19 +81,19 @@ def step_time(
     seconds_per_ms: float = 1e-3,
     turns: Sequence[float] | None = None,
 ) -> float:
-    """Seconds that one step takes.
+    """The duration of one step, in seconds.
 
-    ``servers[i]`` are those of operation i's parts (places as in the training graph, 2n of
-    them). With ``seconds_per_ms`` 1 the graph's milliseconds count as seconds, as PAC-ML's
-    simulator takes them. Of operations that are ready on a server the one with the lowest of
-    ``turns`` (2n of them) goes first, the shortest if there are none.
+    ``servers[i]`` are those of operation i's parts (indices as in the training graph, 2n of
+    them). With ``seconds_per_ms`` 1 the graph's milliseconds count as seconds, as in PAC-ML's
+    simulator. Of operations that are ready on a server the one with the lowest of ``turns`` (2n of
+    them) goes first, the shortest without ``turns``.
     """
     step, cost_s = _Step(graph, ramp, timing, servers), (graph.part_ms * seconds_per_ms).tolist()
     return _Timeline(step, cost_s, cost_s if turns is None else turns).run()
 
 
 class _Step:
-    """What each transfer takes, and who waits for which."""
+    """The time of each transfer, and the parts that wait for it."""
 
     def __init__(
         self, graph: PartitionedGraph, ramp: Ramp, timing: RampTiming, servers: Servers
@@ -161,7 +161,7 @@ class _Step:
     def _synchronisations(self, operation: int) -> dict[int, list[tuple[float, list[int]]]]:
         """For each part of a backward operation, its siblings by the time to reach them.
 
-        Each pair of siblings is a collective of its own, of both directions' bytes.
+        Each pair of siblings is a separate collective, with both directions' bytes.
         """
         size = 2 * float(self.graph.part_bytes[operation])
         servers, start = self.servers[operation], self.first[operation]
@@ -204,7 +204,7 @@ class _Server:
 
 
 class _Timeline:
-    """The step in time, from event to event."""
+    """The step in time, event by event."""
 
     def __init__(self, step: _Step, cost_s: Sequence[float], turns: Sequence[float]) -> None:
         self._step, self._now_s = step, 0.0
@@ -242,7 +242,7 @@ class _Timeline:
         self._touched.add(server)
 
     def _arrive(self, parts: Sequence[int]) -> None:
-        """A transfer to each of these parts ends."""
+        """End a transfer to each of these parts."""
         missing = self._step.missing
         for part in parts:
             missing[part] -= 1
@@ -250,7 +250,7 @@ class _Timeline:
                 self._make_ready(part)
 
     def _finish(self, part: int) -> None:
-        """A part ends: its server is free, and its transfers begin."""
+        """End a part: its server is free, and its transfers begin."""
         step, home = self._step, self._step.home
         server = home[part]
         self._servers[server].part, self._servers[server].ticket = None, -1
@@ -276,7 +276,7 @@ class _Timeline:
             )
 
     def _start(self) -> None:
-        """On each touched server, let the part with the highest priority run."""
+        """On each touched server, run the part with the highest priority."""
         left, priority, now_s = self._left, self._priority, self._now_s
         for number in self._touched:
             server = self._servers[number]

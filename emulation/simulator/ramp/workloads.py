@@ -43,10 +43,10 @@ class Plan(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """The GPU of each server, and how the profiles' times are to be read.
+    """The GPU of each server, and the unit of the profiles' times.
 
-    ``seconds_per_ms`` 1.0 takes a profile's milliseconds for seconds, as PAC-ML's simulator
-    does; 0.001 takes them for what they are.
+    ``seconds_per_ms`` 1.0 counts a profile's milliseconds as seconds, as PAC-ML's simulator
+    does; 0.001 counts them as milliseconds.
     """
 
     memory_bytes: float = A100_MEMORY_BYTES
@@ -54,12 +54,12 @@ class Device:
 
 
 class Workloads:
-    """Some models on a cluster, ready to be asked for completion times.
+    """Models on a cluster, with their completion times.
 
-    Completion times are simulated when first asked for and kept. An operation that would be split
+    Completion times are simulated when first used, and kept. An operation that would be split
     into a number of parts that no shape serves (10, 12 or 14 on PAC-ML's cluster) is split into
-    the next lower number. ``degrees`` are those that a
-    policy may choose (besides 0): those that a RAMP shape serves, up to ``max_degree``.
+    the next lower number. A policy may choose 0 or one of ``degrees``: those that a RAMP shape
+    serves, up to ``max_degree``.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class Workloads:
         return Plan(graph, splits, splits[-1], most <= self.device.memory_bytes)
 
     def completion_s(self, graph: int, degree: int, blocks: tuple[Block, ...]) -> float:
-        """How long a job takes: model ``graph`` at ``degree``, placed on ``blocks``.
+        """The completion time of model ``graph`` at ``degree``, placed on ``blocks``.
 
         ``blocks`` are those of the plan's ``splits``, in that order.
         """
@@ -130,9 +130,9 @@ class Workloads:
         return self.steps * step_time(plan.graph, self.ramp, self.timing, placed, seconds_per_ms)
 
     def _pattern(self, blocks: tuple[Block, ...]) -> tuple[tuple[int, int, int], ...]:
-        """The servers with groups, racks and places renumbered as they first occur.
+        """The servers with groups, racks and places renumbered in order of appearance.
 
-        Times depend on which servers share what, never on where in the cluster they are.
+        Times depend on which servers share a group, rack or place, not on where they are.
         """
         seen: tuple[dict[int, int], ...] = ({}, {}, {})
         found = []
@@ -146,7 +146,7 @@ class Workloads:
         return tuple(found)
 
     def expected_s(self, graph: int, degree: int, rule: PlacementRule) -> float:
-        """How long a job takes when it is the only one on the cluster."""
+        """The completion time of a job that is alone on the cluster."""
         blocks = place(self.ramp, rule, self.plans[graph][degree].splits, 0)
         if blocks is None:
             raise BadInput(f"{self.names[graph]!r} at degree {degree} fits on no empty cluster")
@@ -157,7 +157,7 @@ class Workloads:
         return self._expected[rule]
 
     def number_of(self, graph: ComputationGraph | None) -> int:
-        """The place of a model among these; ``BadInput`` if it is none of them."""
+        """The index of a model; ``BadInput`` if it is not one of these."""
         # By identity: a graph's own hash goes over all its operations. Numbers that came with a
         # pickle are those of other objects.
         number = self._numbers.get(id(graph), 0)
@@ -189,7 +189,7 @@ class Workloads:
 
 
 class ExpectedTimes(Mapping[int, float]):
-    """How long a model takes at each degree when it is alone; simulated when first asked for."""
+    """The completion time of a model at each degree when it is alone; simulated when first used."""
 
     def __init__(self, workloads: Workloads, graph: int, rule: PlacementRule) -> None:
         self._workloads, self._graph, self._rule = workloads, graph, rule
@@ -219,10 +219,10 @@ class RequirementLaw(Protocol):
 
     @property
     def name(self) -> str:
-        """As tables show it."""
+        """The law's name in tables."""
 
     def shares(self, rng: np.random.Generator) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """The fractions β that ``sample`` would now draw from, each in (0, 1], and how likely."""
+        """The fractions β that ``sample`` draws from, each in (0, 1], and their probabilities."""
 
     def sample(self, rng: np.random.Generator, count: int) -> NDArray[np.float64]:
         """``count`` fractions β, each in (0, 1]."""
@@ -230,7 +230,7 @@ class RequirementLaw(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One of these values, each as likely."""
+    """One of these values, with equal probability."""
 
     name: str
     values: tuple[float, ...]
@@ -251,12 +251,12 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class SkewNormal:
-    """A skewed normal squeezed into [0.1, 1], the way PAC-ML's experiments made theirs.
+    """A skewed normal squeezed into [0.1, 1], made as in PAC-ML's experiments.
 
-    Of 50,000 skew-normal numbers the least becomes 0 and the greatest 1; what is below 0.1
-    becomes 0.1; jobs draw from a histogram of them. As two extremes decide the scale, each
+    Of 50,000 skew-normal numbers the lowest becomes 0 and the highest 1; values below 0.1
+    become 0.1; jobs draw from a histogram of them. As two extremes set the scale, each
     ``instance``, the seed of these numbers, is another law: under D some 3 to 10 jobs of 100
-    ask for β ≤ 0.5. Instance 0 is, number for number, that of the peer's runs with seed 0;
+    require β ≤ 0.5. Instance 0 is, number for number, that of PAC-ML's runs with seed 0;
     ``None`` makes a new one at each call of ``sample``.
     """
 
@@ -271,14 +271,14 @@ class SkewNormal:
         return _kept_histogram(self.skewness, self.instance)
 
     def sample(self, rng: np.random.Generator, count: int) -> NDArray[np.float64]:
-        """Drawn from the law's histogram."""
+        """Draws from the law's histogram."""
         values, shares = self.shares(rng)
         return rng.choice(values, size=count, p=shares)
 
 
 def _histogram(skewness: float, seed: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     # The legacy generator and SciPy's way from two normals to a skew-normal one (Azzalini),
-    # because the peer's law depends on each number drawn.
+    # because PAC-ML's law depends on each number drawn.
     rng = np.random.RandomState(seed)
     first, second = rng.normal(size=DRAWS), rng.normal(size=DRAWS)
     lean = skewness / math.sqrt(1 + skewness * skewness)
@@ -303,11 +303,11 @@ LAW_NAMES = ("A", *_SKEWNESS)
 
 
 def law(name: str, instance: int | None = None) -> RequirementLaw:
-    """The law of this name, or one that is described; ``BadInput`` saying what there is.
+    """The law with this name or description; ``BadInput`` lists the valid ones.
 
-    Described are ``uniform:0.2:0.6``, hundredths from the one to the other; ``skewed:-2``, a
+    Descriptions: ``uniform:0.2:0.6``, hundredths from one to the other; ``skewed:-2``, a
     skewed normal like those of B, C and D with another skewness; ``values:0.25/0.5/1``, one of
-    these, each as likely. ``instance``: ``SkewNormal``.
+    these with equal probability. ``instance``: see ``SkewNormal``.
     """
     if name in LAW_NAMES:
         return SkewNormal(name, _SKEWNESS[name], instance) if name in _SKEWNESS else uniform(name)
@@ -332,5 +332,5 @@ def law(name: str, instance: int | None = None) -> RequirementLaw:
 
 
 def fixed(values: Sequence[float]) -> Choice:
-    """A law of these values, each as likely."""
+    """A law of these values, with equal probability."""
     return Choice("/".join(f"{value:g}" for value in values), tuple(values))

@@ -19,7 +19,10 @@ _SHORT_S = 1e-3  # shorter stages are hidden
 # Stages of a change in which its circuits are down.
 _DARK_STAGES = ("break", "make", "verify")
 # In the order of a change.
-_STAGES = ("waiting", "read", "plan", "check", "drain", *_DARK_STAGES, "flows", "undrain")
+_STAGES = (
+    *("waiting", "read", "plan", "check", "drain", *_DARK_STAGES),
+    *("flows", "announce", "undrain"),
+)
 
 
 def took(seconds: float) -> str:

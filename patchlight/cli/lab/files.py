@@ -42,7 +42,7 @@ def check(files: tuple[str, ...], strict: bool, schema: str | None, as_json: boo
 
     \b
     With --json, a list with an object for each file, with these keys:
-      file, good  good: there is no mistake in it
+      file, good  good: it has no mistakes
       lab         its name, null if it could not be read
       counts      how many devices and fibres of each kind, empty if it could not be read
       issues      line, column, kind (mistake | warning), message

@@ -35,16 +35,19 @@ class PartStatus(TypedDict):
 
 
 class PacketSwitchStatus(TypedDict):
-    """A packet switch; ``second_from``: from where another one reports the same id.
+    """A packet switch; ``second_from``: from where another one reports the same id,
+    ``snmp_problem``: why its telemetry does not work.
 
-    ``lacks``: refused flow entries, like "lacks 4 flow entries: table full".
+    ``lacks``: refused entries, like "lacks 4 flow entries: table full".
     """
 
     name: str
-    datapath_id: int
+    driver: str
+    datapath_id: int | None
     connected: bool
     second_from: str | None
     lacks: str | None
+    snmp_problem: str | None
 
 
 class CircuitSwitchStatus(TypedDict):
@@ -165,12 +168,14 @@ class TopologyShape(TypedDict):
 
 
 class PortSample(TypedDict):
-    """The rates of a host at its port of a packet switch."""
+    """The rates of a host at its port of a packet switch (port 0: it is connected to none), and who
+    counted: the switch, by SNMP or its driver, or the host's NIC."""
 
     at: float
     host: str
     switch: str
     port: int
+    by: Literal["snmp", "switch", "nic"]
     rx_bps: float
     tx_bps: float
 

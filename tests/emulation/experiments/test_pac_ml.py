@@ -261,6 +261,51 @@ def test_no_policy_is_handed_the_jobs_to_come(tmp_path: Path, name: str, law: st
     assert figures["faults"] == {"count": 0, "first": ""}
 
 
+SPY = """
+from dataclasses import replace
+
+
+class Spy:
+    \"\"\"Finds the episode by trying small seeds; an error is a job that it knew beforehand.\"\"\"
+
+    def __init__(self, scenario):
+        self.scenario, self.seen, self.next = replace(scenario, stream=()), [], 0.55
+
+    def degree(self, cluster, job, legal):
+        knew, self.seen = self.next == job.requirement, [*self.seen, job.requirement]
+        for seed in range(20):
+            needs = [each.requirement for each in self.scenario.jobs(seed)]
+            if len(self.seen) < len(needs) and needs[: len(self.seen)] == self.seen:
+                self.next = needs[len(self.seen)]
+        if knew:
+            raise RuntimeError("I knew this job")
+        return 4 if 4 in legal else 0
+"""
+
+
+def test_trying_seeds_does_not_tell_the_next_job(tmp_path: Path) -> None:
+    spy = tmp_path / "spy.py"
+    spy.write_text(SPY)
+    options = replace(SHORT, policies=(f"{spy}:Spy", "constant-4"), laws=("A",), seeds=1)
+
+    def known(options: PacMlOptions) -> tuple[int, dict[str, Any]]:
+        result = quietly(options)
+        figures = result["rules"]["ramp-block"]["A"]["policies"]
+        return figures[f"{spy}:Spy"]["faults"]["count"], result
+
+    # Two in a hundred by chance, of 60 jobs.
+    found, result = known(options)
+    assert found <= 6
+    assert result["salt"] != known(options)[1]["salt"]
+    again = known(replace(options, salt=result["salt"]))[1]
+    assert (
+        again["rules"]["ramp-block"]["A"]["policies"]["constant-4"]["episodes"]
+        == (result["rules"]["ramp-block"]["A"]["policies"]["constant-4"]["episodes"])
+    )
+    assert known(replace(options, salt=0))[0] > 50  # the seeds of policies that are no programs
+    assert quietly(replace(options, policies=("constant-4",)))["salt"] == 0
+
+
 def test_policies_get_a_seed_that_is_not_the_episodes(tmp_path: Path) -> None:
     shown = tmp_path / "shown.py"
     shown.write_text(

@@ -179,9 +179,7 @@ def test_that_an_emulation_leaves_rdma_out_is_said_once(rewirable: Lab) -> None:
     )
     EmulatedLab.from_lab(rewirable.with_changes(servers=servers), progress=said.append)
     (warning,) = said
-    assert warning.startswith(
-        "warning: emulated NICs have no RDMA: ignoring rdma: exclusive of the lab"
-    )
+    assert warning.startswith("warning: ignoring rdma: exclusive of the lab")
 
 
 def test_light_and_jobs_from_python_and_what_lab_show_says(

@@ -116,6 +116,7 @@ async def test_a_full_table_is_told_and_filled_once_there_is_room(
     monkeypatch.setattr(flow_sync, "_TRY_AGAIN_S", (0.2,))
     lab = load_lab("ofc2022")
     datapath_id = lab.packet_switches[0].datapath_id
+    assert datapath_id is not None
     async with bench.speaker(datapath_id) as (speaker, events):
         name = bench.bridge(datapath_id)
         await events.wait("switch-up", datapath_id=datapath_id)

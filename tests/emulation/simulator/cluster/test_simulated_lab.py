@@ -124,7 +124,7 @@ def _mine(tmp_path: Path, name: str) -> str:
             ("--lab", "ofc2022"),
             "7 workers requested, but",
         ),
-        ("{name: a, workers: 1, command: [ls]}", ("--lab", "ofc2022"), "nobody knows how long"),
+        ("{name: a, workers: 1, command: [ls]}", ("--lab", "ofc2022"), "its duration is unknown"),
         ("name: 1", ("--lab", "ofc2022"), "jobs.yaml:1:"),
         (OPEN, ("--lab", "ofc2022"), "expected 'workers'"),
         (
