@@ -78,8 +78,7 @@ class PlugIns:
 
 
 def _plug_ins(group: str, rows: Mapping[str, ocs_drivers.OcsDriver]) -> PlugIns:
-    places = {d.name: f"patchlight.controller.circuits.drivers.{d.driver}" for d in rows.values()}
-    return PlugIns(group, places)
+    return PlugIns(group, {row.name: row.place for row in rows.values()})
 
 
 _DRIVERS = _plug_ins(ocs_drivers.DRIVER_GROUP, ocs_drivers.OCS_DRIVERS)

@@ -220,12 +220,12 @@ def openflow_metrics(
     yield gauge("speaker_up", "Whether the OpenFlow speaker runs.", speaker.connected)
     about = "Restarts of the OpenFlow speaker."
     yield counter("speaker_restarts", about, speaker.restarts)
-    about = "Whether a packet switch is connected to the speaker."
+    about = "Whether a packet switch answers: connected to the speaker, or by SSH."
     yield gauge("packet_switch_connected", about, switches.connected(), "switch")
     about = "Connections of switches that are not in the lab file."
     yield counter("speaker_unknown_switch_connections", about, unknown_switch_connections)
     lacking = dict.fromkeys(switches.connected(), 0) | switches.lacking_entries()
-    about = "Flow entries that a packet switch refused."
+    about = "Entries that a packet switch refused."
     yield gauge("packet_switch_lacking_entries", about, lacking, "switch")
     by_switch = switches.traffic_by_switch()
     for key, (name, about) in _COUNTED.items():
@@ -270,6 +270,14 @@ def _servers(controller: Controller) -> Iterator[Family]:
     yield counter("nic_carrier_changes", "Carrier changes of a NIC.", changes, "nic")
     paused = {name: sum(nic.counters.pause_frames.values()) for name, nic in nics.items()}
     yield counter("nic_pause_frames", "Pause frames counted by a NIC.", paused, "nic")
+    rdma = {
+        (name, key): value
+        for name, nic in nics.items()
+        if nic.rdma is not None
+        for key, value in nic.rdma.counters.items()
+    }
+    about = "Counters of a worker's RDMA device, as its driver calls them."
+    yield counter("nic_rdma", about, rdma, "nic", "counter")
     yield from gpu_metrics(fleet.latest_gpus())
 
 

@@ -28,12 +28,13 @@ Places = Mapping[Station, int]
 class Wish:
     """What one switch is to do: forward to these stations, on these ports of the lab.
 
-    Frames to other stations, and from any station to unknown ones, are dropped where the switch can
-    do that. Its other ports are left alone.
+    Frames to other stations are dropped where the switch can do that. Ports other than ``ports``
+    are left alone; behind those in ``to_learning`` is a switch that learns MACs from what it hears.
     """
 
     places: Places = field(default_factory=dict)
     ports: frozenset[int] = frozenset()
+    to_learning: frozenset[int] = frozenset()
 
 
 class Lack(NamedTuple):
@@ -83,7 +84,8 @@ class PacketSwitchDriver(Protocol):
 
     Every method may raise ``DeviceUnreachable``, ``LoginRefused`` or ``DeviceRefused``, and those
     that change something ``OutcomeUnknown``: then it is read and set again later. A driver may have
-    ``period_s``: how often it may be read, if not each second.
+    ``period_s``: how often it may be read, if not each second; and ``learns``, if its switch gets
+    nothing.
     """
 
     @property

@@ -90,8 +90,9 @@ class KeptSwitch:
                     self._keeping = asyncio.create_task(self._keep(), name=self.driver.name)
         notes = []
         if applied.lacks:
-            first = f"the first: {applied.lacks[0].station.address}"
-            notes.append(f"{self.driver.name} {lacks_text(self.lacks)}; {first}")
+            first = applied.lacks[0]
+            lacks = f"lacks {len(applied.lacks)} entries: {first.reason}"
+            notes.append(f"{self.driver.name} {lacks}; the first: {first.station.address}")
         return notes + [f"{self.driver.name}: {entry}" for entry in applied.foreign]
 
     async def _set(self, wish: Wish) -> Applied:
@@ -146,8 +147,3 @@ class KeptSwitch:
         if self.reachable or self._silent == 1:
             LOG.warning("packet switch %s: %s", self.driver.name, error.message)
         self.reachable, self.trouble = False, error.message.splitlines()[0]
-
-
-def lacks_text(lacks: tuple[Lack, ...], entry: str = "entry", entries: str = "entries") -> str:
-    """Like "lacks 4 entries: table full"."""
-    return f"lacks {len(lacks)} {entry if len(lacks) == 1 else entries}: {lacks[0].reason}"

@@ -7,6 +7,8 @@ from patchlight.testbed.lab.model import PacketSwitch
 class Learning:
     """A switch that is not driven. See ``PacketSwitchDriver`` for the methods."""
 
+    learns = True
+
     def __init__(self, switch: PacketSwitch, _password: str) -> None:
         self._name, self._wish = switch.name, Wish()
 

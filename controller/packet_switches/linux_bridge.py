@@ -1,9 +1,13 @@
 """The driver ``linux-bridge``: switches with a Linux bridge, over SSH with ``ip`` and ``bridge``.
 
 On the lab's ports nothing is learned or flooded: frames go to static entries only, and the bridge
-itself answers ARP requests for the lab's stations (``proxy_arp``). So loops of switches are
-harmless. A bridge that filters VLANs has the entries in ``vlan``, and answers for it if it has an
-interface there, like ``br0.10``.
+itself answers ARP requests for the lab's stations (``proxy_arp``). So loops of such switches are
+harmless. A switch that learns would learn from such an answer that the station is behind the
+bridge: at ports to one, the bridge answers only for stations elsewhere (``proxy_arp_wifi`` of their
+ports), and passes on what other ARP requests it hears.
+
+A bridge that filters VLANs has the entries in ``vlan``, and answers for it if it has an interface
+there, like ``br0.10``.
 """
 
 import json
@@ -16,7 +20,9 @@ from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab.model import PacketSwitch
 
 _OFF = ("learning", "flood", "mcast_flood", "bcast_flood")
-_WANTED = {**dict.fromkeys(_OFF, False), "proxy_arp": True}
+_ANSWER = ("proxy_arp", "proxy_arp_wifi")
+_WANTED = {**dict.fromkeys(_OFF, False), **dict.fromkeys(_ANSWER, True)}
+_TO_LEARNING = {**_WANTED, **dict.fromkeys(_ANSWER, False), "bcast_flood": True}
 
 
 class LinuxBridge(FdbDriver):
@@ -66,11 +72,11 @@ class LinuxBridge(FdbDriver):
         return Found(table, ports, settings, Record.parse(record))
 
     def _settings_to_change(self, found: Found) -> Mapping[str, Any]:
-        return {
-            name: _WANTED
-            for name in self._lab_interfaces()
-            if found.settings.get(name, _WANTED) != _WANTED
+        learning = {self._interfaces.get(port) for port in self._wish.to_learning}
+        wanted = {
+            name: _TO_LEARNING if name in learning else _WANTED for name in self._lab_interfaces()
         }
+        return {k: want for k, want in wanted.items() if found.settings.get(k, want) != want}
 
     async def _change(
         self, removes: Table, adds: Table, settings: Mapping[str, Any], record: Record | None

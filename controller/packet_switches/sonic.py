@@ -21,7 +21,6 @@ _WANTED = {
     "unknown_unicast_flood": "disabled",
     "unknown_multicast_flood": "disabled",
 }
-_MEMBERS = "VLAN_MEMBER"
 
 
 class Sonic(FdbDriver):
@@ -45,43 +44,43 @@ class Sonic(FdbDriver):
         vlan = self._vlan
         record, *dumps = await self._read_all(
             f"cat {self._record} 2>/dev/null",
-            _dump("CONFIG_DB", "PORT|*"),
-            _dump("CONFIG_DB", f"{_MEMBERS}|{vlan}|*"),
-            _dump("CONFIG_DB", f"VLAN|{vlan}"),
-            _dump("CONFIG_DB", "FDB|*"),
+            _dump("CONFIG_DB", "*"),
             _dump("ASIC_DB", "ASIC_STATE:SAI_OBJECT_TYPE_FDB_ENTRY:*"),
             _dump("APPL_DB", "PORT_TABLE:*"),
             _dump("COUNTERS_DB", "COUNTERS_PORT_NAME_MAP"),
             _dump("COUNTERS_DB", "COUNTERS:oid:0x1000000*"),
         )
         try:
-            ports, members, vlans, fdb, hardware, links, names, counters = map(_rows, dumps)
+            config, hardware, links, names, counters = map(_rows, dumps)
             if not self._switch.interfaces:
-                numbered = {key.partition("|")[2]: row["index"] for key, row in ports.items()}
-                self._interfaces = {int(number): name for name, number in numbered.items()}
+                numbered = _table(config, "PORT")
+                self._interfaces = {int(row["index"]): name for name, row in numbered.items()}
             programmed = {
                 json.loads(key.partition("FDB_ENTRY:")[2])["mac"].lower() for key in hardware
             }
+            fdb = _table(config, "FDB")
             self._entries = len(fdb)
             table = {}
             for key, row in fdb.items():
-                _, its_vlan, mac = key.split("|")
+                its_vlan, _, mac = key.partition("|")
                 if its_vlan == vlan and mac.lower() in programmed:
                     table[mac.lower()] = row["port"]
             oids = names.get("COUNTERS_PORT_NAME_MAP", {})
             states = {}
-            for key in members:
-                name = key.split("|")[2]
+            for key in _table(config, "VLAN_MEMBER"):
+                its_vlan, _, name = key.partition("|")
+                if its_vlan != vlan:
+                    continue
                 counted = counters.get(f"COUNTERS:{oids.get(name)}", {})
                 rx, tx = (
                     int(counted.get(f"SAI_PORT_STAT_IF_{side}_OCTETS", 0)) for side in ("IN", "OUT")
                 )
                 is_up = links.get(f"PORT_TABLE:{name}", {}).get("oper_status") == "up"
                 states[name] = PortState(rx, tx, is_up)
-            row = vlans.get(f"VLAN|{vlan}", {})
+            of_vlan = _table(config, "VLAN").get(vlan)
         except (ValueError, KeyError, TypeError) as error:
             raise self._nonsense("sonic-db-dump", "\n".join(dumps), error) from error
-        settings = {key: row.get(key) for key in _WANTED} if vlans else {}
+        settings = {} if of_vlan is None else {key: of_vlan.get(key) for key in _WANTED}
         return Found(table, states, settings, Record.parse(record))
 
     def _settings_to_change(self, found: Found) -> Mapping[str, Any]:
@@ -153,3 +152,8 @@ def _dump(database: str, keys: str) -> str:
 
 def _rows(text: str) -> Mapping[str, Mapping[str, str]]:
     return {key: row["value"] for key, row in json.loads(text or "{}").items()}
+
+
+def _table(config: Mapping[str, Mapping[str, str]], name: str) -> Mapping[str, Mapping[str, str]]:
+    """The rows of one table of CONFIG_DB."""
+    return {k.removeprefix(f"{name}|"): r for k, r in config.items() if k.startswith(f"{name}|")}

@@ -1,4 +1,4 @@
-"""The lab's packet switches: flow tables that follow the circuits, and port counters."""
+"""The lab's packet switches: forwarding that follows the circuits, and port counters."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ import itertools
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any, Literal, get_args
 
+from patchlight.controller.packet_switches.contract import Lack, PacketSwitchDriver, PortState, Wish
+from patchlight.controller.packet_switches.keeping import KeptSwitch
 from patchlight.controller.packet_switches.openflow.client import Speaker
 from patchlight.controller.packet_switches.openflow.flow_sync import FlowSync, RefusedEntry
 from patchlight.controller.packet_switches.openflow.flowtable import FlowEntry, FlowTable, Match
@@ -19,7 +21,6 @@ from patchlight.controller.packet_switches.openflow.forwarding import (
     PRIORITY_ARP,
     Forwarding,
     assumed_mac,
-    leads_to,
 )
 from patchlight.testbed.lab.model import Endpoint, Host, Lab
 from patchlight.testbed.lab.wiring import Links
@@ -59,14 +60,19 @@ class _Counted:
 
 
 class PacketSwitches:
-    """The lab's packet switches behind the speaker, by their names in the lab file.
+    """The lab's packet switches, by their names in the lab file.
 
-    With tables set while ``hand_over_probes``, switches send probes and LLDP to the controller as
-    ``frame``.
+    Those with OpenFlow are behind the speaker, and set together; ``drivers`` are those of the
+    others. With tables set while ``hand_over_probes``, switches send probes and LLDP to the
+    controller as ``frame``.
     """
 
     def __init__(
-        self, lab: Lab, speaker: Speaker, mac_of: Callable[[Host], str] = assumed_mac
+        self,
+        lab: Lab,
+        speaker: Speaker,
+        mac_of: Callable[[Host], str] = assumed_mac,
+        drivers: Iterable[PacketSwitchDriver] = (),
     ) -> None:
         self.hand_over_probes = False
         self._lab, self._speaker, self._mac_of = lab, speaker, mac_of
@@ -76,9 +82,11 @@ class PacketSwitches:
         # Tables of other MACs or links must not overtake each other.
         self._following = asyncio.Lock()
         self._name_of = {s.datapath_id: s.name for s in lab.packet_switches if s.datapath_id}
+        self._kept = {driver.name: KeptSwitch(driver, self._count_ports) for driver in drivers}
+        self._learning = {switch.name for switch in lab.packet_switches if switch.learns}
         self._connected: set[int] = set()
         self._second_from: dict[int, tuple[str, float]] = {}
-        self._unserved_of: Mapping[int, tuple[RefusedEntry, ...]] = self._flows.refused
+        self._unserved_of: object = None
         self._unserved: Mapping[str, str] = {}
         self._traffic: dict[str, Mapping[str, Any]] = {}
         self.refused: Mapping[str, int] = {}
@@ -90,13 +98,13 @@ class PacketSwitches:
         self.port_rates: deque[dict[str, Any]] = deque(maxlen=_RATES_KEPT_S * len(lab.hosts))
 
     async def close(self) -> None:
-        """Stop keeping the flow tables; entries stay in the switches."""
-        await self._flows.close()
+        """Stop keeping the switches' forwarding, which stays."""
+        await asyncio.gather(self._flows.close(), *(kept.close() for kept in self._kept.values()))
 
     async def follow(self, links: Links) -> list[str]:
-        """Set every switch's table for these links; returns failures as text.
+        """Set every switch's forwarding for these links; returns failures as text.
 
-        A disconnected switch is not a failure: it gets its table when it reconnects.
+        A switch that does not answer is not a failure: it is set when it does.
         """
         async with self._following:
             self._links = links
@@ -117,6 +125,7 @@ class PacketSwitches:
             for host in self._lab.hosts
             if (peer := links.peer(host.endpoint)) is not None and peer.device in self._switch_names
         }
+        others = asyncio.gather(*map(KeptSwitch.follow, *self._wishes(links)))
         ears = _EARS if self.hand_over_probes else frozenset[FlowEntry]()
         tables = {
             ids[name]: FlowTable(table.entries | ears)
@@ -127,47 +136,81 @@ class PacketSwitches:
         for datapath_id, applied in (await self._flows.set_tables(tables)).items():
             name = self._name_of[datapath_id]
             if applied.failed:
-                notes.append(
-                    f"{name} {_lacks(applied.failed)}; the first: {applied.failed[0].entry}"
-                )
+                lacks = _lacks(applied.failed, "flow ")
+                notes.append(f"{name} {lacks}; the first: {applied.failed[0].entry}")
             notes += [f"{name}: another application holds {e}" for e in applied.held]
             if applied.error is not None:
                 notes.append(
                     f"{name}: its flows will be set later: {applied.error.splitlines()[0]}"
                 )
-        return notes
+        return [*notes, *itertools.chain.from_iterable(await others)]
+
+    def _wishes(self, links: Links) -> tuple[list[KeptSwitch], list[Wish]]:
+        """What the switches without OpenFlow are to do."""
+        to_learning = {
+            near
+            for pair in links.pairs()
+            for near, far in (pair, pair[::-1])
+            if far.device in self._learning
+        }
+        places = self._forwarding.places(links, self._kept)
+        wishes = []
+        for name in self._kept:
+            ports = [end for end in self._lab.fibre_ends if end.device == name]
+            learning = frozenset(int(end.port) for end in ports if end in to_learning)
+            wishes.append(Wish(places[name], frozenset(int(end.port) for end in ports), learning))
+        return [*self._kept.values()], wishes
 
     def endpoint(self, datapath_id: int, port: int) -> Endpoint:
         """The port of this number of the switch with this id, which is one of the lab's."""
         return Endpoint(self._name_of[datapath_id], str(port))
 
     def connected(self) -> dict[str, bool]:
-        """Which switches are connected to the speaker."""
-        return {name: datapath_id in self._connected for datapath_id, name in self._name_of.items()}
+        """Which switches answer; without those that learn, which are not asked."""
+        connected = {name: i in self._connected for i, name in self._name_of.items()}
+        kept = {name: k.reachable for name, k in self._kept.items() if name not in self._learning}
+        return connected | kept
+
+    def troubles(self) -> dict[str, str]:
+        """Why switches without OpenFlow do not answer."""
+        return {name: k.trouble for name, k in self._kept.items() if not k.reachable}
 
     def lacking(self) -> dict[str, str]:
-        """Switches that refused flow entries, and what they lack, like "lacks 4 flow entries:
-        table full".
+        """Switches that refused entries, and what they lack, like "lacks 4 flow entries: table
+        full".
         """
-        return {self._name_of[i]: _lacks(refused) for i, refused in self._flows.refused.items()}
+        return {
+            name: _lacks(lacks) if name in self._kept else _lacks(lacks, "flow ")
+            for name, lacks in self._all_lacks().items()
+        }
 
     def lacking_entries(self) -> dict[str, int]:
         """How many entries each of these switches lacks."""
-        return {self._name_of[i]: len(refused) for i, refused in self._flows.refused.items()}
+        return {name: len(lacks) for name, lacks in self._all_lacks().items()}
+
+    def foreign(self) -> dict[str, list[str]]:
+        """Entries of others that go before Patchlight's, by switch, as text."""
+        above = self._flows.above.items()
+        foreign = {self._name_of[i]: [str(entry) for entry in entries] for i, entries in above}
+        return foreign | {name: [*k.foreign] for name, k in self._kept.items() if k.foreign}
 
     def unserved(self) -> Mapping[str, str]:
         """Hosts to which a switch refused to forward, by name, and the reason."""
-        if self._flows.refused is not self._unserved_of:
-            self._unserved_of = self._flows.refused
+        of = (self._flows.refused, *(kept.lacks for kept in self._kept.values()))
+        if of != self._unserved_of:
+            self._unserved_of = of
+            words = self.lacking()
             self._unserved = {
-                host.name: f"{self._name_of[i]} {_lacks(refused)}"
-                for i, refused in self._unserved_of.items()
+                host.name: f"{name} {words[name]}"
+                for name, lacks in self._all_lacks().items()
                 for host in self._lab.hosts
-                if any(
-                    leads_to(r.entry.match, self._mac_of(host), host.nic.address) for r in refused
-                )
+                if any(lack.concerns(self._mac_of(host), host.nic.address) for lack in lacks)
             }
         return self._unserved
+
+    def _all_lacks(self) -> dict[str, Sequence[Lack | RefusedEntry]]:
+        refused = {self._name_of[i]: entries for i, entries in self._flows.refused.items()}
+        return refused | {name: k.lacks for name, k in self._kept.items() if k.lacks}
 
     def second_from(self, now: float) -> dict[str, str]:
         """The address of another switch that recently used a connected one's id; ``now`` is Unix
@@ -233,6 +276,10 @@ class PacketSwitches:
         octets = {int(p["port"]): (int(p["rx_bytes"]), int(p["tx_bytes"])) for p in event["ports"]}
         self.count("switch", name, at, octets)
 
+    def _count_ports(self, switch: str, at: float, ports: Mapping[int, PortState]) -> None:
+        octets = {number: (port.rx_bytes, port.tx_bytes) for number, port in ports.items()}
+        self.count("switch", switch, at, octets)
+
     def count(
         self, by: Source, switch: str, at: float, octets: Mapping[int, tuple[int, int]]
     ) -> None:
@@ -281,6 +328,6 @@ class PacketSwitches:
         self.port_rates.append(self._latest[host])
 
 
-def _lacks(refused: Sequence[RefusedEntry]) -> str:
-    entries = "flow entry" if len(refused) == 1 else "flow entries"
-    return f"lacks {len(refused)} {entries}: {refused[0].reason}"
+def _lacks(lacks: Sequence[Lack | RefusedEntry], kind: str = "") -> str:
+    entries = "entry" if len(lacks) == 1 else "entries"
+    return f"lacks {len(lacks)} {kind}{entries}: {lacks[0].reason}"

@@ -20,7 +20,7 @@ from itertools import chain
 from pathlib import Path
 
 from patchlight.emulation.fabric import links
-from patchlight.emulation.fabric.plan import FabricPlan, PlannedEnd
+from patchlight.emulation.fabric.plan import FabricPlan, PlannedBridge, PlannedEnd
 from patchlight.emulation.fabric.processes import LabService
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.linux import devices, namespaces, rate_limits
@@ -72,18 +72,17 @@ def build_links(
                 namespaces.enter(namespaces.namespace_path(namespace))
                 for name in names:
                     devices.settle_link(name)
-    if bridges:
-        limit_switch_ports(plan)
+    limit_switch_ports(plan, made_here)
 
 
-def limit_switch_ports(plan: FabricPlan) -> None:
-    """Limit what packet-switch ports send, and read it back."""
-    for namespace in {bridge.namespace for bridge in plan.bridges}:
+def limit_switch_ports(plan: FabricPlan, bridges: Sequence[PlannedBridge]) -> None:
+    """Limit what the ports of these packet switches send, and read it back."""
+    for namespace in {bridge.namespace for bridge in bridges}:
         with Netlink(namespaces.namespace_path(namespace)) as netlink:
             ports = [e for e in plan.ends if e.bridge is not None and e.namespace == namespace]
             netlink.run([_limit(end, end.rate_bps) for end in ports if end.rate_bps is not None])
             netlink.run([request for end in ports for request in _impair(end)])
-    verify_switch_ports(plan)
+            rate_limits.verify_limits(netlink, _port_limits(plan, namespace))
 
 
 def verify_switch_ports(plan: FabricPlan) -> None:

@@ -128,9 +128,10 @@ class FabricPlan:
 
     @property
     def namespaces(self) -> tuple[str, ...]:
-        """Every namespace, the fabric's first."""
+        """Every namespace, the fabric's first, servers' last: a link is made with its second end,
+        and a NIC is set up there."""
         machines = (bridge.namespace for bridge in self.bridges if bridge.machine)
-        return (self.fabric, *self.optical, *self.servers, *machines)
+        return (self.fabric, *self.optical, *machines, *self.servers)
 
     @property
     def in_fabric(self) -> tuple[PlannedBridge, ...]:

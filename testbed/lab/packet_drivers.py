@@ -12,10 +12,10 @@ class PacketDriver:
     """A driver: ``driver`` is ``module:Class`` below ``patchlight.controller.packet_switches``.
 
     ``learns``: its switches learn MACs themselves and flood. ``floods``: they flood at least
-    broadcasts, so without a spanning tree a loop of them is a storm. ``needs``: its keys in the lab
-    file, beyond those of every switch; ``takes``: further ones that others lack.
-    ``port_names``: the usual name of the interface of port ``{n}`` of an emulated one, which is a
-    machine with an sshd.
+    broadcasts, so without a spanning tree a loop of them is a storm. ``needs``: its keys in the
+    lab file, beyond those of every switch; ``takes``: further ones that others lack.
+    ``port_names``: the usual interface of port ``{n}`` of an emulated one, which is a machine
+    with an sshd.
     """
 
     name: str
@@ -32,9 +32,15 @@ PACKET_DRIVERS = {
     for row in (
         PacketDriver("openflow", needs=("datapath_id",)),
         PacketDriver(
-            "linux-bridge", "linux_bridge:LinuxBridge", needs=("address",), takes=("vlan",)
+            "linux-bridge",
+            "linux_bridge:LinuxBridge",
+            needs=("address",),
+            takes=("vlan",),
+            port_names="swp{n}",
         ),
-        PacketDriver("sonic", "sonic:Sonic", floods=True, needs=("address", "vlan")),
+        PacketDriver(
+            "sonic", "sonic:Sonic", floods=True, needs=("address", "vlan"), port_names="Ethernet{n}"
+        ),
         PacketDriver(
             "learning", "learning:Learning", learns=True, floods=True, takes=("address", "vlan")
         ),

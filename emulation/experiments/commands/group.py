@@ -71,6 +71,19 @@ def experiment() -> None:
     metavar="PERCENT",
     help="Make the second job compute this much longer, so that the jobs do not stay in step.",
 )
+@click.option(
+    "--server-kind",
+    "servers",
+    type=click.Choice(["namespace", "vm"]),
+    default="namespace",
+    help="vm: servers are virtual machines with soft RoCE.",
+)
+@click.option(
+    "--transport",
+    type=click.Choice(["tcp", "rdma"]),
+    default="tcp",
+    help="What carries the gradients; rdma (RoCE v2) needs --server-kind vm.",
+)
 @click.option("--dashboard", is_flag=True, help="Show the lab in a browser during the run.")
 @run_options("--output")
 @out.wide_option
@@ -311,40 +324,46 @@ def architectures(
         }
         if unknown:
             said = "; ".join(f"{part} {why}" for part, why in unknown.items())
-            out.say(f"No public figure, so not in {what}: {said}. Add your own with --prices.")
+            out.say(f"No public figure, so no {what}: {said}. Add your own with --prices.")
     out.say_written(files, folder)
 
 
 def _print_architectures(result: dict[str, Any]) -> None:
+    from patchlight.emulation.experiments.architectures import run
+
+    rows = result["networks"].values()
+    sums = [
+        (label, key)
+        for label, key in (("kW", "power_w"), ("k$", "cost_usd"))
+        if any(run.complete(row, key) is not None for row in rows)
+    ]
     table = out.Table(
         "network",
         out.number("iteration"),
         out.number("JCT"),
         out.number("p99", wide=True),
-        out.number("links"),
         out.number("fullest", wide=True),
-        out.number("dark"),
-        out.number("kW"),
-        out.number("k$"),
-        title=f"{result['jobs']} jobs on {result['nodes']} nodes (iteration: times ideal switch)",
+        out.number("dark", wide=True),
+        *(out.number(label) for label, _ in sums),
+        out.number("all-reduce"),
+        out.Column("best"),
+        out.number("all-to-all"),
+        title=f"{result['jobs']} jobs on {result['nodes']} nodes (iteration: times ideal switch; "
+        "collectives: times the lower bound)",
     )
     for spec, row in result["networks"].items():
+        values = [run.complete(row, key) for _, key in sums]
+        alone = row["collectives"]
         table.add_row(
             spec,
             f"{row['iteration_to_ideal']:.2f} ×",
             f"{row['jct_mean_s']:.0f} s",
             f"{row['jct_p99_s']:.0f} s",
-            f"{100 * row['link_use_mean']:.1f} %",
             f"{100 * row['link_use_max']:.1f} %",
             f"{row['dark_s']:.3g} s",
-            _sum(row, "power", "power_w", ".2f"),
-            _sum(row, "cost", "cost_usd", ".0f"),
+            *("–" if value is None else run.shown(value) for value in values),
+            f"{alone['all_reduce'][alone['best']]:.2f}",
+            alone["best"],
+            f"{alone['all_to_all']:.2f}",
         )
     table.print()
-
-
-def _sum(row: dict[str, Any], what: str, key: str, digits: str) -> str:
-    """Thousands, at least so many where parts have no figure; a dash where none has."""
-    if row[key] is None:
-        return "–"
-    return f"{'≥ ' if row[f'{what}_unknown'] else ''}{row[key] / 1e3:{digits}}"

@@ -24,7 +24,7 @@ from patchlight.testbed.lab.rules import Discipline
 class Settings(Discipline):
     """How the queue is run, and what happens to preempted and failed jobs.
 
-    A job needs ``start_s`` for its first iteration, in addition to the time for its circuits.
+    A job needs ``start_s`` to begin its first iteration, in addition to the time for its circuits.
     Jobs that were preempted or lost their GPUs need ``restart_s`` to start again; those that lost
     GPUs also repeat the work since their last checkpoint, made every ``checkpoint_s`` of running
     time.

@@ -126,12 +126,22 @@ def parameter_server(members: int, nbytes: float, servers: int = 1) -> list[Roun
     return [push, Round(holders, workers, bits)]
 
 
-def all_to_all(members: int, nbytes: float) -> list[Round]:
-    """Each sends an n-th of its ``nbytes`` to each other one: n−1 shifts, one after the other."""
+_MOST_EDGES = 1 << 20
+
+
+def all_to_all(members: int, nbytes: float, at_a_time: int = 1) -> list[Round]:
+    """Each sends an n-th of its ``nbytes`` to each other one: n−1 shifts, so many at a time.
+
+    With ``at_a_time=0`` all are sent at the same time, as far as memory allows.
+    """
     ranks = np.arange(members)
-    return [
-        Round(ranks, (ranks + shift) % members, 8 * nbytes / members) for shift in range(1, members)
-    ]
+    batch = max(1, min(at_a_time or members, _MOST_EDGES // members))
+    found = []
+    for first in range(1, members, batch):
+        shifts = np.arange(first, min(first + batch, members))
+        there = (ranks + shifts[:, None]) % members
+        found.append(Round(np.tile(ranks, len(shifts)), there.ravel(), 8 * nbytes / members))
+    return found
 
 
 def pipeline(members: int, nbytes: float) -> list[Round]:
@@ -280,6 +290,19 @@ class Network(ABC):
         ``ring_part`` of what the job sends are such all-reduces.
         """
         return (1,)
+
+    def collective(
+        self, name: str, nodes: Ints, nbytes: float, ring_part: float = 1.0
+    ) -> list[Round]:
+        """The rounds of a collective among these nodes, as this network does it best.
+
+        ``ring`` is an all-reduce over as many rings as there are; ``all-to-all`` sends to as many
+        at a time as a node has circuits, or to all. ``BadInput`` as ``collective``.
+        """
+        members = len(nodes)
+        if name == "all-to-all" and members > 1 and nbytes:
+            return all_to_all(members, nbytes, self.switching.fan_out)
+        return collective(name, members, nbytes, self.strides(members, ring_part))
 
     def lit_for(self, members: int, rounds: Sequence[Round]) -> "Network":
         """The network with circuits for what a job of so many ranks sends; itself where circuits

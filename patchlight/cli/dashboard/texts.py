@@ -334,9 +334,10 @@ def health_rows(view: LabView) -> list[Row]:
         silence = f"no answer since {when(ocs['since'])}: {ocs['words']}" if ocs["since"] else ""
         add(ocs["name"], "circuit switch", silence or "answers", bool(ocs["reachable"]))
     for switch in view.status.get("switches", ()):
-        connected = bool(switch["connected"])
-        words = "connected" if connected else "not connected"
-        add(switch["name"], "packet switch", words, connected)
+        connected, lacks = switch["connected"], switch["lacks"] or ""
+        words = "connected" if connected else switch["trouble"] or "not connected"
+        words = "forwards by itself" if connected is None else lacks or words
+        add(switch["name"], "packet switch", words, connected is not False and not lacks)
     for agent in view.status.get("agents", ()):
         well = agent["reachable"] and not agent["problems"]
         words = "; ".join(agent["problems"]) or "answers"

@@ -38,15 +38,19 @@ class PacketSwitchStatus(TypedDict):
     """A packet switch; ``second_from``: from where another one reports the same id,
     ``snmp_problem``: why its telemetry does not work.
 
-    ``lacks``: refused entries, like "lacks 4 flow entries: table full".
+    ``connected`` is null for one that learns, which is not asked; ``trouble``: why another does
+    not answer. ``lacks``: refused entries, like "lacks 4 flow entries: table full". ``foreign``:
+    entries of others that go before Patchlight's.
     """
 
     name: str
     driver: str
     datapath_id: int | None
-    connected: bool
+    connected: bool | None
+    trouble: str | None
     second_from: str | None
     lacks: str | None
+    foreign: list[str]
     snmp_problem: str | None
 
 
