@@ -221,6 +221,10 @@ def _routes(service: AgentService) -> APIRouter:
     async def release(name: str) -> worker_api.GateAnswer:
         return worker_api.GateAnswer(iteration=await service.known(name).release())
 
+    @routes.post("/workers/{name}/announce")
+    async def announce(name: str, request: worker_api.AnnounceRequest) -> worker_api.AnnounceAnswer:
+        return await service.known(name).announce(request)
+
     @routes.post("/workers/{name}/stop-at")
     async def stop_at(name: str, request: worker_api.StopAtRequest) -> worker_api.GateAnswer:
         return worker_api.GateAnswer(iteration=await service.known(name).stop_at(request.iteration))

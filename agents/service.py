@@ -179,9 +179,7 @@ class AgentService:
         if worker is None:
             self._unwanted.append(name)
             return worker_api.WorkerStatus(
-                id=name,
-                state=worker_api.WorkerState.STOPPED,
-                message="there is no such worker here",
+                id=name, state=worker_api.WorkerState.STOPPED, message="no such worker here"
             )
         await worker.end()
         status = worker.status()

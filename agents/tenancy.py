@@ -12,7 +12,7 @@ from typing import Any
 from patchlight.agents.errors import AgentError, Conflict, GpuError, NicDark, NicError, NicGone, log
 from patchlight.agents.gpus import GpuBackend, Pairings
 from patchlight.agents.leases import Claims, Lease, LeaseBook
-from patchlight.agents.nics import moving, status
+from patchlight.agents.nics import announcing, moving, status
 from patchlight.agents.nics.state import RENDEZVOUS, NicAccess, NicState, WorkerNetwork, name_inside
 from patchlight.agents.path_nodes import PathNodes
 from patchlight.agents.workers import limits, programs
@@ -27,6 +27,7 @@ RELOCK_WITH_RDMA_S = 10.0
 """How long an RDMA port and its GID may take to return if the lab file sets no time."""
 
 _LOOK_AGAIN_S = 0.02
+_MOST_PEERS = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +101,7 @@ class Tenancy:
             return None
         nic, state, spec = self._nic, lease.nic_state, self._spec
         inside = name_inside(state.interface, state.mode, nic.vlan if nic else None)
-        space = namespaces.namespace_path(lease.namespace)
+        space = self._site.home if state.stays else namespaces.namespace_path(lease.namespace)
         own = next(member for member in spec.ring if member.rank == spec.rank)
         return status.NicPlace(space, state, inside, IPv4Address(str(own.address)))
 
@@ -118,13 +119,20 @@ class Tenancy:
         if problem is not None or place.state.rdma is None:
             return problem
         before, self.rdma = self.rdma, status.rdma_status(place)
-        if self.rdma != before:
-            programs.publish(self.folder, place, self.rdma)
+        told = [each and each.model_copy(update={"counters": {}}) for each in (before, self.rdma)]
+        if told[0] != told[1]:
+            programs.publish(self.folder, place, told[1])
         return status.rdma_problem(self.rdma, place.address)
 
     async def until_lit(self) -> None:
-        """Wait until its NIC is usable, or raise ``NicDark``. If the lab file sets no time, only
-        RDMA devices are awaited: TCP retries by itself."""
+        """Wait until its NIC is usable and announce it, or raise ``NicDark``. If the lab file sets
+        no time, only RDMA devices are awaited: TCP retries by itself."""
+        await self._until_usable()
+        if (place := self.place) is not None:
+            with contextlib.suppress(OSError):
+                await asyncio.to_thread(announcing.announce_once, place)
+
+    async def _until_usable(self) -> None:
         relock_s = self._nic.relock_s if self._nic else None
         if relock_s is None and self.lease.nic_state.rdma is None:
             return
@@ -137,6 +145,26 @@ class Tenancy:
                     hint="if relocking takes longer, increase 'relock' of the NIC in the lab file",
                 )
             await asyncio.sleep(_LOOK_AGAIN_S)
+
+    async def announce(self, token: str, wait_s: float) -> list[str]:
+        """Announce its NIC; the addresses of the other workers that are not heard in this time.
+
+        Beyond ``_MOST_PEERS`` workers, each greets its neighbours in the ring only.
+        """
+        spec, place = self._spec, self.place
+        if place is None:
+            raise Conflict(f"worker {spec.id} has no NIC yet", hint="wait until it is ready")
+        address_of = {each.mac.lower(): str(each.address) for each in spec.neighbours}
+        if (size := len(spec.ring)) > _MOST_PEERS:
+            ranks = {(spec.rank + step) % size for step in (-1, 1)}
+            near = {str(member.address) for member in spec.ring if member.rank in ranks}
+            address_of = {mac: address for mac, address in address_of.items() if address in near}
+        mtu = self._nic.mtu if self._nic else None
+        try:
+            return await announcing.announce(place, address_of, token, wait_s, mtu)
+        except OSError as exc:
+            where = f"announcing {place.inside} of worker {spec.id}"
+            raise NicError(f"{where}: {exc.strerror}") from exc
 
     async def begin(self, nic: Nic) -> RunningWorker:
         """Save a lease, launch the worker and move its NIC in. After an error call ``end``."""
@@ -154,6 +182,13 @@ class Tenancy:
 
         def take() -> tuple[NicAccess, NicState]:
             access = moving.find_access(nic)
+            if access.rdma is None and getattr(spec.task, "transport", "tcp") == "rdma":
+                raise NicError(
+                    f"worker {spec.id} trains over RDMA, but {nic.name} has no RDMA device that it "
+                    "can use",
+                    hint="'rdma link' on the server shows them; is its driver loaded (mlx5_ib, "
+                    "bnxt_re, irdma, rdma_rxe), and rdma: none not in the lab file?",
+                )
             site.claims.take(spec.id, name, site.things_of(spec, access.interface))
             return access, moving.read_nic(access)
 
@@ -190,7 +225,10 @@ class Tenancy:
             await asyncio.to_thread(namespaces.inside, site.home, give)
             self.record(handle=running.handle)
             assert self.place is not None
+            # Its circuit may have moved since a switch last saw a frame from it.
+            await asyncio.to_thread(announcing.announce_once, self.place)
             programs.publish(self.folder, self.place, None)
+            await asyncio.to_thread(lambda: self.nic_problem)  # publishes its RDMA device
         except BaseException:
             await running.dispose()
             raise

@@ -17,7 +17,14 @@ from patchlight.testbed.errors import in_words
 from patchlight.testbed.jobs import CommandTask
 from patchlight.testbed.lab.model import Nic
 from patchlight.testbed.linux.processes import boot_id
-from patchlight.testbed.wire.worker_api import LogPart, WorkerSpec, WorkerState, WorkerStatus
+from patchlight.testbed.wire.worker_api import (
+    AnnounceAnswer,
+    AnnounceRequest,
+    LogPart,
+    WorkerSpec,
+    WorkerState,
+    WorkerStatus,
+)
 
 UNSTARTED_S = 600.0
 """A worker that is not started in this time is ended: its controller is gone."""
@@ -197,6 +204,11 @@ class LeasedWorker:
                 await self._running.thaw()
             self.tenancy.note(frozen=False)
         return status.iterations_done
+
+    async def announce(self, request: AnnounceRequest) -> AnnounceAnswer:
+        """Announce its NIC, and greet the job's other workers."""
+        self._alive()
+        return AnnounceAnswer(unheard=await self.tenancy.announce(request.token, request.wait_s))
 
     async def stop_at(self, iteration: int) -> int:
         """Make it end, as stopped, just before the all-reduce of ``iteration``."""

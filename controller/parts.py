@@ -3,9 +3,10 @@
 import asyncio
 import logging
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,9 @@ from patchlight.controller.jobs.running_job import RunningJob
 from patchlight.controller.jobs.scheduler import Scheduler
 from patchlight.controller.packet_switches.openflow.client import Speaker, UnknownSwitches
 from patchlight.controller.packet_switches.openflow.flowtable import SpeakerOptions, SwitchTls
+from patchlight.controller.packet_switches.registry import open_packet_driver
 from patchlight.controller.packet_switches.switches import PacketSwitches
+from patchlight.controller.packet_switches.telemetry import Telemetry
 from patchlight.controller.paths.bounds import BoundsService
 from patchlight.controller.paths.service import PathService
 from patchlight.controller.storage import series_store
@@ -37,6 +40,7 @@ from patchlight.controller.storage.database import JournalError
 from patchlight.controller.storage.store import open_store
 from patchlight.testbed.errors import BadInput, in_words
 from patchlight.testbed.lab.model import Host, Lab
+from patchlight.testbed.lab.packet_drivers import DEFAULT_DRIVER
 from patchlight.testbed.lab.portmap import AnyMap
 from patchlight.testbed.lab.rules import NOTHING_SAID, PolicyChoice
 from patchlight.testbed.wire.lab_api import LabIdentity
@@ -104,7 +108,7 @@ class Controller:
         self.speaker = Speaker(
             SpeakerOptions(
                 socket=settings.state_dir / "speaker.sock",
-                datapath_ids=tuple(switch.datapath_id for switch in lab.packet_switches),
+                datapath_ids=tuple(s.datapath_id for s in lab.packet_switches if s.datapath_id),
                 listen=settings.openflow,
                 netns=str(settings.openflow_netns) if settings.openflow_netns else None,
                 engine=settings.engine,
@@ -112,8 +116,17 @@ class Controller:
                 tls=switch_tls,
             )
         )
-        self.switches = PacketSwitches(lab, self.speaker, self.fleet.macs.of)
+        packet_drivers = [
+            open_packet_driver(switch, password_of(switch))
+            for switch in lab.packet_switches
+            if switch.driver != DEFAULT_DRIVER
+        ]
+        self.switches = PacketSwitches(lab, self.speaker, self.fleet.macs.of, packet_drivers)
+        self.telemetry = Telemetry(
+            lab, partial(self.switches.count, "snmp"), settings.openflow_netns
+        )
         self.fleet.on_macs = self.switches.learn
+        self.fleet.on_counters = self.switches.count_nics
         self.unknown_switches = UnknownSwitches()
         outputs = ledger.JobOutputs(settings.state_dir / "outputs")
         self.jobs = JobTable(ledger.JobLedger(self.store), outputs)
@@ -142,6 +155,9 @@ class Controller:
             self.jobs,
             self.scheduler.forecasts,
             lab.queue.keep_for_s,
+            on_sources=lambda sources: self.store.add_event(
+                time.time(), "counted-by", {"hosts": dict(sources)}
+            ),
         )
         self.paths = PathService(lab, self._maps_as_known, store=self.store)
         self.path_bounds = BoundsService(lab, self.fleet, self.jobs, self.paths)
@@ -150,14 +166,15 @@ class Controller:
             MaintenanceWindow(
                 self.circuits, self.transactions, self.switches, self.scheduler, self.jobs
             ),
-            SwitchListening(lab, self.fleet, self.switches, self.speaker),
+            SwitchListening(lab, self.fleet, self.switches, self.speaker, self.telemetry),
         )
 
     def status(self) -> dict[str, Any]:
         """The response to ``GET /v1/status``."""
         last = self.scheduler.policies.last_faults
         connected, second_from = self.switches.connected(), self.switches.second_from(time.time())
-        lacking = self.switches.lacking()
+        lacking, foreign = self.switches.lacking(), self.switches.foreign()
+        troubles = self.switches.troubles()
         return {
             "lab": self.lab.name,
             "version": VERSION,
@@ -174,10 +191,14 @@ class Controller:
             "switches": [
                 {
                     "name": s.name,
+                    "driver": s.driver,
                     "datapath_id": s.datapath_id,
-                    "connected": connected[s.name],
+                    "connected": connected.get(s.name),
+                    "trouble": troubles.get(s.name),
                     "second_from": second_from.get(s.name),
                     "lacks": lacking.get(s.name),
+                    "foreign": foreign.get(s.name, []),
+                    "snmp_problem": self.telemetry.problems.get(s.name),
                 }
                 for s in self.lab.packet_switches
             ],
@@ -279,7 +300,8 @@ _LATE_S = 1.5
 
 class Recorder:
     """Stores samples of GPUs and ports, and workers' reports by job, in windows of time, for
-    ``keep_for_s`` (``None``: until there are too many)."""
+    ``keep_for_s`` (``None``: until there are too many). ``on_sources`` is called when others count
+    what hosts send, with the number of hosts by who counts."""
 
     def __init__(
         self,
@@ -290,11 +312,13 @@ class Recorder:
         forecasts: Forecasts,
         keep_for_s: float | None = None,
         clock: Callable[[], float] = time.time,
+        on_sources: Callable[[Mapping[str, int]], None] = lambda _: None,
     ) -> None:
         self._store, self._fleet, self._switches = store, fleet, switches
         self._table, self._forecasts = table, forecasts
         self._keep_for_s, self._clock = keep_for_s, clock
         self._heard: dict[str, tuple[Sequence[Host], list[float]]] = {}
+        self._sources, self._on_sources = dict[str, int](), on_sources
         table.on_reports.append(self._hear)
 
     async def run(self) -> None:
@@ -310,6 +334,10 @@ class Recorder:
         period = float(begin), float(begin + WIDTH_S)
         gpu_samples = _within(self._fleet.gpu_samples, period)
         port_rates = _within(self._switches.port_rates, period)
+        by = {sample["host"]: str(sample["by"]) for sample in port_rates}
+        if (sources := dict(Counter(by.values()))) and sources.keys() != self._sources.keys():
+            self._on_sources(sources)
+            self._sources = sources
         jobs = self._jobs_then(period)
         before = 0.0 if self._keep_for_s is None else begin - self._keep_for_s
 

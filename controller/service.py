@@ -115,6 +115,7 @@ async def _run(
         stack.push_async_callback(controller.scheduler.close)
         stack.push_async_callback(controller.discovery.close)
         await controller.discovery.recover()
+        stack.callback(controller.telemetry.close)
         stack.push_async_callback(controller.background.close)
         for name, run in {
             "scheduler": controller.scheduler.run,
@@ -129,6 +130,8 @@ async def _run(
             "paths": controller.paths.run,
         }.items():
             controller.background.start(name, run)
+        if controller.telemetry.problems:
+            controller.background.start("SNMP", controller.telemetry.run)
         if controller.lab.paths == "nodes":
             controller.background.start("bounds of paths", controller.path_bounds.run)
         serving = [

@@ -281,7 +281,7 @@ def oldest_c_library(wheel: str) -> tuple[int, int]:
 def _content(tar: tarfile.TarFile, name: str) -> IO[bytes]:
     content = tar.extractfile(name)
     if content is None:
-        raise ValueError(f"{name} is no plain file")
+        raise ValueError(f"{name} is not a plain file")
     return content
 
 

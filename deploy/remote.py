@@ -29,7 +29,7 @@ _MOST_BYTES = 1 << 16
 
 
 class NoCommands(PatchlightError):
-    """The server runs no commands for the user who logged in."""
+    """The server runs no commands for the user who logged in, or does not answer."""
 
 
 class SudoRefused(PatchlightError):
@@ -77,7 +77,12 @@ def _let_in(
         try:
             byte = channel.recv_stderr(1)
         except TimeoutError as error:
-            raise _refused(server, _words(said, prompt) or "it says nothing") from error
+            if words := _words(said, prompt):
+                raise _refused(server, words) from error
+            raise NoCommands(
+                f"running a command on {server}: no answer in {_SUDO_PATIENCE_S:g} s",
+                hint="Is the server still on? Run the command again.",
+            ) from error
         said += byte
         if not byte or len(said) > _MOST_BYTES:
             words = _words(said + channel.recv(_MOST_BYTES), prompt)

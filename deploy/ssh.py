@@ -20,6 +20,7 @@ from patchlight.testbed.lab.model import Server
 from patchlight.testbed.legacy_ssh import allow_legacy, explained
 from patchlight.testbed.linux.sockets import split_address
 
+_KEEPALIVE_S, _SILENT_S = 15, 60
 _PATIENCE_S = 15.0
 # A name that no host can have is no OSError.
 _BROKEN = (OSError, EOFError, UnicodeError, paramiko.SSHException)
@@ -236,6 +237,10 @@ def _transport(sock: Any, place: SshHost, **options: Any) -> paramiko.Transport:
     transport = paramiko.Transport(sock, **options)
     if place.legacy:
         allow_legacy(transport, place.name)
+    # A server that loses its power says no more, and nothing may be on the way to it.
+    transport.set_keepalive(_KEEPALIVE_S)
+    if isinstance(sock, socket.socket):
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * _SILENT_S)
     security = transport.get_security_options()
     security.ciphers = sorted(security.ciphers, key=lambda cipher: "-gcm@" not in cipher)
     return transport
@@ -317,4 +322,4 @@ def _private_key(identity: Path, place: SshHost) -> paramiko.PKey:
         hint = f"Have your SSH agent hold it, with {identity}.pub beside it: ssh-add {identity}"
         raise failed("it has a passphrase", hint) from error
     except (ValueError, paramiko.SSHException, UnknownKeyType) as error:
-        raise failed("it is no private key", f"Make one with ssh-keygen, or {other}") from error
+        raise failed("it is not a private key", f"Make one with ssh-keygen, or {other}") from error

@@ -15,6 +15,7 @@ from patchlight.controller.storage.store import BaselineKey, Store
 from patchlight.testbed.errors import OutcomeUnknown
 from patchlight.testbed.lab.model import Endpoint, Lab
 from patchlight.testbed.lab.portmap import AnyMap, MapChange
+from patchlight.testbed.lab.reach import Reach
 from patchlight.testbed.lab.wiring import Links, lab_links, recorded_map
 
 PortsByOcs = Mapping[str, Collection[int]]
@@ -71,7 +72,7 @@ class PlanExecutor:
                     self._tell("make", name, driver.connect, change.makes, record),
                     self._expected(links, name, change.makes),
                 )
-                self._check(record)
+                self.check(record)
             record.enter("verify")
             if not judged:
                 await _read_back(driver, plan.wanted[name])
@@ -95,15 +96,15 @@ class PlanExecutor:
                 verified = await self.power_check.verify(self.drivers[name], should)
                 record.note(verified.remarks)
                 readings |= self.power_check.baselines.with_readings(name, verified.good)
-        self._check(record)
+        self.check(record)
         return readings
 
     async def _break(self, name: str, change: MapChange[Any], record: Reconfiguration) -> None:
-        self._check(record)
+        self.check(record)
         if change.breaks:
             record.enter("break")
             await self._tell("break", name, self.drivers[name].disconnect, change.breaks, record)
-            self._check(record)
+            self.check(record)
 
     async def _tell(
         self,
@@ -122,12 +123,12 @@ class PlanExecutor:
             groups = list(by_circuit.values())
         for each in groups:
             if done:
-                self._check(record)
+                self.check(record)
             record.progress.count(name, done, len(entries))
             _raise_refusals(name, verb, (await tell(each)).refused)
             done += len(each)
 
-    def _check(self, record: Reconfiguration) -> None:
+    def check(self, record: Reconfiguration) -> None:
         """``StepFailed`` if the stop button is pressed, or the change is cancelled."""
         self.stop.check()
         if record.progress.cancelled:
@@ -234,6 +235,15 @@ class FlowHook(Protocol):
         return {}
 
 
+@dataclass(frozen=True)
+class Unreached:
+    """Workers that do not hear others of their job although there is a path (``silent``), and jobs
+    that could not be checked (``unknown``), as texts."""
+
+    silent: Sequence[str] = ()
+    unknown: Sequence[str] = ()
+
+
 class TrafficHook(Protocol):
     """Pauses the traffic of jobs."""
 
@@ -244,6 +254,11 @@ class TrafficHook(Protocol):
     async def drain(self, moved: frozenset[Endpoint]) -> list[str]:
         """Pause the traffic through these ports; returns failures as text."""
         return []
+
+    async def announce(self, moved: frozenset[Endpoint] | None, reach: Reach) -> Unreached:
+        """Announce the NICs of the jobs that use these ports (``None``: of all jobs), and check for
+        a second, with packets, that the workers of each job hear each other."""
+        return Unreached()
 
     async def undrain(self) -> None:
         """Resume what was paused."""
@@ -279,7 +294,13 @@ class CircuitParts:
         self.port_states = preflight.PortStates(drivers)
         self.power_check = power.PowerCheck(lab, power.PowerBaselines(store), tolerances)
         self.preflight = preflight.PreflightChecks(
-            drivers, self.locks, self.stop, self.port_states, traffic.jobs_using, power_ceiling_dbm
+            lab,
+            drivers,
+            self.locks,
+            self.stop,
+            self.port_states,
+            traffic.jobs_using,
+            power_ceiling_dbm,
         )
         self.executor = PlanExecutor(lab, drivers, self.power_check, self.stop)
 

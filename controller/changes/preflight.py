@@ -16,9 +16,10 @@ from patchlight.controller.changes.record import ChangeOptions, ChangePlan, Chan
 from patchlight.controller.circuits.contract import DirectedPort, Drivers, PortState
 from patchlight.controller.storage.store import Store
 from patchlight.testbed.errors import BadInput, PatchlightError
+from patchlight.testbed.lab.loops import closed_loops
 from patchlight.testbed.lab.model import Endpoint, Lab
 from patchlight.testbed.lab.spectrum import Channel
-from patchlight.testbed.lab.wiring import Place, check_place, in_order, places_of
+from patchlight.testbed.lab.wiring import Place, check_place, in_order, lab_links, places_of
 
 _MARK = "stop"
 
@@ -254,6 +255,20 @@ def meetings(plan: ChangePlan) -> list[str]:
     ]
 
 
+def loops(lab: Lab, plan: ChangePlan) -> list[str]:
+    """Each loop through switches that flood which a step of this plan would close, as text."""
+    if not any(switch.floods for switch in lab.packet_switches):
+        return []
+    maps, before, found = dict(plan.before), plan.links_before.pairs(), list[str]()
+    for name in plan.changes:  # one device after the other
+        maps[name] = plan.wanted[name]
+        found += closed_loops(lab, before, lab_links(lab, maps).pairs())
+    return [
+        f"it would close a loop through switches that flood, without a spanning tree: {loop}"
+        for loop in dict.fromkeys(found)
+    ]
+
+
 @dataclass
 class PreflightResult:
     """``objections`` as text; ``arriving_dbm``: the measured input power of new circuits."""
@@ -269,6 +284,7 @@ class PreflightChecks:
     ``unfinished``: by switch, why it cannot be changed (an earlier result is not known).
     """
 
+    lab: Lab
     drivers: Drivers
     locks: PortLocks
     stop: EmergencyStop
@@ -289,7 +305,7 @@ class PreflightChecks:
         objections = result.objections
         if options.spare_jobs and (jobs := self.jobs_using(plan.moved)):
             objections.append(f"the traffic of {', '.join(jobs)} uses what would change")
-        objections += meetings(plan)
+        objections += [*meetings(plan), *loops(self.lab, plan)]
         for name, change in plan.changes.items():
             if not change.makes:
                 continue

@@ -62,6 +62,17 @@ class ChangePlan:
     def __bool__(self) -> bool:
         return bool(self.changes)
 
+    def moves_trunk(self, lab: Lab) -> bool:
+        """Whether a link between two packet switches goes down or comes up."""
+        switches = set(lab.switch_names)
+        return any(
+            peer.device in switches
+            for end in self.moved
+            if end.device in switches
+            for links in (self.links_before, self.links_after)
+            for peer in links.peers(end)
+        )
+
     def losing_link(self, lab: Lab) -> dict[str, str]:
         """Affected hosts without a link after it, and why."""
         moved = [host for host in lab.hosts if host.endpoint in self.moved]
@@ -120,7 +131,9 @@ class Notifier:
 
 WAITING = "waiting"
 # After these stages the change is complete, or already being undone.
-_MAY_HALT = frozenset((WAITING, "read", "plan", "check", "drain", "break", "make", "verify"))
+_MAY_HALT = frozenset(
+    (WAITING, "read", "plan", "check", "drain", "break", "make", "verify", "announce")
+)
 
 
 class ChangeProgress:

@@ -1,8 +1,8 @@
 """Runs changes of the network as transactions, one at a time, each to its end.
 
-read → plan → check → journal → drain → break → make → verify → flows → undrain → commit. Nothing is
-written to a device before the intent is in the journal and the map has been read again; a failure
-after that rolls back.
+read → plan → check → journal → drain → break → make → verify → flows → announce → undrain → commit.
+Nothing is written to a device before the intent is in the journal and the map has been read again;
+a failure after that rolls back.
 """
 
 import asyncio
@@ -23,15 +23,21 @@ from patchlight.controller.changes.record import (
     ChangePlan,
     Reconfiguration,
     Refused,
+    StepFailed,
     difference,
     fingerprint,
 )
 from patchlight.testbed.errors import OutcomeUnknown, PatchlightError, in_words
+from patchlight.testbed.lab.model import Lab
 from patchlight.testbed.lab.portmap import AnyMap
+from patchlight.testbed.lab.reach import Reach
 from patchlight.testbed.lab.wiring import Links
 
 log = logging.getLogger("patchlight.circuits")
 NO_OPTIONS = ChangeOptions()
+_FORWARDING_S = 10.0
+# Maximum age, listening and learning (IEEE 802.1D): 20 + 15 + 15 s.
+_SPANNING_TREE_S = 50.0
 _RECORD = TypeAdapter(Reconfiguration)
 
 OnEnd = Callable[[Reconfiguration], None]
@@ -174,6 +180,15 @@ class _ChangeRun:
                 plan, preflight, record, maps, judged=self._options.judged
             )
             await self._set_flows(plan.links_after)
+            record.enter("announce")
+            end = asyncio.get_running_loop().time() + _reached_within_s(parts.lab)
+            while silent := await self._announce(plan.links_after):
+                if asyncio.get_running_loop().time() > end:
+                    if self._options.judged:
+                        raise StepFailed(f"packets do not pass: {'; '.join(silent)}")
+                    record.note(silent)
+                    break
+                parts.executor.check(record)
             record.state, record.message = "committed", "done"
             parts.maps.done(plan, maps)
         except Exception as error:
@@ -191,7 +206,9 @@ class _ChangeRun:
             record.enter("roll-back")
             now, undone = await parts.executor.undo(plan.before, plan.changes)
             # Follow the devices' maps, also where another client changed them.
-            await self._set_flows(parts.maps.links({**plan.before, **now}))
+            links = parts.maps.links({**plan.before, **now})
+            await self._set_flows(links)
+            record.note(await self._announce(links))
             record.state = "rolled-back"
             record.message = f"{reason}; {undone}"
         except Exception as second:
@@ -212,6 +229,16 @@ class _ChangeRun:
         self.record.enter("flows")
         self.record.note(await self._parts.flows.follow(links))
 
+    async def _announce(self, links: Links) -> list[str]:
+        """Announce the NICs that moved; whose workers do not hear each other although these links
+        join them, as text."""
+        parts = self._parts
+        moved = None if self._plan.moves_trunk(parts.lab) else self._plan.moved
+        found = await parts.traffic.announce(moved, Reach(parts.lab, links))
+        self.record.note([*found.unknown])
+        # With wavelength channels a path may be there only while its workers send.
+        return [] if parts.lab.coloured else [*found.silent]
+
     def _close(self) -> None:
         """Journal the end; if the journal fails, refuse changes of the devices."""
         record = self.record
@@ -224,6 +251,13 @@ class _ChangeRun:
                 f"change {record.id}: {record.state}, {record.message}; but {message}",
                 hint="free space for the journal and restart the controller",
             ) from error
+
+
+def _reached_within_s(lab: Lab) -> float:
+    """How long carriers may take to return, and switches to forward to their ports."""
+    blocks = any(switch.spanning_tree for switch in lab.packet_switches)
+    relock_s = max((host.nic.relock_s or 0.0 for host in lab.hosts), default=0.0)
+    return (_SPANNING_TREE_S if blocks else _FORWARDING_S) + relock_s
 
 
 class Transactions:

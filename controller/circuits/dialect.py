@@ -18,7 +18,7 @@ from urllib.parse import quote
 
 from patchlight.controller.circuits.contract import LoginRefused
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.lab.model import OpticalSwitch
+from patchlight.testbed.lab.model import OpticalSwitch, PacketSwitch
 
 # Without tab and line feed, which replies of several lines contain.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
@@ -63,17 +63,27 @@ class Session:
     password: str = field(repr=False)
     timeouts: Timeouts = DEFAULT_TIMEOUTS
     legacy_ssh: bool = False
+    identity: str | None = None
+    host_key: str | None = None
 
     @classmethod
     def of(
-        cls, switch: OpticalSwitch, password: str, timeouts: Timeouts = DEFAULT_TIMEOUTS
+        cls,
+        switch: OpticalSwitch | PacketSwitch,
+        password: str,
+        timeouts: Timeouts = DEFAULT_TIMEOUTS,
     ) -> Session:
         """The session with a switch of the lab; ``BadInput`` for an invalid address."""
         host, _, port = switch.address.rpartition(":")
         if not host or not port.isdigit():
-            raise BadInput(f"{switch.name}: {switch.address!r} is no address: expected host:port")
+            raise BadInput(
+                f"{switch.name}: {switch.address!r} is not an address: expected host:port"
+            )
         legacy, host = switch.legacy_ssh, host.strip("[]")
-        return cls(switch.name, host, int(port), switch.user, password, timeouts, legacy)
+        session = cls(switch.name, host, int(port), switch.user, password, timeouts, legacy)
+        if isinstance(switch, PacketSwitch):
+            session = replace(session, identity=switch.identity, host_key=switch.host_key)
+        return session
 
     def masked(self, text: str) -> str:
         """The text for logs and errors.
@@ -91,7 +101,8 @@ class Session:
         return LoginRefused(
             f"logging in to {self.name} as {self.user!r} was refused: {words}",
             words=words,
-            hint="check user and password_env of the switch in the lab file",
+            hint=f"check user and {'identity' if self.identity else 'password_env'} of the switch "
+            "in the lab file",
         )
 
 

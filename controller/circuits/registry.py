@@ -23,8 +23,9 @@ from typing import cast, overload
 from patchlight.controller.circuits.contract import CircuitDriver, WavelengthDriver
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.lab import ocs_drivers
-from patchlight.testbed.lab.model import CircuitSwitch, OpticalSwitch
+from patchlight.testbed.lab.model import CircuitSwitch, OpticalSwitch, PacketSwitch
 from patchlight.testbed.lab.wavelengths import WavelengthSwitch
+from patchlight.testbed.linux.credentials import secret_of
 from patchlight.testbed.linux.files import user_folder
 
 DriverFactory = Callable[[CircuitSwitch, str], CircuitDriver]
@@ -62,13 +63,22 @@ class PlugIns:
                 "installation",
             ) from error
 
+    def require(self, device: str, name: str, hint: str = "") -> object:
+        """The factory; ``BadInput`` about the device if the name is unknown."""
+        try:
+            return self.load(name)
+        except KeyError:
+            known = self.names()
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = hint or (f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}")
+            raise BadInput(f"{device}: unknown driver {name!r}: {hint}") from None
+
     def _theirs(self) -> dict[str, EntryPoint]:
         return {point.name: point for point in entry_points(group=self.group)}
 
 
 def _plug_ins(group: str, rows: Mapping[str, ocs_drivers.OcsDriver]) -> PlugIns:
-    places = {d.name: f"patchlight.controller.circuits.drivers.{d.driver}" for d in rows.values()}
-    return PlugIns(group, places)
+    return PlugIns(group, {row.name: row.place for row in rows.values()})
 
 
 _DRIVERS = _plug_ins(ocs_drivers.DRIVER_GROUP, ocs_drivers.OCS_DRIVERS)
@@ -89,30 +99,15 @@ def open_driver(switch: OpticalSwitch, password: str = "") -> CircuitDriver | Wa
     other, kind = _WSS_DRIVERS, "wavelength"
     if isinstance(switch, WavelengthSwitch):
         drivers, other, kind = _WSS_DRIVERS, _DRIVERS, "circuit"
-    try:
-        factory = cast(_AnyFactory, drivers.load(name))
-    except KeyError:
-        known = drivers.names()
-        near = difflib.get_close_matches(name, known, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}"
-        if name in other.names():
-            hint = f"it is for {kind} switches; known: {', '.join(known)}"
-        raise BadInput(f"{switch.name}: unknown driver {name!r}: {hint}") from None
-    return factory(switch, password)
+    hint = ""
+    if name in other.names():
+        hint = f"it is for {kind} switches; known: {', '.join(drivers.names())}"
+    return cast(_AnyFactory, drivers.require(switch.name, name, hint))(switch, password)
 
 
-def password_of(switch: OpticalSwitch) -> str:
+def password_of(switch: OpticalSwitch | PacketSwitch) -> str:
     """The switch's password from the environment variable in the lab file, or ``""``."""
-    variable = switch.password_env
-    if variable is None:
-        return ""
-    if variable not in os.environ:
-        raise BadInput(
-            f"the password of {switch.name} is expected in the environment variable {variable}, "
-            "which is not set",
-            hint=f"export {variable}=… before starting",
-        )
-    return os.environ[variable]
+    return secret_of(switch.password_env, f"the password of {switch.name}")
 
 
 ROOT_FOLDER = Path("/run/patchlight-locks")

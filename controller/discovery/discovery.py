@@ -170,7 +170,9 @@ class Discovery:
         elsewhere = dark.beside(dark)
         expected = expected_ends(self._lab)
         every_port = wanted.every_port
-        rounds = search.search(ports, expected, dark.ends, elsewhere, every_port=every_port)
+        rounds = search.search(
+            ports, expected, dark.ends, elsewhere, every_port=every_port, mute=dark.mute
+        )
         try:
             asked = next(rounds)
             while True:
@@ -180,7 +182,9 @@ class Discovery:
             found: search.Findings = end.value
         silent = {end: why for end, why in dark.silent.items() if end not in dark.ends}
         whole = not wanted.ports
-        wiring = found_wiring(self._lab, found, elsewhere, dark.ends, silent, whole=whole)
+        wiring = found_wiring(
+            self._lab, found, elsewhere, dark.ends, silent, whole=whole, mute=dark.mute
+        )
         return {
             "ports": [
                 {"ocs": row.port.ocs, **asdict(row), "port": row.port.number}
@@ -246,9 +250,11 @@ def found_wiring(
     silent: Mapping[str, str],
     *,
     whole: bool = True,
+    mute: Collection[str] = (),
 ) -> FoundWiring:
     """Compare the findings with the lab file; ``elsewhere`` was heard without circuits. Without
-    ``whole`` other circuits were up, and such findings are not fibres."""
+    ``whole`` other circuits were up, and such findings are not fibres. The ``mute`` ends only
+    hear."""
     expected = expected_ends(lab)
     lit = found.inputs.keys() | found.outputs.keys()
     ports = tuple(
@@ -265,8 +271,9 @@ def found_wiring(
             or not (row.sends == search.LIGHT or row.hears or row.sends in ends)
         )
     }
-    direct = {(a, b) for a, b in elsewhere if a < b and (b, a) in elsewhere} if whole else set()
-    beside = list(_other_fibres(lab, elsewhere, direct, ends))
+    both = {(min(a, b), max(a, b)) for a, b in elsewhere if (b, a) in elsewhere or b in mute}
+    direct = both if whole else set()
+    beside = list(_other_fibres(lab, both, direct, ends))
     return FoundWiring(
         ports,
         tuple(row.words for row in ports if row.verdict == "differs") + tuple(beside),
@@ -318,7 +325,10 @@ def _judged(
 
 
 def _other_fibres(
-    lab: Lab, elsewhere: search.Heard, direct: Collection[tuple[str, str]], ends: Collection[str]
+    lab: Lab,
+    both: Collection[tuple[str, str]],
+    direct: Collection[tuple[str, str]],
+    ends: Collection[str],
 ) -> Iterator[str]:
     switches = {switch.name for switch in lab.circuit_switches}
     said = {
@@ -328,7 +338,7 @@ def _other_fibres(
         for pair in [(str(fibre.a), str(fibre.b))]
     }
     for a, b in sorted(said):
-        if {a, b} <= set(ends) and not {(a, b), (b, a)} <= elsewhere:
+        if {a, b} <= set(ends) and (a, b) not in both:
             yield f"{a} and {b} do not hear each other, but the lab file has a fibre between them"
     for a, b in sorted(set(direct) - said):
         yield (

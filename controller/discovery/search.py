@@ -70,10 +70,12 @@ def search(
     elsewhere: Heard,
     *,
     every_port: bool = False,
+    mute: Collection[str] = (),
 ) -> Search:
     """Find the ends at these ``ports``; send it ``Heard`` after each round. Without ``every_port``
-    it stops when all participating ``ends`` are found."""
-    return _Searching(ports, expected, ends, elsewhere, every_port=every_port).run()
+    it stops when all participating ``ends`` are found. The ``mute`` ones only hear: both fibres of
+    their pair are taken to be at the port that they hear."""
+    return _Searching(ports, expected, ends, elsewhere, mute, every_port=every_port).run()
 
 
 def likely_rounds(ports: Collection[OcsPort], expected: Mapping[OcsPort, str]) -> int:
@@ -88,9 +90,11 @@ class _Searching:
         expected: Mapping[OcsPort, str],
         ends: Collection[str],
         elsewhere: Heard,
+        mute: Collection[str],
         *,
         every_port: bool,
     ) -> None:
+        self._mute = set(mute)
         self._expected, self._ends, self._every_port = expected, set(ends), every_port
         self._elsewhere = elsewhere
         self._away = {end for pair in elsewhere for end in pair}
@@ -193,7 +197,8 @@ class _Searching:
         """As many of these as fit into one round: inputs with the output of a listening receiver,
         outputs with the input of a transmitter."""
         receivers = _by_ocs(p for p, end in self._found.outputs.items() if end in self._ends)
-        sources = _by_ocs(p for p, end in self._found.inputs.items() if end in self._ends)
+        senders = self._ends - self._mute
+        sources = _by_ocs(p for p, end in self._found.inputs.items() if end in senders)
         heard_at, sent_to = Light(), Light()
         for ocs, ports in _by_ocs(inputs).items():
             heard_at |= zip(ports, receivers[ocs], strict=False)
@@ -233,6 +238,8 @@ class _Searching:
         if others:
             self._found.doubts.append(f"{name} {verb} {others[0]} and {port}")
         side[port] = None if others else name
+        if side is self._found.outputs and name in self._mute:
+            self._found.inputs[port] = side[port]
 
     def _missed(self, side: Mapping[OcsPort, str | None]) -> list[OcsPort]:
         missing = self._ends - {end for end in side.values() if end is not None}

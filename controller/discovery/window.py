@@ -18,6 +18,7 @@ from patchlight.controller.jobs.scheduler import Scheduler
 from patchlight.controller.packet_switches.openflow.client import Speaker
 from patchlight.controller.packet_switches.openflow.flowtable import Message
 from patchlight.controller.packet_switches.switches import PacketSwitches
+from patchlight.controller.packet_switches.telemetry import Telemetry
 from patchlight.testbed.errors import BadInput, PatchlightError, in_words
 from patchlight.testbed.lab.model import Endpoint, Lab, PacketSwitch, Server
 from patchlight.testbed.lab.portmap import CrossConnect, PortMap
@@ -237,11 +238,13 @@ def _with_their_ends(numbers: Collection[int], port_map: PortMap) -> set[int]:
 
 @dataclass
 class Listened:
-    """The result of a round; ``silent`` has the lab's other ends with a fibre, and the reasons."""
+    """The result of a round; ``silent`` has the lab's other ends with a fibre, and the reasons.
+    ``mute`` are the ends that hear, but cannot be made to send: ports that SNMP tells of."""
 
     heard: set[tuple[str, str]] = field(default_factory=set)
     carriers: set[str] = field(default_factory=set)
     ends: set[str] = field(default_factory=set)
+    mute: set[str] = field(default_factory=set)
     silent: dict[str, str] = field(default_factory=dict)
 
     def beside(self, dark: "Listened") -> Heard:
@@ -252,8 +255,16 @@ class Listened:
 class SwitchListening:
     """Makes the agents and the packet switches of a lab probe their fibres."""
 
-    def __init__(self, lab: Lab, fleet: Fleet, switches: PacketSwitches, speaker: Speaker) -> None:
+    def __init__(
+        self,
+        lab: Lab,
+        fleet: Fleet,
+        switches: PacketSwitches,
+        speaker: Speaker,
+        telemetry: Telemetry,
+    ) -> None:
         self._lab, self._fleet, self._switches, self._speaker = lab, fleet, switches, speaker
+        self._telemetry = telemetry
 
     async def listen(self, token: str, listen_s: float) -> Listened:
         """Probe for that long, with probes of this token."""
@@ -271,15 +282,20 @@ class SwitchListening:
             sending.cancel()
             unsubscribe()
             await asyncio.gather(sending, return_exceptions=True)
-        await self._look_at_switches(found)
+        await self._look_at_switches(token, found)
         for event in frames:
             end = str(self._switches.endpoint(event["datapath_id"], event["port"]))
             frame = bytes.fromhex(event["frame"])
             if (source := probe_frames.probe_source(frame, token)) is not None:
                 found.heard.add((source, end))
             elif (neighbour := probe_frames.lldp_neighbour(frame)) is not None:
-                found.heard.add((end_of(self._lab, neighbour), end))
+                found.heard.add((self._end_of(neighbour), end))
         return found
+
+    def _end_of(self, neighbour: probe_frames.LldpNeighbour) -> str:
+        named = self._telemetry.ends()
+        by_mac, by_name = named.get(neighbour.port), f"{neighbour.device} {neighbour.port}"
+        return by_mac or named.get(by_name) or end_of(self._lab, neighbour)
 
     async def _ask_agent(
         self, server: Server, token: str, listen_s: float, found: Listened
@@ -301,7 +317,7 @@ class SwitchListening:
                         continue
                     found.ends.add(name)
                     found.heard |= {(source, name) for source in nic.heard}
-                    found.heard |= {(end_of(self._lab, each), name) for each in nic.lldp}
+                    found.heard |= {(self._end_of(each), name) for each in nic.lldp}
                     if nic.carrier:
                         found.carriers.add(name)
         except PatchlightError as error:
@@ -322,15 +338,15 @@ class SwitchListening:
                     found.silent |= dict.fromkeys(names, in_words(error))
             await asyncio.sleep(_SEND_EVERY_S)
 
-    async def _look_at_switches(self, found: Listened) -> None:
+    async def _look_at_switches(self, token: str, found: Listened) -> None:
         """Which ports exist and have a carrier; received frames have arrived when this returns."""
         connected = list(self._connected())
         for switch in self._lab.packet_switches:
             names = _ports_of(switch)
-            if switch not in connected:
-                found.silent |= dict.fromkeys(names, f"{switch.name} is not connected")
-                continue
             try:
+                if switch not in connected:
+                    await self._ask_by_snmp(switch, token, found)
+                    continue
                 ports = await self._speaker.request("ports", datapath_id=switch.datapath_id)
             except PatchlightError as error:
                 found.silent |= dict.fromkeys(names, in_words(error))
@@ -341,9 +357,24 @@ class SwitchListening:
             gone = f"{switch.name} reports that it has no such port"
             found.silent |= dict.fromkeys(set(names) - there.keys(), gone)
 
+    async def _ask_by_snmp(self, switch: PacketSwitch, token: str, found: Listened) -> None:
+        said = await self._telemetry.heard(switch.name, token)
+        if said is None:
+            found.silent |= dict.fromkeys(_ports_of(switch), f"{switch.name} is not connected")
+            return
+        found.ends |= said.ends
+        found.mute |= said.ends
+        found.carriers |= said.up
+        found.heard |= said.probes
+        probing = {source for source, _ in found.heard}
+        for neighbour, end in said.neighbours:
+            # Of NICs that probe, older neighbours may be from another circuit.
+            if (source := self._end_of(neighbour)) not in probing:
+                found.heard.add((source, end))
+
     def _connected(self) -> Iterator[PacketSwitch]:
         connected = self._switches.connected()
-        return (switch for switch in self._lab.packet_switches if connected[switch.name])
+        return (s for s in self._lab.packet_switches if connected.get(s.name) and s.datapath_id)
 
 
 def end_of(lab: Lab, neighbour: probe_frames.LldpNeighbour) -> str:

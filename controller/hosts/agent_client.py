@@ -280,6 +280,16 @@ class AgentClient:
         """Resume a held worker."""
         await self._call("POST", f"/workers/{worker_id}/release", {})
 
+    async def announce(self, worker_id: str, token: str, wait_s: float) -> list[str]:
+        """Announce a worker's NIC; the addresses of the job's other workers that it did not hear.
+
+        Not repeated.
+        """
+        body = worker_api.AnnounceRequest(token=token, wait_s=wait_s).model_dump()
+        how = {"body": body, "pauses_s": (), "deadline_s": wait_s + INTERVAL_S}
+        where = f"/workers/{worker_id}/announce"
+        return (await self._ask(worker_api.AnnounceAnswer, "POST", where, **how)).unheard
+
     async def stop_at(self, worker_id: str, iteration: int) -> None:
         """Make a worker end, as stopped, before the all-reduce of ``iteration``."""
         body = worker_api.StopAtRequest(iteration=iteration).model_dump()

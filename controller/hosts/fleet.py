@@ -252,6 +252,7 @@ class Fleet:
         self.macs = macs or NicMacs(lab)
         self.on_macs: Callable[[], Awaitable[None]] | None = None
         self.on_carrier: Callable[[], None] | None = None
+        self.on_counters: Callable[[AgentStatus], None] | None = None
         self._macs_changed = False
         self._heartbeats = {name: Heartbeat() for name in self.clients}
         self._said: dict[str, Presence] = {}
@@ -391,6 +392,8 @@ class Fleet:
         told.append(status)
         if self.on_carrier is not None and carriers[-2:-1] not in ([], carriers[-1:]):
             self.on_carrier()
+        if self.on_counters is not None:
+            self.on_counters(status)
         self._faults = None
         self._macs_changed = self.macs.hear(status) or self._macs_changed
         now = time.time()

@@ -10,6 +10,7 @@ from functools import partial
 from statistics import median
 from typing import Any
 
+from patchlight.controller.changes.parts import Unreached
 from patchlight.controller.changes.record import ChangeOptions, ChangePlan, Reconfiguration
 from patchlight.controller.changes.transaction import NO_OPTIONS, Transactions
 from patchlight.controller.jobs.cluster_view import Decision, plain, seen
@@ -29,7 +30,7 @@ DEFRAGMENT = "defragment"
 DRAINED = "drained"
 """Marks that a controller starts no jobs, and changes no circuits for them."""
 # The stages of a change during which jobs wait; the outage is part of ``make``.
-_STAGES = ("break", "make", "verify", "flows", "undrain")
+_STAGES = ("break", "make", "verify", "flows", "announce", "undrain")
 _CHANGES = 10
 
 _log = logging.getLogger(__name__)
@@ -41,6 +42,8 @@ _LOOK_AGAIN_S, _LOOKS = 0.2, 50
 _LOOK_EVERY_S = 0.5
 # For a job that lost its circuits without notice: its ranks wait in an all-reduce.
 _HOLD_IN_THE_DARK_S = 2.0
+# Of the workers of a job with each other; the caller repeats it.
+_GREET_S = 1.0
 
 
 class JobRewiring:
@@ -288,6 +291,27 @@ class JobTraffic:
         if not status.iterations_done or status.started_at is None:
             return 3 * self._patience_s  # the time of an iteration is not known yet
         return max(self._patience_s, 3 * (time.time() - status.started_at) / status.iterations_done)
+
+    async def announce(self, moved: frozenset[Endpoint] | None, reach: Reach) -> Unreached:
+        """Announce the NICs of the jobs that use these ports (``None``: of all jobs), and let the
+        workers of each job greet each other. Without a path between them, nothing is expected."""
+        states = (JobState.RUNNING, JobState.PAUSED)
+        jobs = self._table.running.values() if moved is None else self._using(moved)
+        jobs = [job for job in jobs if self._state(job) in states]
+        answers = await asyncio.gather(
+            *(job.announce(_GREET_S) for job in jobs), return_exceptions=True
+        )
+        silent, unknown = list[str](), list[str]()
+        for job, answer in zip(jobs, answers, strict=True):
+            if self._state(job) not in states:
+                continue  # it has ended meanwhile
+            if isinstance(answer, PatchlightError):
+                unknown.append(f"job {job.id} was not checked with packets: {answer.message}")
+            elif isinstance(answer, BaseException):
+                raise answer
+            elif answer and not reach.apart(job.hosts):
+                silent.append(f"job {job.id}: {answer}")
+        return Unreached(tuple(silent), tuple(unknown))
 
     async def undrain(self) -> None:
         """Resume the paused jobs; those without a circuit stay paused."""

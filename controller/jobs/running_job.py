@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import secrets
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ _POLL_S = 0.2
 # The maximum share of time for polling workers, which costs CPU time here and on servers.
 _MOST_OF_TIME = 1 / 3
 _LAST_HOLD_S = 30.0
+_MOST_PAIRS = 3
 # A lost neighbour's own end may be reported this much later.
 _BLAME_S = 5.0
 
@@ -337,6 +339,23 @@ class RunningJob:
         }
         if dark:
             self.give_up("; ".join(dark.values()), [*dark])
+
+    async def announce(self, wait_s: float) -> str:
+        """Announce its NICs, and let its workers greet each other for at most ``wait_s``; which
+        does not hear which, as text, if any. ``AgentCallError`` if an agent cannot do that."""
+        token, name_of = secrets.token_hex(8), {str(h.nic.address): h.name for h in self.hosts}
+        answers = await asyncio.gather(
+            *(worker.agent.announce(worker.spec.id, token, wait_s) for worker in self.workers),
+            return_exceptions=True,
+        )
+        pairs = []
+        for worker, answer in zip(self.workers, answers, strict=True):
+            if isinstance(answer, BaseException):
+                raise answer
+            pairs += [(worker.host.name, name_of.get(address, address)) for address in answer]
+        told = [f"{one} does not hear {other}" for one, other in pairs[:_MOST_PAIRS]]
+        left = len(pairs) - len(told)
+        return "; ".join([*told, *([f"and {left} more pairs"] if left else [])])
 
     def energy_j(self) -> dict[str, float]:
         """Joules used by its workers' GPUs, by the GPUs' full names, if measured."""

@@ -35,7 +35,7 @@ _STAGE_S = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300
 _ANSWER_S = (0.0001, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 10.0)
 
 _STAGES = (
-    *("read", "plan", "check", "drain", "break", "make", "verify", "flows", "undrain"),
+    *("read", "plan", "check", "drain", "break", "make", "verify", "flows", "announce", "undrain"),
     *("commit", "roll-back"),
 )
 

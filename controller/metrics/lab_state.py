@@ -122,6 +122,9 @@ def lab_metrics(controller: Controller) -> Iterator[Family]:
     yield from _circuits(controller)
     strangers = controller.unknown_switches.connections
     yield from openflow_metrics(controller.speaker, controller.switches, strangers)
+    snmp = {name: not problem for name, problem in controller.telemetry.problems.items()}
+    about = "Whether a packet switch answers by SNMP as its telemetry needs."
+    yield gauge("packet_switch_snmp_up", about, snmp, "switch")
     yield from _servers(controller)
     parts = controller.background.status()
     runs = {part["name"]: part["running"] for part in parts}
@@ -217,12 +220,12 @@ def openflow_metrics(
     yield gauge("speaker_up", "Whether the OpenFlow speaker runs.", speaker.connected)
     about = "Restarts of the OpenFlow speaker."
     yield counter("speaker_restarts", about, speaker.restarts)
-    about = "Whether a packet switch is connected to the speaker."
+    about = "Whether a packet switch answers: connected to the speaker, or by SSH."
     yield gauge("packet_switch_connected", about, switches.connected(), "switch")
     about = "Connections of switches that are not in the lab file."
     yield counter("speaker_unknown_switch_connections", about, unknown_switch_connections)
     lacking = dict.fromkeys(switches.connected(), 0) | switches.lacking_entries()
-    about = "Flow entries that a packet switch refused."
+    about = "Entries that a packet switch refused."
     yield gauge("packet_switch_lacking_entries", about, lacking, "switch")
     by_switch = switches.traffic_by_switch()
     for key, (name, about) in _COUNTED.items():
@@ -238,7 +241,9 @@ def openflow_metrics(
     about = "Refused connections to the OpenFlow speaker."
     yield counter("speaker_refused_connections", about, refused, "reason")
     rates_bps = switches.rates_bps(since=time.time() - _RATES_OF_S).items()
-    about = f"at its switch port, in the lab's scale: mean of the last {_RATES_OF_S:g} seconds."
+    about = (
+        f"at its switch port or NIC, in the lab's scale: mean of the last {_RATES_OF_S:g} seconds."
+    )
     for name, at in (("receive", 1), ("transmit", 0)):
         values = {host: of_host[at] * _PER_BYTE for host, of_host in rates_bps}
         words = f"Rate that a host has to {name}, {about}"
@@ -265,6 +270,14 @@ def _servers(controller: Controller) -> Iterator[Family]:
     yield counter("nic_carrier_changes", "Carrier changes of a NIC.", changes, "nic")
     paused = {name: sum(nic.counters.pause_frames.values()) for name, nic in nics.items()}
     yield counter("nic_pause_frames", "Pause frames counted by a NIC.", paused, "nic")
+    rdma = {
+        (name, key): value
+        for name, nic in nics.items()
+        if nic.rdma is not None
+        for key, value in nic.rdma.counters.items()
+    }
+    about = "Counters of a worker's RDMA device, as its driver calls them."
+    yield counter("nic_rdma", about, rdma, "nic", "counter")
     yield from gpu_metrics(fleet.latest_gpus())
 
 

@@ -1,15 +1,19 @@
-"""The lab's packet switches: flow tables that follow the circuits, and port counters."""
+"""The lab's packet switches: forwarding that follows the circuits, and port counters."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
 import logging
+import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from statistics import fmean
-from typing import Any
+from typing import Any, Literal, get_args
 
+from patchlight.controller.packet_switches.contract import Lack, PacketSwitchDriver, PortState, Wish
+from patchlight.controller.packet_switches.keeping import KeptSwitch
 from patchlight.controller.packet_switches.openflow.client import Speaker
 from patchlight.controller.packet_switches.openflow.flow_sync import FlowSync, RefusedEntry
 from patchlight.controller.packet_switches.openflow.flowtable import FlowEntry, FlowTable, Match
@@ -17,10 +21,10 @@ from patchlight.controller.packet_switches.openflow.forwarding import (
     PRIORITY_ARP,
     Forwarding,
     assumed_mac,
-    leads_to,
 )
 from patchlight.testbed.lab.model import Endpoint, Host, Lab
 from patchlight.testbed.lab.wiring import Links
+from patchlight.testbed.wire.agent_status import AgentStatus
 from patchlight.testbed.wire.probe_frames import ETHERTYPE, ETHERTYPE_LLDP
 
 LOG = logging.getLogger(__name__)
@@ -38,15 +42,37 @@ _EARS = frozenset(
 )
 
 
-class PacketSwitches:
-    """The lab's packet switches behind the speaker, by their names in the lab file.
+Source = Literal["snmp", "switch", "nic"]
+"""Who counted: a switch by SNMP or by its driver, or the host's NIC; the best first."""
+_SOURCES = get_args(Source)
+# How long a better source may be silent.
+_HELD_S = 30.0
 
-    With tables set while ``hand_over_probes``, switches send probes and LLDP to the controller as
-    ``frame``.
+
+@dataclass(frozen=True, slots=True)
+class _Counted:
+    """What a host has sent and received in all, counted at this place."""
+
+    where: str
+    at: float
+    sent: int
+    received: int
+
+
+class PacketSwitches:
+    """The lab's packet switches, by their names in the lab file.
+
+    Those with OpenFlow are behind the speaker, and set together; ``drivers`` are those of the
+    others. With tables set while ``hand_over_probes``, switches send probes and LLDP to the
+    controller as ``frame``.
     """
 
     def __init__(
-        self, lab: Lab, speaker: Speaker, mac_of: Callable[[Host], str] = assumed_mac
+        self,
+        lab: Lab,
+        speaker: Speaker,
+        mac_of: Callable[[Host], str] = assumed_mac,
+        drivers: Iterable[PacketSwitchDriver] = (),
     ) -> None:
         self.hand_over_probes = False
         self._lab, self._speaker, self._mac_of = lab, speaker, mac_of
@@ -55,25 +81,30 @@ class PacketSwitches:
         self._links: Links | None = None
         # Tables of other MACs or links must not overtake each other.
         self._following = asyncio.Lock()
-        self._name_of = {s.datapath_id: s.name for s in lab.packet_switches}
+        self._name_of = {s.datapath_id: s.name for s in lab.packet_switches if s.datapath_id}
+        self._kept = {driver.name: KeptSwitch(driver, self._count_ports) for driver in drivers}
+        self._learning = {switch.name for switch in lab.packet_switches if switch.learns}
         self._connected: set[int] = set()
         self._second_from: dict[int, tuple[str, float]] = {}
-        self._unserved_of: Mapping[int, tuple[RefusedEntry, ...]] = self._flows.refused
+        self._unserved_of: object = None
         self._unserved: Mapping[str, str] = {}
         self._traffic: dict[str, Mapping[str, Any]] = {}
         self.refused: Mapping[str, int] = {}
-        self._host_at: dict[tuple[int, int], str] = {}
-        self._last: dict[tuple[int, int], tuple[float, int, int]] = {}
+        self._host_at: dict[tuple[str, int], str] = {}
+        self._host_of = {str(host.endpoint): host for host in lab.hosts}
+        self._switch_names = {switch.name for switch in lab.packet_switches}
+        self._last: dict[tuple[Source, str], _Counted] = {}
+        self._latest: dict[str, dict[str, Any]] = {}
         self.port_rates: deque[dict[str, Any]] = deque(maxlen=_RATES_KEPT_S * len(lab.hosts))
 
     async def close(self) -> None:
-        """Stop keeping the flow tables; entries stay in the switches."""
-        await self._flows.close()
+        """Stop keeping the switches' forwarding, which stays."""
+        await asyncio.gather(self._flows.close(), *(kept.close() for kept in self._kept.values()))
 
     async def follow(self, links: Links) -> list[str]:
-        """Set every switch's table for these links; returns failures as text.
+        """Set every switch's forwarding for these links; returns failures as text.
 
-        A disconnected switch is not a failure: it gets its table when it reconnects.
+        A switch that does not answer is not a failure: it is set when it does.
         """
         async with self._following:
             self._links = links
@@ -90,60 +121,96 @@ class PacketSwitches:
     async def _follow(self, links: Links) -> list[str]:
         ids = {name: datapath_id for datapath_id, name in self._name_of.items()}
         self._host_at = {
-            (ids[peer.device], int(peer.port)): host.name
+            (peer.device, int(peer.port)): host.name
             for host in self._lab.hosts
-            if (peer := links.peer(host.endpoint)) is not None and peer.device in ids
+            if (peer := links.peer(host.endpoint)) is not None and peer.device in self._switch_names
         }
+        others = asyncio.gather(*map(KeptSwitch.follow, *self._wishes(links)))
         ears = _EARS if self.hand_over_probes else frozenset[FlowEntry]()
         tables = {
             ids[name]: FlowTable(table.entries | ears)
             for name, table in self._forwarding.tables(links).items()
+            if name in ids
         }
         notes: list[str] = []
         for datapath_id, applied in (await self._flows.set_tables(tables)).items():
             name = self._name_of[datapath_id]
             if applied.failed:
-                notes.append(
-                    f"{name} {_lacks(applied.failed)}; the first: {applied.failed[0].entry}"
-                )
+                lacks = _lacks(applied.failed, "flow ")
+                notes.append(f"{name} {lacks}; the first: {applied.failed[0].entry}")
             notes += [f"{name}: another application holds {e}" for e in applied.held]
             if applied.error is not None:
                 notes.append(
                     f"{name}: its flows will be set later: {applied.error.splitlines()[0]}"
                 )
-        return notes
+        return [*notes, *itertools.chain.from_iterable(await others)]
+
+    def _wishes(self, links: Links) -> tuple[list[KeptSwitch], list[Wish]]:
+        """What the switches without OpenFlow are to do."""
+        to_learning = {
+            near
+            for pair in links.pairs()
+            for near, far in (pair, pair[::-1])
+            if far.device in self._learning
+        }
+        places = self._forwarding.places(links, self._kept)
+        wishes = []
+        for name in self._kept:
+            ports = [end for end in self._lab.fibre_ends if end.device == name]
+            learning = frozenset(int(end.port) for end in ports if end in to_learning)
+            wishes.append(Wish(places[name], frozenset(int(end.port) for end in ports), learning))
+        return [*self._kept.values()], wishes
 
     def endpoint(self, datapath_id: int, port: int) -> Endpoint:
         """The port of this number of the switch with this id, which is one of the lab's."""
         return Endpoint(self._name_of[datapath_id], str(port))
 
     def connected(self) -> dict[str, bool]:
-        """Which switches are connected to the speaker."""
-        return {name: datapath_id in self._connected for datapath_id, name in self._name_of.items()}
+        """Which switches answer; without those that learn, which are not asked."""
+        connected = {name: i in self._connected for i, name in self._name_of.items()}
+        kept = {name: k.reachable for name, k in self._kept.items() if name not in self._learning}
+        return connected | kept
+
+    def troubles(self) -> dict[str, str]:
+        """Why switches without OpenFlow do not answer."""
+        return {name: k.trouble for name, k in self._kept.items() if not k.reachable}
 
     def lacking(self) -> dict[str, str]:
-        """Switches that refused flow entries, and what they lack, like "lacks 4 flow entries:
-        table full".
+        """Switches that refused entries, and what they lack, like "lacks 4 flow entries: table
+        full".
         """
-        return {self._name_of[i]: _lacks(refused) for i, refused in self._flows.refused.items()}
+        return {
+            name: _lacks(lacks) if name in self._kept else _lacks(lacks, "flow ")
+            for name, lacks in self._all_lacks().items()
+        }
 
     def lacking_entries(self) -> dict[str, int]:
         """How many entries each of these switches lacks."""
-        return {self._name_of[i]: len(refused) for i, refused in self._flows.refused.items()}
+        return {name: len(lacks) for name, lacks in self._all_lacks().items()}
+
+    def foreign(self) -> dict[str, list[str]]:
+        """Entries of others that go before Patchlight's, by switch, as text."""
+        above = self._flows.above.items()
+        foreign = {self._name_of[i]: [str(entry) for entry in entries] for i, entries in above}
+        return foreign | {name: [*k.foreign] for name, k in self._kept.items() if k.foreign}
 
     def unserved(self) -> Mapping[str, str]:
         """Hosts to which a switch refused to forward, by name, and the reason."""
-        if self._flows.refused is not self._unserved_of:
-            self._unserved_of = self._flows.refused
+        of = (self._flows.refused, *(kept.lacks for kept in self._kept.values()))
+        if of != self._unserved_of:
+            self._unserved_of = of
+            words = self.lacking()
             self._unserved = {
-                host.name: f"{self._name_of[i]} {_lacks(refused)}"
-                for i, refused in self._unserved_of.items()
+                host.name: f"{name} {words[name]}"
+                for name, lacks in self._all_lacks().items()
                 for host in self._lab.hosts
-                if any(
-                    leads_to(r.entry.match, self._mac_of(host), host.nic.address) for r in refused
-                )
+                if any(lack.concerns(self._mac_of(host), host.nic.address) for lack in lacks)
             }
         return self._unserved
+
+    def _all_lacks(self) -> dict[str, Sequence[Lack | RefusedEntry]]:
+        refused = {self._name_of[i]: entries for i, entries in self._flows.refused.items()}
+        return refused | {name: k.lacks for name, k in self._kept.items() if k.lacks}
 
     def second_from(self, now: float) -> dict[str, str]:
         """The address of another switch that recently used a connected one's id; ``now`` is Unix
@@ -195,38 +262,72 @@ class PacketSwitches:
             since = samples[-1]["at"] - _LATELY_S if samples else 0.0
         for sample in itertools.takewhile(lambda s: s["at"] >= since, reversed(samples)):
             found.setdefault(sample["host"], []).append((sample["tx_bps"], sample["rx_bps"]))
+        for host, latest in self._latest.items():
+            # A switch that updates its counters less often.
+            if host not in found and since - _HELD_S < latest["at"] < since:
+                found[host] = [(latest["tx_bps"], latest["rx_bps"])]
         return {
             host: (fmean(sent for sent, _ in rates), fmean(got for _, got in rates))
             for host, rates in found.items()
         }
 
     def _count(self, event: Mapping[str, Any]) -> None:
-        """Convert bytes to rates of the host at each port, in bit/s of the lab: measured × scale.
+        name, at = self._name_of[int(event["datapath_id"])], float(event["at"])
+        octets = {int(p["port"]): (int(p["rx_bytes"]), int(p["tx_bytes"])) for p in event["ports"]}
+        self.count("switch", name, at, octets)
 
-        The host's transmit is the switch's receive.
-        """
-        datapath_id, at = int(event["datapath_id"]), float(event["at"])
-        for port in event["ports"]:
-            key = (datapath_id, int(port["port"]))
-            rx_bytes, tx_bytes = int(port["rx_bytes"]), int(port["tx_bytes"])
-            earlier = self._last.get(key)
-            self._last[key] = (at, rx_bytes, tx_bytes)
-            host = self._host_at.get(key)
-            if earlier is None or host is None or at <= earlier[0] or rx_bytes < earlier[1]:
-                continue
-            to_bps = 8 * self._lab.scale / (at - earlier[0])
-            self.port_rates.append(
-                {
-                    "at": at,
-                    "host": host,
-                    "switch": self._name_of[datapath_id],
-                    "port": key[1],
-                    "rx_bps": (tx_bytes - earlier[2]) * to_bps,
-                    "tx_bps": (rx_bytes - earlier[1]) * to_bps,
-                }
-            )
+    def _count_ports(self, switch: str, at: float, ports: Mapping[int, PortState]) -> None:
+        octets = {number: (port.rx_bytes, port.tx_bytes) for number, port in ports.items()}
+        self.count("switch", switch, at, octets)
+
+    def count(
+        self, by: Source, switch: str, at: float, octets: Mapping[int, tuple[int, int]]
+    ) -> None:
+        """Take what a switch has received and sent in all at each port."""
+        for port, (received, sent) in octets.items():
+            if (host := self._host_at.get((switch, port))) is not None:
+                # The host's transmit is the switch's receive.
+                there = _Counted(f"{switch}.{port}", at, received, sent)
+                self._add(by, host, there, Endpoint(switch, str(port)))
+
+    def count_nics(self, status: AgentStatus) -> None:
+        """Take what the NICs of a server have sent and received: it counts where nothing else
+        does."""
+        for nic in status.nics:
+            host = self._host_of.get(f"{status.server}.{nic.name}")
+            counted = nic.counters
+            # Both are 0 while the NIC moves. A worker may have counters of its own.
+            if host is not None and (counted.tx_bytes or counted.rx_bytes):
+                owner = nic.worker or ""
+                there = _Counted(owner, time.time(), counted.tx_bytes, counted.rx_bytes)
+                peer = None if self._links is None else self._links.peer(host.endpoint)
+                self._add("nic", host.name, there, peer)
+
+    def _add(self, by: Source, host: str, now: _Counted, peer: Endpoint | None) -> None:
+        """Convert bytes to rates of the host, in bit/s of the lab: measured × scale."""
+        before, self._last[by, host] = self._last.get((by, host)), now
+        if before is None or before.where != now.where or now.at <= before.at:
+            return
+        if now.sent < before.sent or now.received < before.received:
+            return
+        best = self._latest.get(host)
+        is_better = best is not None and _SOURCES.index(best["by"]) < _SOURCES.index(by)
+        if best is not None and is_better and now.at - best["at"] < _HELD_S:
+            return
+        to_bps = 8 * self._lab.scale / (now.at - before.at)
+        at_switch = peer is not None and peer.device in self._switch_names
+        self._latest[host] = {
+            "at": now.at,
+            "host": host,
+            "switch": peer.device if peer is not None and at_switch else "",
+            "port": int(peer.port) if peer is not None and at_switch else 0,
+            "by": by,
+            "rx_bps": (now.received - before.received) * to_bps,
+            "tx_bps": (now.sent - before.sent) * to_bps,
+        }
+        self.port_rates.append(self._latest[host])
 
 
-def _lacks(refused: Sequence[RefusedEntry]) -> str:
-    entries = "flow entry" if len(refused) == 1 else "flow entries"
-    return f"lacks {len(refused)} {entries}: {refused[0].reason}"
+def _lacks(lacks: Sequence[Lack | RefusedEntry], kind: str = "") -> str:
+    entries = "entry" if len(lacks) == 1 else "entries"
+    return f"lacks {len(lacks)} {kind}{entries}: {lacks[0].reason}"

@@ -93,7 +93,7 @@ def read_password(file: Path) -> str:
     with os.fdopen(fd, "rb") as opened:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
-            raise BadInput(f"{file} is no plain file: expected one with a password")
+            raise BadInput(f"{file} is not a plain file: expected a file with a password")
         if status.st_mode & 0o077:
             raise BadInput(f"others may read the password in {file}", hint=f"Run: chmod 600 {file}")
         text = opened.read(_LONGEST).decode(errors="replace")

@@ -161,7 +161,7 @@ def bundle(
     if old := [p for p in pythons if not re.fullmatch(r"3\.(1[1-9]|[2-9]\d)", p)]:
         raise BadInput(f"--python {old[0]}: expected 3.11 or newer, like 3.12")
     if not output.absolute().parent.is_dir():
-        raise BadInput(f"--output {output}: there is no folder {output.parent}")
+        raise BadInput(f"--output {output}: no folder {output.parent}")
     wanted = [Target(python, machine or here().machine) for python in pythons or [here().python]]
     roles = ROLES if controller else ROLES[:1]
     supply = FromHere(lambda text: out.say(text, err=True))

@@ -20,7 +20,7 @@ from itertools import chain
 from pathlib import Path
 
 from patchlight.emulation.fabric import links
-from patchlight.emulation.fabric.plan import FabricPlan, PlannedEnd
+from patchlight.emulation.fabric.plan import FabricPlan, PlannedBridge, PlannedEnd
 from patchlight.emulation.fabric.processes import LabService
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.linux import devices, namespaces, rate_limits
@@ -40,22 +40,23 @@ _NETLINK_GENERIC, _GENL_CONTROL, _GET_FAMILY, _FAMILY_NAME = 16, 16, 3, 2
 def build_links(
     plan: FabricPlan, made: Callable[[str, int], None], *, offload: bool, bridges: bool
 ) -> None:
-    """Make a plan's namespaces (``made`` is called with name and inode of each), links, and with
-    ``bridges`` its packet switches as Linux bridges; else the caller makes those and limits their
-    ports. ``offload`` leaves checksum offload on. After an error the caller cleans up."""
+    """Make a plan's namespaces (``made`` is called with name and inode of each), links, and its
+    packet switches that are machines; with ``bridges`` also the others, as Linux bridges; else the
+    caller makes those and limits their ports. ``offload`` leaves checksum offload on. After an
+    error the caller cleans up."""
     namespaces.prepare_directory()
     with ExitStack() as opened:
         work = _Work(plan, opened, offload=offload)
         with namespaces.kept_namespace():
             for name in plan.namespaces:
                 made(name, work.make(name))
-        if bridges:
-            fabric = work.later[plan.fabric]
-            fabric[:0] = [links.add_bridge(b.name, b.index) for b in plan.bridges]
-            index_of = {bridge.name: bridge.index for bridge in plan.bridges}
-            for end in plan.ends:
-                if end.bridge is not None:
-                    fabric.append(links.set_master(end.index, index_of[end.bridge], end.name))
+        made_here = [bridge for bridge in plan.bridges if bridges or bridge.machine]
+        index_of = {(bridge.namespace, bridge.name): bridge.index for bridge in made_here}
+        for bridge in made_here:
+            work.later[bridge.namespace].insert(0, links.add_bridge(bridge.name, bridge.index))
+        for end in plan.ends:
+            if master := index_of.get((end.namespace, end.bridge or "")):
+                work.later[end.namespace].append(links.set_master(end.index, master, end.name))
         for name, requests in work.later.items():
             with Netlink(namespaces.namespace_path(name)) as netlink:
                 netlink.run(requests)
@@ -71,30 +72,31 @@ def build_links(
                 namespaces.enter(namespaces.namespace_path(namespace))
                 for name in names:
                     devices.settle_link(name)
-    if bridges:
-        limit_switch_ports(plan)
+    limit_switch_ports(plan, made_here)
 
 
-def limit_switch_ports(plan: FabricPlan) -> None:
-    """Limit what packet-switch ports send, and read it back."""
-    with Netlink(namespaces.namespace_path(plan.fabric)) as netlink:
-        netlink.run([rate_limits.limit_request(*limit) for limit in _port_limits(plan)])
-        ports = (end for end in plan.ends if end.bridge is not None)
-        netlink.run([request for end in ports for request in _impair(end)])
-    verify_switch_ports(plan)
+def limit_switch_ports(plan: FabricPlan, bridges: Sequence[PlannedBridge]) -> None:
+    """Limit what the ports of these packet switches send, and read it back."""
+    for namespace in {bridge.namespace for bridge in bridges}:
+        with Netlink(namespaces.namespace_path(namespace)) as netlink:
+            ports = [e for e in plan.ends if e.bridge is not None and e.namespace == namespace]
+            netlink.run([_limit(end, end.rate_bps) for end in ports if end.rate_bps is not None])
+            netlink.run([request for end in ports for request in _impair(end)])
+            rate_limits.verify_limits(netlink, _port_limits(plan, namespace))
 
 
 def verify_switch_ports(plan: FabricPlan) -> None:
     """Raise ``NotShaped`` if a packet-switch port has lost its limit."""
-    with Netlink(namespaces.namespace_path(plan.fabric)) as netlink:
-        rate_limits.verify_limits(netlink, _port_limits(plan))
+    for namespace in {bridge.namespace for bridge in plan.bridges}:
+        with Netlink(namespaces.namespace_path(namespace)) as netlink:
+            rate_limits.verify_limits(netlink, _port_limits(plan, namespace))
 
 
-def _port_limits(plan: FabricPlan) -> list[tuple[int, str, float]]:
+def _port_limits(plan: FabricPlan, namespace: str) -> list[tuple[int, str, float]]:
     return [
         (end.index, end.name, end.rate_bps)
         for end in plan.ends
-        if end.bridge is not None and end.rate_bps is not None
+        if end.bridge is not None and end.rate_bps is not None and end.namespace == namespace
     ]
 
 
@@ -160,8 +162,8 @@ class _Work:
                 namespaces.opened(namespaces.namespace_path(far.namespace))
             )
         return links.add_veth(
-            links.LinkEnd(near.name, near.index, near.mac, up=near.up),
-            links.LinkEnd(far.name, far.index, far.mac, namespace),
+            links.LinkEnd(near.name, near.index, near.mac, up=near.up, mtu=near.mtu),
+            links.LinkEnd(far.name, far.index, far.mac, namespace, mtu=far.mtu),
         )
 
     def _settings(self, end: PlannedEnd) -> list[Request]:
@@ -175,11 +177,14 @@ class _Work:
             requests += nic_requests(end, end.index, several_nics=several_nics)
         if end.bridge is None:
             if end.rate_bps is not None:
-                limit = (end.index, end.name, end.rate_bps)
-                requests.append(rate_limits.limit_request(*limit))
-                self.limited[end.namespace].append(limit)
+                requests.append(_limit(end, end.rate_bps))
+                self.limited[end.namespace].append((end.index, end.name, end.rate_bps))
             requests += _impair(end)
         return requests
+
+
+def _limit(end: PlannedEnd, rate_bps: float) -> Request:
+    return rate_limits.limit_request(end.index, end.name, rate_bps, end.mtu)
 
 
 def _impair(end: PlannedEnd) -> list[Request]:
@@ -189,13 +194,13 @@ def _impair(end: PlannedEnd) -> list[Request]:
 
 
 def nic_requests(end: PlannedEnd, index: int, *, several_nics: bool) -> list[Request]:
-    """Address of a NIC that is up, and its own route if NICs share a namespace."""
+    """Address and routes of a NIC that is up, in a table of its own if NICs share a namespace."""
     assert end.address is not None
-    requests = [links.add_address(index, end.address, end.name)]
+    requests, table = [links.add_address(index, end.address, end.name)], links.MAIN_TABLE
     if several_nics:
         table = _FIRST_TABLE + end.index
         requests.append(links.add_subnet_route(index, end.address, table, end.name))
-    return requests
+    return requests + [links.add_route(index, each, table, end.name) for each in end.routes]
 
 
 class OpenVSwitchFailed(PatchlightError):
@@ -258,9 +263,11 @@ class OpenVSwitch:
     def add_bridges(self, plan: FabricPlan, datapath: str, *, learning: bool) -> None:
         """Make every packet switch with its ports. ``learning`` ones need no controller."""
         commands: list[list[str]] = []
-        for bridge in plan.bridges:
-            name = bridge.name
-            commands.append(new_bridge(name, bridge.datapath_id, datapath, learning=learning))
+        for bridge in plan.in_fabric:
+            name, learns = bridge.name, learning or bridge.learns
+            commands.append(new_bridge(name, bridge.datapath_id, datapath, learning=learns))
+            if bridge.spanning_tree:
+                commands.append(["--", "set", "Bridge", name, "rstp_enable=true"])
             for number, interface in bridge.ports:
                 command = ["--", "add-port", name, interface]
                 command += ["--", "set", "Interface", interface, f"ofport_request={number}"]
@@ -276,17 +283,18 @@ class OpenVSwitch:
         it when the controller listens: otherwise Open vSwitch retries in 1, 2, 4 and 8 s."""
         command = [] if tls is None else ["--", *set_tls(tls)]
         target = f"{'tcp' if tls is None else 'ssl'}:{address}"
-        for bridge in plan.bridges:
+        for bridge in (each for each in plan.in_fabric if not each.learns):
             command += ["--", "set-controller", bridge.name, target]
             command += ["--", "set", "Controller", bridge.name]
             command += ["connection_mode=out-of-band", "max_backoff=1000"]
-        self.vsctl(command[1:])
+        if command:
+            self.vsctl(command[1:])
 
     def check_ports(self, plan: FabricPlan) -> None:
         """``OpenVSwitchFailed`` unless each port has its number."""
         table = self.vsctl(["--format=json", "--columns=name,ofport,error", "list", "Interface"])
         have = {row[0]: row[1:] for row in json.loads(table)["data"]}
-        for bridge in plan.bridges:
+        for bridge in plan.in_fabric:
             for number, interface in bridge.ports:
                 got, error = have.get(interface, (None, "it is not in the database"))
                 if got != number:
@@ -317,15 +325,16 @@ class OpenVSwitch:
         return done.stdout
 
 
-def new_bridge(name: str, datapath_id: int, datapath: str, *, learning: bool) -> list[str]:
+def new_bridge(name: str, datapath_id: int | None, datapath: str, *, learning: bool) -> list[str]:
     """The part of an ``ovs-vsctl`` call that makes a bridge; see ``OpenVSwitch.add_bridges``."""
     settings = [
         f"datapath_type={datapath}",
         f"fail_mode={'standalone' if learning else 'secure'}",
         "protocols=OpenFlow13",
-        f"other-config:datapath-id={datapath_id:016x}",
         "other-config:disable-in-band=true",
     ]
+    if datapath_id is not None:
+        settings.append(f"other-config:datapath-id={datapath_id:016x}")
     return ["--", "add-br", name, "--", "set", "Bridge", name, *settings]
 
 

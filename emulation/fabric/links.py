@@ -9,6 +9,10 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Interface, IPv4Network
 
+from patchlight.testbed.errors import PatchlightError
+from patchlight.testbed.lab.model import Route
+from patchlight.testbed.lab.packet_sizes import USUAL_MTU
+from patchlight.testbed.linux import namespaces
 from patchlight.testbed.linux import netlink as rtnetlink
 from patchlight.testbed.linux.netlink import F_CREATE, F_DUMP, F_EXCL, Netlink, Request, attribute
 
@@ -25,19 +29,31 @@ _IFADDR = struct.Struct("=BBBBI")
 # in a rule the action replaces the type.
 _ROUTE = struct.Struct("=BBBBBBBBI")
 _NUMBER = struct.Struct("=I")
-_IFLA_ADDRESS, _IFLA_IFNAME, _IFLA_LINK, _IFLA_MASTER, _IFLA_LINKINFO = 1, 3, 5, 10, 18
+_IFLA_ADDRESS, _IFLA_IFNAME, _IFLA_MTU, _IFLA_LINK, _IFLA_MASTER, _IFLA_LINKINFO = (
+    1,
+    3,
+    4,
+    5,
+    10,
+    18,
+)
 _IFLA_IFALIAS, _IFLA_STATS64, _IFLA_NET_NS_FD, _IFLA_LINK_NETNSID = 20, 23, 28, 37
-_IFLA_INFO_KIND, _IFLA_INFO_DATA, _VETH_INFO_PEER = 1, 2, 1
+_IFLA_INFO_KIND, _IFLA_INFO_DATA, _VETH_INFO_PEER, _IFLA_VLAN_ID = 1, 2, 1, 1
 _BRIDGE_FORWARD_DELAY, _BRIDGE_STP_STATE, _BRIDGE_MCAST_SNOOPING = 1, 5, 23
 _IFA_ADDRESS, _IFA_LOCAL, _IFA_BROADCAST = 1, 2, 4
-_RTA_DST, _RTA_OIF, _RTA_PREFSRC, _RTA_TABLE = 1, 4, 7, 15
+_RTA_DST, _RTA_OIF, _RTA_GATEWAY, _RTA_PREFSRC, _RTA_TABLE = 1, 4, 5, 7, 15
 _FRA_SRC, _FRA_PRIORITY, _FRA_TABLE = 2, 6, 15
 _NETNSA_NSID, _NETNSA_FD = 1, 3
-_SCOPE_LINK = 253
+_SCOPE_UNIVERSE, _SCOPE_LINK = 0, 253
 _PROTOCOL_STATIC, _UNICAST, _TO_TABLE = 4, 1, 1
 LOOPBACK = 1
+MAIN_TABLE = 254
 HELD_DARK = "no signal"
 """The alias of an interface that is down because its fibre has no optical signal."""
+
+
+class NoVlans(PatchlightError):
+    """The kernel has no VLANs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +66,7 @@ class LinkEnd:
     mac: str | None = None
     namespace: int | None = None
     up: bool = False
+    mtu: int = USUAL_MTU
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +98,8 @@ def _end(end: LinkEnd) -> bytes:
     body = _IFINFO.pack(0, 0, end.index or 0, flags, flags) + _text(_IFLA_IFNAME, end.name)
     if end.mac:
         body += attribute(_IFLA_ADDRESS, bytes.fromhex(end.mac.replace(":", "")))
+    if end.mtu != USUAL_MTU:
+        body += _number(_IFLA_MTU, end.mtu)
     if end.namespace is not None:
         body += _number(_IFLA_NET_NS_FD, end.namespace)
     return body
@@ -111,6 +130,11 @@ def set_up(index: int, name: str, *, up: bool = True) -> Request:
     """Bring an interface up or down; down removes the carrier of its peer."""
     doing = f"bringing {name} up" if up else f"taking {name} down"
     return _set(index, doing, flags=_IFF_UP if up else 0, change=_IFF_UP)
+
+
+def set_mtu(index: int, mtu: int, name: str) -> Request:
+    """Set the largest packet that an interface sends and takes."""
+    return _set(index, f"setting the MTU of {name} to {mtu}", _number(_IFLA_MTU, mtu))
 
 
 def set_alias(index: int, alias: str) -> Request:
@@ -158,6 +182,21 @@ def add_subnet_route(index: int, address: IPv4Interface, table: int, name: str) 
     return Request(_NEWROUTE, F_CREATE | rtnetlink.F_REPLACE, body, doing)
 
 
+def add_route(index: int, route: Route, table: int, name: str) -> Request:
+    """Add a route in ``table`` to a network behind a gateway, over this interface."""
+    kind = _PROTOCOL_STATIC, _SCOPE_UNIVERSE, _UNICAST
+    length, shown = route.network.prefixlen, min(table, 252)
+    body = (
+        _ROUTE.pack(_AF_INET, length, 0, 0, shown, *kind, 0)
+        + attribute(_RTA_DST, route.network.network_address.packed)
+        + attribute(_RTA_GATEWAY, route.gateway.packed)
+        + _number(_RTA_OIF, index)
+        + _number(_RTA_TABLE, table)
+    )
+    doing = f"routing {route} over {name}"
+    return Request(_NEWROUTE, F_CREATE | rtnetlink.F_REPLACE, body, doing)
+
+
 def add_source_rule(source: IPv4Address, table: int) -> Request:
     """Route packets from this address by ``table``."""
     body = (
@@ -172,6 +211,22 @@ def add_source_rule(source: IPv4Address, table: int) -> Request:
 def _kind(kind: str, data: bytes) -> bytes:
     info = (_text(_IFLA_INFO_KIND, kind), attribute(_IFLA_INFO_DATA, data))
     return attribute(_IFLA_LINKINFO, info)
+
+
+def check_vlans() -> None:
+    """``NoVlans`` unless this kernel makes tagged interfaces; tried in a new namespace."""
+    with namespaces.kept_namespace():
+        namespaces.unshare_namespace()
+        body = _end(LinkEnd("vlan1")) + _number(_IFLA_LINK, LOOPBACK)
+        body += _kind("vlan", attribute(_IFLA_VLAN_ID, struct.pack("=H", 1)))
+        try:
+            with Netlink() as netlink:
+                netlink.run([Request(_NEWLINK, F_CREATE | F_EXCL, body, "making a VLAN")])
+        except rtnetlink.KernelRefused as error:
+            raise NoVlans(
+                f"this kernel has no VLANs (802.1Q), which 'vlan' of a NIC needs ({error.message})",
+                hint="Load them with: modprobe 8021q; or use --server-kind vm, or remove 'vlan'.",
+            ) from error
 
 
 def list_links(netlink: Netlink) -> dict[str, KernelLink]:

@@ -16,8 +16,20 @@ from itertools import count
 from math import inf
 
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.lab.model import Endpoint, Fibre, Lab, Nic, PacketSwitch, Server
+from patchlight.testbed.lab.loops import harmful_loops, in_words
+from patchlight.testbed.lab.model import (
+    Device,
+    Endpoint,
+    Fibre,
+    Lab,
+    Nic,
+    PacketSwitch,
+    Route,
+    Server,
+)
 from patchlight.testbed.lab.optical_links import is_end
+from patchlight.testbed.lab.packet_drivers import PACKET_DRIVERS
+from patchlight.testbed.lab.packet_sizes import USUAL_MTU, largest_mtu
 from patchlight.testbed.lab.wiring import trace_links
 from patchlight.testbed.linux.rate_limits import NOT_IMPAIRED, Impairment
 
@@ -47,6 +59,11 @@ def light_namespace(lab: str) -> str:
     return namespace_name(lab, "light")
 
 
+def is_machine(switch: PacketSwitch) -> bool:
+    """Whether an emulated packet switch is a machine of its own, with an sshd."""
+    return bool(switch.driver in PACKET_DRIVERS and PACKET_DRIVERS[switch.driver].port_names)
+
+
 def switch_port_name(switch: str, port: str) -> str:
     """``tor1-3``; a long switch name is shortened with a hash."""
     return fitted(switch, f"-{port}")
@@ -65,7 +82,7 @@ def fitted(name: str, ending: str) -> str:
 class PlannedEnd:
     """One end of a fibre: an interface in a namespace, perhaps a port of a ``bridge``. ``rate_bps``
     (``None``: no limit) and ``impairment`` apply to what it sends; the rate includes the lab's
-    scale."""
+    scale. ``routes`` are further ones of a NIC."""
 
     namespace: str
     name: str
@@ -76,17 +93,27 @@ class PlannedEnd:
     bridge: str | None = None
     up: bool = True
     impairment: Impairment = NOT_IMPAIRED
+    mtu: int = USUAL_MTU
+    routes: tuple[Route, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedBridge:
-    """A packet switch: its bridge, and the interface of each port number."""
+    """A packet switch: its bridge, and the interface of each port number.
+
+    ``machine``: it is a Linux bridge in a namespace of its own. ``learns``: it forwards without a
+    controller, with ``spanning_tree`` if wanted.
+    """
 
     switch: str
+    namespace: str
     name: str
     index: int
-    datapath_id: int
+    datapath_id: int | None
     ports: tuple[tuple[int, str], ...]
+    machine: bool = False
+    learns: bool = False
+    spanning_tree: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +128,15 @@ class FabricPlan:
 
     @property
     def namespaces(self) -> tuple[str, ...]:
-        """Every namespace, the fabric's first."""
-        return (self.fabric, *self.optical, *self.servers)
+        """Every namespace, the fabric's first, servers' last: a link is made with its second end,
+        and a NIC is set up there."""
+        machines = (bridge.namespace for bridge in self.bridges if bridge.machine)
+        return (self.fabric, *self.optical, *machines, *self.servers)
+
+    @property
+    def in_fabric(self) -> tuple[PlannedBridge, ...]:
+        """The packet switches that are not machines of their own."""
+        return tuple(bridge for bridge in self.bridges if not bridge.machine)
 
     @property
     def ends(self) -> Iterator[PlannedEnd]:
@@ -129,25 +163,31 @@ def plan_fabric(lab: Lab) -> FabricPlan:
         if host.endpoint not in plugged:
             # The NIC exists, but its other end stays down: it has no carrier.
             index = next(indexes[fabric])
-            dark = PlannedEnd(fabric, f"dark{index}", index, up=False)
+            dark = PlannedEnd(fabric, f"dark{index}", index, up=False, mtu=largest_mtu(lab))
             cables.append((_end(lab, host.endpoint, indexes), dark))
     ports: dict[str, list[int]] = {switch.name: [] for switch in lab.packet_switches}
     for end in plugged:
         if end.device in ports:
             ports[end.device].append(int(end.port))
-    bridges = tuple(
-        PlannedBridge(
-            switch=switch.name,
-            name=fitted(switch.name, ""),
-            index=next(indexes[fabric]),
-            datapath_id=switch.datapath_id,
-            ports=tuple(
-                (port, switch_port_name(switch.name, str(port)))
-                for port in sorted(ports[switch.name])
-            ),
+    bridges = []
+    for switch in lab.packet_switches:
+        machine = is_machine(switch)
+        namespace = namespace_name(lab.name, switch.name) if machine else fabric
+        bridges.append(
+            PlannedBridge(
+                switch=switch.name,
+                namespace=namespace,
+                name=_bridge_name(switch),
+                index=next(indexes[namespace]),
+                datapath_id=switch.datapath_id,
+                ports=tuple(
+                    (port, _port_name(switch, port)) for port in sorted(ports[switch.name])
+                ),
+                machine=machine,
+                learns=switch.learns,
+                spanning_tree=switch.spanning_tree,
+            )
         )
-        for switch in lab.packet_switches
-    )
     optical = [namespace_name(lab.name, c.name) for c in lab.circuit_switches]
     if lab.coloured:
         optical = [light_namespace(lab.name)]
@@ -156,8 +196,18 @@ def plan_fabric(lab: Lab) -> FabricPlan:
         servers=tuple(namespace_name(lab.name, s.name) for s in lab.servers),
         optical=tuple(optical),
         cables=tuple(cables),
-        bridges=bridges,
+        bridges=tuple(bridges),
     )
+
+
+def _bridge_name(switch: PacketSwitch) -> str:
+    return switch.bridge if is_machine(switch) else fitted(switch.name, "")
+
+
+def _port_name(switch: PacketSwitch, port: int) -> str:
+    if is_machine(switch):
+        return switch.interface_names[port - 1]
+    return switch_port_name(switch.name, str(port))
 
 
 def _check_can_be_emulated(lab: Lab) -> None:
@@ -249,12 +299,14 @@ def _end(
 ) -> PlannedEnd:
     nic = _nic(lab, endpoint)
     device = lab.device(endpoint.device)
-    is_switch = isinstance(device, PacketSwitch)
     passes_light_on = lab.coloured and not is_end(lab, endpoint.device)
-    where = "fabric" if is_switch else "light" if passes_light_on else endpoint.device
+    where, bridge = "light" if passes_light_on else endpoint.device, None
     name = endpoint.port if isinstance(device, Server) else f"p{endpoint.port}"
-    if is_switch or passes_light_on:
+    if passes_light_on:
         name = switch_port_name(endpoint.device, endpoint.port)
+    elif isinstance(device, PacketSwitch):
+        where = endpoint.device if is_machine(device) else "fabric"
+        name, bridge = _port_name(device, int(endpoint.port)), _bridge_name(device)
     namespace = namespace_name(lab.name, where)
     return PlannedEnd(
         namespace=namespace,
@@ -263,9 +315,19 @@ def _end(
         mac=nic.mac if nic else None,
         address=IPv4Interface((nic.address, lab.network.prefixlen)) if nic else None,
         rate_bps=rate_bps,
-        bridge=fitted(endpoint.device, "") if is_switch else None,
+        bridge=bridge,
         impairment=impairment,
+        mtu=_mtu(lab, device, nic),
+        routes=nic.routes if nic else (),
     )
+
+
+def _mtu(lab: Lab, device: Device, nic: Nic | None) -> int:
+    """That of a NIC or packet switch, by default what all NICs need of a switch."""
+    if nic is not None:
+        return nic.mtu or USUAL_MTU
+    own = device.mtu if isinstance(device, PacketSwitch) else None
+    return own or largest_mtu(lab)
 
 
 def check_fabric(lab: Lab, *, controller: bool) -> None:
@@ -276,22 +338,14 @@ def check_fabric(lab: Lab, *, controller: bool) -> None:
             "OpenFlow switches, but has fabric: bridge",
             hint="set fabric: openvswitch in the lab file, or use --fabric openvswitch",
         )
-    if lab.fabric == "openvswitch" and controller:
-        return
-    # Learning switches flood frames in a loop forever.
-    joined = {switch.name: {switch.name} for switch in lab.packet_switches}
-    if lab.circuit_switches or lab.coloured:
-        links = trace_links(lab, lab.initial_maps).pairs()
-    else:
-        links = tuple((fibre.a, fibre.b) for fibre in lab.fibres)
-    for a, b in links:
-        if not {a.device, b.device} <= joined.keys():
-            continue
-        if b.device in joined[a.device]:
-            raise BadInput(
-                f"lab {lab.name} has a loop of packet switches (closed by {a} – {b}): learning "
-                "switches would flood it forever",
-                hint="use the controller and fabric: openvswitch, or remove a fibre",
-            )
-        together = joined[a.device] | joined[b.device]
-        joined |= dict.fromkeys(together, together)
+    # Without a controller, all switches of the emulation learn.
+    alone = lab.fabric != "openvswitch" or not controller
+    links = trace_links(lab, lab.initial_maps).pairs()
+    for loop in harmful_loops(lab, links, all_flood=alone):
+        raise BadInput(
+            f"lab {lab.name} has a loop of packet switches ({in_words(loop)}): switches that learn "
+            "would flood it forever",
+            hint="use the controller and fabric: openvswitch, or remove a fibre"
+            if alone
+            else "remove a fibre or circuit, or give the switches spanning_tree: true",
+        )

@@ -20,8 +20,15 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 from patchlight.client.client import ControllerClient
 from patchlight.emulation.fabric import build
 from patchlight.emulation.fabric import lab_state as states
-from patchlight.emulation.fabric.plan import FabricPlan, check_fabric, plan_fabric, with_swapped
+from patchlight.emulation.fabric.plan import (
+    FabricPlan,
+    check_fabric,
+    is_machine,
+    plan_fabric,
+    with_swapped,
+)
 from patchlight.emulation.fabric.processes import Supervisor
+from patchlight.emulation.fabric.telemetry import snmp_switches
 from patchlight.emulation.lab import network, teardown
 from patchlight.emulation.lab.capacity import suited
 from patchlight.emulation.lab.hosts import EmulatedHost, write_hosts_file
@@ -33,7 +40,7 @@ from patchlight.emulation.lab.options import (
     runtime_lab,
 )
 from patchlight.emulation.lab.services import LabServices, boot_again
-from patchlight.emulation.servers.rehearsal import Rehearsal, prepare_rehearsal
+from patchlight.emulation.servers.rehearsal import Rehearsal, prepare_rehearsal, switch_service
 from patchlight.emulation.servers.server import service_name
 from patchlight.testbed.errors import BadInput, PatchlightError, nearest
 from patchlight.testbed.jobfile.reader import JobGiven
@@ -125,10 +132,12 @@ class EmulatedLab:
         lab = lab.with_changes(
             name=name or lab.name, scale=float(scale or 1), fabric=chosen.fabric or lab.fabric
         )
-        wanted = {f"rdma: {h.nic.rdma}" for h in lab.hosts if h.nic.rdma in ("exclusive", "shared")}
+        rdma = () if chosen.servers == "vm" else ("exclusive", "shared")
+        wanted = {f"rdma: {host.nic.rdma}" for host in lab.hosts if host.nic.rdma in rdma}
+        wanted |= {"rendezvous" for host in lab.hosts if host.nic.rendezvous}
         if wanted and progress is not None:
             said = ", ".join(sorted(wanted))
-            progress(f"warning: emulated NICs have no RDMA: ignoring {said} of the lab file")
+            progress(f"warning: ignoring {said} of the lab file: emulated NICs have none")
         again: dict[str, Any] = {"scale": scale, "replace": replace, "progress": progress}
         return cls(lab, source=lab.name, options=chosen, **again)
 
@@ -217,6 +226,9 @@ class EmulatedLab:
         for server in self.lab.servers if state.ssh_config else ():
             if f"process {service_name(server.name)}" in missing:
                 boot_again(self.lab, self.plan, state, server, self._say)
+        for switch in filter(is_machine, self.lab.packet_switches):
+            if f"process {service_name(switch.name)}" in missing:
+                supervisor.start([switch_service(self.lab.name, switch, self._say)])
 
     def _make(self) -> None:
         if self._scale is None or has_controller(self.lab, self._options):
@@ -224,18 +236,22 @@ class EmulatedLab:
             self._plan = None
         state = states.new_state(self.lab.name, self._source, self.lab.scale)
         agents = has_agents(self.lab, self._options)
-        openflow = self.lab.controller_openflow
-        self.lab = runtime_lab(self.lab, agents=agents, policies=self._options.policies)
+        openflow, by_snmp = self.lab.controller_openflow, snmp_switches(self.lab)
+        chosen = self._options
+        kind, policies = chosen.servers, chosen.policies
+        self.lab = runtime_lab(self.lab, agents=agents, policies=policies, servers=kind)
         if self.lab.controller_openflow != openflow:
             self._say(
                 "note: packet switches reach the controller inside the lab's network at "
                 f"{self.lab.controller_openflow}, not at {openflow}"
             )
+        if by_snmp.keys() != snmp_switches(self.lab).keys():
+            self._say("note: packet switches have no SNMP without: apt-get install snmpd lldpd")
         services = LabServices(self.lab, state, self._options, self._say)
         services.check_requirements()
         rehearsal: Rehearsal | None = None
         kind, docker = self._options.servers, self._options.docker
-        if kind != "namespace":
+        if kind != "namespace" or any(map(is_machine, self.lab.packet_switches)):
             rehearsal = prepare_rehearsal(self.lab, state, self._say, kind=kind, docker=docker)
             self.lab = rehearsal.lab
         state.fabric = self.lab.fabric
@@ -264,6 +280,8 @@ class EmulatedLab:
             rehearsal.join()
         state.save()
         services.start(self.plan, supervisor, rehearsal.services() if rehearsal else ())
+        if not self.lab.coloured:
+            network.check_packet_sizes(self.lab, self.hosts)
         state.phase = "up"
         state.save()
 

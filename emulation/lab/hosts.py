@@ -284,6 +284,11 @@ class EmulatedHost:
         """The address of its NIC."""
         return str(self.host.nic.address)
 
+    @property
+    def is_virtual(self) -> bool:
+        """Whether its server is a virtual machine."""
+        return self._state.servers == "vm"
+
     def run(
         self, command: Command, *, timeout: float | None = None, input: str | None = None
     ) -> CommandResult:
@@ -313,7 +318,7 @@ class EmulatedHost:
     ) -> subprocess.Popen[str]:
         """Start a command; the streams are those of ``subprocess.Popen``, in text. Where servers
         are virtual machines it sees all NICs of the server, and no ``env``."""
-        if self._state.servers == "vm":
+        if self.is_virtual:
             return subprocess.Popen(
                 self._over_ssh(command), stdin=stdin, stdout=stdout, stderr=stderr, text=True
             )
@@ -331,7 +336,7 @@ class EmulatedHost:
     def borrowed(self) -> Iterator[Path]:
         """A namespace that has only this NIC, inside the block; ``BadInput`` for virtual
         machines."""
-        if self._state.servers == "vm":
+        if self.is_virtual:
             raise BadInput(
                 f"the NIC of {self.name} is inside a virtual machine",
                 hint=f"run the program there: emulate exec {self.name} -- ping or iperf3",

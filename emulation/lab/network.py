@@ -4,6 +4,7 @@ NICs move. The kernel holds all state."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import select
@@ -25,7 +26,10 @@ from patchlight.emulation.lab.hosts import EmulatedHost
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.lab.model import CircuitSwitch, Endpoint, Fibre, Lab
 from patchlight.testbed.lab.optical_links import is_end
+from patchlight.testbed.lab.packet_sizes import USUAL_MTU
 from patchlight.testbed.lab.portmap import PortMap
+from patchlight.testbed.lab.reach import Reach
+from patchlight.testbed.lab.wiring import trace_links
 from patchlight.testbed.linux import namespaces, rate_limits
 from patchlight.testbed.linux.netlink import Netlink
 from patchlight.testbed.linux.rate_limits import Impairment
@@ -36,6 +40,9 @@ if TYPE_CHECKING:
 
 _ECHO_REQUEST, _ECHO_REPLY = 8, 0
 _ICMP = struct.Struct("!BBHHH")
+_IP_HEADER_BYTES, _SMALL_BYTES = 20, 100
+# Of ip(7), which Python does not define.
+_IP_MTU_DISCOVER, _NEVER_IN_FRAGMENTS = 10, 2
 _CHUNK_BYTES = 1 << 18
 _SNAP_BYTES = 65535
 _SO_RCVBUFFORCE, _SO_TIMESTAMPNS = 33, 35
@@ -254,18 +261,43 @@ def ping_all(hosts: Sequence[EmulatedHost], wait_s: float = 1.0) -> Reachability
     return Reachability(len(hosts) * (len(hosts) - 1), tuple(lost))
 
 
-def _ping(source: EmulatedHost, addresses: Sequence[str], wait_s: float) -> set[str]:
+def check_packet_sizes(lab: Lab, hosts: Sequence[EmulatedHost]) -> None:
+    """``NotReached`` unless packets as large as the MTU of the lab file pass between hosts that the
+    initial circuits join, each to the next one."""
+    reach = Reach(lab, trace_links(lab, lab.initial_maps))
+    sized = [host for host in hosts if host.host.nic.mtu is not None]
+    for one, other in itertools.pairwise(sized):
+        if one.host.nic.vlan != other.host.nic.vlan or reach.apart([one.host, other.host]):
+            continue
+        mtu = min(one.host.nic.mtu or USUAL_MTU, other.host.nic.mtu or USUAL_MTU)
+        if not _answers(one, other, mtu):
+            also = "smaller ones do" if _answers(one, other, _SMALL_BYTES) else "small ones neither"
+            words = f"packets of {mtu} bytes do not pass from {one.name} to {other.name}"
+            raise NotReached(f"{words}, {also}")
+
+
+def _answers(source: EmulatedHost, other: EmulatedHost, mtu: int) -> bool:
+    """Whether a packet of that size passes there and back."""
+    if source.is_virtual:
+        size = mtu - _IP_HEADER_BYTES - _ICMP.size
+        return not source.run(f"ping -c 3 -W 2 -M do -s {size} {other.address}").returncode
+    return bool(_ping(source, [other.address], 1.0, mtu))
+
+
+def _ping(source: EmulatedHost, addresses: Sequence[str], wait_s: float, mtu: int = 0) -> set[str]:
     identity = os.getpid() & 0xFFFF
     answered: set[str] = set()
     with source.borrowed() as namespace:
         with namespaces.entered(namespace):
             icmp = socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_ICMP)
         with icmp:
+            icmp.setsockopt(socket.IPPROTO_IP, _IP_MTU_DISCOVER, _NEVER_IN_FRAGMENTS)
             for attempt in range(3):
-                # An ICMP echo request without data (RFC 792).
+                # An ICMP echo request (RFC 792); zeros as data do not change its checksum.
                 total = (_ECHO_REQUEST << 8) + identity + attempt
                 checksum = ~((total & 0xFFFF) + (total >> 16)) & 0xFFFF
                 packet = _ICMP.pack(_ECHO_REQUEST, 0, checksum, identity, attempt)
+                packet = packet.ljust(mtu - _IP_HEADER_BYTES, b"\0")
                 waiting = [address for address in addresses if address not in answered]
                 for address in waiting:
                     with suppress(OSError):  # its link is down
@@ -275,7 +307,7 @@ def _ping(source: EmulatedHost, addresses: Sequence[str], wait_s: float) -> set[
                     left_s = deadline - time.monotonic()
                     if left_s <= 0 or not select.select([icmp], [], [], left_s)[0]:
                         break
-                    data, (address, _) = icmp.recvfrom(2048)
+                    data, (address, _) = icmp.recvfrom(_SNAP_BYTES)
                     kind, _, _, number, _ = _ICMP.unpack_from(data, (data[0] & 0xF) * 4)
                     if kind == _ECHO_REPLY and number == identity:
                         answered.add(address)

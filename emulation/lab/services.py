@@ -12,11 +12,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from patchlight.client.client import ControllerClient
-from patchlight.emulation.fabric import build
+from patchlight.emulation.fabric import build, links
 from patchlight.emulation.fabric import lab_state as states
 from patchlight.emulation.fabric.lab_state import LabState
-from patchlight.emulation.fabric.plan import FabricPlan, fabric_namespace, namespace_name
+from patchlight.emulation.fabric.plan import (
+    FabricPlan,
+    fabric_namespace,
+    is_machine,
+    namespace_name,
+)
 from patchlight.emulation.fabric.processes import LabService, Supervisor, nursery
+from patchlight.emulation.fabric.telemetry import telemetry_services
 from patchlight.emulation.lab.hosts import HostNic, HostUnreachable
 from patchlight.emulation.lab.options import LabOptions, driven_switches, has_agents, has_controller
 from patchlight.emulation.servers.rehearsal import server_service
@@ -75,7 +81,9 @@ class LabServices:
         """Raise, before anything is made, if a program or kernel feature is missing."""
         if any(fibre.delay_s or fibre.packet_loss for fibre in self._lab.fibres):
             rate_limits.check_supported()
-        if self.datapath != "bridge" and self._lab.packet_switches:
+        if self._options.servers != "vm" and any(h.nic.vlan for h in self._lab.hosts):
+            links.check_vlans()
+        if self.datapath != "bridge" and not all(map(is_machine, self._lab.packet_switches)):
             build.check_installed()
         if not self.has_controller:
             return
@@ -107,14 +115,17 @@ class LabServices:
             supervisor.end(optical)
             supervisor.start(light)
         supervisor.launch([*optical, *self._gpus(), *self._agents(), *servers])
-        if not plan.bridges or self.datapath == "bridge":
+        for services in telemetry_services(self._lab, self._run_dir) if self.has_controller else ():
+            supervisor.start(services)
+        if not plan.in_fabric or self.datapath == "bridge":
             if self.has_controller:
                 self._launch_controller(supervisor)
             supervisor.wait()
+            self._wait_for_switches(plan, supervisor)
             return
         switches = build.OpenVSwitch(self._run_dir / "ovs", namespaces.namespace_path(plan.fabric))
         if self._state.phase != "up":
-            count = len(plan.bridges)
+            count = len(plan.in_fabric)
             self._say(f"starting Open vSwitch ({self.datapath} datapath), {count} switches")
         is_new = switches.start(supervisor.start)
         if self.has_controller:
@@ -122,7 +133,7 @@ class LabServices:
             self._launch_controller(supervisor)
         if is_new:
             switches.add_bridges(plan, self.datapath, learning=not self.has_controller)
-            build.limit_switch_ports(plan)
+            build.limit_switch_ports(plan, plan.in_fabric)
         else:
             switches.check_ports(plan)
         supervisor.wait()
@@ -130,14 +141,18 @@ class LabServices:
             tls = self._options.switch_tls if self._lab.controller_openflow_tls else None
             if is_new:
                 switches.set_controller(plan, self._lab.controller_openflow, tls)
+        self._wait_for_switches(plan, supervisor)
+        # Open vSwitch reconfigures its ports at every database change.
+        build.verify_switch_ports(plan)
+
+    def _wait_for_switches(self, plan: FabricPlan, supervisor: Supervisor) -> None:
+        if self.has_controller and plan.bridges:
             supervisor.wait_for_all(
                 "controller",
                 self._connected_switches,
-                len(plan.bridges),
+                sum(not bridge.learns for bridge in plan.bridges),
                 "packet switches connected to it",
             )
-        # Open vSwitch reconfigures its ports at every database change.
-        build.verify_switch_ports(plan)
 
     def _launch_controller(self, supervisor: Supervisor) -> None:
         options = {
@@ -173,7 +188,7 @@ class LabServices:
 
     def _connected_switches(self) -> int:
         status = self._controller_status()
-        return 0 if status is None else sum(s["connected"] for s in status["switches"])
+        return 0 if status is None else sum(bool(s["connected"]) for s in status["switches"])
 
     def _optical_switches(self) -> Iterator[LabService]:
         directory, light = self._run_dir / "optical", self._run_dir / LIGHT_SOCKET

@@ -1,4 +1,4 @@
-"""Emulates servers for rehearsing a deployment over SSH.
+"""Emulates servers for rehearsing a deployment over SSH, and packet switches with an sshd.
 
 Each has its own root file system over a shared base, processes, host name, the lab file's NICs, and
 an sshd at a management address; agents come with the deployment. The management switch is a bridge
@@ -7,7 +7,7 @@ in a namespace, with one veth pair to this machine.
 
 import fcntl
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -16,12 +16,12 @@ from pathlib import Path
 
 from patchlight.emulation.fabric import lab_state as states
 from patchlight.emulation.fabric import links
-from patchlight.emulation.fabric.plan import fitted, namespace_name
+from patchlight.emulation.fabric.plan import fitted, is_machine, namespace_name
 from patchlight.emulation.fabric.processes import LabService
 from patchlight.emulation.servers import server as machines
-from patchlight.emulation.servers import virtual
+from patchlight.emulation.servers import sonic, virtual
 from patchlight.testbed.errors import BadInput, PatchlightError
-from patchlight.testbed.lab.model import Lab, Server
+from patchlight.testbed.lab.model import Lab, PacketSwitch, Server
 from patchlight.testbed.lab.rules import SshAccess
 from patchlight.testbed.linux import namespaces
 from patchlight.testbed.linux.netlink import Netlink
@@ -94,14 +94,16 @@ def choose_network(servers: int, taken: Iterable[IPv4Network]) -> IPv4Network:
     )
 
 
-def make_network(lab: Lab, made: Callable[[str, int], None]) -> ManagementNetwork:
-    """Choose the network of a lab's servers, and make its switch and this machine's end. ``made``
-    is called with the namespace and its inode; after an error the caller cleans up."""
+def make_network(
+    lab: Lab, names: Sequence[str], made: Callable[[str, int], None]
+) -> ManagementNetwork:
+    """Choose the network of these machines of a lab, and make its switch and this machine's end.
+    ``made`` is called with the namespace and its inode; after an error the caller cleans up."""
     namespaces.prepare_directory()
     with _one_at_a_time(), Netlink() as here:
         taken = [lab.network, *links.list_destinations(here)]
-        network = choose_network(len(lab.servers), taken)
-        management = ManagementNetwork(lab.name, network, tuple(s.name for s in lab.servers))
+        network = choose_network(len(names), taken)
+        management = ManagementNetwork(lab.name, network, tuple(names))
         with (
             namespaces.opened(namespaces.process_namespace()) as machine,
             namespaces.kept_namespace(),
@@ -148,19 +150,32 @@ _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 @dataclass(frozen=True, slots=True)
 class Rehearsal:
-    """The servers of a lab, not yet booted, and the runtime lab with their logins."""
+    """The servers of a lab with an sshd, not yet booted, and such packet switches, whose root file
+    systems have the bases ``base`` and ``switch_base``; and the runtime lab with the logins."""
 
     lab: Lab
     kind: str
     base: Path
+    switch_base: Path
     management: ManagementNetwork
 
+    @property
+    def servers(self) -> tuple[Server, ...]:
+        """The servers among them."""
+        return () if self.kind == "namespace" else self.lab.servers
+
+    @property
+    def machines(self) -> tuple[Server, ...]:
+        """All of them."""
+        switches = (s for s in self.lab.packet_switches if is_machine(s))
+        return (*self.servers, *map(as_server, switches))
+
     def join(self) -> None:
-        """Connect every server's existing namespace to the management network."""
+        """Connect every machine's existing namespace to the management network."""
         management = self.management
         switch = namespaces.namespace_path(management_namespace(management.lab))
         with Netlink(switch) as bridge:
-            for number, server in enumerate(self.lab.servers, _FIRST_PORT):
+            for number, server in enumerate(self.machines, _FIRST_PORT):
                 path = namespaces.namespace_path(namespace_name(management.lab, server.name))
                 name, port = (
                     machines.interface_of(server),
@@ -170,7 +185,7 @@ class Rehearsal:
                     there = links.LinkEnd(name, _SERVER_NIC, namespace=namespace)
                     plugged = links.set_master(number, _BRIDGE, port.name)
                     bridge.run([links.add_veth(port, there), plugged])
-                if self.kind == "vm":
+                if self.kind == "vm" and server in self.servers:
                     virtual.plug(management.lab, server)
                     continue
                 at = management.addresses[server.name], management.network.prefixlen
@@ -179,9 +194,23 @@ class Rehearsal:
                     inside.run([addressed, links.set_up(_SERVER_NIC, name)])
 
     def services(self) -> list[LabService]:
-        """One process per server, the ancestor of all its processes."""
-        servers = self.lab.servers
-        return [server_service(self.lab.name, self.kind, self.base, server) for server in servers]
+        """One process per machine, the ancestor of all its processes."""
+        lab, servers = self.lab.name, self.servers
+        switches = self.machines[len(servers) :]
+        return [server_service(lab, self.kind, self.base, server) for server in servers] + [
+            server_service(lab, "ssh", self.switch_base, switch) for switch in switches
+        ]
+
+
+def switch_service(lab: str, switch: PacketSwitch, say: Callable[[str], None]) -> LabService:
+    """The process that boots a packet switch with an sshd again."""
+    return server_service(lab, "ssh", machines.server_base(say), as_server(switch))
+
+
+def as_server(switch: PacketSwitch) -> Server:
+    """A packet switch that is a machine of its own, as what boots."""
+    access = SshAccess(address=switch.address.rpartition(":")[0])
+    return Server(switch.name, ssh=access)
 
 
 def server_service(lab: str, kind: str, base: Path, of: Server) -> LabService:
@@ -209,16 +238,20 @@ def server_service(lab: str, kind: str, base: Path, of: Server) -> LabService:
 def prepare_rehearsal(
     lab: Lab, state: states.LabState, say: Callable[[str], None], *, kind: str, docker: bool = False
 ) -> Rehearsal:
-    """Make what precedes the NICs of rehearsal servers, of kind ``ssh`` (with ``docker`` also their
-    engines) or ``vm``: base, network, keys, disks. ``NoRehearsalServers`` if that fails; the caller
+    """Make what precedes the links of machines with an sshd: base, network, keys, disks. These are
+    the servers of kind ``ssh`` (with ``docker`` also their engines) or ``vm``, and with every kind
+    the packet switches that are reached by SSH. ``NoRehearsalServers`` if that fails; the caller
     cleans up."""
-    if not lab.servers:
+    servers = () if kind == "namespace" else lab.servers
+    switches = [switch for switch in lab.packet_switches if is_machine(switch)]
+    if kind != "namespace" and not servers:
         raise BadInput(f"lab {lab.name} has no servers: --server-kind {kind} needs some")
     is_virtual = kind == "vm"
     if is_virtual:
-        virtual.check_machine(len(lab.servers))
+        virtual.check_machine(len(servers))
     options = [f"--{name}" for name, wanted in (("docker", docker), ("vm", is_virtual)) if wanted]
-    base = machines.server_base(say, *options)
+    switch_base = machines.server_base(say) if switches else Path()
+    base = machines.server_base(say, *options) if servers else switch_base
     state.servers, state.base = kind, str(base)
     state.namespaces[management_namespace(lab.name)] = 0
     state.save()
@@ -226,11 +259,13 @@ def prepare_rehearsal(
         virtual.choose_accelerator(base, say)
     else:
         machines.check_overlay(base, states.disk_dir(lab.name) / ".trial")
-    management = make_network(lab, state.namespaces.__setitem__)
+    names = [server.name for server in servers] + [switch.name for switch in switches]
+    management = make_network(lab, names, state.namespaces.__setitem__)
     state.save()
-    say(f"servers are in the management network {management.network}")
+    what = "servers are" if servers else "packet switches are"
+    say(f"{what} in the management network {management.network}")
     identity, folder = machines.new_key(), state.run_dir / "ssh"
-    keys = {server.name: machines.new_key() for server in lab.servers}
+    keys = {name: machines.new_key() for name in names}
     addresses = management.addresses
     machines.write_client_files(
         folder,
@@ -238,25 +273,47 @@ def prepare_rehearsal(
         identity,
         {name: (addresses[name], key) for name, key in keys.items()},
     )
-    servers = tuple(
+    login = str(folder / "identity")
+    with_login = tuple(
         replace(
             server,
             management=f"{addresses[server.name]}:{_AGENT_PORT}",
             ssh=SshAccess(
                 address=str(addresses[server.name]),
                 user=machines.USER,
-                identity=str(folder / "identity"),
+                identity=login,
                 host_key=keys[server.name].fingerprint,
             ),
             # Its sockets are on this machine, which a virtual machine does not see.
             emulated_gpus=is_virtual or server.emulated_gpus,
         )
-        for server in lab.servers
+        for server in servers
     )
-    for server in servers:
+    runtime = lab.with_changes(
+        servers=with_login or lab.servers,
+        packet_switches=tuple(
+            replace(
+                switch,
+                address=f"{addresses[switch.name]}:22",
+                user=machines.USER,
+                password_env=None,
+                identity=login,
+                host_key=keys[switch.name].fingerprint,
+            )
+            if switch in switches
+            else switch
+            for switch in lab.packet_switches
+        ),
+    )
+    for server in with_login:
         disk, key = states.disk_dir(lab.name) / server.name, keys[server.name]
         machines.make_disk(disk, server.name, key, identity, addresses, docker=docker)
         if is_virtual:
             prefixes = lab.network.prefixlen, management.network.prefixlen
             virtual.make_disk(disk, base, server, prefixes)
-    return Rehearsal(lab.with_changes(servers=servers), kind, base, management)
+    for switch in switches:
+        disk, key = states.disk_dir(lab.name) / switch.name, keys[switch.name]
+        machines.make_disk(disk, switch.name, key, identity, addresses, docker=False)
+        if switch.driver == "sonic":
+            sonic.install(disk / "upper", switch)
+    return Rehearsal(runtime, kind, base, switch_base, management)

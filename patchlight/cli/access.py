@@ -151,7 +151,7 @@ def revoke(client: ControllerClient, token_id: str) -> None:
     """Revoke the token with that ID."""
     match = re.fullmatch(r"(?:patchlight_)?([0-9a-f]{8})(?:_\S*)?", token_id)
     if match is None:
-        raise BadInput("that is no token's id: 'patchlight token list' shows them")
+        raise BadInput("not a token's id: 'patchlight token list' shows them")
     gone = client.revoke_token(match[1])
     out.say(f"token {gone['id']} for {gone['user']} is revoked")
 

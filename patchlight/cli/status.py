@@ -210,8 +210,10 @@ def _all_there(found: Scrape, metric: str, label: str, verb: str) -> out.Coloure
 def _packet_switches(found: Scrape) -> out.Coloured:
     said = _all_there(found, "packet_switch_connected", "switch", "connected")
     lacking = found.by("packet_switch_lacking_entries", "switch")
-    if full := [f"{name} lacks {n:.0f} flow entries" for name, n in lacking.items() if n]:
+    if full := [f"{name} lacks {n:.0f} entries" for name, n in lacking.items() if n]:
         return out.Coloured(f"{said.text}; {_named(full)}", "bad")
+    if mute := [n for n, up in found.by("packet_switch_snmp_up", "switch").items() if not up]:
+        return out.Coloured(f"{said.text}; no SNMP from {_named(mute)}", "caution")
     return said
 
 
@@ -242,13 +244,24 @@ def _devices(answer: Status) -> out.Table:
             if switch["connected"]
             else out.Coloured("away", "bad")
         )
+        if switch["snmp_problem"]:
+            state = out.Coloured(f"{state.text}; {switch['snmp_problem']}", "caution")
+        if switch["connected"] is None:
+            state = out.Coloured("forwards by itself", "good")
+        if switch["trouble"]:
+            state = out.Coloured(f"away: {switch['trouble']}", "bad")
+        if foreign := switch["foreign"]:
+            more = f" and {len(foreign) - 1} more" if foreign[1:] else ""
+            state = out.Coloured(f"connected; of others: {foreign[0]}{more}", "caution")
         if switch["lacks"]:
             state = out.Coloured(f"connected; {switch['lacks']}", "bad")
         if switch["second_from"]:
             state = out.Coloured(
                 f"connected; another from {switch['second_from']} is refused", "bad"
             )
-        table.add_row(switch["name"], f"packet switch {switch['datapath_id']:#x}", state)
+        told = switch["datapath_id"]
+        kind = f"packet switch ({switch['driver']})" if told is None else f"packet switch {told:#x}"
+        table.add_row(switch["name"], kind, state)
     for ocs in answer["circuit_switches"]:
         reach = out.Coloured("answers", "good")
         if not ocs["reachable"]:

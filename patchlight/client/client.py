@@ -383,5 +383,5 @@ class ControllerClient(CircuitCalls):
 
 def _job_path(job_id: str) -> str:
     if not job_id.isprintable() or job_id in ("", ".", ".."):
-        raise BadInput(f"{job_id!r} is no job's id: 'patchlight job list' shows them")
+        raise BadInput(f"{job_id!r} is not a job's id: 'patchlight job list' shows them")
     return f"/jobs/{quote(job_id, safe='')}"

@@ -162,14 +162,14 @@ class ApiConnection:
             never_sent = isinstance(error, httpx.ConnectError | httpx.ConnectTimeout)
             if method != "GET" and not never_sent and not (body or {}).get("dry_run"):
                 raise OutcomeUnknown(
-                    f"the controller at {self.address} was asked, and did not say what came of "
-                    f"it ({reason})",
+                    f"the controller at {self.address} got the request, but its result is unknown "
+                    f"({reason})",
                     hint="once it runs, it finishes or undoes what it had begun: "
                     "'patchlight ocs history' says which",
                 ) from error
             if "Permission denied" in reason:
                 raise ControllerError(
-                    f"{self.address} is not for this user: {reason}",
+                    f"you may not use {self.address}: {reason}",
                     hint="its group may use it (controller: {access: …} in the lab file; by itself "
                     "the group patchlight): sudo usermod -aG patchlight USER",
                 ) from error
@@ -177,7 +177,7 @@ class ApiConnection:
                 f"no answer from a controller at {self.address} ({reason})",
                 hint="start one with 'patchlight emulate up LAB' or 'patchlight controller run', "
                 "name another with --controller ADDRESS ('patchlight deploy push' prints how to "
-                "reach one on a server); 'patchlight ocs --direct' does without",
+                "reach one on a server); 'patchlight ocs --direct' needs no controller",
             ) from error
         if response.is_success:
             return response
@@ -208,7 +208,7 @@ class ApiConnection:
 
     def _no_controller(self, what: str) -> ControllerError:
         return ControllerError(
-            f"what runs at {self.address} is no controller of this version of Patchlight: {what}",
+            f"{self.address} is not a controller of this version of Patchlight: {what}",
             hint="name the controller's address with --controller, or controller.api in the lab "
             "file: 'patchlight controller run' prints it",
         )
@@ -264,7 +264,7 @@ def controller_name_at(address: str, ca: str) -> str:
         context.load_verify_locations(cadata=ca)
     except (ssl.SSLError, ValueError) as error:
         raise BadInput(
-            "that is no certificate of an authority",
+            "not a certificate of an authority",
             hint="expected ca.pem, as 'patchlight deploy certificates LAB' made it",
         ) from error
     try:
@@ -283,7 +283,7 @@ def controller_name_at(address: str, ca: str) -> str:
     name = next((value for kind, value in alternatives if kind == "DNS"), "")
     # Agents have certificates of the same authority.
     if not name.startswith("controller."):
-        raise PatchlightError(f"what answers at {address} is {name or 'nameless'}, no controller")
+        raise PatchlightError(f"{address} is {name or 'a server without a name'}, not a controller")
     return name
 
 

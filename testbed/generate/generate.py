@@ -15,6 +15,7 @@ from itertools import count
 from typing import TypedDict, Unpack
 
 from patchlight.testbed.errors import BadInput, nearest
+from patchlight.testbed.lab.loops import harmful_loops
 from patchlight.testbed.lab.model import (
     CircuitSwitch,
     Endpoint,
@@ -27,7 +28,9 @@ from patchlight.testbed.lab.model import (
     default_mac,
 )
 from patchlight.testbed.lab.ocs_drivers import OCS_DRIVERS
+from patchlight.testbed.lab.packet_drivers import PACKET_DRIVERS
 from patchlight.testbed.lab.portmap import PortMap
+from patchlight.testbed.lab.wiring import trace_links
 from patchlight.testbed.labfile.schema import FABRICS
 from patchlight.testbed.labfile.values import LAB_NAME, MODEL, MOST_CIRCUIT_PORTS, MOST_PACKET_PORTS
 
@@ -260,6 +263,30 @@ def two_tors(
     ocs = _ocs("ocs1", driver, "10.0.0.5", 3 * hosts, PortMap.duplex(circuits), 0x51)
     tors = tuple(PacketSwitch(f"tor{n}", n, hosts + 1) for n in (1, 2))
     return Lab(name, network, made, tors, (ocs,), tuple(fibres))
+
+
+def with_switches(lab: Lab, driver: str) -> Lab:
+    """The lab with packet switches that have this driver, at addresses ``s1:22``, …; they run a
+    spanning tree where a loop of them would be flooded."""
+    row = PACKET_DRIVERS[driver]
+
+    def changed(*, spanning_tree: bool) -> Lab:
+        switches = (
+            replace(
+                switch,
+                driver=driver,
+                datapath_id=switch.datapath_id if "datapath_id" in row.needs else None,
+                address=f"{switch.name}:22" if "address" in row.needs else "",
+                vlan=100 if "vlan" in row.needs else None,
+                spanning_tree=spanning_tree,
+            )
+            for switch in lab.packet_switches
+        )
+        return lab.with_changes(packet_switches=tuple(switches))
+
+    made = changed(spanning_tree=False)
+    links = trace_links(made, made.initial_maps).pairs()
+    return changed(spanning_tree=True) if harmful_loops(made, links) else made
 
 
 def arity(hosts: int) -> int:

@@ -11,6 +11,7 @@ from typing import Literal, NamedTuple, TypeVar
 
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab import rules
+from patchlight.testbed.lab.packet_drivers import DEFAULT_DRIVER, PACKET_DRIVERS
 from patchlight.testbed.lab.portmap import PortMap
 from patchlight.testbed.lab.wavelengths import Emulation, PassivePart, Transceiver, WavelengthSwitch
 
@@ -105,13 +106,50 @@ class Server:
 
 @dataclass(frozen=True, slots=True)
 class PacketSwitch:
-    """An electrical packet switch that speaks OpenFlow 1.3; ports are 1…``ports``."""
+    """An electrical packet switch; ports are 1…``ports``.
+
+    With the driver ``openflow`` it reports ``datapath_id``; others are reached at ``address``, with
+    a password from the variable ``password_env`` or the SSH key in the file ``identity``.
+    ``interfaces`` are its names of the ports (empty: the driver's usual ones), ``bridge`` and
+    ``vlan`` where they are joined. ``spanning_tree``: it blocks loops itself. ``mtu``: the largest
+    packet that it carries; ``None``: as large as the NICs'.
+    """
 
     name: str
-    datapath_id: int
+    datapath_id: int | None
     ports: int
     launch_power_dbm: float = 0.0
     transceivers: tuple[tuple[int, Transceiver], ...] = ()
+    driver: str = DEFAULT_DRIVER
+    address: str = ""
+    user: str = "admin"
+    password_env: str | None = None
+    identity: str | None = None
+    host_key: str | None = None
+    legacy_ssh: bool = False
+    interfaces: tuple[str, ...] = ()
+    bridge: str = "br0"
+    vlan: int | None = None
+    spanning_tree: bool = False
+    mtu: int | None = None
+    snmp: rules.Snmp | None = None
+
+    @property
+    def learns(self) -> bool:
+        """Whether it learns MACs itself: Patchlight sends it nothing."""
+        return self.driver in PACKET_DRIVERS and PACKET_DRIVERS[self.driver].learns
+
+    @property
+    def floods(self) -> bool:
+        """Whether it floods broadcasts: a loop of such switches needs a spanning tree."""
+        return self.driver in PACKET_DRIVERS and PACKET_DRIVERS[self.driver].floods
+
+    @property
+    def interface_names(self) -> tuple[str, ...]:
+        """Its names of ports 1, 2, …, usual ones if the lab file has none."""
+        usual = PACKET_DRIVERS[self.driver].port_names if self.driver in PACKET_DRIVERS else ""
+        usual_names = (usual.format(n=n) for n in range(1, self.ports + 1) if usual)
+        return self.interfaces or tuple(usual_names)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,8 +16,9 @@ class OcsDriver:
     """A driver, and the emulated device that tests it.
 
     ``driver`` and ``device`` are ``module:Class``, below ``patchlight.controller.circuits.drivers``
-    and ``patchlight.emulation.optical.vendors`` (empty: it drives no device). They are imported
-    when first used, so each driver's libraries are optional.
+    (with packages: below ``patchlight.controller``) and ``patchlight.emulation.optical.vendors``
+    (empty: it drives no device). They are imported when first used, so each driver's libraries are
+    optional.
 
     ``shape``: its wavelength switches: any N×M; ``one-sided``, 1×N or N×1, with a grid; ``roadm``,
     one-sided or with a line at port 1. ``port``: where its devices listen by default, or where
@@ -37,6 +38,12 @@ class OcsDriver:
     dials_in: bool = False
     tested_with: str = "conformance suite"
     hardware: str = "not yet"
+
+    @property
+    def place(self) -> str:
+        """Where its class is, as ``module:Class``."""
+        room = "" if "." in self.driver else "circuits.drivers."
+        return f"patchlight.controller.{room}{self.driver}"
 
 
 _ROWS = (
@@ -78,8 +85,8 @@ _ROWS = (
     ),
     OcsDriver(
         "openflow", "OpenFlow 1.3: the switch connects to Patchlight",
-        "openflow:OpenFlowSwitch", "openflow:OpenFlowServer", 6654, has_users=False,
-        dials_in=True, tested_with="conformance suite; Open vSwitch with packets",
+        "packet_switches.openflow.circuit_switch:OpenFlowSwitch", "openflow:OpenFlowServer", 6654,
+        has_users=False, dials_in=True, tested_with="conformance suite; Open vSwitch with packets",
     ),
     OcsDriver(
         "dry-run", "none: keeps a map in memory, for rehearsals", "dry_run:DryRun",

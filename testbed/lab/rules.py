@@ -296,6 +296,22 @@ class JumpHost(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class Snmp:
+    """SNMP of a packet switch: version 2c with a community, or version 3 with a ``user``. Secrets
+    are in environment variables; privacy is AES-128, authentication by this hash."""
+
+    address: str
+    community_env: str | None = None
+    user: str | None = None
+    auth: str = "sha256"
+    auth_env: str | None = None
+    priv_env: str | None = None
+
+
+SNMP_HASHES = ("sha256", "sha512", "sha", "md5")
+
+
+@dataclass(frozen=True, slots=True)
 class SshAccess:
     """Where a server's ``sshd`` listens, the login, and its host key.
 

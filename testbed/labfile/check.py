@@ -14,6 +14,7 @@ from patchlight.testbed.io.fields import Fields, plain
 from patchlight.testbed.io.reader import FileIssues, Located
 from patchlight.testbed.lab.model import Endpoint, default_mac
 from patchlight.testbed.lab.ocs_drivers import OCS_DRIVERS, WSS_DRIVERS, OcsDriver, check_shape
+from patchlight.testbed.lab.packet_drivers import DEFAULT_DRIVER, PACKET_DRIVERS
 from patchlight.testbed.lab.portmap import CrossConnect, parse_cross_connects
 from patchlight.testbed.lab.spectrum import ChannelConnect, Grid, SpectrumMap, clashes
 from patchlight.testbed.lab.wavelengths import Transceiver, WavelengthSwitch
@@ -22,6 +23,8 @@ from patchlight.testbed.labfile.optical_schema import part_channels
 SWITCHES = ("packet_switches", "circuit_switches", "wavelength_switches", "passive_parts")
 """The lists of devices with fibres, except servers."""
 _NO_FIELDS = Fields()
+# Keys with a default may stand in the lab's defaults for switches of any driver.
+_KEYS_OF_OTHERS = frozenset({"datapath_id", "address", "vlan"})
 
 
 def repeated(values: Iterable[Located[Any]]) -> Iterator[tuple[Located[Any], Located[Any]]]:
@@ -85,7 +88,8 @@ def check_lab(lab: Fields, issues: FileIssues) -> None:
     devices = list(chain(servers, *switches))
     _once("device", "name", devices, issues)
     _once("datapath id", "datapath_id", [*packet_switches, *circuit_switches], issues)
-    _once("address of a switch", "address", [*circuit_switches, *wavelength_switches], issues)
+    addressed = [*packet_switches, *circuit_switches, *wavelength_switches]
+    _once("address of a switch", "address", addressed, issues)
     _once("management address", "management", servers, issues)
     nics, gpus = list[Fields](), list[Fields]()
     ports: dict[str, float | list[str] | None] = {}
@@ -120,8 +124,12 @@ def check_lab(lab: Fields, issues: FileIssues) -> None:
         _check_datapath_id(switch, issues)
         _check_cross_connects(switch, issues)
         _check_emulated(switch, OCS_DRIVERS, issues)
+    by_snmp = [s["telemetry"].value["snmp"].value for s in packet_switches if "telemetry" in s]
+    _once("SNMP address of a switch", "address", by_snmp, issues)
     for switch in packet_switches:
+        _check_packet_switch(switch, issues)
         _check_transceivers(switch, issues)
+        _check_snmp(switch, issues)
     for switch in wavelength_switches:
         _check_wavelength_switch(switch, issues)
         _check_emulated(switch, WSS_DRIVERS, issues, "@")
@@ -243,6 +251,35 @@ def _check_datapath_id(switch: Fields, issues: FileIssues) -> None:
     elif driver.device and not driver.dials_in and "datapath_id" in switch:
         message = f"driver {driver.name} has no datapath id: expected one with driver openflow only"
         issues.at(switch["datapath_id"], message)
+
+
+def _check_packet_switch(switch: Fields, issues: FileIssues) -> None:
+    name = switch.value_of("driver", DEFAULT_DRIVER)
+    driver = PACKET_DRIVERS.get(name)
+    if driver is not None and "driver" not in switch.broken:
+        for key in driver.needs:
+            if "name" in switch and key not in switch.keys() | switch.broken:
+                message = f"a packet switch with driver {name} needs {key!r}"
+                issues.at(switch["name"], f"{message}: expected it, or another driver")
+        taken = {*driver.needs, *driver.takes}
+        for key in sorted(_KEYS_OF_OTHERS & switch.keys() - taken):
+            message = f"driver {name} has no {key!r}: expected it with another driver only"
+            issues.at(switch[key], message)
+    if "interfaces" in switch and "ports" in switch:
+        names, ports = switch["interfaces"].value, switch["ports"].value
+        if len(names) != ports:
+            message = f"{len(names)} interfaces of {ports} ports: expected the name of each port"
+            issues.at(switch["interfaces"], message)
+        _each_once("interface of the switch", names, issues)
+
+
+def _check_snmp(switch: Fields, issues: FileIssues) -> None:
+    snmp: Fields = switch.value_of("telemetry", _NO_FIELDS).value_of("snmp", _NO_FIELDS)
+    if "community_env" in snmp and "user" in snmp:
+        issues.at(snmp["user"], "expected 'community_env' (version 2c) or 'user' (version 3)")
+    for key, needs in (("auth_env", "user"), ("auth", "auth_env"), ("priv_env", "auth_env")):
+        if key in snmp and needs not in snmp:
+            issues.at(snmp[key], f"{key!r} needs {needs!r}: expected both (SNMP version 3)")
 
 
 def _check_cross_connects(switch: Fields, issues: FileIssues) -> None:

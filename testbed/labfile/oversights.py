@@ -7,10 +7,12 @@ from pathlib import Path
 from patchlight.testbed.errors import BadInput, FileIssue
 from patchlight.testbed.io.fields import Fields, plain
 from patchlight.testbed.io.reader import FileIssues, Located, read_text
+from patchlight.testbed.lab.loops import harmful_loops, in_words
 from patchlight.testbed.lab.model import Endpoint, Lab
 from patchlight.testbed.lab.ocs_drivers import OCS_DRIVERS
 from patchlight.testbed.lab.optical_links import Light
 from patchlight.testbed.lab.rules import KINDS, PolicyKind, full_path
+from patchlight.testbed.lab.wiring import trace_links
 from patchlight.testbed.labfile.check import SWITCHES
 from patchlight.testbed.labfile.reader import LabFileError, checked_fields, fibre_at
 
@@ -21,6 +23,7 @@ def oversights(path: str | Path) -> tuple[FileIssue, ...]:
     fields = checked_fields(read_text(path, LabFileError), str(path))
     _note_oversights(fields, issues)
     _note_weak_signals(plain(fields), fields, issues)
+    _note_loops(plain(fields), fields, issues)
     return issues.found
 
 
@@ -81,6 +84,12 @@ def _note_server(server: Fields, plugged: set[Endpoint], issues: FileIssues) -> 
         if Endpoint(name.value, nic.value) not in plugged:
             message = f"NIC {name.value}.{nic.value} has no fibre: expected one in 'fibres'"
             issues.at(nic, message)
+
+
+def _note_loops(lab: Lab, fields: Fields, issues: FileIssues) -> None:
+    for loop in harmful_loops(lab, trace_links(lab, lab.initial_maps).pairs()):
+        message = f"a loop through switches that flood, without a spanning tree: {in_words(loop)}"
+        issues.at(fibre_at(lab, fields, loop[0][0]), f"{message}; expected one link fewer")
 
 
 def _note_weak_signals(lab: Lab, fields: Fields, issues: FileIssues) -> None:

@@ -17,13 +17,16 @@ from patchlight.testbed.io.fields import Fields, locate, plain
 from patchlight.testbed.io.reader import FileIssues, Located, compose, read_text
 from patchlight.testbed.lab.model import Endpoint, Lab
 from patchlight.testbed.lab.optical_links import Light, Meeting
+from patchlight.testbed.lab.packet_sizes import too_small
 from patchlight.testbed.lab.rules import NOTHING_SAID
 from patchlight.testbed.labfile.check import check_lab
 from patchlight.testbed.labfile.schema import COMMON, LAB
 
 # Keys that accept ranges; free text (a GPU's model) does not.
 RANGED = {"name", "management", "address", "gpu", "interface", "uuid", "datapath_id"}
-RANGED |= {"password_env", "ends"}
+RANGED |= {"password_env", "ends", "community_env", "auth_env", "priv_env"}
+# Mappings whose values may be ranges.
+_NESTED = {"telemetry", "snmp"}
 # Lists whose items may be ranges, and the name of their defaults.
 ITEMS: Mapping[str, str] = {
     "servers": "server",
@@ -148,7 +151,20 @@ class _Spread:
             return self._ends(node)
         if key == "cross_connects" and isinstance(node, yaml.SequenceNode):
             return [_list(node, [one for item in node.value for one in self._circuits(item)])]
+        if key in _NESTED and isinstance(node, yaml.MappingNode):
+            return self._mappings(node)
+        if key == "interfaces" and isinstance(node, yaml.SequenceNode):
+            return [_list(node, [one for item in node.value for one in self._texts(item)])]
         return self._texts(node) if key in RANGED else [node]
+
+    def _mappings(self, node: yaml.MappingNode) -> list[yaml.Node]:
+        spread = [(key, self._spread(text_of(key), value)) for key, value in node.value]
+        count = max((len(values) for _, values in spread), default=1)
+        for _, values in spread:
+            if len(values) not in (1, count):
+                self._wrong_count(values[0], len(values), count, 1)
+        rows = ([(key, values[n % len(values)]) for key, values in spread] for n in range(count))
+        return [yaml.MappingNode(node.tag, row, node.start_mark, node.end_mark) for row in rows]
 
     def _texts(self, node: yaml.Node) -> list[yaml.Node]:
         text = text_of(node)
@@ -318,7 +334,10 @@ def parse_lab(text: str, name: str = "lab") -> Lab:
     lab: Lab = plain(fields)
     if lab.coloured:
         _check_meetings(lab, fields, issues)
-        issues.raise_if_any()
+    for end, words in too_small(lab) if any(host.nic.mtu for host in lab.hosts) else ():
+        message = f"{words}: expected one size along the whole path"
+        issues.at(fibre_at(lab, fields, end), message)
+    issues.raise_if_any()
     return lab
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 from patchlight.testbed.io.fields import Group, Key, ListOf, choice, required
 from patchlight.testbed.io.forms import Number, YesNo
 from patchlight.testbed.lab import model
-from patchlight.testbed.lab.rules import SshAccess
+from patchlight.testbed.lab.rules import SNMP_HASHES, Snmp, SshAccess
 from patchlight.testbed.labfile import optical_schema as optical
 from patchlight.testbed.labfile import values as v
 from patchlight.testbed.labfile.sections import ACCESS, POLICIES, QUEUE, WORKERS
@@ -101,10 +101,33 @@ SERVER = Group(
     model=model.Server,
     block=True,
 )
+_VARIABLE = replace(v.VARIABLE_NAME, example="TOR1_SNMP")
+SNMP = Group(
+    "SNMP of a packet switch",
+    required("address", v.HOST_PORT, "its address, host:port (UDP)", example="10.0.0.2:161"),
+    Key("community_env", _VARIABLE, "version 2c: the variable with the community", "public"),
+    Key("user", v.USER_NAME, "version 3: its user"),
+    Key("auth_env", _VARIABLE, "version 3: the variable with the user's password", "none"),
+    Key("auth", choice("a hash", *SNMP_HASHES), "version 3: how the password authenticates"),
+    Key("priv_env", _VARIABLE, "version 3: the variable with the password of AES-128", "none"),
+    model=Snmp,
+)
+TELEMETRY = Group(
+    "telemetry",
+    required("snmp", SNMP, "how SNMP reads its counters and LLDP neighbours"),
+    make=lambda snmp: snmp,
+    said=lambda snmp: {"snmp": snmp},
+)
 PACKET_SWITCH = Group(
     "a packet switch",
     required("name", v.DEVICE_NAME, "its name, like 'tor1'", example="tor1"),
-    required("datapath_id", v.DATAPATH_ID, "its OpenFlow datapath id, like 0x1", example="0x1"),
+    Key("driver", v.PACKET_DRIVER, "how it is driven"),
+    Key(
+        "datapath_id",
+        v.DATAPATH_ID,
+        "its OpenFlow datapath id; needed with openflow",
+        example="0x1",
+    ),
     required("ports", v.PACKET_PORTS, "how many ports it has", example="48"),
     Key(
         "transceivers",
@@ -113,8 +136,31 @@ PACKET_SWITCH = Group(
         default="signals without a channel",
     ),
     LAUNCH_POWER,
+    Key(
+        "address",
+        v.HOST_PORT,
+        "where SSH reaches it; needed with linux-bridge and sonic",
+        default="none",
+        example="10.0.0.7:22",
+    ),
+    *optical.LOGIN,
+    Key("identity", v.FILE_PATH, "the private key file, for a login without a password"),
+    Key("host_key", v.HOST_KEY, "the fingerprint of its host key", default="the first one seen"),
+    Key(
+        "interfaces",
+        ListOf(v.SWITCH_INTERFACE, "interfaces"),
+        "its names of ports 1, 2, …",
+        default="swp1, swp2, …; of sonic what its port table says",
+        example='["swp[1-48]"]',
+    ),
+    Key("bridge", v.INTERFACE, "its bridge, with linux-bridge", example="br0"),
+    Key("vlan", v.VLAN, "the VLAN of the lab's ports; needed with sonic"),
+    Key("mtu", v.MTU, "the largest packet that its ports carry", "that of the NICs", "9216"),
+    Key("spanning_tree", YesNo(), "it runs a spanning tree, so loops of switches are harmless"),
+    Key("telemetry", TELEMETRY, "where else its counters come from", "its driver", of="snmp"),
     model=model.PacketSwitch,
     make=v.packet_switch,
+    said=lambda switch: {"address": switch.address or None},
 )
 CIRCUIT_SWITCH = Group(
     "a circuit switch",
@@ -177,7 +223,18 @@ COMMON: dict[str, tuple[str, ...]] = {
         "transceiver",
         "launch_power",
     ),
-    "packet_switch": ("ports", "launch_power"),
+    "packet_switch": (
+        "driver",
+        "ports",
+        "launch_power",
+        *(key.name for key in optical.LOGIN),
+        "identity",
+        "interfaces",
+        "bridge",
+        "vlan",
+        "mtu",
+        "spanning_tree",
+    ),
     "circuit_switch": ("driver", "ports", "switching_time", "insertion_loss", "user"),
     "fibre": ("rate", "loss", "delay", "jitter", "packet_loss"),
 }

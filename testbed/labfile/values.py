@@ -19,8 +19,8 @@ from patchlight.testbed.lab.ocs_drivers import (
     OCS_DRIVERS,
     WSS_DRIVER_GROUP,
     WSS_DRIVERS,
-    OcsDriver,
 )
+from patchlight.testbed.lab.packet_drivers import PACKET_DRIVER_GROUP, PACKET_DRIVERS
 from patchlight.testbed.lab.portmap import CrossConnect, PortMap, parse_cross_connects
 from patchlight.testbed.lab.wavelengths import Transceiver
 
@@ -142,7 +142,7 @@ def _cross_connects(text: str) -> tuple[CrossConnect, ...]:
 
 
 def _taking(
-    ours: Mapping[str, OcsDriver], group: str, others: Mapping[str, OcsDriver], of_others: str
+    ours: Mapping[str, object], group: str, others: Mapping[str, object], of_others: str
 ) -> Callable[[str], str]:
     def take(text: str) -> str:
         _DRIVER_NAME.take(text)
@@ -197,6 +197,12 @@ WSS_DRIVER = replace(
     json={**_DRIVER_NAME.json, "examples": [d.name for d in WSS_DRIVERS.values() if d.device]},
     example="waveshaper-http",
 )
+PACKET_DRIVER = replace(
+    _DRIVER_NAME,
+    take=_taking(PACKET_DRIVERS, PACKET_DRIVER_GROUP, OCS_DRIVERS, "circuit"),
+    json={**_DRIVER_NAME.json, "examples": list(PACKET_DRIVERS)},
+    example="linux-bridge",
+)
 MODEL = Text(
     "a GPU model", _model, {"maxLength": 64, "pattern": "[A-Za-z0-9]"}, example="Tesla M40"
 )
@@ -223,6 +229,7 @@ INTERFACE_ADDRESS = Text(
 INTERFACE = matching(
     r"[^\s/:]{1,15}", "an interface", "a kernel's name of at most 15 characters", "enp3s0f0"
 )
+SWITCH_INTERFACE = matching("[!-~]{1,64}", "an interface", "a port's name on the switch", "swp1")
 MANAGEMENT = Text("the agent's address", _management, example="10.0.0.11:8471")
 SSH_HOST = matching(_HOST, "a host", "a name or an IP address", "10.0.0.11")
 JUMP = Text("a jump host", _jump, {"pattern": f"^{_JUMP}$"}, example="me@gateway.example.org:22")
@@ -263,10 +270,16 @@ def said_mac(nic: model.Nic) -> str | None:
 
 
 def packet_switch(
-    *, transceivers: Mapping[int, Transceiver] | None = None, **said: Any
+    *,
+    transceivers: Mapping[int, Transceiver] | None = None,
+    datapath_id: int | None = None,
+    interfaces: Iterable[str] = (),
+    **said: Any,
 ) -> model.PacketSwitch:
     """A packet switch, its transceivers by port number."""
-    return model.PacketSwitch(transceivers=tuple(sorted((transceivers or {}).items())), **said)
+    by_port = tuple(sorted((transceivers or {}).items()))
+    said |= {"datapath_id": datapath_id, "interfaces": tuple(interfaces)}
+    return model.PacketSwitch(transceivers=by_port, **said)
 
 
 def circuit_switch(

@@ -189,7 +189,7 @@ fibres:
 ```
 
 Ranges are taken in `name`, `management`, `address`, `uuid`, `datapath_id`, `gpu`, `interface`,
-`password_env`, `ends` and `cross_connects`.
+`password_env`, `ends`, `interfaces`, `cross_connects` and `telemetry`.
 """
 
 

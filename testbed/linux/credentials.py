@@ -1,6 +1,7 @@
-"""Reads a program's TLS certificates: ``ca.pem`` of the lab's authority, ``cert.pem`` with the
-program's name in the lab (not an address), and its private key ``key.pem``."""
+"""Reads secrets in environment variables, and a program's TLS certificates: ``ca.pem`` of the lab's
+authority, ``cert.pem`` with the program's name in the lab (not an address), and ``key.pem``."""
 
+import os
 import ssl
 import stat
 from dataclasses import dataclass
@@ -182,3 +183,15 @@ def _read(folder: Path, file: str) -> bytes:
         return (folder / file).read_bytes()
     except OSError as error:
         raise BadInput(f"reading {folder / file}: {error.strerror}", hint=_ANEW) from error
+
+
+def secret_of(variable: str | None, what: str) -> str:
+    """The secret in this environment variable, ``""`` without one; ``BadInput`` if not set."""
+    if variable is None:
+        return ""
+    if variable not in os.environ:
+        raise BadInput(
+            f"{what} is expected in the environment variable {variable}, which is not set",
+            hint=f"export {variable}=… before starting",
+        )
+    return os.environ[variable]

@@ -31,7 +31,7 @@ _TBF_PARMS, _TBF_RATE64, _TBF_BURST = 1, 4, 6
 _RATESPEC = struct.Struct("=BBHhHI")
 _QOPT_TAIL = struct.Struct("=III")
 _ETHERNET = 1
-_FRAME_BYTES = 1514
+_USUAL_MTU, _HEADER_BYTES, _FRAME_BYTES = 1500, 14, 1514
 # A timer that fires once a tick (250 to 1000 Hz) needs at least a tick's worth of tokens.
 _TICK_S = 0.004
 _QUEUE_S = 0.05
@@ -66,19 +66,20 @@ class TokenBucket:
     limit_bytes: int
 
 
-def token_bucket(rate_bps: float) -> TokenBucket:
+def token_bucket(rate_bps: float, mtu: int = _USUAL_MTU) -> TokenBucket:
     """A token bucket for a rate of ``rate_bps``. Its burst, two frames or one timer tick at that
-    rate, makes the rate reachable with any timer. The queue holds 50 ms, at least 64 KiB, so that
-    one TCP connection can fill the link: its window must cover the queue's delay."""
+    rate, makes the rate reachable with any timer; a larger frame would be dropped. The queue holds
+    50 ms, at least 64 KiB, so that one TCP connection can fill the link: its window must cover the
+    queue's delay."""
     rate = max(1, round(rate_bps / 8))
-    burst = max(2 * _FRAME_BYTES, round(rate * _TICK_S))
+    burst = max(2 * (_HEADER_BYTES + mtu), round(rate * _TICK_S))
     limit = burst + max(_LEAST_QUEUE_BYTES, round(rate * _QUEUE_S))
     return TokenBucket(rate, min(burst, 1 << 30), min(limit, 1 << 31))
 
 
-def limit_request(index: int, name: str, rate_bps: float) -> Request:
+def limit_request(index: int, name: str, rate_bps: float, mtu: int = _USUAL_MTU) -> Request:
     """Limit what the interface sends, replacing a previous limit."""
-    bucket = token_bucket(rate_bps)
+    bucket = token_bucket(rate_bps, mtu)
     old_rate = min(bucket.rate_bytes_per_s, 0xFFFFFFFF)
     parms = (
         _RATESPEC.pack(0, _ETHERNET, 0, 0, 0, old_rate)

@@ -67,7 +67,7 @@ class LabIdentity:
         lines = [
             f"{s.name} {nic.name} {nic.address} {nic.gpu}" for s in lab.servers for nic in s.nics
         ]
-        lines += [f"{p.name} {p.datapath_id} {p.ports}" for p in lab.packet_switches]
+        lines += [f"{p.name} {p.datapath_id or p.driver} {p.ports}" for p in lab.packet_switches]
         lines += [f"{c.name} {c.driver} {c.address} {c.ports}" for c in lab.circuit_switches]
         lines += [
             f"{w.name} {w.inputs} {w.outputs} {w.driver} {w.address}"

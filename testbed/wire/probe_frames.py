@@ -5,7 +5,7 @@ A probe names its source port. Bridges do not forward its destination address (I
 """
 
 import string
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 ETHERTYPE = 0x88B5
@@ -14,10 +14,10 @@ ETHERTYPE = 0x88B5
 ETHERTYPE_LLDP = 0x88CC
 TO_THE_NEAREST = "01:80:c2:00:00:0e"
 
-_MAGIC = b"patchlight-probe\0"
+_MAGIC, _LLDP_MAGIC = b"patchlight-probe\0", b"patchlight-probe "
 _HEADER_BYTES, _LEAST_BYTES = 14, 60
 # Type, length and value; these types identify the sender (IEEE 802.1AB).
-_CHASSIS, _PORT, _SYSTEM_NAME = 1, 2, 5
+_CHASSIS, _PORT, _TIME_TO_LIVE, _PORT_DESCRIPTION, _SYSTEM_NAME = 1, 2, 3, 4, 5
 _MAC_OF = {_CHASSIS: 4, _PORT: 3}  # the subtype whose value is a MAC
 _PRINTABLE = set(string.printable.encode()) - set(string.whitespace.encode()) | {0x20}
 _LONGEST_NAME = 120
@@ -56,16 +56,48 @@ def lldp_neighbour(frame: bytes) -> LldpNeighbour | None:
     kind, payload = _split(frame)
     if kind != ETHERTYPE_LLDP:
         return None
+    return sender_of(dict(_fields(payload)))
+
+
+def sender_of(fields: Mapping[int, bytes]) -> LldpNeighbour | None:
+    """The sender with these fields of LLDP, by their types; ``None`` without a port, and for a
+    probe."""
     said: dict[int, str] = {}
-    for number, value in _fields(payload):
+    for number, value in fields.items():
         if number in _MAC_OF and len(value) > 1:
             is_mac = value[0] == _MAC_OF[number] and len(value) == 7
             said[number] = value[1:].hex(":") if is_mac else _text(value[1:])
         elif number == _SYSTEM_NAME and value:
             said[number] = _text(value)
-    if _PORT not in said or _CHASSIS not in said:
+    is_probe = fields.get(_PORT_DESCRIPTION, b"").startswith(_LLDP_MAGIC)
+    if is_probe or _PORT not in said or _CHASSIS not in said:
         return None
     return LldpNeighbour(said.get(_SYSTEM_NAME, said[_CHASSIS]), said[_PORT])
+
+
+def lldp_probe(source: str, token: str, mac: str) -> bytes:
+    """The same probe as LLDP, for switches that have LLDP but hand over no frames: they say by SNMP
+    what they heard. It is valid for ten seconds, and harmless to others."""
+    name = source.encode()
+    fields = {
+        _CHASSIS: b"\x07" + name,  # assigned locally
+        _PORT: b"\x07" + name,
+        _TIME_TO_LIVE: (10).to_bytes(2, "big"),
+        _PORT_DESCRIPTION: _LLDP_MAGIC + token.encode(),
+    }
+    payload = b"".join(
+        (number << 9 | len(value)).to_bytes(2, "big") + value for number, value in fields.items()
+    )
+    addresses = bytes.fromhex(f"{TO_THE_NEAREST}{mac}".replace(":", ""))
+    end = bytes(2)
+    frame = addresses + ETHERTYPE_LLDP.to_bytes(2, "big") + payload + end
+    return frame.ljust(_LEAST_BYTES, b"\0")
+
+
+def lldp_probe_source(port: bytes, description: bytes, token: str) -> str | None:
+    """The source of such a probe of this search, from its port and description; else ``None``."""
+    is_one = description == _LLDP_MAGIC + token.encode()
+    return port.decode(errors="replace") if is_one else None
 
 
 def _split(frame: bytes) -> tuple[int, bytes]:

@@ -111,7 +111,7 @@ def test_passwords_come_from_a_file_of_ones_own_alone(closed: str, tmp_path: Pat
         (["--ask-sudo-password"], "--ask-sudo-password needs a terminal to ask at"),
         (["--ask-password", "--password-file", "x"], "exclude each other"),
         (["--password-file", "/nowhere/password"], "cannot read the password in /nowhere/password"),
-        (["--sudo-password-file", "/dev/null"], "is no plain file"),
+        (["--sudo-password-file", "/dev/null"], "is not a plain file"),
         (["--password-file", "EMPTY"], "is empty: expected a password on its first line"),
     ],
 )

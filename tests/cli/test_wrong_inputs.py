@@ -270,7 +270,7 @@ expected one of the servers
     deploy push ofc2022 --controller nosuch
 like 3.12
     deploy bundle --python 2.7 --output x
-there is no folder
+no folder
     deploy bundle --output nosuch/x
 """
 

@@ -345,7 +345,7 @@ def stranger(answer: bytes) -> Iterator[str]:
 def test_another_service_at_the_address_is_called_one(answer: bytes, body: bytes) -> None:
     head = b"HTTP/1.1 %b\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % (answer, len(body))
     with stranger(head + body) as address, ControllerClient(address) as client:
-        with pytest.raises(ControllerError, match="is no controller of this version") as caught:
+        with pytest.raises(ControllerError, match="is not a controller of this version") as caught:
             client.status()
         assert "--controller" in (caught.value.hint or "")
 

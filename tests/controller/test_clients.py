@@ -54,7 +54,7 @@ def test_a_controller_that_goes_away_after_it_was_asked_leaves_the_outcome_unkno
         thread = threading.Thread(target=answer_nothing_more, args=(listening,))
         thread.start()
         with ControllerClient(f"127.0.0.1:{listening.getsockname()[1]}") as client:
-            with pytest.raises(OutcomeUnknown, match="did not say what came of it"):
+            with pytest.raises(OutcomeUnknown, match="its result is unknown"):
                 client.reconfigure({"ocs1": ["1-2"]})
             # These change nothing, whatever became of them.
             with pytest.raises(ControllerError):

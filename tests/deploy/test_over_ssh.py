@@ -106,7 +106,7 @@ def test_one_of_four_that_is_wrong_is_named(lab: Lab) -> None:
         ({"host_key": None}, "host key", "of server1 is not confirmed", "trust"),
         ({"user": "nobody"}, "login", "logging in to server1 as nobody", "user and identity"),
         ({"identity": "/nowhere/key"}, "login", "reading the key /nowhere/key", "own"),
-        ({"identity": "/etc/hostname"}, "login", "it is no private key", "ssh-keygen"),
+        ({"identity": "/etc/hostname"}, "login", "it is not a private key", "ssh-keygen"),
         ({"identity": None}, "login", "logging in to server1 as admin", "--ask-password"),
         ({"port": 2222}, "reachable", "port 2222", "Is the server on"),
     ],

@@ -123,6 +123,32 @@ def test_a_release_runs_until_it_is_stopped(far: HelperProcess, tmp_path: Path) 
     assert not running(tmp_path)
 
 
+def test_services_start_again_after_a_deployment_that_was_cut_off_before(tmp_path: Path) -> None:
+    files = {"lab.yaml": ("new", 0o644)}
+
+    def runs(far: HelperProcess) -> None:
+        wait_until(lambda: far.ask("state", role="agent")["running"], "it runs")
+
+    with remote_helper(tmp_path / "root") as far:
+        release = installed(far, tmp_path / "wheels", "1")
+        assert far.ask("configure", files=files)
+        assert served(far, tmp_path, release)
+        runs(far)
+        assert not far.ask("configure", files=files)
+        assert not served(far, tmp_path, release)
+        files["lab.yaml"] = ("newer", 0o644)
+        assert far.ask("configure", files=files)
+        far.cut()
+    with remote_helper(tmp_path / "root") as far:
+        try:
+            assert not far.ask("configure", files=files)
+            assert served(far, tmp_path, release)
+            runs(far)
+            assert not served(far, tmp_path, release)
+        finally:
+            far.ask("remove")
+
+
 def running(tmp_path: Path) -> list[int]:
     """The processes below the folder, of the service and of the shell that keeps it."""
     ours = [pid for pid in process_ids() if str(tmp_path / "root/opt") in command_line(pid)]
@@ -169,7 +195,7 @@ def test_it_begins_with_the_server_where_scripts_begin_programs(
 def test_back_to_the_release_before_and_forth(far: HelperProcess, tmp_path: Path) -> None:
     first = installed(far, tmp_path / "wheels", "1")
     served(far, tmp_path, first)
-    assert far.tell("roll_back")["error"] == "there is no release before this one"
+    assert far.tell("roll_back")["error"] == "no release before this one"
     for version in ("2", "3"):
         assert served(far, tmp_path, installed(far, tmp_path / "wheels", version))
     found = far.ask("look")

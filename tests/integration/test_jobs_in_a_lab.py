@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import subprocess
 import time
 from collections.abc import Iterator
 from datetime import datetime, timedelta
@@ -62,6 +63,12 @@ def idle(lab: EmulatedLab) -> bool:
 
 def ocs_fault(lab: EmulatedLab, **faults: object) -> None:
     assert ask(lab.run_dir / "optical" / "ocs1.control", faults)["ok"]
+
+
+def ofctl(lab: EmulatedLab, switch: str, command: str, entry: str) -> None:
+    """Change an entry of a switch, as another application would."""
+    of = ["ovs-ofctl", "-O", "OpenFlow13", "--strict", command]
+    subprocess.run([*of, f"unix:{lab.run_dir}/ovs/{switch}.mgmt", entry], check=True)
 
 
 def pids_of(argument: str) -> list[int]:
@@ -206,6 +213,29 @@ def test_regrouping_live_loses_no_iteration_and_restarts_nobody(
         end = ended(client, job_id)
         assert (end["state"], end["restarts"]) == ("done", 0)
         assert checked_iterations(client, job_id) == every_iteration(ranks, count)
+
+
+def test_a_change_over_which_packets_do_not_pass_is_rolled_back_and_the_job_goes_on(
+    lab: EmulatedLab, client: ControllerClient
+) -> None:
+    iterations = 12
+    job_id = client.submit([spec("blocked", PAIR, iterations)])[0]["id"]
+    wait_until(lambda: client.job(job_id)["iterations_done"] >= 2)
+    before = client.circuits()
+    # Another application drops what comes to gpu3 where it will be: only packets show that.
+    to_gpu3 = f"dl_dst={lab.lab.host('gpu3').nic.mac}"
+    ofctl(lab, "tor1", "add-flow", f"priority=40000,{to_gpu3},actions=drop")
+    try:
+        record = client.regroup([job_id])
+    finally:
+        ofctl(lab, "tor1", "del-flows", f"priority=40000,{to_gpu3}")
+    assert record["state"] == "rolled-back", record
+    assert "server1.gpu1 does not hear server2.gpu3" not in record["message"]
+    assert "server2.gpu3 does not hear server1.gpu1" in record["message"]
+    assert client.circuits() == before
+    end = ended(client, job_id)
+    assert (end["state"], end["restarts"]) == ("done", 0)
+    assert checked_iterations(client, job_id) == every_iteration(2, iterations)
 
 
 def test_a_refused_cross_connect_starts_no_job_and_leaves_the_map(

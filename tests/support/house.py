@@ -57,6 +57,7 @@ FOLDERS = ("testbed", "controller", "agents", "emulation", "deploy", "patchlight
 KEPT_APART = {
     ("ryu", "os_ken", "eventlet"): ("controller/packet_switches/openflow/speaker/",),
     ("docker",): ("agents/workers/docker.py",),
+    ("pysnmp",): ("controller/packet_switches/snmp.py",),
     ("pyroute2",): ("agents/nics/",),
 }
 

@@ -53,7 +53,8 @@ class FakeFleet(Fleet):
     ``"create"``, what the agents answer instead of doing it; ``found`` is what is wrong with hosts,
     and agents of servers in ``quiet`` do not say how their workers are. In ``bugs`` are calls, or
     ``"worker ID"``, that end in an error which nobody foresaw. NICs of workers in ``dark`` do not
-    come back when their light has moved. Workers begin only while ``may_create`` is set, and end
+    come back when their light has moved; every worker misses those at addresses in ``unheard``.
+    Workers begin only while ``may_create`` is set, and end
     only while ``may_delete`` is; those that are told to end print ``last_words``.
     """
 
@@ -68,6 +69,7 @@ class FakeFleet(Fleet):
         self.found = HostFaults()
         self.quiet: set[str] = set()
         self.dark: set[str] = set()
+        self.unheard: set[str] = set()
         self.calls: list[tuple[str, str]] = []
         self.specs: dict[str, WorkerSpec] = {}
         self.workers: dict[str, WorkerStatus] = {}
@@ -182,6 +184,12 @@ class FakeAgent(AgentClient):
             )
         if self._fleet.workers[worker_id].state is WorkerState.HELD:
             self._fleet.put_worker(worker_id, WorkerState.RUNNING)
+
+    async def announce(self, worker_id: str, token: str, wait_s: float) -> list[str]:
+        self._called("announce", worker_id)
+        if self._fleet.unheard:
+            await asyncio.sleep(wait_s)
+        return sorted(self._fleet.unheard)
 
     async def stop_at(self, worker_id: str, iteration: int) -> None:
         self._called("stop-at", worker_id)

@@ -21,10 +21,7 @@ from patchlight.testbed.lab.ocs_drivers import OCS_DRIVERS
 from patchlight.testbed.lab.portmap import CrossConnect, PortMap
 
 SESSION_DRIVERS: Mapping[str, Callable[..., CircuitDriver]] = {
-    row.name: cast(
-        Callable[..., CircuitDriver],
-        resolve_name(f"patchlight.controller.circuits.drivers.{row.driver}"),
-    )
+    row.name: cast(Callable[..., CircuitDriver], resolve_name(row.place))
     for row in OCS_DRIVERS.values()
     if row.device and not row.dials_in
 }

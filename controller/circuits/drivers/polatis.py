@@ -122,7 +122,7 @@ def channels(text: str) -> list[int]:
     for part in text.split(",") if text.strip() else ():
         match = _CHANNEL.fullmatch(part)
         if match is None:
-            raise ValueError(f"{part!r} is no channel")
+            raise ValueError(f"{part!r} is not a channel")
         first = int(match[1])
         last = int(match[2]) if match[2] else first
         if abs(last - first) + len(numbers) > _CHANNELS_LIMIT:

@@ -165,7 +165,7 @@ def _ghz(text: str) -> int:
     except (ValueError, OverflowError) as error:
         raise ValueError(f"no frequency in THz: {text[:20]!r}") from error
     if abs(ghz - whole) > 0.05:
-        raise ValueError(f"{text[:20]} THz is no whole GHz: expected steps of 1 GHz")
+        raise ValueError(f"{text[:20]} THz is not a whole number of GHz: expected steps of 1 GHz")
     return whole
 
 
@@ -240,7 +240,7 @@ class WaveShaper(WavelengthSessionDriver[Row]):
         held = self._channels(profile)
         for way in pairs:
             if way.attenuation_db >= BLOCKED_DB:
-                raise self._will_not(f"{BLOCKED_DB:g} dB or more is no light at all")
+                raise self._will_not(f"{BLOCKED_DB:g} dB or more is no signal")
             if other := next((c for c in held if c.overlaps(way.channel)), None):
                 there = self._way(other, held[other])
                 raise self._will_not(f"its channel is in use on the device: {there}")

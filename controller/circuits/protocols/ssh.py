@@ -29,6 +29,7 @@ from typing import ClassVar, TypeVar, cast
 
 import paramiko
 from paramiko.hostkeys import InvalidHostKey
+from paramiko.pkey import UnknownKeyType
 
 from patchlight.controller.circuits.contract import Alarm, LoginRefused, Severity
 from patchlight.controller.circuits.dialect import Dialect, Pattern, Session, Template, shortened
@@ -54,13 +55,24 @@ def fingerprint(key: paramiko.PKey) -> str:
     return "SHA256:" + base64.b64encode(digest).decode().rstrip("=")
 
 
-def check_host_key(name: str, host: str, port: int, key: paramiko.PKey) -> None:
-    """``DeviceKeyRefused`` unless ``key`` is pinned for ``host:port``, or the first.
+def check_host_key(
+    name: str, host: str, port: int, key: paramiko.PKey, expected: str | None = None
+) -> None:
+    """``DeviceKeyRefused`` unless ``key`` is pinned for ``host:port``, or the first, or has the
+    fingerprint that is ``expected``.
 
     ``name`` is the device in errors. Reads and writes a file: call it in a thread.
     """
     path, where = pins_path(), f"[{host}]:{port}"
     shown = f"{key.get_name()} {fingerprint(key)}"
+    if expected is not None:
+        if fingerprint(key) != expected:
+            raise DeviceKeyRefused(
+                f"{name} at {where} has the host key {shown}, not {expected}, which the lab file "
+                "says: somebody may be in between",
+                hint="correct 'host_key' in the lab file if the device is new or was reset",
+            )
+        return
     try:
         pins = paramiko.HostKeys(str(path)) if path.exists() else paramiko.HostKeys()
     except (OSError, ValueError, paramiko.SSHException, InvalidHostKey) as error:
@@ -151,6 +163,28 @@ def joined(channel: paramiko.Channel) -> socket.socket:
 
 def _open_shell(session: Session) -> paramiko.Channel:
     wait_s = session.timeouts.connect_s
+    transport = log_in(session)
+    try:
+        channel = transport.open_session(timeout=wait_s)
+        channel.settimeout(wait_s)
+        channel.get_pty("dumb", width=2000, height=200)
+        channel.invoke_shell()
+        channel.settimeout(None)
+    except (paramiko.SSHException, EOFError) as error:
+        transport.close()
+        raise ConnectionError(f"{error}: does it give shells?") from error
+    except BaseException:
+        transport.close()
+        raise
+    return channel
+
+
+def log_in(session: Session) -> paramiko.Transport:
+    """Connect and log in, with the key of ``identity`` or else the password; blocks.
+
+    Raises ``OSError`` (also for anything that is not SSH) and ``LoginRefused``.
+    """
+    wait_s = session.timeouts.connect_s
     transport = paramiko.Transport(socket.create_connection((session.host, session.port), wait_s))
     if session.legacy_ssh:
         allow_legacy(transport, session.name)
@@ -159,13 +193,11 @@ def _open_shell(session: Session) -> paramiko.Channel:
     try:
         transport.start_client(timeout=wait_s)
         key = transport.get_remote_server_key()
-        check_host_key(session.name, session.host, session.port, key)
-        transport.auth_password(session.user, session.password)
-        channel = transport.open_session(timeout=wait_s)
-        channel.settimeout(wait_s)
-        channel.get_pty("dumb", width=2000, height=200)
-        channel.invoke_shell()
-        channel.settimeout(None)
+        check_host_key(session.name, session.host, session.port, key, session.host_key)
+        if session.identity is None:
+            transport.auth_password(session.user, session.password)
+        else:
+            transport.auth_publickey(session.user, _private_key(session))
     except paramiko.AuthenticationException as error:
         transport.close()
         raise session.login_refused(str(error)) from error
@@ -176,7 +208,15 @@ def _open_shell(session: Session) -> paramiko.Channel:
     except BaseException:
         transport.close()
         raise
-    return channel
+    return transport
+
+
+def _private_key(session: Session) -> paramiko.PKey:
+    assert session.identity is not None
+    try:
+        return paramiko.PKey.from_path(Path(session.identity).expanduser())
+    except (OSError, ValueError, TypeError, paramiko.SSHException, UnknownKeyType) as error:
+        raise session.login_refused(f"reading the key {session.identity}: {error}") from error
 
 
 def _from_channel(channel: paramiko.Channel, to: socket.socket) -> None:

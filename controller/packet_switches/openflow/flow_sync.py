@@ -15,17 +15,20 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
+from ipaddress import IPv4Address
 from typing import Any, NamedTuple
 
+from patchlight.controller.packet_switches.keeping import RetryPauses
 from patchlight.controller.packet_switches.openflow import flowtable
 from patchlight.controller.packet_switches.openflow.client import Speaker, SpeakerRefused
 from patchlight.controller.packet_switches.openflow.flowtable import FlowEntry, FlowTable, Message
+from patchlight.controller.packet_switches.openflow.forwarding import PRIORITY_UNICAST, leads_to
 from patchlight.testbed.errors import PatchlightError
 
 LOG = logging.getLogger(__name__)
 
-# Pauses before a switch that refused entries gets them again; the last one repeats.
-_TRY_AGAIN_S = (5.0, 10.0, 20.0, 60.0)
+# Entries of others are looked for as often as that takes a small share of the speaker's time.
+_LOOK_EVERY_S, _LOOK_PER_ENTRY_S = 10.0, 0.0025
 
 
 class RefusedEntry(NamedTuple):
@@ -39,6 +42,10 @@ class RefusedEntry(NamedTuple):
         """The reason in plain words: "table full" for ``…: OFPFMFC_TABLE_FULL``."""
         code = re.fullmatch(r"OFPET_\w+\S*: OFP[A-Z]+_(\w+).*", self.error)
         return code[1].replace("_", " ").lower() if code else self.error
+
+    def concerns(self, mac: str, address: IPv4Address) -> bool:
+        """Whether it is about this NIC."""
+        return leads_to(self.entry.match, mac, address)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +90,10 @@ class FlowSync:
         self.wanted: dict[int, FlowTable] = {}
         self.refused: Mapping[int, tuple[RefusedEntry, ...]] = {}
         """What each switch refused of its wanted table, if it refused anything."""
-        self._tries: dict[int, tuple[int, float]] = {}
+        self.above: Mapping[int, tuple[FlowEntry, ...]] = {}
+        """Other applications' entries in each switch that go before Patchlight's, if any."""
+        self._pauses: defaultdict[int, RetryPauses] = defaultdict(RetryPauses)
+        self._looked_at: dict[int, float] = {}
         self._speaker = speaker
         self._locks: defaultdict[int, asyncio.Lock] = defaultdict(asyncio.Lock)
         # The expected cookies of a switch: the wanted ones, without those it cannot have.
@@ -116,6 +126,10 @@ class FlowSync:
             for datapath_id in sorted(tables):
                 await stack.enter_async_context(self._locks[datapath_id])
             return await self._set(tables, deadline_s)
+
+    async def read(self, datapath_id: int) -> FlowTable:
+        """The table that a switch has."""
+        return await self._read(datapath_id, flowtable.DEFAULT_DEADLINE_S)
 
     # -- setting ------------------------------------------------------------------------------
 
@@ -150,7 +164,12 @@ class FlowSync:
         result = await self._speaker.request(
             "read_flows", datapath_id=datapath_id, deadline_s=deadline_s
         )
-        return FlowTable(frozenset(FlowEntry.from_json(item) for item in result["flows"]))
+        table = FlowTable(frozenset(FlowEntry.from_json(item) for item in result["flows"]))
+        self._looked_at[datapath_id] = time.monotonic()
+        above = tuple(e for e in table if not e.is_ours and e.priority > PRIORITY_UNICAST)
+        others = {i: entries for i, entries in self.above.items() if i != datapath_id}
+        self.above = {**others, datapath_id: above} if above else others
+        return table
 
     async def _apply(
         self,
@@ -193,22 +212,18 @@ class FlowSync:
         elif kind == "counters" and (flows := event.get("flows")) is not None:
             cookies = {flow["cookie"] for flow in flows}
             expected = self._expected.get(datapath_id, cookies)
-            wrong = cookies != expected or self._is_to_be_tried(datapath_id)
+            wrong = cookies != expected or self._is_due(datapath_id)
             if wrong and not self._locks[datapath_id].locked():
                 self._mend_soon(datapath_id)
 
-    def _is_to_be_tried(self, datapath_id: int) -> bool:
-        """Whether a switch that refused entries is due to get them again."""
-        if datapath_id not in self.refused:
-            self._tries.pop(datapath_id, None)
-            return False
+    def _is_due(self, datapath_id: int) -> bool:
+        """Whether a switch is to be read: it gets what it refused again, or others' entries are
+        looked for."""
         now = time.monotonic()
-        tries, at = self._tries.setdefault(datapath_id, (0, now + _TRY_AGAIN_S[0]))
-        if now < at:
-            return False
-        pause_s = _TRY_AGAIN_S[min(tries + 1, len(_TRY_AGAIN_S) - 1)]
-        self._tries[datapath_id] = tries + 1, now + pause_s
-        return True
+        period_s = max(_LOOK_EVERY_S, _LOOK_PER_ENTRY_S * len(self.wanted[datapath_id]))
+        looked_at = self._looked_at.setdefault(datapath_id, now)
+        due = self._pauses[datapath_id].is_due(datapath_id in self.refused, now)
+        return due or now - looked_at > period_s
 
     def _mend_soon(self, datapath_id: int) -> None:
         if datapath_id not in self._mending:

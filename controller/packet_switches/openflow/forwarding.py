@@ -8,12 +8,13 @@ own. Nothing is flooded: unmatched frames are dropped, so loops of switches are 
 
 from bisect import bisect_left
 from collections import defaultdict, deque
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
 from functools import lru_cache
 from hashlib import blake2b
 from ipaddress import IPv4Address
 from typing import Any, Generic, NamedTuple, TypeVar
 
+from patchlight.controller.packet_switches.contract import Station
 from patchlight.controller.packet_switches.openflow.flowtable import (
     FlowEntry,
     FlowTable,
@@ -193,7 +194,7 @@ class Forwarding:
     """
 
     def __init__(self, lab: Lab, mac_of: Callable[[Host], str] = assumed_mac) -> None:
-        self._lab = lab
+        self._lab, self._mac_of = lab, mac_of
         self._names = {switch.name for switch in lab.packet_switches}
         self._nics = {
             host.endpoint: _Destination(
@@ -255,6 +256,23 @@ class Forwarding:
                 _spread(destination, nearer, entries)
         return {name: FlowTable.of(table) for name, table in entries.items()}
 
+    def places(self, links: Links, names: Collection[str]) -> dict[str, dict[Station, int]]:
+        """Behind which port of each of these switches each NIC is, on the same routes as in
+        ``tables``."""
+        routes = Ways(self._lab, links)
+        found: dict[str, dict[Station, int]] = {name: {} for name in names}
+        for host in self._lab.hosts if names else ():
+            peer = links.peer(host.endpoint)
+            if peer is None or peer.device not in self._names:
+                continue
+            station = Station(self._mac_of(host).lower(), host.nic.address)
+            for name in names:
+                if name == peer.device:
+                    found[name][station] = int(peer.port)
+                elif ports := routes.to_nic(name, host, peer.device):
+                    found[name][station] = int(ports[0].port)
+        return found
+
     def _to_plugged(self, trunks: Trunks) -> dict[str, list[FlowEntry]]:
         """The entries for NICs that cannot move, and the last one of every table."""
         entries: dict[str, list[FlowEntry]] = {name: [TABLE_MISS] for name in trunks}
@@ -279,6 +297,11 @@ def flow_tables(lab: Lab, links: Links) -> dict[str, FlowTable]:
 def entry_to(mac: str, port: int) -> FlowEntry:
     """The entry that sends frames for ``mac`` out of ``port``: its bytes are the NIC's."""
     return _entry(*_to_mac(mac.lower()), port)
+
+
+def entries_of(mac: str, address: IPv4Address, port: int) -> tuple[FlowEntry, FlowEntry]:
+    """The two entries of a NIC on its switch."""
+    return entry_to(mac, port), _entry(*_asking_for(str(address)), port)
 
 
 def leads_to(match: Match, mac: str, address: IPv4Address) -> bool:

@@ -32,7 +32,7 @@ def checked(matrix: ArrayLike) -> Matrix:
     if found.ndim != 2 or found.shape[0] != found.shape[1]:
         raise BadInput(f"a traffic matrix of shape {found.shape}: expected as many rows as columns")
     if not np.isfinite(found).all() or (found < 0).any():
-        raise BadInput("a traffic matrix has values that are no traffic: expected 0 or more")
+        raise BadInput("a traffic matrix has invalid values: expected 0 or more")
     return found
 
 

@@ -17,7 +17,8 @@ from patchlight.emulation.simulator.cluster import NetworkCluster, QueueJob, sim
 from patchlight.emulation.simulator.cluster.networkcluster import Usage
 from patchlight.emulation.simulator.cluster.results import summary_of
 from patchlight.emulation.simulator.cluster.sweep import load_policies
-from patchlight.emulation.simulator.network.contract import Network
+from patchlight.emulation.simulator.network.contract import Network, Round
+from patchlight.emulation.simulator.network.jobs import PlacedJob, run_jobs
 from patchlight.emulation.simulator.network.specs import network_of
 from patchlight.emulation.simulator.results import provenance
 from patchlight.testbed.errors import BadInput
@@ -76,18 +77,21 @@ BUILT_IN = Path(__file__).with_name("prices.yaml")
 _DASHES = ("–", "-")
 
 
+Range = tuple[float, float]
+
+
 class PartPrice(NamedTuple):
     """A part's price in US dollars and power in watts, or a dash and why not, and the source."""
 
-    usd: float | str
-    watts: float | str
+    usd: Range | str
+    watts: Range | str
     source: str
 
 
 class Total(NamedTuple):
     """The sum of the known figures (``None`` without any), and by part why others are unknown."""
 
-    known: float | None
+    known: Range | None
     unknown: Mapping[str, str]
 
 
@@ -110,15 +114,17 @@ def read_prices(file: Path = BUILT_IN) -> dict[str, PartPrice]:
     return found
 
 
-def _figure(place: str, value: Any) -> float | str:
+def _figure(place: str, value: Any) -> Range | str:
     if isinstance(value, str) and value.startswith(_DASHES) and value.strip("–- "):
         return value
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not number or not 0 <= value < math.inf:
+    ends = value if isinstance(value, list) else [value, value]
+    numbers = all(isinstance(n, int | float) and not isinstance(n, bool) for n in ends)
+    if len(ends) != 2 or not numbers or not 0 <= ends[0] <= ends[1] < math.inf:
         raise BadInput(
-            f"{place}: {value!r}: expected a number, 0 or more, or a dash and the reason"
+            f"{place}: {value!r}: expected a number, 0 or more, two of them as a range, or a dash "
+            "and the reason"
         )
-    return float(value)
+    return float(ends[0]), float(ends[1])
 
 
 def totals(parts: Mapping[str, float], prices: Mapping[str, PartPrice]) -> tuple[Total, Total]:
@@ -133,10 +139,12 @@ def totals(parts: Mapping[str, float], prices: Mapping[str, PartPrice]) -> tuple
     )
 
 
-def _total(parts: Mapping[str, float], figures: Mapping[str, float | str]) -> Total:
-    known = [parts[part] * each for part, each in figures.items() if not isinstance(each, str)]
+def _total(parts: Mapping[str, float], figures: Mapping[str, Range | str]) -> Total:
     unknown = {part: each for part, each in figures.items() if isinstance(each, str)}
-    return Total(sum(known) if known else None, unknown)
+    known = [(parts[part], each) for part, each in figures.items() if not isinstance(each, str)]
+    if not known:
+        return Total(None, unknown)
+    return Total((sum(n * e[0] for n, e in known), sum(n * e[1] for n, e in known)), unknown)
 
 
 IDEAL = "ideal:nodes=128"
@@ -192,7 +200,7 @@ def run_experiment(
         row["iteration_to_ideal"] = float(np.exp(np.mean(np.log(ratios))))
     return {
         "experiment": "architectures",
-        "schema_version": 2,
+        "schema_version": 3,
         "nodes": nodes,
         "jobs": options.jobs,
         "models": list(options.models),
@@ -203,6 +211,38 @@ def run_experiment(
         "prices": {part: price._asdict() for part, price in prices.items()},
         "provenance": origin,
     }
+
+
+_BYTES = 1e9
+_REDUCE = ("ring", "two-rings", "hierarchical", "halving-doubling", "tree")
+
+
+def collectives_on(network: Network) -> dict[str, Any]:
+    """Times of collectives of all nodes, alone, over what no network of such NICs can beat.
+
+    1 GB each: 2(n − 1)/n of it through a NIC for an all-reduce, (n − 1)/n for an all-to-all.
+    """
+    nodes = np.arange(network.nodes)
+    floor_s = (network.nodes - 1) / network.nodes * 8 * _BYTES / network.nic_bps
+
+    def takes_s(rounds: Sequence[Round]) -> float:
+        outcome = run_jobs(network, [PlacedJob(nodes, 0.0, rounds)])
+        return float(outcome.ends_s[0]) - network.switching.setup_s
+
+    names = [name for name in _REDUCE if name != "halving-doubling" or _is_power(network.nodes)]
+    reduces = {
+        name: takes_s(network.collective(name, nodes, _BYTES)) / (2 * floor_s) for name in names
+    }
+    exchange_s = takes_s(network.collective("all-to-all", nodes, _BYTES))
+    return {
+        "all_reduce": reduces,
+        "best": min(reduces, key=lambda name: reduces[name]),
+        "all_to_all": exchange_s / floor_s,
+    }
+
+
+def _is_power(number: int) -> bool:
+    return number & (number - 1) == 0
 
 
 def _measure(
@@ -224,6 +264,7 @@ def _measure(
     offered_bits = network.capacity_bps * summary["makespan_s"]
     usd, watts = totals(network.parts, prices)
     return {
+        "collectives": collectives_on(network),
         "iteration_s": {
             name: float(lasted_s[models == name].mean()) for name in dict.fromkeys(models.tolist())
         },
@@ -254,15 +295,15 @@ def architectures_figure(result: dict[str, Any]) -> Figure:
     networks: dict[str, dict[str, Any]] = result["networks"]
     panels = {"iteration_to_ideal": ("iteration time / ideal switch", 1.0)}
     for key, label in (("power_w", "power (kW)"), ("cost_usd", "cost (1,000 $)")):
-        if any(_complete(row, key) is not None for row in networks.values()):
+        if any(complete(row, key) is not None for row in networks.values()):
             panels[key] = label, 1e3
     figure = figures.new(0.7 + 0.2 * len(networks))
     axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
     for axis, (number, (key, (label, unit))) in zip(axes, enumerate(panels.items()), strict=True):
-        values = [_complete(row, key) for row in networks.values()]
-        widths = [(value or 0.0) / unit for value in values]
+        values = [complete(row, key) for row in networks.values()]
+        widths = [max(value or (0.0,)) / unit for value in values]
         bars = axis.barh(list(networks), widths, color=figures.COLOURS[number])
-        labels = ["unknown" if value is None else f"{value / unit:.2f}" for value in values]
+        labels = ["unknown" if value is None else shown(value, unit) for value in values]
         axis.bar_label(bars, labels, padding=2)
         axis.set_xlabel(label)
         axis.margins(x=0.2)
@@ -271,7 +312,15 @@ def architectures_figure(result: dict[str, Any]) -> Figure:
     return figure
 
 
-def _complete(row: Mapping[str, Any], key: str) -> float | None:
-    """A figure of a network; ``None`` where it is a lower bound, as parts of it are unknown."""
-    value: float | None = row[key]
-    return None if row.get(key.split("_")[0] + "_unknown") else value
+def shown(value: Range, unit: float = 1e3, digits: str = ".2f") -> str:
+    """A range in its unit, or one number where it is none."""
+    least, most = (f"{each / unit:{digits}}" for each in value)
+    return least if least == most else f"{least}–{most}"
+
+
+def complete(row: Mapping[str, Any], key: str) -> Range | None:
+    """Least and most of a figure of a network; ``None`` where parts of it are unknown."""
+    value: float | Range | None = row[key]
+    if value is None or row.get(key.split("_")[0] + "_unknown"):
+        return None
+    return (value, value) if isinstance(value, float) else (value[0], value[1])

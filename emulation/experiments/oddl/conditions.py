@@ -14,7 +14,7 @@ from patchlight.emulation.simulator.cluster.jobs import SyntheticJobs, queue_job
 from patchlight.emulation.simulator.cluster.simulation import Simulation
 from patchlight.emulation.simulator.cluster.sweep import QueueScheduler, load_policies
 from patchlight.emulation.simulator.network import jobs as network_jobs
-from patchlight.emulation.simulator.network.contract import Network, Round, collective
+from patchlight.emulation.simulator.network.contract import Network, Round
 from patchlight.emulation.simulator.network.engine import run
 from patchlight.emulation.simulator.network.jobs import PlacedJob
 from patchlight.emulation.simulator.network.sharing import Ints
@@ -42,14 +42,18 @@ class Workload(NamedTuple):
     gradient_bytes: float
     tokens_bytes: float = 0.0
 
-    def rounds(self, members: int) -> list[Round]:
-        """What so many nodes send in an iteration."""
-        gradient = collective("ring", members, self.gradient_bytes)
+    def rounds(self, network: Network, nodes: Ints) -> list[Round]:
+        """What nodes send in an iteration, as the network does it best."""
+        members = len(nodes)
+        gradient = network.collective("ring", nodes, self.gradient_bytes)
         if not self.tokens_bytes:
             return gradient
         # To the experts and back, in the forward pass and again in the backward pass.
         experts = network_jobs.expert_exchange(
-            members, min(_EXPERTS, members), 4 * _LAYERS * self.tokens_bytes
+            members,
+            min(_EXPERTS, members),
+            4 * _LAYERS * self.tokens_bytes,
+            network.switching.fan_out,
         )
         return [*experts, *gradient]
 
@@ -149,13 +153,22 @@ _TIMED, _BEFORE = 8, 4
 _LATENCY = "500ns"
 
 
+# Sirius measured 3.84 ns from one sender to the next, clock recovery included (Ballani et al.,
+# SIGCOMM 2020), with clocks of all nodes in step; 10 ns leave room.
+GUARD_S = 10e-9
+
+
 class LightTimes(NamedTuple):
-    """What is free to say of ODDL and messages, in seconds; ``message_s`` is the receiver's."""
+    """What is free to say of ODDL and messages, in seconds; ``message_s`` is the receiver's.
+
+    ``guard_s`` is dark behind tuning: senders' clocks differ, and receivers find the bits' phase.
+    """
 
     tuning_s: float = 100e-9
     control_s: float = CONTROL_DELAYS["distributed"].one_way_s
     message_s: float = 5e-6
     scheduler: str = "collective"
+    guard_s: float = GUARD_S
 
 
 class Conditions(NamedTuple):
@@ -189,8 +202,11 @@ class Scene(NamedTuple):
         """Those of the cluster."""
         return self.radix**3 // 4
 
-    def network(self, kind: str, conditions: Conditions) -> Network:
-        """``fat_tree``, ``sip_ring``, ``ideal`` or ``oddl``, of the size of the cluster."""
+    def network(self, kind: str, conditions: Conditions, channels: int = 0) -> Network:
+        """``fat_tree``, ``sip_ring``, ``ideal`` or ``oddl``, of the size of the cluster.
+
+        ODDL's jobs have so many ``channels`` on a coupler; 0: routed, as many as they need.
+        """
         light, nodes = self.light, self.nodes
         late = conditions.latency
         latency = f"latency={_LATENCY if late else '0ns'}"
@@ -202,39 +218,49 @@ class Scene(NamedTuple):
             return network_of(f"sip-ring:nodes={nodes},{latency}")
         if kind == "ideal":
             return network_of(f"ideal:nodes={nodes},{latency}")
-        tuning_s, control_s = (light.tuning_s, light.control_s) if late else (0.0, 0.0)
-        return network_of(
+        dark_s = light.tuning_s + light.guard_s
+        tuning_s, control_s = (dark_s, light.control_s) if late else (0.0, 0.0)
+        spec = (
             f"oddl:nodes={nodes},{latency},setup=0ns,scheduler={light.scheduler},"
             f"switching={tuning_s * 1e9:g}ns,control={control_s * 1e9:g}ns"
         )
+        return network_of(f"{spec},channels={channels}" if channels else spec)
 
-    def iteration_s(self, kind: str, conditions: Conditions) -> float:
+    def iteration_s(self, kind: str, conditions: Conditions, channels: int = 0) -> float:
         """Seconds of an iteration of the job, in the mean."""
-        network = self.network(kind, conditions)
+        network = self.network(kind, conditions, channels)
         members = len(self.surroundings.nodes)
         nodes = self.surroundings.nodes if conditions.placed else np.arange(members)
-        job = self._job(workload(self.model), nodes, conditions)
+        job = self._job(network, workload(self.model), nodes, conditions)
         # On ODDL the wavelength switches keep others out, on an ideal switch there is no link to
         # share but the NIC.
         alone = not conditions.beside or kind in ("ideal", "oddl")
-        return mean_iteration_s(network, job, () if alone else self._neighbours(conditions))
+        return mean_iteration_s(
+            network, job, () if alone else self._neighbours(network, conditions)
+        )
 
-    def _neighbours(self, conditions: Conditions) -> list[PlacedJob]:
+    def _neighbours(self, network: Network, conditions: Conditions) -> list[PlacedJob]:
         """The jobs beside it, of all models by turns, each somewhere in its first iteration."""
         rng = np.random.default_rng(self.seed)
         found = []
         for number, nodes in enumerate(self.surroundings.neighbours):
             model = workload(MODELS[number % len(MODELS)])
-            found.append(self._job(model, nodes, conditions, rng.random() * model.compute_s))
+            begins_s = rng.random() * model.compute_s
+            found.append(self._job(network, model, nodes, conditions, begins_s))
         return found
 
     def _job(
-        self, model: Workload, nodes: Ints, conditions: Conditions, begins_s: float = 0.0
+        self,
+        network: Network,
+        model: Workload,
+        nodes: Ints,
+        conditions: Conditions,
+        begins_s: float = 0.0,
     ) -> PlacedJob:
         return PlacedJob(
             nodes,
             model.compute_s if conditions.computes else 0.0,
-            model.rounds(len(nodes)),
+            model.rounds(network, nodes),
             network_jobs.ONCE,
             begins_s,
             overlap=model.backward if conditions.overlapped else 0.0,

@@ -39,6 +39,11 @@ class SpeedupStep(NamedTuple):
     oddl_s: float
 
 
+LIMITED = (96, 122)
+"""Channels on one coupler: 50 GHz apart in the C band, and those of a laser that tunes in less than
+10 ns (arXiv 2002.11640)."""
+
+
 def decomposed(scene: conditions.Scene, compared: str) -> list[SpeedupStep]:
     """The speedup step by step, beginning with a job that is alone and only communicates."""
     kind, taper = COMPARED[compared]
@@ -97,8 +102,10 @@ def sensitivity(
 def _iteration_s(spec: str, name: str, nodes: int, light: conditions.LightTimes) -> float:
     model = conditions.workload(name)
     ranks = np.arange(nodes)
-    job = PlacedJob(ranks, model.compute_s, model.rounds(nodes), ONCE, messages_s=light.message_s)
-    return conditions.mean_iteration_s(network_of(spec), job)
+    network = network_of(spec)
+    rounds = model.rounds(network, ranks)
+    job = PlacedJob(ranks, model.compute_s, rounds, ONCE, messages_s=light.message_s)
+    return conditions.mean_iteration_s(network, job)
 
 
 _SHARES = (16, 4)
@@ -224,20 +231,34 @@ Steps = dict[str, list[SpeedupStep]]
 """The steps by what is compared."""
 
 
+class Compared(NamedTuple):
+    """The steps, and how much longer an iteration takes with so many channels on a coupler."""
+
+    steps: Steps
+    limited: dict[int, float]
+
+
 @dataclass(frozen=True)
 class FlowWorker:
     """Does tasks, in another process too."""
 
     options: FlowOptions
 
-    def __call__(self, task: Task) -> dict[str, Steps]:
-        """The steps of each model."""
+    def __call__(self, task: Task) -> dict[str, Compared]:
+        """The figures of each model."""
         options = self.options
         around = arrivals_of(options, task.seed).around(task.nodes)
         found = {}
         for model in options.models:
             scene = conditions.Scene(options.radix, model, around, options.light, task.seed)
-            found[model] = {compared: decomposed(scene, compared) for compared in COMPARED}
+            steps = {compared: decomposed(scene, compared) for compared in COMPARED}
+            whole = conditions.Conditions(placed=True, latency=True, beside=True, computes=True)
+            routed_s = scene.iteration_s("oddl", whole)
+            limited = {
+                channels: scene.iteration_s("oddl", whole, channels) / routed_s
+                for channels in LIMITED
+            }
+            found[model] = Compared(steps, limited)
         return found
 
 
@@ -268,9 +289,11 @@ def run_flows(options: FlowOptions, tell: Callable[[int, int], None]) -> dict[st
 
     results = run_all(tasks, FlowWorker(options), options.engine, count)
     found: dict[str, dict[str, list[Steps]]] = {model: {} for model in options.models}
+    slower: dict[str, dict[str, list[dict[int, float]]]] = {model: {} for model in options.models}
     for task, result in zip(tasks, results, strict=True):
-        for model, steps in result.items():
+        for model, (steps, limited) in result.items():
             found[model].setdefault(str(task.nodes), []).append(steps)
+            slower[model].setdefault(str(task.nodes), []).append(limited)
     shown = next((model for model, _ in SPEEDUPS if model in options.models), options.models[0])
     published = SPEEDUPS.get((shown, options.radix**3 // 4), {})
     light = options.light
@@ -288,6 +311,9 @@ def run_flows(options: FlowOptions, tell: Callable[[int, int], None]) -> dict[st
         "speedup_ranges": _each(
             found, lambda steps: [f([_headline(each) for each in steps]) for f in (min, max)]
         ),
+        "speedups_limited": {
+            str(channels): _limited(found, slower, channels) for channels in LIMITED
+        },
         "paper": {model: {str(nodes): dict(row)} for (model, nodes), row in SPEEDUPS.items()},
         "decomposition": _each(found, _steps),
         "scenarios_model": shown,
@@ -309,6 +335,24 @@ def _headline(steps: Sequence[SpeedupStep]) -> float:
 def _mean(values: Sequence[float]) -> float:
     """The geometric mean: these are ratios."""
     return float(np.exp(np.mean(np.log(values))))
+
+
+def _limited(
+    found: dict[str, dict[str, list[Steps]]],
+    slower: dict[str, dict[str, list[dict[int, float]]]],
+    channels: int,
+) -> dict[str, Any]:
+    """Mean, least and most of the speedup with so many channels on a coupler."""
+    rows: dict[str, Any] = {}
+    for model, by_nodes in found.items():
+        for nodes, draws in by_nodes.items():
+            factors = [each[channels] for each in slower[model][nodes]]
+            for name in COMPARED:
+                headline = [_headline(draw[name]) for draw in draws]
+                each = [h / f for h, f in zip(headline, factors, strict=True)]
+                row = rows.setdefault(model, {}).setdefault(nodes, {})
+                row[name] = [_mean(each), min(each), max(each)]
+    return rows
 
 
 def _steps(draws: Sequence[Sequence[SpeedupStep]]) -> list[dict[str, Any]]:

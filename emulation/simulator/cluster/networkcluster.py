@@ -128,11 +128,12 @@ def failures_of(cluster: Cluster) -> list[Outage]:
     ]
 
 
-def _rounds(
-    collectives: Sequence[tuple[str, float]], members: int, strides: Sequence[int]
-) -> list[Round]:
-    parts = [collective(name, members, size, strides) for name, size in collectives]
-    return [each for part in parts for each in part]
+def _rounds(network: Network, collectives: Sequence[tuple[str, float]], nodes: Ints) -> list[Round]:
+    """The rounds as the network does them; how many rings it has depends on what else is sent."""
+    plain = [each for name, size in collectives for each in collective(name, len(nodes), size)]
+    part = ring_part(plain, len(nodes))
+    own = [network.collective(name, nodes, size, part) for name, size in collectives]
+    return [each for rounds in own for each in rounds]
 
 
 def _ring_of(members: int, bits: float) -> list[Round]:
@@ -180,10 +181,7 @@ class PhasedJobs:
             return False
         nbytes = job.load.ring_bits / 16 * members / (members - 1)
         collectives = job.spec.collectives or (("ring", nbytes),)
-        rounds = _rounds(collectives, members, (1,))
-        strides = network.strides(members, ring_part(rounds, members))
-        if strides != (1,):
-            rounds = _rounds(collectives, members, strides)
+        rounds = _rounds(network, collectives, nodes)
         placed = PlacedJob(nodes, job.load.compute_s, rounds, ONCE, overlap=job.spec.overlap)
         sessions = sessions_of(network, placed)
         links = np.unique(np.concatenate(sessions.links))

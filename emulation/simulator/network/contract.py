@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from patchlight.controller.prediction.framing import BARE, Framing
 from patchlight.emulation.simulator.network.sharing import Floats, Ints
 from patchlight.testbed.errors import BadInput, nearest
 
@@ -125,12 +126,22 @@ def parameter_server(members: int, nbytes: float, servers: int = 1) -> list[Roun
     return [push, Round(holders, workers, bits)]
 
 
-def all_to_all(members: int, nbytes: float) -> list[Round]:
-    """Each sends an n-th of its ``nbytes`` to each other one: n−1 shifts, one after the other."""
+_MOST_EDGES = 1 << 20
+
+
+def all_to_all(members: int, nbytes: float, at_a_time: int = 1) -> list[Round]:
+    """Each sends an n-th of its ``nbytes`` to each other one: n−1 shifts, so many at a time.
+
+    With ``at_a_time=0`` all are sent at the same time, as far as memory allows.
+    """
     ranks = np.arange(members)
-    return [
-        Round(ranks, (ranks + shift) % members, 8 * nbytes / members) for shift in range(1, members)
-    ]
+    batch = max(1, min(at_a_time or members, _MOST_EDGES // members))
+    found = []
+    for first in range(1, members, batch):
+        shifts = np.arange(first, min(first + batch, members))
+        there = (ranks + shifts[:, None]) % members
+        found.append(Round(np.tile(ranks, len(shifts)), there.ravel(), 8 * nbytes / members))
+    return found
 
 
 def pipeline(members: int, nbytes: float) -> list[Round]:
@@ -179,42 +190,6 @@ def side_by_side(rounds: Sequence[Round], groups: Sequence[Ints] | Ints) -> list
         )
         for each in rounds
     ]
-
-
-ETHERNET_BYTES = 38
-"""Around a packet on a wire: preamble 8, header 14, checksum 4, gap 12 (IEEE 802.3)."""
-EMULATED_BYTES = 14
-"""The same in an emulated lab, whose rate limits count the header alone."""
-# IPv4 20 (RFC 791), TCP 20 (RFC 9293), and its timestamps 12 (RFC 7323), Linux's default.
-_HEADERS_BYTES = 52
-# An acknowledgement for every second full segment (RFC 9293, 3.8.6.3).
-_ACKNOWLEDGED = 2
-_LEAST_MTU, _MOST_MTU = 576, 65_535
-
-
-class Framing(NamedTuple):
-    """Bits on links for each bit that is sent: ``there`` on those to the receiver, ``back`` on
-    those from it to the sender."""
-
-    there: float = 1.0
-    back: float = 0.0
-
-
-BARE = Framing()
-"""Links carry what is sent and nothing else."""
-
-
-def tcp(mtu: int, frame_bytes: int = ETHERNET_BYTES) -> Framing:
-    """Bulk transfers over TCP and IPv4 in packets of at most ``mtu`` bytes, each with
-    ``frame_bytes`` around it.
-
-    ``BadInput`` for an MTU that is none.
-    """
-    if not _LEAST_MTU <= mtu <= _MOST_MTU:
-        raise BadInput(f"an MTU of {mtu} bytes: expected {_LEAST_MTU} to {_MOST_MTU}")
-    payload = mtu - _HEADERS_BYTES
-    acknowledgement = _HEADERS_BYTES + frame_bytes
-    return Framing((mtu + frame_bytes) / payload, acknowledgement / (_ACKNOWLEDGED * payload))
 
 
 NO_LINK = -1
@@ -315,6 +290,19 @@ class Network(ABC):
         ``ring_part`` of what the job sends are such all-reduces.
         """
         return (1,)
+
+    def collective(
+        self, name: str, nodes: Ints, nbytes: float, ring_part: float = 1.0
+    ) -> list[Round]:
+        """The rounds of a collective among these nodes, as this network does it best.
+
+        ``ring`` is an all-reduce over as many rings as there are; ``all-to-all`` sends to as many
+        at a time as a node has circuits, or to all. ``BadInput`` as ``collective``.
+        """
+        members = len(nodes)
+        if name == "all-to-all" and members > 1 and nbytes:
+            return all_to_all(members, nbytes, self.switching.fan_out)
+        return collective(name, members, nbytes, self.strides(members, ring_part))
 
     def lit_for(self, members: int, rounds: Sequence[Round]) -> "Network":
         """The network with circuits for what a job of so many ranks sends; itself where circuits

@@ -276,8 +276,10 @@ class LabView:
             if not ocs["reachable"]:
                 found[ocs["name"]] = f"does not answer: {ocs['words']}"
         for switch in status.get("switches", ()):
-            if not switch["connected"]:
-                found[switch["name"]] = "is not connected"
+            if switch["connected"] is False:
+                found[switch["name"]] = switch["trouble"] or "is not connected"
+            elif switch["lacks"]:
+                found[switch["name"]] = switch["lacks"]
         for agent in status.get("agents", ()):
             if not agent["reachable"]:
                 found[agent["server"]] = f"does not answer: its agent is {agent['presence']}"

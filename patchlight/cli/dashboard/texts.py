@@ -19,7 +19,10 @@ _SHORT_S = 1e-3  # shorter stages are hidden
 # Stages of a change in which its circuits are down.
 _DARK_STAGES = ("break", "make", "verify")
 # In the order of a change.
-_STAGES = ("waiting", "read", "plan", "check", "drain", *_DARK_STAGES, "flows", "undrain")
+_STAGES = (
+    *("waiting", "read", "plan", "check", "drain", *_DARK_STAGES),
+    *("flows", "announce", "undrain"),
+)
 
 
 def took(seconds: float) -> str:
@@ -331,9 +334,10 @@ def health_rows(view: LabView) -> list[Row]:
         silence = f"no answer since {when(ocs['since'])}: {ocs['words']}" if ocs["since"] else ""
         add(ocs["name"], "circuit switch", silence or "answers", bool(ocs["reachable"]))
     for switch in view.status.get("switches", ()):
-        connected = bool(switch["connected"])
-        words = "connected" if connected else "not connected"
-        add(switch["name"], "packet switch", words, connected)
+        connected, lacks = switch["connected"], switch["lacks"] or ""
+        words = "connected" if connected else switch["trouble"] or "not connected"
+        words = "forwards by itself" if connected is None else lacks or words
+        add(switch["name"], "packet switch", words, connected is not False and not lacks)
     for agent in view.status.get("agents", ()):
         well = agent["reachable"] and not agent["problems"]
         words = "; ".join(agent["problems"]) or "answers"

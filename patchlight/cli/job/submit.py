@@ -210,12 +210,12 @@ def _plan(job: str, jobs: JobBatch, lab_name: str | None, address: str | None) -
 
 
 def _named(name: str, given: Overrides, lab_name: str | None, address: str | None) -> JobBatch:
-    """A job that there is no file of; what a synthetic one needs has defaults."""
+    """A job without a file; a synthetic one has defaults for what it needs."""
     sizes = {"workers", "hosts", "degrees"} & {*given.values, *given.sweep}
     if not sizes or {"workers", "hosts"} <= sizes:
         raise BadInput(
             "expected either --workers N or --hosts HOST,HOST…",
-            hint=f"{name!r} is no file: a job file's name ends in {', '.join(_SUFFIXES)}",
+            hint=f"{name!r} is not a file: a job file's name ends in {', '.join(_SUFFIXES)}",
         )
     if "command" in given.values:
         return jobs_of({"name": name}, given)

@@ -13,6 +13,7 @@ from patchlight.console.shared import complete_lab
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.generate import generate as shapes
 from patchlight.testbed.lab.model import Lab
+from patchlight.testbed.lab.packet_drivers import DEFAULT_DRIVER, PACKET_DRIVERS
 from patchlight.testbed.labfile import oversights, reader
 from patchlight.testbed.labfile.schema import FABRICS
 from patchlight.testbed.labfile.values import KNOWN_DRIVERS
@@ -42,7 +43,7 @@ def check(files: tuple[str, ...], strict: bool, schema: str | None, as_json: boo
 
     \b
     With --json, a list with an object for each file, with these keys:
-      file, good  good: there is no mistake in it
+      file, good  good: it has no mistakes
       lab         its name, null if it could not be read
       counts      how many devices and fibres of each kind, empty if it could not be read
       issues      line, column, kind (mistake | warning), message
@@ -122,6 +123,12 @@ _rate = click.option(
     type=Quantity(parse_rate),
     help="Rate of the servers' links, like 10Gbps.  [default: no limit]",
 )
+_switches = click.option(
+    "--switches",
+    type=click.Choice(PACKET_DRIVERS),
+    default=DEFAULT_DRIVER,
+    help=f"Driver of the packet switches.  [default: {DEFAULT_DRIVER}]",
+)
 _name = click.option("--name", help="The lab's name.  [default: from kind and size]")
 _output = click.option(
     "--output", "-o", metavar="FILE", help="File to write.  [default: standard output]"
@@ -160,9 +167,10 @@ _KINDS: dict[str, Callable[..., Lab]] = {
     type=click.Choice(FABRICS),
     help="What an emulation builds its packet switches from.",
 )
+@_switches
 @_name
 @_output
-def generate(kind: str, output: str | None, **options: Any) -> None:
+def generate(kind: str, output: str | None, switches: str, **options: Any) -> None:
     """Write a lab file of a common topology.
 
     \b
@@ -180,7 +188,7 @@ def generate(kind: str, output: str | None, **options: Any) -> None:
         raise BadInput("a single switch has no uplinks: leave out --uplink-rate")
     if kind in ("single", "fat-tree") and "hosts_per_switch" in said:
         raise BadInput(f"--servers-per-switch is for linear and tree, not for {kind}")
-    _write(write_lab, _KINDS[kind](**said), output)
+    _write(write_lab, shapes.with_switches(_KINDS[kind](**said), switches), output)
 
 
 @click.command()
@@ -199,10 +207,11 @@ def generate(kind: str, output: str | None, **options: Any) -> None:
 @click.option(
     "--driver", type=click.Choice(KNOWN_DRIVERS), default="calient-tl1", help="Driver of the OCS."
 )
+@_switches
 @click.option("--name", default="my-lab", help="The lab's name.")
 @_output
 @click.option("--force", is_flag=True, help="Overwrite an existing file.")
-def init(output: str | None, force: bool, **options: Any) -> None:
+def init(output: str | None, force: bool, switches: str, **options: Any) -> None:
     """Write a first lab file, with every key explained.
 
     It has servers, two ToR switches and an OCS; optional keys are commented out. Edit it to match
@@ -210,7 +219,8 @@ def init(output: str | None, force: bool, **options: Any) -> None:
     """
     if output not in (None, "-") and Path(output).exists() and not force:
         raise BadInput(f"{output} exists", hint="overwrite it with --force")
-    _write(write_commented_lab, shapes.two_tors(**options), output)
+    made = shapes.with_switches(shapes.two_tors(**options), switches)
+    _write(write_commented_lab, made, output)
     file = "FILE" if output in (None, "-") else output
     up = f"sudo {own_program()} emulate up {file}"
     say(f"next: patchlight lab check {file}; then {up}", err=True)

@@ -145,8 +145,11 @@ def _devices(lab: Lab) -> Iterable[dict[str, Any]]:
             "gpus": [{"name": gpu.name, "model": gpu.model} for gpu in server.gpus],
         }
     for switch in lab.packet_switches:
-        datapath_id = f"{switch.datapath_id:016x}"
-        yield {**common(switch.name, "packet-switch", switch.ports), "datapath_id": datapath_id}
+        yield {
+            **common(switch.name, "packet-switch", switch.ports),
+            "driver": switch.driver,
+            "datapath_id": None if switch.datapath_id is None else f"{switch.datapath_id:016x}",
+        }
     for ocs in lab.circuit_switches:
         at = {"driver": ocs.driver, "address": ocs.address}
         yield common(ocs.name, "circuit-switch", ocs.ports) | at | optics(ocs)
@@ -268,7 +271,7 @@ def _particulars(device: Mapping[str, Any]) -> str:
         at = device["management"] or UNIX
         return ", ".join(counted if at.startswith(UNIX) else [*counted, f"agent {at}"])
     if device["kind"] == "packet-switch":
-        return f"datapath {device['datapath_id']}"
+        return f"datapath {device['datapath_id']}" if device["datapath_id"] else device["driver"]
     if device["kind"] == "wavelength-switch":
         grid = "flexible grid" if device["grid"] == "flexible" else f"grid {device['grid']}"
         return (

@@ -35,16 +35,23 @@ class PartStatus(TypedDict):
 
 
 class PacketSwitchStatus(TypedDict):
-    """A packet switch; ``second_from``: from where another one reports the same id.
+    """A packet switch; ``second_from``: from where another one reports the same id,
+    ``snmp_problem``: why its telemetry does not work.
 
-    ``lacks``: refused flow entries, like "lacks 4 flow entries: table full".
+    ``connected`` is null for one that learns, which is not asked; ``trouble``: why another does
+    not answer. ``lacks``: refused entries, like "lacks 4 flow entries: table full". ``foreign``:
+    entries of others that go before Patchlight's.
     """
 
     name: str
-    datapath_id: int
-    connected: bool
+    driver: str
+    datapath_id: int | None
+    connected: bool | None
+    trouble: str | None
     second_from: str | None
     lacks: str | None
+    foreign: list[str]
+    snmp_problem: str | None
 
 
 class CircuitSwitchStatus(TypedDict):
@@ -165,12 +172,14 @@ class TopologyShape(TypedDict):
 
 
 class PortSample(TypedDict):
-    """The rates of a host at its port of a packet switch."""
+    """The rates of a host at its port of a packet switch (port 0: it is connected to none), and who
+    counted: the switch, by SNMP or its driver, or the host's NIC."""
 
     at: float
     host: str
     switch: str
     port: int
+    by: Literal["snmp", "switch", "nic"]
     rx_bps: float
     tx_bps: float
 

@@ -192,7 +192,12 @@ def test_a_change_under_way_has_stages_behind_and_before_it() -> None:
     assert [words for words, state in rows if state == "now"] == [
         "make ocs1, 1 of 2 cross-connects, for 3 s"
     ]
-    assert [words for words, state in rows if state == "next"] == ["verify", "flows", "undrain"]
+    assert [words for words, state in rows if state == "next"] == [
+        "verify",
+        "flows",
+        "announce",
+        "undrain",
+    ]
     (line, *_) = last_change_lines(ofc([], changes=[CHANGE]), {}, 110.0)
     assert line == "change 3 in progress: make ocs1, 1 of 2 cross-connects"
     over = CHANGE | {"state": "committed", "finished_at": 110.0}

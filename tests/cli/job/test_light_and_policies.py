@@ -113,8 +113,9 @@ async def test_what_is_predicted_stands_beside_the_job(cluster: Cluster, job: Jo
     (job_id,) = await submit_running(cluster, first)
     shown = json.loads(await job("show", job_id, "--json"))
     assert shown["predicted_iteration_s"] == row["predicted_iteration_s"]
-    # 2 · 3/4 · 4 Gbit on an edge, and two edges of the ring share the trunk each way.
-    assert 0.1 + 0.6 <= shown["predicted_iteration_s"] <= 0.1 + 1.3
+    # 2 · 3/4 · 4 Gbit on an edge, and two edges of the ring share the trunk each way. Headers and
+    # acknowledgements take 9 % more.
+    assert 0.1 + 0.6 <= shown["predicted_iteration_s"] <= 0.1 + 1.1 * 1.2
     assert shown["predicted_completion_s"] > 900 * shown["predicted_iteration_s"]
     assert "s an iteration" in await job("show", job_id)
 

@@ -1,7 +1,9 @@
 """Changes as transactions, against an emulated Calient: the old map or the new one, known."""
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,13 +14,21 @@ from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab.model import Endpoint
 from patchlight.testbed.lab.portmap import PortMap
 from patchlight.testbed.lab.wiring import Links, trace_links
-from tests.support.change_bench import JOBS, LAB, START, ChangeBench, joined, kill_a_change
+from tests.support.change_bench import (
+    JOBS,
+    LAB,
+    START,
+    ChangeBench,
+    CircuitsOf,
+    joined,
+    kill_a_change,
+)
 
 
 async def test_a_change_drains_switches_verifies_and_lets_go(bench: ChangeBench) -> None:
     record = await bench.regroup()
     assert record.state == "committed", record
-    stages = "read plan check drain break make verify flows undrain commit"
+    stages = "read plan check drain break make verify flows announce undrain commit"
     assert list(record.stages_s) == stages.split()
     now = await bench.driver.read_map()
     assert now == regroup(LAB, LAB.initial_maps, JOBS)["ocs1"]
@@ -181,3 +191,23 @@ def test_a_port_without_a_circuit_is_not_disconnected() -> None:
     with pytest.raises(BadInput, match="ocs1 port 100 has no circuit"):
         wanted_maps(LAB, {"ocs1": START}, {}, {"ocs1": [100]}, only=False)
     assert wanted_maps(LAB, {"ocs1": START}, {}, {"ocs1": [1, 100]}, only=False)["ocs1"] != START
+
+
+async def test_a_loop_through_switches_that_learn_is_refused_with_its_links(
+    bench: ChangeBench,
+) -> None:
+    def learning(**more: Any) -> CircuitsOf:
+        switches = tuple(replace(s, driver="learning", **more) for s in LAB.packet_switches)
+        return CircuitsOf(LAB.with_changes(packet_switches=switches), bench.drivers, bench.store)
+
+    second = joined((9, 13))  # tor1.3 and tor2.1, beside the trunk of port 7
+    record = await learning().change(second, "test")
+    assert record.state == "refused"
+    assert "tor1.3 – tor2.1, tor1.7 – tor2.7" in record.message
+    assert await bench.driver.read_map() == START
+    assert (await bench.change(second, "test")).state == "committed"  # OpenFlow floods nothing
+    # The loop is there now: what does not close one is allowed, and so is taking it away.
+    assert (await learning().change(joined((20, 21)), "test")).state == "committed"
+    assert (await learning(spanning_tree=True).change(second, "test")).state == "committed"
+    without = {"ocs1": START}
+    assert (await learning().change(lambda _: without, "test")).state == "committed"

@@ -14,14 +14,14 @@ import pytest
 import pytest_asyncio
 
 from patchlight.controller.circuits.contract import DeviceUnreachable, DirectedPort
-from patchlight.controller.circuits.drivers.openflow import (
+from patchlight.controller.circuits.registry import open_driver
+from patchlight.controller.packet_switches.openflow.circuit_switch import (
     OpenFlowConnection,
     OpenFlowDialect,
     OpenFlowSwitch,
     hold,
     sweep_folders,
 )
-from patchlight.controller.circuits.registry import open_driver
 from patchlight.testbed.errors import BadInput, OutcomeUnknown
 from patchlight.testbed.lab.model import CircuitSwitch
 from patchlight.testbed.lab.portmap import PortMap

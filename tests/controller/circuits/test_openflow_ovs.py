@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from patchlight.controller.circuits.contract import DirectedPort
-from patchlight.controller.circuits.drivers.openflow import OpenFlowSwitch
+from patchlight.controller.packet_switches.openflow.circuit_switch import OpenFlowSwitch
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.lab.model import CircuitSwitch
 from patchlight.testbed.lab.portmap import CrossConnect, PortMap

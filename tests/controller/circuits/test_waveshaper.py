@@ -87,7 +87,7 @@ async def test_what_the_device_refuses_has_its_words_and_changes_nothing() -> No
         outcome = await driver.connect(asked)
         assert {str(r.cross_connect): r.words for r in outcome.refused} == {
             "1>3@197.100": ("channel 197.100 is outside the device's band 191.2500–196.2750 THz"),
-            "1>4@193.200-60dB": "60 dB or more is no light at all",
+            "1>4@193.200-60dB": "60 dB or more is no signal",
         }
         assert [str(way) for way in outcome.done] == ["1>2@193.150"]
         device.faults.refuse_ports = [3]

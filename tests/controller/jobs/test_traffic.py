@@ -5,6 +5,7 @@ from ipaddress import IPv4Network
 
 import pytest
 
+from patchlight.controller.changes.parts import Unreached
 from patchlight.controller.hosts.fleet import HostFaults
 from patchlight.controller.jobs.specs import (
     JobFailed,
@@ -15,6 +16,8 @@ from patchlight.controller.jobs.specs import (
 from patchlight.testbed.jobs import JobSpec, JobState
 from patchlight.testbed.lab.model import Endpoint, Lab
 from patchlight.testbed.lab.portmap import PortMap
+from patchlight.testbed.lab.reach import Reach
+from patchlight.testbed.lab.wiring import trace_links
 from patchlight.testbed.labfile.reader import builtin_lab, read_lab
 from patchlight.testbed.wire.worker_api import WorkerState
 from tests.support.job_cluster import COMPUTE, LAB, Cluster
@@ -272,3 +275,32 @@ async def test_a_job_whose_circuits_go_while_it_starts_waits_again(cluster: Clus
     cluster.fleet.first_state = WorkerState.READY
     await set_light(cluster, "gpu2", on=True)
     await cluster.until_state(job_id, JobState.RUNNING)
+
+
+async def test_only_the_jobs_on_the_ports_that_move_announce_themselves(cluster: Cluster) -> None:
+    moved, stays = (await running_job(cluster, "gpu0", "gpu2"), await running_job(cluster, "gpu1"))
+    reach = Reach(LAB, trace_links(LAB, LAB.initial_maps))
+
+    def announced() -> set[str]:
+        return {name for call, name in cluster.fleet.calls if call == "announce"}
+
+    assert await cluster.traffic.announce(nic_of(cluster, "gpu2"), reach) == Unreached()
+    assert announced() == {f"{moved}-0", f"{moved}-1"}
+    await cluster.traffic.announce(None, reach)  # a link between switches moved
+    assert announced() == {f"{moved}-0", f"{moved}-1", f"{stays}-0"}
+
+
+async def test_workers_that_do_not_hear_each_other_are_named_if_a_path_joins_them(
+    cluster: Cluster,
+) -> None:
+    job_id = await running_job(cluster, "gpu0", "gpu2")
+    cluster.fleet.unheard = {str(cluster.lab.host("gpu2").nic.address)}
+    reach = Reach(LAB, trace_links(LAB, LAB.initial_maps))
+    (silent,) = (await cluster.traffic.announce(nic_of(cluster, "gpu0"), reach)).silent
+    assert silent.startswith(f"job {job_id}: server1.gpu0 does not hear server2.gpu2")
+    dark = Reach(LAB, trace_links(LAB, {"ocs1": PortMap()}))
+    assert await cluster.traffic.announce(nic_of(cluster, "gpu0"), dark) == Unreached()
+    cluster.fleet.refusals["announce"] = "unknown request"
+    found = await cluster.traffic.announce(nic_of(cluster, "gpu0"), reach)
+    assert (len(found.silent), len(found.unknown)) == (0, 1)
+    assert f"job {job_id} was not checked" in found.unknown[0]

@@ -54,6 +54,49 @@ class Dimensions(Network):
     dims: tuple[int, ...] = ()
     kinds: tuple[str, ...] = ()
 
+    def collective(
+        self, name: str, nodes: Ints, nbytes: float, ring_part: float = 1.0
+    ) -> list[Round]:
+        """All-reduces of a block of nodes go over the rings of all dimensions, both ways at once.
+
+        Each part of the bytes takes the dimensions in another order (Sack and Gropp, *Collective
+        algorithms for multiported torus networks*, 2015). With parts of the right sizes each link
+        carries as much, and all is one round.
+        """
+        rings = self._rings_of(nodes) if name == "ring" and nbytes else []
+        if not rings:
+            return super().collective(name, nodes, nbytes, ring_part)
+        members, ranks, stride = len(nodes), np.arange(len(nodes)), 1
+        source, destination, steps = [], [], 0
+        for size, closed in rings:
+            here = ranks // stride % size
+            for step in (1, -1) if closed else (1,):
+                source.append(ranks)
+                destination.append(ranks + ((here + step) % size - here) * stride)
+            stride, steps = stride * size, steps + size - 1
+        one_way = (members - 1) / members * 8 * nbytes
+        edges = np.concatenate(source), np.concatenate(destination)
+        return [Round(*edges, 2 * one_way / len(source), 2 * steps, one_way)]
+
+    def _rings_of(self, nodes: Ints) -> list[tuple[int, bool]]:
+        """How many nodes of a block there are in each dimension, and whether they close a ring of
+        three or more; nothing if they are not a block, or links differ."""
+        left, rings, block = len(nodes), list[tuple[int, bool]](), 1
+        if set(self.kinds) != {"Ring"} or np.ptp(self.capacity_bps) or left < 2:
+            return []
+        for size in self.dims:
+            across = min(left, size)
+            if left % across or nodes[0] // block % size + across > size:
+                return []
+            if across > 1:
+                rings.append((across, across == size > 2))
+            left, block = left // across, block * size
+            if across < size and left > 1:
+                return []
+        whole = len(nodes) // rings[-1][0] if rings else 1
+        aligned = nodes[0] % whole == 0 and bool((np.diff(nodes) == 1).all())
+        return rings if aligned and left == 1 else []
+
     def _paths(self, source: Ints, destination: Ints, flow: Ints, group: Ints) -> Ints:
         at, moves = source.copy(), []
         counts = [_links(*each) for each in zip(self.kinds, self.dims, strict=True)]
@@ -64,7 +107,8 @@ class Dimensions(Network):
             link, goes = at * width + first, here != there
             if kind == "Ring":
                 ahead = (there - here) % size
-                forward = ahead <= size - ahead  # The shorter way round; of two equal ones ahead.
+                # The shorter way round; of two equal ones ahead from every second node.
+                forward = 2 * ahead + here % 2 <= size
                 step, hops = np.where(forward, 1, -1), np.where(forward, ahead, size - ahead)
                 for hop in range(size // 2):
                     on = at + ((here + hop * step) % size - here) * stride
@@ -235,7 +279,20 @@ class TopoOpt(Network):
         for rank, row in enumerate(circuits):
             partners = np.repeat(np.arange(members), row)
             matched[rank, : len(partners)] = partners
-        return replace(self, rings=rings, matched=matched)
+        made, around = replace(self, rings=rings, matched=matched), replace(self, rings=self.degree)
+        # Of equal traffic matchings make cliques. A job without a ring may have the better ones.
+        ringless = not ring_part(rounds, members)
+        return around if ringless and around._hops(demand) < made._hops(demand) else made
+
+    def _hops(self, demand: Floats) -> float:
+        """The circuits that bits of a demand between ranks pass, as a sum."""
+        members = len(demand)
+        ranks = np.repeat(np.arange(members), self.degree)
+        to = self._circuits(members).ravel()
+        joined = csr_array(
+            (np.ones((to != NO_LINK).sum()), (ranks[to != NO_LINK], to[to != NO_LINK]))
+        )
+        return float((shortest_path(joined, unweighted=True) * demand).sum())
 
     def _paths(self, source: Ints, destination: Ints, flow: Ints, group: Ints) -> Ints:
         ranks = self._ranks(group)

@@ -7,7 +7,9 @@ import numpy as np
 from patchlight.emulation.simulator.network.contract import (
     NO_LINK,
     Network,
+    Round,
     Switching,
+    all_to_all,
     checked_nodes,
     draw,
     links,
@@ -133,16 +135,38 @@ def sip_ring(
     )
 
 
+_EXACT = 1024
+"""All flows of larger all-reduces on RAMP would be too many."""
+
+
 @dataclass(frozen=True, eq=False)
 class Ramp(Network):
     """Links: a node's transmitter for each group, then a node's receiver for each group."""
 
     groups: int = 0
 
+    def collective(
+        self, name: str, nodes: Ints, nbytes: float, ring_part: float = 1.0
+    ) -> list[Round]:
+        """An all-reduce is two all-to-alls, reduce-scatter and all-gather, over all transceivers.
+
+        RAMP's own algorithms take as many steps as nodes have digits; the bits are the same. Of
+        large jobs one step stands for all: each node sends to one in each group.
+        """
+        members = len(nodes)
+        if name != "ring" or members < 2:
+            return super().collective(name, nodes, nbytes, ring_part)
+        exchange = all_to_all(members, nbytes, 0 if members <= _EXACT else self.groups)
+        if members > _EXACT:
+            parts, steps = (members - 1) / self.groups, -(-(members - 1) // self.groups)
+            exchange = [exchange[0]._replace(bits=exchange[0].bits * parts, messages=steps)]
+        one_way = (members - 1) / members * 8 * nbytes
+        return [*(each._replace(reduced_bits=one_way) for each in exchange), *exchange]
+
     def _paths(self, source: Ints, destination: Ints, flow: Ints, group: Ints) -> Ints:
-        in_group = self.nodes // self.groups
-        sending = source * self.groups + destination // in_group
-        receiving = (self.nodes + destination) * self.groups + source // in_group
+        # Neighbouring numbers are in different groups, so that small jobs have all transceivers.
+        sending = source * self.groups + destination % self.groups
+        receiving = (self.nodes + destination) * self.groups + source % self.groups
         return rows(sending, receiving)
 
 
@@ -175,7 +199,7 @@ def ramp(
     return Ramp(
         spec,
         usable * groups,
-        np.arange(nodes) // channels,
+        np.arange(nodes) // (groups * channels) * groups + np.arange(nodes) % groups,
         links((2 * nodes * groups, usable)),
         np.full(2 * nodes * groups, latency / 2),
         {

@@ -7,8 +7,10 @@ import numpy as np
 from patchlight.emulation.simulator.network.contract import (
     NO_LINK,
     Network,
+    Round,
     checked_nodes,
     draw,
+    hierarchical,
     links,
     rows,
 )
@@ -25,6 +27,24 @@ def check_taper(spec: str, taper: float) -> None:
         raise BadInput(f"{spec}: taper={taper:g}: expected 1 (full bisection) or more")
 
 
+def clos_parts(spec: str, ends: int, clusters: int, rate: float, radix: int) -> dict[str, float]:
+    """Ports and transceivers of non-blocking trees of switches with ``radix`` ports of ``rate``.
+
+    There are so many ``clusters`` of so many ``ends``. A tree of t levels has radixᵗ / 2ᵗ⁻¹ ends;
+    each needs 2t − 1 switch ports, and 2t − 2 transceivers between switches. Ports in use count.
+    """
+    if radix < 4:
+        raise BadInput(f"{spec}: radix={radix}: expected 4 ports or more")
+    levels = 1
+    while radix**levels / 2 ** (levels - 1) < ends:
+        levels += 1
+    each = clusters * ends * rate / 100e9
+    return {
+        "switch-port-100g": (2 * levels - 1) * each,
+        "transceiver-100g": 2 * (levels - 1) * each,
+    }
+
+
 @dataclass(frozen=True, eq=False)
 class Ideal(Network):
     """One switch that never blocks: NICs are all there is. Links: up, then down."""
@@ -33,8 +53,13 @@ class Ideal(Network):
         return rows(source, self.nodes + destination)
 
 
-def ideal(spec: str, nodes: int = 64, rate: float = RATE, latency: float = LATENCY) -> Ideal:
-    """The electrical switch of infinite size with which architectures are compared."""
+def ideal(
+    spec: str, nodes: int = 64, rate: float = RATE, latency: float = LATENCY, radix: int = 64
+) -> Ideal:
+    """The electrical switch of infinite size with which architectures are compared.
+
+    Its parts are those of a non-blocking tree of switches with ``radix`` ports.
+    """
     checked_nodes(spec, nodes)
     return Ideal(
         spec,
@@ -42,8 +67,11 @@ def ideal(spec: str, nodes: int = 64, rate: float = RATE, latency: float = LATEN
         np.zeros(nodes, np.int64),
         links((2 * nodes, rate)),
         np.full(2 * nodes, latency),
-        # Nobody builds it: the ports of a switch that does not exist.
-        {"nic-100g": nodes * rate / 100e9, "switch-port-100g": nodes * rate / 100e9},
+        {
+            "nic-100g": nodes * rate / 100e9,
+            "copper-100g": nodes * rate / 100e9,
+            **clos_parts(spec, nodes, 1, rate, radix),
+        },
     )
 
 
@@ -212,6 +240,16 @@ class RailOnly(Network):
 
     gpus: int = 0
 
+    def collective(
+        self, name: str, nodes: Ints, nbytes: float, ring_part: float = 1.0
+    ) -> list[Round]:
+        """A ring all-reduce over whole servers is reduced inside them first, then on all rails."""
+        servers, left = divmod(len(nodes), self.gpus)
+        rails = np.tile(np.arange(self.gpus), servers)
+        if name == "ring" and servers > 1 and not left and (nodes % self.gpus == rails).all():
+            return hierarchical(len(nodes), nbytes, self.gpus)
+        return super().collective(name, nodes, nbytes, ring_part)
+
     def _paths(self, source: Ints, destination: Ints, flow: Ints, group: Ints) -> Ints:
         nodes, gpus = self.nodes, self.gpus
         same = source // gpus == destination // gpus
@@ -233,14 +271,16 @@ def rail_only(
     rate: float = RATE,
     server_rate: float = 2.4e12,
     latency: float = LATENCY,
+    radix: int = 64,
 ) -> RailOnly:
     """Rails without a spine (Wang et al., *Rail-only*, arXiv 2307.12169).
 
-    GPU i of each server is on the switch of rail i, which does not block; within a server each GPU
-    has ``server_rate``. Between rails, data goes through the server.
+    GPU i of each server is on rail i, a non-blocking tree of switches with ``radix`` ports; within
+    a server each GPU has ``server_rate``. Between rails, data goes through the server.
     """
     nodes = servers * gpus
     checked_nodes(spec, nodes)
+    between = clos_parts(spec, servers, gpus, rate, radix)
     return RailOnly(
         spec,
         rate,
@@ -249,8 +289,8 @@ def rail_only(
         np.full(4 * nodes, latency),
         {
             "nic-100g": nodes * rate / 100e9,
-            "switch-port-100g": nodes * rate / 100e9,
-            "transceiver-100g": 2 * nodes * rate / 100e9,
+            "switch-port-100g": between["switch-port-100g"],
+            "transceiver-100g": between["transceiver-100g"] + 2 * nodes * rate / 100e9,
         },
         gpus=gpus,
     )

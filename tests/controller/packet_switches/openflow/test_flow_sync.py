@@ -7,7 +7,7 @@ from ipaddress import IPv4Address
 
 import pytest
 
-from patchlight.controller.packet_switches.openflow import flow_sync
+from patchlight.controller.packet_switches import keeping
 from patchlight.controller.packet_switches.openflow.flow_sync import FlowSync
 from patchlight.controller.packet_switches.openflow.flowtable import FlowTable, Match
 from patchlight.controller.packet_switches.openflow.forwarding import TABLE_MISS, entry_to, leads_to
@@ -113,9 +113,10 @@ async def test_only_what_changes_is_changed(bench: OpenFlowBench) -> None:
 async def test_a_full_table_is_told_and_filled_once_there_is_room(
     bench: OpenFlowBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(flow_sync, "_TRY_AGAIN_S", (0.2,))
+    monkeypatch.setattr(keeping, "TRY_AGAIN_S", (0.2,))
     lab = load_lab("ofc2022")
     datapath_id = lab.packet_switches[0].datapath_id
+    assert datapath_id is not None
     async with bench.speaker(datapath_id) as (speaker, events):
         name = bench.bridge(datapath_id)
         await events.wait("switch-up", datapath_id=datapath_id)

@@ -207,3 +207,13 @@ def test_collectives_that_make_no_sense_are_refused() -> None:
     with pytest.raises(BadInput, match="0 bytes or more"):
         collective("ring", 4, -1.0)
     assert [name for name in COLLECTIVES if collective(name, 1, 1e6)] == []
+
+
+def test_a_row_of_a_torus_uses_its_ring_both_ways() -> None:
+    network = network_of("torus:dims=4x4x8,rate=600Gbps,latency=0ns")
+    row = np.arange(4)
+    rounds = network.collective("ring", row, S)
+    took_s = run_jobs(network, [PlacedJob(row, 0.0, rounds)]).ends_s[0]
+    assert took_s == pytest.approx(2 * 3 / 4 * 8 * S / 200e9, rel=1e-6)
+    # Nodes that are no block have the ring of their ranks.
+    assert len(network.collective("ring", np.array([0, 2, 7]), S)[0].source) == 3

@@ -1,0 +1,104 @@
+"""Runs commands on a device over SSH, each in a channel of one kept connection."""
+
+import asyncio
+import functools
+import logging
+from dataclasses import dataclass
+
+import paramiko
+
+from patchlight.controller.circuits.dialect import Dialect, shortened
+from patchlight.controller.circuits.protocols import ssh, tcp
+from patchlight.controller.circuits.protocols.session import KeptSession
+
+_MOST_OUTPUT = 16 << 20  # bytes; a table of 100,000 entries has some 12 MB
+
+
+@dataclass(frozen=True)
+class CommandDialect(Dialect):
+    """``keep_alive`` is what an idle session runs."""
+
+    keep_alive: str = "true"
+
+
+class CommandConnection:
+    """A login, in which commands run one after the other."""
+
+    flooded = False
+
+    def __init__(self, transport: paramiko.Transport) -> None:
+        self._transport = transport
+
+    @property
+    def trouble(self) -> str:
+        """Why it ended."""
+        return "" if self._transport.is_active() else "the connection was lost"
+
+    async def close(self) -> None:
+        """Close it."""
+        await asyncio.to_thread(self._transport.close)
+
+    def run(self, command: str, text: str, timeout_s: float) -> tuple[int, str, str]:
+        """The command's exit status, output and errors, with ``text`` as its input; blocks.
+
+        ``ConnectionLost`` if the connection ends before; ``TimeoutError``.
+        """
+        try:
+            channel = self._transport.open_session(timeout=timeout_s)
+            channel.settimeout(timeout_s)
+            channel.exec_command(command)
+            channel.sendall(text.encode())
+            channel.shutdown_write()
+            output = channel.makefile("rb").read(_MOST_OUTPUT)
+            errors = channel.makefile_stderr("rb").read(_MOST_OUTPUT)
+            status = channel.recv_exit_status()
+            channel.close()
+        except (paramiko.SSHException, EOFError, OSError) as error:
+            if isinstance(error, TimeoutError):
+                raise
+            raise tcp.ConnectionLost(str(error)) from error
+        if status < 0:
+            raise tcp.ConnectionLost("the command ended without a status")
+        return status, output.decode("utf-8", "replace"), errors.decode("utf-8", "replace")
+
+
+class CommandClient(KeptSession[CommandConnection, CommandDialect]):
+    """One login on one device. All methods belong to one event loop."""
+
+    protocol = "SSH"
+    log = logging.getLogger("patchlight.ssh")
+
+    async def run(
+        self, command: str, text: str = "", *, changes: bool = False, timeout_s: float | None = None
+    ) -> tuple[str, str]:
+        """Output and errors of a command, with ``text`` as its input.
+
+        ``DeviceRefused`` with its last error if its exit status is not 0. One that ``changes``
+        something and whose end is not known raises ``OutcomeUnknown``.
+        """
+        shown = functools.partial(shortened, command)
+
+        async def exchange(connection: CommandConnection, timeout_s: float) -> tuple[str, str]:
+            self._sends(command)
+            work = functools.partial(connection.run, command, text, timeout_s)
+            async with asyncio.timeout(timeout_s):
+                status, output, errors = await ssh.finished(work, lambda _: None)
+            if status:
+                lines = (errors.strip() or output.strip() or f"status {status}").splitlines()
+                raise self._refused(shown(), self._mask(lines[-1]), str(status))
+            return output, errors
+
+        return await self._run(exchange, shown, timeout_s, changes=changes)
+
+    async def _connect(self) -> CommandConnection:
+        work = functools.partial(ssh.log_in, self._session)
+        return CommandConnection(await ssh.finished(work, lambda late: late.close()))
+
+    async def _log_in(self) -> None:
+        """The connection is logged in."""
+
+    async def _log_out(self) -> None:
+        """Closing the connection is the logout."""
+
+    async def _say_something(self) -> None:
+        await self.run(self._dialect.keep_alive)

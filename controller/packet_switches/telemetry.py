@@ -1,0 +1,259 @@
+"""Polls packet switches by SNMP for their counters, and reads port states and LLDP neighbours."""
+
+import asyncio
+import logging
+import re
+import time
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from patchlight.controller.packet_switches.snmp import Column, SnmpAgent, SnmpFailed, Value
+from patchlight.testbed.errors import PatchlightError, in_words
+from patchlight.testbed.lab.model import Lab, PacketSwitch
+from patchlight.testbed.wire.probe_frames import LldpNeighbour, lldp_probe_source, sender_of
+
+_log = logging.getLogger(__name__)
+
+Octets = tuple[int, int]
+"""Received and sent bytes."""
+
+_MIB = (1, 3, 6, 1, 2, 1)
+# IF-MIB: state and MAC; names, counters of 64 bits, and the operator's description.
+_IF_MAC, _IF_STATE = ((*_MIB, 2, 2, 1, n) for n in (6, 8))
+_IF_NAME, _IF_IN, _IF_OUT, _IF_ALIAS = ((*_MIB, 31, 1, 1, 1, n) for n in (1, 6, 10, 18))
+_UP = 1
+# LLDP-MIB (IEEE 802.1AB): its own ports; the ids, description and name of the senders heard there.
+_LLDP = (1, 0, 8802, 1, 1, 2, 1)
+_LOCAL_ID = (*_LLDP, 3, 7, 1, 3)
+_REMOTE = tuple((*_LLDP, 4, 1, 1, n) for n in (4, 5, 6, 7, 8, 9))
+
+_EVERY_S = 2.0
+# A slow switch is polled for this share of the time at most.
+_SHARE = 0.1
+_INTERFACES_EVERY_S = 60.0
+# Agents cache their counters, for up to 15 s: only then are equal ones an idle switch.
+_CACHED_S = 20.0
+_LAST_NUMBER = re.compile(r"(.*?)(\d+)")
+
+
+@dataclass
+class _Polled:
+    """What is known of one switch: the interface of each port, and the last new counters."""
+
+    agent: SnmpAgent
+    ports: Mapping[int, int] = field(default_factory=dict)
+    names: Mapping[str, str] = field(default_factory=dict)
+    since: float = -_INTERFACES_EVERY_S
+    octets: Mapping[int, Octets] = field(default_factory=dict)
+    new_at: float = 0.0
+    problem: str | None = None
+
+
+@dataclass
+class HeardBySwitch:
+    """A switch's ports, those that are up, and senders heard there: of probes, of other LLDP."""
+
+    ends: set[str] = field(default_factory=set)
+    up: set[str] = field(default_factory=set)
+    probes: set[tuple[str, str]] = field(default_factory=set)
+    neighbours: set[tuple[LldpNeighbour, str]] = field(default_factory=set)
+
+
+class Telemetry:
+    """The SNMP agents of a lab's packet switches. ``count`` receives a switch's counters: its name,
+    the time, and bytes by port number."""
+
+    def __init__(
+        self,
+        lab: Lab,
+        count: Callable[[str, float, Mapping[int, Octets]], None],
+        netns: Path | None = None,
+    ) -> None:
+        self._lab, self._count = lab, count
+        self._polled = {
+            s.name: _Polled(SnmpAgent(s.name, s.snmp, netns)) for s in lab.packet_switches if s.snmp
+        }
+
+    @property
+    def problems(self) -> dict[str, str | None]:
+        """Why SNMP does not work, by switch that has it; ``None`` if it does."""
+        return {name: polled.problem for name, polled in self._polled.items()}
+
+    def close(self) -> None:
+        """Close all sockets."""
+        for polled in self._polled.values():
+            polled.agent.close()
+
+    async def run(self) -> None:
+        """Poll every switch; none waits for another."""
+        async with asyncio.TaskGroup() as polling:
+            for name in self._polled:
+                polling.create_task(self._watch(name))
+            await asyncio.Event().wait()
+
+    async def _watch(self, name: str) -> None:
+        polled = self._polled[name]
+        while True:
+            began = time.monotonic()
+            before = polled.problem
+            try:
+                await self._poll(name, polled)
+                polled.problem = None
+            except PatchlightError as error:
+                polled.problem, polled.since = in_words(error), -_INTERFACES_EVERY_S
+            if polled.problem != before:
+                words = polled.problem or f"{name} answers by SNMP"
+                _log.log(logging.WARNING if polled.problem else logging.INFO, "%s", words)
+            took_s = time.monotonic() - began
+            await asyncio.sleep(max(_EVERY_S - took_s, took_s * (1 / _SHARE - 1)))
+
+    async def _poll(self, name: str, polled: _Polled) -> None:
+        await self._know_interfaces(name, polled)
+        rows = polled.ports.values()
+        received, sent = await polled.agent.walk(_IF_IN, _IF_OUT, rows=rows)
+        at, octets = time.time(), dict[int, Octets]()
+        for port, index in polled.ports.items():
+            counted = received.get((index,)), sent.get((index,))
+            if isinstance(counted[0], int) and isinstance(counted[1], int):
+                octets[port] = counted[0], counted[1]
+        if octets != polled.octets or at - polled.new_at > _CACHED_S:
+            if any(octets.get(port, (-1,)) < then for port, then in polled.octets.items()):
+                # It has restarted, and may number its interfaces differently.
+                polled.since = -_INTERFACES_EVERY_S
+            polled.octets, polled.new_at = octets, at
+            self._count(name, at, octets)
+        if missing := polled.ports.keys() - octets.keys():
+            ports = "any port" if not octets else f"port {min(missing)}"
+            raise SnmpFailed(
+                f"{name} has no 64-bit counters of {ports} (SNMP's ifHCInOctets): what NICs count "
+                "is shown there"
+            )
+
+    async def _know_interfaces(self, name: str, polled: _Polled) -> None:
+        if time.monotonic() - polled.since < _INTERFACES_EVERY_S:
+            return
+        names, aliases = await polled.agent.walk(_IF_NAME, _IF_ALIAS)
+        (macs,) = await polled.agent.walk(_IF_MAC)
+        switch = self._switch(name)
+        used = {int(end.port) for end in self._lab.fibre_ends if end.device == name} or {1}
+        named = {index: _text(value) for (index, *_), value in names.items()}
+        polled.ports = interfaces_of(
+            switch, used, named, {index: _text(value) for (index, *_), value in aliases.items()}
+        )
+        polled.names = {
+            said: f"{name}.{port}"
+            for port, index in polled.ports.items()
+            for said in (named.get(index), _mac(macs.get((index,))))
+            if said
+        }
+        polled.since = time.monotonic()
+
+    async def heard(self, name: str, token: str) -> HeardBySwitch | None:
+        """What a switch has heard of a search with this token; ``None`` for one without SNMP."""
+        polled = self._polled.get(name)
+        if polled is None:
+            return None
+        await self._know_interfaces(name, polled)
+        (states,) = await polled.agent.walk(_IF_STATE, rows=polled.ports.values())
+        by_index = {index: f"{name}.{port}" for port, index in polled.ports.items()}
+        found = HeardBySwitch(ends=set(by_index.values()))
+        found.up = {end for index, end in by_index.items() if states.get((index,)) == _UP}
+        remote = await polled.agent.walk(*_REMOTE)
+        (ids,) = await polled.agent.walk(_LOCAL_ID)
+        ends = {
+            number: polled.names.get(_text(said)) or polled.names.get(_mac(said))
+            for (number, *_), said in ids.items()
+        }
+        for row in remote[0]:
+            number = row[1]
+            # A port of LLDP without an interface's name or MAC has its number.
+            end = ends.get(number) or by_index.get(number)
+            chassis, chassis_id, port, port_id, about, system = (_of(c, row) for c in remote)
+            if end is None:
+                continue
+            source = lldp_probe_source(port_id, about, token)
+            if source is not None:
+                found.probes.add((source, end))
+            fields = {1: chassis + chassis_id, 2: port + port_id, 4: about, 5: system}
+            # Older neighbours stay for a while at ports that are down.
+            if end in found.up and (neighbour := sender_of(fields)) is not None:
+                found.neighbours.add((neighbour, end))
+        return found
+
+    def ends(self) -> dict[str, str]:
+        """The lab's name of switches' ports by MAC, and as the switch names them: ``tor1 swp3``."""
+        return {
+            said if ":" in said else f"{end.partition('.')[0]} {said}": end
+            for polled in self._polled.values()
+            for said, end in polled.names.items()
+        }
+
+    def _switch(self, name: str) -> PacketSwitch:
+        return next(s for s in self._lab.packet_switches if s.name == name)
+
+
+def interfaces_of(
+    switch: PacketSwitch, used: Collection[int], names: Mapping[int, str], about: Mapping[int, str]
+) -> dict[int, int]:
+    """The interface's index of each ``used`` port of a switch, from the interfaces' names and
+    descriptions. ``SnmpFailed`` if that is not certain.
+
+    Port 3 is the third of the lab file's ``interfaces``; else the one described as ``tor1.3``; else
+    the one that a 3 ends the name of, if the names of all ports begin alike.
+    """
+    if not names:
+        raise SnmpFailed(
+            f"{switch.name} shows no ifXTable by SNMP, with names and 64-bit counters: let its "
+            "view include IF-MIB"
+        )
+    if switch.interfaces:
+        wanted = {port: switch.interfaces[port - 1] for port in used}
+        known = {**names, **{n: str(n) for n in names if str(n) in wanted.values()}}
+        return _by_name(switch.name, wanted, known)
+    wanted = {port: f"{switch.name}.{port}" for port in used}
+    if set(wanted.values()) & set(about.values()):
+        return _by_name(switch.name, wanted, about)
+    beginnings = defaultdict[str, set[int]](set)
+    for name in names.values():
+        if match := _LAST_NUMBER.fullmatch(name):
+            beginnings[match[1]].add(int(match[2]))
+    fit = [begin for begin, numbers in sorted(beginnings.items()) if numbers >= set(used)]
+    fit = [begin for begin in fit if begin.rstrip("-._") == switch.name] or fit
+    if len(fit) == 1:
+        return _by_name(switch.name, {port: f"{fit[0]}{port}" for port in used}, names)
+    why = f"ports may be {', '.join(f'{f}{min(used)}' for f in fit)}" if fit else "no names fit"
+    raise SnmpFailed(
+        f"{switch.name} has interfaces {', '.join(sorted(names.values())[:5])}…, and {why}: "
+        "name its ports in the lab file with 'interfaces', or describe them there as "
+        f"{switch.name}.1, …"
+    )
+
+
+def _by_name(switch: str, wanted: Mapping[int, str], names: Mapping[int, str]) -> dict[int, int]:
+    indices = defaultdict[str, list[int]](list)
+    for index, name in names.items():
+        indices[name].append(index)
+    for port, name in wanted.items():
+        if len(indices[name]) != 1:
+            there = f"{len(indices[name])} interfaces" if indices[name] else "no interface"
+            raise SnmpFailed(
+                f"{switch} has {there} called {name} (its port {port}): expected one, see "
+                "'interfaces' in the lab file"
+            )
+    return {port: indices[name][0] for port, name in wanted.items()}
+
+
+def _text(value: Value) -> str:
+    return value.decode(errors="replace").strip("\0") if isinstance(value, bytes) else str(value)
+
+
+def _mac(value: Value | None) -> str:
+    return value.hex(":") if isinstance(value, bytes) and len(value) == 6 else ""
+
+
+def _of(column: Column, row: tuple[int, ...]) -> bytes:
+    """A value as in an LLDP frame: kinds of ids are one byte."""
+    value = column.get(row, b"")
+    return value if isinstance(value, bytes) else bytes([value])

@@ -1,0 +1,46 @@
+"""The conformance suite on the driver of OpenFlow switches, with Open vSwitch."""
+
+import pytest
+
+from patchlight.controller.packet_switches.conformance import (
+    CHECKS,
+    leaves_what_others_set,
+    run_check,
+)
+from patchlight.controller.packet_switches.contract import PacketSwitchDriver, Station
+from patchlight.controller.packet_switches.openflow.driver import OpenFlowSwitch
+from patchlight.testbed.lab.model import PacketSwitch
+from tests.support.openflow_bench import OpenFlowBench
+
+pytestmark = [pytest.mark.root, pytest.mark.ovs]
+PORTS = (1, 2, 3)
+SWITCH = PacketSwitch("tor1", 1, 3)
+
+
+async def test_the_driver_passes_every_check(bench: OpenFlowBench) -> None:
+    async with bench.connected() as (speaker, events, name):
+        for port in PORTS:
+            bench.ovs.vsctl(
+                *("add-port", name, f"{name}p{port}"),
+                *("--", "set", "Interface", f"{name}p{port}", "type=internal"),
+                f"ofport_request={port}",
+            )
+        await events.wait("counters")
+        for check in CHECKS:
+            await run_check(check, lambda: OpenFlowSwitch(SWITCH, speaker), PORTS)
+
+
+async def test_an_entry_of_others_above_is_told_and_stays(bench: OpenFlowBench) -> None:
+    async with bench.connected() as (speaker, _, name):
+
+        async def meddle(station: Station, port: int) -> None:
+            bench.ovs.ofctl("add-flow", name, "priority=40000,actions=drop")
+
+        async def undo(station: Station, port: int) -> None:
+            assert "priority=40000" in bench.ovs.ofctl("dump-flows", name)
+            bench.ovs.ofctl("del-flows", name, "--strict", "priority=40000")
+
+        async def check(driver: PacketSwitchDriver, ports: tuple[int, int, int]) -> None:
+            await leaves_what_others_set(driver, ports, meddle, undo)
+
+        await run_check(check, lambda: OpenFlowSwitch(SWITCH, speaker), PORTS)

@@ -1,0 +1,100 @@
+"""The conformance suite on every driver of packet switches, each against a switch that forwards."""
+
+import asyncio
+from collections.abc import Iterator
+from importlib.util import module_from_spec, spec_from_file_location
+
+import pytest
+
+from patchlight.controller.packet_switches.conformance import (
+    CHECKS,
+    Check,
+    leaves_what_others_set,
+    run_check,
+)
+from patchlight.controller.packet_switches.contract import Station
+from patchlight.controller.packet_switches.registry import open_packet_driver
+from patchlight.emulation.lab.emulated_lab import EmulatedLab
+from patchlight.testbed.lab.model import PacketSwitch
+from tests.support.house import ROOT
+from tests.support.switch_lab import SwitchUnderTest, switch_lab
+
+PORTS = (1, 2, 3)
+EXAMPLE = ROOT / "tests/support/packet_switch_driver.py"
+every_check = pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+
+
+@every_check
+def test_a_switch_that_learns(check: Check) -> None:
+    switch = PacketSwitch("tor1", None, 4, driver="learning")
+    asyncio.run(run_check(check, lambda: open_packet_driver(switch), PORTS))
+
+
+@every_check
+def test_a_driver_of_another_package(check: Check) -> None:
+    assert len(EXAMPLE.read_text().splitlines()) <= 80
+    spec = spec_from_file_location("packet_switch_driver", EXAMPLE)
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    switch = PacketSwitch("tor1", None, 4, driver="example", address="memory:1")
+    asyncio.run(run_check(check, lambda: module.Example(switch, ""), PORTS))
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmulatedLab]:
+    with switch_lab(tmp_path_factory.mktemp("switches")) as made:
+        yield made
+
+
+with_sshd = [
+    pytest.mark.root,
+    pytest.mark.ovs,
+    pytest.mark.timeout(600),
+    pytest.mark.xdist_group("switches with an sshd"),
+]
+
+
+@pytest.fixture(params=[pytest.param(n, marks=with_sshd) for n in ("bridge1", "sonic1")])
+def under_test(request: pytest.FixtureRequest, lab: EmulatedLab) -> SwitchUnderTest:
+    return SwitchUnderTest(lab, request.param)
+
+
+@every_check
+def test_a_switch_with_an_sshd(check: Check, under_test: SwitchUnderTest) -> None:
+    asyncio.run(run_check(check, lambda: open_packet_driver(under_test.switch), PORTS))
+    assert under_test.table() == {}
+
+
+def test_an_entry_of_others_is_told_and_stays(under_test: SwitchUnderTest) -> None:
+    async def meddle(station: Station, port: int) -> None:
+        await asyncio.to_thread(under_test.meddle, station.mac, port)
+
+    async def undo(station: Station, port: int) -> None:
+        interface = under_test.switch.interface_names[port - 1]
+        assert under_test.table()[station.mac] == interface
+        await asyncio.to_thread(under_test.undo, station.mac, port)
+
+    async def check(driver: object, ports: tuple[int, int, int]) -> None:
+        await leaves_what_others_set(driver, ports, meddle, undo)  # type: ignore[arg-type]
+
+    asyncio.run(run_check(check, lambda: open_packet_driver(under_test.switch), PORTS))
+
+
+def test_settings_from_before_are_restored(under_test: SwitchUnderTest) -> None:
+    async def run() -> None:
+        await run_check(CHECKS[1], lambda: open_packet_driver(under_test.switch), PORTS)
+
+    def settings() -> str:
+        path = "/var/lib/sonic/config_db.json"
+        if under_test.is_sonic:
+            return under_test.sudo(f"cat {path}")
+        return under_test.sudo(
+            "for f in /sys/class/net/br0/brif/*; do cat $f/learning "
+            "$f/unicast_flood $f/broadcast_flood $f/proxyarp; done"
+        )
+
+    before = settings()
+    asyncio.run(run())
+    assert settings() == before

@@ -1,0 +1,159 @@
+"""An emulated lab of packet switches with an sshd, for tests of their drivers; and what happens to
+real ones."""
+
+import json
+import os
+import random
+import subprocess
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from patchlight import EmulatedLab
+from patchlight.controller.packet_switches.conformance import stations
+from patchlight.controller.packet_switches.contract import Wish
+from patchlight.testbed.lab.model import PacketSwitch
+from patchlight.testbed.linux import namespaces
+
+# Six NICs, three on each switch.
+SWITCHES = """
+network: 192.168.20.0/24
+servers:
+  - name: server[1-6]
+    nics: [{name: nic0, address: "192.168.20.[11-16]"}]
+packet_switches:
+  - {name: bridge1, driver: linux-bridge, address: "10.0.0.7:22", ports: 3}
+  - {name: sonic1, driver: sonic, address: "10.0.0.8:22", ports: 3, vlan: 100}
+fibres:
+  - server[1-3].nic0 - bridge1.[1-3]
+  - server[4-6].nic0 - sonic1.[1-3]
+"""
+
+# ``bridge`` on a switch whose table has room for so many entries, or that answers nonsense.
+_SHIM = r"""#!/bin/sh
+if [ -e /run/garbage ]; then echo '{"half an answer'; exit 0; fi
+if [ ! -e /run/limit ]; then exec /usr/sbin/bridge "$@"; fi
+case "$*" in *batch*) ;; *) exec /usr/sbin/bridge "$@" ;; esac
+while read -r line; do
+    case $line in "fdb replace"*)
+        entries=$(/usr/sbin/bridge fdb show br br0 | grep -c ' static')
+        if [ "$entries" -ge "$(cat /run/limit)" ]; then
+            echo "RTNETLINK answers: No space left on device" >&2
+            continue
+        fi ;;
+    esac
+    /usr/sbin/bridge $line
+done
+"""
+
+
+def switch_lab(folder: Path) -> EmulatedLab:
+    path = folder / "switches.yaml"
+    path.write_text(f"name: sw{os.getpid()}\n{SWITCHES}")
+    return EmulatedLab.from_file(path, 1000, controller=False, agents=False)
+
+
+class SwitchUnderTest:
+    """One switch of such a lab, as its operator sees it."""
+
+    def __init__(self, lab: EmulatedLab, name: str) -> None:
+        self._lab, self.name = lab, name
+        self.switch: PacketSwitch = next(s for s in lab.lab.packet_switches if s.name == name)
+        self.is_sonic = self.switch.driver == "sonic"
+        if not self.is_sonic:
+            self.sudo("cat >/usr/local/sbin/bridge; chmod 755 /usr/local/sbin/bridge", _SHIM)
+
+    def sudo(self, command: str, text: str = "") -> str:
+        config = self._lab.run_dir / "ssh/config"
+        whole = ["ssh", "-q", "-F", str(config), self.name, f"sudo sh -c '{command}'"]
+        return subprocess.run(
+            whole, input=text, capture_output=True, text=True, check=True, timeout=60
+        ).stdout
+
+    def table(self) -> dict[str, str]:
+        """The static entries in the kernel, without any way of Patchlight's."""
+        path = namespaces.namespace_path(f"pl.{self._lab.lab.name}.{self.name}")
+        command = ["nsenter", f"--net={path}", "bridge", "-json", "fdb", "show", "br", "br0"]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        rows = json.loads(done.stdout)
+        return {row["mac"]: row["ifname"] for row in rows if row.get("state") == "static"}
+
+    # -- faults -----------------------------------------------------------------------------
+
+    def _sonic_faults(self, **faults: Any) -> None:
+        self.sudo("cat >/var/lib/sonic/faults.json", json.dumps(faults))
+
+    def full_table(self, entries: int) -> None:
+        if self.is_sonic:
+            self._sonic_faults(table_size=entries)
+        else:
+            self.sudo(f"echo {entries} >/run/limit")
+
+    def refuse(self, mac: str) -> None:
+        assert self.is_sonic
+        self._sonic_faults(refused=[mac])
+
+    def answer_nonsense(self) -> None:
+        if self.is_sonic:
+            self._sonic_faults(garbage=True)
+        else:
+            self.sudo("touch /run/garbage")
+
+    def heal(self) -> None:
+        self.sudo("rm -f /run/limit /run/garbage /var/lib/sonic/faults.json")
+
+    def reload(self) -> None:
+        """It loses what was not saved, and everybody's session."""
+        again = 'for p in $(ls /sys/class/net/br0/brif); do ip link set "$p" nomaster; '
+        again += 'ip link set "$p" master br0; done; rm -f /run/patchlight-*; '
+        if self.is_sonic:
+            again += (
+                'python3 -c "import json; p = \\"/var/lib/sonic/config_db.json\\"; '
+                'd = json.load(open(p)); d.pop(\\"FDB\\", 0); '
+                'd[\\"VLAN\\"] = dict(Vlan100=dict(vlanid=100)); json.dump(d, open(p, \\"w\\"))"; '
+                "config reload; "
+            )
+        self.sudo(again)
+        self.lose_sessions()
+
+    def lose_sessions(self) -> None:
+        """Each login of the user ends, this one too."""
+        config = self._lab.run_dir / "ssh/config"
+        kill = 'for c in /proc/[0-9]*/cmdline; do tr "\\0" " " <$c | grep -q "^sshd: admin" && '
+        kill += 'kill -9 "$(echo $c | cut -d/ -f3)"; done'
+        command = ["ssh", "-q", "-F", str(config), self.name, f"sudo sh -c '{kill}'"]
+        subprocess.run(command, capture_output=True, check=False, timeout=60)
+
+    def meddle(self, mac: str, port: int) -> None:
+        """An operator has this MAC lead to a port."""
+        interface = self.switch.interface_names[port - 1]
+        if self.is_sonic:
+            path, rows = f"/FDB/Vlan100|{mac}", {f"Vlan100|{mac}": {"port": interface}}
+            has = bool(self.table())
+            value: Any = {"port": interface} if has else rows
+            patch = [{"op": "add", "path": path if has else "/FDB", "value": value}]
+            self.sudo("cat >/run/patch; config apply-patch /run/patch", json.dumps(patch))
+        else:
+            self.sudo(f"/usr/sbin/bridge fdb replace {mac} dev {interface} master static")
+
+    def undo(self, mac: str, port: int) -> None:
+        interface = self.switch.interface_names[port - 1]
+        if self.is_sonic:
+            path = f"/FDB/Vlan100|{mac}" if len(self.table()) > 1 else "/FDB"
+            patch = [{"op": "remove", "path": path}]
+            self.sudo("cat >/run/patch; config apply-patch /run/patch", json.dumps(patch))
+        elif self.table().get(mac) == interface:
+            self.sudo(f"/usr/sbin/bridge fdb del {mac} dev {interface} master")
+
+
+def drawn(seed: int) -> random.Random:
+    """A generator whose seed is printed when a test fails."""
+    print(f"seed {seed}")
+    return random.Random(seed)
+
+
+def stations_at(random: random.Random, ports: Iterable[int]) -> Wish:
+    """Four to twelve stations at ports drawn for each."""
+    every, numbers = stations(12), sorted(ports)
+    chosen = random.sample(every, random.randint(4, 12))
+    return Wish({each: random.choice(numbers) for each in chosen}, frozenset(numbers))
