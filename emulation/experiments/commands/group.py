@@ -18,7 +18,7 @@ from patchlight.console.commands import Dashboard, require_root
 from patchlight.console.shared import LazyGroup, lab_option
 from patchlight.emulation.experiments.commands.oddl import oddl
 from patchlight.emulation.experiments.commands.pac_ml import pac_ml
-from patchlight.emulation.simulator.commands.run_options import run_options
+from patchlight.emulation.simulator.commands.run_options import only_some_finished, run_options
 from patchlight.testbed.jobs import JobStatus
 
 
@@ -237,9 +237,11 @@ def twin(
     give_to_caller([folder, *files])
     if as_json:
         out.print_json(result)
-        return
-    _print_twin(result)
-    out.say_written(files, folder)
+    else:
+        _print_twin(result)
+        out.say_written(files, folder)
+    if result["interrupted"]:
+        only_some_finished(len(result["labs"]), 2 * (labs or (3 if quick else 50)), "runs")
 
 
 def _print_twin(result: dict[str, Any]) -> None:

@@ -54,6 +54,7 @@ def run_experiment(
     seeds = range(seed, seed + mixes)
     origin, rows, machine = provenance(seeds), list[dict[str, Any]](), list[dict[str, Any]]()
     failed: dict[int, str] = {}
+    interrupted = False
     try:
         for number, each in enumerate(seeds):
             mix = draw_mix(each, most_servers)
@@ -67,6 +68,7 @@ def run_experiment(
     except KeyboardInterrupt:
         if not rows:
             raise
+        interrupted = True
     if not rows:
         raise PatchlightError(f"no lab could be measured: {next(iter(failed.values()))}")
     quiet = [row for row in rows if not row["too_busy"]]
@@ -79,6 +81,7 @@ def run_experiment(
         "jobs": rows,
         "labs": machine,
         "failed": failed,
+        "interrupted": interrupted,
         "provenance": origin,
     }
 
