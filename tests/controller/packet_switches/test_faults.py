@@ -108,7 +108,7 @@ async def test_no_fault_is_silent(
     driver = open_packet_driver(under_test.switch)
     kept = KeptSwitch(driver, lambda *_: None)
     watched = Watched(under_test, kept)
-    seed = int(os.environ.get("PATCHLIGHT_SEED", random.randrange(10**6)))
+    seed = int(os.environ.get("PATCHLIGHT_SEED", "1"))
     drawing = drawn(seed)
     try:
         await watched.follow(stations_at(drawing, PORTS))

@@ -14,7 +14,6 @@ import pytest
 from patchlight import EmulatedLab
 from patchlight.client.client import ControllerClient
 from patchlight.emulation.fabric import lab_state as states
-from patchlight.emulation.fabric.roce import RoceMeter
 from patchlight.emulation.lab.emulated_lab import down_lab
 from patchlight.emulation.lab.options import LabOptions
 from patchlight.emulation.lab.services import reboot
@@ -159,45 +158,6 @@ def run(controller: ControllerClient, meanwhile: Callable[[], None], **keys: Any
     meanwhile()
     wait_until(lambda: is_over(spec.iterations + 1), "its end")
     return now()
-
-
-def test_a_job_trains_over_rdma_across_an_outage(
-    lab: EmulatedLab, controller: ControllerClient
-) -> None:
-    ocs = lab.ocs("ocs1")
-
-    def outage() -> None:
-        ocs.disconnect(1, 2)
-        time.sleep(1)
-        ocs.connect("1-2")
-
-    with RoceMeter([host.far_end for host in lab.hosts]) as meter:
-        job = run(controller, outage, iterations=8)
-    assert job["state"] == "done", job["message"]
-    reports, _ = controller.iterations(job["id"])
-    assert [report["check"] for report in reports] == ["ok"] * 16
-    # Both ends of a queue pair that broke made it again, or none.
-    made = {report["rank"]: report["queue_pairs_made"] or 0 for report in reports}
-    assert made[0] == made[1] >= 2
-    sent = sum(report["sent_bytes"] for report in reports)
-    assert meter.share.roce_bytes > sent
-    assert meter.share.of_bytes > 0.95
-    for host in lab.hosts:  # each NIC is as it was
-        assert "rxe_nic0/1 state ACTIVE" in said(lab, host.name, "rdma link")
-        assert "roce" not in said(lab, host.name, "ip -br link")
-        assert "clsact" not in said(lab, host.name, "tc qdisc show")
-
-
-def test_a_job_over_rdma_without_a_device_is_refused(
-    lab: EmulatedLab, controller: ControllerClient
-) -> None:
-    said(lab, "gpu0", "rdma link delete rxe_nic0")
-    try:
-        job = run(controller, lambda: None, iterations=2)
-    finally:
-        said(lab, "gpu0", "rdma link add rxe_nic0 type rxe netdev nic0")
-    assert job["state"] == "failed"
-    assert "nic0 has no RDMA device that it can use" in job["message"]
 
 
 def test_its_nic_is_inside_the_machine(lab: EmulatedLab) -> None:
