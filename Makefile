@@ -2,6 +2,7 @@
 # make lab-demo  servers with an sshd each: deploy to them, train, regroup, take it all away
 # make first-hour  the README's commands for a lab of your own, one after the other, timed
 # make test      every check that CI runs
+# make test-vm   what needs another kernel than this one (netem, VLANs, RDMA), in a virtual machine
 # make os-ken    the OpenFlow tests and a lab where Ryu is not installed; make test does this first
 # make core      the core's tests in a copy without the wings
 # make coverage  the tests that need no root, and which lines they ran
@@ -24,7 +25,7 @@ LAB_DEMO_ARGS ?=
 # The variable silences a notice about a successor of mkdocs.
 MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
-.PHONY: demo lab-demo first-hour test core os-ken bytecode coverage bench house audit release lint style types pages \
+.PHONY: demo lab-demo first-hour test test-vm core os-ken bytecode coverage bench house audit release lint style types pages \
     server-bases docs clean
 
 demo:
@@ -45,12 +46,16 @@ ONE_THREAD := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
 # Four processes: whole labs, agents and servers, what else needs root, and the rest, which all of
 # them share in the end.
 test: PYTEST_ARGS ?= --numprocesses=4
-test: $(if $(PYTEST_ARGS),,os-ken)
+test: $(if $(PYTEST_ARGS),,os-ken test-vm)
 	@deploy/bootstrap.sh --test
 	@$(MAKE) --no-print-directory --jobs=2 style types pages bytecode server-bases
 	@$(ROOT_RUN) $(BIN)/python -m benchmarks.house
 	$(ROOT_RUN) $(ONE_THREAD) deploy/with-docker-engine.sh $(BIN)/python -m pytest -p no:cacheprovider \
 	    $(PYTEST_ARGS)
+
+test-vm:
+	@deploy/bootstrap.sh --test
+	@$(ROOT_RUN) tests/in-vm.sh
 
 core:
 	@deploy/bootstrap.sh --test

@@ -101,7 +101,7 @@ class Tenancy:
             return None
         nic, state, spec = self._nic, lease.nic_state, self._spec
         inside = name_inside(state.interface, state.mode, nic.vlan if nic else None)
-        space = namespaces.namespace_path(lease.namespace)
+        space = self._site.home if state.stays else namespaces.namespace_path(lease.namespace)
         own = next(member for member in spec.ring if member.rank == spec.rank)
         return status.NicPlace(space, state, inside, IPv4Address(str(own.address)))
 
@@ -119,13 +119,20 @@ class Tenancy:
         if problem is not None or place.state.rdma is None:
             return problem
         before, self.rdma = self.rdma, status.rdma_status(place)
-        if self.rdma != before:
-            programs.publish(self.folder, place, self.rdma)
+        told = [each and each.model_copy(update={"counters": {}}) for each in (before, self.rdma)]
+        if told[0] != told[1]:
+            programs.publish(self.folder, place, told[1])
         return status.rdma_problem(self.rdma, place.address)
 
     async def until_lit(self) -> None:
-        """Wait until its NIC is usable, or raise ``NicDark``. If the lab file sets no time, only
-        RDMA devices are awaited: TCP retries by itself."""
+        """Wait until its NIC is usable and announce it, or raise ``NicDark``. If the lab file sets
+        no time, only RDMA devices are awaited: TCP retries by itself."""
+        await self._until_usable()
+        if (place := self.place) is not None:
+            with contextlib.suppress(OSError):
+                await asyncio.to_thread(announcing.announce_once, place)
+
+    async def _until_usable(self) -> None:
         relock_s = self._nic.relock_s if self._nic else None
         if relock_s is None and self.lease.nic_state.rdma is None:
             return
@@ -175,6 +182,13 @@ class Tenancy:
 
         def take() -> tuple[NicAccess, NicState]:
             access = moving.find_access(nic)
+            if access.rdma is None and getattr(spec.task, "transport", "tcp") == "rdma":
+                raise NicError(
+                    f"worker {spec.id} trains over RDMA, but {nic.name} has no RDMA device that it "
+                    "can use",
+                    hint="'rdma link' on the server shows them; is its driver loaded (mlx5_ib, "
+                    "bnxt_re, irdma, rdma_rxe), and rdma: none not in the lab file?",
+                )
             site.claims.take(spec.id, name, site.things_of(spec, access.interface))
             return access, moving.read_nic(access)
 
@@ -204,17 +218,17 @@ class Tenancy:
         )
 
         def give() -> None:
-            network, space = WorkerNetwork.of(site.lab, nic, spec), namespaces.namespace_path(name)
-            moving.give_nic(before, space, network)
-            inside = name_inside(access.interface, access.mode, nic.vlan)
-            # Its circuit may have moved since a switch last saw a frame from it.
-            namespaces.inside(space, lambda: announcing.send_announcement(inside, nic.address))
+            network = WorkerNetwork.of(site.lab, nic, spec)
+            moving.give_nic(before, namespaces.namespace_path(name), network)
 
         try:
             await asyncio.to_thread(namespaces.inside, site.home, give)
             self.record(handle=running.handle)
             assert self.place is not None
+            # Its circuit may have moved since a switch last saw a frame from it.
+            await asyncio.to_thread(announcing.announce_once, self.place)
             programs.publish(self.folder, self.place, None)
+            await asyncio.to_thread(lambda: self.nic_problem)  # publishes its RDMA device
         except BaseException:
             await running.dispose()
             raise

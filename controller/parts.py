@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -155,6 +155,9 @@ class Controller:
             self.jobs,
             self.scheduler.forecasts,
             lab.queue.keep_for_s,
+            on_sources=lambda sources: self.store.add_event(
+                time.time(), "counted-by", {"hosts": dict(sources)}
+            ),
         )
         self.paths = PathService(lab, self._maps_as_known, store=self.store)
         self.path_bounds = BoundsService(lab, self.fleet, self.jobs, self.paths)
@@ -297,7 +300,8 @@ _LATE_S = 1.5
 
 class Recorder:
     """Stores samples of GPUs and ports, and workers' reports by job, in windows of time, for
-    ``keep_for_s`` (``None``: until there are too many)."""
+    ``keep_for_s`` (``None``: until there are too many). ``on_sources`` is called when others count
+    what hosts send, with the number of hosts by who counts."""
 
     def __init__(
         self,
@@ -308,11 +312,13 @@ class Recorder:
         forecasts: Forecasts,
         keep_for_s: float | None = None,
         clock: Callable[[], float] = time.time,
+        on_sources: Callable[[Mapping[str, int]], None] = lambda _: None,
     ) -> None:
         self._store, self._fleet, self._switches = store, fleet, switches
         self._table, self._forecasts = table, forecasts
         self._keep_for_s, self._clock = keep_for_s, clock
         self._heard: dict[str, tuple[Sequence[Host], list[float]]] = {}
+        self._sources, self._on_sources = dict[str, int](), on_sources
         table.on_reports.append(self._hear)
 
     async def run(self) -> None:
@@ -328,6 +334,10 @@ class Recorder:
         period = float(begin), float(begin + WIDTH_S)
         gpu_samples = _within(self._fleet.gpu_samples, period)
         port_rates = _within(self._switches.port_rates, period)
+        by = {sample["host"]: str(sample["by"]) for sample in port_rates}
+        if (sources := dict(Counter(by.values()))) and sources.keys() != self._sources.keys():
+            self._on_sources(sources)
+            self._sources = sources
         jobs = self._jobs_then(period)
         before = 0.0 if self._keep_for_s is None else begin - self._keep_for_s
 

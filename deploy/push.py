@@ -36,7 +36,8 @@ from patchlight.testbed.linux.processes import own_program
 from patchlight.testbed.linux.sockets import UNIX, is_beyond_this_machine, split_address
 from patchlight.testbed.wire.lab_api import system_socket
 
-_PATIENCE_S = 90.0
+# An emulated processor on a busy machine takes minutes to import an agent.
+_PATIENCE_S = 300.0
 _LAST_LINES = 12
 # A program that was started again so often does not get anywhere.
 _MOST_RESTARTS = 2

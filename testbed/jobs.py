@@ -97,6 +97,7 @@ JOB_NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,40}$"
 
 Seconds = Annotated[float, Field(gt=0, le=LONGEST_LIMIT_S, allow_inf_nan=False)]
 Trainer = Literal["synthetic", "torch", "command"]
+Transport = Literal["tcp", "rdma"]
 
 
 class JobState(StrEnum):
@@ -141,13 +142,13 @@ class JobSpec:
 
     A ``synthetic`` job is Patchlight's ring all-reduce: ``iterations`` of ``gradient_bytes`` bytes
     (before the lab's scale); ``compute_s`` is the time in seconds of forward and backward of one
-    iteration on each GPU model. ``torch`` trains a built-in graph's ``model`` with PyTorch: each
-    worker has mini-batches of ``batch`` samples (``None``: as many as the graph) from the folder
-    ``data`` of its server (``None``: synthetic), and the job's ``checkpoint`` is written each
-    ``checkpoint_every`` iterations. The compute time is measured unless given; an emulated GPU
-    computes at least that long. A ``command`` runs the user's program in each worker, with the
-    environment of PyTorch's launchers; its iterations, gradient and compute time (0 or empty: not
-    known) are used for predictions only.
+    iteration on each GPU model; ``transport`` carries its gradients. ``torch`` trains a built-in
+    graph's ``model`` with PyTorch: each worker has mini-batches of ``batch`` samples (``None``: as
+    many as the graph) from the folder ``data`` of its server (``None``: synthetic), and the job's
+    ``checkpoint`` is written each ``checkpoint_every`` iterations. The compute time is measured
+    unless given; an emulated GPU computes at least that long. A ``command`` runs the user's program
+    in each worker, with the environment of PyTorch's launchers; its iterations, gradient and
+    compute time (0 or empty: not known) are used for predictions only.
 
     ``hosts`` is the ring: rank r runs on ``hosts[r]`` and sends to rank r+1; empty lets the
     placement policy choose ``workers`` of them, of ``gpu_models`` (empty: those of ``compute_s``,
@@ -208,6 +209,7 @@ class JobSpec:
     graph: Annotated[str, Field(max_length=LONGEST_GRAPH)] | None = None
     topology: Line | None = None
     placement: Line | None = None
+    transport: Transport = "tcp"
     preemptible: bool = True
 
     def runs_on(self, model: str) -> bool:
@@ -360,6 +362,8 @@ def contradictions(spec: JobSpec) -> list[str]:
     for name, trainers in _ONLY_FOR.items():
         if getattr(spec, name) and spec.trainer not in trainers:
             unused.setdefault(trainers, []).append(name)
+    if spec.transport != "tcp" and spec.trainer != "synthetic":
+        found.append("transport: only for synthetic jobs; others choose their own (NCCL, UCX)")
     for trainers, names in unused.items():
         found.append(f"{', '.join(names)}: only for jobs with trainer {' or '.join(trainers)}")
     if spec.hosts and spec.workers and len(spec.hosts) != spec.workers:

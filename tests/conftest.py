@@ -75,6 +75,12 @@ def _no_browser() -> str | None:
     return None if shutil.which("chromium") else "no chromium: apt install chromium"
 
 
+@functools.cache
+def _no_snmp() -> str | None:
+    missing = [name for name in ("snmpd", "lldpd") if not shutil.which(f"/usr/sbin/{name}")]
+    return f"no {', '.join(missing)}: apt install {' '.join(missing)}" if missing else None
+
+
 def _no_way_in() -> str | None:
     closed = [folder for folder in ROOT.parents if not folder.stat().st_mode & 0o001]
     return f"other users cannot enter {closed[-1]}: clone elsewhere" if closed else None
@@ -85,6 +91,7 @@ NEEDS: dict[str, Callable[[], str | None]] = {
     "others": _no_way_in,
     "ovs": _no_ovs,
     "docker": _no_docker,
+    "snmp": _no_snmp,
     "prometheus": _no_prometheus,
     "browser": _no_browser,
 }

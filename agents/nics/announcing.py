@@ -32,10 +32,10 @@ Neighbours = Mapping[str, str]
 """The addresses of a job's other workers, by MAC in lower case."""
 
 
-def send_announcement(interface: str, address: IPv4Address) -> None:
-    """Send one gratuitous ARP from an interface of this thread's namespace."""
-    with _opened(interface) as line:
-        _announce(line, address)
+def announce_once(place: NicPlace) -> None:
+    """Announce a worker's NIC, whatever the others hear."""
+    with namespaces.inside(place.namespace, lambda: _opened(place.inside)) as line:
+        _announce(line, place.address)
 
 
 async def announce(

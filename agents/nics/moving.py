@@ -11,8 +11,10 @@ import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 from patchlight.agents.errors import NicError
+from patchlight.agents.nics import soft_roce
 from patchlight.agents.nics.state import (
     RENDEZVOUS,
     FunctionState,
@@ -57,6 +59,8 @@ def read_nic(access: NicAccess) -> NicState:
     with rtnetlink(interface, "reading") as ip:
         index = index_of(ip, interface)
         (link,) = ip.get_links(index)
+        if access.rdma is not None and access.rdma.is_soft:
+            soft_roce.check_free(ip, index, interface)
         with Netlink() as netlink:
             limit = rate_limits.save_limit(netlink, index, interface)
         return NicState(
@@ -109,7 +113,10 @@ def give_nic(state: NicState, namespace: Path, network: WorkerNetwork) -> None:
     with rtnetlink(interface, f"moving to {namespace}") as ip:
         index = index_of(ip, interface)
         _check_mtu(ip, index, state, network.mtu)
-        if state.mode == "macvlan":
+        if state.stays:
+            _restore(_addressed(_bare(state, interface, network), network))
+            soft_roce.give(ip, index, state, namespace, network.mtu or state.mtu)
+        elif state.mode == "macvlan":
             make_macvlan(ip, index, interface, namespace)
         else:
             if state.function is not None:
@@ -136,16 +143,10 @@ def _set_up(state: NicState, network: WorkerNetwork) -> None:
             _set_sysctl(key, f"{min(4096, memory)} {memory} {memory}")
         # The window must set the pace: BBR, some kernels' default, paces by past measurements.
         _set_sysctl("ipv4/tcp_congestion_control", "reno")
-    is_macvlan = state.mode == "macvlan"
-    bare = NicState(
-        interface=interface,
-        mac=network.mac or state.mac,
-        mtu=network.mtu or state.mtu,
-        up=True,
+    bare = _bare(state, interface, network)
+    if state.mode != "macvlan" and not state.stays:
         # Packets of a macvlan bypass its own queue and use the NIC's.
-        shaping=None if is_macvlan else state.shaping,
-        tx_checksum=None if is_macvlan else state.tx_checksum,
-    )
+        bare = replace(bare, shaping=state.shaping, tx_checksum=state.tx_checksum)
     named = name_inside(interface, state.mode, network.vlan)
     if named != interface:
         assert network.vlan is not None
@@ -154,13 +155,8 @@ def _set_up(state: NicState, network: WorkerNetwork) -> None:
             parent = index_of(ip, interface)
             ip.link("add", ifname=named, kind="vlan", link=parent, vlan_id=network.vlan)
         bare = NicState(named, bare.mac, bare.mtu, up=True)
-    addressed = replace(
-        bare,
-        addresses=((network.address, network.prefix),),
-        neighbours=network.neighbours,
-        routes=tuple({"dst": to, "gateway": via} for to, via in network.routes),
-    )
-    _restore(addressed, loopback_up=True)
+    routes = tuple({"dst": to, "gateway": via} for to, via in network.routes)
+    _restore(replace(_addressed(bare, network), routes=routes), loopback_up=True)
     if network.rendezvous is not None:
         address = network.rendezvous.address
         with rtnetlink(RENDEZVOUS, "setting up") as ip:
@@ -169,6 +165,15 @@ def _set_up(state: NicState, network: WorkerNetwork) -> None:
             ip.addr(
                 "add", index=index, address=str(address.ip), prefixlen=address.network.prefixlen
             )
+
+
+def _bare(state: NicState, interface: str, network: WorkerNetwork) -> NicState:
+    return NicState(interface, network.mac or state.mac, network.mtu or state.mtu, up=True)
+
+
+def _addressed(state: NicState, network: WorkerNetwork) -> NicState:
+    address = network.address, network.prefix
+    return replace(state, addresses=(address,), neighbours=network.neighbours)
 
 
 def take_nic_back(state: NicState, namespace: Path, home: Path) -> None:
@@ -182,7 +187,7 @@ def take_nic_back(state: NicState, namespace: Path, home: Path) -> None:
                     kind = link.get_nested("IFLA_LINKINFO", "IFLA_INFO_KIND")
                     if kind == "vlan" and link.get_attr("IFLA_LINK") == index:
                         ip.link("del", index=link["index"])
-                if state.mode == "macvlan":
+                if state.mode == "macvlan" or state.stays:
                     ip.link("del", index=index)
                 else:
                     _move(ip, state.interface, home)
@@ -196,6 +201,9 @@ def take_nic_back(state: NicState, namespace: Path, home: Path) -> None:
             with rtnetlink(state.interface, "looking for") as ip:
                 index_of(ip, state.interface)
             return
+        if state.stays:
+            with rtnetlink(state.interface, "taking back") as ip:
+                soft_roce.take_back(ip, index_of(ip, state.interface), state)
         _restore(state)
         if state.function is not None:
             with rtnetlink(state.function.port, "setting up") as ip:
@@ -324,15 +332,23 @@ def make_macvlan(ip: Any, index: int, name: str, namespace: Path) -> None:
         raise NicError(
             f"{parent} is down, so a macvlan on it is down too", hint=f"ip link set {parent} up"
         )
+    # Older kernels (6.1) make it in this namespace first, where its own name may be the NIC's.
+    made = f"pl{uuid4().hex[:10]}"
     with namespace.open("rb") as opened:
         ip.link(
             "add",
-            ifname=name,
+            ifname=made,
             kind="macvlan",
             link=index,
             macvlan_mode="bridge",
             net_ns_fd=opened.fileno(),
         )
+
+    def rename() -> None:
+        with rtnetlink(name, "naming") as inside:
+            inside.link("set", index=index_of(inside, made), ifname=name)
+
+    namespaces.inside(namespace, rename)
 
 
 def read_function(ip: Any, function: FunctionState) -> FunctionState:

@@ -29,11 +29,13 @@ _RDMA_CM = "/dev/infiniband/rdma_cm"
 
 @dataclass(frozen=True, slots=True)
 class RdmaDevice:
-    """An RDMA device: its name, its port (from 1), and the device files that programs open."""
+    """An RDMA device: its name, its port (from 1), and the device files that programs open;
+    ``is_soft``: it is in software (``rxe``)."""
 
     name: str
     port: int = 1
     files: tuple[str, ...] = ()
+    is_soft: bool = False
 
 
 def rdma_device_of(interface: str, root: Path = SYSFS) -> RdmaDevice | None:
@@ -42,7 +44,8 @@ def rdma_device_of(interface: str, root: Path = SYSFS) -> RdmaDevice | None:
     for device in sorted((root / _CLASS).glob("*")):
         both = [each / "device" for each in (nic, device)]
         on_same = all(each.exists() for each in both) and both[0].samefile(both[1])
-        if on_same or _read(device / "parent") == interface:
+        is_soft = _read(device / "parent") == interface
+        if on_same or is_soft:
             port = int(_read(nic / "dev_port") or 0) + 1
             if not (device / "ports" / str(port)).exists():
                 port = 1  # one device per port, as with ConnectX-5 and newer
@@ -51,7 +54,7 @@ def rdma_device_of(interface: str, root: Path = SYSFS) -> RdmaDevice | None:
                 for each in sorted((root / "class/infiniband_verbs").glob("uverbs*"))
                 if _read(each / "ibdev") == device.name
             ]
-            return RdmaDevice(device.name, port, (*verbs, _RDMA_CM) if verbs else ())
+            return RdmaDevice(device.name, port, (*verbs, _RDMA_CM) if verbs else (), is_soft)
     return None
 
 
@@ -64,6 +67,14 @@ def is_rdma_active(device: RdmaDevice, root: Path = SYSFS) -> bool:
     """Whether the device's port is in the kernel's state ``4: ACTIVE``."""
     state = _read(root / _CLASS / device.name / "ports" / str(device.port) / "state")
     return state is not None and state.endswith("ACTIVE")
+
+
+def rdma_counters(device: RdmaDevice, root: Path = SYSFS) -> dict[str, int]:
+    """The counters of a device's port, as its driver calls them."""
+    folder = root / _CLASS / device.name / "ports" / str(device.port) / "hw_counters"
+    found = {each.name: _read(each) for each in sorted(folder.glob("*"))}
+    found.pop("lifespan", None)  # how long they are cached
+    return {name: int(text) for name, text in found.items() if text and text.isdecimal()}
 
 
 def gid_of(interface: str, address: IPv4Address, root: Path = SYSFS) -> GidStatus | None:
@@ -125,6 +136,11 @@ class NicState:
     rdma: RdmaDevice | None = None
     rdma_moves: bool = False
 
+    @property
+    def stays(self) -> bool:
+        """Whether the NIC stays at home, because its RDMA device is in software."""
+        return self.rdma is not None and self.rdma.is_soft
+
 
 @dataclass(frozen=True, slots=True)
 class NicAccess:
@@ -164,10 +180,28 @@ def access_of(nic: Nic, sys: Path, sharing: NamespaceMode | None) -> NicAccess:
         function = FunctionState(interface, number)
         interface = given
     device = None if nic.rdma == "none" else rdma_device_of(interface, sys)
+    if device is not None and device.is_soft:
+        device = _soft(nic, mode, device, sharing)
     moves = _moves(nic, mode, device, sharing)
     if device is not None and mode == "macvlan" and sharing == "exclusive":
         device = None  # A device can be in one namespace only: that of its NIC.
     return NicAccess(mode, interface, function, device, moves)
+
+
+def _soft(
+    nic: Nic, mode: NicMode, device: RdmaDevice, sharing: NamespaceMode | None
+) -> RdmaDevice | None:
+    """A soft RoCE device if a worker can use it; ``NicError`` if the lab file says it must."""
+    is_possible = mode == "physical" and nic.vlan is None and sharing == "shared"
+    if is_possible and nic.rdma != "exclusive":
+        return device
+    if nic.rdma in ("exclusive", "shared"):
+        raise NicError(
+            f"{nic.name}: {device.name} is soft RoCE, which works in the server's own network "
+            f"namespace only, but the lab file says rdma: {nic.rdma} and mode: {mode}",
+            hint="use rdma: shared, mode: physical and no vlan, and 'rdma system set netns shared'",
+        )
+    return None
 
 
 def _moves(

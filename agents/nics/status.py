@@ -15,7 +15,7 @@ from typing import Any
 
 from patchlight.agents.errors import NicError, NotHere
 from patchlight.agents.nics.moving import find_access
-from patchlight.agents.nics.state import NicState, gid_of, is_rdma_active
+from patchlight.agents.nics.state import NicState, gid_of, is_rdma_active, rdma_counters
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.lab.model import Nic, Server
 from patchlight.testbed.linux import devices, namespaces
@@ -28,7 +28,8 @@ NO_CARRIER = "{} has no carrier"
 
 @dataclass(frozen=True, slots=True)
 class NicPlace:
-    """Where a NIC is: ``inside`` is the name of the interface with the worker's ``address``."""
+    """Where a NIC is, at home if it stays there: ``inside`` is the name of the interface with the
+    worker's ``address``."""
 
     namespace: Path
     state: NicState
@@ -76,6 +77,7 @@ def rdma_status(place: NicPlace) -> RdmaStatus | None:
                 port=device.port,
                 active=is_rdma_active(device, root),
                 gid=gid_of(place.inside, place.address, root),
+                counters=rdma_counters(device, root),
             )
 
     return namespaces.inside(place.namespace, look)

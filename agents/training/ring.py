@@ -67,6 +67,14 @@ class Neighbours:
         for connection in (self.to_next, self.from_previous):
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, int(on))
 
+    def placed(self, gradient: Any) -> Any:
+        """The gradient where it is sent from: here as it is."""
+        return gradient
+
+    def report(self) -> dict[str, int]:
+        """What to report of each iteration, beside times and bytes."""
+        return {}
+
     def close(self) -> None:
         """Close both connections."""
         self.to_next.close()
@@ -190,13 +198,14 @@ def _accept_previous(
 
 
 def _hello(task: TrainingTask) -> dict[str, Any]:
-    return {
+    hello = {
         "patchlight": 1,
         "job": task.job,
         "rank": task.rank,
         "ranks": len(task.ring),
         "elements": task.elements,
     }
+    return hello if task.transport == "tcp" else {**hello, "transport": task.transport}
 
 
 def _send_line(connection: socket.socket, message: dict[str, Any]) -> None:

@@ -36,6 +36,7 @@ class TrainingTask:
     the peers may take to come up; ``window_bytes`` is how much a neighbour may send ahead
     (``None``: as the kernel sees fit). Iterations before ``first_iteration`` were done by workers
     before this one. With ``paths``, the agent is asked for an optical path for each all-reduce.
+    ``transport``: what carries gradients, ``"tcp"`` or ``"rdma"``.
 
     With a ``model`` (a built-in graph's name) PyTorch trains that, over mini-batches of ``batch``
     samples (``None``: as many as usual) from the folder ``data`` (``None``: made up). Where it
@@ -62,6 +63,7 @@ class TrainingTask:
     checkpoint: str | None = None
     checkpoint_every: int = 100
     paths: bool = False
+    transport: str = "tcp"
 
     @property
     def elements(self) -> int:

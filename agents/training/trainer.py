@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from .verbs import VerbsRing
+
     Array = NDArray[np.float32]
 
 
@@ -74,7 +76,13 @@ def train(
     """Join the ring, wait for the start, and train to the end; each all-reduce runs inside a
     ``path``. ``TrainingError`` if that fails; ``StoppedAt`` if it is stopped earlier."""
     size = len(task.ring)
-    neighbours: Neighbours | None = join_ring(task) if size > 1 else None
+    neighbours: Neighbours | VerbsRing | None = None
+    if size > 1 and task.transport == "rdma":
+        from .verbs import VerbsRing  # needs pyverbs
+
+        neighbours = VerbsRing(task)
+    elif size > 1:
+        neighbours = join_ring(task)
 
     def on_hold(held: bool) -> None:
         if neighbours is not None:
@@ -88,6 +96,8 @@ def train(
         # Make the gradient and its true sum while the GPU "computes".
         device.begin(task.compute_s)
         array = gradient(task.seed, task.rank, iteration, task.elements)
+        if neighbours is not None:
+            array = neighbours.placed(array)
         expected = true_sum(task.seed, size, iteration, task.elements)
         device.finish()
         report = {"index": iteration, "compute_s": time.monotonic() - began, "sent_bytes": 0}
@@ -106,6 +116,7 @@ def train(
                     task.paths
                 ):  # Data in flight at the start of an outage is retransmitted much later.
                     neighbours.drain(task.deadline_s)
+            report |= neighbours.report()
         report |= {"communication_s": time.monotonic() - began, "finished_at": time.time()}
         check_sum(array, expected, iteration)
         journal.iteration({**report, "check": "ok", "device": device.name})
@@ -125,7 +136,7 @@ _BROKEN = select.POLLERR | select.POLLHUP | select.POLLNVAL
 
 
 def ring_all_reduce(
-    array: Array, rank: int, size: int, neighbours: Neighbours, iteration: int
+    array: Array, rank: int, size: int, neighbours: Neighbours | VerbsRing, iteration: int
 ) -> int:
     """Sum ``array`` (float32, contiguous, changed in place) over the ring.
 
@@ -144,6 +155,8 @@ def ring_all_reduce(
     """
     if size == 1:
         return 0
+    if not isinstance(neighbours, Neighbours):
+        return neighbours.all_reduce(iteration)
     return _Exchange(array, rank, size, neighbours, iteration).run()
 
 

@@ -286,7 +286,7 @@ class AgentClient:
         Not repeated.
         """
         body = worker_api.AnnounceRequest(token=token, wait_s=wait_s).model_dump()
-        how = {"body": body, "pauses_s": (), "deadline_s": wait_s + _STATUS_DEADLINE_S}
+        how = {"body": body, "pauses_s": (), "deadline_s": wait_s + INTERVAL_S}
         where = f"/workers/{worker_id}/announce"
         return (await self._ask(worker_api.AnnounceAnswer, "POST", where, **how)).unheard
 

@@ -13,7 +13,7 @@ from patchlight.controller.changes.record import Reconfiguration
 from patchlight.controller.jobs.cluster_view import training_of
 from patchlight.controller.jobs.ledger import JobLedger, JobOutputs
 from patchlight.controller.jobs.running_job import RunningJob
-from patchlight.controller.prediction import network
+from patchlight.controller.prediction import completion, network
 from patchlight.controller.storage.database import Period
 from patchlight.controller.storage.store import Store
 from patchlight.testbed.errors import BadInput
@@ -158,14 +158,16 @@ class Forecasts:
         self._lab, self._table, self._links = lab, table, links
 
     def running(
-        self, links: Links | None = None, more: Sequence[JobStatus] = ()
+        self, links: Links | None = None, more: Sequence[JobStatus] = (), start_s: float = 0.0
     ) -> dict[str, dict[str, Any]]:
-        """Predictions for each running job of known work, and for ``more`` as if they ran."""
+        """Predictions for each running job of known work, and for ``more`` that begin after
+        ``start_s``."""
         lit = links or self._links()
         statuses = [s for s in self._table.live() if s.state in _AT_WORK and s.hosts]
         placed = [
-            network.PredictedJob(status.id, status.hosts, training)
-            for status in (*statuses, *more)
+            completion.PredictedJob(status.id, status.hosts, training, begins_s)
+            for begins_s, each in ((0.0, statuses), (start_s, more))
+            for status in each
             if (training := training_of(status)) is not None
         ]
         if lit is None or not placed:
@@ -176,7 +178,7 @@ class Forecasts:
                 "predicted_completion_s": each.completion_s,
                 "bottleneck": each.bottleneck,
             }
-            for each in network.predict(network.LabNetwork(self._lab, lit), placed)
+            for each in completion.predict(network.LabNetwork(self._lab, lit), placed)
         }
 
     def shown(self, statuses: Sequence[JobStatus]) -> Mapping[str, dict[str, Any]]:

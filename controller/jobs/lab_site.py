@@ -16,7 +16,7 @@ from patchlight.controller.jobs.specs import error_text
 from patchlight.controller.policies import contract
 from patchlight.controller.policies.options.outlook import Networks
 from patchlight.controller.policies.registry import DEFAULTS
-from patchlight.controller.prediction import network
+from patchlight.controller.prediction import completion, network
 from patchlight.testbed.jobs import JobState, JobStatus
 from patchlight.testbed.lab.rules import Waiting, WaitReason
 from patchlight.testbed.lab.wiring import trace_links
@@ -122,7 +122,7 @@ class LabSite:
             for entry in self.running.values()
         }
         works = {
-            ring.name: network.RingWork(ring.ring, ring.load)
+            ring.name: completion.RingWork(ring.ring, ring.load)
             for each in rings.values()
             for ring in each
             if ring.load is not None
@@ -130,7 +130,7 @@ class LabSite:
         if self._network is None or self._network[0] != self.layout:
             links = trace_links(cluster.lab, cluster.maps)
             self._network = self.layout, network.LabNetwork(cluster.lab, links)
-        paces = network.units_s(self._network[1], list(works.values()))
+        paces = completion.units_s(self._network[1], list(works.values()))
         unit_s = dict(zip(works, paces, strict=True))
         return sorted(
             contract.Running(

@@ -144,7 +144,7 @@ class Scheduler:
             made = [f"{ocs}: {c}" for ocs, each in plan.changes.items() for c in each.makes]
             about |= {"circuits": made, "objections": against}
             links = plan.links_after
-        predicted = self.forecasts.running(links, placed)
+        predicted = self.forecasts.running(links, placed, self._gangs.last_start_s)
         return [
             {**about, "job": s.spec.name, "hosts": list(s.hosts), **predicted.get(s.id, {})}
             for s in placed

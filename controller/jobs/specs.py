@@ -113,6 +113,7 @@ def _task(
         seed=spec.seed,
         first_iteration=first_iteration,
         paths=lab.paths == "nodes" and workers > 1,
+        transport=spec.transport,
     )
 
 

@@ -270,6 +270,14 @@ def _servers(controller: Controller) -> Iterator[Family]:
     yield counter("nic_carrier_changes", "Carrier changes of a NIC.", changes, "nic")
     paused = {name: sum(nic.counters.pause_frames.values()) for name, nic in nics.items()}
     yield counter("nic_pause_frames", "Pause frames counted by a NIC.", paused, "nic")
+    rdma = {
+        (name, key): value
+        for name, nic in nics.items()
+        if nic.rdma is not None
+        for key, value in nic.rdma.counters.items()
+    }
+    about = "Counters of a worker's RDMA device, as its driver calls them."
+    yield counter("nic_rdma", about, rdma, "nic", "counter")
     yield from gpu_metrics(fleet.latest_gpus())
 
 

@@ -149,4 +149,7 @@ def _new_engine() -> tuple[Any, Any]:
 def _plain(value: Any) -> Value | None:
     if type(value).__name__ in _WITHOUT_VALUE:
         return None
-    return bytes(value.asOctets()) if hasattr(value, "asOctets") else int(value)
+    if hasattr(value, "asOctets"):
+        return bytes(value.asOctets())
+    # Another table that follows may have values of other types.
+    return int(value) if hasattr(value, "__int__") else str(value).encode()

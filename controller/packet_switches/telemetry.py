@@ -1,4 +1,4 @@
-"""Polls packet switches by SNMP: counters, port states, LLDP neighbours and learned MACs."""
+"""Polls packet switches by SNMP for their counters, and reads port states and LLDP neighbours."""
 
 import asyncio
 import logging
@@ -28,9 +28,6 @@ _UP = 1
 _LLDP = (1, 0, 8802, 1, 1, 2, 1)
 _LOCAL_ID = (*_LLDP, 3, 7, 1, 3)
 _REMOTE = tuple((*_LLDP, 4, 1, 1, n) for n in (4, 5, 6, 7, 8, 9))
-# Q-BRIDGE-MIB and BRIDGE-MIB: the bridge's port of each MAC, and that port's interface.
-_FDBS = ((*_MIB, 17, 7, 1, 2, 2, 1, 2), (*_MIB, 17, 4, 3, 1, 2))
-_BRIDGE_PORT = (*_MIB, 17, 1, 4, 1, 2)
 
 _EVERY_S = 2.0
 # A slow switch is polled for this share of the time at most.
@@ -174,13 +171,14 @@ class Telemetry:
             # A port of LLDP without an interface's name or MAC has its number.
             end = ends.get(number) or by_index.get(number)
             chassis, chassis_id, port, port_id, about, system = (_of(c, row) for c in remote)
-            if end is None or end not in found.up:
+            if end is None:
                 continue
             source = lldp_probe_source(port_id, about, token)
             if source is not None:
                 found.probes.add((source, end))
             fields = {1: chassis + chassis_id, 2: port + port_id, 4: about, 5: system}
-            if (neighbour := sender_of(fields)) is not None:
+            # Older neighbours stay for a while at ports that are down.
+            if end in found.up and (neighbour := sender_of(fields)) is not None:
                 found.neighbours.add((neighbour, end))
         return found
 
@@ -192,30 +190,8 @@ class Telemetry:
             for said, end in polled.names.items()
         }
 
-    async def where_is(self, mac: str) -> list[str]:
-        """The ports at which switches have learned this MAC, like ``tor1.3``."""
-        wanted = tuple(bytes.fromhex(mac.replace(":", "")))
-        found = []
-        for name, polled in self._polled.items():
-            try:
-                found += [f"{name}.{port}" for port in await _learned(polled, wanted)]
-            except PatchlightError as error:
-                _log.warning("looking for %s: %s", mac, in_words(error))
-        return found
-
     def _switch(self, name: str) -> PacketSwitch:
         return next(s for s in self._lab.packet_switches if s.name == name)
-
-
-async def _learned(polled: _Polled, mac: tuple[int, ...]) -> list[str]:
-    for table in _FDBS:
-        (column,) = await polled.agent.walk(table)
-        if column:
-            break
-    (interfaces,) = await polled.agent.walk(_BRIDGE_PORT)
-    bridge_ports = {n for row, n in column.items() if row[-6:] == mac}
-    indices = {index for (n,), index in interfaces.items() if n in bridge_ports}
-    return sorted(str(port) for port, index in polled.ports.items() if index in indices)
 
 
 def interfaces_of(
@@ -227,6 +203,11 @@ def interfaces_of(
     Port 3 is the third of the lab file's ``interfaces``; else the one described as ``tor1.3``; else
     the one that a 3 ends the name of, if the names of all ports begin alike.
     """
+    if not names:
+        raise SnmpFailed(
+            f"{switch.name} shows no ifXTable by SNMP, with names and 64-bit counters: let its "
+            "view include IF-MIB"
+        )
     if switch.interfaces:
         wanted = {port: switch.interfaces[port - 1] for port in used}
         known = {**names, **{n: str(n) for n in names if str(n) in wanted.values()}}

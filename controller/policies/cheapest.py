@@ -18,14 +18,8 @@ from typing import NamedTuple
 from patchlight.controller.policies import placement
 from patchlight.controller.policies.contract import ClusterView, Groups, JobView, RingOfJob
 from patchlight.controller.policies.topology import CannotRegroup, regroup
-from patchlight.controller.prediction.network import (
-    LabNetwork,
-    Load,
-    RingWork,
-    completions_s,
-    training_load,
-    units_s,
-)
+from patchlight.controller.prediction.completion import RingWork, completions_s, units_s
+from patchlight.controller.prediction.network import LabNetwork, Load, training_load
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab.model import Endpoint, Lab
 from patchlight.testbed.lab.portmap import PortMap

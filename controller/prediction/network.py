@@ -1,4 +1,4 @@
-"""Predicts how long jobs take on a lab's links, which rings share.
+"""The links of a lab, which rings share, and what jobs have to do on them.
 
 All edges of a job's ring have the rate of the slowest, because a ring all-reduce moves in step; a
 job with several edges on a link gets as many shares of it. Rates of all jobs rise together until a
@@ -14,13 +14,14 @@ from copy import copy
 from typing import NamedTuple
 
 from patchlight.controller.packet_switches.openflow.forwarding import Ways
+from patchlight.controller.prediction.framing import EMULATED_BYTES, ETHERNET_BYTES, tcp
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab.model import Endpoint, Host, Lab
 from patchlight.testbed.lab.wiring import Links
-from patchlight.testbed.units import format_rate
 
 UNLIMITED_BPS = 1e15
 """The rate of a link without a limit in the lab file."""
+_MTU = 1500
 MACHINE = "machine"
 """What all packet switches of an emulated lab share: the emulating machine."""
 
@@ -129,7 +130,9 @@ class LabNetwork:
     file. A link is ``(number, "up" | "down")`` at a NIC, ``(switch, switch)`` between switches,
     and ``(switch, switch, port)`` for one of several fibres between the same two. Rates are those
     of the lab file, not divided by its scale; predictions of an emulated lab also share
-    the ``MACHINE``, decisions do not. ``BadInput`` for a lab without GPUs that have a NIC.
+    the ``MACHINE``, decisions do not. ``wire`` is the number of bits on a link, headers and
+    acknowledgements included, for each bit of a ring. ``BadInput`` for a lab without GPUs that have
+    a NIC.
     """
 
     edge_bps = float("inf")  # NICs are among the links.
@@ -141,7 +144,12 @@ class LabNetwork:
             raise BadInput(f"lab {lab.name} has no GPU with a NIC, so jobs cannot run")
         self.ends = [host.endpoint for host in self.hosts]
         self._numbers = {host.name: number for number, host in enumerate(self.hosts)}
-        self.nic_bps = slowest_nic_bps(lab)
+        mtu = min(host.nic.mtu or _MTU for host in self.hosts)
+        emulated = lab.scale != 1 or lab.machine_rate_bps is not None
+        framing = tcp(mtu, EMULATED_BYTES if emulated else ETHERNET_BYTES)
+        # A ring's edges leave a part of the lab as often as they enter it.
+        self.wire = framing.there + framing.back
+        self.nic_bps = slowest_nic_bps(lab) / self.wire
         self.switches: list[str | None] = [None] * len(self.hosts)
         self.capacity_bps: dict[Hashable, float] = {}
         if lab.machine_rate_bps is not None:
@@ -242,155 +250,3 @@ class LabNetwork:
         if way is None:
             return None
         return ((gpu, "up"), *(self._link_at[end] for end in way), (following, "down"))
-
-
-class PredictedJob(NamedTuple):
-    """A running or planned job: its ring in order, by name, and the rest of its training."""
-
-    name: str
-    hosts: tuple[str, ...]
-    training: Training
-
-
-class Prediction(NamedTuple):
-    """The times of a job, ``None`` if unknown: an iteration's with links shared as now, and the end
-    considering the ends of other jobs. ``bottleneck`` names the limiting link."""
-
-    job: str
-    iteration_s: float | None
-    completion_s: float | None
-    bottleneck: str
-
-
-def predict(network: LabNetwork, jobs: Sequence[PredictedJob]) -> list[Prediction]:
-    """The times of these jobs, all of which run now.
-
-    Links are shared max-min fair, again whenever a job ends; T = C + V/B for each. Rates and
-    bytes are the lab's: its scale divides both. ``BadInput`` for a host that the lab does not
-    have, or that has no GPU.
-    """
-    runs = [_run_of(network, job) for job in jobs]
-    going = [run for run in runs if run.demand is not None]
-    _share(network, going)
-    at_first = [
-        (
-            None if run.demand is None or math.isnan(run.unit_s) else run.unit_s,
-            _bottleneck(network, job, run, going),
-        )
-        for job, run in zip(jobs, runs, strict=True)
-    ]
-    _run_to_the_end(network, going)
-    return [
-        Prediction(job.name, iteration_s, run.completion_s, bottleneck)
-        for job, run, (iteration_s, bottleneck) in zip(jobs, runs, at_first, strict=True)
-    ]
-
-
-class RingWork(NamedTuple):
-    """The work left on these GPUs, by number, in ring order, after ``dark_s``."""
-
-    ring: Sequence[int]
-    load: Load
-    dark_s: float = 0.0
-
-
-def completions_s(network: LabNetwork, works: Sequence[RingWork]) -> list[float]:
-    """The end of each of these, all running now; infinity if it never ends."""
-    runs = [_Run(network.demand(work.ring), work.load, work.dark_s) for work in works]
-    _run_to_the_end(network, [run for run in runs if run.demand is not None])
-    return [math.inf if run.completion_s is None else run.completion_s for run in runs]
-
-
-def units_s(network: LabNetwork, works: Sequence[RingWork]) -> list[float]:
-    """Seconds of a unit of each while all run; infinity without a route."""
-    runs = [_Run(network.demand(work.ring), work.load, work.dark_s) for work in works]
-    _share(network, [run for run in runs if run.demand is not None])
-    return [math.inf if run.demand is None else run.unit_s for run in runs]
-
-
-class _Run:
-    def __init__(self, demand: Demand | None, load: Load, dark_s: float = 0.0) -> None:
-        self.demand, self.load, self._dark_s = demand, load, dark_s
-        # An unknown load is assumed to send.
-        self.shares: Demand = demand or {} if load.ring_bits else {}
-        self._left = float(load.units)
-        self.rate_bps = 0.0
-        self.unit_s = math.nan
-        self.completion_s: float | None = None
-
-    def share(self, rate_bps: float) -> None:
-        self.rate_bps, self.unit_s = rate_bps, self.load.unit_s(rate_bps)
-
-    def ends_s(self, now_s: float) -> float:
-        """The end at its present pace; infinity if unknown."""
-        ends_s = max(now_s, self._dark_s) + (self._left * self.unit_s if self._left else 0.0)
-        return math.inf if math.isnan(ends_s) else ends_s
-
-    def go_on(self, now_s: float, until_s: float) -> None:
-        if self.ends_s(now_s) <= until_s:
-            self._left, self.completion_s = 0.0, until_s
-            return
-        at_work_s = until_s - max(now_s, self._dark_s)
-        if at_work_s > 0 and self.unit_s > 0:
-            self._left = max(0.0, self._left - at_work_s / self.unit_s)
-
-
-def _share(network: LabNetwork, runs: Sequence[_Run]) -> None:
-    rates = fair_rates([run.shares for run in runs], network.capacity_bps)
-    for run, rate_bps in zip(runs, rates, strict=True):
-        run.share(min(rate_bps, UNLIMITED_BPS))
-
-
-def _run_to_the_end(network: LabNetwork, runs: Sequence[_Run]) -> None:
-    """Progressive over the ends of jobs: at each, the links are shared again."""
-    now_s, going = 0.0, list(runs)
-    while going:
-        _share(network, going)
-        end_s = min(run.ends_s(now_s) for run in going)
-        if end_s == math.inf:
-            return
-        for run in going:
-            run.go_on(now_s, end_s)
-        going = [run for run in going if run.completion_s is None]
-        now_s = end_s
-
-
-def _run_of(network: LabNetwork, job: PredictedJob) -> _Run:
-    ring = [network.number(name) for name in job.hosts]
-    training, workers = job.training, len(ring)
-    models = {gpu.model for number in ring if (gpu := network.hosts[number].gpu) is not None}
-    known = models <= training.compute_s.keys()
-    compute_s = training.slowest_s(workers, models) if known else math.nan
-    bits = ring_bits(workers, training.gradient_bytes) if workers > 1 else 0.0
-    demand = network.demand(ring)
-    if demand and MACHINE in network.capacity_bps:
-        # Each edge passes one packet switch less than it has links.
-        demand = {**demand, MACHINE: sum(demand.values()) - workers}
-    return _Run(demand, Load(training.iterations, compute_s, bits))
-
-
-def _bottleneck(network: LabNetwork, job: PredictedJob, run: _Run, going: Sequence[_Run]) -> str:
-    if run.demand is None:
-        hosts = [network.number(name) for name in job.hosts]
-        loose = [network.hosts[n].name for n in hosts if network.switches[n] is None]
-        why = f"{', '.join(loose)} without a link" if loose else "none between its packet switches"
-        return f"no route: {why}"
-    if not run.shares:
-        return "it uses no link"
-
-    def part_used(link: Hashable) -> float:
-        used_bps = sum(each.shares.get(link, 0) * each.rate_bps for each in going)
-        return used_bps / network.capacity_bps[link]
-
-    link = max(run.shares, key=part_used)
-    if link == MACHINE:
-        return f"bound by this machine: {format_rate(network.lab.machine_rate_bps)}"
-    if network.capacity_bps[link] >= UNLIMITED_BPS:
-        return "no link has a limit"
-    edges = [each.shares[link] for each in going if link in each.shares]
-    rate = format_rate(round(network.capacity_bps[link]))
-    users = "it alone"
-    if sum(edges) > 1:
-        jobs = "this job" if len(edges) == 1 else f"{len(edges)} jobs"
-        users = f"{sum(edges)} edges of {jobs}"
-    return f"limited by {network.words(link)}, {rate}, used by {users}"

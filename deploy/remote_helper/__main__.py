@@ -94,7 +94,9 @@ class RemoteHelper:
         folder = self._places.configuration
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         folder.chmod(0o700)
-        changed = False
+        changed, unserved = False, self._places.unserved
+        was_unserved = unserved.exists()
+        unserved.touch()
         for name, (text, mode) in files.items():
             target = folder / name
             target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -103,14 +105,19 @@ class RemoteHelper:
             if str(path.relative_to(folder)) not in files:
                 path.unlink()
                 changed = True
+        if not changed and not was_unserved:
+            unserved.unlink()
         return changed
 
     def serve(self, release: str, services: dict[str, tuple[str, str]], again: bool) -> bool:
-        """Have these services run this release; ``again``: they start anew in any case.
+        """Have these services run this release; ``again``: they start anew in any case, as they do
+        where an earlier deployment was cut off before that.
 
         ``services`` are a unit of systemd's and a script for each role. Those that are to run no
         more are removed. Returns whether anything changed.
         """
+        again = again or self._places.unserved.exists()
+        self._places.unserved.touch()
         switched = self._releases.switch(release)
         changed = switched
         for role, service in self._services.items():
@@ -119,25 +126,24 @@ class RemoteHelper:
                     service.remove()
                     changed = True
                 continue
-            anew = service.set_up(*services[role]) or switched or again
+            anew = service.set_up(*services[role], again) or switched or again
             if role == "gpus" and self._leases() and service.state()["running"]:
                 continue  # workers would lose them
-            if anew:
-                service.stop()
+            if anew or not service.state()["running"]:
+                service.restart()  # also a keeper that waits before the next start
                 changed = True
-            elif not service.state()["running"]:
-                service.stop()  # a keeper that waits before the next start
-                changed = True
-            service.start()
+        self._places.unserved.unlink(missing_ok=True)
         self._releases.prune()
         return changed
 
     def act(self, action: str, roles: list[str]) -> None:
         """``stop`` or ``restart`` services."""
         for role in roles:
-            self._services[role].stop()
+            service = self._services[role]
             if action == "restart":
-                self._services[role].start()
+                service.restart()
+            else:
+                service.stop()
 
     def roll_back(self) -> dict[str, Any]:
         """Go back to the release before; returns it. The one in use becomes ``previous``."""
@@ -146,11 +152,12 @@ class RemoteHelper:
             raise releases.RequestRefused(
                 "no release before this one", "'patchlight deploy push' brings another one."
             )
+        self._places.unserved.touch()
         self._releases.switch(found["previous"]["id"])
         for role, service in self._services.items():
             if service.is_here and role != "gpus":
-                service.stop()
-                service.start()
+                service.restart()
+        self._places.unserved.unlink()
         release: dict[str, Any] = self._releases.look()["release"]
         return release
 

@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, Any, BinaryIO
 from urllib.parse import quote
 
 
@@ -36,6 +36,8 @@ class Places:
         self.state = root / "var/lib/patchlight" / lab
         self.logs = root / "var/log/patchlight" / lab
         self.run = root / "run/patchlight-services" / lab
+        # There while services may not run yet what is written down for them.
+        self.unserved = self.home / "unserved"
         self.lock = root / "run" / f"patchlight-deploy-{lab}.lock"
         self.units = root / "etc/systemd/system"
 
@@ -56,8 +58,15 @@ def write(path: Path, text: str, mode: int = 0o644) -> bool:
     with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w") as file:
         os.fchmod(file.fileno(), mode)
         file.write(text)
+        _to_disk(file)
     part.replace(path)
     return True
+
+
+def _to_disk(file: IO[Any]) -> None:
+    """Have a file survive a power cut: else its new name could outlive it."""
+    file.flush()
+    os.fsync(file.fileno())
 
 
 def point(link: Path, target: str) -> None:
@@ -181,6 +190,7 @@ class Releases:
         if failed is not None:
             raise failed
         with part.open("rb") as file:
+            _to_disk(file)
             found = hashlib.file_digest(file, "sha256").hexdigest()
         if found != sha256:
             part.unlink()
@@ -200,10 +210,9 @@ class Releases:
         arguments = (folder, self._places.files / installer, *named.iterdir())
         self._line.run(sys.executable, "-IBc", _INSTALL, *arguments)
         shutil.rmtree(named)
+        os.sync()  # the record says that all of it is there, also after a power cut
         record = {"id": release, "files": sorted([*packages.values(), installer]), **note}
-        part = folder / f".{_RECORD}"
-        part.write_text(json.dumps(record))
-        part.replace(folder / _RECORD)
+        write(folder / _RECORD, json.dumps(record))
         return True
 
     def switch(self, release: str) -> bool:

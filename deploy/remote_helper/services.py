@@ -38,22 +38,24 @@ class Service:
         """Whether it was ever set up."""
         return (self._places.units / self._unit).exists() or self._script.exists()
 
-    def set_up(self, unit: str, script: str) -> bool:
-        """Write down how it is run; whether that changed."""
+    def set_up(self, unit: str, script: str, again: bool) -> bool:
+        """Write down how it is run; whether that changed. ``again``: it may be written down, and
+        systemd not know."""
         if not self._by_systemd:
             changed = write(self._script, script, 0o755)
             return self._starter.set_up(self._script, self._pid_file, self._log) or changed
-        if not write(self._places.units / self._unit, unit):
-            return False
-        self._systemctl("daemon-reload")
-        self._systemctl("enable", "--quiet", self._unit)
-        return True
+        changed = write(self._places.units / self._unit, unit)
+        if changed or again:
+            self._systemctl("daemon-reload")
+            self._systemctl("enable", "--quiet", self._unit)
+        return changed
 
-    def start(self) -> None:
-        """Start it where it does not run."""
+    def restart(self) -> None:
+        """Start it, after its end where it runs. systemd does both, also if this program ends."""
         if self._by_systemd:
-            self._systemctl("start", self._unit)
-        elif self._keeper() is None:
+            self._systemctl("restart", self._unit)
+        else:
+            self.stop()
             self._starter.start()
 
     def stop(self) -> None:

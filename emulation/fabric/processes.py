@@ -12,6 +12,7 @@ input; its processes continue.
 import gc
 import importlib
 import json
+import math
 import os
 import signal
 import subprocess
@@ -39,9 +40,9 @@ class ServiceNotStarted(PatchlightError):
 @dataclass(frozen=True, slots=True)
 class LabService:
     """A process to start, and a check that it is ready. ``quiet_s``: it has failed after this time
-    without CPU time and output; ``abrupt``: it may be killed; ``imports``: ``python -m MODULE`` is
-    forked from a process that has imported these; ``announces``: a file that it creates when ready,
-    removed before."""
+    without CPU time and output, or after ``limit_s`` in any case; ``abrupt``: it may be killed;
+    ``imports``: ``python -m MODULE`` is forked from a process that has imported these;
+    ``announces``: a file that it creates when ready, removed before."""
 
     name: str
     argv: Sequence[str]
@@ -49,6 +50,7 @@ class LabService:
     namespace: Path | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
     quiet_s: float = 30.0
+    limit_s: float = math.inf
     abrupt: bool = False
     imports: tuple[str, ...] = ()
     announces: Path | None = None
@@ -164,6 +166,9 @@ class Supervisor:
             raise self._failure(service.name, f"it {how}")
         if progress.quiet_s() > service.quiet_s:
             why = f"it does not answer and made no progress for {service.quiet_s:g} s"
+            raise self._failure(service.name, why)
+        if progress.age_s > service.limit_s:
+            why = f"it works and does not answer after {service.limit_s:g} s"
             raise self._failure(service.name, why)
         if (took_s := progress.to_tell()) is not None:
             last = "".join(f": {line}" for line in self._last_lines(service.name, 1))

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from patchlight.emulation.fabric.plan import fabric_namespace, fitted, is_machine, switch_port_name
+from patchlight.emulation.fabric.plan import fabric_namespace, is_machine, switch_port_name
 from patchlight.emulation.fabric.processes import LabService
 from patchlight.testbed.lab.model import Lab, PacketSwitch
 from patchlight.testbed.lab.rules import Snmp
@@ -15,25 +15,19 @@ from patchlight.testbed.linux import namespaces
 from patchlight.testbed.linux.sockets import split_address, unix_socket_answers
 
 PROGRAMS = ("snmpd", "lldpd")
-_SBIN = "/usr/local/sbin:/usr/sbin:/sbin"
+_SBIN = "/usr/sbin"
 _FIRST_PORT = 1161
 
 
 def emulated_telemetry(lab: Lab) -> tuple[PacketSwitch, ...]:
-    """The packet switches with the addresses of their emulated agents; without telemetry if they
-    are machines of their own, or if Debian's programs are not installed."""
+    """The packet switches, those in the fabric's namespace with the addresses of their emulated
+    agents; without telemetry, if Debian's programs are not installed."""
     there = all(shutil.which(program, path=_SBIN) for program in PROGRAMS)
-    return tuple(
-        switch
-        if switch.snmp is None
-        else replace(
-            switch,
-            snmp=Snmp(f"127.0.0.1:{_FIRST_PORT + number}")
-            if there and not is_machine(switch)
-            else None,
-        )
-        for number, switch in enumerate(lab.packet_switches)
-    )
+    agents = [
+        Snmp(f"127.0.0.1:{_FIRST_PORT + n}") if there and s.snmp and not is_machine(s) else None
+        for n, s in enumerate(lab.packet_switches)
+    ]
+    return tuple(replace(s, snmp=a) for s, a in zip(lab.packet_switches, agents, strict=True))
 
 
 def snmp_switches(lab: Lab) -> dict[str, PacketSwitch]:
@@ -46,7 +40,8 @@ def telemetry_services(lab: Lab, run_dir: Path) -> Iterator[Sequence[LabService]
     switches = snmp_switches(lab).values()
     folder, fabric = run_dir / "snmp", namespaces.namespace_path(fabric_namespace(lab.name))
     for program in PROGRAMS if switches else ():
-        folder.mkdir(mode=0o700, exist_ok=True)
+        # lldpd configures itself as a user of its own.
+        folder.mkdir(mode=0o711, exist_ok=True)
         yield [
             LabService(
                 f"{program}-{switch.name}",
@@ -74,11 +69,11 @@ def _command(program: str, switch: PacketSwitch, folder: Path) -> tuple[list[str
             f"master agentx\nagentXSocket {joined}\n"
         )
         state = f"--persistentDir={here(name)}"
-        return [run, "-f", "-LE", "3", "-C", "-c", str(config), state], joined
+        return [run, "-f", "-LE", "3", "-I", "-smux", "-C", "-c", str(config), state], joined
     config.write_text(
-        f"configure system hostname {name}\nconfigure lldp portidsubtype ifname\n"
-        "configure lldp tx-interval 5\n"
+        f"configure system hostname {name}\nconfigure system chassisid {name}\n"
+        "configure lldp portidsubtype ifname\nconfigure lldp tx-interval 5\n"
     )
     control, ports = here(f"{name}.lldpd"), switch_port_name(name, "*")
-    options = ["-I", ports, "-C", fitted(name, ""), "-u", str(control), "-O", str(config)]
+    options = ["-I", ports, "-u", str(control), "-O", str(config)]
     return [run, "-d", "-x", "-X", str(joined), *options], control

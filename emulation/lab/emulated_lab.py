@@ -132,7 +132,8 @@ class EmulatedLab:
         lab = lab.with_changes(
             name=name or lab.name, scale=float(scale or 1), fabric=chosen.fabric or lab.fabric
         )
-        wanted = {f"rdma: {h.nic.rdma}" for h in lab.hosts if h.nic.rdma in ("exclusive", "shared")}
+        rdma = () if chosen.servers == "vm" else ("exclusive", "shared")
+        wanted = {f"rdma: {host.nic.rdma}" for host in lab.hosts if host.nic.rdma in rdma}
         wanted |= {"rendezvous" for host in lab.hosts if host.nic.rendezvous}
         if wanted and progress is not None:
             said = ", ".join(sorted(wanted))
@@ -236,7 +237,9 @@ class EmulatedLab:
         state = states.new_state(self.lab.name, self._source, self.lab.scale)
         agents = has_agents(self.lab, self._options)
         openflow, by_snmp = self.lab.controller_openflow, snmp_switches(self.lab)
-        self.lab = runtime_lab(self.lab, agents=agents, policies=self._options.policies)
+        chosen = self._options
+        kind, policies = chosen.servers, chosen.policies
+        self.lab = runtime_lab(self.lab, agents=agents, policies=policies, servers=kind)
         if self.lab.controller_openflow != openflow:
             self._say(
                 "note: packet switches reach the controller inside the lab's network at "

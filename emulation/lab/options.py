@@ -88,6 +88,12 @@ class LabOptions:
                 "budget for it",
                 hint="omit --real-time or --docker",
             )
+        if self.servers == "vm" and self.real_time:
+            raise BadInput(
+                "virtual machines cannot run in real time: their emulated processors would leave "
+                "no time to other processes",
+                hint="omit --real-time, or use --server-kind ssh",
+            )
 
 
 def has_agents(lab: Lab, options: LabOptions) -> bool:
@@ -106,17 +112,20 @@ def has_controller(lab: Lab, options: LabOptions) -> bool:
     return lab.fabric == "openvswitch" and options.controller
 
 
-def runtime_lab(lab: Lab, *, agents: bool, policies: PolicyChoice) -> Lab:
+def runtime_lab(lab: Lab, *, agents: bool, policies: PolicyChoice, servers: str) -> Lab:
     """``lab`` as its controller and agents read it: agents on Unix sockets, optical switches on
     free loopback ports, and also the controller's API unless the file has an address. Switches
     reach the controller inside their namespace, where its OpenFlow port is free. ``policies``
-    replace the lab's; their files are relative to the working directory."""
+    replace the lab's; their files are relative to the working directory. ``servers``: their
+    kind."""
     directory = run_dir(lab.name)
     # Only a single lab uses the usual port; labs that come up at once must not compete for it.
     alone = not set(recorded_labs()) - {lab.name}
     usual = _USUAL_API_PORT if alone else 0
     # NICs are veths with the NIC's name, without RDMA and other networks.
     veth: dict[str, Any] = {"mode": "veth", "rdma": "none", "interface": None, "rendezvous": None}
+    if servers == "vm":  # NICs of their own, with soft RoCE
+        del veth["mode"], veth["rdma"]
     driven = [switch.name for switch in driven_switches(lab)]
     api, *ports = free_ports(1 + len(driven), usual)
     at = {name: f"127.0.0.1:{port}" for name, port in zip(driven, ports, strict=True)}

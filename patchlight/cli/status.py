@@ -212,6 +212,8 @@ def _packet_switches(found: Scrape) -> out.Coloured:
     lacking = found.by("packet_switch_lacking_entries", "switch")
     if full := [f"{name} lacks {n:.0f} entries" for name, n in lacking.items() if n]:
         return out.Coloured(f"{said.text}; {_named(full)}", "bad")
+    if mute := [n for n, up in found.by("packet_switch_snmp_up", "switch").items() if not up]:
+        return out.Coloured(f"{said.text}; no SNMP from {_named(mute)}", "caution")
     return said
 
 

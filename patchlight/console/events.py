@@ -23,6 +23,7 @@ _SENTENCES = {
     "discovery-ended": "{by} ended the discovery of the wiring",
     "policies": "policies in use: {policies}",
     "policy-fault": "policy {policy} failed: {message}",
+    "counted-by": "what hosts send is counted for {hosts} (switch, snmp: at switch ports)",
     "part-fault": "{part} of the controller failed: {message}",
     "openflow-switch-up": "packet switch {datapath_id} connected from {address}",
     "openflow-switch-down": "packet switch {datapath_id} disconnected",

@@ -233,6 +233,12 @@ JOB = Group(
     ),
     Key("placement", _line("a policy", "regroup"), "what chooses its GPUs", "the lab's policy"),
     Key("dark_limit", _DARK_LIMIT, "how long it may pause without a circuit", "10min"),
+    Key(
+        "transport",
+        choice("a transport", *get_args(jobs.Transport)),
+        "what carries a synthetic job's gradients: TCP, or RDMA (RoCE v2)",
+        default="tcp",
+    ),
 )
 KEYS = {key.name: key for key in JOB.keys}
 

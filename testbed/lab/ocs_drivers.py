@@ -85,9 +85,8 @@ _ROWS = (
     ),
     OcsDriver(
         "openflow", "OpenFlow 1.3: the switch connects to Patchlight",
-        "packet_switches.openflow.circuit_switch:OpenFlowSwitch", "openflow:OpenFlowServer",
-        6654, has_users=False, dials_in=True,
-        tested_with="conformance suite; Open vSwitch with packets",
+        "packet_switches.openflow.circuit_switch:OpenFlowSwitch", "openflow:OpenFlowServer", 6654,
+        has_users=False, dials_in=True, tested_with="conformance suite; Open vSwitch with packets",
     ),
     OcsDriver(
         "dry-run", "none: keeps a map in memory, for rehearsals", "dry_run:DryRun",

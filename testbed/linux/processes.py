@@ -200,13 +200,18 @@ class ProgressWatch:
                 self._last, self._changed = sign, now
         return now - self._changed
 
+    @property
+    def age_s(self) -> float:
+        """For how many seconds it has watched."""
+        return time.monotonic() - self._began
+
     def to_tell(self) -> float | None:
-        """How many seconds have passed, every five seconds: time to tell the user."""
+        """Its age, every five seconds: time to tell the user."""
         now = time.monotonic()
         if now - self._told < _TELL_S:
             return None
         self._told = now
-        return now - self._began
+        return self.age_s
 
 
 _OURS = "patchlight"

@@ -123,12 +123,13 @@ class NicCounters(BaseModel):
 
 
 class RdmaStatus(BaseModel):
-    """A NIC's RDMA device, and the GID of a worker's address."""
+    """A NIC's RDMA device, the GID of a worker's address, and the device's counters."""
 
     device: str
     port: int
     active: bool
     gid: GidStatus | None = None
+    counters: dict[str, int] = {}
 
 
 class NicStatus(BaseModel):

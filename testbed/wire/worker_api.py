@@ -47,7 +47,7 @@ class SyntheticTask(_Request):
     ``gradient_bytes`` are scaled already; ``compute_s`` is for this GPU. A stopped job continues at
     ``first_iteration``, with any number of workers. ``window_bytes`` limits what a neighbour may
     send ahead, on links whose rate is scaled. With ``paths`` each all-reduce requests an optical
-    path from the agent.
+    path from the agent. ``transport``: what carries the gradients.
     """
 
     trainer: Literal["synthetic"] = "synthetic"
@@ -59,6 +59,7 @@ class SyntheticTask(_Request):
     window_bytes: Annotated[int, Field(ge=4096)] | None = None
     first_iteration: Annotated[int, Field(ge=0)] = 0
     paths: bool = False
+    transport: jobs.Transport = "tcp"
 
     @model_validator(mode="after")
     def _begins_before_its_end(self) -> Self:
@@ -206,8 +207,9 @@ class WorkerStatus(BaseModel):
 class Report(BaseModel):
     """One iteration of one worker; ``finished_at`` in Unix time.
 
-    ``loss``: that of its own mini-batch before the update, if a model is trained. Users' programs
-    may leave out what has a default.
+    ``loss``: that of its own mini-batch before the update, if a model is trained.
+    ``queue_pairs_made`` and ``rdma_retries``: over RDMA, since the worker's start (two are made
+    first). Users' programs may leave out what has a default.
     """
 
     index: Annotated[int, Field(ge=0, le=2**53)]
@@ -218,6 +220,8 @@ class Report(BaseModel):
     check: Annotated[str, Field(max_length=200)] = ""
     device: Annotated[str, Field(max_length=200)] = ""
     loss: Annotated[float, Field(allow_inf_nan=False)] | None = None
+    queue_pairs_made: Annotated[int, Field(ge=0, le=2**53)] | None = None
+    rdma_retries: Annotated[int, Field(ge=-(2**53), le=2**53)] | None = None
 
 
 class Reports(BaseModel):

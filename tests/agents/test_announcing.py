@@ -4,11 +4,10 @@ import asyncio
 import os
 from collections.abc import Iterator
 from ipaddress import IPv4Address
-from pathlib import Path
 
 import pytest
 
-from patchlight.agents.nics.announcing import announce, send_announcement
+from patchlight.agents.nics.announcing import announce, announce_once
 from patchlight.agents.nics.state import NicState
 from patchlight.agents.nics.status import NicPlace
 from patchlight.testbed.linux import namespaces
@@ -117,8 +116,7 @@ async def meet(
 def test_a_nic_that_moved_is_not_reached_until_it_is_announced(fabric: str) -> None:
     move_b()
     assert not ping(A, str(ADDRESSES[B]))  # frames still go to its old port
-    path: Path = namespaces.namespace_path(B)
-    namespaces.inside(path, lambda: send_announcement("nic0", ADDRESSES[B]))
+    announce_once(place(B))
     wait_until(lambda: ping(A, str(ADDRESSES[B])), "the moved NIC")
 
 

@@ -82,7 +82,45 @@ def test_the_rdma_device_is_the_nic_s_own(tree: SysfsTree) -> None:
     (soft / "ports/1").mkdir(parents=True)
     (soft / "parent").write_text("veth0\n")
     (tree.root / "class/infiniband/rxe0").symlink_to(soft)
-    assert rdma_device_of("veth0", tree.root) == RdmaDevice("rxe0")
+    assert rdma_device_of("veth0", tree.root) == RdmaDevice("rxe0", is_soft=True)
+
+
+def soft_roce(tree: SysfsTree) -> None:
+    tree.nic("ens1")
+    soft = tree.root / "devices/virtual/infiniband/rxe0"
+    (soft / "ports/1").mkdir(parents=True)
+    (soft / "parent").write_text("ens1\n")
+    (tree.root / "class/infiniband").mkdir(exist_ok=True)
+    (tree.root / "class/infiniband/rxe0").symlink_to(soft)
+
+
+@pytest.mark.parametrize(
+    ("keys", "sharing", "is_given"),
+    [
+        ({}, "shared", True),
+        ({"rdma": "shared"}, "shared", True),
+        ({}, "exclusive", False),
+        ({"vlan": 7}, "shared", False),
+        ({"mode": "macvlan"}, "shared", False),
+        ({"rdma": "none"}, "shared", False),
+    ],
+)
+def test_soft_roce_is_given_where_it_works(
+    tree: SysfsTree, keys: dict[str, Any], sharing: Any, is_given: bool
+) -> None:
+    soft_roce(tree)
+    access = access_of(nic(**keys), tree.root, sharing)
+    assert (access.rdma is not None, access.rdma_moves) == (is_given, False)
+
+
+@pytest.mark.parametrize("keys", [{"rdma": "exclusive"}, {"rdma": "shared", "mode": "macvlan"}])
+def test_soft_roce_that_cannot_be_as_the_lab_file_says_is_refused(
+    tree: SysfsTree, keys: dict[str, Any]
+) -> None:
+    soft_roce(tree)
+    with pytest.raises(NicError, match="rxe0 is soft RoCE") as caught:
+        access_of(nic(**keys), tree.root, "shared")
+    assert "rdma: shared, mode: physical" in str(caught.value.hint)
 
 
 @pytest.mark.parametrize(

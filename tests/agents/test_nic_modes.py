@@ -20,7 +20,8 @@ from tests.support.agent_bench import ip
 from tests.support.nic_spaces import Spaces, furnish, inside, ping
 from tests.support.waiting import wait_until
 
-pytestmark = pytest.mark.root
+# Nearly all of it is the kernel's work, which kernels do in different ways.
+pytestmark = [pytest.mark.root, pytest.mark.kernel]
 
 
 def test_a_worker_s_nic_keeps_its_mac_and_gets_the_lab_file_s_mtu_and_routes(

@@ -123,6 +123,24 @@ def test_a_release_runs_until_it_is_stopped(far: HelperProcess, tmp_path: Path) 
     assert not running(tmp_path)
 
 
+def test_services_start_again_after_a_deployment_that_was_cut_off_before(tmp_path: Path) -> None:
+    files = {"lab.yaml": ("new", 0o644)}
+    with remote_helper(tmp_path / "root") as far:
+        release = installed(far, tmp_path / "wheels", "1")
+        assert far.ask("configure", files=files)
+        assert served(far, tmp_path, release)
+        assert not far.ask("configure", files=files)
+        assert not served(far, tmp_path, release)
+        files["lab.yaml"] = ("newer", 0o644)
+        assert far.ask("configure", files=files)
+        far.cut()
+    with remote_helper(tmp_path / "root") as far:
+        assert not far.ask("configure", files=files)
+        assert served(far, tmp_path, release)
+        assert not served(far, tmp_path, release)
+        far.ask("remove")
+
+
 def running(tmp_path: Path) -> list[int]:
     """The processes below the folder, of the service and of the shell that keeps it."""
     ours = [pid for pid in process_ids() if str(tmp_path / "root/opt") in command_line(pid)]

@@ -113,3 +113,35 @@ def test_what_a_dead_controller_left_dark_the_next_one_lights_again(lab: Emulate
     status = lab.controller.status()
     assert not status["drained"]
     assert not lab.controller.discovery()["open"]
+
+
+@pytest.mark.snmp
+def test_switches_that_nobody_drives_tell_by_snmp_where_16_servers_are(tmp_path: Path) -> None:
+    file, name = tmp_path / "lab.yaml", "told-by-snmp"
+    hosts = range(1, 17)
+    servers = [f"{{name: h{n}, nics: [{{name: nic0, address: 10.0.0.{n}}}]}}" for n in hosts]
+    driven = "driver: learning, telemetry: {snmp: {address: '10.9.9.%d:161'}}"
+    switches = [f"{{name: tor{n}, ports: 9, {driven % n}}}" for n in (1, 2)]
+    fibres = [f"h{n}.nic0 - ocs1.{n}" for n in hosts]
+    fibres += [f"tor{1 + n // 9}.{(n - 1) % 8 + 1} - ocs1.{16 + n}" for n in hosts]
+    circuits = [f"{n}-{16 + n}" for n in hosts]
+    file.write_text(
+        f"name: {name}\nnetwork: 10.0.0.0/24\nservers: [{', '.join(servers)}]\n"
+        f"packet_switches: [{', '.join(switches)}]\ncircuit_switches: [{{name: ocs1, "
+        "driver: calient-tl1, address: '10.9.9.9:3082', ports: 40, "
+        f"cross_connects: [{', '.join(circuits)}]}}]\n"
+        f"fibres: [{', '.join([*fibres, 'tor1.9 - tor2.9'])}]\n"
+    )
+    swapped = (("h3.nic0", "h9.nic0"),)
+    with EmulatedLab.from_file(str(file), 1000, workers="process", swapped=swapped):
+        result = CliRunner().invoke(cli, ["lab", "discover", name, "--yes", "--json"])
+    wiring = json.loads(result.stdout)["wiring"]
+    assert (wiring["differences"], wiring["doubts"]) == (
+        [
+            "fibre ocs1.3 goes to h9.nic0, the lab file says h3.nic0",
+            "fibre ocs1.9 goes to h3.nic0, the lab file says h9.nic0",
+        ],
+        [],
+    )
+    told = {row["port"]: row["verdict"] for row in wiring["ports"] if row["verdict"] != "free"}
+    assert told == {n: "differs" if n in (3, 9) else "as said" for n in range(1, 33)}

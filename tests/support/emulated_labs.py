@@ -1,5 +1,7 @@
 """Emulated labs for tests: what is made, what it carries, and what is left of it."""
 
+import platform
+import shutil
 import subprocess
 import sys
 import time
@@ -37,6 +39,15 @@ fibres:
   - {ends: [server2.nic0, tor2.1]}
   - {ends: [tor1.3, tor2.3], rate: 10Gbps}
 """
+
+
+def no_virtual_machines() -> str:
+    """Why no server can be a virtual machine here; empty where one can."""
+    if shutil.which("qemu-system-x86_64") is None:
+        return "there is no QEMU here"
+    system = platform.freedesktop_os_release()["ID"], platform.machine()
+    return "" if system == ("debian", "x86_64") else "virtual machines are made on Debian for amd64"
+
 
 # ``patchlight``, which stops for as long as it is let when it has called a function so many times.
 PAUSING = """

@@ -5,7 +5,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from patchlight.emulation.simulator.network.contract import EMULATED_BYTES, collective, tcp
+from patchlight.controller.prediction.framing import EMULATED_BYTES, tcp
+from patchlight.emulation.simulator.network.contract import collective
 from patchlight.emulation.simulator.network.jobs import PlacedJob, run_jobs
 from patchlight.emulation.simulator.network.topologies.direct import lab_network
 from patchlight.testbed.jobs import JobSpec

@@ -27,7 +27,7 @@ PAIR = ("gpu1", "gpu3")
 def connected(lab: EmulatedLab) -> Iterator[ControllerClient]:
     """A client of the lab's controller, once all switches are there; stops what still runs."""
     with ControllerClient(lab.lab.controller_api) as client:
-        wait_until(lambda: all(s["connected"] for s in client.status()["switches"]))
+        wait_until(lambda: all(s["connected"] is not False for s in client.status()["switches"]))
         yield client
         for job in client.jobs():
             if job["finished_at"] is None:

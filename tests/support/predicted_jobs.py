@@ -6,8 +6,9 @@ from statistics import median
 
 from patchlight.client.client import ControllerClient
 from patchlight.controller.policies.topology import regroup
-from patchlight.controller.prediction import network
-from patchlight.controller.prediction.network import LabNetwork, PredictedJob, Prediction, Training
+from patchlight.controller.prediction import completion
+from patchlight.controller.prediction.completion import PredictedJob, Prediction
+from patchlight.controller.prediction.network import LabNetwork, Training
 from patchlight.emulation.experiments.ofc2022.results import COMPUTE_S, GRADIENT_BYTES
 from patchlight.testbed.jobs import JobSpec
 from patchlight.testbed.lab.model import Lab
@@ -36,7 +37,7 @@ def predict(
     lab: Lab, maps: Mapping[str, PortMap], jobs: Sequence[PredictedJob]
 ) -> list[Prediction]:
     """The predictions for these jobs under these maps."""
-    return network.predict(LabNetwork(lab, trace_links(lab, maps)), jobs)
+    return completion.predict(LabNetwork(lab, trace_links(lab, maps)), jobs)
 
 
 def predicted_and_measured_s(

@@ -128,6 +128,7 @@ case $verb in
         setsid $command >>"$STATE/journal" 2>&1 </dev/null &
         echo $! >"$pid" ;;
     stop) kill "$(cat "$pid" 2>/dev/null || echo none)" 2>/dev/null; rm -f "$pid" ;;
+    restart) "$0" stop "$unit"; "$0" start "$unit" ;;
     show) echo "MainPID=$(cat "$pid" 2>/dev/null || echo 0)"; echo NRestarts=0 ;;
     *) echo "unknown verb $verb" >&2; exit 1 ;;
 esac

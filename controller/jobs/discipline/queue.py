@@ -14,7 +14,8 @@ from patchlight.controller.jobs.discipline.contract import (
 )
 from patchlight.controller.jobs.discipline.standings import Place, Victims, WaitingLine
 from patchlight.controller.policies.contract import ClusterView, ElasticJob, QueuedJob
-from patchlight.controller.prediction.network import LabNetwork, Load, RingWork, units_s
+from patchlight.controller.prediction.completion import RingWork, units_s
+from patchlight.controller.prediction.network import LabNetwork, Load
 from patchlight.testbed.lab.rules import Discipline, Waiting, WaitReason
 
 E = TypeVar("E", bound=QueueEntry)

@@ -1,9 +1,9 @@
 """Predicts quickly what an option means for running and waiting jobs.
 
-All edges of rings on a link share it evenly, which takes microseconds per edge;
-``policies.cheapest`` simulates jobs to their ends in milliseconds. Waiting jobs start in turn when
-enough GPUs are free. It ignores that links are shared again at each end, and which GPUs a placement
-policy would choose.
+Jobs that share links are played together for some iterations (``prediction.completion``);
+``policies.cheapest`` plays them to their ends. Waiting jobs start in turn when enough GPUs are
+free. It ignores that links are shared again at each end, and which GPUs a placement policy would
+choose.
 """
 
 import heapq
@@ -16,6 +16,7 @@ from patchlight.controller.policies.cheapest import HORIZON_S, placed
 from patchlight.controller.policies.contract import ClusterView, ElasticJob, JobView, QueuedJob
 from patchlight.controller.policies.degrees import lost_s
 from patchlight.controller.policies.sets import joined, lowest, members
+from patchlight.controller.prediction.completion import PhasedJob, set_paces
 from patchlight.controller.prediction.network import UNLIMITED_BPS, Demand, LabNetwork, Load
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab.model import Lab
@@ -84,12 +85,9 @@ class Prospect(NamedTuple):
 
 
 class _Going(NamedTuple):
-    """A job with its ring: the edges on links that it may share, and its speed."""
+    """A job with its ring: its part on links that it may share, and what is left of it."""
 
-    shares: Demand
-    load: Load
-    own_bps: float
-    unit_s: float
+    phased: PhasedJob
     left_s: float
     workers: int
 
@@ -103,6 +101,8 @@ class Outlook:
         self.edges: dict[Hashable, int] = {}
         """The edges of rings on each link between switches."""
         self._on: dict[Hashable, list[_Going]] = {}
+        self._paces_s: dict[PhasedJob, float] = {}
+        self._capacity_bps: dict[Hashable, float] = {}
         # The job being decided waits too: it stands for the next one to arrive.
         self._behind = max(1, len(cluster.queue))
         self.left_by_job: dict[str, float] = {
@@ -116,7 +116,8 @@ class Outlook:
     ) -> None:
         if len(rings) > _MOST_RINGS:
             rings.clear()
-        found: list[tuple[str, float, Load, Demand, float, int]] = []
+        self._capacity_bps.update(network.capacity_bps)
+        unknown: list[tuple[str, _Going]] = []
         for job in self.cluster.rings:
             if job.load is None or job.waits:
                 continue
@@ -125,17 +126,17 @@ class Outlook:
             own_bps, shares = rings[job.ring]
             for link, edges in shares.items():
                 self.edges[link] = self.edges.get(link, 0) + edges
-            found.append((job.name, job.ends_s, job.load, shares, own_bps, len(job.ring)))
-        for name, ends_s, load, shares, own_bps, workers in found:
-            unit_s = load.unit_s(self._rate_bps(network, own_bps, shares, {}))
-            left_s = ends_s - self.cluster.now_s
-            if left_s == math.inf and load.units < math.inf and unit_s < math.inf:
-                # A lab knows the remaining iterations, not their end.
-                left_s = max(0.0, load.units) * unit_s
-                self.left_by_job[name] = left_s
-            going = _Going(shares, load, own_bps, unit_s, left_s, workers)
+            phased = self._phased(job.load, own_bps, shares)
+            going = _Going(phased, job.ends_s - self.cluster.now_s, len(job.ring))
+            if going.left_s == math.inf and job.load.units < math.inf:
+                unknown.append((job.name, going))
             for link in shares:
                 self._on.setdefault(link, []).append(going)
+        set_paces([going.phased for _, going in unknown], self._capacity_bps)
+        for name, going in unknown:
+            # A lab knows the remaining iterations, not their end.
+            if going.phased.pace_s < math.inf:
+                self.left_by_job[name] = max(0.0, going.phased.left) * going.phased.pace_s
 
     @staticmethod
     def _split(network: LabNetwork, demand: Demand | None) -> tuple[float, Demand]:
@@ -151,12 +152,13 @@ class Outlook:
                 shares[link] = edges
         return own_bps, shares
 
-    def _rate_bps(
-        self, network: LabNetwork, own_bps: float, shares: Demand, more: Mapping[Hashable, int]
-    ) -> float:
-        """The rate of an edge of a ring, with ``more`` edges on links."""
-        edges = ((link, self.edges.get(link, 0) + more.get(link, 0)) for link in shares)
-        return min([own_bps, *(network.capacity_bps[link] / max(1, n) for link, n in edges)])
+    def _phased(self, load: Load, own_bps: float, shares: Demand) -> PhasedJob:
+        """A job on links that it may share, and one that stands for its own."""
+        assert self.network is not None
+        own = object()
+        self._capacity_bps[own] = own_bps
+        bits = load.ring_bits * self.network.wire
+        return PhasedJob({**shares, own: 1}, load.compute_s, bits, load.units)
 
     def load_of(self, job: JobView, ring: Sequence[int]) -> Load | None:
         """A job's work on these GPUs; ``None`` if unknown."""
@@ -171,7 +173,7 @@ class Outlook:
         network = self.network
         own_bps, shares = UNLIMITED_BPS, _NO_SHARES
         if network is not None and len(ring) > 1:
-            own_bps = network.nic_bps
+            own_bps = network.nic_bps * network.wire
             if dark_s is None:
                 demand = network.demand(ring)
                 if demand is None:
@@ -179,12 +181,10 @@ class Outlook:
                 own_bps, shares = self._split(network, demand)
         if load is None:
             return Prospect(dark_s=dark_s or 0.0)
-        alone_unit_s, units = _alone(load, own_bps)
+        alone_unit_s, units = _alone(load, own_bps / (1.0 if network is None else network.wire))
         lasts_s, delays_s, held_gpu_s = units * alone_unit_s, 0.0, 0.0
         if network is not None and shares and load.ring_bits:
-            rate_bps = self._rate_bps(network, own_bps, shares, shares)
-            lasts_s = units * load.unit_s(rate_bps)
-            delays_s, held_gpu_s = self._delays_s(network, shares, lasts_s)
+            lasts_s, delays_s, held_gpu_s = self._beside(load, units, own_bps, shares)
         held_gpu_s += self._held_gpu_s(ring, lasts_s)
         return Prospect(
             lasts_s,
@@ -240,21 +240,36 @@ class Outlook:
         each = (n.bit_count() * self._speeds.get(m, 1.0) for m, n in shape.model_gpus.items())
         return math.fsum(each)
 
-    def _delays_s(self, network: LabNetwork, shares: Demand, lasts_s: float) -> tuple[float, float]:
-        """How much later others end if these edges share their links that long; in GPU-seconds."""
-        met = {id(going): going for link in shares for going in self._on.get(link, ())}
-        found, held_gpu_s = 0.0, 0.0
-        for going in met.values():
-            rate_bps = self._rate_bps(network, going.own_bps, going.shares, shares)
-            unit_s = going.load.unit_s(min(rate_bps, going.own_bps))
-            if unit_s > going.unit_s:
-                left_s = going.left_s if going.left_s < math.inf else HORIZON_S
-                later_s = min(
-                    left_s * (unit_s / going.unit_s - 1), lasts_s * (1 - going.unit_s / unit_s)
-                )
-                found += later_s
-                held_gpu_s += going.workers * later_s
-        return found, held_gpu_s
+    def _beside(
+        self, load: Load, units: float, own_bps: float, shares: Demand
+    ) -> tuple[float, float, float]:
+        """How long a job takes on links with others, and how much later those end; in GPU-seconds.
+
+        All jobs that share links with it, directly or through others, go on meanwhile.
+        """
+        found: dict[PhasedJob, _Going] = {}
+        links = list(shares)
+        for link in links:
+            for going in self._on.get(link, ()):
+                if going.phased not in found:
+                    found[going.phased] = going
+                    links += going.phased.demand
+        others = list(found)
+        if unknown := [job for job in others if job not in self._paces_s]:
+            set_paces(others, self._capacity_bps)
+            self._paces_s.update({job: job.pace_s for job in unknown})
+        new = self._phased(load, own_bps, shares)
+        set_paces([new, *others], self._capacity_bps)
+        lasts_s, later_s, held_gpu_s = units * new.pace_s, 0.0, 0.0
+        for job, going in found.items():
+            before_s, after_s = self._paces_s[job], job.pace_s
+            if before_s < after_s:
+                left_s = job.left * before_s if going.left_s == math.inf else going.left_s
+                left_s = left_s if left_s < math.inf else HORIZON_S
+                each_s = min(left_s * (after_s / before_s - 1), lasts_s * (1 - before_s / after_s))
+                later_s += each_s
+                held_gpu_s += going.workers * each_s
+        return lasts_s, later_s, held_gpu_s
 
 
 def _alone(load: Load, own_bps: float) -> tuple[float, float]:

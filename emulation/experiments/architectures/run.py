@@ -18,6 +18,7 @@ from patchlight.emulation.simulator.cluster.networkcluster import Usage
 from patchlight.emulation.simulator.cluster.results import summary_of
 from patchlight.emulation.simulator.cluster.sweep import load_policies
 from patchlight.emulation.simulator.network.contract import Network
+from patchlight.emulation.simulator.network.jobs import PlacedJob, run_jobs
 from patchlight.emulation.simulator.network.specs import network_of
 from patchlight.emulation.simulator.results import provenance
 from patchlight.testbed.errors import BadInput
@@ -192,7 +193,7 @@ def run_experiment(
         row["iteration_to_ideal"] = float(np.exp(np.mean(np.log(ratios))))
     return {
         "experiment": "architectures",
-        "schema_version": 2,
+        "schema_version": 3,
         "nodes": nodes,
         "jobs": options.jobs,
         "models": list(options.models),
@@ -202,6 +203,37 @@ def run_experiment(
         },
         "prices": {part: price._asdict() for part, price in prices.items()},
         "provenance": origin,
+    }
+
+
+ALL_REDUCES = ("ring", "two-rings", "hierarchical", "halving-doubling", "tree")
+_BOUND_BYTES = 1e9
+
+
+def over_bound(network: Network) -> dict[str, Any]:
+    """How long collectives of 1 GB among all nodes take, over the time that the NICs need.
+
+    The bound is 2(n−1)/n · S / NIC rate for an all-reduce (``ring``; ``all_reduce``: that of the
+    best algorithm, ``by``), and half of it for an all-to-all.
+    """
+    group = np.arange(network.nodes)
+    nic_s = (network.nodes - 1) / network.nodes * 8 * _BOUND_BYTES / network.nic_bps
+
+    def time_s(name: str) -> float:
+        rounds = network.collective(name, group, _BOUND_BYTES)
+        jobs = [PlacedJob(group, 0.0, rounds, iterations) for iterations in (1, 11)]
+        once_s, often_s = (float(run_jobs(network, [job]).ends_s[0]) for job in jobs)
+        return (often_s - once_s) / 10  # without what the job waits for its first circuits
+
+    power_of_two = not network.nodes & (network.nodes - 1)
+    names = [name for name in ALL_REDUCES if name != "halving-doubling" or power_of_two]
+    reduces = {name: time_s(name) / (2 * nic_s) for name in names}
+    best = min(reduces, key=lambda name: reduces[name])
+    return {
+        "ring": reduces["ring"],
+        "all_reduce": reduces[best],
+        "by": best,
+        "all_to_all": time_s("all-to-all") / nic_s,
     }
 
 
@@ -227,6 +259,7 @@ def _measure(
         "iteration_s": {
             name: float(lasted_s[models == name].mean()) for name in dict.fromkeys(models.tolist())
         },
+        "over_bound": over_bound(network),
         "jct_mean_s": summary["jct_s"]["mean"],
         "jct_p99_s": summary["jct_s"]["p99"],
         "makespan_s": summary["makespan_s"],

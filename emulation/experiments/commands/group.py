@@ -71,6 +71,19 @@ def experiment() -> None:
     metavar="PERCENT",
     help="Make the second job compute this much longer, so that the jobs do not stay in step.",
 )
+@click.option(
+    "--server-kind",
+    "servers",
+    type=click.Choice(["namespace", "vm"]),
+    default="namespace",
+    help="vm: servers are virtual machines with soft RoCE.",
+)
+@click.option(
+    "--transport",
+    type=click.Choice(["tcp", "rdma"]),
+    default="tcp",
+    help="What carries the gradients; rdma (RoCE v2) needs --server-kind vm.",
+)
 @click.option("--dashboard", is_flag=True, help="Show the lab in a browser during the run.")
 @run_options("--output")
 @out.wide_option
@@ -181,6 +194,77 @@ _QUICK_JOBS, _JOBS = 20, 100
 
 
 @experiment.command()
+@click.option("--labs", type=click.IntRange(min=1), help="Labs to try.  [default: 50; quick: 3]")
+@click.option("--quick", is_flag=True, help="Three labs of up to 6 servers, in some minutes.")
+@click.option(
+    "--servers", type=click.IntRange(min=2), default=16, help="Servers of the largest lab."
+)
+@click.option("--seed", type=click.IntRange(min=0), default=0, help="Seed of the first lab.")
+@click.option(
+    "--scale", type=click.FloatRange(min=1), default=1000, help="Divide rates and bytes by this."
+)
+@run_options("--output")
+@out.listing_options
+def twin(
+    labs: int | None,
+    quick: bool,
+    servers: int,
+    seed: int,
+    scale: float,
+    output: Path | None,
+    as_json: bool,
+) -> None:
+    """Compare the simulator's predictions with packets, in random labs.
+
+    Each lab runs random training jobs with two pairs of policies, in packets and in the simulator.
+    Prints the errors and writes result.json, jobs.csv and a scatter plot. Needs root.
+    """
+    require_root("building a lab out of network namespaces")
+    # Not above: importing NumPy and Matplotlib takes longer than --help should.
+    from patchlight.emulation.experiments.twin import run
+    from patchlight.emulation.simulator.results import give_to_caller, results_folder
+
+    folder = results_folder(output, "twin")
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    terminal = out.console(stderr=as_json)
+
+    def say(step: str) -> None:
+        terminal.print(f"{time.strftime('%H:%M:%S')} {out.harmless(step)}", soft_wrap=True)
+
+    most = min(servers, 6) if quick else servers
+    result = run.run_experiment(labs or (3 if quick else 50), seed, most, scale, say)
+    files = run.write_report(result, folder)
+    give_to_caller([folder, *files])
+    if as_json:
+        out.print_json(result)
+        return
+    _print_twin(result)
+    out.say_written(files, folder)
+
+
+def _print_twin(result: dict[str, Any]) -> None:
+    table = out.Table("jobs", out.number("number"), "predicted ÷ measured − 1", "median", "95 %")
+    for which in ("quiet", "all"):
+        found = result[which]
+        for name, words in (("runs", "at work"), ("iteration", "iteration"), ("jct", "completion")):
+            if found.get(name):
+                median, p95 = (f"± {100 * found[name][key]:.1f} %" for key in ("median", "p95"))
+                shown = "machine quiet" if which == "quiet" else "all"
+                table.add_row(shown, str(found["jobs"]), words, median, p95)
+    table.print()
+    found = result["all"]
+    parts = ", ".join(f"{name[:-2]} {s:.2f} s" for name, s in found["causes_s"].items())
+    out.say(f"Median error of each part of a completion time: {parts}.")
+    out.say(
+        f"Better policy predicted in {found['orders_right']} of {found['orders']} labs where they "
+        "differ by 10 %."
+    )
+    if busy := [lab["too_busy"] for lab in result["labs"] if lab["too_busy"]]:
+        said = f"The machine was too busy in {len(busy)} of {len(result['labs'])} runs"
+        out.say(f"{said}, as in: {busy[0]}.", meaning="caution")
+
+
+@experiment.command()
 @click.option(
     "--network",
     "networks",
@@ -234,46 +318,53 @@ def architectures(
         out.print_json(result)
         return
     _print_architectures(result)
-    for what, key in (("power", "power_unknown"), ("cost", "cost_unknown")):
-        unknown = {
-            part: why for row in result["networks"].values() for part, why in row[key].items()
-        }
-        if unknown:
-            said = "; ".join(f"{part} {why}" for part, why in unknown.items())
-            out.say(f"No public figure, so not in {what}: {said}. Add your own with --prices.")
     out.say_written(files, folder)
 
 
 def _print_architectures(result: dict[str, Any]) -> None:
+    """The table; power and cost only if every part of every network has a figure."""
+    networks = result["networks"]
+    sums = {"kW": ("power_w", "power_unknown", ".2f"), "k$": ("cost_usd", "cost_unknown", ".0f")}
+    known = {
+        name: (key, digits)
+        for name, (key, unknown, digits) in sums.items()
+        if not any(row[unknown] for row in networks.values())
+    }
     table = out.Table(
         "network",
         out.number("iteration"),
+        out.number("all-reduce"),
+        "best",
+        out.number("all-to-all"),
         out.number("JCT"),
         out.number("p99", wide=True),
-        out.number("links"),
+        out.number("links", wide=True),
         out.number("fullest", wide=True),
-        out.number("dark"),
-        out.number("kW"),
-        out.number("k$"),
-        title=f"{result['jobs']} jobs on {result['nodes']} nodes (iteration: times ideal switch)",
+        out.number("dark", wide=True),
+        *map(out.number, known),
+        title=f"{result['jobs']} jobs on {result['nodes']} nodes. Iteration: times that on an ideal"
+        " switch. Collectives: times the NICs' bound.",
     )
-    for spec, row in result["networks"].items():
+    for spec, row in networks.items():
         table.add_row(
             spec,
             f"{row['iteration_to_ideal']:.2f} ×",
+            f"{row['over_bound']['all_reduce']:.2f} ×",
+            row["over_bound"]["by"],
+            f"{row['over_bound']['all_to_all']:.2f} ×",
             f"{row['jct_mean_s']:.0f} s",
             f"{row['jct_p99_s']:.0f} s",
             f"{100 * row['link_use_mean']:.1f} %",
             f"{100 * row['link_use_max']:.1f} %",
             f"{row['dark_s']:.3g} s",
-            _sum(row, "power", "power_w", ".2f"),
-            _sum(row, "cost", "cost_usd", ".0f"),
+            *(f"{row[key] / 1e3:{digits}}" for key, digits in known.values()),
         )
     table.print()
-
-
-def _sum(row: dict[str, Any], what: str, key: str, digits: str) -> str:
-    """Thousands, at least so many where parts have no figure; a dash where none has."""
-    if row[key] is None:
-        return "–"
-    return f"{'≥ ' if row[f'{what}_unknown'] else ''}{row[key] / 1e3:{digits}}"
+    if missing := [name for name in sums if name not in known]:
+        parts = {
+            part for row in networks.values() for name in missing for part in row[sums[name][1]]
+        }
+        out.say(
+            f"No {' or '.join(missing)}: some parts have no public figure "
+            f"({', '.join(sorted(parts))}). Give yours with --prices."
+        )

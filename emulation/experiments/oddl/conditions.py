@@ -14,7 +14,7 @@ from patchlight.emulation.simulator.cluster.jobs import SyntheticJobs, queue_job
 from patchlight.emulation.simulator.cluster.simulation import Simulation
 from patchlight.emulation.simulator.cluster.sweep import QueueScheduler, load_policies
 from patchlight.emulation.simulator.network import jobs as network_jobs
-from patchlight.emulation.simulator.network.contract import Network, Round, collective
+from patchlight.emulation.simulator.network.contract import Network, Round
 from patchlight.emulation.simulator.network.engine import run
 from patchlight.emulation.simulator.network.jobs import PlacedJob
 from patchlight.emulation.simulator.network.sharing import Ints
@@ -42,16 +42,17 @@ class Workload(NamedTuple):
     gradient_bytes: float
     tokens_bytes: float = 0.0
 
-    def rounds(self, members: int) -> list[Round]:
-        """What so many nodes send in an iteration."""
-        gradient = collective("ring", members, self.gradient_bytes)
+    def rounds(self, nodes: Ints, network: Network) -> list[Round]:
+        """What these nodes send in an iteration, as the network runs it."""
+        gradient = network.collective("ring", nodes, self.gradient_bytes)
         if not self.tokens_bytes:
             return gradient
         # To the experts and back, in the forward pass and again in the backward pass.
-        experts = network_jobs.expert_exchange(
-            members, min(_EXPERTS, members), 4 * _LAYERS * self.tokens_bytes
+        members, experts = len(nodes), min(_EXPERTS, len(nodes))
+        exchange = network_jobs.expert_exchange(
+            members, experts, 4 * _LAYERS * self.tokens_bytes, network.at_a_time(experts)
         )
-        return [*experts, *gradient]
+        return [*exchange, *gradient]
 
 
 @cache
@@ -213,28 +214,36 @@ class Scene(NamedTuple):
         network = self.network(kind, conditions)
         members = len(self.surroundings.nodes)
         nodes = self.surroundings.nodes if conditions.placed else np.arange(members)
-        job = self._job(workload(self.model), nodes, conditions)
+        job = self._job(workload(self.model), network, nodes, conditions)
         # On ODDL the wavelength switches keep others out, on an ideal switch there is no link to
         # share but the NIC.
         alone = not conditions.beside or kind in ("ideal", "oddl")
-        return mean_iteration_s(network, job, () if alone else self._neighbours(conditions))
+        return mean_iteration_s(
+            network, job, () if alone else self._neighbours(network, conditions)
+        )
 
-    def _neighbours(self, conditions: Conditions) -> list[PlacedJob]:
+    def _neighbours(self, network: Network, conditions: Conditions) -> list[PlacedJob]:
         """The jobs beside it, of all models by turns, each somewhere in its first iteration."""
         rng = np.random.default_rng(self.seed)
         found = []
         for number, nodes in enumerate(self.surroundings.neighbours):
             model = workload(MODELS[number % len(MODELS)])
-            found.append(self._job(model, nodes, conditions, rng.random() * model.compute_s))
+            begins_s = rng.random() * model.compute_s
+            found.append(self._job(model, network, nodes, conditions, begins_s))
         return found
 
     def _job(
-        self, model: Workload, nodes: Ints, conditions: Conditions, begins_s: float = 0.0
+        self,
+        model: Workload,
+        network: Network,
+        nodes: Ints,
+        conditions: Conditions,
+        begins_s: float = 0.0,
     ) -> PlacedJob:
         return PlacedJob(
             nodes,
             model.compute_s if conditions.computes else 0.0,
-            model.rounds(len(nodes)),
+            model.rounds(nodes, network),
             network_jobs.ONCE,
             begins_s,
             overlap=model.backward if conditions.overlapped else 0.0,

@@ -96,9 +96,10 @@ def sensitivity(
 
 def _iteration_s(spec: str, name: str, nodes: int, light: conditions.LightTimes) -> float:
     model = conditions.workload(name)
-    ranks = np.arange(nodes)
-    job = PlacedJob(ranks, model.compute_s, model.rounds(nodes), ONCE, messages_s=light.message_s)
-    return conditions.mean_iteration_s(network_of(spec), job)
+    network, ranks = network_of(spec), np.arange(nodes)
+    rounds = model.rounds(ranks, network)
+    job = PlacedJob(ranks, model.compute_s, rounds, ONCE, messages_s=light.message_s)
+    return conditions.mean_iteration_s(network, job)
 
 
 _SHARES = (16, 4)

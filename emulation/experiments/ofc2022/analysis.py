@@ -9,6 +9,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from patchlight.emulation.fabric.roce import RoceShare
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.jobs import JobStatus, Trainer
 
@@ -17,7 +18,8 @@ Wiring = Literal["static", "optical", "live"]
 
 @dataclass(frozen=True, slots=True)
 class Iteration:
-    """One iteration as its worker reported it: ``finished_at`` is Unix time, bytes are payload."""
+    """One iteration as its worker reported it: ``finished_at`` is Unix time, bytes are payload;
+    over RDMA, the queue pairs made and the retries since its start."""
 
     rank: int
     index: int
@@ -25,6 +27,8 @@ class Iteration:
     compute_s: float
     communication_s: float
     sent_bytes: int
+    queue_pairs_made: int | None = None
+    rdma_retries: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +91,7 @@ class CaseRun:
     gpus: tuple[GpuUse, ...]
     reconfigurations: tuple[MeasuredChange, ...] = field(default=())
     trainer: Trainer = "synthetic"
+    roce: RoceShare | None = None
 
 
 SAMPLE_S = 1.0  # counters and GPUs are read once a second
@@ -267,6 +272,25 @@ def live_figures(run: CaseRun) -> LiveFigures:
         completion_s=end - start,
         restarts=sum(job.status.restarts for job in run.jobs),
     )
+
+
+def rdma_figures(run: CaseRun) -> dict[str, float]:
+    """RoCE v2's share of a run's packets, and what its queue pairs went through; empty over TCP.
+
+    A connection that is made again is counted by both its ends.
+    """
+    if run.roce is None:
+        return {}
+    last = {(n, i.rank): i for n, job in enumerate(run.jobs) for i in job.iterations}
+    made = [i.queue_pairs_made for i in last.values() if i.queue_pairs_made is not None]
+    return {
+        "packets_share": run.roce.of_packets,
+        "bytes_share": run.roce.of_bytes,
+        "frames_missed": run.roce.missed,
+        "connections": len(made),
+        "made_again": sum(number - 2 for number in made) / 2,
+        "retries": sum(i.rdma_retries or 0 for i in last.values()),
+    }
 
 
 def the_change(run: CaseRun) -> MeasuredChange:

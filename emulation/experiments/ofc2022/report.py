@@ -163,6 +163,9 @@ def rows_of(result: dict[str, Any]) -> list[Row]:
                 ours = found[wiring]
                 measured = f"{ours['completion_s']:.2f} s, {ours['iterations']} iterations"
                 rows.append((name, f"completion, {wiring}", f"{paper_s:g} s", measured, ""))
+        for wiring, rdma in found["rdma"].items():
+            if rdma:
+                rows.append((name, f"RoCEv2 packets, {wiring}", "", _of_rdma(rdma), ""))
         if "reduction" not in found:
             continue
         static, optical = found["static"], found["optical"]
@@ -182,6 +185,11 @@ def rows_of(result: dict[str, Any]) -> list[Row]:
         rows.append(("live", "iteration", "", pace, ""))
         gap = f"{live['longest_gap_s']:.2f} s"
         rows.append(("live", "longest without one", "", gap, ""))
+        if rdma := live.get("rdma"):
+            rows.append(("live", "RoCEv2 packets", "", _of_rdma(rdma), ""))
+            lived = rdma["connections"] - rdma["made_again"]
+            pairs = f"{lived:g} of {rdma['connections']} lived, {rdma['retries']} retries"
+            rows.append(("live", "queue pairs", "", pairs, ""))
     if real := result.get("real"):
         rows += _rows_of_real(real, result["cases"].get(real["case"], {}))
     if change := result.get("reconfiguration"):
@@ -190,6 +198,12 @@ def rows_of(result: dict[str, Any]) -> list[Row]:
         took = f"{change['total_s']:.2f} s ({drain_s:.2f} s drain)"
         rows.append(("", what, "", took, ""))
     return rows
+
+
+def _of_rdma(rdma: dict[str, Any]) -> str:
+    missed = f" ({rdma['frames_missed']} missed)" if rdma["frames_missed"] else ""
+    shares = [f"{100 * rdma[key]:.1f} %" for key in ("packets_share", "bytes_share")]
+    return f"{shares[0]}, {shares[1]} of bytes{missed}"
 
 
 def _rows_of_real(real: dict[str, Any], beside: dict[str, Any]) -> list[Row]:
@@ -266,6 +280,7 @@ def page(result: dict[str, Any], rows: Sequence[Sequence[str]], plots: Sequence[
         f"<p>The experiment of {escape(papers.SOURCE)}, run with packets on "
         f"lab {escape(result['lab'])} on {escape(result['started_at'])}. "
         f"OpenFlow engine: {escape(result['engine'])}. Workers: {escape(result['workers'])}. "
+        f"Servers: {escape(result['servers'])}. Transport: {escape(result['transport'])}. "
         f"Rates, bytes and TCP windows are emulated at 1:{result['scale']:g}, times at 1:1; all "
         f"figures here are those of the unscaled lab.{mismatch}</p>",
         *([f"<p>{escape(words)}</p>"] if (words := _of_real(result)) else []),

@@ -17,7 +17,7 @@ from patchlight.emulation.experiments.ofc2022 import analysis
 from patchlight.emulation.experiments.paper import PAPER
 from patchlight.emulation.simulator.results import CpuTicks
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.jobs import JobSpec, Trainer
+from patchlight.testbed.jobs import JobSpec, Trainer, Transport
 from patchlight.testbed.lab.model import Host, Lab
 from patchlight.testbed.lab.wiring import trace_links
 
@@ -39,6 +39,7 @@ def jobs_of(
     iterations: int,
     mismatch_percent: float = 0.0,
     trainer: Trainer = "synthetic",
+    transport: Transport = "tcp",
 ) -> tuple[JobSpec, ...]:
     """The jobs of case ``a`` or ``b``, first job first, each with its ring in order.
 
@@ -63,7 +64,7 @@ def jobs_of(
                 f"lab {lab.name}: the {size} GPUs of job {number} of case {case} are all on one "
                 "packet switch already, so that regrouping them would change nothing"
             )
-        what: dict[str, Any] = {"gradient_bytes": GRADIENT_BYTES}
+        what: dict[str, Any] = {"gradient_bytes": GRADIENT_BYTES, "transport": transport}
         if trainer == "torch":
             what = {"trainer": trainer, "model": REAL_MODEL}
         jobs.append(
@@ -210,6 +211,8 @@ class Setting:
     machine: Mapping[str, Any]
     disturbance: Disturbance
     mismatch_percent: float = 0.0
+    servers: str = "namespace"
+    transport: Transport = "tcp"
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,6 +262,8 @@ def result_of(setting: Setting, every: Sequence[analysis.CaseRun]) -> dict[str, 
     }
     if live_run is not None and live is not None:
         result["live"] = {"case": live_run.case, **asdict(live)}
+        if rdma := analysis.rdma_figures(live_run):
+            result["live"]["rdma"] = rdma
     result["headline"] = headline(result)
     if real := {run.wiring: run for run in every if run.trainer == "torch"}:
         result["real"] = _real(real)
@@ -321,6 +326,7 @@ def _case(
             {"name": s.name, "iterations": s.iterations, "ring": list(s.hosts)} for s in specs
         ],
         **{wiring: asdict(figures[case, wiring]) for wiring in there},
+        "rdma": {wiring: analysis.rdma_figures(runs[case, wiring]) for wiring in there},
         "paper": asdict(PAPER[case]),
         "paper_reduction": PAPER[case].reduction,
         "paper_model_utilization_ratio": PAPER[case].model_utilization_ratio,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import datetime
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -15,10 +17,11 @@ from patchlight.client.client import ControllerClient
 from patchlight.controller.hosts.fleet import SAMPLES_KEPT_S
 from patchlight.emulation.experiments.ofc2022 import analysis, results
 from patchlight.emulation.experiments.ofc2022.report import write_report
+from patchlight.emulation.fabric.roce import RoceMeter
 from patchlight.emulation.lab.emulated_lab import EmulatedLab
 from patchlight.emulation.simulator.results import cpu_ticks, provenance
 from patchlight.testbed.errors import BadInput, PatchlightError
-from patchlight.testbed.jobs import JobSpec, JobState, JobStatus, Trainer
+from patchlight.testbed.jobs import JobSpec, JobState, JobStatus, Trainer, Transport
 from patchlight.testbed.lab.model import Lab
 from patchlight.testbed.lab.portmap import PortMap
 from patchlight.testbed.labfile.reader import find_lab, load_lab
@@ -131,14 +134,16 @@ def run_case(
     tell: Tell,
     mismatch_percent: float = 0.0,
     trainer: Trainer = "synthetic",
+    meter: RoceMeter | None = None,
 ) -> analysis.CaseRun:
     """One case under one wiring, from the lab's initial cross-connects to the last iteration.
 
     ``live`` has the controller regroup when the first job is half way. ``PatchlightError`` if a
-    job fails or does not get on.
+    job fails or does not get on. With a ``meter`` its jobs train over RDMA.
     """
     client.reconfigure(lab.initial_maps)
-    specs = results.jobs_of(case, lab, iterations, mismatch_percent, trainer)
+    transport: Transport = "tcp" if meter is None else "rdma"
+    specs = results.jobs_of(case, lab, iterations, mismatch_percent, trainer, transport)
     since = time.time()
     ids = [job.id for job in client.submit(specs, regroup=wiring == "optical")]
     at_half = specs[0].iterations // 2
@@ -149,7 +154,9 @@ def run_case(
         if not changes and first.state is JobState.RUNNING and first.iterations_done >= at_half:
             changes.append(client.regroup(ids))
 
-    statuses = _follow(client, ids, case, wiring, tell, live_change if wiring == "live" else None)
+    with meter or nullcontext():
+        on_news = live_change if wiring == "live" else None
+        statuses = _follow(client, ids, case, wiring, tell, on_news)
     if wiring == "live" and not changes:
         raise PatchlightError("the first job ended before it could be regrouped half way")
     if wiring == "optical":
@@ -168,7 +175,8 @@ def run_case(
             hint="train shorter: fewer --iterations",
         )
     seen = client.ports(since), client.gpus(since)
-    return analysis.CaseRun(case, wiring, jobs, *seen, tuple(changes), trainer)
+    share = meter.share if meter else None
+    return analysis.CaseRun(case, wiring, jobs, *seen, tuple(changes), trainer, share)
 
 
 def _follow(
@@ -222,7 +230,7 @@ def _wait_for_samples(client: ExperimentClient, end: float, since: float) -> Non
 # What can be run, in the order it is: each case static and optical, then one of them live.
 PARTS = (*results.CASES, "live")
 LIVE_CASE = REAL_CASE = "a"
-_UP_S = 30.0
+_UP_S = {"namespace": 30.0, "vm": 120.0}
 _LOOK_S = 1.0  # how long one looks at how busy the machine is before
 
 
@@ -231,7 +239,8 @@ class Ofc2022Options:
     """What the user wants. ``lab`` is a file or a built-in lab's name; ``name`` calls it otherwise.
 
     ``worker_kind``: ``docker``, ``process``, or ``auto``: containers if an engine answers. With the
-    trainer ``torch`` case (a) is also run with a real model.
+    trainer ``torch`` case (a) is also run with a real model. ``servers``: network namespaces, or
+    virtual machines (``vm``) with soft RoCE, which the ``transport`` ``rdma`` needs.
     """
 
     lab: str
@@ -245,6 +254,8 @@ class Ofc2022Options:
     name: str | None = None
     replace: bool = False
     mismatch_percent: float = 0.0
+    servers: str = "namespace"
+    transport: Transport = "tcp"
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,6 +295,13 @@ def plan_of(parts: Sequence[str], trainer: Trainer = "synthetic") -> list[WiredC
     return plan
 
 
+def _push(lab: str) -> None:
+    command = [sys.executable, "-m", "patchlight", "deploy", "push", lab]
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    if done.returncode:
+        raise PatchlightError(f"installing Patchlight on the servers: {done.stdout.strip()}")
+
+
 def run_experiment(
     wishes: Ofc2022Options,
     tell: Tell,
@@ -292,6 +310,11 @@ def run_experiment(
 ) -> ExperimentResult:
     """Run all cases; ``beside`` gets the API's address. The lab is always taken down."""
     plan = plan_of(wishes.parts, wishes.trainer)
+    virtual, over_rdma = wishes.servers == "vm", wishes.transport == "rdma"
+    if over_rdma and (not virtual or wishes.trainer == "torch"):
+        raise BadInput("--transport rdma needs --server-kind vm and --trainer synthetic")
+    if virtual and wishes.worker_kind == "docker":
+        raise BadInput("on virtual machines workers are processes here: omit --worker-kind docker")
     model = load_lab(wishes.lab)
     for run in plan:
         # Refuses what cannot work before it is built.
@@ -302,6 +325,8 @@ def run_experiment(
     # No seeds: nothing is drawn.
     origin, ticks = provenance((), [find_lab(wishes.lab)]), cpu_ticks()
     workers = wishes.worker_kind
+    if virtual:
+        workers = "process"
     if workers == "auto":
         workers = "docker" if docker_engine.answers() else "process"
     if workers == "process" and wishes.trainer == "torch" and find_spec("torch") is None:
@@ -315,19 +340,25 @@ def run_experiment(
         scale=wishes.scale,
         name=wishes.name,
         replace=wishes.replace,
-        workers=workers,
+        workers="auto" if virtual else workers,
         engine=wishes.engine,
         # Two jobs in step drift apart when one of them has to wait for a core.
-        real_time=True,
+        real_time=not virtual,
+        servers=wishes.servers,
         progress=say,
     ) as emulated:
         lab = emulated.lab
+        ends = [host.far_end for host in emulated.hosts]
+        if virtual:
+            say("installing Patchlight on the servers")
+            _push(lab.name)
         with ControllerClient(lab.controller_api) as controller, beside(lab.controller_api):
             client = ExperimentClient(controller)
-            status = client.wait_until_complete(_UP_S)
+            status = client.wait_until_complete(_UP_S[wishes.servers])
             for run in plan:
                 say(str(run))
-                how = (wishes.mismatch_percent, run.trainer)
+                meter = RoceMeter(ends) if over_rdma else None
+                how = (wishes.mismatch_percent, run.trainer, meter)
                 runs.append(
                     run_case(client, lab, run.case, run.wiring, wishes.iterations, tell, *how)
                 )
@@ -346,6 +377,8 @@ def run_experiment(
         machine=origin["machine"],
         disturbance=results.Disturbance.of(ticks.busy_since(earlier), ticks, cpu_ticks(), runs),
         mismatch_percent=wishes.mismatch_percent,
+        servers=wishes.servers,
+        transport=wishes.transport,
     )
     result = results.result_of(setting, runs)
     return ExperimentResult(result, write_report(result, runs, wishes.output))

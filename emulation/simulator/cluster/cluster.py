@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Protocol
 
 from patchlight.controller.policies.contract import ClusterShape, Frozen, GpuSite
 from patchlight.controller.policies.sets import members
+from patchlight.controller.prediction.completion import PhasedJob, groups, set_paces_of
 from patchlight.controller.prediction.network import Demand, LabNetwork, Load, fair_rates
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab.model import Host, Lab
@@ -91,19 +92,26 @@ class Cluster(Protocol):
 
 
 class RingShare(Protocol):
-    """A running job: its number, its work, its links, and its seconds per unit."""
+    """A running job: its number, its work, its links, and its seconds per unit.
+
+    ``remaining`` units are left, as last counted.
+    """
 
     index: int
     load: Load
+    remaining: float
     demand: Demand
     unit_s: float
 
 
 class RingNetwork:
-    """The pace of running jobs whose rings share links, max-min fair."""
+    """The pace of running jobs whose rings share links all the time, max-min fair.
 
-    def __init__(self, network: Cluster) -> None:
-        self._network = network
+    ``wire`` bits are on a link for each bit of a ring.
+    """
+
+    def __init__(self, network: Cluster, wire: float = 1.0) -> None:
+        self._network, self._wire = network, wire
         self._sharing: dict[int, RingShare] = {}
         self._rings_on: dict[Hashable, int] = {}
 
@@ -117,7 +125,7 @@ class RingNetwork:
         job.demand = demand or {}
         if not demand or not job.load.ring_bits:
             dark = demand is None
-            job.unit_s = math.inf if dark else job.load.unit_s(self._network.edge_bps)
+            job.unit_s = math.inf if dark else job.load.unit_s(self._network.edge_bps / self._wire)
             return shared
         self._sharing[job.index] = job
         shares, rings_on = False, self._rings_on
@@ -132,7 +140,7 @@ class RingNetwork:
         capacity_bps, rate_bps = self._network.capacity_bps, self._network.edge_bps
         for link, edges in demand.items():
             rate_bps = min(rate_bps, capacity_bps[link] / edges)
-        job.unit_s = job.load.unit_s(rate_bps)
+        job.unit_s = job.load.unit_s(rate_bps / self._wire)
         return False
 
     def remove(self, job: RingShare) -> bool:
@@ -153,9 +161,38 @@ class RingNetwork:
         jobs, network = list(self._sharing.values()), self._network
         rates = fair_rates([job.demand for job in jobs], network.capacity_bps, network.edge_bps)
         for job, rate_bps in zip(jobs, rates, strict=True):
-            unit_s = job.load.unit_s(rate_bps)
+            unit_s = job.load.unit_s(rate_bps / self._wire)
             if unit_s != job.unit_s:
                 yield job, unit_s
+
+
+class PhasedRings(RingNetwork):
+    """The pace of jobs that share links only while they communicate, over a lab's circuits.
+
+    Only jobs that share links with one that comes, goes or moves get another pace.
+    """
+
+    def __init__(self, network: LabCluster) -> None:
+        super().__init__(network, network.wire)
+        self._together: set[frozenset[tuple[int, frozenset[tuple[Hashable, int]]]]] = set()
+
+    def new_paces(self) -> Iterator[tuple[RingShare, float]]:
+        """The jobs whose pace changes, each with its seconds for a unit."""
+        wire, capacity_bps = self._wire, self._network.capacity_bps
+        phased = {
+            PhasedJob(job.demand, job.load.compute_s, job.load.ring_bits * wire, job.remaining): job
+            for job in self._sharing.values()
+        }
+        known, self._together = self._together, set()
+        for group, capacities in groups(list(phased), capacity_bps):
+            key = frozenset((phased[each].index, frozenset(each.demand.items())) for each in group)
+            self._together.add(key)
+            if key in known and all(phased[each].unit_s < math.inf for each in group):
+                continue
+            set_paces_of(group, capacities)
+            for each in group:
+                if each.pace_s != phased[each].unit_s:
+                    yield phased[each], each.pace_s
 
 
 @dataclass(frozen=True)
@@ -308,12 +345,12 @@ class LabCluster:
         return found
 
     def pacing(self) -> RingNetwork:
-        """Rings that communicate all the time, over the present links."""
-        return RingNetwork(self)
+        """Rings that compute and communicate in turns, over the present links."""
+        return PhasedRings(self)
 
     def _show(self, network: LabNetwork) -> None:
         """Store the present links, and the location of each GPU with a new circuit."""
-        self._network, self.links = network, network.links
+        self._network, self.links, self.wire = network, network.links, network.wire
         self.capacity_bps: Mapping[Hashable, float] = network.capacity_bps
         relit = members(network.relit)
         self._asked: tuple[int, Mapping[str, frozenset[int]]] | None = None

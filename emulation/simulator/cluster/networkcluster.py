@@ -128,13 +128,6 @@ def failures_of(cluster: Cluster) -> list[Outage]:
     ]
 
 
-def _rounds(
-    collectives: Sequence[tuple[str, float]], members: int, strides: Sequence[int]
-) -> list[Round]:
-    parts = [collective(name, members, size, strides) for name, size in collectives]
-    return [each for part in parts for each in part]
-
-
 def _ring_of(members: int, bits: float) -> list[Round]:
     """A ring all-reduce that sends so many bits over each edge of one ring."""
     [edges] = ring(members, 1.0)
@@ -180,10 +173,13 @@ class PhasedJobs:
             return False
         nbytes = job.load.ring_bits / 16 * members / (members - 1)
         collectives = job.spec.collectives or (("ring", nbytes),)
-        rounds = _rounds(collectives, members, (1,))
-        strides = network.strides(members, ring_part(rounds, members))
-        if strides != (1,):
-            rounds = _rounds(collectives, members, strides)
+        plain = [each for name, size in collectives for each in collective(name, members, size)]
+        part = ring_part(plain, members)
+        rounds = [
+            each
+            for name, size in collectives
+            for each in network.collective(name, nodes, size, part)
+        ]
         placed = PlacedJob(nodes, job.load.compute_s, rounds, ONCE, overlap=job.spec.overlap)
         sessions = sessions_of(network, placed)
         links = np.unique(np.concatenate(sessions.links))

@@ -151,12 +151,13 @@ class SimulatedJob:
         ring: Sequence[int],
         gpus: int,
         load: Load,
+        start_s: float,
         restart_s: float,
         dark_s: float,
     ) -> None:
-        """It has GPUs; if it had some before, it needs ``restart_s`` to begin again."""
+        """It has GPUs, and needs ``start_s`` to begin, or ``restart_s`` to begin again."""
         self.waited_s += now_s - self.waits_since_s
-        self.resume_s = now_s + dark_s
+        self.resume_s = now_s + start_s + dark_s
         if math.isnan(self.started_s):
             self.started_s = now_s
         else:

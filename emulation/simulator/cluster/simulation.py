@@ -195,8 +195,8 @@ class Simulation:
             if job.is_open:
                 job.workers = job.least
             return False
-        sites, load = self.cluster.shape.gpus, self.load_on(job, ring)
-        job.start(self.now_s, ring, gpus, load, self.settings.restart_s, dark_s)
+        sites, load, settings = self.cluster.shape.gpus, self.load_on(job, ring), self.settings
+        job.start(self.now_s, ring, gpus, load, settings.start_s, settings.restart_s, dark_s)
         if len(ring) == 1:
             job.servers = job.racks = 1
         else:

@@ -24,6 +24,7 @@ from patchlight.testbed.lab.rules import Discipline
 class Settings(Discipline):
     """How the queue is run, and what happens to preempted and failed jobs.
 
+    A job needs ``start_s`` to begin its first iteration, in addition to the time for its circuits.
     Jobs that were preempted or lost their GPUs need ``restart_s`` to start again; those that lost
     GPUs also repeat the work since their last checkpoint, made every ``checkpoint_s`` of running
     time.
@@ -36,6 +37,7 @@ class Settings(Discipline):
     ``known``: policies know the durations of jobs. ``seed`` draws outages.
     """
 
+    start_s: float = 0.0
     restart_s: float = 60.0
     checkpoint_s: float = 3600.0
     defragment_s: float | None = None
@@ -46,7 +48,8 @@ class Settings(Discipline):
 
     def __post_init__(self) -> None:
         Discipline.__post_init__(self)
-        for name, least in (("restart_s", 0.0), ("checkpoint_s", 1e-3), ("minimum_gain_s", 0.0)):
+        least_s = {"start_s": 0.0, "restart_s": 0.0, "checkpoint_s": 1e-3, "minimum_gain_s": 0.0}
+        for name, least in least_s.items():
             value = getattr(self, name)
             if not value >= least or (math.isinf(value) and name != "checkpoint_s"):
                 raise BadInput(f"{name} cannot be {value} s: expected at least {least:g} s")

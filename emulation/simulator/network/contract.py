@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from patchlight.controller.prediction.framing import BARE, Framing
 from patchlight.emulation.simulator.network.sharing import Floats, Ints
 from patchlight.testbed.errors import BadInput, nearest
 
@@ -125,12 +126,15 @@ def parameter_server(members: int, nbytes: float, servers: int = 1) -> list[Roun
     return [push, Round(holders, workers, bits)]
 
 
-def all_to_all(members: int, nbytes: float) -> list[Round]:
-    """Each sends an n-th of its ``nbytes`` to each other one: n−1 shifts, one after the other."""
+def all_to_all(members: int, nbytes: float, at_a_time: int = 1) -> list[Round]:
+    """Each sends an n-th of its ``nbytes`` to each other one: n−1 shifts, so many at a time."""
     ranks = np.arange(members)
-    return [
-        Round(ranks, (ranks + shift) % members, 8 * nbytes / members) for shift in range(1, members)
-    ]
+    found = []
+    for first in range(1, members, at_a_time):
+        shifts = np.arange(first, min(first + at_a_time, members))
+        source, shift = np.tile(ranks, len(shifts)), np.repeat(shifts, members)
+        found.append(Round(source, (source + shift) % members, 8 * nbytes / members))
+    return found
 
 
 def pipeline(members: int, nbytes: float) -> list[Round]:
@@ -181,42 +185,8 @@ def side_by_side(rounds: Sequence[Round], groups: Sequence[Ints] | Ints) -> list
     ]
 
 
-ETHERNET_BYTES = 38
-"""Around a packet on a wire: preamble 8, header 14, checksum 4, gap 12 (IEEE 802.3)."""
-EMULATED_BYTES = 14
-"""The same in an emulated lab, whose rate limits count the header alone."""
-# IPv4 20 (RFC 791), TCP 20 (RFC 9293), and its timestamps 12 (RFC 7323), Linux's default.
-_HEADERS_BYTES = 52
-# An acknowledgement for every second full segment (RFC 9293, 3.8.6.3).
-_ACKNOWLEDGED = 2
-_LEAST_MTU, _MOST_MTU = 576, 65_535
-
-
-class Framing(NamedTuple):
-    """Bits on links for each bit that is sent: ``there`` on those to the receiver, ``back`` on
-    those from it to the sender."""
-
-    there: float = 1.0
-    back: float = 0.0
-
-
-BARE = Framing()
-"""Links carry what is sent and nothing else."""
-
-
-def tcp(mtu: int, frame_bytes: int = ETHERNET_BYTES) -> Framing:
-    """Bulk transfers over TCP and IPv4 in packets of at most ``mtu`` bytes, each with
-    ``frame_bytes`` around it.
-
-    ``BadInput`` for an MTU that is none.
-    """
-    if not _LEAST_MTU <= mtu <= _MOST_MTU:
-        raise BadInput(f"an MTU of {mtu} bytes: expected {_LEAST_MTU} to {_MOST_MTU}")
-    payload = mtu - _HEADERS_BYTES
-    acknowledgement = _HEADERS_BYTES + frame_bytes
-    return Framing((mtu + frame_bytes) / payload, acknowledgement / (_ACKNOWLEDGED * payload))
-
-
+_MOST_AT_ONCE = 1024
+"""Larger all-to-alls are sent shift by shift: the flows of all shifts need n² rows of memory."""
 NO_LINK = -1
 """Fills up rows of paths that are shorter than the longest."""
 MOST_NODES = 1 << 17
@@ -315,6 +285,26 @@ class Network(ABC):
         ``ring_part`` of what the job sends are such all-reduces.
         """
         return (1,)
+
+    def collective(
+        self, name: str, group: Ints, nbytes: float, ring_part: float = 1.0
+    ) -> list[Round]:
+        """The rounds of a collective among the nodes ``group``, as this network runs it.
+
+        A ring all-reduce takes the network's rings, an all-to-all as many shifts at a time as
+        ``at_a_time`` says. ``BadInput`` as from the function of that name.
+        """
+        members = len(group)
+        if name == "all-to-all" and members > 1 and nbytes:
+            return all_to_all(members, nbytes, self.at_a_time(members))
+        return collective(name, members, nbytes, self.strides(members, ring_part))
+
+    def at_a_time(self, members: int) -> int:
+        """How many others a node of a job sends to at a time: as many as it has circuits, all of
+        them on packet switches."""
+        if members > _MOST_AT_ONCE:
+            return 1
+        return min(self.switching.fan_out or members, members)
 
     def lit_for(self, members: int, rounds: Sequence[Round]) -> "Network":
         """The network with circuits for what a job of so many ranks sends; itself where circuits

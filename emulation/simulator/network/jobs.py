@@ -321,8 +321,10 @@ def completions(network: Network, flows: Flows) -> Floats:
     return outcome.ends_s
 
 
-def expert_exchange(members: int, experts: int, nbytes: float) -> list[Round]:
+def expert_exchange(members: int, experts: int, nbytes: float, at_a_time: int = 1) -> list[Round]:
     """All-to-alls of ``nbytes`` of each member, in groups of as many members as there are experts.
+
+    ``at_a_time``: how many others a node sends to at a time (``Network.at_a_time``).
 
     ``BadInput`` if the members cannot be split into such groups.
     """
@@ -332,4 +334,4 @@ def expert_exchange(members: int, experts: int, nbytes: float) -> list[Round]:
             "divisor of their number"
         )
     groups: Ints = np.arange(members).reshape(-1, experts)
-    return side_by_side(all_to_all(experts, nbytes), groups)
+    return side_by_side(all_to_all(experts, nbytes, at_a_time), groups)

@@ -9,7 +9,8 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from patchlight.emulation.simulator.network.contract import ETHERNET_BYTES, NO_LINK, Network, tcp
+from patchlight.controller.prediction.framing import ETHERNET_BYTES, tcp
+from patchlight.emulation.simulator.network.contract import NO_LINK, Network
 from patchlight.emulation.simulator.network.sharing import Floats, Ints
 from patchlight.emulation.simulator.network.topologies import direct, optical, packet
 from patchlight.testbed.errors import BadInput, nearest

@@ -103,7 +103,8 @@ class SubmittedJob(JobInList):
 
 
 class IterationReport(TypedDict):
-    """One iteration of one worker of an ``attempt``; ``loss`` if a model is trained."""
+    """One iteration of one worker of an ``attempt``; ``loss`` if a model is trained; over RDMA the
+    queue pairs made and the retries since its start."""
 
     rank: int
     attempt: NotRequired[int]
@@ -115,6 +116,8 @@ class IterationReport(TypedDict):
     check: str
     device: str
     loss: float | None
+    queue_pairs_made: NotRequired[int | None]
+    rdma_retries: NotRequired[int | None]
 
 
 class StateOfJob(TypedDict):

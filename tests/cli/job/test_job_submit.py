@@ -65,7 +65,7 @@ async def test_a_sweep_and_an_array_are_submitted_one_by_one(
 
 async def test_a_job_without_a_file_has_defaults(job: JobCommand, cluster: Cluster) -> None:
     printed = await job("submit", "plain", "--workers", "1")
-    assert printed.startswith("predicted to take 5.0 s, 0.500 s an iteration, it uses no link")
+    assert printed.startswith("predicted to take 7.0 s, 0.500 s an iteration, it uses no link")
     job_id = printed.split()[-1]
     told = cluster.table[job_id].spec
     assert (told.iterations, told.gradient_bytes) == (10, 553_000_000)

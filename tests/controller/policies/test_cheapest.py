@@ -16,14 +16,17 @@ from patchlight.controller.policies.cheapest import (
 from patchlight.controller.policies.contract import ClusterView, JobView, RingOfJob
 from patchlight.controller.policies.order import Fifo
 from patchlight.controller.policies.topology import regroup
+from patchlight.controller.prediction.framing import tcp
 from patchlight.controller.prediction.network import Load, Training
 from patchlight.emulation.simulator.cluster import LabCluster, Policies, QueueJob, simulate
 from patchlight.testbed.lab.model import Lab
 from patchlight.testbed.lab.portmap import PortMap
 from patchlight.testbed.labfile.reader import load_lab
 
+# Bits on links for each bit of a ring.
+WIRE = sum(tcp(1500))
 # As VGG16: alone and under one switch 0.5 s of computing and 0.1 s of communicating.
-LOAD = Load(100, 0.5, 4e9)
+LOAD = Load(100, 0.5, 4e9 / WIRE)
 
 
 @pytest.fixture(scope="module")

@@ -12,6 +12,7 @@ from patchlight.controller.policies.cheapest import defragment
 from patchlight.controller.policies.contract import ClusterView, Frozen, JobView, RingOfJob
 from patchlight.controller.policies.order import Fifo
 from patchlight.controller.policies.placement import Consolidated
+from patchlight.controller.prediction.framing import tcp
 from patchlight.controller.prediction.network import Load
 from patchlight.emulation.simulator.cluster import (
     LabCluster,
@@ -27,7 +28,9 @@ from patchlight.testbed.lab.model import Lab
 from patchlight.testbed.lab.portmap import PortMap
 from patchlight.testbed.labfile.reader import load_lab
 
-LOAD = Load(100, 0.5, 4e9)
+# Bits on links for each bit of a ring.
+WIRE = sum(tcp(1500))
+LOAD = Load(100, 0.5, 4e9 / WIRE)
 FIRST, SECOND = RingOfJob("first", (0, 2), LOAD), RingOfJob("second", (4, 5), LOAD)
 
 

@@ -13,6 +13,7 @@ from patchlight.controller.policies.order import Fifo
 from patchlight.controller.policies.placement import FirstFit
 from patchlight.controller.policies.registry import load_policy
 from patchlight.controller.policies.topology import Keep
+from patchlight.controller.prediction.framing import tcp
 from patchlight.controller.prediction.network import Load, Training
 from patchlight.emulation.simulator.cluster import (
     LabCluster,
@@ -148,10 +149,10 @@ def test_without_circuit_switches_there_is_nothing_to_engineer() -> None:
 
 @pytest.mark.parametrize("policy", [Ring(), Matching(), Matching(measured=True), Totient()])
 def test_a_simulated_job_runs_at_the_full_rate_on_its_ring(policy: TopologyPolicy) -> None:
-    # 8 workers each: 2·7/8 of 1 GB at 100 Gb/s, and 0.1 s of computing.
+    # 8 workers each: 2·7/8 of 1 GB and headers at 100 Gb/s, and 0.1 s of computing.
     training = Training(10, 1e9, {"Generic": 0.1})
     jobs = [QueueJob(JobView(f"job{n}", 8), 1.0, training=training) for n in range(2)]
     result = simulate(LabCluster(LAB), jobs, Policies(Fifo(), FirstFit(), policy))
-    iteration_s = 0.1 + 2 * 7 / 8 * 8e9 / 100e9
+    iteration_s = 0.1 + sum(tcp(1500)) * 2 * 7 / 8 * 8e9 / 100e9
     for job in result.records:
         assert job.ended_s - job.started_s == pytest.approx(10 * iteration_s + 0.025)

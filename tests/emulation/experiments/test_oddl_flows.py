@@ -14,6 +14,7 @@ from patchlight.emulation.experiments import paper
 from patchlight.emulation.experiments.oddl.conditions import MIXTURE, JobArrivals, workload
 from patchlight.emulation.experiments.oddl.run import FlowOptions, run_flows
 from patchlight.emulation.simulator.executors import Engine
+from patchlight.emulation.simulator.network.specs import network_of
 from patchlight.testbed.errors import BadInput
 from tests.support.figures import for_a_paper
 
@@ -101,7 +102,9 @@ def test_jobs_come_as_in_a_trace(tmp_path: Path) -> None:
 def test_models_compute_and_send() -> None:
     assert workload("vgg19").gradient_bytes == pytest.approx(574.7e6, rel=1e-3)
     # To experts and back in 6 layers, twice: an all-to-all in groups, and the gradient's ring.
-    assert len(workload(MIXTURE).rounds(128)) == 63 + 1
+    for spec, exchanges in (("oddl:nodes=128", 63), ("ideal:nodes=128", 1)):
+        rounds = workload(MIXTURE).rounds(np.arange(128), network_of(spec))
+        assert len(rounds) == exchanges + 1
     with pytest.raises(BadInput, match="did you mean 'vgg19'"):
         workload("vgg16")
 

@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -67,6 +68,15 @@ def test_a_process_that_does_nothing_is_given_up(supervisor: Supervisor, tmp_pat
         ServiceNotStarted, match=r"slow: .* made no progress for 2 s; [^\n]*\n +thinking"
     ):
         supervisor.start([service(program, tmp_path / "never")])
+
+
+def test_a_machine_that_works_and_never_answers_is_given_up(
+    supervisor: Supervisor, tmp_path: Path
+) -> None:
+    program = "print('hangs busy', flush=True)\nwhile True: pass"
+    busy = replace(service(program, tmp_path / "never"), limit_s=3.0)
+    with pytest.raises(ServiceNotStarted, match=r"not answer after 3 s; [^\n]*\n +hangs busy"):
+        supervisor.start([busy])
 
 
 def test_a_process_that_ends_is_not_waited_for(supervisor: Supervisor, tmp_path: Path) -> None:

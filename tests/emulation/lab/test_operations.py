@@ -235,6 +235,29 @@ def test_light_and_jobs_from_python_and_what_lab_show_says(
     assert left_of(name) == []
 
 
+@pytest.mark.kernel
+def test_jobs_run_over_the_kernel_s_own_switches(
+    rewirable: Lab, new_name: Callable[[], str]
+) -> None:
+    if fabric_build.datapath_type() != "system":
+        pytest.skip("this kernel has no Open vSwitch")
+    with EmulatedLab.from_lab(rewirable, 1000, name=new_name(), workers="process") as lab:
+        assert lab.status()["datapath"] == "system"
+        lab.ocs("ocs1").connect("server2:tor1.2")
+        assert not lab.pingall().lost
+        spec = JobSpec("two", 2, 1_000_000, {"A100": 0.01}, workers=2)
+        assert lab.wait_for(lab.submit(spec)[0]["id"])["state"] == "done"
+        control = lab.state.run_dir / "ovs/ovs-vswitchd.ctl"
+        shown = ["ovs-appctl", "-t", str(control), "dpctl/show"]
+        (lookups,) = [
+            line
+            for line in subprocess.check_output(shown, text=True).splitlines()
+            if "lookups:" in line
+        ]
+        # Frames matched entries that the kernel has: they went past ovs-vswitchd.
+        assert int(lookups.partition("hit:")[2].split()[0]) > 0
+
+
 def delayed_lab(fabric: str = "openvswitch") -> Lab:
     """Two hosts on one switch, 20 ms from it each, or from the OCS before it and on."""
     lab = single(2, rate_bps=10**9)
@@ -281,6 +304,7 @@ def test_a_live_delay_is_refused_whole_without_netem(
     assert pings(lab.host("gpu0"), lab.host("gpu2"))
 
 
+@pytest.mark.kernel
 @pytest.mark.parametrize("fabric", ["bridge", "openvswitch", "through an OCS"])
 def test_fibres_delay_beside_their_rates(
     new_name: Callable[[], str], netem_is_there: bool, fabric: str

@@ -1,28 +1,34 @@
 """Servers that are virtual machines have systemd and soft RoCE, and go away whole."""
 
 import os
-import shutil
+import subprocess
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from threading import Thread
+from typing import Any
 
 import pytest
 
 from patchlight import EmulatedLab
+from patchlight.client.client import ControllerClient
 from patchlight.emulation.fabric import lab_state as states
+from patchlight.emulation.fabric.roce import RoceMeter
 from patchlight.emulation.lab.emulated_lab import down_lab
+from patchlight.emulation.lab.options import LabOptions
 from patchlight.emulation.lab.services import reboot
 from patchlight.emulation.servers import virtual
 from patchlight.emulation.servers.server import NoRehearsalServers
 from patchlight.testbed.errors import BadInput
-from tests.support.emulated_labs import left_of, pings
+from patchlight.testbed.jobs import JobSpec
+from tests.support.emulated_labs import left_of, no_virtual_machines, pings
 
 # Processors are emulated: a boot takes 25 s on a quiet machine, and minutes on a busy one.
 pytestmark = [
     pytest.mark.root,
     pytest.mark.timeout(900),
-    pytest.mark.skipif(shutil.which("qemu-system-x86_64") is None, reason="there is no QEMU here"),
+    pytest.mark.skipif(bool(no_virtual_machines()), reason=no_virtual_machines()),
 ]
 NAME = f"v{os.getpid()}"
 TWO = """
@@ -39,6 +45,7 @@ circuit_switches:
   - {name: ocs1, driver: polatis-tl1, address: "10.0.0.1:3082", ports: 4, cross_connects: [1-2]}
 fibres: [server1.nic0 - ocs1.1, server2.nic0 - ocs1.2]
 """
+WAIT_S = 300.0
 WRITE = "timeout {} ib_write_bw -F -d rxe_nic0 -x 1 -s 65536 -n 50 {}"
 
 
@@ -60,6 +67,13 @@ def said(lab: EmulatedLab, host: str, command: str) -> str:
     result = lab.host(host).run(command)
     assert result.exit_status == 0, result.output
     return result.output.strip()
+
+
+def wait_until(condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < deadline, f"waited {WAIT_S:.0f} s for {what}"
+        time.sleep(0.2)
 
 
 def writes(lab: EmulatedLab, limit_s: int) -> bool:
@@ -114,6 +128,78 @@ def test_one_that_is_cut_off_boots_again_with_its_disk(lab: EmulatedLab) -> None
     assert pings(lab.host("gpu0"), lab.host("gpu1"))
 
 
+@pytest.fixture(scope="module")
+def controller(lab: EmulatedLab) -> Iterator[ControllerClient]:
+    """The lab's controller, with an agent on each server."""
+    push = [sys.executable, "-m", "patchlight", "deploy", "push", NAME]
+    subprocess.run(push, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
+    with ControllerClient(lab.lab.controller_api) as client:
+
+        def answer() -> bool:
+            return all(agent["reachable"] for agent in client.status()["agents"])
+
+        wait_until(answer, "both agents")
+        yield client
+
+
+def run(controller: ControllerClient, meanwhile: Callable[[], None], **keys: Any) -> dict[str, Any]:
+    """Run a job of both servers to its end; ``meanwhile`` happens after its first iteration."""
+    spec = JobSpec("rdma", hosts=("server1.gpu0", "server2.gpu1"), gradient_bytes=200_000_000,
+                   compute_s={"Tesla M40": 0.2}, transport="rdma", **keys)  # fmt: skip
+    job = controller.submit([spec], "keep")[0]["id"]
+
+    def now() -> dict[str, Any]:
+        return dict(controller.job(job))
+
+    def is_over(least: int) -> bool:
+        found = now()
+        return found["iterations_done"] >= least or found["state"] in ("done", "failed")
+
+    wait_until(lambda: is_over(1), "its first iteration")
+    meanwhile()
+    wait_until(lambda: is_over(spec.iterations + 1), "its end")
+    return now()
+
+
+def test_a_job_trains_over_rdma_across_an_outage(
+    lab: EmulatedLab, controller: ControllerClient
+) -> None:
+    ocs = lab.ocs("ocs1")
+
+    def outage() -> None:
+        ocs.disconnect(1, 2)
+        time.sleep(1)
+        ocs.connect("1-2")
+
+    with RoceMeter([host.far_end for host in lab.hosts]) as meter:
+        job = run(controller, outage, iterations=8)
+    assert job["state"] == "done", job["message"]
+    reports, _ = controller.iterations(job["id"])
+    assert [report["check"] for report in reports] == ["ok"] * 16
+    # Both ends of a queue pair that broke made it again, or none.
+    made = {report["rank"]: report["queue_pairs_made"] or 0 for report in reports}
+    assert made[0] == made[1] >= 2
+    sent = sum(report["sent_bytes"] for report in reports)
+    assert meter.share.roce_bytes > sent
+    assert meter.share.of_bytes > 0.95
+    for host in lab.hosts:  # each NIC is as it was
+        assert "rxe_nic0/1 state ACTIVE" in said(lab, host.name, "rdma link")
+        assert "roce" not in said(lab, host.name, "ip -br link")
+        assert "clsact" not in said(lab, host.name, "tc qdisc show")
+
+
+def test_a_job_over_rdma_without_a_device_is_refused(
+    lab: EmulatedLab, controller: ControllerClient
+) -> None:
+    said(lab, "gpu0", "rdma link delete rxe_nic0")
+    try:
+        job = run(controller, lambda: None, iterations=2)
+    finally:
+        said(lab, "gpu0", "rdma link add rxe_nic0 type rxe netdev nic0")
+    assert job["state"] == "failed"
+    assert "nic0 has no RDMA device that it can use" in job["message"]
+
+
 def test_its_nic_is_inside_the_machine(lab: EmulatedLab) -> None:
     with pytest.raises(BadInput, match="inside a virtual machine"):
         lab.iperf("gpu0", "gpu1")
@@ -128,6 +214,11 @@ def test_what_is_missing_is_said_before_anything_is_made(
     with pytest.raises(NoRehearsalServers, match="no qemu-system-x86_64 here") as error:
         virtual.check_machine(1)
     assert "apt-get install" in (error.value.hint or "")
+
+
+def test_virtual_machines_do_not_run_in_real_time() -> None:
+    with pytest.raises(BadInput, match="virtual machines cannot run in real time"):
+        LabOptions(servers="vm", real_time=True)
 
 
 def test_an_interrupted_start_leaves_nothing(tmp_path: Path) -> None:

@@ -206,6 +206,11 @@ def test_values_of_a_command_line_are_read_as_in_a_file() -> None:
         (ONE + "deadline: ‸1h\nrequirement: 1", "expected a deadline or a requirement, not both"),
         (ONE + "image: ‸a", "image: only for jobs with trainer torch or command"),
         (ONE + "data: ‸/a", "data: only for jobs with trainer torch"),
+        (ONE + "transport: ‸udp", "'udp' is not a transport: expected one of tcp, rdma"),
+        (
+            "name: a\nworkers: 1\ncommand: x\ntransport: ‸rdma",
+            "transport: only for synthetic jobs; others choose their own",
+        ),
         (ONE + "model: vgg16", "only for jobs without a model, which has its own"),
         ("name: a\nworkers: 1\niterations: 1\nmodel: ‸vgg1", "unknown model 'vgg1': did you mean"),
         ("name: ‸a\nworkers: 1\nmodel: vgg16", "a torch job needs iterations"),

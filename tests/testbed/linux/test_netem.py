@@ -70,6 +70,7 @@ needs_netem = pytest.mark.skipif(
 )
 
 
+@pytest.mark.kernel
 @needs_netem
 @pytest.mark.parametrize("rate_bps", [None, 40e6])
 def test_packets_are_delayed_and_lost(
@@ -91,6 +92,7 @@ def test_packets_are_delayed_and_lost(
     assert len(round_trips_s(200)) == 200
 
 
+@pytest.mark.kernel
 @needs_netem
 @pytest.mark.parametrize("rate_bps", [None, 40e6])
 def test_what_is_saved_is_restored(pair: tuple[Netlink, Netlink], rate_bps: float | None) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import yaml
+from scipy.optimize import linprog
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import shortest_path
 
@@ -53,6 +54,66 @@ class Dimensions(Network):
 
     dims: tuple[int, ...] = ()
     kinds: tuple[str, ...] = ()
+
+    def collective(
+        self, name: str, group: Ints, nbytes: float, ring_part: float = 1.0
+    ) -> list[Round]:
+        """On a torus, a ring all-reduce of a block of nodes takes the rings of all dimensions.
+
+        The gradient has a part for each dimension, which is reduced along that dimension first,
+        then along the next, and gathered back: all links are in use. How large the parts are is
+        as in Themis (Rashidi et al., ISCA 2022): no dimension ends later than the others. A full
+        dimension has rings both ways round; a part of one has a ring whose way back is the other
+        direction.
+        """
+        block = self._block(group) if name == "ring" and nbytes else None
+        if block is None:
+            return super().collective(name, group, nbytes, ring_part)
+        ranks, rings = block
+        extents = [size for size in ranks.shape if size > 1]
+        order = range(len(extents))
+        ahead = np.array([1 + both for _, both in rings], np.float64)
+        # Row d, column p: the part p's bits over dimension d, for each bit of the part.
+        loads = np.zeros((len(extents), len(extents)))
+        for part in order:
+            left = 1.0
+            for place in order:
+                dimension = (part + place) % len(extents)
+                left /= extents[dimension]
+                loads[dimension, part] = left * (extents[dimension] - 1)
+        # The least time t with loads · sizes ≤ t · directions, and sizes that add up to 1.
+        solved = linprog(
+            [*np.zeros(len(extents)), 1.0],
+            A_ub=np.column_stack([loads, -ahead]),
+            b_ub=np.zeros(len(extents)),
+            A_eq=[[*np.ones(len(extents)), 0.0]],
+            b_eq=[1.0],
+        )
+        edges = []
+        for axis, both in rings:
+            for step in (1, -1)[: 1 + both]:
+                edges.append((ranks.ravel(), np.roll(ranks, -step, axis).ravel()))
+        source, destination = (np.concatenate(ends) for ends in zip(*edges, strict=True))
+        adds = (len(group) - 1) / len(group) * 8 * nbytes
+        bits = 2 * float(solved.fun or 0.0) * 8 * nbytes
+        return [Round(source, destination, bits, 2 * (sum(extents) - len(extents)), adds)]
+
+    def _block(self, group: Ints) -> tuple[Ints, list[tuple[int, bool]]] | None:
+        """The ranks of a block of a torus by coordinates, and each axis of several nodes, with
+        whether it has a ring both ways; ``None`` for other nodes."""
+        one_rate = (self.capacity_bps == self.capacity_bps[0]).all()
+        if set(self.kinds) != {"Ring"} or not one_rate or len(group) < 2:
+            return None
+        at = np.unravel_index(group, self.dims[::-1])
+        low, sizes = [each.min() for each in at], [int(np.ptp(each)) + 1 for each in at]
+        if math.prod(sizes) != len(group):
+            return None
+        ranks = np.full(sizes, NO_LINK, np.int64)
+        ranks[tuple(each - least for each, least in zip(at, low, strict=True))] = np.arange(
+            len(group)
+        )
+        axes = enumerate(zip(sizes, self.dims[::-1], strict=True))
+        return ranks, [(axis, size == whole > 2) for axis, (size, whole) in axes if size > 1]
 
     def _paths(self, source: Ints, destination: Ints, flow: Ints, group: Ints) -> Ints:
         at, moves = source.copy(), []
@@ -230,7 +291,10 @@ class TopoOpt(Network):
         spare = self.degree - rings
         if not spare or not demand.any():
             return replace(self, rings=rings)
-        circuits = degree_constrained(demand, [spare] * members)
+        # Of equally good matchings one at random: on uniform demand the others' circuits form
+        # small groups, with long ways between them.
+        drawn = 1 + 1e-6 * np.random.default_rng(0).random(demand.shape)
+        circuits = degree_constrained(demand * drawn, [spare] * members)
         matched = np.full((members, spare), NO_LINK, np.int64)
         for rank, row in enumerate(circuits):
             partners = np.repeat(np.arange(members), row)

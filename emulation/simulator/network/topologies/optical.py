@@ -1,5 +1,6 @@
 """Networks whose light is switched: RotorNet, SiP-ML's ring and switch, RAMP, ODDL."""
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -138,6 +139,20 @@ class Ramp(Network):
     """Links: a node's transmitter for each group, then a node's receiver for each group."""
 
     groups: int = 0
+
+    def strides(self, members: int, ring_part: float = 1.0) -> tuple[int, ...]:
+        """A ring for each group that the job has, so that a node sends to all of them at a time.
+
+        Strides a multiple of a group's nodes apart lead a node to different groups. RAMP's own
+        algorithms (Ottino et al., 2022) use all transceivers in each step, too, in fewer steps.
+        """
+        in_group = self.nodes // self.groups
+        count = max(1, members // in_group)
+        for first in range(1, in_group):
+            found = tuple(first + n * in_group for n in range(count))
+            if all(math.gcd(stride, members) == 1 for stride in found):
+                return found
+        return (1,)
 
     def _paths(self, source: Ints, destination: Ints, flow: Ints, group: Ints) -> Ints:
         in_group = self.nodes // self.groups

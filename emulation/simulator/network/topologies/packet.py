@@ -7,8 +7,10 @@ import numpy as np
 from patchlight.emulation.simulator.network.contract import (
     NO_LINK,
     Network,
+    Round,
     checked_nodes,
     draw,
+    hierarchical,
     links,
     rows,
 )
@@ -211,6 +213,16 @@ class RailOnly(Network):
     """Links: GPUs onto their server's own switch and off it, NICs onto their rail and off it."""
 
     gpus: int = 0
+
+    def collective(
+        self, name: str, group: Ints, nbytes: float, ring_part: float = 1.0
+    ) -> list[Round]:
+        """A ring all-reduce over whole servers is reduced inside them first, then on all rails."""
+        servers, left = divmod(len(group), self.gpus)
+        rails = np.tile(np.arange(self.gpus), servers)
+        if name == "ring" and servers > 1 and not left and (group % self.gpus == rails).all():
+            return hierarchical(len(group), nbytes, self.gpus)
+        return super().collective(name, group, nbytes, ring_part)
 
     def _paths(self, source: Ints, destination: Ints, flow: Ints, group: Ints) -> Ints:
         nodes, gpus = self.nodes, self.gpus

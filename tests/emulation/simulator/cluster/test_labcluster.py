@@ -10,6 +10,7 @@ from patchlight.controller.policies.contract import ClusterView, JobView
 from patchlight.controller.policies.order import Fifo
 from patchlight.controller.policies.placement import FirstFit, RegroupPlacement
 from patchlight.controller.policies.topology import Keep, Regroup
+from patchlight.controller.prediction.framing import tcp
 from patchlight.controller.prediction.network import Training
 from patchlight.emulation.experiments.ofc2022.results import jobs_of
 from patchlight.emulation.simulator.cluster import (
@@ -26,6 +27,7 @@ from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.lab.model import Lab
 from patchlight.testbed.lab.portmap import PortMap
 from patchlight.testbed.labfile.reader import load_lab
+from tests.support.flow_model import flow_ends_s
 
 # Completion of the first job in seconds, static and optical, as measured by the emulation with
 # packets (12 iterations, Docker workers, 2 cores).
@@ -62,21 +64,20 @@ def experiment(lab: Lab, case: str, topology: Keep | Regroup) -> QueueResult:
 
 @pytest.mark.parametrize("case", ["a", "b"])
 def test_the_flow_model_comes_near_to_the_emulation_with_packets(lab: Lab, case: str) -> None:
-    results = [experiment(lab, case, topology) for topology in (Keep(), Regroup())]
+    emulated = lab.with_changes(scale=1000)
+    results = [experiment(emulated, case, topology) for topology in (Keep(), Regroup())]
     modelled = [result.records[0].jct_s for result in results]
     for ours, measured in zip(modelled, MEASURED[case], strict=True):
-        # Nothing is fitted; packets, switching and starting cost what the model leaves out.
-        assert 0.95 * measured < ours < measured
+        assert ours == pytest.approx(measured, rel=0.05)
     reduction = 1 - modelled[1] / modelled[0]
     assert reduction == pytest.approx(1 - MEASURED[case][1] / MEASURED[case][0], abs=0.01)
 
 
-def test_the_formula_of_the_static_case(lab: Lab) -> None:
-    # Three edges cross between the ToRs in each direction: two of the ring of four that
-    # alternates, one of the ring of two.
-    static = experiment(lab, "a", Keep())
-    bits = 138.36e6 * 32
-    assert static.records[0].jct_s == pytest.approx(12 * (0.5 + 1.5 * bits / (10e9 / 3)))
+def test_the_static_case_is_as_in_the_network_simulator(lab: Lab) -> None:
+    emulated = lab.with_changes(scale=1000)
+    static = experiment(emulated, "a", Keep())
+    ends_s = flow_ends_s(emulated, lab.initial_maps, jobs_of("a", lab, 12))
+    assert [job.jct_s for job in static.records] == pytest.approx(ends_s, rel=0.02)
     assert (static.reconfigurations, static.dark_s) == (0, 0)
 
 
@@ -84,7 +85,7 @@ def test_regrouping_is_counted_and_costs_its_dark_time(lab: Lab) -> None:
     optical = experiment(lab, "a", Regroup())
     bits = 138.36e6 * 32
     first = optical.records[0]
-    assert first.jct_s == pytest.approx(0.025 + 12 * (0.5 + 1.5 * bits / 40e9))
+    assert first.jct_s == pytest.approx(0.025 + 12 * (0.5 + sum(tcp(1500)) * 1.5 * bits / 40e9))
     assert first.racks == 1
     assert optical.reconfigurations >= 1
     assert optical.dark_s == pytest.approx(0.025 * optical.reconfigurations)

@@ -207,3 +207,51 @@ def test_collectives_that_make_no_sense_are_refused() -> None:
     with pytest.raises(BadInput, match="0 bytes or more"):
         collective("ring", 4, -1.0)
     assert [name for name in COLLECTIVES if collective(name, 1, 1e6)] == []
+
+
+# Of each network, what its own all-reduce over all nodes takes over 2(n−1)/n · S / NIC rate, and an
+# all-to-all over half of that. ``inf``: the network does not allow it (a torus' and TopoOpt's links
+# and a fat-tree's narrow uplinks are crossed several times, SiP-OCS's circuits change).
+BOUNDS = {
+    "ideal:nodes=64": (1.05, 1.05),
+    "fat-tree:k=8": (1.05, 1.3),
+    "fat-tree:k=8,spread=packets": (1.05, 1.05),
+    "fat-tree:k=8,taper=2": (2.05, 2.6),
+    "leaf-spine": (1.05, 1.3),
+    "rail-only": (1.05, 1.05),
+    "torus": (1.05, math.inf),
+    "torus:dims=4x4x8": (1.05, math.inf),
+    "torus:dims=3x5": (1.05, math.inf),
+    "topoopt:nodes=64": (1.05, math.inf),
+    "sip-ring:nodes=64": (1.05, math.inf),
+    "sip-ocs:nodes=64": (1.05, math.inf),
+    "ramp": (1.05, 1.3),
+    "ramp:groups=4,racks=4,channels=8": (1.05, 1.3),
+    "oddl:nodes=64": (1.05, 1.3),
+}
+
+
+@pytest.mark.parametrize("spec", BOUNDS)
+def test_every_network_runs_its_collectives_near_their_bounds(spec: str) -> None:
+    network = network_of(f"{spec}{',' if ':' in spec else ':'}latency=0ns")
+    group, nbytes = np.arange(network.nodes), 10e9
+    nic_s = (len(group) - 1) / len(group) * 8 * nbytes / network.nic_bps
+    for name, bound_s, most in zip(
+        ("ring", "all-to-all"), (2 * nic_s, nic_s), BOUNDS[spec], strict=True
+    ):
+        rounds = network.collective(name, group, nbytes)
+        outcome = run_jobs(network, [PlacedJob(group, 0.0, rounds)])
+        assert outcome.ends_s[0] <= most * bound_s + network.switching.setup_s, name
+
+
+def test_a_part_of_a_torus_uses_the_rings_of_its_block_only() -> None:
+    network = network_of("torus:dims=4x4x8,rate=600Gbps,latency=0ns")
+    line, square = np.arange(4), np.array([0, 1, 4, 5])
+    # A whole row: rings both ways round, at 100 Gb/s each. Two by two nodes: both dimensions, of
+    # which each has one link to the other node and one back.
+    for group, rate_bps in ((line, 200e9), (square, 200e9)):
+        rounds = network.collective("ring", group, S)
+        took_s = run_jobs(network, [PlacedJob(group, 0.0, rounds)]).ends_s[0]
+        assert took_s == pytest.approx(2 * 3 / 4 * 8 * S / rate_bps, rel=1e-6)
+    # Other nodes have the ring of their ranks.
+    assert len(network.collective("ring", np.array([0, 2, 7]), S)[0].source) == 3

@@ -6,7 +6,8 @@ import re
 import numpy as np
 import pytest
 
-from patchlight.emulation.simulator.network.contract import BARE, NO_LINK
+from patchlight.controller.prediction.framing import BARE
+from patchlight.emulation.simulator.network.contract import NO_LINK
 from patchlight.emulation.simulator.network.specs import NETWORKS, network_of
 from patchlight.testbed.errors import BadInput
 

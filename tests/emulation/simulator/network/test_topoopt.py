@@ -9,13 +9,13 @@ import networkx
 import numpy as np
 import pytest
 
+from patchlight.controller.prediction.framing import tcp
 from patchlight.emulation.simulator.network.contract import (
     NO_LINK,
     Round,
     collective,
     goes_round,
     ring_part,
-    tcp,
 )
 from patchlight.emulation.simulator.network.jobs import PlacedJob, run_jobs
 from patchlight.emulation.simulator.network.sharing import Floats

@@ -1,0 +1,1 @@
+"""The simulator beside packets, in random labs with random jobs."""

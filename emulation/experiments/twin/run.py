@@ -1,0 +1,310 @@
+"""Runs random mixes in packets, and shows what was predicted beside what was measured."""
+
+import csv
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from patchlight.client.client import ControllerClient
+from patchlight.emulation.experiments.ofc2022.results import MOST_COMPUTE_STRETCH, MOST_STEAL
+from patchlight.emulation.experiments.ofc2022.run import ExperimentClient
+from patchlight.emulation.experiments.twin.mixes import (
+    JobTimes,
+    Mix,
+    Overheads,
+    draw_mix,
+    predicted_times,
+)
+from patchlight.emulation.lab.emulated_lab import EmulatedLab
+from patchlight.emulation.simulator import figures, results
+from patchlight.emulation.simulator.results import cpu_ticks, provenance
+from patchlight.testbed.errors import PatchlightError
+from patchlight.testbed.jobs import JobSpec, JobState
+from patchlight.testbed.lab.model import Lab
+
+_UP_S, _POLL_S, _STALL_S = 60.0, 0.5, 300.0
+_DIFFERS = 0.1  # Policies whose mean completion times differ by more have an order.
+_WAITS = {JobState.QUEUED, JobState.BLOCKED}
+CAUSES = ("waited_s", "starts_s", "runs_s", "ends_s")
+"""The parts of a completion time, each with its own error."""
+
+
+class MeasuredJob(NamedTuple):
+    """A job's times in packets, how long an iteration took, and how much longer than given it
+    computed, as a part."""
+
+    times: JobTimes
+    iteration_s: float
+    stretch: float
+
+
+def run_experiment(
+    mixes: int, seed: int, most_servers: int, scale: float, say: Callable[[str], None]
+) -> dict[str, Any]:
+    """Run so many mixes, from ``seed`` on; the result as in ``result.json``.
+
+    A lab that fails is noted, and Ctrl-C keeps the runs that are finished, if there are any.
+    """
+    seeds = range(seed, seed + mixes)
+    origin, rows, machine = provenance(seeds), list[dict[str, Any]](), list[dict[str, Any]]()
+    failed: dict[int, str] = {}
+    try:
+        for number, each in enumerate(seeds):
+            mix = draw_mix(each, most_servers)
+            size = f"{len(mix.lab.servers)} servers, {len(mix.jobs)} jobs"
+            say(f"lab {number + 1} of {mixes}: {size}")
+            try:
+                run_mix(mix, each, scale, rows, machine, say)
+            except PatchlightError as error:
+                failed[each] = str(error)
+                say(f"this lab failed: {error}")
+    except KeyboardInterrupt:
+        if not rows:
+            raise
+    if not rows:
+        raise PatchlightError(f"no lab could be measured: {next(iter(failed.values()))}")
+    quiet = [row for row in rows if not row["too_busy"]]
+    return {
+        "experiment": "twin",
+        "schema_version": 1,
+        "scale": scale,
+        "all": summary_of(rows),
+        "quiet": summary_of(quiet),
+        "jobs": rows,
+        "labs": machine,
+        "failed": failed,
+        "provenance": origin,
+    }
+
+
+def run_mix(
+    mix: Mix,
+    seed: int,
+    scale: float,
+    rows: list[dict[str, Any]],
+    machine: list[dict[str, Any]],
+    say: Callable[[str], None],
+) -> None:
+    """Bring a lab up, measure what it needs around jobs, and run its jobs with both policies."""
+    with (
+        EmulatedLab.from_lab(mix.lab, scale, workers="process", real_time=True) as emulated,
+        ControllerClient(emulated.lab.controller_api) as client,
+    ):
+        lab, experiment = emulated.lab, ExperimentClient(client)
+        experiment.wait_until_complete(_UP_S)
+        overheads = _overheads(client, lab, mix)
+        for policies in mix.policies:
+            experiment.reconfigure(lab.initial_maps)
+            before = cpu_ticks()
+            arrivals_s, measured = _measured(client, mix, policies)
+            after = cpu_ticks()
+            steal = (after.steal - before.steal) / max(1, after.total - before.total)
+            busy = _too_busy(steal, max(each.stretch for each in measured.values()))
+            predicted = predicted_times(lab, mix.jobs, arrivals_s, policies, overheads)
+            used = {"busy": after.busy_since(before), "steal": steal, "too_busy": busy}
+            name = "+".join(policies)
+            shown = {"seed": seed, "policies": name, "servers": len(lab.servers)}
+            machine.append({**shown, **overheads._asdict(), **used})
+            mine = [
+                {**shown, **_row(spec, predicted[spec.name], measured[spec.name]), **used}
+                for spec in mix.jobs
+            ]
+            rows += mine
+            off = ", ".join(f"{row['predicted_runs_s'] / row['runs_s'] - 1:+.1%}" for row in mine)
+            say(f"{name}: predicted less measured time at work {off}{f'; {busy}' * bool(busy)}")
+
+
+def _too_busy(steal: float, stretch: float) -> str:
+    """Why the emulating machine was too busy for these figures; empty if it was not."""
+    found = []
+    if steal > MOST_STEAL:
+        found.append(f"its host took {steal:.0%} of its processor time away")
+    if stretch > MOST_COMPUTE_STRETCH:
+        found.append(f"compute phases took {stretch:.0%} longer than given")
+    return "; ".join(found)
+
+
+def _overheads(client: ControllerClient, lab: Lab, mix: Mix) -> Overheads:
+    """What starting, ending and wiring take, from one job of two workers on two leaves."""
+    first, last = lab.hosts[0].name, lab.hosts[-1].name
+    spec = replace(mix.jobs[0], name="alone", iterations=3, workers=0, hosts=(first, last))
+    job_id = client.submit([spec], "regroup")[0]["id"]
+    times = _ended(client, [job_id], [spec])[spec.name].times
+    at = {each["state"]: each["at"] for each in client.history(job_id)}
+    wiring_s = at[JobState.PREPARING] - at.get(JobState.RECONFIGURING, at[JobState.PREPARING])
+    dark_s = sum(ocs.switching_time_s for ocs in lab.circuit_switches)
+    starts_s = times.starts_s - wiring_s
+    return Overheads(starts_s, times.ends_s, max(0.0, wiring_s - dark_s))
+
+
+def _measured(
+    client: ControllerClient, mix: Mix, policies: tuple[str, str]
+) -> tuple[list[float], dict[str, MeasuredJob]]:
+    """When the jobs came, and what was measured of each, by name."""
+    placement, topology = policies
+    ids, began = list[str](), time.monotonic()
+    for spec, arrival_s in zip(mix.jobs, mix.arrivals_s, strict=True):
+        time.sleep(max(0.0, began + arrival_s - time.monotonic()))
+        given = replace(spec, placement=placement, topology=topology)
+        ids.append(client.submit([given])[0]["id"])
+    measured = _ended(client, ids, mix.jobs)
+    came = [client.job(job_id)["submitted_at"] for job_id in ids]
+    return [at - came[0] for at in came], measured
+
+
+def _ended(
+    client: ControllerClient, ids: Sequence[str], specs: Sequence[JobSpec]
+) -> dict[str, MeasuredJob]:
+    """What was measured of these jobs, by name, once all have ended.
+
+    An error if one fails, or nothing happens.
+    """
+    seen, deadline = list[int](), time.monotonic() + _STALL_S
+    while True:
+        jobs = [client.job(job_id) for job_id in ids]
+        for job, spec in zip(jobs, specs, strict=True):
+            if job["state"] in (JobState.FAILED, JobState.STOPPED):
+                raise PatchlightError(f"job {spec.name} {job['state']}: {job['message']}")
+        if all(job["state"] == JobState.DONE for job in jobs):
+            pairs = zip(jobs, specs, strict=True)
+            return {spec.name: _measured_job(client, job, spec) for job, spec in pairs}
+        if (done := [job["iterations_done"] for job in jobs]) != seen:
+            seen, deadline = done, time.monotonic() + _STALL_S
+        if time.monotonic() > deadline:
+            raise PatchlightError(f"no job made an iteration for {_STALL_S:.0f} s")
+        time.sleep(_POLL_S)  # Each call takes processor time from what is measured.
+
+
+def _measured_job(client: ControllerClient, job: Mapping[str, Any], spec: JobSpec) -> MeasuredJob:
+    reports, _ = client.iterations(job["id"])
+    starts = [
+        each["finished_at"] - each["compute_s"] - each["communication_s"]
+        for each in reports
+        if each["index"] == 0
+    ]
+    began, last = min(starts), max(each["finished_at"] for each in reports)
+    placed = next(s["at"] for s in client.history(job["id"]) if s["state"] not in _WAITS)
+    computed_s = float(np.mean([each["compute_s"] for each in reports]))
+    times = JobTimes(
+        tuple(job["hosts"]),
+        placed - job["submitted_at"],
+        began - placed,
+        last - began,
+        job["finished_at"] - last,
+    )
+    iterations = 1 + max(each["index"] for each in reports)
+    given_s = max(spec.compute_s.values())
+    return MeasuredJob(times, (last - began) / iterations, computed_s / given_s - 1)
+
+
+def _row(spec: JobSpec, predicted: JobTimes, measured: MeasuredJob) -> dict[str, Any]:
+    """One line of the data set. Errors are predicted less measured, in seconds."""
+    times = measured.times
+    found: dict[str, Any] = {
+        "job": spec.name,
+        "workers": spec.workers,
+        "iterations": spec.iterations,
+        "gradient_bytes": spec.gradient_bytes,
+        "compute_s": max(spec.compute_s.values()),
+        "same_hosts": times.hosts == predicted.hosts,
+        "compute_stretch": measured.stretch,
+        "iteration_s": measured.iteration_s,
+        "predicted_iteration_s": predicted.runs_s / spec.iterations,
+    }
+    for name in ("jct_s", *CAUSES):
+        found[name] = getattr(times, name)
+        found[f"predicted_{name}"] = getattr(predicted, name)
+    return found
+
+
+def summary_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Errors of these jobs, as parts of what was measured, and how often policies are in order.
+
+    ``runs`` is of jobs on the hosts that were predicted; ``causes_s`` is the median of the
+    absolute error of each part of a completion time.
+    """
+    if not rows:
+        return {"jobs": 0}
+    same = [row for row in rows if row["same_hosts"]]
+    right, compared = _orders(rows)
+    return {
+        "jobs": len(rows),
+        "same_hosts": len(same),
+        "runs": _errors(same, "runs_s"),
+        "iteration": _errors(same, "iteration_s"),
+        "jct": _errors(rows, "jct_s"),
+        "causes_s": {
+            name: float(np.median([abs(row[f"predicted_{name}"] - row[name]) for row in rows]))
+            for name in CAUSES
+        },
+        "orders_right": right,
+        "orders": compared,
+    }
+
+
+def _errors(rows: Sequence[Mapping[str, Any]], name: str) -> dict[str, float] | None:
+    if not rows:
+        return None
+    off = np.array([row[f"predicted_{name}"] / row[name] - 1 for row in rows])
+    return {
+        "median": float(np.median(np.abs(off))),
+        "p95": float(np.percentile(np.abs(off), 95)),
+        "bias": float(np.median(off)),
+    }
+
+
+def _orders(rows: Sequence[Mapping[str, Any]]) -> tuple[int, int]:
+    """In how many mixes the better policy was predicted, of those where they differ enough."""
+    by_mix: dict[int, dict[str, list[tuple[float, float]]]] = {}
+    for row in rows:
+        both = row["predicted_jct_s"], row["jct_s"]
+        by_mix.setdefault(row["seed"], {}).setdefault(row["policies"], []).append(both)
+    right = compared = 0
+    for found in by_mix.values():
+        if len(found) == 2:
+            (told, took), (other_told, other_took) = (
+                np.mean(each, axis=0) for each in found.values()
+            )
+            if abs(np.log(took / other_took)) > np.log1p(_DIFFERS):
+                compared += 1
+                right += bool((told < other_told) == (took < other_took))
+    return right, compared
+
+
+def write_report(result: dict[str, Any], output: Path) -> list[Path]:
+    """Write ``result.json``, ``jobs.csv`` and the scatter plot; the files."""
+
+    def table(path: Path) -> None:
+        with path.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, list(result["jobs"][0]))
+            writer.writeheader()
+            writer.writerows(result["jobs"])
+
+    plots = {"twin": lambda: twin_figure(result["jobs"])}
+    return results.write_report(result, output, plots, {"jobs.csv": table})
+
+
+def twin_figure(rows: Sequence[Mapping[str, Any]]) -> Figure:
+    """Predicted over measured; jobs on a machine that was too busy are grey."""
+    figure = figures.new(2.4)
+    for axis, (name, label) in zip(
+        figure.subplots(1, 3),
+        (("jct_s", "completion"), ("runs_s", "time at work"), ("waited_s", "waiting")),
+        strict=True,
+    ):
+        took = np.array([row[name] for row in rows])
+        told = np.array([row[f"predicted_{name}"] for row in rows])
+        busy = np.array([bool(row["too_busy"]) for row in rows])
+        axis.scatter(took[busy], told[busy], s=8, color=figures.GREY, label="machine too busy")
+        axis.scatter(took[~busy], told[~busy], s=8, color=figures.BLUE, label="machine quiet")
+        most = 1.05 * max(1.0, took.max(), told.max())
+        axis.plot([0, most], [0, most], color=figures.VERMILION, linewidth=0.8)
+        axis.set_xlabel(f"{label}, measured (s)")
+        axis.set_ylabel("predicted (s)")
+    figures.legend(figure)
+    return figure

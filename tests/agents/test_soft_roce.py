@@ -1,0 +1,92 @@
+"""A NIC with soft RoCE stays at home with its RoCE; all else goes to the worker."""
+
+import socket
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from patchlight.agents.errors import NicError
+from patchlight.agents.nics.moving import read_nic
+from patchlight.agents.nics.state import NicAccess, NicState, RdmaDevice
+from patchlight.testbed.linux import namespaces
+from tests.support.agent_bench import ip
+from tests.support.nic_spaces import Spaces, made_spaces, tc
+
+pytestmark = [pytest.mark.root, pytest.mark.timeout(60)]
+SOFT = RdmaDevice("rxe0", is_soft=True)
+
+
+@pytest.fixture
+def spaces() -> Iterator[Spaces]:
+    with made_spaces() as made:
+        ip("-n", made.server, "addr", "add", "10.79.9.1/24", "dev", "nic0")
+        ip("-n", made.server, "link", "set", "nic0", "up")
+        yield made
+
+
+def listener(space: str, port: int) -> socket.socket:
+    def opened() -> socket.socket:
+        made = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        made.bind(("10.79.0.11", port))
+        made.settimeout(0.3)
+        return made
+
+    return namespaces.inside(namespaces.namespace_path(space), opened)
+
+
+def heard(listening: socket.socket) -> bool:
+    try:
+        return listening.recv(10) == b"x"
+    except TimeoutError:
+        return False
+
+
+def state_of(spaces: Spaces) -> NicState:
+    return replace(spaces.read(), mode="physical", rdma=SOFT)
+
+
+def test_roce_stays_and_all_else_goes_to_the_worker(spaces: Spaces) -> None:
+    state = state_of(spaces)
+    spaces.give(state)
+    at_home = [listener(spaces.server, port) for port in (4791, 5000)]
+    of_worker = [listener(spaces.worker, port) for port in (4791, 5000)]
+
+    def send() -> None:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
+            for port in (4791, 5000):
+                sender.sendto(b"x", ("10.79.0.11", port))
+
+    # ARP is the worker's: the sender finds the NIC's address by it.
+    namespaces.inside(namespaces.namespace_path(spaces.fabric), send)
+    assert [heard(each) for each in at_home] == [True, False]
+    assert [heard(each) for each in of_worker] == [False, True]
+    for each in (*at_home, *of_worker):
+        each.close()
+
+
+def test_the_worker_s_nic_has_the_mac_and_reaches_the_fabric(spaces: Spaces) -> None:
+    spaces.give(state_of(spaces))
+    for space in (spaces.server, spaces.worker):
+        assert "02:4c:0a:4f:00:0b" in ip("-n", space, "link", "show", "nic0")
+    ip("netns", "exec", spaces.worker, "ping", "-c", "1", "-W", "5", "10.79.0.1")
+
+
+def test_the_nic_is_as_before_once_it_is_back(spaces: Spaces) -> None:
+    state = state_of(spaces)
+    spaces.give(state)
+    spaces.take(state)
+    spaces.take(state)
+    assert state_of(spaces) == state
+    assert "clsact" not in tc(spaces.server, "qdisc", "show")
+    links = ip("-n", spaces.server, "-br", "link").splitlines()
+    assert sorted(line.split("@")[0].split()[0] for line in links) == ["lo", "nic0"]
+    assert "nic0" not in ip("-n", spaces.worker, "-br", "link")
+
+
+def test_a_nic_with_filters_of_others_is_refused(spaces: Spaces) -> None:
+    tc(spaces.server, "qdisc", "add", "dev", "nic0", "clsact")
+    access = NicAccess("physical", "nic0", rdma=SOFT)
+    home = namespaces.namespace_path(spaces.server)
+    with pytest.raises(NicError, match="traffic control filters of another program"):
+        namespaces.inside(home, lambda: read_nic(access))

@@ -1,0 +1,272 @@
+"""Counters and LLDP of packet switches by SNMP: of net-snmp and lldpd, in a network namespace."""
+
+import asyncio
+import os
+import socket
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from patchlight.controller.packet_switches.snmp import SnmpFailed
+from patchlight.controller.packet_switches.telemetry import Octets, Telemetry, interfaces_of
+from patchlight.testbed.errors import BadInput
+from patchlight.testbed.lab.model import Lab
+from patchlight.testbed.labfile.reader import parse_lab
+from patchlight.testbed.linux import namespaces
+from patchlight.testbed.wire.probe_frames import LldpNeighbour, lldp_probe
+from tests.support.agent_bench import ip
+from tests.support.waiting import eventually, unix_socket_answers, wait_until
+
+HERE = "{address: '127.0.0.1:1161'}"
+USER = ["createUser reader SHA-256 authpass1 AES privpass1", "rouser reader authpriv"]
+WITH_COMMUNITY = "{address: '127.0.0.1:1161', community_env: COMMUNITY}"
+V3 = "{address: '127.0.0.1:1161', user: reader, auth_env: AUTH, priv_env: PRIV}"
+
+
+def _lab(snmp: str = HERE, ports: int = 4, extra: str = "") -> Lab:
+    numbers = range(1, ports + 1)
+    servers = [f"{{name: h{n}, nics: [{{name: nic0, address: 10.0.0.{n}}}]}}" for n in numbers]
+    switch = f"name: tor1, datapath_id: 1, ports: {ports}, telemetry: {{snmp: {snmp}}}{extra}"
+    fibres = [f"h{n}.nic0 - tor1.{n}" for n in numbers]
+    return parse_lab(
+        f"name: x\nnetwork: 10.0.0.0/24\nservers: [{', '.join(servers)}]\n"
+        f"packet_switches: [{{{switch}}}]\nfibres: [{', '.join(fibres)}]\n"
+    )
+
+
+# --- which interface is which port --------------------------------------------------------------
+
+TWO_BRIDGES = {10 * tor + n: f"tor{tor}-{n}" for tor in (1, 2) for n in range(1, 5)}
+ETH = {n: f"Eth{n}" for n in range(20)}
+SLOTS = {10 * slot + n: f"Eth{slot}/{n}" for slot in (1, 2) for n in range(1, 5)}
+SWP = {1: "lo", 2: "eth0", 11: "swp1", 12: "swp2", 13: "swp3", 14: "swp4"}
+
+
+@pytest.mark.parametrize(
+    ("extra", "names", "about", "indices"),
+    [
+        ("", SWP, {}, [11, 12, 13, 14]),
+        ("", TWO_BRIDGES, {}, [11, 12, 13, 14]),
+        ("", SWP, {11: "tor1.4", 12: "tor1.3", 13: "tor1.2", 14: "tor1.1"}, [14, 13, 12, 11]),
+        (", interfaces: [Eth0, Eth4, Eth8, Eth12]", ETH, {}, [0, 4, 8, 12]),
+        (", interfaces: ['7', '6', '5', '4']", dict.fromkeys(range(9), "port"), {}, [7, 6, 5, 4]),
+    ],
+)
+def test_the_interface_of_a_port_is_told_by_lab_file_description_or_name(
+    extra: str, names: Mapping[int, str], about: Mapping[int, str], indices: Sequence[int]
+) -> None:
+    (switch,) = _lab(extra=extra).packet_switches
+    assert interfaces_of(switch, {1, 2, 3, 4}, names, about) == dict(
+        zip(range(1, 5), indices, strict=True)
+    )
+
+
+@pytest.mark.parametrize(
+    ("extra", "names", "about", "said"),
+    [
+        ("", {1: "lo", 2: "Gi0/x"}, {}, "no names fit"),
+        ("", SLOTS, {}, "Eth1/1, Eth2/1"),
+        ("", {**SWP, 15: "swp3"}, {}, "2 interfaces called swp3 (its port 3)"),
+        ("", SWP, {11: "tor1.1", 12: "tor1.1"}, "2 interfaces called tor1.1 (its port 1)"),
+        (", interfaces: [a, b, c, d]", SWP, {}, "no interface called a (its port 1)"),
+    ],
+)
+def test_an_uncertain_interface_is_one_line_that_names_the_remedy(
+    extra: str, names: Mapping[int, str], about: Mapping[int, str], said: str
+) -> None:
+    (switch,) = _lab(extra=extra).packet_switches
+    with pytest.raises(SnmpFailed) as failed:
+        interfaces_of(switch, {1, 2, 3, 4}, names, about)
+    assert said in failed.value.message
+    assert "interfaces" in failed.value.message
+    assert "\n" not in failed.value.message
+
+
+# --- with net-snmp and lldpd --------------------------------------------------------------------
+
+
+@dataclass
+class Switch:
+    """A namespace with ports swp1, …, each a veth whose other end is h1x, …"""
+
+    name: str
+    folder: Path
+
+    @property
+    def namespace(self) -> Path:
+        return namespaces.namespace_path(self.name)
+
+    def received(self, port: int) -> int:
+        counter = f"/sys/class/net/swp{port}/statistics/rx_bytes"
+        command = ["ip", "netns", "exec", self.name, "cat", counter]
+        return int(subprocess.run(command, check=True, capture_output=True).stdout)
+
+    def send(self, port: int, frame: bytes, times: int = 1) -> None:
+        with namespaces.entered(self.namespace):
+            sender = socket.socket(socket.AF_PACKET, socket.SOCK_RAW)
+            sender.bind((f"h{port}x", 0))
+        with sender:
+            for _ in range(times):
+                sender.send(frame)
+
+    @contextmanager
+    def answering(self, *lines: str, lldp: bool = False) -> Iterator[None]:
+        """With an SNMP agent of this configuration."""
+        config, joined = self.folder / "snmpd.conf", self.folder / "agentx"
+        own = ["agentaddress udp:127.0.0.1:1161", "master agentx", f"agentXSocket {joined}"]
+        config.write_text("\n".join([*own, *(lines or ["rocommunity public"]), ""]))
+        state = f"--persistentDir={self.folder}/state"
+        commands = [["/usr/sbin/snmpd", "-f", "-LE", "3", "-C", "-c", str(config), state]]
+        sockets = [joined]
+        if lldp:
+            control, setting = Path(f"/tmp/{self.name}.lldpd"), Path(f"/tmp/{self.name}.conf")
+            setting.write_text("configure system hostname tor1\n")
+            options = ["-I", "swp*", "-u", str(control), "-O", str(setting)]
+            commands.append(["/usr/sbin/lldpd", "-d", "-x", "-X", str(joined), *options])
+            sockets.append(control)
+        running = []
+        try:
+            for command, answers in zip(commands, sockets, strict=True):
+                run = ["ip", "netns", "exec", self.name, *command]
+                running.append(subprocess.Popen(run, env={"MIBS": ""}))
+                wait_until(lambda at=answers: unix_socket_answers(at), command[0])  # type: ignore[misc]
+            yield
+        finally:
+            for process in running:
+                process.terminate()
+                process.wait(30)
+            for path in (*sockets, *([setting] if lldp else [])):
+                path.unlink(missing_ok=True)
+
+
+@contextmanager
+def _made(folder: Path, ports: int = 4) -> Iterator[Switch]:
+    name = f"pl.test-{os.getpid()}-switch"
+    lines = ["link set lo up"]
+    for n in range(1, ports + 1):
+        lines.append(f"link add swp{n} type veth peer name h{n}x")
+        lines += [f"link set {end} up" for end in (f"swp{n}", f"h{n}x")]
+    batch = folder / "links"
+    batch.write_text("\n".join(lines))
+    namespaces.create(name)
+    try:
+        ip("-n", name, "-batch", str(batch))
+        yield Switch(name, folder)
+    finally:
+        namespaces.delete(name)
+
+
+@pytest.fixture
+def switch(tmp_path: Path) -> Iterator[Switch]:
+    with _made(tmp_path) as made:
+        yield made
+
+
+@pytest.fixture
+def _secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COMMUNITY", "secret")
+    monkeypatch.setenv("AUTH", "authpass1")
+    monkeypatch.setenv("PRIV", "privpass1")
+    monkeypatch.setenv("WRONG", "wrongpass")
+
+
+@pytest.mark.root
+@pytest.mark.snmp
+@pytest.mark.usefixtures("_secrets")
+@pytest.mark.parametrize("snmp", [WITH_COMMUNITY, V3])
+async def test_64_ports_count_as_in_the_kernel(tmp_path: Path, snmp: str) -> None:
+    readings: list[Mapping[int, Octets]] = []
+    with _made(tmp_path, 64) as switch, switch.answering("rocommunity secret", *USER):
+        telemetry = Telemetry(
+            _lab(snmp, 64), lambda _, __, octets: readings.append(octets), switch.namespace
+        )
+        polling = asyncio.create_task(telemetry.run())
+        await eventually(lambda: readings, "a first reading")
+        for port in (1, 40, 64):
+            switch.send(port, bytes(1000), times=100 * port)
+        sent = {port: switch.received(port) for port in (1, 40, 64)}
+        assert sent[64] >= 6_400_000
+        await eventually(
+            lambda: all(readings[-1][port][0] >= there for port, there in sent.items()),
+            "these counters",
+        )
+        for port, there in sent.items():
+            assert readings[-1][port][0] == pytest.approx(there, rel=0.01)
+        assert len(readings[-1]) == 64
+        assert telemetry.problems == {"tor1": None}
+        polling.cancel()
+        telemetry.close()
+
+
+@pytest.mark.root
+@pytest.mark.snmp
+@pytest.mark.usefixtures("_secrets")
+@pytest.mark.parametrize(
+    ("snmp", "lines", "said"),
+    [
+        (HERE.replace("}", ", community_env: WRONG}"), ["rocommunity secret"], "in WRONG read"),
+        (HERE.replace("1161", "1162"), [], "no SNMP answer from tor1 at 127.0.0.1:1162"),
+        (HERE.replace("}", ", user: other}"), USER, "refuses the SNMP user other: Unknown USM"),
+        (V3.replace("AUTH", "WRONG"), USER, "refuses the SNMP user reader: Wrong SNMP PDU digest"),
+        (HERE, ["rocommunity public default .1.3.6.1.2.1.2"], "shows no ifXTable"),
+    ],
+)
+async def test_what_is_wrong_is_told_in_a_line(
+    switch: Switch, snmp: str, lines: list[str], said: str
+) -> None:
+    with switch.answering(*lines):
+        telemetry = Telemetry(_lab(snmp), lambda *_: pytest.fail("counted"), switch.namespace)
+        polling = asyncio.create_task(telemetry.run())
+        await eventually(lambda: telemetry.problems["tor1"], "a problem")
+        problem = telemetry.problems["tor1"] or ""
+        assert said in problem
+        assert "\n" not in problem
+        polling.cancel()
+        telemetry.close()
+
+
+def test_a_secret_that_is_not_set_is_told_at_the_start() -> None:
+    lab = _lab("{address: '127.0.0.1:1161', community_env: NOT_SET_ANYWHERE}")
+    with pytest.raises(BadInput, match=r"the SNMP community of tor1 .* NOT_SET_ANYWHERE, which"):
+        Telemetry(lab, lambda *_: None)
+
+
+@pytest.mark.root
+@pytest.mark.snmp
+async def test_a_switch_tells_which_probes_and_which_neighbours_it_hears(switch: Switch) -> None:
+    with switch.answering(lldp=True):
+        telemetry = Telemetry(_lab(), lambda *_: None, switch.namespace)
+        heard = await telemetry.heard("tor1", "t-2")
+        assert heard is not None
+        assert heard.ends == heard.up == {f"tor1.{n}" for n in range(1, 5)}
+        assert await telemetry.heard("tor9", "t-2") is None
+        # The chassis' MAC, port 3, for two minutes, named tor9x.
+        header, name = "0180c200000e02000000000988cc", "0a05746f723978"
+        stranger = bytes.fromhex(f"{header}0207040200000000aa0402053306020078{name}0000")
+        for _ in range(100):
+            # What was heard in another round is none of this one.
+            switch.send(1, lldp_probe("h1.nic0", "t-1", "02:00:00:00:00:01"))
+            switch.send(2, lldp_probe("h3.nic0", "t-2", "02:00:00:00:00:03"))
+            switch.send(4, stranger)
+            heard = await telemetry.heard("tor1", "t-2")
+            assert heard is not None
+            if heard.probes and heard.neighbours:
+                break
+            await asyncio.sleep(0.1)
+        assert heard.probes == {("h3.nic0", "tor1.2")}
+        assert heard.neighbours == {(LldpNeighbour("tor9x", "3"), "tor1.4")}
+        ip("-n", switch.name, "link", "set", "h4x", "down")
+        for _ in range(300):  # the agent caches states for some seconds
+            again = await telemetry.heard("tor1", "t-2")
+            assert again is not None
+            if again.up == {"tor1.1", "tor1.2", "tor1.3"}:
+                break
+            await asyncio.sleep(0.1)
+        assert again is not None
+        assert (again.up, again.neighbours) == ({"tor1.1", "tor1.2", "tor1.3"}, set())
+        assert telemetry.ends()["tor1 swp3"] == "tor1.3"
+        telemetry.close()
