@@ -31,9 +31,10 @@ _MARK = "--- patchlight ---"
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """The entries that Patchlight has set, and the settings of interfaces from before."""
+    """The entries that Patchlight has set, also those that it has tried to replace or remove, and
+    the settings of interfaces from before."""
 
-    ours: Table = field(default_factory=dict)
+    ours: Mapping[str, Sequence[str]] = field(default_factory=dict)
     before: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
@@ -69,9 +70,9 @@ class TableChange:
     held: Table
 
 
-def plan(have: Table, ours: Table, wanted: Table) -> TableChange:
+def plan(have: Table, ours: Mapping[str, Sequence[str]], wanted: Table) -> TableChange:
     """The smallest change to the wanted entries that leaves those of others."""
-    own = {key: value for key, value in have.items() if ours.get(key) == value}
+    own = {key: value for key, value in have.items() if value in ours.get(key, ())}
     removes = {key: value for key, value in own.items() if key not in wanted}
     adds, held = {}, {}
     for key, value in wanted.items():
@@ -120,9 +121,12 @@ class FdbDriver(ABC):
         words = ""
         if change.removes or change.adds or settings:
             # It is written first: after a crash, whatever was set of it is known to be ours.
-            ours = {k: v for k, v in found.record.ours.items() if k not in change.removes}
+            own = {k: v for k, v in found.table.items() if v in found.record.ours.get(k, ())}
+            ours = {k: [v] for k, v in own.items()}
+            # A switch may refuse to replace an entry: the old one remains ours, too.
+            ours |= {k: list({v, own.get(k, v)}) for k, v in change.adds.items()}
             before = {**{k: found.settings[k] for k in settings}, **found.record.before}
-            record = Record({**ours, **change.adds}, before)
+            record = Record(ours, before)
             words = await self._change(change.removes, change.adds, settings, record)
             found = await self._found()
         changed = len(change.removes) + sum(
@@ -233,7 +237,7 @@ class FdbDriver(ABC):
         others = {
             key: value
             for key, value in found.table.items()
-            if ours.get(key) != value
+            if value not in ours.get(key, ())
             and wanted.get(key) != value
             and (key in wanted or value in interfaces)
         }
