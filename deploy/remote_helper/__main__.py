@@ -110,7 +110,7 @@ class RemoteHelper:
         return changed
 
     def serve(self, release: str, services: dict[str, tuple[str, str]], again: bool) -> bool:
-        """Have these services run this release; ``again``: they start anew in any case, as they do
+        """Have these services run this release; ``again``: they restart in any case, as they do
         where an earlier deployment was cut off before that.
 
         ``services`` are a unit of systemd's and a script for each role. Those that are to run no

@@ -53,7 +53,7 @@ class FakeFleet(Fleet):
     ``"create"``, what the agents answer instead of doing it; ``found`` is what is wrong with hosts,
     and agents of servers in ``quiet`` do not say how their workers are. In ``bugs`` are calls, or
     ``"worker ID"``, that end in an error which nobody foresaw. NICs of workers in ``dark`` do not
-    come back when their light has moved; every worker misses those at addresses in ``unheard``.
+    come back when their circuits have moved; every worker misses those at addresses in ``unheard``.
     Workers begin only while ``may_create`` is set, and end
     only while ``may_delete`` is; those that are told to end print ``last_words``.
     """
