@@ -126,10 +126,10 @@ class RemoteHelper:
                     service.remove()
                     changed = True
                 continue
-            anew = service.set_up(*services[role], again) or switched or again
+            restarts = service.set_up(*services[role], again) or switched or again
             if role == "gpus" and self._leases() and service.state()["running"]:
                 continue  # workers would lose them
-            if anew or not service.state()["running"]:
+            if restarts or not service.state()["running"]:
                 service.restart()  # also a keeper that waits before the next start
                 changed = True
         self._places.unserved.unlink(missing_ok=True)
