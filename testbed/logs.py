@@ -17,10 +17,9 @@ _PERIOD_S = 60.0
 
 def log_to_stderr(level: int | str, form: str) -> None:
     """Log to standard error from this level on, rate-limited, in ``form`` (as in ``logging``)."""
-    logging.basicConfig(level=level, stream=sys.stderr, format=form)
-    for handler in logging.getLogger().handlers:
-        if not any(isinstance(present, Sparing) for present in handler.filters):
-            handler.addFilter(Sparing())
+    handler = logging.StreamHandler(sys.stderr)
+    handler.addFilter(Sparing())
+    logging.basicConfig(level=level, handlers=[handler], format=form)
 
 
 class Sparing(logging.Filter):

@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from patchlight.testbed.logs import Sparing, log_trouble
+from patchlight.testbed.logs import Sparing, log_to_stderr, log_trouble
 
 
 def test_a_flood_of_one_kind_is_counted_and_others_are_not_touched() -> None:
@@ -32,6 +32,14 @@ def test_a_flood_of_one_kind_is_counted_and_others_are_not_touched() -> None:
     now = 61.0
     garbled(500)
     assert handled[11] == "garbled by 500 (490 similar messages were suppressed)"
+
+
+def test_only_standard_error_is_limited(caplog: pytest.LogCaptureFixture) -> None:
+    log_to_stderr(logging.INFO, "%(message)s")
+    caplog.set_level(logging.INFO)
+    for _ in range(30):
+        logging.getLogger("library").info("the same again")
+    assert len(caplog.records) == 30
 
 
 async def test_a_read_cancelled_as_its_answer_comes_is_no_trouble(

@@ -308,7 +308,7 @@ def _print_less_constant(rule: str, laws: dict[str, Any]) -> None:
         table.add_row(_short(name), *cells)
     table.print()
     out.say(
-        "* significant: paired seed by seed, at 95 % by Holm's method for all policies of a law",
+        "* significant: paired by seed, at 95 % by Holm's method over a law's policies",
         meaning="quiet",
     )
 

@@ -11,6 +11,7 @@ from patchlight.controller.packet_switches.contract import PacketSwitchDriver, S
 from patchlight.controller.packet_switches.openflow.driver import OpenFlowSwitch
 from patchlight.testbed.lab.model import PacketSwitch
 from tests.support.openflow_bench import OpenFlowBench
+from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.root, pytest.mark.ovs]
 PORTS = (1, 2, 3)
@@ -25,7 +26,12 @@ async def test_the_driver_passes_every_check(bench: OpenFlowBench) -> None:
                 *("--", "set", "Interface", f"{name}p{port}", "type=internal"),
                 f"ofport_request={port}",
             )
-        await events.wait("counters")
+
+        def counted() -> bool:
+            seen = [{port["port"] for port in e["ports"]} for e in events.of("counters")]
+            return any(ports.issuperset(PORTS) for ports in seen)
+
+        await eventually(counted, "counters of the new ports")
         for check in CHECKS:
             await run_check(check, lambda: OpenFlowSwitch(SWITCH, speaker), PORTS)
 
