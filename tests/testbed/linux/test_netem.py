@@ -11,7 +11,7 @@ import pytest
 from patchlight.emulation.fabric import links
 from patchlight.testbed.linux import namespaces, rate_limits
 from patchlight.testbed.linux import rate_limits as netem
-from patchlight.testbed.linux.netlink import KernelRefused, Netlink
+from patchlight.testbed.linux.netlink import KernelRefused, Netlink, set_neighbours
 from patchlight.testbed.linux.rate_limits import Impairment, impair_request, read_impairments
 
 pytestmark = pytest.mark.root
@@ -27,10 +27,13 @@ def has_netem() -> bool:
 
 @pytest.fixture
 def pair(pair: tuple[Netlink, Netlink]) -> tuple[Netlink, Netlink]:
-    """The pair with addresses: ``a`` 10.9.9.1, ``b`` 10.9.9.2."""
+    """The pair with addresses: ``a`` 10.9.9.1, ``b`` 10.9.9.2, which ``a`` knows without ARP:
+    a lost request would hold all packets up for a second."""
     for netlink, name, number in zip(pair, "ab", (1, 2), strict=True):
         address = IPv4Interface(f"10.9.9.{number}/24")
         netlink.run([links.add_address(100, address, name)])
+    a, b = pair
+    set_neighbours(a, 100, "a", [("10.9.9.2", links.list_links(b)["b"].mac)])
     return pair
 
 
