@@ -44,6 +44,7 @@ def network_environment(launch: WorkerLaunch, folder: str) -> dict[str, str]:
     variables |= {
         "NCCL_IB_HCA": f"={device.name}:{device.port}",
         "NCCL_IB_ADDR_RANGE": f"{launch.address}/32",
+        "UCX_NET_DEVICES": f"{device.name}:{device.port}",
     }
     return variables
 

@@ -86,6 +86,7 @@ def test_with_rdma_nccl_gets_this_device_and_times_that_outlive_the_dark() -> No
     told = variables(spec(), rdma=MLX, dscp=26)
     assert told["NCCL_IB_HCA"] == "=mlx5_0:1"
     assert told["NCCL_IB_ADDR_RANGE"] == "192.168.10.11/32"
+    assert told["UCX_NET_DEVICES"] == "mlx5_0:1"
     assert told["NCCL_IB_TC"] == "106"
     outlives_s = 4.096e-6 * 2 ** int(told["NCCL_IB_TIMEOUT"]) * int(told["NCCL_IB_RETRY_CNT"])
     assert outlives_s > 100
