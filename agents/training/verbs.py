@@ -217,7 +217,9 @@ class _QueuePair:
     def grant(self) -> None:
         """Tell the previous worker how many pieces of this all-reduce it may send."""
         limit = min(self.done + _SLOTS, len(self.ring.pieces_in))
-        if self.is_up and limit:
+        # Before its first all-reduce it would get pieces that do not exist yet.
+        has_begun = self.ring.iteration >= self.ring.task.first_iteration
+        if self.is_up and limit and has_begun:
             request = self.ring.grant_request
             request.imm_data = (self.ring.iteration & 0xFFFF) << 16 | limit
             self.pair.post_send(request)
