@@ -154,6 +154,8 @@ class Tenancy:
         spec, place = self._spec, self.place
         if place is None:
             raise Conflict(f"worker {spec.id} has no NIC yet", hint="wait until it is ready")
+        # A NIC with soft RoCE passes greetings on to the worker's veth.
+        place = replace(place, namespace=self.namespace)
         address_of = {each.mac.lower(): str(each.address) for each in spec.neighbours}
         if (size := len(spec.ring)) > _MOST_PEERS:
             ranks = {(spec.rank + step) % size for step in (-1, 1)}
