@@ -1,17 +1,20 @@
-"""Polls packet switches by SNMP for their counters, and reads port states and LLDP neighbours."""
+"""Polls packet switches by SNMP for their counters, and reads port states, LLDP neighbours and
+learned MACs."""
 
 import asyncio
 import logging
+import math
 import re
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from patchlight.controller.packet_switches.snmp import Column, SnmpAgent, SnmpFailed, Value
 from patchlight.testbed.errors import PatchlightError, in_words
-from patchlight.testbed.lab.model import Lab, PacketSwitch
+from patchlight.testbed.lab.model import Endpoint, Lab, PacketSwitch
 from patchlight.testbed.wire.probe_frames import LldpNeighbour, lldp_probe_source, sender_of
 
 _log = logging.getLogger(__name__)
@@ -28,14 +31,56 @@ _UP = 1
 _LLDP = (1, 0, 8802, 1, 1, 2, 1)
 _LOCAL_ID = (*_LLDP, 3, 7, 1, 3)
 _REMOTE = tuple((*_LLDP, 4, 1, 1, n) for n in (4, 5, 6, 7, 8, 9))
+# Q-BRIDGE-MIB and BRIDGE-MIB: the bridge port of each learned MAC, and its interface.
+_LEARNED = (*_MIB, 17, 7, 1, 2, 2, 1, 2), (*_MIB, 17, 4, 3, 1, 2)
+_BRIDGE_PORT_INTERFACE = (*_MIB, 17, 1, 4, 1, 2)
+_MAC_NUMBERS = 6
 
 _EVERY_S = 2.0
+# The same when an agent is about to renew the counters in its cache.
+_OFTEN_S = 0.1
 # A slow switch is polled for this share of the time at most.
 _SHARE = 0.1
 _INTERFACES_EVERY_S = 60.0
 # Agents cache their counters, for up to 15 s: only then are equal ones an idle switch.
 _CACHED_S = 20.0
+_LOOK_S = 2.0
 _LAST_NUMBER = re.compile(r"(.*?)(\d+)")
+
+
+@dataclass
+class _Cache:
+    """When an agent renews the counters that it gives, as seen from here; times are Unix times.
+
+    Agents keep their counters for some seconds (net-snmp for 15 s), so these are older than their
+    answer. Polls are frequent when new ones are due, so that their age is known.
+    """
+
+    period_s: float = 0.0
+    renewed_at: float = 0.0
+    doubt_s: float = 0.0
+    same_at: float = 0.0
+
+    def seen(self, at: float, *, new: bool) -> float:
+        """A poll at this time had new counters or the same; returns when new ones were read."""
+        if not new:
+            self.same_at = at
+            return at
+        self.doubt_s = at - self.same_at if self.same_at > self.renewed_at else 0.0
+        read_at = at - self.doubt_s / 2
+        # None the same since: it has no cache.
+        self.period_s = read_at - self.renewed_at if self.doubt_s and self.renewed_at else 0.0
+        self.renewed_at = read_at
+        return read_at
+
+    def pause_s(self, now: float) -> float:
+        """How long to wait before the next poll."""
+        if not self.period_s:
+            return _EVERY_S
+        early_s = self.doubt_s + 2 * _OFTEN_S
+        periods = math.ceil((now - self.renewed_at - early_s) / self.period_s)
+        due_s = self.renewed_at + max(1, periods) * self.period_s - now
+        return min(_EVERY_S, max(_OFTEN_S, due_s - early_s))
 
 
 @dataclass
@@ -48,6 +93,7 @@ class _Polled:
     since: float = -_INTERFACES_EVERY_S
     octets: Mapping[int, Octets] = field(default_factory=dict)
     new_at: float = 0.0
+    cache: _Cache = field(default_factory=_Cache)
     problem: str | None = None
 
 
@@ -107,7 +153,8 @@ class Telemetry:
                 words = polled.problem or f"{name} answers by SNMP"
                 _log.log(logging.WARNING if polled.problem else logging.INFO, "%s", words)
             took_s = time.monotonic() - began
-            await asyncio.sleep(max(_EVERY_S - took_s, took_s * (1 / _SHARE - 1)))
+            pause_s = polled.cache.pause_s(time.time()) - took_s
+            await asyncio.sleep(max(pause_s, took_s * (1 / _SHARE - 1)))
 
     async def _poll(self, name: str, polled: _Polled) -> None:
         await self._know_interfaces(name, polled)
@@ -118,7 +165,11 @@ class Telemetry:
             counted = received.get((index,)), sent.get((index,))
             if isinstance(counted[0], int) and isinstance(counted[1], int):
                 octets[port] = counted[0], counted[1]
-        if octets != polled.octets or at - polled.new_at > _CACHED_S:
+        if is_new := octets != polled.octets:
+            at = polled.cache.seen(at, new=True)
+        else:
+            polled.cache.seen(at, new=False)
+        if is_new or at - polled.new_at > _CACHED_S:
             if any(octets.get(port, (-1,)) < then for port, then in polled.octets.items()):
                 # It has restarted, and may number its interfaces differently.
                 polled.since = -_INTERFACES_EVERY_S
@@ -181,6 +232,38 @@ class Telemetry:
             if end in found.up and (neighbour := sender_of(fields)) is not None:
                 found.neighbours.add((neighbour, end))
         return found
+
+    async def behind(self, macs: Collection[str]) -> dict[str, str]:
+        """The port of a packet switch behind which each of these MACs is, as the switch says by
+        SNMP; none where another packet switch is plugged in."""
+        found = dict[str, str]()
+        switches = {switch.name for switch in self._lab.packet_switches}
+        answering = {name: p for name, p in self._polled.items() if macs and not p.problem}
+        for name, polled in answering.items():
+            learned = list[tuple[str, str]]()
+            with suppress(PatchlightError, TimeoutError):
+                async with asyncio.timeout(_LOOK_S):
+                    learned = await self._learned(name, polled)
+            for mac, end in learned:
+                there = self._lab.fibre_ends.get(Endpoint.parse(end))
+                if mac in macs and (there is None or there[0].device not in switches):
+                    found[mac] = end
+        return found
+
+    async def _learned(self, name: str, polled: _Polled) -> list[tuple[str, str]]:
+        await self._know_interfaces(name, polled)
+        by_index = {index: f"{name}.{port}" for port, index in polled.ports.items()}
+        (interfaces,) = await polled.agent.walk(_BRIDGE_PORT_INTERFACE)
+        for column in _LEARNED:
+            (rows,) = await polled.agent.walk(column)
+            found = []
+            for row, bridge_port in rows.items():
+                index = interfaces.get((int(bridge_port),), bridge_port)
+                if end := by_index.get(int(index)):
+                    found.append((bytes(row[-_MAC_NUMBERS:]).hex(":"), end))
+            if rows:
+                return found
+        return []
 
     def ends(self) -> dict[str, str]:
         """The lab's name of switches' ports by MAC, and as the switch names them: ``tor1 swp3``."""

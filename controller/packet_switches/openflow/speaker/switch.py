@@ -8,9 +8,10 @@ installation.
 
 import struct
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
+from types import MappingProxyType
 from typing import Any
 
 import eventlet
@@ -21,6 +22,7 @@ from ryu.ofproto import ofproto_v1_3_parser as parser
 from patchlight.controller.packet_switches.openflow.flowtable import (
     COOKIE_MARK,
     COOKIE_MASK,
+    GROUP_IDS,
     FlowEntry,
     Match,
 )
@@ -37,9 +39,13 @@ class EntryRefused(PatchlightError):
     """A flow entry that OpenFlow 1.3 cannot express."""
 
 
-def add_message(entry: FlowEntry, xid: int) -> bytes:
+Groups = Mapping[int, tuple[int, ...]]
+"""The ports of Patchlight's select groups by id, in the order of buckets; none for any other."""
+
+
+def add_message(entry: FlowEntry, xid: int, group: int | None = None) -> bytes:
     """The flow-mod that adds ``entry``, or replaces the one with its key."""
-    rest = _match_bytes(entry.match) + _instruction_bytes(entry.outputs)
+    rest = _match_bytes(entry.match) + _instruction_bytes(entry.outputs, group)
     return _flow_mod(entry, xid, ofp.OFPFC_ADD, entry.cookie, 0, rest)
 
 
@@ -82,8 +88,31 @@ def _match_bytes(match: Match) -> bytes:
     return bytes(buffer) + bytes(-len(buffer) % 8)
 
 
+def group_message(
+    datapath: Any, command: int, group: int, outputs: tuple[int, ...], xid: int
+) -> bytes:
+    """The group-mod of a select group with these ports."""
+    # A bucket whose port has no link is skipped.
+    buckets = [
+        parser.OFPBucket(1, port, ofp.OFPG_ANY, [parser.OFPActionOutput(port)]) for port in outputs
+    ]
+    message = parser.OFPGroupMod(datapath, command, ofp.OFPGT_SELECT, group, buckets)
+    message.set_xid(xid)
+    message.serialize()
+    return bytes(message.buf)
+
+
+def group_ports(described: Any) -> tuple[int, ...]:
+    """The ports of a group's description, if it is a select group like Patchlight's."""
+    actions = [bucket.actions for bucket in described.buckets]
+    plain = described.type == ofp.OFPGT_SELECT and all(
+        [each.type for each in of_one] == [ofp.OFPAT_OUTPUT] for of_one in actions
+    )
+    return tuple(each.port for (each,) in actions) if plain else ()
+
+
 @lru_cache(maxsize=4096)
-def _instruction_bytes(outputs: tuple[int, ...]) -> bytes:
+def _instruction_bytes(outputs: tuple[int, ...], group: int | None = None) -> bytes:
     if not outputs:
         return b""
     buffer = bytearray()
@@ -91,13 +120,20 @@ def _instruction_bytes(outputs: tuple[int, ...]) -> bytes:
         # The controller gets the whole frame; other ports ignore the number.
         whole = {ofp.OFPP_CONTROLLER: ofp.OFPCML_NO_BUFFER}
         actions = [parser.OFPActionOutput(port, whole.get(port, 0)) for port in outputs]
+        actions = actions if group is None else [parser.OFPActionGroup(group)]
         parser.OFPInstructionActions(ofp.OFPIT_APPLY_ACTIONS, actions).serialize(buffer, 0)
     except Exception as error:
         raise EntryRefused(f"the output ports {outputs} cannot be encoded: {error}") from error
     return bytes(buffer)
 
 
-def entry_of(stats: Any) -> FlowEntry:
+def _groups_of(stats: Any) -> list[int]:
+    """The groups to which a flow entry leads."""
+    actions = (a for each in stats.instructions for a in getattr(each, "actions", ()))
+    return [action.group_id for action in actions if action.type == ofp.OFPAT_GROUP]
+
+
+def entry_of(stats: Any, groups: Groups = MappingProxyType({})) -> FlowEntry:
     """The flow entry in a switch's description.
 
     An entry with the mark but other instructions gets a cookie without the low bits: it differs
@@ -106,14 +142,20 @@ def entry_of(stats: Any) -> FlowEntry:
     actions = [a for each in stats.instructions for a in getattr(each, "actions", ())]
     kinds = {each.type for each in stats.instructions}, {each.type for each in actions}
     plain = kinds[0] <= {ofp.OFPIT_APPLY_ACTIONS} and kinds[1] <= {ofp.OFPAT_OUTPUT}
+    outputs = tuple(action.port for action in actions) if plain else ()
+    if kinds == ({ofp.OFPIT_APPLY_ACTIONS}, {ofp.OFPAT_GROUP}) and len(actions) == 1:
+        outputs = groups.get(actions[0].group_id, ())
+    spread = bool(outputs) and not plain
+    plain = plain or spread
     return FlowEntry(
         table=stats.table_id,
         priority=stats.priority,
         match=Match(dict(stats.match.items())),
-        outputs=tuple(action.port for action in actions) if plain else (),
+        outputs=outputs,
         cookie=stats.cookie if plain else stats.cookie & COOKIE_MASK,
         idle_timeout_s=stats.idle_timeout,
         hard_timeout_s=stats.hard_timeout,
+        spread=spread,
     )
 
 
@@ -146,6 +188,8 @@ class Switch:
         self.datapath = datapath
         self.id: int = datapath.id
         self._waiters: dict[int, _Waiter] = {}
+        self._selects: bool | None = None
+        self._uses_groups = False
 
     @property
     def address(self) -> str:
@@ -187,18 +231,52 @@ class Switch:
     def apply(
         self, removes: Iterable[FlowEntry], adds: Iterable[FlowEntry]
     ) -> list[tuple[FlowEntry, str]]:
-        """Remove and add entries; returns refused ones with reasons, or raises ``SwitchGone``."""
-        waiter, refused = _Waiter(), []
-        work = [(entry, remove_message) for entry in removes]
-        work += [(entry, add_message) for entry in adds]
-        batch = bytearray()
+        """Remove and add entries; returns refused ones with reasons, or raises ``SwitchGone``.
+
+        Groups are made for them first, and then those that no entry uses are removed. They never
+        change: entries with other ports get another group.
+        """
+        removes, adds = tuple(removes), tuple(adds)
+        wanted = {entry.outputs for entry in adds if entry.spread}
+        self._uses_groups |= bool(wanted)
+        groups = self._groups() if self._uses_groups else {}
+        ids = {ports: number for number, ports in groups.items()}
+        free = (number for number in GROUP_IDS if number not in groups)
+        new = {ports: next(free) for ports in sorted(wanted - ids.keys())}
+        ids |= new
+        group = partial(group_message, self.datapath)
+        work: list[tuple[FlowEntry | int, Callable[[int], bytes]]] = [
+            (number, partial(group, ofp.OFPGC_ADD, number, ports)) for ports, number in new.items()
+        ]
+        work += [(entry, partial(remove_message, entry)) for entry in removes]
+        work += [
+            (entry, partial(add_message, entry, group=ids[entry.outputs] if entry.spread else None))
+            for entry in adds
+        ]
+        failed = self._send_all(work)
+        for ports, number in ids.items():
+            if number in groups and ports not in wanted and not self._is_used(number):
+                self._send(group(ofp.OFPGC_DELETE, number, (), self._next_xid()))
+        return [
+            (entry, failed.get(ids[entry.outputs], text) if entry.spread else text)
+            for entry, text in failed.items()
+            if isinstance(entry, FlowEntry)
+        ]
+
+    def _send_all(
+        self, work: Iterable[tuple[FlowEntry | int, Callable[[int], bytes]]]
+    ) -> dict[FlowEntry | int, str]:
+        """Send the messages of these subjects; returns why some were refused."""
+        waiter, refused, batch = _Waiter(), dict[FlowEntry | int, str](), bytearray()
+        subjects = list[FlowEntry | int]()
         try:
-            for index, (entry, message) in enumerate(work):
+            for index, (subject, message) in enumerate(work):
                 xid = self._next_xid()
+                subjects.append(subject)
                 try:
-                    batch += message(entry, xid)
+                    batch += message(xid)
                 except EntryRefused as error:
-                    refused.append((entry, error.message))
+                    refused[subject] = error.message
                     continue
                 # Registered before sending, so that no error is missed.
                 waiter.index_of[xid] = index
@@ -211,7 +289,7 @@ class Switch:
             waiter.done.wait()
         finally:
             self._forget(waiter)
-        return refused + [(work[index][0], text) for index, text in waiter.errors.items()]
+        return refused | {subjects[index]: text for index, text in waiter.errors.items()}
 
     def send(self, port: int, frame: bytes) -> None:
         """Send a frame out of a port. There is no confirmation."""
@@ -228,7 +306,33 @@ class Switch:
 
     def read_flows(self) -> list[FlowEntry]:
         """Every entry of every table, including others'."""
-        return [entry_of(stats) for stats in self.flow_stats(0, 0)]
+        stats = self.flow_stats(0, 0)
+        self._uses_groups |= any(g in GROUP_IDS for each in stats for g in _groups_of(each))
+        groups = self._groups() if self._uses_groups else {}
+        return [entry_of(each, groups) for each in stats]
+
+    def selects(self) -> bool:
+        """Whether the switch has select groups."""
+        if self._selects is None:
+            try:
+                (found,) = self._gather(parser.OFPGroupFeaturesStatsRequest(self.datapath, 0))
+                self._selects = bool(found.types & 1 << ofp.OFPGT_SELECT)
+            except SwitchGone:
+                raise
+            except PatchlightError:
+                self._selects = False
+        return self._selects
+
+    def _groups(self) -> Groups:
+        described = self._gather(parser.OFPGroupDescStatsRequest(self.datapath, 0))
+        return {g.group_id: group_ports(g) for g in described if g.group_id in GROUP_IDS}
+
+    def _is_used(self, group: int) -> bool:
+        """Whether any entry leads to this group."""
+        request = parser.OFPAggregateStatsRequest(
+            self.datapath, 0, ofp.OFPTT_ALL, ofp.OFPP_ANY, group, 0, 0, parser.OFPMatch()
+        )
+        return any(stats.flow_count for stats in self._gather(request))
 
     def flow_stats(self, cookie: int = COOKIE_MARK, mask: int = COOKIE_MASK) -> list[Any]:
         """The engine's flow statistics of entries with this cookie: by default Patchlight's."""
