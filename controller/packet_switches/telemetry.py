@@ -37,8 +37,8 @@ _BRIDGE_PORT_INTERFACE = (*_MIB, 17, 1, 4, 1, 2)
 _MAC_NUMBERS = 6
 
 _EVERY_S = 2.0
-# The same when an agent is about to renew the counters in its cache.
-_OFTEN_S = 0.1
+# The same when an agent is about to renew the counters in its cache, and how late that may be seen.
+_OFTEN_S, _DOUBT_S = 0.15, 0.5
 # A slow switch is polled for this share of the time at most.
 _SHARE = 0.1
 _INTERFACES_EVERY_S = 60.0
@@ -50,36 +50,47 @@ _LAST_NUMBER = re.compile(r"(.*?)(\d+)")
 
 @dataclass
 class _Cache:
-    """When an agent renews the counters that it gives, as seen from here; times are Unix times.
+    """When an agent renews the counters that it gives; times are Unix times.
 
-    Agents keep their counters for some seconds (net-snmp for 15 s), so these are older than their
-    answer. Polls are frequent when new ones are due, so that their age is known.
+    Agents keep counters for some seconds (net-snmp 3 s), and do not say how old they are. So polls
+    are frequent until it is known when they change, and then whenever a change is due.
     """
 
     period_s: float = 0.0
     renewed_at: float = 0.0
-    doubt_s: float = 0.0
-    same_at: float = 0.0
+    doubt_s: float = math.inf
+    """How long before ``renewed_at`` they were still the same."""
+    seen_at: float = -math.inf
+    was_new: bool = False
+    is_without: bool = False
 
-    def seen(self, at: float, *, new: bool) -> float:
-        """A poll at this time had new counters or the same; returns when new ones were read."""
+    def seen(self, at: float, *, new: bool) -> None:
+        """A poll at this time had new counters, or the same."""
+        since_s, self.seen_at = at - self.seen_at, at
+        self.is_without |= new and self.was_new and since_s < _DOUBT_S
+        self.was_new = new
         if not new:
-            self.same_at = at
-            return at
-        self.doubt_s = at - self.same_at if self.same_at > self.renewed_at else 0.0
-        read_at = at - self.doubt_s / 2
-        # None the same since: it has no cache.
-        self.period_s = read_at - self.renewed_at if self.doubt_s and self.renewed_at else 0.0
-        self.renewed_at = read_at
-        return read_at
+            return
+        was_sure, before = self.is_sure, self.renewed_at
+        self.doubt_s, self.renewed_at = 0.0 if self.is_without else since_s, at
+        period_s = at - before if was_sure and self.is_sure and not self.is_without else 0.0
+        # While nothing is counted, there are no changes.
+        if not 0 < 1.5 * self.period_s < period_s:
+            self.period_s = period_s
+
+    @property
+    def is_sure(self) -> bool:
+        """Whether the age of the last new counters is known."""
+        return self.doubt_s < _DOUBT_S
 
     def pause_s(self, now: float) -> float:
         """How long to wait before the next poll."""
         if not self.period_s:
-            return _EVERY_S
-        early_s = self.doubt_s + 2 * _OFTEN_S
-        periods = math.ceil((now - self.renewed_at - early_s) / self.period_s)
-        due_s = self.renewed_at + max(1, periods) * self.period_s - now
+            is_idle = self.is_without or now - self.renewed_at > _CACHED_S
+            return _EVERY_S if is_idle else _OFTEN_S
+        early_s = self.doubt_s + _OFTEN_S
+        periods = max(1, math.ceil((now - self.renewed_at - early_s) / self.period_s))
+        due_s = self.renewed_at + periods * self.period_s - now
         return min(_EVERY_S, max(_OFTEN_S, due_s - early_s))
 
 
@@ -154,7 +165,8 @@ class Telemetry:
                 _log.log(logging.WARNING if polled.problem else logging.INFO, "%s", words)
             took_s = time.monotonic() - began
             pause_s = polled.cache.pause_s(time.time()) - took_s
-            await asyncio.sleep(max(pause_s, took_s * (1 / _SHARE - 1)))
+            is_slow = took_s > _OFTEN_S
+            await asyncio.sleep(max(pause_s, took_s * (1 / _SHARE - 1) if is_slow else took_s))
 
     async def _poll(self, name: str, polled: _Polled) -> None:
         await self._know_interfaces(name, polled)
@@ -165,15 +177,18 @@ class Telemetry:
             counted = received.get((index,)), sent.get((index,))
             if isinstance(counted[0], int) and isinstance(counted[1], int):
                 octets[port] = counted[0], counted[1]
-        if is_new := octets != polled.octets:
-            at = polled.cache.seen(at, new=True)
-        else:
-            polled.cache.seen(at, new=False)
-        if is_new or at - polled.new_at > _CACHED_S:
-            if any(octets.get(port, (-1,)) < then for port, then in polled.octets.items()):
-                # It has restarted, and may number its interfaces differently.
-                polled.since = -_INTERFACES_EVERY_S
-            polled.octets, polled.new_at = octets, at
+        is_new = octets != polled.octets
+        polled.cache.seen(at, new=is_new)
+        if any(octets.get(port, (-1,)) < then for port, then in polled.octets.items()):
+            # It has restarted, and may number its interfaces differently.
+            polled.since = -_INTERFACES_EVERY_S
+        polled.octets, polled.new_at = octets, polled.new_at or at
+        if is_new and polled.cache.is_sure:
+            at = polled.cache.renewed_at
+        elif at - polled.new_at < _CACHED_S:
+            at = 0.0
+        if at:
+            polled.new_at = at
             self._count(name, at, octets)
         if missing := polled.ports.keys() - octets.keys():
             ports = "any port" if not octets else f"port {min(missing)}"

@@ -230,7 +230,6 @@ class Patchlight(app_manager.RyuApp):  # type: ignore[misc]
             ofp_event.EventOFPEchoReply,
             ofp_event.EventOFPErrorMsg,
             ofp_event.EventOFPFlowStatsReply,
-            ofp_event.EventOFPAggregateStatsReply,
             ofp_event.EventOFPGroupDescStatsReply,
             ofp_event.EventOFPGroupFeaturesStatsReply,
             ofp_event.EventOFPPortStatsReply,
