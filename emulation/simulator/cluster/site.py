@@ -1,4 +1,4 @@
-"""The part of a simulated cluster that queue policies see: they choose the next job and its GPUs."""
+"""What queue policies see of a simulated cluster: they choose the next job and its GPUs."""
 
 import math
 import time
