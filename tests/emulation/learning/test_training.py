@@ -209,7 +209,8 @@ def test_the_teacher_keeps_to_its_rule() -> None:
         ("name: a\npolicy_iteration: {near: 4}", 1, 1, "is not of algorithm 'afterstates'"),
         ("name: a\nnetwork: {cluster: blocks}", 2, 20, "servers"),
         ("name: a\nnetwork: {graph_width: 4}", 2, 10, "'graph_width' is of the observation"),
-        (ITERATED + "network: {observation: pac-ml}", 1, 1, "'policy-iteration' compares clusters"),
+        (ITERATED + "network: {observation: pac-ml}", 1, 1, "these are 'policy-it"),
+        ("name: a\nalgorithm: dqn", 1, 1, "these are 'dqn' and 'patchlight'"),
         (ITERATED + "environment: {remaining_error: 0.3}", 1, 1, "needs exact remaining times"),
         (ITERATED + "policy_iteration: {options: 1}", 3, 29, "a whole number from 2"),
         ("name: a b", 1, 7, "is not a name"),
@@ -352,7 +353,7 @@ def test_several_seeds_make_one_model(
         of_runs([tmp_path / "tiny" / "seed-0", other])
 
     theirs = parse_config(
-        laws.replace("tiny", "theirs").replace(
+        laws.replace("name: tiny", "name: theirs\nalgorithm: dqn").replace(
             "hidden", "observation: pac-ml, graph_width: 4, hidden"
         )
     )
