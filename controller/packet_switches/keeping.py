@@ -87,9 +87,9 @@ class KeptSwitch:
     async def follow(self, wish: Wish) -> list[str]:
         """Set it and keep it so; returns failures as text. If it does not answer, it is set once it
         does."""
+        if self._settled and wish == self._wish:
+            return self._notes()  # it is read often enough, and a job may wait for this
         async with self._lock:
-            if self._settled and wish == self._wish:
-                return self._notes()  # it is read often enough: a job may wait for this
             self._wish = wish
             try:
                 await self._set(wish)
