@@ -90,7 +90,7 @@ class KeptSwitch:
         if self._settled and wish == self._wish:
             return self._notes()  # it is read often enough, and a job may wait for this
         async with self._lock:
-            self._wish = wish
+            self._wish, self._settled = wish, False
             try:
                 await self._set(wish)
             except PatchlightError as error:
