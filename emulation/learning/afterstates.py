@@ -1,4 +1,4 @@
-"""Learning the value of a cluster once a job is placed, by temporal differences.
+"""Learns the value of the cluster's state after a placement, by temporal differences.
 
 Where a job goes, and for how long, is fixed by its degree; what is random is only who comes next.
 So one function, the value of an *afterstate* (the cluster just after a decision), says all about a

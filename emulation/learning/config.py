@@ -1,4 +1,4 @@
-"""What a training run is told: YAML in; a ``Config``, or every mistake with its position, out.
+"""Reads the configuration of a training run from YAML, and reports every mistake with its position.
 
 Keys are those of Stable-Baselines3 where it has them; ``…_fraction`` is a part of all steps.
 """

@@ -1,4 +1,5 @@
-"""What learners share: play in many environments by scores of all actions, and averaged weights.
+"""The base of all learners: playing many environments by scores of all actions, and weight
+averaging.
 
 ``AfterstatePlayer`` values the cluster that an action leaves behind, ``PacMlPlayer`` degrees.
 """

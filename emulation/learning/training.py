@@ -1,4 +1,4 @@
-"""A training run: rounds of learning, progress, evaluation, checkpoints; and going on with one."""
+"""A training run: rounds of learning, progress, evaluation, checkpoints; and resuming it."""
 
 import math
 import time

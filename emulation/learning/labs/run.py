@@ -1,4 +1,4 @@
-"""A training run over random labs: decisions tried out, a network fitted to them, and its test.
+"""A training run over random labs: collects decisions, fits a network to them, and tests it.
 
 What an answer did to the jobs that happened to come is mostly chance, so decisions of every fifth
 lab are kept apart: the network is that of the epoch that predicted them best, and there is no model
