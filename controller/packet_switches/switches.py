@@ -22,6 +22,7 @@ from patchlight.controller.packet_switches.openflow.forwarding import (
     Forwarding,
     assumed_mac,
 )
+from patchlight.testbed.errors import PatchlightError, in_words
 from patchlight.testbed.lab.model import Endpoint, Host, Lab
 from patchlight.testbed.lab.wiring import Links
 from patchlight.testbed.wire.agent_status import AgentStatus
@@ -79,6 +80,7 @@ class PacketSwitches:
         self._flows = FlowSync(speaker)
         self._forwarding = Forwarding(lab, mac_of)
         self._links: Links | None = None
+        self._is_released = False
         # Tables of other MACs or links must not overtake each other.
         self._following = asyncio.Lock()
         self._name_of = {s.datapath_id: s.name for s in lab.packet_switches if s.datapath_id}
@@ -107,8 +109,40 @@ class PacketSwitches:
         A switch that does not answer is not a failure: it is set when it does.
         """
         async with self._following:
+            if self._is_released:
+                return []
             self._links = links
             return await self._follow(links)
+
+    async def release(self) -> None:
+        """Remove Patchlight's entries from all switches; then they are left alone.
+
+        ``PatchlightError`` if that fails for one: then all forward as before.
+        """
+        async with self._following:
+            if away := [name for name, answers in self.connected().items() if not answers]:
+                raise PatchlightError(
+                    f"nothing was removed: {', '.join(away)} do not answer",
+                    hint="if they are gone for good, remove them from the lab file, and restart "
+                    "the controller",
+                )
+            empty = dict.fromkeys(self._name_of, FlowTable())
+            applied, *others = await asyncio.gather(
+                self._flows.set_tables(empty),
+                *(kept.release() for kept in self._kept.values()),
+                return_exceptions=True,
+            )
+            failed = [
+                in_words(error) for error in (applied, *others) if isinstance(error, Exception)
+            ]
+            if isinstance(applied, dict):
+                failed += [f"{self._name_of[i]}: {a.error}" for i, a in applied.items() if a.error]
+            if not failed:
+                self._links, self._is_released = None, True
+            elif self._links is not None:
+                await self._follow(self._links)
+        if failed:
+            raise PatchlightError(f"all switches forward as before: {'; '.join(failed)}")
 
     async def learn(self) -> None:
         """Forward by the present MACs."""

@@ -29,6 +29,7 @@ LOG = logging.getLogger(__name__)
 
 # Entries of others are looked for as often as that takes a small share of the speaker's time.
 _LOOK_EVERY_S, _LOOK_PER_ENTRY_S = 10.0, 0.0025
+_LOST = "accepted, but not in its table"
 
 
 class RefusedEntry(NamedTuple):
@@ -133,7 +134,9 @@ class FlowSync:
 
     # -- setting ------------------------------------------------------------------------------
 
-    async def _set(self, tables: Mapping[int, FlowTable], deadline_s: float) -> dict[int, Applied]:
+    async def _set(
+        self, tables: Mapping[int, FlowTable], deadline_s: float, *, read_back: bool = False
+    ) -> dict[int, Applied]:
         read = await _each(tables, lambda i: self._read(i, deadline_s))
         applied = {i: Applied(error=str(e)) for i, e in read.items() if isinstance(e, Exception)}
         have = {i: table for i, table in read.items() if isinstance(table, FlowTable)}
@@ -145,6 +148,7 @@ class FlowSync:
         bad = {i for i, step in removed.items() if not isinstance(step, Applied) or step.failed}
         adds = {i: change.adds for i, change in changes.items() if change.adds and i not in bad}
         added = await _each(adds, lambda i: self._apply(i, (), adds[i], deadline_s))
+        now = await _each(adds if read_back else (), lambda i: self._read(i, deadline_s))
         for i in have:
             done = Applied(held=changes[i].held)
             for step in (removed.get(i), added.get(i)):
@@ -152,10 +156,18 @@ class FlowSync:
                     done = done.plus(step)
                 elif step is not None:
                     done = replace(done, error=str(step))
+            if isinstance(table := now.get(i), FlowTable) and done.error is None:
+                there = {entry.cookie for entry in (*table, *(each.entry for each in done.failed))}
+                lost = tuple(RefusedEntry(e, _LOST) for e in adds[i] if e.cookie not in there)
+                done = done.plus(Applied(added=-len(lost), failed=lost))
             applied[i] = done
         for i, result in applied.items():
             lacking = {e.cookie for e in result.held} | {r.entry.cookie for r in result.failed}
             self._expected[i] = {entry.cookie for entry in tables[i]} - lacking
+            if isinstance(table := now.get(i), FlowTable):
+                # Those that it should have replaced may still be there.
+                keys = {each.entry.key for each in result.failed}
+                self._expected[i] |= {e.cookie for e in table if e.is_ours and e.key in keys}
         failed = {i: result.failed for i, result in applied.items()}
         self.refused = {i: f for i, f in {**self.refused, **failed}.items() if f}
         return applied
@@ -234,9 +246,8 @@ class FlowSync:
     async def _mend(self, datapath_id: int) -> None:
         async with self._locks[datapath_id]:
             table, before = self.wanted[datapath_id], self.refused.get(datapath_id)
-            applied = (await self._set({datapath_id: table}, flowtable.DEFAULT_DEADLINE_S))[
-                datapath_id
-            ]
+            tables, limit_s = {datapath_id: table}, flowtable.DEFAULT_DEADLINE_S
+            applied = (await self._set(tables, limit_s, read_back=True))[datapath_id]
         if applied.error is not None:
             # Not connected: it is set at its next connection.
             LOG.info("switch %#x is not repaired yet: %s", datapath_id, applied.error)
