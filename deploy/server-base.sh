@@ -5,7 +5,7 @@
 #
 #   deploy/server-base.sh              of servers of kind ssh
 #   deploy/server-base.sh --docker     with a Docker engine, too
-#   deploy/server-base.sh --vm         a disk with systemd, soft RoCE and its tools; kernel and initrd
+#   deploy/server-base.sh --vm         a disk with systemd, soft RoCE, its tools and MPI; kernel and initrd
 #
 # PATCHLIGHT_SUITE chooses another release, PATCHLIGHT_MIRROR a mirror, PATCHLIGHT_CACHE the folder
 # that it is kept in.
@@ -35,6 +35,7 @@ case "$*" in
     --vm)
         kind=-vm PACKAGES=$PACKAGES,systemd-sysv,dbus,udev,kmod,busybox-static,iputils-ping,iperf3
         PACKAGES=$PACKAGES,rdma-core,ibverbs-providers,ibverbs-utils,rdmacm-utils,perftest,python3-pyverbs
+        PACKAGES=$PACKAGES,openmpi-bin,python3-mpi4py,python3-numpy RECIPE=3
         hooks=(
             --customize-hook='cd "$1/boot"; export APT_CONFIG="$MMDEBSTRAP_APT_CONFIG"; apt-get -qq -o APT::Sandbox::User=root download $(apt-cache depends linux-image-amd64 | sed -n "s/.*Depends: //p")'
             --customize-hook='chroot "$1" systemctl --quiet enable systemd-networkd'

@@ -229,7 +229,11 @@ def _view(launch: WorkerLaunch, user: WorkerUser, code: Iterable[Path]) -> list[
         for above in filter(is_hidden, reversed(place.parents)):
             arguments += ["--perms", "0755", "--dir", str(above)]
         arguments += mounts[place]
-    for device in _devices(launch):
+    devices = list(_devices(launch))
+    # A folder that bubblewrap makes by itself is closed to the worker's user.
+    for parent in sorted({os.path.dirname(each) for each in devices} - {"/dev"}):
+        arguments += ["--perms", "0755", "--dir", parent]
+    for device in devices:
         arguments += ["--dev-bind-try", device, device]
     hosts = Path("/etc/hosts")
     if hosts.exists():

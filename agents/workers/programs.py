@@ -44,6 +44,7 @@ def network_environment(launch: WorkerLaunch, folder: str) -> dict[str, str]:
     variables |= {
         "NCCL_IB_HCA": f"={device.name}:{device.port}",
         "NCCL_IB_ADDR_RANGE": f"{launch.address}/32",
+        "UCX_NET_DEVICES": f"{device.name}:{device.port}",
     }
     return variables
 
@@ -84,8 +85,9 @@ def publish(folder: Path, place: NicPlace, rdma: agent_status.RdmaStatus | None)
     fresh = folder / f"{NETWORK_FILE}.new"
     with suppress(OSError):  # a full disk is reported elsewhere
         fresh.unlink(missing_ok=True)
-        with os.fdopen(os.open(fresh, _NEW_FILE, 0o644), "w", encoding="utf-8") as file:
+        with os.fdopen(os.open(fresh, _NEW_FILE, 0o600), "w", encoding="utf-8") as file:
             json.dump(told, file)
+            os.fchmod(file.fileno(), 0o644)  # whatever the umask: the worker's user reads it
         fresh.replace(folder / NETWORK_FILE)
 
 

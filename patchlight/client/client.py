@@ -201,7 +201,7 @@ class ControllerClient(CircuitCalls):
         return self._call("POST", "/defragmentation", prefer=prefer)["change"]
 
     def policies(self) -> rest_lab.PoliciesInUse:
-        """The policies that decide now, by kind; ``defragment``: whether light follows jobs."""
+        """The policies that decide now, by kind, and whether the lab defragments, interleaves."""
         return self._call("GET", "/policies")["policies"]
 
     def use_policies(self, chosen: Mapping[str, str | bool | None]) -> rest_lab.PoliciesInUse:

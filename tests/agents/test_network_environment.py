@@ -1,6 +1,7 @@
 """What programs are told of a worker's network."""
 
 import json
+import os
 from dataclasses import replace
 from ipaddress import IPv4Address
 from pathlib import Path
@@ -86,6 +87,7 @@ def test_with_rdma_nccl_gets_this_device_and_times_that_outlive_the_dark() -> No
     told = variables(spec(), rdma=MLX, dscp=26)
     assert told["NCCL_IB_HCA"] == "=mlx5_0:1"
     assert told["NCCL_IB_ADDR_RANGE"] == "192.168.10.11/32"
+    assert told["UCX_NET_DEVICES"] == "mlx5_0:1"
     assert told["NCCL_IB_TC"] == "106"
     outlives_s = 4.096e-6 * 2 ** int(told["NCCL_IB_TIMEOUT"]) * int(told["NCCL_IB_RETRY_CNT"])
     assert outlives_s > 100
@@ -116,7 +118,12 @@ def test_what_the_network_is_like_is_published_whatever_the_worker_put_there(
     (folder / f"{NETWORK_FILE}.new").symlink_to(secret)
     state = NicState("ens1", "0c:42:a1:00:00:01", 9000, True, rdma=MLX)
     place = NicPlace(tmp_path, state, "vlan7", IPv4Address("192.168.10.11"))
-    publish(folder, place, RdmaStatus(device="mlx5_0", port=1, active=True, gid=GID))
+    before = os.umask(0o077)  # as in the agent's unit
+    try:
+        publish(folder, place, RdmaStatus(device="mlx5_0", port=1, active=True, gid=GID))
+    finally:
+        os.umask(before)
+    assert (folder / NETWORK_FILE).stat().st_mode & 0o777 == 0o644
     assert secret.read_text() == "mine"
     told = json.loads((folder / NETWORK_FILE).read_text())
     assert (told["interface"], told["address"]) == ("vlan7", "192.168.10.11")

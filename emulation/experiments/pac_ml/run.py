@@ -1,4 +1,4 @@
-"""The whole experiment: its episodes, and their figures."""
+"""Runs PAC-ML's experiment: its episodes and their figures."""
 
 import datetime
 import os

@@ -1,4 +1,4 @@
-"""Simulates a cluster that accepts or blocks each job when it arrives: no queue, no second try.
+"""Simulates a cluster that accepts or blocks each job on arrival: no queue, no retry.
 
 An ``Episode`` stops at each arrival until ``decide`` sets the job's partition degree. ``fork``
 copies it there, to look ahead.

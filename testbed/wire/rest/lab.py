@@ -83,7 +83,7 @@ class HostWithoutLink(TypedDict):
 
 
 PoliciesInUse = dict[str, str | bool | None]
-"""The present policies, by kind, and ``defragment`` for automatic rewiring."""
+"""The present policies, by kind, and whether ``defragment`` and ``interleave`` are on."""
 
 
 class Status(TypedDict):

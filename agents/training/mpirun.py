@@ -1,0 +1,85 @@
+"""Runs an unchanged MPI program on all workers: ``python3 -m patchlight.agents.training.mpirun
+PROGRAM ARGUMENTS…``, the same command on each.
+
+Rank 0 runs Open MPI's ``mpirun``. In place of ssh, mpirun calls this module again for each other
+worker, whose copy waits for the command and runs it. Over RDMA messages go by UCX.
+
+It needs only the standard library.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+
+_REMOTE = "--on"
+_DEADLINE_S = 300.0
+_AGAIN_S = 0.1
+
+
+def main(arguments: list[str]) -> int:
+    """Run the program, or what ``mpirun`` wants to run on another worker; returns the exit code."""
+    if not arguments:
+        print(__doc__, file=sys.stderr)
+        return 2
+    peers, rank = os.environ["PATCHLIGHT_PEERS"].split(","), int(os.environ["RANK"])
+    port = int(os.environ["MASTER_PORT"])
+    if arguments[0] == _REMOTE:
+        return _run_on(arguments[1], port, " ".join(arguments[2:]))
+    if rank:
+        return _serve(peers[rank], port, of=peers[0])
+    return subprocess.run(_mpirun(peers, arguments)).returncode
+
+
+def _mpirun(peers: list[str], program: list[str]) -> list[str]:
+    agent = f"{sys.executable} -m patchlight.agents.training.mpirun {_REMOTE}"
+    options = {"plm_rsh_agent": agent, "plm_rsh_no_tree_spawn": "1"}
+    if "UCX_NET_DEVICES" in os.environ:
+        # Open MPI itself knows no other devices than Mellanox's.
+        options |= {"pml": "ucx", "opal_common_ucx_tls": "any", "opal_common_ucx_devices": "any"}
+    else:
+        options |= {"btl": "self,tcp", "btl_tcp_if_include": os.environ["GLOO_SOCKET_IFNAME"]}
+    command = ["mpirun", "--leave-session-attached", "--host", ",".join(peers)]
+    for name, value in options.items():
+        command += ["--mca", name, value]
+    return [*command, *program]
+
+
+def _serve(address: str, port: int, of: str) -> int:
+    """Run one command of rank 0's, and tell it the exit code. No other worker may send one."""
+    with socket.create_server((address, port)) as server:
+        server.settimeout(_DEADLINE_S)
+        while True:
+            connection, (peer, _) = server.accept()
+            if peer == of:
+                break
+            connection.close()
+    with connection, connection.makefile("r") as lines:
+        code = subprocess.run(["/bin/sh", "-c", lines.read()]).returncode
+        connection.sendall(f"{code}\n".encode())
+    return code
+
+
+def _run_on(address: str, port: int, command: str) -> int:
+    end = time.monotonic() + _DEADLINE_S
+    while True:
+        try:
+            connection = socket.create_connection((address, port), timeout=_DEADLINE_S)
+            break
+        except OSError as exc:
+            if time.monotonic() > end:
+                print(f"no answer from {address}:{port}: {exc}", file=sys.stderr)
+                return 1
+            time.sleep(_AGAIN_S)
+    connection.settimeout(None)
+    with connection, connection.makefile("r") as lines:
+        connection.sendall(command.encode())
+        connection.shutdown(socket.SHUT_WR)
+        return int(lines.readline() or 1)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
