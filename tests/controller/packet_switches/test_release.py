@@ -41,7 +41,8 @@ class Silent(Example):
 
 async def switches(tmp_path: Path, second: type[Example] = Example) -> PacketSwitches:
     """Both switches forward."""
-    drivers = [kind(s, "") for kind, s in zip((Example, second), LAB.packet_switches, strict=True)]
+    first, other = LAB.packet_switches
+    drivers = [Example(first, ""), second(other, "")]
     for driver in drivers:
         await driver.open()
     made = PacketSwitches(LAB, Speaker(SpeakerOptions(tmp_path / "sock", ())), drivers=drivers)
