@@ -29,24 +29,25 @@ from patchlight.testbed.wire.worker_api import SlotRequest
 # Workers get their slot each few seconds, and forget it when it is not renewed: a controller that
 # ends leaves no job with a slot.
 _LOOK_EVERY_S, _RENEW_S, _LASTS_S = 1.0, 5.0, 15.0
-# What an iteration takes alone is the median of the latest ones in the slot. Slots are found again
-# when it differs by this part.
-_MEASURED, _LEAST, _DIFFERS = 12, 4, 0.01
-_MOST_STRETCH = 1.25
+# What an iteration takes alone is the median of so many in the slot; at most so many times what the
+# model says. Slots are found again when it has changed by less, or more, than this.
+_MEASURED, _MOST_STRETCH, _DIFFERS = 8, 1.25, (0.95, 1.01)
 
 
 @dataclass(slots=True, eq=False)
 class _Timed:
-    """An attempt of a job: when it sends, and the times of its latest iterations, by rank."""
+    """An attempt of a job: when it sends, how much longer than modelled its iterations take, and
+    the computing and sending times of the latest, by rank."""
 
     slot: SlotRequest | None = None
     told_at: float = 0.0
+    stretch: float = 1.0
     iterations: dict[int, list[tuple[float, float]]] = field(default_factory=dict)
 
     def measured_s(self, ranks: int) -> float | None:
         """The computing time of the slowest rank, and what the last one needed for sending."""
-        whole = [each for each in self.iterations.values() if len(each) == ranks][-_MEASURED:]
-        if self.slot is None or len(whole) < _LEAST:
+        whole = [each for each in self.iterations.values() if len(each) == ranks]
+        if self.slot is None or len(whole) < _MEASURED:
             return None
         return median(max(c for c, _ in each) + min(s for _, s in each) for each in whole)
 
@@ -74,6 +75,8 @@ class Interleaving:
             for report in reports:
                 times = report["compute_s"], report["communication_s"]
                 timed.iterations.setdefault(report["index"], []).append(times)
+            while len(timed.iterations) > 2 * _MEASURED:
+                del timed.iterations[min(timed.iterations)]
 
     async def run(self) -> None:
         """Watch which jobs share links, and how they keep their slots."""
@@ -105,7 +108,8 @@ class Interleaving:
         for group, capacities in groups(list(of), network.capacity_bps):
             key = tuple((of[run].id, of[run].attempt, tuple(run.demand)) for run in group)
             then, now = before.get(key, []), [run.bits for run in group]
-            if not then or max(abs(b / a - 1) for a, b in zip(then, now, strict=True)) > _DIFFERS:
+            least, most = _DIFFERS
+            if not then or not all(least < b / a < most for a, b in zip(then, now, strict=True)):
                 set_slots_of(group, capacities)
                 found = [(of[run], run.slot) for run in group]
                 changed.append([(self._timed[job, job.attempt], job, slot) for job, slot in found])
@@ -121,25 +125,27 @@ class Interleaving:
         run = run_of(network, PredictedJob(job.id, hosts, training), [*map(network.number, hosts)])
         if run is None or not run.bits or not run.is_known:
             return None
-        if (measured_s := self._timed[job, job.attempt].measured_s(len(hosts))) is not None:
+        timed = self._timed[job, job.attempt]
+        if (measured_s := timed.measured_s(len(hosts))) is not None:
             [rate_bps] = fair_rates([run.demand], network.capacity_bps)
             stretch = measured_s / (run.compute_s + run.bits / rate_bps)
-            stretch = min(max(stretch, 1 / _MOST_STRETCH), _MOST_STRETCH)
-            run.compute_s, run.bits = run.compute_s * stretch, run.bits * stretch
+            timed.stretch = min(max(stretch, 1 / _MOST_STRETCH), _MOST_STRETCH)
+        run.compute_s, run.bits = run.compute_s * timed.stretch, run.bits * timed.stretch
         return run
 
     def _give(self, group: Sequence[tuple[_Timed, RunningJob, Slot | None]]) -> None:
         now = base = time.time()
+        is_new = True
         for timed, _, slot in group:
-            if timed.slot is not None and slot is not None:  # It keeps its turn.
+            if is_new and timed.slot is not None and slot is not None:  # It keeps its turn.
                 base -= (now - timed.slot.at) % timed.slot.period_s + slot.offset_s
-                break
-        for timed, _, slot in group:
+                is_new = False
             timed.slot, timed.told_at, timed.iterations = None, 0.0, {}
+        for timed, _, slot in group:
             if slot is not None:
                 at, (period_s, _, late_s) = base + slot.offset_s, slot
                 timed.slot = SlotRequest(at=at, period_s=period_s, late_s=late_s, lasts_s=_LASTS_S)
-        if periods_s := [slot.period_s for _, _, slot in group if slot]:
-            jobs = [job.id for _, job, _ in group]
-            event = {"jobs": jobs, "period_s": round(max(periods_s), 3)}
+        periods_s = [slot.period_s for _, _, slot in group if slot]
+        if is_new and periods_s:
+            event = {"jobs": [job.id for _, job, _ in group], "period_s": round(max(periods_s), 3)}
             self._store.add_event(now, "interleaved", event)

@@ -127,7 +127,7 @@ class PacketSwitches:
         async with self._following:
             if away := [name for name, answers in self.connected().items() if not answers]:
                 raise PatchlightError(
-                    f"nothing was removed: {', '.join(away)} do not answer",
+                    f"nothing was removed: no answer from {', '.join(away)}",
                     hint="if they are gone for good, remove them from the lab file, and restart "
                     "the controller",
                 )

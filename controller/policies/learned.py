@@ -4,7 +4,6 @@ A file is refused, with the reason, unless it matches its card, the schema and t
 """
 
 import json
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from itertools import zip_longest
@@ -15,12 +14,15 @@ import numpy as np
 
 from patchlight.controller.policies import files, observation
 from patchlight.controller.policies.contract import ClusterShape, ClusterView, JobView, PlacedDegree
-from patchlight.controller.policies.degrees import BestConstant
+from patchlight.controller.policies.degrees import BestConstant, is_beaten
 from patchlight.controller.policies.files import FLOAT, OUTPUT, CardError, has_shape, no_card
 from patchlight.controller.policies.observation import Observation, ObservationLayout, written
 from patchlight.controller.policies.sets import members
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.lab.model import Lab
+
+# How much better a constant degree has to be than the model, as in ``is_beaten``.
+_CERTAINTY = 1.0
 
 
 @dataclass(frozen=True)
@@ -29,8 +31,8 @@ class Card:
 
     ``actions`` are the degrees of its outputs, 0 first. ``ramp`` (groups, racks, servers of a rack)
     and ``placement_rule`` are of the lab that it was trained for. ``sha256`` is of the ONNX file.
-    ``blocks``: among how many free blocks of each degree it chooses. At a load above ``most_load``,
-    and where the largest degree would accept every job, ``BestConstant`` decides in its place.
+    ``blocks``: among how many free blocks of each degree it chooses. If it is ``watched``,
+    ``BestConstant`` decides in its place once a constant degree would have accepted more jobs.
     """
 
     name: str
@@ -45,7 +47,7 @@ class Card:
     notes: str = ""
     training: Mapping[str, Any] = field(default_factory=dict)
     blocks: int = 1
-    most_load: float = math.inf
+    watched: bool = False
 
     @property
     def layout(self) -> ObservationLayout:
@@ -57,8 +59,8 @@ class Card:
         found = {"format": files.FORMAT, "format_version": files.PLAIN_VERSION, **asdict(self)}
         if self.blocks == 1:
             del found["blocks"]  # Earlier versions of Patchlight do not support it.
-        if self.most_load == math.inf:
-            del found["most_load"]
+        if not self.watched:
+            del found["watched"]
         return json.dumps(found, indent=2, ensure_ascii=False) + "\n"
 
 
@@ -67,7 +69,7 @@ def read_card(path: Path) -> Card:
     raw = files.raw_card(path)
     if raw["format_version"] != files.PLAIN_VERSION:
         raise no_card(path, "it is for a policy that weighs options")
-    fields = files.card_fields(raw, Card, path, {"notes", "training", "blocks", "most_load"})
+    fields = files.card_fields(raw, Card, path, {"notes", "training", "blocks", "watched"})
     actions, ramp = fields["actions"], fields["ramp"]
     if not all(type(n) is int for n in (*actions, *ramp)):
         raise no_card(path, "'actions' and 'ramp' must be lists of whole numbers")
@@ -77,8 +79,6 @@ def read_card(path: Path) -> Card:
         raise no_card(path, f"'ramp' is {ramp}: expected groups, racks and servers of a rack")
     if fields.get("blocks", 1) < 1:
         raise no_card(path, f"'blocks' is {fields['blocks']}: expected 1 or more")
-    if not fields.get("most_load", 1.0) > 0:
-        raise no_card(path, f"'most_load' is {fields['most_load']}: expected more than 0")
     fields |= {key: tuple(fields[key]) for key in ("actions", "ramp")}
     return Card(**fields)
 
@@ -95,7 +95,8 @@ class LearnedPartition:
         shape, rule = written(card.ramp), card.placement_rule
         self.__doc__ = card.notes or f"Learned, for a RAMP of {shape} servers and {rule}."
         self._session = session
-        self._constant = BestConstant() if card.most_load < math.inf else None
+        self._constant = BestConstant() if card.watched else None
+        self._blocked, self._is_beaten = 0, False
         self._inputs = [each.name for each in session.get_inputs()]
         graphs = bool({"nodes", "edges"} & set(self._inputs))
         self._observer = observation.RampObserver(card.layout, graphs)
@@ -127,14 +128,16 @@ class LearnedPartition:
         ``BadInput`` if the cluster or the job is not of the kind that the model was trained for.
         """
         if (constant := self._constant) is not None:
-            degree = constant.degree(cluster, job, legal)
-            if constant.largest_accepts >= 1 or not 0 < constant.load <= self.card.most_load:
-                return degree
+            least = constant.meet(cluster, job)
+            self._is_beaten |= is_beaten(self._blocked, least, _CERTAINTY)
+            if self._is_beaten:
+                return constant.follow(cluster, job, legal)
             constant.used = -1
         seen = self._observer.observe(cluster, job, legal)
         scores = self._scores(seen, job)
         best = max(scores)
         chosen = self.card.actions[scores.index(best)]
+        self._blocked += not chosen
         if self._blocks == 1:
             return chosen
         for blocks in self._other_blocks(cluster, job, seen):

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 # A circle has so many steps, and is at most so many iterations of the slowest job long.
 _STEPS, _LONGEST = 240, 4
+_MOST_JOBS = 16  # Larger groups take too long.
 # Its part that is left over, so that a job that computes longer than expected keeps its slot.
 _SPARE = 0.02
 _SWEEPS = 3
@@ -30,7 +31,7 @@ _LATE = 0.1
 def set_slots_of(group: Sequence[PhasedJob], capacity_bps: Mapping[Hashable, float]) -> None:
     """Find the paces of one of the ``groups``, and the slots that make them better, if any do."""
     _set(group, [None] * len(group), capacity_bps)
-    if len(group) < 2 or not all(job.is_known and job.bits for job in group):
+    if not 2 <= len(group) <= _MOST_JOBS or not all(job.is_known and job.bits for job in group):
         return
     sends_s = [job.bits / rate for job in group for rate in fair_rates([job.demand], capacity_bps)]
     alone_s = [job.compute_s + sends for job, sends in zip(group, sends_s, strict=True)]
