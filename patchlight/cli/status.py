@@ -271,6 +271,9 @@ def _devices(answer: Status) -> out.Table:
         if switch["without_groups"]:
             text = f"{state.text}; fixed paths, as it has no select groups"
             state = out.Coloured(text, "caution")
+        if switch["ports_down"]:
+            ports = ", ".join(map(str, switch["ports_down"]))
+            state = out.Coloured(f"{state.text}; no link at port {ports}", "caution")
         if switch["trouble"]:
             state = out.Coloured(f"away: {switch['trouble']}", "bad")
         if foreign := switch["foreign"]:
