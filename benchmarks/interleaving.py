@@ -4,6 +4,7 @@ python -m benchmarks.interleaving              # the simulator's table
 python -m benchmarks benchmarks.interleaving   # two jobs in the emulated OFC 2022 lab
 """
 
+import math
 import random
 from collections.abc import Hashable, Mapping, Sequence
 from itertools import pairwise
@@ -12,7 +13,7 @@ from typing import Any
 
 from benchmarks import figure
 from patchlight import EmulatedLab
-from patchlight.controller.prediction.completion import PhasedJob, set_ends
+from patchlight.controller.prediction.completion import PhasedJob, set_ends, set_paces_of
 from patchlight.controller.prediction.framing import EMULATED_BYTES, tcp
 from patchlight.controller.prediction.interleaving import set_slots_of
 from patchlight.testbed.jobs import JobSpec
@@ -26,7 +27,6 @@ MIXES: Mapping[str, Sequence[tuple[float, float]]] = {
     "3 equal, a half": [(0.5, 0.5)] * 3,
     "periods 1 : 2": [(0.7, 0.3), (1.5, 0.5)],
     "periods 2 : 3": [(0.7, 0.3), (1.05, 0.45)],
-    "4 of any kind": [(1.0, 0.3), (0.9, 0.25), (2.0, 0.4), (0.7, 0.2)],
 }
 """Seconds of computing, and of sending alone, of jobs on one link."""
 _ITERATIONS, _STARTS = 90, 20
@@ -52,6 +52,23 @@ def simulated(works: Sequence[tuple[float, float]]) -> tuple[float, float, float
                 column.append(fmean(s / sum(work) for s, work in zip(took, works, strict=True)))
     together_s, apart_s, slotted_s = map(fmean, found)
     return together_s, apart_s, slotted_s
+
+
+def unlike(groups: int = 60) -> tuple[float, float]:
+    """The same of random groups of 2 to 4 unlike jobs, started together, without slots and with."""
+    draw, found = random.Random(3), list[tuple[float, float]]()
+    for _ in range(groups):
+        works = [
+            (draw.uniform(0.3, 1.5), draw.uniform(0.1, 0.6))
+            for _ in range(draw.choice((2, 2, 3, 4)))
+        ]
+        jobs = [PhasedJob({"link": 1}, *work, math.inf) for work in works]
+        ratios = []
+        for find in (set_paces_of, set_slots_of):
+            find(jobs, _LINK)
+            ratios.append(fmean(job.pace_s / sum(w) for job, w in zip(jobs, works, strict=True)))
+        found.append((ratios[0], ratios[1]))
+    return fmean(without for without, _ in found), fmean(turns for _, turns in found)
 
 
 def measured(interleave: bool, slower: Sequence[float], iterations: int = 40) -> list[float]:
@@ -108,3 +125,5 @@ if __name__ == "__main__":
     for name, works in MIXES.items():
         together, apart, turns = simulated(works)
         print(f"| {name} | {together:.2f} | {apart:.2f} | {turns:.2f} | {apart / turns:.2f} |")
+    together, turns = unlike()
+    print(f"| 60 random groups | {together:.2f} | | {turns:.2f} | |")

@@ -26,9 +26,8 @@ from patchlight.testbed.lab.model import Lab
 from patchlight.testbed.lab.wiring import Links
 from patchlight.testbed.wire.worker_api import SlotRequest
 
-# Workers get their slot each few seconds, and forget it when it is not renewed: a controller that
-# ends leaves no job with a slot.
-_LOOK_EVERY_S, _RENEW_S, _LASTS_S = 1.0, 5.0, 15.0
+# Workers forget a slot that is not renewed: a controller that ends leaves no job with one.
+_LOOK_EVERY_S, _LASTS_S = 2.0, 12.0
 # What an iteration takes alone is the median of so many in the slot; at most so many times what the
 # model says. Slots are found again when it has changed by less, or more, than this.
 _MEASURED, _MOST_STRETCH, _DIFFERS = 8, 1.25, (0.95, 1.01)
@@ -39,17 +38,32 @@ class _Timed:
     """An attempt of a job: when it sends, how much longer than modelled its iterations take, and
     the computing and sending times of the latest, by rank."""
 
+    job: RunningJob
     slot: SlotRequest | None = None
-    told_at: float = 0.0
     stretch: float = 1.0
     iterations: dict[int, list[tuple[float, float]]] = field(default_factory=dict)
 
-    def measured_s(self, ranks: int) -> float | None:
-        """The computing time of the slowest rank, and what the last one needed for sending."""
-        whole = [each for each in self.iterations.values() if len(each) == ranks]
-        if self.slot is None or len(whole) < _MEASURED:
-            return None
-        return median(max(c for c, _ in each) + min(s for _, s in each) for each in whole)
+    def note(self, report: Mapping[str, Any]) -> None:
+        """Keep an iteration of a rank."""
+        times = report["compute_s"], report["communication_s"]
+        self.iterations.setdefault(report["index"], []).append(times)
+        if len(self.iterations) > 2 * _MEASURED:
+            del self.iterations[min(self.iterations)]
+
+    def stretched(self, run: PhasedJob, rate_bps: float) -> PhasedJob:
+        """A job as the model has it, stretched to what was measured in the slot."""
+        known, ranks = (
+            list(self.iterations.values()),
+            len(self.job.hosts),
+        )  # Others write meanwhile.
+        whole = [each for each in known if len(each) == ranks]
+        if self.slot is not None and len(whole) >= _MEASURED:
+            # The slowest rank computes, the last one to begin sends.
+            took_s = median(max(c for c, _ in each) + min(s for _, s in each) for each in whole)
+            stretch = took_s / (run.compute_s + run.bits / rate_bps)
+            self.stretch = min(max(stretch, 1 / _MOST_STRETCH), _MOST_STRETCH)
+        run.compute_s, run.bits = run.compute_s * self.stretch, run.bits * self.stretch
+        return run
 
 
 class Interleaving:
@@ -65,87 +79,72 @@ class Interleaving:
     ) -> None:
         self._lab, self._store, self._table = lab, store, table
         self._links, self._policies = links, policies
-        self._timed: dict[tuple[RunningJob, int], _Timed] = {}
+        self._timed: dict[tuple[str, int], _Timed] = {}
         # By a group's jobs and links: the bits of each, stretched, when slots were found.
         self._found: dict[Hashable, list[float]] = {}
         table.on_reports.append(self._hear)
 
     def _hear(self, job: RunningJob, reports: Sequence[Mapping[str, Any]]) -> None:
-        if (timed := self._timed.get((job, job.attempt))) is not None:
+        if (timed := self._timed.get((job.id, job.attempt))) is not None:
             for report in reports:
-                times = report["compute_s"], report["communication_s"]
-                timed.iterations.setdefault(report["index"], []).append(times)
-            while len(timed.iterations) > 2 * _MEASURED:
-                del timed.iterations[min(timed.iterations)]
+                timed.note(report)
 
     async def run(self) -> None:
         """Watch which jobs share links, and how they keep their slots."""
         while True:
             await asyncio.sleep(_LOOK_EVERY_S)
-            if self._policies.choice.interleave:
-                await self._look()
+            links = self._links()
+            if self._policies.choice.interleave and links is not None:
+                table, known = self._table, self._timed
+                jobs = [j for j in table.running.values() if table[j.id].state is JobState.RUNNING]
+                keys = {(job.id, job.attempt): job for job in jobs}
+                self._timed = {key: known.get(key, _Timed(job)) for key, job in keys.items()}
+                for event in await asyncio.to_thread(self._find, links):
+                    self._store.add_event(time.time(), "interleaved", event)
+                slots = [(t.job, t.slot) for t in self._timed.values() if t.slot is not None]
+                await asyncio.gather(*(job.send_in(slot) for job, slot in slots))
 
-    async def _look(self) -> None:
-        table, known, links = self._table, self._timed, self._links()
-        jobs = [j for j in table.running.values() if table[j.id].state is JobState.RUNNING]
-        self._timed = {key: known.get(key, _Timed()) for j in jobs if (key := (j, j.attempt))}
-        if links is not None:
-            for group in await asyncio.to_thread(self._changed, links, jobs):
-                self._give(group)
-        now = time.time()
-        for (job, _), timed in self._timed.items():
-            if timed.slot is not None and now - timed.told_at > _RENEW_S:
-                timed.told_at = now
-                await job.send_in(timed.slot)
-
-    def _changed(
-        self, links: Links, jobs: Sequence[RunningJob]
-    ) -> list[list[tuple[_Timed, RunningJob, Slot | None]]]:
-        """The groups that get other slots than before, or none any more."""
-        network = LabNetwork(self._lab, links)
-        of = {run: job for job in jobs if (run := self._run_of(network, job)) is not None}
-        before, self._found, changed = self._found, {}, []
+    def _find(self, links: Links) -> list[dict[str, Any]]:
+        """Give slots to the groups that have changed, or take them away; what to say of it."""
+        said = []
+        network, before, self._found = LabNetwork(self._lab, links), self._found, {}
+        of = {run: t for t in self._timed.values() if (run := self._run_of(network, t)) is not None}
         for group, capacities in groups(list(of), network.capacity_bps):
-            key = tuple((of[run].id, of[run].attempt, tuple(run.demand)) for run in group)
+            key = tuple((of[run].job.id, of[run].job.attempt, tuple(run.demand)) for run in group)
             then, now = before.get(key, []), [run.bits for run in group]
             least, most = _DIFFERS
             if not then or not all(least < b / a < most for a, b in zip(then, now, strict=True)):
                 set_slots_of(group, capacities)
-                found = [(of[run], run.slot) for run in group]
-                changed.append([(self._timed[job, job.attempt], job, slot) for job, slot in found])
+                said += self._give([(of[run], run.slot) for run in group])
                 then = now
             self._found[key] = then
-        return changed
+        return said
 
-    def _run_of(self, network: LabNetwork, job: RunningJob) -> PhasedJob | None:
-        """A job on its links, stretched to what was measured; ``None`` if it shares none."""
-        training, hosts = training_of(self._table[job.id]), tuple(host.name for host in job.hosts)
+    def _run_of(self, network: LabNetwork, timed: _Timed) -> PhasedJob | None:
+        """A job on its links; ``None`` if it shares none, or its work is not known."""
+        job, training = timed.job, training_of(self._table[timed.job.id])
+        hosts = tuple(host.name for host in job.hosts)
         if training is None:
             return None
         run = run_of(network, PredictedJob(job.id, hosts, training), [*map(network.number, hosts)])
         if run is None or not run.bits or not run.is_known:
             return None
-        timed = self._timed[job, job.attempt]
-        if (measured_s := timed.measured_s(len(hosts))) is not None:
-            [rate_bps] = fair_rates([run.demand], network.capacity_bps)
-            stretch = measured_s / (run.compute_s + run.bits / rate_bps)
-            timed.stretch = min(max(stretch, 1 / _MOST_STRETCH), _MOST_STRETCH)
-        run.compute_s, run.bits = run.compute_s * timed.stretch, run.bits * timed.stretch
-        return run
+        return timed.stretched(run, fair_rates([run.demand], network.capacity_bps)[0])
 
-    def _give(self, group: Sequence[tuple[_Timed, RunningJob, Slot | None]]) -> None:
+    @staticmethod
+    def _give(group: Sequence[tuple[_Timed, Slot | None]]) -> list[dict[str, Any]]:
         now = base = time.time()
-        is_new = True
-        for timed, _, slot in group:
-            if is_new and timed.slot is not None and slot is not None:  # It keeps its turn.
-                base -= (now - timed.slot.at) % timed.slot.period_s + slot.offset_s
-                is_new = False
-            timed.slot, timed.told_at, timed.iterations = None, 0.0, {}
-        for timed, _, slot in group:
-            if slot is not None:
-                at, (period_s, _, late_s) = base + slot.offset_s, slot
-                timed.slot = SlotRequest(at=at, period_s=period_s, late_s=late_s, lasts_s=_LASTS_S)
-        periods_s = [slot.period_s for _, _, slot in group if slot]
-        if is_new and periods_s:
-            event = {"jobs": [job.id for _, job, _ in group], "period_s": round(max(periods_s), 3)}
-            self._store.add_event(now, "interleaved", event)
+        slotted = [(timed, slot) for timed, slot in group if slot is not None]
+        for timed, slot in slotted:
+            if timed.slot is not None:  # It keeps its turn.
+                base = now - (now - timed.slot.at) % timed.slot.period_s - slot.offset_s
+                break
+        for timed, _ in group:
+            timed.slot, timed.iterations = None, {}
+        for timed, (period_s, offset_s, late_s) in slotted:
+            timed.slot = SlotRequest(
+                at=base + offset_s, period_s=period_s, late_s=late_s, lasts_s=_LASTS_S
+            )
+        period_s = max((slot.period_s for _, slot in slotted), default=0.0)
+        jobs = [timed.job.id for timed, _ in slotted]
+        return [{"jobs": jobs, "period_s": round(period_s, 3)}] if jobs and base == now else []

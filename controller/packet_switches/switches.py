@@ -141,7 +141,11 @@ class PacketSwitches:
                 in_words(error) for error in (applied, *others) if isinstance(error, Exception)
             ]
             if isinstance(applied, dict):
-                failed += [f"{self._name_of[i]}: {a.error}" for i, a in applied.items() if a.error]
+                failed += [
+                    f"{self._name_of[i]}: {a.error or a.failed[0].reason}"
+                    for i, a in applied.items()
+                    if not a.ok
+                ]
             if not failed:
                 self._links, self._is_released = None, True
             elif self._links is not None:

@@ -8,21 +8,15 @@ other until no link is overbooked. A *slot* is where on its part of the circle a
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from patchlight.controller.prediction.completion import PhasedJob, Slot, set_paces_of
 from patchlight.controller.prediction.network import fair_rates
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
 
 # A circle has so many steps, and is at most so many iterations of the slowest job long.
 _STEPS, _LONGEST = 240, 4
 _MOST_JOBS = 16  # Larger groups take too long.
 # Its part that is left over, so that a job that computes longer than expected keeps its slot.
 _SPARE = 0.02
-_SWEEPS = 3
 _GAINS = 0.01  # Less is not worth a change.
 # A job may be late by this part of its period, but by no more than leaves the others their turns.
 _LATE = 0.1
@@ -79,45 +73,31 @@ def _proposed(
         circle_s = (1 + _SPARE) * max(circle_s, *busy_s.values())
         crowded = [link for link in busy_s if sum(link in part for part in parts) > 1]
         busiest_s = max(busy_s[link] for link in crowded)
-        # Jobs that leave equal gaps between them, or none.
-        for wider in (circle_s / busiest_s, 1.0):
-            offsets = _turned(
-                [wider * each / circle_s for each in sends_s],
-                rounds,
-                [[part.get(link, 0.0) for link in crowded] for part in parts],
-            )
-            gap_s = (circle_s - busiest_s) / sum(rounds)
-            yield [
-                Slot(circle_s / times, offset * circle_s, min(gap_s, _LATE * circle_s / times))
-                for times, offset in zip(rounds, offsets, strict=True)
-            ]
+        shares = [[part.get(link, 0.0) for link in crowded] for part in parts]
+        # With equal gaps between them.
+        offsets = _turned([sends / busiest_s for sends in sends_s], rounds, shares)
+        gap_s = (circle_s - busiest_s) / sum(rounds)
+        yield [
+            Slot(circle_s / times, offset * circle_s, min(gap_s, _LATE * circle_s / times))
+            for times, offset in zip(rounds, offsets, strict=True)
+        ]
 
 
 def _turned(
     sends: Sequence[float], rounds: Sequence[int], parts: Sequence[Sequence[float]]
 ) -> list[float]:
-    """Where on a circle of length 1 each job begins to send, so that links are overbooked least."""
+    """Where on a circle of length 1 each job begins to send, one job after the other, so that it
+    overbooks links least."""
     import numpy as np  # Not above: a controller starts without NumPy.
 
-    steps = np.arange(_STEPS)
-
-    def shape(number: int) -> NDArray[np.float64]:
-        """How much of each step the job sends, turned by nothing."""
-        since = steps / _STEPS % (1 / rounds[number]) * _STEPS
-        return np.clip(sends[number] * _STEPS - since, 0.0, 1.0)
-
-    shapes, shares = [shape(n) for n in range(len(sends))], np.array(parts)
-    turns = [0] * len(sends)
-    load = np.zeros((shares.shape[1], _STEPS))
-    for sweep in range(_SWEEPS):
-        for number, share in enumerate(shares):
-            mine = share[:, None] * np.roll(shapes[number], turns[number])
-            load -= mine if sweep else 0.0
-            if number:
-                most = max(1, _STEPS // rounds[number])
-                turned = np.array([np.roll(shapes[number], turn) for turn in range(most)])
-                loads = load + share[:, None] * turned[:, None, :]
-                turns[number] = int(np.argmin(np.clip(loads - 1, 0.0, None).sum((1, 2)).round(9)))
-                mine = share[:, None] * turned[turns[number]]
-            load += mine
-    return [turn / _STEPS for turn in turns]
+    load, steps, found = np.zeros((len(parts[0]), _STEPS)), np.arange(_STEPS), []
+    for part, times, share in zip(sends, rounds, parts, strict=True):
+        # How much of each step the job sends, turned by as many steps as are different.
+        since = steps / _STEPS % (1 / times) * _STEPS
+        sending = np.clip(part * _STEPS - since, 0.0, 1.0)
+        turned = np.array([np.roll(sending, turn) for turn in range(max(1, _STEPS // times))])
+        loads = load + np.array(share)[:, None] * turned[:, None, :]
+        best = int(np.argmin(np.clip(loads - 1, 0.0, None).sum((1, 2)).round(9)))
+        load = loads[best]
+        found.append(best / _STEPS)
+    return found

@@ -7,8 +7,24 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from patchlight.controller.prediction.completion import PhasedJob, Slot, set_ends, set_paces_of
+from patchlight.controller.prediction.completion import (
+    PhasedJob,
+    PredictedJob,
+    Slot,
+    predict,
+    set_ends,
+    set_paces_of,
+)
+from patchlight.controller.prediction.framing import tcp
 from patchlight.controller.prediction.interleaving import set_slots_of
+from patchlight.controller.prediction.network import LabNetwork, Training
+from patchlight.emulation.simulator.cluster import LabCluster, Settings
+from patchlight.emulation.simulator.cluster.jobs import jobs_of_specs
+from patchlight.emulation.simulator.cluster.simulation import Simulation
+from patchlight.testbed.jobs import JobSpec
+from patchlight.testbed.lab.rules import PolicyChoice
+from patchlight.testbed.lab.wiring import trace_links
+from patchlight.testbed.labfile.reader import load_lab
 
 LINK: dict[Hashable, float] = {"up": 1.0}
 MANY = 120
@@ -93,3 +109,31 @@ def test_who_is_a_little_late_goes_and_who_is_later_waits() -> None:
     assert slot.wait_s(10.69) == 0.0
     assert slot.wait_s(11.0) == pytest.approx(1.5)
     assert slot.wait_s(12.5 - 1e-15) == 0.0
+
+
+def test_a_lab_that_interleaves_is_predicted_and_simulated_so() -> None:
+    plain = load_lab("ofc2022")
+    turns = plain.with_changes(policies=PolicyChoice(interleave=True))
+    # Over the link between the ToRs, 10 Gb/s: 1 s of computing, 0.5 s of sending.
+    compute_s, nbytes = (
+        dict.fromkeys(("Tesla M40", "Titan V"), 1.0),
+        round(5e9 / 8 / sum(tcp(1500))),
+    )
+    hosts = ("gpu0", "gpu2"), ("gpu1", "gpu3")
+    placed = [PredictedJob(ring[0], ring, Training(300, nbytes, compute_s), 0.0) for ring in hosts]
+    network = LabNetwork(plain, trace_links(plain, plain.initial_maps))
+    for pacing, iteration_s in ((None, 2.0), (set_slots_of, 1.53)):
+        for found in predict(network, placed, pacing):
+            assert found.iteration_s == pytest.approx(iteration_s, rel=0.01)
+            assert found.completion_s == pytest.approx(300 * iteration_s, rel=0.01)
+    specs = [JobSpec(ring[0], 300, nbytes, compute_s, workers=2) for ring in hosts]
+    for lab, iteration_s in ((plain, 2.0), (turns, 1.53)):
+        jobs = jobs_of_specs(lab, specs, "")
+        simulation = Simulation(LabCluster(lab), jobs, Settings())
+        simulation.advance()
+        for job, ring in zip(list(simulation.waiting.values()), hosts, strict=True):
+            assert simulation.start(job, [network.number(name) for name in ring])
+        while simulation.advance():
+            pass
+        for job in simulation.jobs:
+            assert job.ended_s == pytest.approx(300 * iteration_s, rel=0.02)
