@@ -231,8 +231,8 @@ def _view(launch: WorkerLaunch, user: WorkerUser, code: Iterable[Path]) -> list[
         arguments += mounts[place]
     devices = list(_devices(launch))
     # A folder that bubblewrap makes by itself is closed to the worker's user.
-    for parent in sorted({os.path.dirname(each) for each in devices} - {"/dev"}):
-        arguments += ["--perms", "0755", "--dir", parent]
+    for within in sorted({os.path.dirname(each) for each in devices} - {"/dev"}):
+        arguments += ["--perms", "0755", "--dir", within]
     for device in devices:
         arguments += ["--dev-bind-try", device, device]
     hosts = Path("/etc/hosts")

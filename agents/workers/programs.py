@@ -54,6 +54,9 @@ def network_defaults(launch: WorkerLaunch) -> dict[str, str]:
     if launch.rdma is None:
         return {}
     variables = {"NCCL_IB_TIMEOUT": _IB_TIMEOUT, "NCCL_IB_RETRY_CNT": _IB_RETRIES}
+    if launch.rdma.is_soft:
+        # With the check UCX 1.13 drops all datagrams that rxe receives, and cannot connect.
+        variables["UCX_UD_ETH_DGID_CHECK"] = "n"
     if launch.dscp is not None:
         variables["NCCL_IB_TC"] = str(launch.dscp << 2 | _ECN_CAPABLE)
     return variables

@@ -58,7 +58,7 @@ def create_app(controller: Controller) -> FastAPI:
 
     @app.get("/v1/status", **gives(shapes.Status))
     async def status() -> Answer:
-        return controller.status()
+        return await controller.status()
 
     @app.post("/v1/shutdown", **gives(shapes.Shutdown))
     async def shutdown(caller: Admin, release: bool = False) -> Answer:

@@ -24,9 +24,7 @@ class ChangePlan:
 
     ``changes``: the smallest change of each affected switch. ``moved``: the ports whose link goes
     down, comes up or gets another end. ``links_prepared``: what packet switches forward over while
-    circuits change. They are the links that stay, and new links of NICs: a switch then has the
-    entries when the link comes up. No frame can loop meanwhile: the switch port of a new link has
-    no path to a packet switch before.
+    circuits change: links that stay, and those new links of NICs over which no frame can loop.
     """
 
     before: Mapping[str, AnyMap]
@@ -97,14 +95,12 @@ def _of_new_nics(
     no packet switch in the ``states`` before."""
     switches, entries = set(lab.switch_names), set[tuple[str, Any]]()
     for source in moved:
-        path, sink = after.path(source), after.peer(source)
-        if path is None or sink is None:
+        path = after.path(source)
+        if path is None or after.peer(source) is None:
             continue
-        if (source.device in switches) == (sink.device in switches):
-            continue
-        port = source if source.device in switches else sink
-        before = [links.path(port) for links in states]
-        if not any(each is not None and each.sink.device in switches for each in before):
+        ports = [end for end in (source, path.sink) if end.device in switches]
+        before = (links.path(port) for links in states for port in ports)
+        if len(ports) == 1 and not any(each and each.sink.device in switches for each in before):
             entries.update(path.hops)
     return entries
 

@@ -45,6 +45,8 @@ SUSPECTED_AFTER = 3
 
 _STATUS = "/status"
 _DEADLINE_S = 30.0
+# A slow server imports what moves NICs only then, which takes an emulated processor half a minute.
+_CREATION_DEADLINE_S = 180.0
 _STATUS_DEADLINE_S = SUSPECTED_AFTER * INTERVAL_S
 # Pauses before a lost call is repeated, while that is useful.
 _PAUSES_S = (0.2, 0.5, 1.0, 2.0)
@@ -249,7 +251,8 @@ class AgentClient:
         # Only non-default values: an agent may know fewer optional keys.
         unknown = {"user"} if self._knows_no_users else None
         body = spec.model_dump(mode="json", exclude_defaults=True, exclude=unknown)
-        return await self._ask(worker_api.WorkerStatus, "POST", "/workers", body=body)
+        how = {"body": body, "deadline_s": _CREATION_DEADLINE_S}
+        return await self._ask(worker_api.WorkerStatus, "POST", "/workers", **how)
 
     async def worker(self, worker_id: str) -> worker_api.WorkerStatus:
         """The state of a worker."""

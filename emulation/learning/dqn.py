@@ -114,10 +114,12 @@ class DqnLearner(Learner):
             np.zeros((steps, envs)),
             np.zeros((steps + 1, envs)),
         )
+        with torch.no_grad():
+            pooled = self._network.pooled()
         for step in range(steps + 1):
             seen.append(self._player.seen(episodes))
             with torch.no_grad():
-                values = self._network(*map(torch.from_numpy, seen[-1])).numpy()
+                values = self._network(*map(torch.from_numpy, seen[-1]), pooled).numpy()
             best[step] = values.max(axis=1)
             if step == steps:
                 break
@@ -151,9 +153,10 @@ class DqnLearner(Learner):
     def _errors(self, *row: Tensor) -> Tensor:
         """How far the values of what was done are from those that followed."""
         graph, about, degree, returns, discount, graph_after, about_after = row
-        found = self._network(graph, about).gather(1, degree.unsqueeze(1)).squeeze(1)
+        pooled = self._network.pooled()
+        found = self._network(graph, about, pooled).gather(1, degree.unsqueeze(1)).squeeze(1)
         with torch.no_grad():
-            best = self._network(graph_after, about_after).argmax(1, keepdim=True)
+            best = self._network(graph_after, about_after, pooled).argmax(1, keepdim=True)
             after = self._target(graph_after, about_after).gather(1, best).squeeze(1)
         errors: Tensor = found - (returns + discount * after).float()
         return errors

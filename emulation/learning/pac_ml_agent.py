@@ -131,17 +131,23 @@ class PacMlNetwork(nn.Module):
         with torch.no_grad():
             nn.init.normal_(first.weight).div_(first.weight.norm(dim=1, keepdim=True))
 
-    def forward(self, graph: Tensor, about: Tensor) -> Tensor:
-        """``graph`` N, ``about`` N × features → N × degrees from 0 on."""
-        parts = [self.about(about)]
-        if len(self.rounds):
-            state = self.graphs.nodes
-            for each in self.rounds:
-                state = each(state, self.graphs)
-            count = torch.bincount(self.graphs.owner).unsqueeze(-1)
-            pooled = torch.zeros(len(count), state.shape[-1])
-            parts.append((pooled.index_add(0, self.graphs.owner, state) / count)[graph])
-        seen = self.shared(torch.cat(parts, dim=-1))
+    def pooled(self) -> Tensor:
+        """The mean state of each graph's nodes, G × width; without a graph network G × 0."""
+        state = self.graphs.nodes
+        for each in self.rounds:
+            state = each(state, self.graphs)
+        count = torch.bincount(self.graphs.owner).unsqueeze(-1)
+        state = state if len(self.rounds) else state[:, :0]
+        sums = torch.zeros(len(count), state.shape[-1]).index_add(0, self.graphs.owner, state)
+        return sums / count
+
+    def forward(self, graph: Tensor, about: Tensor, pooled: Tensor | None = None) -> Tensor:
+        """``graph`` N, ``about`` N × features → N × degrees from 0 on.
+
+        ``pooled`` saves computing it while the weights stay as they are.
+        """
+        pooled = self.pooled() if pooled is None else pooled
+        seen = self.shared(torch.cat([self.about(about), pooled[graph]], dim=-1))
         better = self.better(seen)
         found: Tensor = self.value(seen) + better - better.mean(-1, keepdim=True)
         return found
@@ -155,6 +161,7 @@ class PacMlPlayer:
     def __init__(self, network: PacMlNetwork) -> None:
         self.network = network
         self._scales: NDArray[np.float64] | None = None
+        self._pooled: Tensor | None = None
 
     def seen(self, episodes: VectorEpisodes) -> tuple[NDArray[np.intp], Array]:
         """The job's graph, E, and the vector about job and cluster, E × (17 + outputs)."""
@@ -187,9 +194,14 @@ class PacMlPlayer:
         return self._scales
 
     def scores(self, episodes: VectorEpisodes) -> NDArray[np.float64]:
-        """The value of each action, E × A; of refusing, that of the best degree that refuses."""
+        """The value of each action, E × A; of refusing, that of the best degree that refuses.
+
+        The graph network is that of the first call.
+        """
         with torch.no_grad():
-            found = self.network(*map(torch.from_numpy, self.seen(episodes))).numpy()
+            self._pooled = self.network.pooled() if self._pooled is None else self._pooled
+            seen = map(torch.from_numpy, self.seen(episodes))
+            found = self.network(*seen, self._pooled).numpy()
         columns = np.array(episodes.layout.actions)
         refusing = np.delete(found, columns[1:], axis=1).max(axis=1, keepdims=True)
         return np.concatenate([refusing, found[:, columns[1:]]], axis=1).astype(np.float64)

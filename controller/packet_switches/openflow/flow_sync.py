@@ -93,6 +93,8 @@ class FlowSync:
         """What each switch refused of its wanted table, if it refused anything."""
         self.above: Mapping[int, tuple[FlowEntry, ...]] = {}
         """Other applications' entries in each switch that go before Patchlight's, if any."""
+        self.without_groups: frozenset[int] = frozenset()
+        """Switches that get fixed paths instead of select groups, which they do not have."""
         self._pauses: defaultdict[int, RetryPauses] = defaultdict(RetryPauses)
         self._looked_at: dict[int, float] = {}
         self._speaker = speaker
@@ -140,6 +142,10 @@ class FlowSync:
         read = await _each(tables, lambda i: self._read(i, deadline_s))
         applied = {i: Applied(error=str(e)) for i, e in read.items() if isinstance(e, Exception)}
         have = {i: table for i, table in read.items() if isinstance(table, FlowTable)}
+        tables = {
+            i: table.on_fixed_paths if i in self.without_groups else table
+            for i, table in tables.items()
+        }
         changes = {i: flowtable.diff(have[i], tables[i]) for i in have}
         first = flowtable.removals_first(have, changes)
 
@@ -173,9 +179,12 @@ class FlowSync:
         return applied
 
     async def _read(self, datapath_id: int, deadline_s: float) -> FlowTable:
+        spread = any(entry.spread for entry in self.wanted.get(datapath_id, ()))
         result = await self._speaker.request(
-            "read_flows", datapath_id=datapath_id, deadline_s=deadline_s
+            "read_flows", datapath_id=datapath_id, deadline_s=deadline_s, spread=spread
         )
+        without = {datapath_id} if result["selects"] is False else set[int]()
+        self.without_groups = self.without_groups - {datapath_id} | without
         table = FlowTable(frozenset(FlowEntry.from_json(item) for item in result["flows"]))
         self._looked_at[datapath_id] = time.monotonic()
         above = tuple(e for e in table if not e.is_ours and e.priority > PRIORITY_UNICAST)

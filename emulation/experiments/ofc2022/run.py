@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from patchlight.client.client import ControllerClient
+from patchlight.controller.access.authority import Authority, authority_folder
 from patchlight.controller.hosts.fleet import SAMPLES_KEPT_S
 from patchlight.emulation.experiments.ofc2022 import analysis, results
 from patchlight.emulation.experiments.ofc2022.report import write_report
@@ -295,6 +296,12 @@ def plan_of(parts: Sequence[str], trainer: Trainer = "synthetic") -> list[WiredC
     return plan
 
 
+def _certificate(lab: str) -> Path:
+    """The folder of the certificate that a lab's agents expect of its controller."""
+    authority = Authority(lab, authority_folder(lab))
+    return authority.for_controller(authority.folder.parent / "controller").folder
+
+
 def _push(lab: str) -> None:
     command = [sys.executable, "-m", "patchlight", "deploy", "push", lab]
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
@@ -345,6 +352,7 @@ def run_experiment(
         # Two jobs in step drift apart when one of them has to wait for a core.
         real_time=not virtual,
         servers=wishes.servers,
+        tls=_certificate(wishes.name or model.name) if virtual else None,
         progress=say,
     ) as emulated:
         lab = emulated.lab

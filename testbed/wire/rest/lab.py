@@ -40,7 +40,7 @@ class PacketSwitchStatus(TypedDict):
 
     ``connected`` is null for one that learns, which is not asked; ``trouble``: why another does
     not answer. ``lacks``: refused entries, like "lacks 4 flow entries: table full". ``foreign``:
-    entries of others that go before Patchlight's.
+    entries of others that go before Patchlight's. ``without_groups``: it has fixed paths only.
     """
 
     name: str
@@ -52,6 +52,7 @@ class PacketSwitchStatus(TypedDict):
     lacks: str | None
     foreign: list[str]
     snmp_problem: str | None
+    without_groups: bool
 
 
 class CircuitSwitchStatus(TypedDict):

@@ -14,6 +14,7 @@ import pytest
 from patchlight import EmulatedLab
 from patchlight.client.client import ControllerClient
 from patchlight.emulation.fabric import lab_state as states
+from patchlight.emulation.fabric.roce import RoceMeter
 from patchlight.emulation.lab.emulated_lab import down_lab
 from patchlight.emulation.lab.options import LabOptions
 from patchlight.emulation.lab.services import reboot
@@ -43,6 +44,13 @@ servers:
 circuit_switches:
   - {name: ocs1, driver: polatis-tl1, address: "10.0.0.1:3082", ports: 4, cross_connects: [1-2]}
 fibres: [server1.nic0 - ocs1.1, server2.nic0 - ocs1.2]
+"""
+ALL_REDUCE = """
+import numpy
+from mpi4py import MPI
+world, values = MPI.COMM_WORLD, numpy.full(100_000, MPI.COMM_WORLD.rank + 1.0)
+world.Allreduce(MPI.IN_PLACE, values)
+print(f"{world.size} ranks: {values.min()} to {values.max()}")
 """
 WAIT_S = 300.0
 WRITE = "timeout {} ib_write_bw -F -d rxe_nic0 -x 1 -s 65536 -n 50 {}"
@@ -141,23 +149,85 @@ def controller(lab: EmulatedLab) -> Iterator[ControllerClient]:
         yield client
 
 
-def run(controller: ControllerClient, meanwhile: Callable[[], None], **keys: Any) -> dict[str, Any]:
-    """Run a job of both servers to its end; ``meanwhile`` happens after its first iteration."""
-    spec = JobSpec("rdma", hosts=("server1.gpu0", "server2.gpu1"), gradient_bytes=200_000_000,
-                   compute_s={"Tesla M40": 0.2}, transport="rdma", **keys)  # fmt: skip
+def run(
+    controller: ControllerClient, spec: JobSpec, meanwhile: Callable[[], None] = lambda: None
+) -> dict[str, Any]:
+    """Run a job to its end; ``meanwhile`` happens after its first iteration."""
     job = controller.submit([spec], "keep")[0]["id"]
 
     def now() -> dict[str, Any]:
         return dict(controller.job(job))
 
-    def is_over(least: int) -> bool:
-        found = now()
-        return found["iterations_done"] >= least or found["state"] in ("done", "failed")
+    def is_over() -> bool:
+        return now()["state"] in ("done", "failed")
 
-    wait_until(lambda: is_over(1), "its first iteration")
+    wait_until(lambda: is_over() or now()["iterations_done"] >= 1, "its first iteration")
     meanwhile()
-    wait_until(lambda: is_over(spec.iterations + 1), "its end")
+    wait_until(is_over, "its end")
     return now()
+
+
+def over_rdma(iterations: int) -> JobSpec:
+    """A job of both servers."""
+    return JobSpec(
+        "rdma",
+        iterations=iterations,
+        gradient_bytes=200_000_000,
+        compute_s={"Tesla M40": 0.2},
+        hosts=("server1.gpu0", "server2.gpu1"),
+        transport="rdma",
+    )
+
+
+def test_a_job_trains_over_rdma_across_an_outage(
+    lab: EmulatedLab, controller: ControllerClient
+) -> None:
+    ocs = lab.ocs("ocs1")
+
+    def outage() -> None:
+        ocs.disconnect(1, 2)
+        time.sleep(1)
+        ocs.connect("1-2")
+
+    with RoceMeter([host.far_end for host in lab.hosts]) as meter:
+        job = run(controller, over_rdma(8), outage)
+    assert job["state"] == "done", job["message"]
+    reports, _ = controller.iterations(job["id"])
+    assert [report["check"] for report in reports] == ["ok"] * 16
+    # Both ends of a queue pair that broke made it again, or none.
+    made = {report["rank"]: report["queue_pairs_made"] or 0 for report in reports}
+    assert made[0] == made[1] >= 2
+    sent = sum(report["sent_bytes"] for report in reports)
+    assert meter.share.roce_bytes > sent
+    assert meter.share.of_bytes > 0.95
+    for host in lab.hosts:  # each NIC is as it was
+        assert "rxe_nic0/1 state ACTIVE" in said(lab, host.name, "rdma link")
+        assert "roce" not in said(lab, host.name, "ip -br link")
+        assert "clsact" not in said(lab, host.name, "tc qdisc show")
+
+
+def test_a_job_over_rdma_without_a_device_is_refused(
+    lab: EmulatedLab, controller: ControllerClient
+) -> None:
+    said(lab, "gpu0", "rdma link delete rxe_nic0")
+    try:
+        job = run(controller, over_rdma(2))
+    finally:
+        said(lab, "gpu0", "rdma link add rxe_nic0 type rxe netdev nic0")
+    assert job["state"] == "failed"
+    assert "nic0 has no RDMA device that it can use" in job["message"]
+
+
+def test_an_mpi_program_exchanges_over_rdma(lab: EmulatedLab, controller: ControllerClient) -> None:
+    launcher = ("python3", "-m", "patchlight.agents.training.mpirun", "python3", "-c")
+    spec = JobSpec("mpi", trainer="command", workers=2, command=(*launcher, ALL_REDUCE))
+    with RoceMeter([host.far_end for host in lab.hosts]) as meter:
+        job = run(controller, spec)
+    output = controller.log(job["id"])["text"]
+    assert job["state"] == "done", output
+    assert "2 ranks: 3.0 to 3.0" in output
+    # Each rank sends its 800,000 bytes once: half to be added up, half of the sum.
+    assert meter.share.roce_bytes > 1_600_000
 
 
 def test_its_nic_is_inside_the_machine(lab: EmulatedLab) -> None:

@@ -86,7 +86,6 @@ async def one_fault(watched: Watched, fault: str, drawing: random.Random) -> Non
     ovs, line, name = watched.bench.ovs, watched.line, watched.name
     circuits, host = circuits_at(drawing), drawing.choice(LAB.hosts)
     mac = bytes.fromhex(host.nic.mac.replace(":", ""))
-    stays = fault in ("full table", "foreign entry", "refused entry", "entry taken and forgotten")
     if fault == "full table":
         room = drawing.randint(1, 5)
         table = ["--id=@t", "create", "Flow_Table", f"flow_limit={room}", "overflow_policy=refuse"]
@@ -104,10 +103,11 @@ async def one_fault(watched: Watched, fault: str, drawing: random.Random) -> Non
         line.cut()
     await following
     await eventually(lambda: watched.is_right() or watched.says_so(), f"{fault}: told")
-    if stays and not watched.is_right():
+    if fault in ("full table", "refused entry", "entry taken and forgotten"):
         # It is still there: so it must be told for good, not by chance.
         await eventually(
-            lambda: watched.switches.lacking() and watched.says_so(), f"{fault}: told for good"
+            lambda: watched.is_right() or (watched.switches.lacking() and watched.says_so()),
+            f"{fault}: told for good",
         )
     if fault == "foreign entry":
         await eventually(lambda: watched.switches.foreign(), f"{fault}: told")
