@@ -27,7 +27,7 @@ from patchlight.testbed.lab.wiring import Links
 from patchlight.testbed.wire.worker_api import SlotRequest
 
 # Workers forget a slot that is not renewed: a controller that ends leaves no job with one.
-_LOOK_EVERY_S, _LASTS_S = 2.0, 12.0
+_LOOK_EVERY_S, _LASTS_S = 2.0, 30.0
 # What an iteration takes alone is the median of so many in the slot; at most so many times what the
 # model says. Slots are found again when it has changed by less, or more, than this.
 _MEASURED, _MOST_STRETCH, _DIFFERS = 8, 1.25, (0.95, 1.01)

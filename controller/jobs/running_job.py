@@ -348,7 +348,8 @@ class RunningJob:
 
     async def send_in(self, slot: SlotRequest) -> None:
         """Let its workers begin all-reduces only then; agents that cannot are left out."""
-        calls = (worker.agent.slot(worker.spec.id, slot) for worker in self.workers)
+        going = (w for w in self.workers if not (w.is_silent or w.state.is_final))
+        calls = (worker.agent.slot(worker.spec.id, slot) for worker in going)
         await asyncio.gather(*calls, return_exceptions=True)
 
     async def announce(self, wait_s: float) -> str:

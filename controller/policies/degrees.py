@@ -24,6 +24,7 @@ _LOOKED_AT = 8
 _EPSILON_S = 1e-7
 # How much better a constant degree has to be than the one in use, as in ``is_beaten``.
 _CERTAINTY = 0.6
+_FIRST = 16  # jobs, before the load is known
 
 
 class Rigid:
@@ -202,9 +203,12 @@ class BestConstant:
 
     def __init__(self) -> None:
         self._played: dict[int, _Played] = {}
-        self._wanted = 0
+        self._wanted = self._met = 0
+        self._first_s = self._work_s = 0.0
         self.used = 0
         """The degree of the running jobs; -1 if they have several."""
+        self.load = 0.0
+        """Work that came over what the servers do meanwhile, of the first 16, 32, 64 … jobs."""
 
     def meet(self, cluster: ClusterView, job: JobView) -> int:
         """Play a job that has just come; how many jobs the best degree has blocked."""
@@ -213,6 +217,10 @@ class BestConstant:
             divisors = [degree for degree in job.expected_s if not size % degree]
             self._played = {degree: _Played(degree) for degree in divisors}
             self._wanted = max(divisors, default=0)
+            self._first_s = cluster.now_s
+        if self._met >= _FIRST and not self._met & (self._met - 1):
+            self.load = self._work_s / max((cluster.now_s - self._first_s) * size, 1e-9)
+        self._met, self._work_s = self._met + 1, self._work_s + job.sequential_s
         for each in self._played.values():
             each.meet(cluster, job)
         blocked = {degree: each.blocked for degree, each in self._played.items()}

@@ -193,7 +193,7 @@ def no_card(path: Path, what: str) -> CardError:
 def card_fields(raw: Mapping[str, Any], card: type[C], path: Path, optional: set[str]) -> Any:
     """The values of a card of this class, each of its type; else ``CardError``."""
     fields = {key: value for key, value in raw.items() if not key.startswith("format")}
-    read_as = {int: int, bool: bool, tuple: list, Mapping: dict}
+    read_as = {int: int, float: (int, float), tuple: list, Mapping: dict}
     kinds: dict[str, Any] = {
         name: read_as.get(get_origin(hint) or hint, str)
         for name, hint in get_type_hints(card).items()
@@ -203,7 +203,7 @@ def card_fields(raw: Mapping[str, Any], card: type[C], path: Path, optional: set
     if unknown or missing:
         raise no_card(path, f"keys missing: {missing}, keys unknown: {unknown}")
     for key, value in fields.items():
-        if not isinstance(value, kinds[key]) or isinstance(value, bool) != (kinds[key] is bool):
+        if not isinstance(value, kinds[key]) or isinstance(value, bool):
             raise no_card(path, f"{key!r} is {value!r}")
     return fields
 

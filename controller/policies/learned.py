@@ -4,6 +4,7 @@ A file is refused, with the reason, unless it matches its card, the schema and t
 """
 
 import json
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from itertools import zip_longest
@@ -31,8 +32,9 @@ class Card:
 
     ``actions`` are the degrees of its outputs, 0 first. ``ramp`` (groups, racks, servers of a rack)
     and ``placement_rule`` are of the lab that it was trained for. ``sha256`` is of the ONNX file.
-    ``blocks``: among how many free blocks of each degree it chooses. If it is ``watched``,
-    ``BestConstant`` decides in its place once a constant degree would have accepted more jobs.
+    ``blocks``: among how many free blocks of each degree it chooses. With a ``most_load``,
+    ``BestConstant`` decides in its place at loads above that, while it blocks nothing, and once it
+    would have blocked fewer jobs.
     """
 
     name: str
@@ -47,7 +49,7 @@ class Card:
     notes: str = ""
     training: Mapping[str, Any] = field(default_factory=dict)
     blocks: int = 1
-    watched: bool = False
+    most_load: float = math.inf
 
     @property
     def layout(self) -> ObservationLayout:
@@ -59,8 +61,8 @@ class Card:
         found = {"format": files.FORMAT, "format_version": files.PLAIN_VERSION, **asdict(self)}
         if self.blocks == 1:
             del found["blocks"]  # Earlier versions of Patchlight do not support it.
-        if not self.watched:
-            del found["watched"]
+        if self.most_load == math.inf:
+            del found["most_load"]
         return json.dumps(found, indent=2, ensure_ascii=False) + "\n"
 
 
@@ -69,7 +71,7 @@ def read_card(path: Path) -> Card:
     raw = files.raw_card(path)
     if raw["format_version"] != files.PLAIN_VERSION:
         raise no_card(path, "it is for a policy that weighs options")
-    fields = files.card_fields(raw, Card, path, {"notes", "training", "blocks", "watched"})
+    fields = files.card_fields(raw, Card, path, {"notes", "training", "blocks", "most_load"})
     actions, ramp = fields["actions"], fields["ramp"]
     if not all(type(n) is int for n in (*actions, *ramp)):
         raise no_card(path, "'actions' and 'ramp' must be lists of whole numbers")
@@ -79,6 +81,8 @@ def read_card(path: Path) -> Card:
         raise no_card(path, f"'ramp' is {ramp}: expected groups, racks and servers of a rack")
     if fields.get("blocks", 1) < 1:
         raise no_card(path, f"'blocks' is {fields['blocks']}: expected 1 or more")
+    if not fields.get("most_load", 1.0) > 0:
+        raise no_card(path, f"'most_load' is {fields['most_load']}: expected more than 0")
     fields |= {key: tuple(fields[key]) for key in ("actions", "ramp")}
     return Card(**fields)
 
@@ -95,7 +99,7 @@ class LearnedPartition:
         shape, rule = written(card.ramp), card.placement_rule
         self.__doc__ = card.notes or f"Learned, for a RAMP of {shape} servers and {rule}."
         self._session = session
-        self._constant = BestConstant() if card.watched else None
+        self._constant = BestConstant() if card.most_load < math.inf else None
         self._blocked, self._is_beaten = 0, False
         self._inputs = [each.name for each in session.get_inputs()]
         graphs = bool({"nodes", "edges"} & set(self._inputs))
@@ -129,6 +133,9 @@ class LearnedPartition:
         """
         if (constant := self._constant) is not None:
             least = constant.meet(cluster, job)
+            if not least or not 0 < constant.load <= self.card.most_load:
+                self._blocked = least
+                return constant.follow(cluster, job, legal)
             self._is_beaten |= is_beaten(self._blocked, least, _CERTAINTY)
             if self._is_beaten:
                 return constant.follow(cluster, job, legal)

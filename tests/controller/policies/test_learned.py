@@ -140,7 +140,7 @@ def test_a_watched_model_gives_way_to_the_best_constant(
 
     best = min(blocked(Constant(degree)) for degree in (2, 4, 8, 16))
     alone = blocked(load_learned(write(tmp_path)))
-    watched = blocked(load_learned(write(tmp_path, watched=True)))
+    watched = blocked(load_learned(write(tmp_path, most_load=9.0)))
     assert alone > best + 0.1
     assert watched < best + 0.05
 
