@@ -1,6 +1,7 @@
 """The conformance suite on every driver of packet switches, each against a switch that forwards."""
 
 import asyncio
+import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
 from importlib.util import module_from_spec, spec_from_file_location
@@ -114,8 +115,12 @@ def test_settings_from_before_are_restored(under_test: SwitchUnderTest) -> None:
 def test_a_bridge_that_filters_vlans(tmp_path: Path) -> None:
     with switch_lab(tmp_path) as made:
         bridge = SwitchUnderTest(made, "bridge1")
+        try:
+            bridge.sudo("ip link set br0 type bridge vlan_filtering 1")
+        except subprocess.CalledProcessError:
+            pytest.skip("this kernel's bridges cannot filter VLANs")
         bridge.sudo(
-            "set -e; ip link set br0 type bridge vlan_filtering 1; "
+            "set -e; "
             f"for port in {' '.join(bridge.switch.interface_names)}; do "
             "bridge vlan del dev $port vid 1; "
             "bridge vlan add dev $port vid 10 pvid untagged; done; "
