@@ -217,6 +217,10 @@ def _routes(service: AgentService) -> APIRouter:
     async def hold(name: str, request: worker_api.HoldRequest) -> worker_api.GateAnswer:
         return worker_api.GateAnswer(iteration=await service.known(name).hold(request.iteration))
 
+    @routes.post("/workers/{name}/slot")
+    async def slot(name: str, request: worker_api.SlotRequest) -> worker_api.GateAnswer:
+        return worker_api.GateAnswer(iteration=await service.known(name).slot(request))
+
     @routes.post("/workers/{name}/release")
     async def release(name: str) -> worker_api.GateAnswer:
         return worker_api.GateAnswer(iteration=await service.known(name).release())

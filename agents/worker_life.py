@@ -21,6 +21,7 @@ from patchlight.testbed.wire.worker_api import (
     AnnounceAnswer,
     AnnounceRequest,
     LogPart,
+    SlotRequest,
     WorkerSpec,
     WorkerState,
     WorkerStatus,
@@ -210,15 +211,21 @@ class LeasedWorker:
         self._alive()
         return AnnounceAnswer(unheard=await self.tenancy.announce(request.token, request.wait_s))
 
+    async def slot(self, request: SlotRequest) -> int:
+        """Set when its all-reduces begin."""
+        self._check_control("let the lab's jobs send at any time: policy use --interleave off")
+        return await keeper.tell(self._folder, {"op": "slot", **request.model_dump()})
+
     async def stop_at(self, iteration: int) -> int:
         """Make it end, as stopped, just before the all-reduce of ``iteration``."""
+        self._check_control("delete it and continue from the last checkpoint that it wrote")
+        return await keeper.tell(self._folder, {"op": "stop-at", "iteration": iteration})
+
+    def _check_control(self, hint: str) -> None:
         self._alive()
         if self._freezes:
-            raise Conflict(
-                f"worker {self.spec.id} does not speak the control protocol",
-                hint="delete it and continue from the last checkpoint that it wrote",
-            )
-        return await keeper.tell(self._folder, {"op": "stop-at", "iteration": iteration})
+            words = f"worker {self.spec.id} does not speak the control protocol"
+            raise Conflict(words, hint=hint)
 
     async def _freeze(self, running: RunningWorker) -> None:
         await running.freeze()

@@ -26,6 +26,7 @@ MODULES = (
     "benchmarks.experiment",
     "benchmarks.prediction",
     "benchmarks.nics",
+    "benchmarks.moved_nics",
     "benchmarks.jobs",
     "benchmarks.jobqueue",
     "benchmarks.api",

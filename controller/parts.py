@@ -169,12 +169,12 @@ class Controller:
             SwitchListening(lab, self.fleet, self.switches, self.speaker, self.telemetry),
         )
 
-    def status(self) -> dict[str, Any]:
+    async def status(self) -> dict[str, Any]:
         """The response to ``GET /v1/status``."""
         last = self.scheduler.policies.last_faults
         connected, second_from = self.switches.connected(), self.switches.second_from(time.time())
         lacking, foreign = self.switches.lacking(), self.switches.foreign()
-        troubles = self.switches.troubles()
+        troubles, without_groups = self.switches.troubles(), self.switches.without_groups()
         return {
             "lab": self.lab.name,
             "version": VERSION,
@@ -199,21 +199,28 @@ class Controller:
                     "lacks": lacking.get(s.name),
                     "foreign": foreign.get(s.name, []),
                     "snmp_problem": self.telemetry.problems.get(s.name),
+                    "without_groups": s.name in without_groups,
+                    "ports_down": self.switches.ports_down(s.name),
                 }
                 for s in self.lab.packet_switches
             ],
             "nic_differences": differences(
                 self.lab, self.circuits.maps.present_links(), self.fleet.nics()
             ),
-            "hosts_without_link": self._hosts_without_link(),
+            "hosts_without_link": await self._hosts_without_link(),
             "unknown_switch_connections": self.unknown_switches.connections,
             "circuit_switches": self.circuits.devices.status(),
             "agents": self.fleet.status(),
         }
 
-    def _hosts_without_link(self) -> list[HostWithoutLink]:
+    async def _hosts_without_link(self) -> list[HostWithoutLink]:
         found = self.scheduler.reach().without_link
-        return [{"host": host, "reason": reason} for host, reason in found.items()]
+        macs = {name: self.fleet.macs.of(self.lab.host(name)).lower() for name in found}
+        behind = await self.telemetry.behind(macs.values())
+        words = {
+            name: f"; {behind[mac]} has its MAC" for name, mac in macs.items() if mac in behind
+        }
+        return [{"host": h, "reason": reason + words.get(h, "")} for h, reason in found.items()]
 
     def _maps_as_known(self) -> Mapping[str, AnyMap] | None:
         last = self.circuits.maps.last

@@ -120,6 +120,7 @@ async def _run(
         for name, run in {
             "scheduler": controller.scheduler.run,
             "light": controller.scheduler.rewiring.run,
+            "interleaving": controller.scheduler.interleaving.run,
             "job traffic": controller.traffic.watch,
             "retention": controller.retention.run,
             "journal": controller.store.keep_writing,

@@ -17,9 +17,9 @@ if [ "${1:-}" = --inside ]; then
     mount -t proc proc /proc
     mount -t sysfs sys /sys
     mount -t devtmpfs dev /dev
-    mkdir -p /dev/pts /dev/shm
+    mkdir -p /dev/pts /dev/shm /var/lib/patchlight
     mount -t devpts devpts /dev/pts
-    for folder in /dev/shm /run /tmp; do mount -t tmpfs -o mode=1777 tmpfs "$folder"; done
+    for folder in /dev/shm /run /tmp /var/lib/patchlight; do mount -t tmpfs -o mode=1777 tmpfs "$folder"; done
     mount -t cgroup2 cgroup /sys/fs/cgroup
     export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/root TERM=dumb CI=true
     export PYTHONDONTWRITEBYTECODE=1 OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1

@@ -1,9 +1,9 @@
 """Exchanges a worker's state, reports, orders and optical paths with its agent.
 
 Orders are JSON lines on the control socket: ``{"op": "start"}``, ``{"op": "hold", "iteration":
-k}``, ``{"op": "release"}``, ``{"op": "stop-at", "iteration": k}``, ``{"op": "status"}`` and
-``{"op": "stop"}``. The reply is one line, ``{"ok": true, "iteration": …}`` or ``{"ok": false,
-"error": …, "iteration": …}``.
+k}``, ``{"op": "release"}``, ``{"op": "stop-at", "iteration": k}``, ``{"op": "slot", "at": t,
+"period_s": p, "late_s": l, "lasts_s": s}``, ``{"op": "status"}`` and ``{"op": "stop"}``. The reply
+is one line, ``{"ok": true, "iteration": …}`` or ``{"ok": false, "error": …, "iteration": …}``.
 
 It needs only the standard library; users' programs may import it.
 """
@@ -33,6 +33,7 @@ PATHS_SOCKET = "paths.sock"
 """Socket in the worker's folder through which its agent grants paths."""
 
 _AGAIN_S = 0.2
+_SLOT = "at", "period_s", "late_s", "lasts_s"
 
 
 @contextlib.contextmanager
@@ -72,6 +73,7 @@ class Gate:
         self._next = first
         self._hold_at: int | None = None
         self._stop_at: int | None = None
+        self._slot, self._used, self._lapses_at = (0.0, 1.0, 0.0), -1.0, 0.0
 
     @property
     def iteration(self) -> int:
@@ -125,6 +127,26 @@ class Gate:
             self._condition.notify_all()
             return self._next
 
+    def slot(self, at: float, period_s: float, late_s: float, lasts_s: float) -> int:
+        """Let all-reduces begin only ``at`` that Unix time and multiples of ``period_s`` later, or
+        up to ``late_s`` after that, for the next ``lasts_s``; returns the present iteration."""
+        with self._condition:
+            if (at, period_s) != self._slot[:2]:
+                self._used = -1
+            self._slot, self._lapses_at = (at, period_s, late_s), time.time() + lasts_s
+            self._condition.notify_all()
+            return self._next
+
+    def _until_slot_s(self) -> float:
+        (at, period_s, most_s), now = self._slot, time.time()
+        if now >= self._lapses_at:
+            return 0.0
+        number, late_s = divmod(now - at, period_s)
+        if late_s > most_s or number == self._used:
+            return period_s - late_s
+        self._used = number
+        return 0.0
+
     def wait_for_start(self) -> None:
         """Return when training may begin."""
         with self._condition:
@@ -137,12 +159,15 @@ class Gate:
         stops waiting. ``StoppedAt`` if the worker must end here."""
         with self._condition:
             waited = False
-            while self._hold_at == iteration and self._stop_at != iteration:
-                if not waited:
+            while self._stop_at != iteration:
+                waits_s = 0.5 if self._hold_at == iteration else min(0.5, self._until_slot_s())
+                if not waits_s:
+                    break
+                if self._hold_at == iteration and not waited:
                     waited = True
                     held(True)
                     self._changed("held", iteration)
-                self._condition.wait(0.5)
+                self._condition.wait(waits_s)
             if self._stop_at == iteration:
                 raise StoppedAt(iteration)
             self._next = iteration + 1
@@ -234,6 +259,8 @@ class ControlServer(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
                 self._gate.release()
             elif operation == "stop-at":
                 self._gate.stop_at(int(request["iteration"]))
+            elif operation == "slot":
+                self._gate.slot(*(float(request[key]) for key in _SLOT))
             elif operation == "stop":
                 os.kill(os.getpid(), signal.SIGTERM)
             elif operation != "status":

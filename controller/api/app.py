@@ -20,6 +20,7 @@ from patchlight.controller.api.circuits import circuit_routes
 from patchlight.controller.api.events import EventFeed
 from patchlight.controller.api.jobs import job_routes
 from patchlight.controller.api.openapi import JsonAnswer, docs_routes, gives, new_app, under_way
+from patchlight.controller.changes.record import Refused
 from patchlight.controller.metrics.exposition import ControllerMetrics
 from patchlight.controller.paths.bounds import BoundsService
 from patchlight.controller.paths.service import PathService
@@ -57,10 +58,18 @@ def create_app(controller: Controller) -> FastAPI:
 
     @app.get("/v1/status", **gives(shapes.Status))
     async def status() -> Answer:
-        return controller.status()
+        return await controller.status()
 
     @app.post("/v1/shutdown", **gives(shapes.Shutdown))
-    async def shutdown(caller: Admin) -> Answer:
+    async def shutdown(caller: Admin, release: bool = False) -> Answer:
+        """End the controller; ``release``: first remove its entries from the packet switches."""
+        if release:
+            if running := sorted(controller.jobs.running):
+                raise Refused(
+                    f"nothing was removed: {', '.join(running)} would lose the network",
+                    hint="end them first: patchlight controller drain",
+                )
+            await controller.switches.release()
         # As when it is ended by other means: the cleanup is in one place.
         os.kill(os.getpid(), signal.SIGTERM)
         counts = controller.jobs.ledger.counts().items()

@@ -69,7 +69,7 @@ class RegroupRequest(requests.Strict):
 
 
 class PoliciesRequest(requests.Strict):
-    """Policies to use from now on, by kind, and whether circuits are rewired automatically.
+    """Policies to use from now on, by kind; ``defragment`` and ``interleave`` as in lab files.
 
     What is not named is unchanged.
     """
@@ -80,6 +80,7 @@ class PoliciesRequest(requests.Strict):
     partition: requests.Text | None = None
     elasticity: requests.Text = ""
     defragment: bool = False
+    interleave: bool = False
 
 
 def job_routes(controller: Controller) -> APIRouter:

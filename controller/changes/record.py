@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from hashlib import blake2s
@@ -22,15 +22,16 @@ Changes = Mapping[str, MapChange[Any]]
 class ChangePlan:
     """One change of the network, from the maps ``before`` to the maps ``wanted``.
 
-    ``changes``: the smallest change of each affected switch. ``links_staying`` are up before, after
-    and meanwhile. ``moved``: the ports whose link goes down, comes up or gets another end.
+    ``changes``: the smallest change of each affected switch. ``moved``: the ports whose link goes
+    down, comes up or gets another end. ``links_prepared``: what packet switches forward over while
+    circuits change: links that stay, and those new links of NICs over which no frame can loop.
     """
 
     before: Mapping[str, AnyMap]
     wanted: Mapping[str, AnyMap]
     changes: Changes
     links_before: Links
-    links_staying: Links
+    links_prepared: Links
     links_after: Links
     moved: frozenset[Endpoint]
 
@@ -47,16 +48,24 @@ class ChangePlan:
         after = {**before, **wanted}
         diffs = {name: before[name].diff(wanted[name]) for name in before if name in wanted}
         changes = {name: change for name, change in diffs.items() if change}
-        staying = {name: before[name].without(change.breaks) for name, change in changes.items()}
         links_before, links_after = lab_links(lab, before), lab_links(lab, after)
+        moved = frozenset(_moved(changes, links_before, links_after))
+        # Circuit switches change in this order.
+        done = [{name: after[name] for name in [*changes][:count]} for count in range(len(changes))]
+        states = [lab_links(lab, {**before, **maps}) for maps in done]
+        early = set() if lab.coloured else _of_new_nics(lab, moved, states, links_after)
+        prepared = {
+            name: after[name].without(e for e in change.makes if (name, e) not in early)
+            for name, change in changes.items()
+        }
         return cls(
             before=dict(before),
             wanted=after,
             changes=changes,
             links_before=links_before,
-            links_staying=lab_links(lab, {**before, **staying}),
+            links_prepared=lab_links(lab, {**before, **prepared}),
             links_after=links_after,
-            moved=frozenset(_moved(changes, links_before, links_after)),
+            moved=moved,
         )
 
     def __bool__(self) -> bool:
@@ -77,6 +86,23 @@ class ChangePlan:
         """Affected hosts without a link after it, and why."""
         moved = [host for host in lab.hosts if host.endpoint in self.moved]
         return Reach(lab, self.links_after).reasons(moved)
+
+
+def _of_new_nics(
+    lab: Lab, moved: Iterable[Endpoint], states: Sequence[Links], after: Links
+) -> set[tuple[str, Any]]:
+    """The entries, by switch, of new links between a NIC and a packet switch's port that leads to
+    no packet switch in the ``states`` before."""
+    switches, entries = set(lab.switch_names), set[tuple[str, Any]]()
+    for source in moved:
+        path = after.path(source)
+        if path is None or after.peer(source) is None:
+            continue
+        ports = [end for end in (source, path.sink) if end.device in switches]
+        before = (links.path(port) for links in states for port in ports)
+        if len(ports) == 1 and not any(each and each.sink.device in switches for each in before):
+            entries.update(path.hops)
+    return entries
 
 
 def _moved(changes: Changes, before: Links, after: Links) -> Iterable[Endpoint]:

@@ -149,7 +149,7 @@ class _ChangeRun:
             try:
                 record.enter("drain")
                 record.note(await parts.traffic.drain(plan.moved))
-                record.note(await parts.flows.follow(plan.links_staying))
+                record.note(await parts.flows.follow(plan.links_prepared))
                 record.enter("check")
                 maps = await parts.maps.read()
                 for name in plan.changes:

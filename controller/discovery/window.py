@@ -283,6 +283,7 @@ class SwitchListening:
             unsubscribe()
             await asyncio.gather(sending, return_exceptions=True)
         await self._look_at_switches(token, found)
+        await self._look_for_macs(found)
         for event in frames:
             end = str(self._switches.endpoint(event["datapath_id"], event["port"]))
             frame = bytes.fromhex(event["frame"])
@@ -356,6 +357,16 @@ class SwitchListening:
             found.carriers |= {name for name in names if there.get(name)}
             gone = f"{switch.name} reports that it has no such port"
             found.silent |= dict.fromkeys(set(names) - there.keys(), gone)
+
+    async def _look_for_macs(self, found: Listened) -> None:
+        """Say where switches see the NICs that cannot probe."""
+        macs = {
+            self._fleet.macs.of(host).lower(): str(host.endpoint)
+            for host in self._lab.hosts
+            if str(host.endpoint) in found.silent
+        }
+        for mac, end in (await self._telemetry.behind(macs)).items():
+            found.silent[macs[mac]] += f"; {end} has its MAC"
 
     async def _ask_by_snmp(self, switch: PacketSwitch, token: str, found: Listened) -> None:
         said = await self._telemetry.heard(switch.name, token)

@@ -279,6 +279,10 @@ class AgentClient:
         body = worker_api.HoldRequest(iteration=iteration).model_dump()
         await self._call("POST", f"/workers/{worker_id}/hold", body)
 
+    async def slot(self, worker_id: str, slot: worker_api.SlotRequest) -> None:
+        """Let a worker begin its all-reduces only then."""
+        await self._call("POST", f"/workers/{worker_id}/slot", slot.model_dump())
+
     async def release(self, worker_id: str) -> None:
         """Resume a held worker."""
         await self._call("POST", f"/workers/{worker_id}/release", {})

@@ -14,6 +14,7 @@ from patchlight.controller.jobs.cluster_view import training_of
 from patchlight.controller.jobs.ledger import JobLedger, JobOutputs
 from patchlight.controller.jobs.running_job import RunningJob
 from patchlight.controller.prediction import completion, network
+from patchlight.controller.prediction.interleaving import set_slots_of
 from patchlight.controller.storage.database import Period
 from patchlight.controller.storage.store import Store
 from patchlight.testbed.errors import BadInput
@@ -152,10 +153,17 @@ _PREDICTED, _AFTER, _KEPT = "predicted_iteration_s", "predicted_after_s", "light
 
 
 class Forecasts:
-    """Predictions of the flow model. ``links`` returns the last known links, or ``None``."""
+    """Predictions of the flow model. ``links`` returns the last known links, or ``None``, and
+    ``interleaves`` whether jobs that share them send in turns."""
 
-    def __init__(self, lab: Lab, table: JobTable, links: Callable[[], Links | None]) -> None:
-        self._lab, self._table, self._links = lab, table, links
+    def __init__(
+        self,
+        lab: Lab,
+        table: JobTable,
+        links: Callable[[], Links | None],
+        interleaves: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._lab, self._table, self._links, self._interleaves = lab, table, links, interleaves
 
     def running(
         self, links: Links | None = None, more: Sequence[JobStatus] = (), start_s: float = 0.0
@@ -178,7 +186,11 @@ class Forecasts:
                 "predicted_completion_s": each.completion_s,
                 "bottleneck": each.bottleneck,
             }
-            for each in completion.predict(network.LabNetwork(self._lab, lit), placed)
+            for each in completion.predict(
+                network.LabNetwork(self._lab, lit),
+                placed,
+                set_slots_of if self._interleaves() else None,
+            )
         }
 
     def shown(self, statuses: Sequence[JobStatus]) -> Mapping[str, dict[str, Any]]:

@@ -21,7 +21,7 @@ from patchlight.controller.policies.topology import CannotRegroup
 from patchlight.controller.storage.database import JournalError
 from patchlight.controller.storage.store import Store
 from patchlight.testbed.lab.model import Lab
-from patchlight.testbed.lab.rules import KINDS, NOTHING_SAID, PolicyChoice, PolicyKind
+from patchlight.testbed.lab.rules import ABILITIES, KINDS, NOTHING_SAID, PolicyChoice, PolicyKind
 
 G = TypeVar("G")
 
@@ -34,6 +34,7 @@ DEFAULT_POLICIES = PolicyChoice(
     defragment=False,
     defragment_every_s=LOOKED_AT_EVERY_S,
     minimum_gain_s=MINIMUM_GAIN_S,
+    interleave=False,
 )
 """The defaults. Without *partition*, jobs must give their number of workers; *topology* is for jobs
 that name none."""
@@ -178,8 +179,9 @@ class PoliciesInUse:
 
     @property
     def words(self) -> dict[str, Any]:
-        """The present choice: policies by kind, and ``defragment``."""
-        return {**in_words(self.choice), "defragment": bool(self.choice.defragment)}
+        """The present choice: policies by kind, and which of ``ABILITIES`` are on."""
+        on = {name: bool(getattr(self.choice, name)) for name in ABILITIES}
+        return {**in_words(self.choice), **on}
 
     def take_next(self) -> bool:
         """Replace the policies by those of ``use``, if any; returns whether there were any."""

@@ -14,7 +14,13 @@ from patchlight.controller.jobs.specs import JobFailed, worker_specs
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.jobs import JobSpec
 from patchlight.testbed.lab.model import Host, Lab
-from patchlight.testbed.wire.worker_api import Report, WorkerSpec, WorkerState, WorkerStatus
+from patchlight.testbed.wire.worker_api import (
+    Report,
+    SlotRequest,
+    WorkerSpec,
+    WorkerState,
+    WorkerStatus,
+)
 
 _PREPARE_DEADLINE_S = 90.0
 _MOST_CALLS_AT_END = 10
@@ -339,6 +345,12 @@ class RunningJob:
         }
         if dark:
             self.give_up("; ".join(dark.values()), [*dark])
+
+    async def send_in(self, slot: SlotRequest) -> None:
+        """Let its workers begin all-reduces only then; agents that cannot are left out."""
+        going = (w for w in self.workers if not (w.is_silent or w.state.is_final))
+        calls = (worker.agent.slot(worker.spec.id, slot) for worker in going)
+        await asyncio.gather(*calls, return_exceptions=True)
 
     async def announce(self, wait_s: float) -> str:
         """Announce its NICs, and let its workers greet each other for at most ``wait_s``; which

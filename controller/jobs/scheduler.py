@@ -15,6 +15,7 @@ from patchlight.controller.changes.transaction import Transactions
 from patchlight.controller.hosts.agent_client import AgentCallError
 from patchlight.controller.hosts.fleet import Fleet
 from patchlight.controller.jobs.gangs import Gangs
+from patchlight.controller.jobs.interleaving import Interleaving
 from patchlight.controller.jobs.job_table import Forecasts, IterationTimes, JobTable
 from patchlight.controller.jobs.lab_queue import LabQueue
 from patchlight.controller.jobs.placement import Gang, Placement
@@ -57,7 +58,9 @@ class Scheduler:
         self.last_pass_s, self.longest_rest_s = 0.0, LONGEST_REST_S
         self.policies = PoliciesInUse(lab, store, table, choice)
         self._placement = Placement(lab, fleet, table, self.policies, transactions)
-        self.forecasts = Forecasts(lab, table, transactions.parts.maps.present_links)
+        links = transactions.parts.maps.present_links
+        self.forecasts = Forecasts(lab, table, links, lambda: bool(self.policies.choice.interleave))
+        self.interleaving = Interleaving(lab, store, table, links, self.policies)
         self.gains = IterationTimes(store, table, self.forecasts)
         self.rewiring = JobRewiring(
             store, table, transactions, self._placement, self.policies, self.gains

@@ -227,6 +227,16 @@ def openflow_metrics(
     lacking = dict.fromkeys(switches.connected(), 0) | switches.lacking_entries()
     about = "Entries that a packet switch refused."
     yield gauge("packet_switch_lacking_entries", about, lacking, "switch")
+    about = (
+        "Rate that a packet switch sends by one of equally near ports, in the lab's scale: mean of "
+        "the last seconds."
+    )
+    uplinks = {
+        (u.switch, str(u.port), u.peer, ",".join(map(str, u.equal))): u.sent_bps * _PER_BYTE
+        for u in switches.uplinks()
+    }
+    name = "packet_switch_uplink_transmit_bytes_per_second"
+    yield gauge(name, about, uplinks, "switch", "port", "peer", "equal")
     by_switch = switches.traffic_by_switch()
     for key, (name, about) in _COUNTED.items():
         counted = {switch: each[key] for switch, each in by_switch.items()}

@@ -157,9 +157,14 @@ class FdbDriver(ABC):
     async def release(self) -> None:
         """Remove what Patchlight has set, and restore the settings from before."""
         found = await self._found()
-        removes = plan(found.table, found.record.ours, {}).removes
         self._wish = Wish()
-        await self._change(removes, {}, found.record.before, None)
+        if removes := plan(found.table, found.record.ours, {}).removes:
+            words = await self._change(removes, {}, {}, found.record)
+            found = await self._found()
+            if left := plan(found.table, found.record.ours, {}).removes:
+                message = f"{self.name}: {len(left)} of Patchlight's entries are still there"
+                raise DeviceRefused(message, words=words)
+        await self._change({}, {}, found.record.before, None)
 
     # -- what a kind of switch adds -----------------------------------------------------------
 

@@ -69,18 +69,30 @@ class KeptSwitch:
 
     async def close(self) -> None:
         """Stop keeping it; it goes on forwarding."""
+        await self._rest()
+        await self.driver.close()
+
+    async def release(self) -> None:
+        """Remove what Patchlight has set; raises the driver's errors. ``follow`` sets it again."""
+        await self._rest()
+        self._wish, self._settled, self.lacks, self.foreign = None, False, (), ()
+        await self.driver.release()
+
+    async def _rest(self) -> None:
         if self._keeping is not None:
             self._keeping.cancel()
             await asyncio.gather(self._keeping, return_exceptions=True)
-        await self.driver.close()
+            self._keeping = None
 
     async def follow(self, wish: Wish) -> list[str]:
         """Set it and keep it so; returns failures as text. If it does not answer, it is set once it
         does."""
+        if self._settled and wish == self._wish:
+            return self._notes()  # it is read often enough, and a job may wait for this
         async with self._lock:
-            self._wish = wish
+            self._wish, self._settled = wish, False
             try:
-                applied = await self._set(wish)
+                await self._set(wish)
             except PatchlightError as error:
                 self._went_silent(error)
                 what = error.message.splitlines()[0]
@@ -88,12 +100,14 @@ class KeptSwitch:
             finally:
                 if self._keeping is None:
                     self._keeping = asyncio.create_task(self._keep(), name=self.driver.name)
+        return self._notes()
+
+    def _notes(self) -> list[str]:
         notes = []
-        if applied.lacks:
-            first = applied.lacks[0]
-            lacks = f"lacks {len(applied.lacks)} entries: {first.reason}"
-            notes.append(f"{self.driver.name} {lacks}; the first: {first.station.address}")
-        return notes + [f"{self.driver.name}: {entry}" for entry in applied.foreign]
+        if self.lacks:
+            lacks = f"lacks {len(self.lacks)} entries: {self.lacks[0].reason}"
+            notes.append(f"{self.driver.name} {lacks}; the first: {self.lacks[0].station.address}")
+        return notes + [f"{self.driver.name}: {entry}" for entry in self.foreign]
 
     async def _set(self, wish: Wish) -> Applied:
         applied = await self.driver.set_forwarding(wish)

@@ -22,6 +22,8 @@ from patchlight.controller.packet_switches.openflow.forwarding import (
     Forwarding,
     assumed_mac,
 )
+from patchlight.controller.packet_switches.trunks import Trunks, Uplink
+from patchlight.testbed.errors import PatchlightError, in_words
 from patchlight.testbed.lab.model import Endpoint, Host, Lab
 from patchlight.testbed.lab.wiring import Links
 from patchlight.testbed.wire.agent_status import AgentStatus
@@ -79,6 +81,9 @@ class PacketSwitches:
         self._flows = FlowSync(speaker)
         self._forwarding = Forwarding(lab, mac_of)
         self._links: Links | None = None
+        self._trunks = Trunks(lab)
+        self._routing: asyncio.Task[None] | None = None
+        self._is_released = False
         # Tables of other MACs or links must not overtake each other.
         self._following = asyncio.Lock()
         self._name_of = {s.datapath_id: s.name for s in lab.packet_switches if s.datapath_id}
@@ -99,6 +104,8 @@ class PacketSwitches:
 
     async def close(self) -> None:
         """Stop keeping the switches' forwarding, which stays."""
+        if self._routing is not None:
+            self._routing.cancel()
         await asyncio.gather(self._flows.close(), *(kept.close() for kept in self._kept.values()))
 
     async def follow(self, links: Links) -> list[str]:
@@ -107,18 +114,72 @@ class PacketSwitches:
         A switch that does not answer is not a failure: it is set when it does.
         """
         async with self._following:
+            if self._is_released:
+                return []
             self._links = links
             return await self._follow(links)
+
+    async def release(self) -> None:
+        """Remove Patchlight's entries from all switches; then they are left alone.
+
+        ``PatchlightError`` if that fails for one: then all forward as before.
+        """
+        async with self._following:
+            if away := [name for name, answers in self.connected().items() if not answers]:
+                raise PatchlightError(
+                    f"nothing was removed: no answer from {', '.join(away)}",
+                    hint="if they are gone for good, remove them from the lab file, and restart "
+                    "the controller",
+                )
+            empty = dict.fromkeys(self._name_of, FlowTable())
+            applied, *others = await asyncio.gather(
+                self._flows.set_tables(empty),
+                *(kept.release() for kept in self._kept.values()),
+                return_exceptions=True,
+            )
+            failed = [
+                in_words(error) for error in (applied, *others) if isinstance(error, Exception)
+            ]
+            if isinstance(applied, dict):
+                failed += [
+                    f"{self._name_of[i]}: {a.error or a.failed[0].reason}"
+                    for i, a in applied.items()
+                    if not a.ok
+                ]
+            if not failed:
+                self._links, self._is_released = None, True
+            elif self._links is not None:
+                await self._follow(self._links)
+        if failed:
+            raise PatchlightError(f"all switches forward as before: {'; '.join(failed)}")
 
     async def learn(self) -> None:
         """Forward by the present MACs."""
         async with self._following:
             self._forwarding = Forwarding(self._lab, self._mac_of)
-            if self._links is not None:
-                for note in await self._follow(self._links):
-                    LOG.warning("%s", note)
+            await self._follow_again()
+
+    async def _follow_again(self) -> None:
+        if self._links is not None:
+            for note in await self._follow(self._links):
+                LOG.warning("%s", note)
+
+    def _route_around(self) -> None:
+        """Forward over the links between switches that have a signal."""
+        if self._trunks.down != self._forwarding.down and self._routing is None:
+            self._routing = asyncio.create_task(self._route())
+            self._routing.add_done_callback(lambda _: setattr(self, "_routing", None))
+
+    async def _route(self) -> None:
+        while self._links is not None and self._trunks.down != self._forwarding.down:
+            down = ", ".join(map(str, sorted(self._trunks.down))) or "none"
+            LOG.warning("ports to other packet switches without a link: %s", down)
+            async with self._following:
+                await self._follow_again()
 
     async def _follow(self, links: Links) -> list[str]:
+        self._trunks.follow(links)
+        self._forwarding.down = self._trunks.down
         ids = {name: datapath_id for datapath_id, name in self._name_of.items()}
         self._host_at = {
             (peer.device, int(peer.port)): host.name
@@ -160,6 +221,18 @@ class PacketSwitches:
             learning = frozenset(int(end.port) for end in ports if end in to_learning)
             wishes.append(Wish(places[name], frozenset(int(end.port) for end in ports), learning))
         return [*self._kept.values()], wishes
+
+    def without_groups(self) -> set[str]:
+        """Switches that should hash flows over equal paths, but have no select groups."""
+        return {self._name_of[datapath_id] for datapath_id in self._flows.without_groups}
+
+    def ports_down(self, switch: str) -> list[int]:
+        """The ports of a switch to others that have no link, though a fibre is there."""
+        return sorted(int(end.port) for end in self._trunks.down if end.device == switch)
+
+    def uplinks(self) -> list[Uplink]:
+        """What goes by each of several equally near ports of a switch."""
+        return self._trunks.uplinks(self._forwarding.equal, time.time())
 
     def endpoint(self, datapath_id: int, port: int) -> Endpoint:
         """The port of this number of the switch with this id, which is one of the lab's."""
@@ -229,12 +302,22 @@ class PacketSwitches:
         """Ask the speaker which switches are connected; events keep that up to date."""
         for switch in await self._speaker.request("switches"):
             self._connected.add(int(switch["datapath_id"]))
+            self._see_ports(switch["datapath_id"], switch["ports"])
+
+    def _see_ports(self, datapath_id: int, ports: Iterable[Mapping[str, Any]]) -> None:
+        for port in ports:
+            up = port["up"] and port.get("change") != "removed"
+            self._trunks.heard(self.endpoint(datapath_id, port["port"]), up)
+        self._route_around()
 
     def on_event(self, event: Mapping[str, Any], now: float) -> None:
         """Handle an event of the speaker: connections, counters."""
         kind = event["event"]
         if kind == "switch-up":
             self._connected.add(event["datapath_id"])
+            self._see_ports(event["datapath_id"], event["ports"])
+        elif kind == "port":
+            self._see_ports(event["datapath_id"], [event])
         elif kind == "switch-down":
             self._connected.discard(event["datapath_id"])
         elif kind == "second-switch":
@@ -277,6 +360,9 @@ class PacketSwitches:
         self.count("switch", name, at, octets)
 
     def _count_ports(self, switch: str, at: float, ports: Mapping[int, PortState]) -> None:
+        for number, port in ports.items():
+            self._trunks.heard(Endpoint(switch, str(number)), port.up)
+        self._route_around()
         octets = {number: (port.rx_bytes, port.tx_bytes) for number, port in ports.items()}
         self.count("switch", switch, at, octets)
 
@@ -285,6 +371,7 @@ class PacketSwitches:
     ) -> None:
         """Take what a switch has received and sent in all at each port."""
         for port, (received, sent) in octets.items():
+            self._trunks.count(by, Endpoint(switch, str(port)), at, sent)
             if (host := self._host_at.get((switch, port))) is not None:
                 # The host's transmit is the switch's receive.
                 there = _Counted(f"{switch}.{port}", at, received, sent)

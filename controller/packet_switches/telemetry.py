@@ -1,17 +1,20 @@
-"""Polls packet switches by SNMP for their counters, and reads port states and LLDP neighbours."""
+"""Polls packet switches by SNMP for their counters, and reads port states, LLDP neighbours and
+learned MACs."""
 
 import asyncio
 import logging
+import math
 import re
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from patchlight.controller.packet_switches.snmp import Column, SnmpAgent, SnmpFailed, Value
 from patchlight.testbed.errors import PatchlightError, in_words
-from patchlight.testbed.lab.model import Lab, PacketSwitch
+from patchlight.testbed.lab.model import Endpoint, Lab, PacketSwitch
 from patchlight.testbed.wire.probe_frames import LldpNeighbour, lldp_probe_source, sender_of
 
 _log = logging.getLogger(__name__)
@@ -28,14 +31,67 @@ _UP = 1
 _LLDP = (1, 0, 8802, 1, 1, 2, 1)
 _LOCAL_ID = (*_LLDP, 3, 7, 1, 3)
 _REMOTE = tuple((*_LLDP, 4, 1, 1, n) for n in (4, 5, 6, 7, 8, 9))
+# Q-BRIDGE-MIB and BRIDGE-MIB: the bridge port of each learned MAC, and its interface.
+_LEARNED = (*_MIB, 17, 7, 1, 2, 2, 1, 2), (*_MIB, 17, 4, 3, 1, 2)
+_BRIDGE_PORT_INTERFACE = (*_MIB, 17, 1, 4, 1, 2)
+_MAC_NUMBERS = 6
 
 _EVERY_S = 2.0
+# The same when an agent is about to renew the counters in its cache, and how late that may be seen.
+_OFTEN_S, _DOUBT_S = 0.15, 0.5
 # A slow switch is polled for this share of the time at most.
 _SHARE = 0.1
 _INTERFACES_EVERY_S = 60.0
 # Agents cache their counters, for up to 15 s: only then are equal ones an idle switch.
 _CACHED_S = 20.0
+_LOOK_S = 2.0
 _LAST_NUMBER = re.compile(r"(.*?)(\d+)")
+
+
+@dataclass
+class _Cache:
+    """When an agent renews the counters that it gives; times are Unix times.
+
+    Agents keep counters for some seconds (net-snmp 3 s), and do not say how old they are. So polls
+    are frequent until it is known when they change, and then whenever a change is due.
+    """
+
+    period_s: float = 0.0
+    renewed_at: float = 0.0
+    doubt_s: float = math.inf
+    """How long before ``renewed_at`` they were still the same."""
+    seen_at: float = -math.inf
+    was_new: bool = False
+    is_without: bool = False
+
+    def seen(self, at: float, *, new: bool) -> None:
+        """A poll at this time had new counters, or the same."""
+        since_s, self.seen_at = at - self.seen_at, at
+        self.is_without |= new and self.was_new and since_s < _DOUBT_S
+        self.was_new = new
+        if not new:
+            return
+        was_sure, before = self.is_sure, self.renewed_at
+        self.doubt_s, self.renewed_at = 0.0 if self.is_without else since_s, at
+        period_s = at - before if was_sure and self.is_sure and not self.is_without else 0.0
+        # While nothing is counted, there are no changes.
+        if not 0 < 1.5 * self.period_s < period_s:
+            self.period_s = period_s
+
+    @property
+    def is_sure(self) -> bool:
+        """Whether the age of the last new counters is known."""
+        return self.doubt_s < _DOUBT_S
+
+    def pause_s(self, now: float) -> float:
+        """How long to wait before the next poll."""
+        if not self.period_s:
+            is_idle = self.is_without or now - self.renewed_at > _CACHED_S
+            return _EVERY_S if is_idle else _OFTEN_S
+        early_s = self.doubt_s + _OFTEN_S
+        periods = max(1, math.ceil((now - self.renewed_at - early_s) / self.period_s))
+        due_s = self.renewed_at + periods * self.period_s - now
+        return min(_EVERY_S, max(_OFTEN_S, due_s - early_s))
 
 
 @dataclass
@@ -48,6 +104,7 @@ class _Polled:
     since: float = -_INTERFACES_EVERY_S
     octets: Mapping[int, Octets] = field(default_factory=dict)
     new_at: float = 0.0
+    cache: _Cache = field(default_factory=_Cache)
     problem: str | None = None
 
 
@@ -107,7 +164,9 @@ class Telemetry:
                 words = polled.problem or f"{name} answers by SNMP"
                 _log.log(logging.WARNING if polled.problem else logging.INFO, "%s", words)
             took_s = time.monotonic() - began
-            await asyncio.sleep(max(_EVERY_S - took_s, took_s * (1 / _SHARE - 1)))
+            pause_s = polled.cache.pause_s(time.time()) - took_s
+            is_slow = took_s > _OFTEN_S
+            await asyncio.sleep(max(pause_s, took_s * (1 / _SHARE - 1) if is_slow else took_s))
 
     async def _poll(self, name: str, polled: _Polled) -> None:
         await self._know_interfaces(name, polled)
@@ -118,11 +177,18 @@ class Telemetry:
             counted = received.get((index,)), sent.get((index,))
             if isinstance(counted[0], int) and isinstance(counted[1], int):
                 octets[port] = counted[0], counted[1]
-        if octets != polled.octets or at - polled.new_at > _CACHED_S:
-            if any(octets.get(port, (-1,)) < then for port, then in polled.octets.items()):
-                # It has restarted, and may number its interfaces differently.
-                polled.since = -_INTERFACES_EVERY_S
-            polled.octets, polled.new_at = octets, at
+        is_new = octets != polled.octets
+        polled.cache.seen(at, new=is_new)
+        if any(octets.get(port, (-1,)) < then for port, then in polled.octets.items()):
+            # It has restarted, and may number its interfaces differently.
+            polled.since = -_INTERFACES_EVERY_S
+        polled.octets, polled.new_at = octets, polled.new_at or at
+        if is_new and polled.cache.is_sure:
+            at = polled.cache.renewed_at
+        elif at - polled.new_at < _CACHED_S:
+            at = 0.0
+        if at:
+            polled.new_at = at
             self._count(name, at, octets)
         if missing := polled.ports.keys() - octets.keys():
             ports = "any port" if not octets else f"port {min(missing)}"
@@ -181,6 +247,38 @@ class Telemetry:
             if end in found.up and (neighbour := sender_of(fields)) is not None:
                 found.neighbours.add((neighbour, end))
         return found
+
+    async def behind(self, macs: Collection[str]) -> dict[str, str]:
+        """The port of a packet switch behind which each of these MACs is, as the switch says by
+        SNMP; none where another packet switch is plugged in."""
+        found = dict[str, str]()
+        switches = {switch.name for switch in self._lab.packet_switches}
+        answering = {name: p for name, p in self._polled.items() if macs and not p.problem}
+        for name, polled in answering.items():
+            learned = list[tuple[str, str]]()
+            with suppress(PatchlightError, TimeoutError):
+                async with asyncio.timeout(_LOOK_S):
+                    learned = await self._learned(name, polled)
+            for mac, end in learned:
+                there = self._lab.fibre_ends.get(Endpoint.parse(end))
+                if mac in macs and (there is None or there[0].device not in switches):
+                    found[mac] = end
+        return found
+
+    async def _learned(self, name: str, polled: _Polled) -> list[tuple[str, str]]:
+        await self._know_interfaces(name, polled)
+        by_index = {index: f"{name}.{port}" for port, index in polled.ports.items()}
+        (interfaces,) = await polled.agent.walk(_BRIDGE_PORT_INTERFACE)
+        for column in _LEARNED:
+            (rows,) = await polled.agent.walk(column)
+            found = []
+            for row, bridge_port in rows.items():
+                index = interfaces.get((int(bridge_port),), bridge_port)
+                if end := by_index.get(int(index)):
+                    found.append((bytes(row[-_MAC_NUMBERS:]).hex(":"), end))
+            if rows:
+                return found
+        return []
 
     def ends(self) -> dict[str, str]:
         """The lab's name of switches' ports by MAC, and as the switch names them: ``tor1 swp3``."""

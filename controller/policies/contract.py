@@ -174,6 +174,9 @@ def nowhere(job: JobView, degree: int) -> int | None:
     return None
 
 
+IfOccupied = Callable[[int, JobView, int], int | None]
+"""As ``Preview``, if this set of GPUs were occupied and no other."""
+
 Places = Callable[[JobView, int], Sequence[int]]
 """The possible blocks of a job at a degree now, as sets of GPUs, that of ``Preview`` first."""
 
@@ -208,7 +211,7 @@ class ClusterView(NamedTuple):
     broken) and ``rings`` of the jobs that have GPUs. ``usage``: each user's decayed GPU-seconds
     over the user's share, if counted. ``measured``: what GPUs' NICs sent and received recently in
     bit/s, if counted. ``places`` are the free blocks if a partition policy may choose one
-    (``PlacedDegree``).
+    (``PlacedDegree``). ``if_occupied`` is there where places depend on no more than the job.
     """
 
     now_s: float
@@ -227,6 +230,7 @@ class ClusterView(NamedTuple):
     measured: Mapping[int, tuple[float, float]] = Frozen()
     queue: Sequence[JobView] = ()
     places: Places = no_choice
+    if_occupied: IfOccupied | None = None
 
     @property
     def traffic(self) -> Mapping[tuple[int, int], float]:

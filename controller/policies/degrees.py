@@ -8,22 +8,23 @@ be called until a job arrives, starts or ends is ``stable``.
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from patchlight.controller.policies.contract import ClusterView, ElasticJob, JobView, QueuedJob
+from patchlight.controller.policies.sets import joined, lowest
 from patchlight.testbed.errors import BadInput
 
 if TYPE_CHECKING:
     import numpy as np
 
 _LOOKED_AT = 8
-# Of the best constant degree: jobs before its first choice, kept, watched, and replayed.
-_FIRST, _KEPT, _WATCHED, _REPLAYED = 16, 256, 64, 192
-_BETTER = 0.02  # accepts so many more jobs, as a share, that changing to it pays
+_EPSILON_S = 1e-7
+# How much better a constant degree has to be than the one in use, as in ``is_beaten``.
+_CERTAINTY = 0.6
+_FIRST = 16  # jobs, before the load is known
 
 
 class Rigid:
@@ -167,77 +168,89 @@ class Constant:
         return min(self._wanted, legal[-1])
 
 
-class BestConstant:
-    """The constant degree that would have accepted most of the jobs so far.
+class _Played:
+    """What a constant degree would have done with the jobs so far, on a cluster of its own."""
 
-    It replays the last 256 jobs under each degree that divides the cluster, counting servers. It
-    begins with the largest, and chooses after 16 jobs, 32, 64, …. Before it changes the degree it
-    lets the cluster become empty, because jobs of different degrees leave gaps.
+    def __init__(self, degree: int) -> None:
+        self._degree, self.blocked = degree, 0
+        self._occupied, self._ends = 0, list[tuple[float, int]]()
+
+    def meet(self, cluster: ClusterView, job: JobView) -> None:
+        """Place or block a job that has just come."""
+        while self._ends and self._ends[0][0] <= cluster.now_s + _EPSILON_S:
+            self._occupied ^= heappop(self._ends)[1]
+        free = len(cluster.shape.gpus) - self._occupied.bit_count()
+        fitting = [each for each in job.expected_s if each <= min(self._degree, free)]
+        degree, gpus = max(fitting, default=0), 0
+        if degree and (lasts_s := job.expected_s[degree]) <= job.limit_s:
+            place = cluster.if_occupied or _lowest
+            gpus = place(self._occupied, job, degree) or 0
+            self._occupied |= gpus
+            heappush(self._ends, (cluster.now_s + lasts_s, gpus))
+        self.blocked += not gpus
+
+
+def _lowest(occupied: int, job: JobView, degree: int) -> int:
+    return joined(lowest(~occupied, degree))
+
+
+class BestConstant:
+    """The constant degree that would have blocked the fewest of the jobs so far.
+
+    It plays each degree that divides the cluster, and begins with the largest. Before it changes
+    the degree it lets the cluster become empty, because jobs of different degrees leave gaps.
     """
 
     def __init__(self) -> None:
-        self._jobs: deque[JobView] = deque(maxlen=_KEPT)
-        self._seen, self._wanted = 0, 0
+        self._played: dict[int, _Played] = {}
+        self._wanted = self._met = 0
+        self._first_s = self._work_s = 0.0
         self.used = 0
         """The degree of the running jobs; -1 if they have several."""
-        self.load, self.largest_accepts = 0.0, 0.0
-        """Work that comes over what the servers do meanwhile, and what the largest degree accepts
-        of it, when last chosen."""
-        # Of a sequential time and a degree: the fewest servers taken, how often it had a place.
-        self._taken: dict[tuple[float, int], tuple[int, int, int]] = {}
+        self.load = 0.0
+        """Work that came over what the servers do meanwhile, of the first 16, 32, 64 … jobs."""
+
+    def meet(self, cluster: ClusterView, job: JobView) -> int:
+        """Play a job that has just come; how many jobs the best degree has blocked."""
+        size = len(cluster.shape.gpus)
+        if not self._played:
+            divisors = [degree for degree in job.expected_s if not size % degree]
+            self._played = {degree: _Played(degree) for degree in divisors}
+            self._wanted = max(divisors, default=0)
+            self._first_s = cluster.now_s
+        if self._met >= _FIRST and not self._met & (self._met - 1):
+            self.load = self._work_s / max((cluster.now_s - self._first_s) * size, 1e-9)
+        self._met, self._work_s = self._met + 1, self._work_s + job.sequential_s
+        for each in self._played.values():
+            each.meet(cluster, job)
+        blocked = {degree: each.blocked for degree, each in self._played.items()}
+        best = min(blocked, key=lambda degree: (blocked[degree], -degree), default=0)
+        if best and is_beaten(blocked[self._wanted], blocked[best], _CERTAINTY):
+            self._wanted = best
+        return blocked.get(best, 0)
+
+    def follow(self, cluster: ClusterView, job: JobView, legal: tuple[int, ...]) -> int:
+        """Use the best degree, from an empty cluster on; until then whatever ends earlier."""
+        if self.used in (0, self._wanted) or not cluster.running:
+            self.used = self._wanted
+            return min(self.used or legal[-1], legal[-1])
+        most_s = min(job.limit_s, max(each.ends_s for each in cluster.running) - cluster.now_s)
+        return next((d for d in legal[1:] if self._ends_in(most_s, cluster, job, d)), 0)
+
+    @staticmethod
+    def _ends_in(most_s: float, cluster: ClusterView, job: JobView, degree: int) -> bool:
+        lasts_s = job.expected_s.get(degree, math.inf)
+        return lasts_s <= most_s < math.inf and cluster.preview(job, degree) is not None
 
     def degree(self, cluster: ClusterView, job: JobView, legal: tuple[int, ...]) -> int:
-        size = len(cluster.shape.gpus)
-        degrees = [d for d, time_s in job.expected_s.items() if not size % d and time_s > 0]
-        if not degrees:
-            return legal[-1]
-        self._wanted = self._wanted or max(degrees)
-        self._jobs.append(job)
-        self._seen += 1
-        if self._seen <= _WATCHED:
-            self._watch(cluster, job, [degree for degree in degrees if degree in legal])
-        if self._seen >= _FIRST and not self._seen & (self._seen - 1):
-            self._choose(degrees, size)
-        if self.used not in (0, self._wanted) and cluster.running:
-            return 0
-        self.used = self._wanted
-        return min(self.used, legal[-1])
+        self.meet(cluster, job)
+        return self.follow(cluster, job, legal)
 
-    def _watch(self, cluster: ClusterView, job: JobView, degrees: Sequence[int]) -> None:
-        for degree in degrees:
-            key = (job.sequential_s, degree)
-            least, placed, tried = self._taken.get(key, (0, 0, 0))
-            if gpus := cluster.preview(job, degree):
-                least, placed = min(least or gpus.bit_count(), gpus.bit_count()), placed + 1
-            self._taken[key] = (least, placed, tried + 1)
 
-    def _choose(self, degrees: Sequence[int], size: int) -> None:
-        span_s = self._jobs[-1].arrived_s - self._jobs[0].arrived_s
-        gap_s = max(span_s / (len(self._jobs) - 1), 1e-9)
-        accepts = {degree: self._accepts(degree, size, span_s + gap_s) for degree in degrees}
-        work_s = math.fsum(job.sequential_s for job in self._jobs) / len(self._jobs)
-        self.load, self.largest_accepts = work_s / (gap_s * size), accepts[max(degrees)]
-        best = max(degrees, key=lambda degree: (accepts[degree], degree))
-        if accepts[best] > accepts.get(self._wanted, 0.0) + _BETTER:
-            self._wanted = best
-
-    def _accepts(self, degree: int, size: int, round_s: float) -> float:
-        """The share of jobs accepted in the second half of a replay."""
-        free, ends, accepted = float(size), list[tuple[float, float]](), 0.0
-        half = -(-_REPLAYED // len(self._jobs))
-        for number in range(2 * half):
-            for job in self._jobs:
-                now_s = job.arrived_s + number * round_s
-                while ends and ends[0][0] <= now_s + 1e-6:
-                    free += heappop(ends)[1]
-                least, placed, tried = self._taken.get((job.sequential_s, degree), (0, 0, 0))
-                lasts_s = job.expected_s.get(degree, math.inf)
-                if lasts_s <= job.limit_s and (least or degree) <= free:
-                    chance = (placed + 1) / (tried + 1)
-                    free -= chance * (least or degree)
-                    heappush(ends, (now_s + lasts_s, chance * (least or degree)))
-                    accepted += chance * (number >= half)
-        return accepted / (half * len(self._jobs))
+def is_beaten(blocked: int, other: int, certainty: float) -> bool:
+    """Whether one that blocked so many jobs is worse than another, by so many standard deviations
+    and a job."""
+    return blocked - other > 1 + certainty * math.sqrt(blocked)
 
 
 @dataclass(frozen=True, slots=True)

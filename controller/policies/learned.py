@@ -15,12 +15,15 @@ import numpy as np
 
 from patchlight.controller.policies import files, observation
 from patchlight.controller.policies.contract import ClusterShape, ClusterView, JobView, PlacedDegree
-from patchlight.controller.policies.degrees import BestConstant
+from patchlight.controller.policies.degrees import BestConstant, is_beaten
 from patchlight.controller.policies.files import FLOAT, OUTPUT, CardError, has_shape, no_card
 from patchlight.controller.policies.observation import Observation, ObservationLayout, written
 from patchlight.controller.policies.sets import members
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.lab.model import Lab
+
+# How much better a constant degree has to be than the model, as in ``is_beaten``.
+_CERTAINTY = 1.0
 
 
 @dataclass(frozen=True)
@@ -29,8 +32,9 @@ class Card:
 
     ``actions`` are the degrees of its outputs, 0 first. ``ramp`` (groups, racks, servers of a rack)
     and ``placement_rule`` are of the lab that it was trained for. ``sha256`` is of the ONNX file.
-    ``blocks``: among how many free blocks of each degree it chooses. At a load above ``most_load``,
-    and where the largest degree would accept every job, ``BestConstant`` decides in its place.
+    ``blocks``: among how many free blocks of each degree it chooses. With a ``most_load``,
+    ``BestConstant`` decides in its place at loads above that, while it blocks nothing, and once it
+    would have blocked fewer jobs.
     """
 
     name: str
@@ -96,6 +100,7 @@ class LearnedPartition:
         self.__doc__ = card.notes or f"Learned, for a RAMP of {shape} servers and {rule}."
         self._session = session
         self._constant = BestConstant() if card.most_load < math.inf else None
+        self._blocked, self._is_beaten = 0, False
         self._inputs = [each.name for each in session.get_inputs()]
         graphs = bool({"nodes", "edges"} & set(self._inputs))
         self._observer = observation.RampObserver(card.layout, graphs)
@@ -127,14 +132,19 @@ class LearnedPartition:
         ``BadInput`` if the cluster or the job is not of the kind that the model was trained for.
         """
         if (constant := self._constant) is not None:
-            degree = constant.degree(cluster, job, legal)
-            if constant.largest_accepts >= 1 or not 0 < constant.load <= self.card.most_load:
-                return degree
+            least = constant.meet(cluster, job)
+            if not least or not 0 < constant.load <= self.card.most_load:
+                self._blocked = least
+                return constant.follow(cluster, job, legal)
+            self._is_beaten |= is_beaten(self._blocked, least, _CERTAINTY)
+            if self._is_beaten:
+                return constant.follow(cluster, job, legal)
             constant.used = -1
         seen = self._observer.observe(cluster, job, legal)
         scores = self._scores(seen, job)
         best = max(scores)
         chosen = self.card.actions[scores.index(best)]
+        self._blocked += not chosen
         if self._blocks == 1:
             return chosen
         for blocks in self._other_blocks(cluster, job, seen):

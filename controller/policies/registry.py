@@ -77,7 +77,7 @@ DEFAULTS: Mapping[PolicyKind, str] = {
     "elasticity": "rigid",
 }
 
-_GONE = {
+_REMOVED = {
     **dict.fromkeys(("learned-first-fit", "learned-first-fit-anew"), "learned-first-fit-any"),
     **dict.fromkeys(("learned-block", "learned-block-far"), "learned-block-choice"),
     "learned-lab": "least-delay",
@@ -310,8 +310,8 @@ def _named(name: str, kind: PolicyKind | None) -> PolicyRecipe:
     if found:
         listed = " or ".join(f"{each.kind}:{name}" for each in found)
         raise BadInput(f"several kinds of policy are called {name!r}: write {listed}")
-    if name in _GONE:
-        raise BadInput(f"policy {name!r} was removed", hint=f"use {_GONE[name]!r} instead")
+    if name in _REMOVED:
+        raise BadInput(f"policy {name!r} was removed", hint=f"use {_REMOVED[name]!r} instead")
     if Path(name).suffix in _PICKLED:
         raise BadInput(
             f"{name} is not a policy file: expected FILE.py:CLASS or FILE.onnx",

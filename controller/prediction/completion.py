@@ -8,7 +8,7 @@ are, until one of them ends at that pace.
 """
 
 import math
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -65,12 +65,27 @@ class RingWork(NamedTuple):
     dark_s: float = 0.0
 
 
+class Slot(NamedTuple):
+    """A job begins to send ``offset_s`` after each multiple of ``period_s``; if it is later than
+    that by more than ``late_s``, it waits for the next one."""
+
+    period_s: float
+    offset_s: float
+    late_s: float
+
+    def wait_s(self, now_s: float) -> float:
+        """How long a job that is ready now waits."""
+        late_s = (now_s - self.offset_s) % self.period_s
+        rest_s = self.period_s - late_s
+        return rest_s if late_s > self.late_s and rest_s > _AT_ONCE * now_s else 0.0
+
+
 @dataclass(eq=False, slots=True)
 class PhasedJob:
     """A job on its links: what an iteration computes and sends, and how many are left.
 
-    A job whose computing time is unknown (``nan``) sends all the time. ``play`` sets ``pace_s``,
-    the seconds of an iteration, and ``ends_s``.
+    A job whose computing time is unknown (``nan``) sends all the time; one with a ``slot`` only
+    begins to send there. ``play`` sets ``pace_s``, the seconds of an iteration, and ``ends_s``.
     """
 
     demand: Demand
@@ -80,6 +95,7 @@ class PhasedJob:
     begins_s: float = 0.0
     pace_s: float = math.inf
     ends_s: float = math.inf
+    slot: Slot | None = None
 
     @property
     def is_known(self) -> bool:
@@ -91,22 +107,32 @@ class PhasedJob:
         return max(now_s, self.begins_s) + (self.left * self.pace_s if self.left else 0.0)
 
 
-def set_paces(jobs: Sequence[PhasedJob], capacity_bps: Mapping[Hashable, float]) -> None:
+Pacing = Callable[[Sequence[PhasedJob], Mapping[Hashable, float]], None]
+"""Finds the paces of one of the ``groups``, like ``set_paces_of``; it may give jobs slots."""
+
+
+def set_paces(
+    jobs: Sequence[PhasedJob], capacity_bps: Mapping[Hashable, float], pacing: Pacing | None = None
+) -> None:
     """Find the paces of jobs that all run now."""
     for group, capacities in groups(jobs, capacity_bps):
-        set_paces_of(group, capacities)
+        (pacing or set_paces_of)(group, capacities)
 
 
-def set_ends(jobs: Sequence[PhasedJob], capacity_bps: Mapping[Hashable, float]) -> None:
+def set_ends(
+    jobs: Sequence[PhasedJob], capacity_bps: Mapping[Hashable, float], pacing: Pacing | None = None
+) -> None:
     """Find the ends of jobs that all run now; infinity for one that never ends."""
     stages: list[tuple[float, Sequence[PhasedJob]]] = [(0.0, jobs)]
     while stages:
         now_s, running = stages.pop()
         for group, capacities in groups(running, capacity_bps):
-            if len(group) > 1 and sum(job.left for job in group) <= _EXACT:
+            is_exact = len(group) > 1 and sum(job.left for job in group) <= _EXACT
+            if pacing or not is_exact:
+                (pacing or set_paces_of)(group, capacities)
+            if is_exact:
                 _play(group, capacities, now_s, math.inf)
                 continue
-            set_paces_of(group, capacities)
             until_s = min(job.end_s(now_s) for job in group)
             if not until_s < math.inf:
                 continue
@@ -219,6 +245,10 @@ def _play(
                 continue
             events -= 1
             if not sends[number] and left[number]:
+                slot = group[number].slot
+                if slot is not None and (wait_s := slot.wait_s(now_s)):
+                    at_s[number] = now_s + wait_s
+                    continue
                 sends[number] = changes = True
                 rates_bps[number], since_s[number], sent_s[number] = (
                     0.0,
@@ -273,18 +303,20 @@ def _steady_s(job: PhasedJob, rate_bps: float) -> float:
     return unit_s if job.is_known else math.inf
 
 
-def predict(network: LabNetwork, jobs: Sequence[PredictedJob]) -> list[Prediction]:
+def predict(
+    network: LabNetwork, jobs: Sequence[PredictedJob], pacing: Pacing | None = None
+) -> list[Prediction]:
     """The times of these jobs, all of which run now.
 
     Rates and bytes are the lab's: its scale divides both. ``BadInput`` for a host that the lab does
     not have, or that has no GPU.
     """
     rings = [[network.number(name) for name in job.hosts] for job in jobs]
-    runs = [_run_of(network, job, ring) for job, ring in zip(jobs, rings, strict=True)]
+    runs = [run_of(network, job, ring) for job, ring in zip(jobs, rings, strict=True)]
     going = [run for run in runs if run is not None]
-    set_paces(going, network.capacity_bps)
+    set_paces(going, network.capacity_bps, pacing)
     iterations_s = [None if run is None or not run.is_known else run.pace_s for run in runs]
-    set_ends(going, network.capacity_bps)
+    set_ends(going, network.capacity_bps, pacing)
     return [
         Prediction(
             job.name,
@@ -318,7 +350,8 @@ def _phased(network: LabNetwork, work: RingWork) -> PhasedJob | None:
     return PhasedJob(demand, load.compute_s, bits, float(load.units), work.dark_s)
 
 
-def _run_of(network: LabNetwork, job: PredictedJob, ring: Sequence[int]) -> PhasedJob | None:
+def run_of(network: LabNetwork, job: PredictedJob, ring: Sequence[int]) -> PhasedJob | None:
+    """A job on its links; ``None`` without a route."""
     training, workers = job.training, len(ring)
     models = {gpu.model for number in ring if (gpu := network.hosts[number].gpu) is not None}
     known = models <= training.compute_s.keys()

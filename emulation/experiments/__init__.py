@@ -1,4 +1,4 @@
-"""Experiments of published papers, run here beside their figures."""
+"""Experiments from published papers, run here and compared with their figures."""
 
 from patchlight.console.shared import RESEARCH, Command
 

@@ -1,4 +1,4 @@
-"""Learning the value of a cluster once a job is placed, by temporal differences.
+"""Learns the value of the cluster's state after a placement, by temporal differences.
 
 Where a job goes, and for how long, is fixed by its degree; what is random is only who comes next.
 So one function, the value of an *afterstate* (the cluster just after a decision), says all about a
@@ -17,12 +17,13 @@ from numpy.typing import NDArray
 
 from patchlight.emulation.learning.config import Config
 from patchlight.emulation.learning.learner import (
+    AfterstatePlayer,
     Floats,
     Learner,
     RoundProgress,
     explored,
-    player_of,
 )
+from patchlight.emulation.learning.network import OptionScorer
 from patchlight.emulation.learning.vector_episodes import Finished, VectorEpisodes
 from patchlight.emulation.simulator.ramp.scenario import Scenario
 
@@ -116,7 +117,8 @@ class AfterstateLearner(Learner):
 
     def __init__(self, config: Config, scenarios: Sequence[Scenario], done: int = 0) -> None:
         super().__init__(config, scenarios, done)
-        self._player = player_of(self.scorer)
+        assert isinstance(self.scorer, OptionScorer)  # The configuration saw to that.
+        self._player = AfterstatePlayer(self.scorer)
         self._teacher: Teacher | None = None
         if teacher := config.afterstates.teacher:
             degrees = [teacher[law] for law, _ in config.environment.scenarios]
@@ -155,8 +157,7 @@ class AfterstateLearner(Learner):
         taken, finished = list[tuple[NDArray[np.generic], ...]](), list[Finished]()
         for step in range(n_steps + 1):
             scores = player.scores(episodes)
-            if player.values_afterstates:
-                scores = scores - means.means[episodes.scenario_of][:, None]
+            scores = scores - means.means[episodes.scenario_of][:, None]
             greedy = actions = scores.argmax(axis=1)
             if taught_envs.any() and self._teacher is not None:
                 actions = np.where(taught_envs, self._teacher.actions(episodes), actions)
@@ -176,8 +177,6 @@ class AfterstateLearner(Learner):
             over[step] = episodes.episode_start
             finished += ended
         targets = self._returns(best - bias, rewards - bias, off_policy, over)
-        if not player.values_afterstates:
-            targets = rewards[:-1].ravel() + settings.gamma * targets
         for kinds, scores in zip(known, best, strict=True):
             self._control_variate.learn(kinds, scores)
         self.means += means.change

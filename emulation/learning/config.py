@@ -1,4 +1,4 @@
-"""What a training run is told: YAML in; a ``Config``, or every mistake with its position, out.
+"""Reads the configuration of a training run from YAML, and reports every mistake with its position.
 
 Keys are those of Stable-Baselines3 where it has them; ``…_fraction`` is a part of all steps.
 """
@@ -19,7 +19,7 @@ from patchlight.testbed.io.forms import MapOf, Number, Record, setting
 from patchlight.testbed.io.reader import FileIssues, read_text
 
 CONFIGS = Path(__file__).resolve().parent / "configs"
-ALGORITHMS = {"afterstates": "afterstates", "policy-iteration": "policy_iteration"}
+ALGORITHMS = {"afterstates": "afterstates", "policy-iteration": "policy_iteration", "dqn": "dqn"}
 """Each with the key that its settings are under."""
 
 
@@ -127,6 +127,26 @@ class PolicyIteration:
 
 
 @dataclass(frozen=True)
+class Dqn:
+    """Ape-X DQN with the settings of PAC-ML's authors, see ``patchlight.emulation.learning.dqn``.
+
+    ``learning_starts`` counts decisions, ``target_update_interval`` samples learned from.
+    """
+
+    gamma: float = setting(_GAMMA, "the discount factor", 0.999)
+    multi_step: int = setting(Whole("a number", 1, 1000), "of rewards in a return", 3)
+    learning_rate: float = setting(_RATE, "Adam's", 4.121e-7)
+    buffer_size: int = setting(Whole("a number", 1000, 10**8), "decisions that are kept", 100_000)
+    learning_starts: int = setting(Whole("a number", 0, 10**9), "decisions before it", 50_000)
+    batch_size: int = setting(_BATCH, "samples of a gradient step", 512)
+    target_update_interval: int = setting(_BATCH, "samples between target networks", 100_000)
+    alpha: float = setting(_FRACTION, "how much priority counts", 0.9)
+    beta: float = setting(_FRACTION, "how far weights make up for it", 0.1)
+    n_steps: int = setting(_N_STEPS, "decisions of each environment in a round", 16)
+    ema_rate: float = setting(_SMALL, "of the average of weights, for each gradient step", 1.0)
+
+
+@dataclass(frozen=True)
 class Environment:
     """What is simulated: as ``pac_ml_scenario``; each episode has one of ``laws`` in turn.
 
@@ -192,9 +212,9 @@ class Network:
 
     ``busy_after_ks`` are the times for which the network is told which servers are still busy then,
     in those in which one job comes to 32 servers: with PAC-ML's arrivals 1,000 s. ``hidden`` are
-    the layers over the cluster. ``observation`` ``pac-ml`` is what PAC-ML's agent sees, and no
-    afterstates; ``graph_width`` and ``graph_rounds`` are of its graph network, which is left out
-    with a width of 0.
+    the layers over the cluster. ``observation`` ``pac-ml`` is what PAC-ML's agent sees, for the
+    algorithm ``dqn``; ``graph_width`` and ``graph_rounds`` are of its graph network, which is left
+    out with a width of 0.
     """
 
     busy_after_ks: tuple[float, ...] = setting(
@@ -251,6 +271,7 @@ class Config:
     policy_iteration: PolicyIteration = setting(
         _record(PolicyIteration), "of that algorithm", PolicyIteration()
     )
+    dqn: Dqn = setting(_record(Dqn), "of that algorithm", Dqn())
     evaluation: Evaluation = setting(_record(Evaluation), "while training", Evaluation())
 
     def __post_init__(self) -> None:
@@ -261,22 +282,22 @@ class Config:
                 raise BadInput(
                     f"{other!r} is not of algorithm {self.algorithm!r}: its settings are {key!r}"
                 )
-        if not self.network.has_model:
-            if key == "policy_iteration":
-                raise BadInput(
-                    "'policy-iteration' compares clusters: it needs the observation 'patchlight'"
-                )
-            if self.afterstates.start or self.environment.blocks > 1:
-                raise BadInput("'start' and 'blocks' need the observation 'patchlight'")
+        if (key == "dqn") == self.network.has_model:
+            raise BadInput(
+                "the algorithm 'dqn' and the observation 'pac-ml' need each other: "
+                f"these are {self.algorithm!r} and {self.network.observation!r}"
+            )
+        if key == "dqn" and self.environment.blocks > 1:
+            raise BadInput("'blocks' needs the observation 'patchlight'")
         conditions = self.environment.conditions
         errors = [self.environment.under(each).remaining_error for each in conditions]
         if key == "policy_iteration" and any(errors):
             raise BadInput("'policy-iteration' needs exact remaining times: no error of them")
 
     @property
-    def settings(self) -> Afterstates | PolicyIteration:
+    def settings(self) -> Afterstates | PolicyIteration | Dqn:
         """Those of its algorithm."""
-        found: Afterstates | PolicyIteration = getattr(self, ALGORITHMS[self.algorithm])
+        found: Afterstates | PolicyIteration | Dqn = getattr(self, ALGORITHMS[self.algorithm])
         return found
 
     def as_data(self) -> dict[str, Any]:
@@ -323,6 +344,8 @@ def with_conditions(config: Config, conditions: Sequence[str]) -> Config:
 
 def with_start(config: Config, start: str) -> Config:
     """A configuration that begins with the weights of an earlier run."""
+    if isinstance(config.settings, Dqn):
+        raise BadInput("the algorithm 'dqn' cannot start from the weights of another run")
     key = ALGORITHMS[config.algorithm]
     changed: dict[str, Any] = {key: replace(config.settings, start=start)}
     return replace(config, **changed)

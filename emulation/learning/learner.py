@@ -1,6 +1,7 @@
-"""What learners share: play in many environments by scores of all actions, and averaged weights.
+"""The base of all learners: playing many environments by scores of all actions, and weight
+averaging.
 
-``AfterstatePlayer`` values the cluster that an action leaves behind, ``PacMlPlayer`` actions.
+``AfterstatePlayer`` values the cluster that an action leaves behind, ``PacMlPlayer`` degrees.
 """
 
 import copy
@@ -13,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from patchlight.emulation.learning.config import Config
+from patchlight.emulation.learning.config import Config, Dqn
 from patchlight.emulation.learning.network import MeanScorer, OptionScorer, begin_with
 from patchlight.emulation.learning.pac_ml_agent import PacMlNetwork, PacMlPlayer
 from patchlight.emulation.learning.vector_episodes import Finished, VectorEpisodes, layout_of
@@ -26,9 +27,6 @@ _MEAN_RATE, _YOUNG, _FIRST_MEAN = 0.002, 30.0, 0.88
 
 class AfterstatePlayer:
     """Plays by an ``OptionScorer``; only actions that can succeed are computed."""
-
-    values_afterstates = True
-    """What it learns is the value after an action, without its reward."""
 
     def __init__(self, scorer: OptionScorer) -> None:
         self.scorer = scorer
@@ -82,9 +80,17 @@ def player_of(network: nn.Module) -> Player:
 
 
 def play(
-    network: nn.Module, scenario: Scenario, first_seed: int, seeds: int, blocks: int = 1
+    network: nn.Module,
+    scenario: Scenario,
+    first_seed: int,
+    seeds: int,
+    blocks: int = 1,
+    counts: NDArray[np.intp] | None = None,
 ) -> list[float]:
-    """The faithful blocking rate of each of these seeds' episodes, decided by the best scores."""
+    """The faithful blocking rate of each of these seeds' episodes, decided by the best scores.
+
+    ``counts`` is increased by how often each action was taken.
+    """
     episodes = VectorEpisodes([scenario], seeds, first_seed, blocks=blocks)
     members = list(network.members) if isinstance(network, MeanScorer) else [network]
     players = [player_of(member) for member in members]
@@ -95,7 +101,10 @@ def play(
             weights = network.weights(torch.from_numpy(episodes.recent)).numpy()[:, None]
             # Where nothing can succeed, all scores are minus infinity.
             scores = np.where(weights > 0, scores, 0.0) * np.maximum(weights, 1e-9)
-        for each in episodes.step(scores.sum(axis=-1).argmax(axis=1))[1]:
+        actions = scores.sum(axis=-1).argmax(axis=1)
+        if counts is not None:
+            counts += np.bincount(actions, minlength=len(counts))
+        for each in episodes.step(actions)[1]:
             found.setdefault(each.seed, each.blocking_rate)
     return [found[seed] for seed in range(first_seed, first_seed + seeds)]
 
@@ -138,7 +147,7 @@ class MeanRewards:
 
 
 def explored(
-    scores: Floats, actions: NDArray[np.intp], epsilon: float, rng: np.random.Generator
+    scores: Floats, actions: NDArray[np.intp], epsilon: float | Floats, rng: np.random.Generator
 ) -> tuple[NDArray[np.intp], NDArray[np.bool_]]:
     """``actions``, each with chance ``epsilon`` replaced by any allowed one; which are, E each.
 
@@ -161,7 +170,7 @@ class Learner:
         environment, settings = config.environment, config.settings
         torch.manual_seed(config.seed)
         self.scorer = network_of(config, scenarios[0])
-        if settings.start:
+        if not isinstance(settings, Dqn) and settings.start:
             assert isinstance(self.scorer, OptionScorer)  # The configuration saw to that.
             begin_with(self.scorer, settings.start)
         self.average = copy.deepcopy(self.scorer)
@@ -208,6 +217,7 @@ class Learner:
     def _slow_down(self, least: float) -> None:
         """Set the learning rate, which falls to ``least`` at the end."""
         settings = self.config.settings
+        assert not isinstance(settings, Dqn)  # Its rate stays as it is.
         left = (1 - self._part) / max(1 - settings.decay_from_fraction, 1e-9)
         for group in self.optimizer.param_groups:
             group["lr"] = settings.learning_rate * min(1.0, left) + least

@@ -1,4 +1,4 @@
-"""The networks: the value of a cluster once a job is placed, alone and several together.
+"""Value networks of the cluster after a placement, one or an ensemble.
 
 Each option is scored by the cluster that it leaves behind. ``ClusterValue`` is told, for each of
 some times, which servers would still be busy, and gives one number for all of it. Several scorers

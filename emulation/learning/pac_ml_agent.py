@@ -1,13 +1,11 @@
-"""PAC-ML's own agent: what it sees, and its graph network.
+"""What PAC-ML's agent sees, and its graph network.
 
 Parsonson, Shabka, Ottino, Zervas, arXiv 2301.13799, and their public simulator: operations and
 edges of the job's training step, a vector about the job and the cluster, and a mask that does not
-look for free servers of the right shape. The cluster is told by two numbers: the share of servers
-in use and how many jobs run. A score is the value of a degree in this state; there is no
-afterstate.
+look for free servers of the right shape. Of the cluster it has the share of servers in use and the
+number of running jobs. The network's outputs are the values of all degrees up to the largest.
 """
 
-import math
 from itertools import pairwise
 
 import numpy as np
@@ -21,15 +19,16 @@ from patchlight.emulation.learning.vector_episodes import VectorEpisodes
 from patchlight.emulation.simulator.ramp.workloads import Workloads
 
 _NODE, _EDGE, _MESSAGE, _DEEP, _GRAPH, _HEAD = 5, 2, 16, 64, 8, 256
-_ABOUT = 15
+_ABOUT = 17
 
 
 class TrainingGraphs:
     """The training steps of some models side by side, as one graph of many parts.
 
-    ``nodes`` N × 5: compute and memory as shares of the largest, whether it is the largest in each,
-    depth; ``edges`` M × 2: size as a share of the largest, whether it is the largest; ``source``,
-    ``target`` M; ``owner`` N: which model a node is of; ``about`` G × 9: numbers of each model.
+    ``nodes`` N × 5: compute and memory as shares of the largest, each with whether it is the
+    largest (for compute always 0, as in the authors' code), and depth; ``edges`` M × 2: size as a
+    share of the largest, whether it is the largest; ``source``, ``target`` M; ``owner`` N: which
+    model a node is of; ``about`` G × 12: numbers of each model, the first 5 scaled over all models.
     """
 
     def __init__(self, workloads: Workloads) -> None:
@@ -37,35 +36,36 @@ class TrainingGraphs:
         first = 0
         for number, graph in enumerate(workloads.training):
             ends = np.array(graph.edges)
-            size = graph.memory_bytes[ends[:, 0]]
-            columns = [_beside_largest(graph.compute_ms), _beside_largest(graph.memory_bytes)]
+            size = _beside_largest(graph.memory_bytes[ends[:, 0]])
+            compute, memory = map(_beside_largest, (graph.compute_ms, graph.memory_bytes))
+            compute[:, 1] = 0
             depth = np.zeros(len(graph.compute_ms))
             for a, b in sorted(graph.edges, key=lambda edge: edge[0]):
                 depth[b] = max(depth[b], depth[a] + 1)
-            nodes.append(np.column_stack([*columns, depth / max(1.0, depth.max())]))
-            edges.append(_beside_largest(size))
+            nodes.append(np.column_stack([compute, memory, depth / max(1.0, depth.max())]))
+            edges.append(size)
             source.append(ends[:, 0] + first)
             target.append(ends[:, 1] + first)
             owner.append(np.full(len(depth), number))
             first += len(depth)
+            totals = [len(depth), len(ends), workloads.sequential_s[number]]
+            totals += [graph.memory_bytes.sum(), graph.memory_bytes[ends[:, 0]].sum()]
+            shares = (compute[:, 0], memory[:, 0], size[:, 0])
             about.append(
-                [
-                    len(depth),
-                    len(ends),
-                    workloads.sequential_s[number],
-                    graph.memory_bytes.sum(),
-                    size.sum(),
-                    *(f(graph.compute_ms) for f in (np.mean, np.median)),
-                    *(f(graph.memory_bytes) for f in (np.mean, np.median)),
-                ]
+                [*totals, 1.0, *(f(each) for each in shares for f in (np.mean, np.median))]
             )
         self.nodes, self.edges = _tensor(np.concatenate(nodes)), _tensor(np.concatenate(edges))
         self.source, self.target = (
             torch.from_numpy(np.concatenate(each)) for each in (source, target)
         )
         self.owner = torch.from_numpy(np.concatenate(owner))
-        told = np.array(about)
-        self.about: Array = (told / np.maximum(told.max(axis=0), 1e-12)).astype(np.float32)
+        found = np.array(about)
+        least, most = found[:, :5].min(axis=0), found[:, :5].max(axis=0)
+        # Their upper limits: three times the edges, and the sizes of a graph with every edge.
+        most *= [1, 3, 1, 1, most[0] * (most[0] - 1) / 2]
+        found[:, :5] = (found[:, :5] - least) / np.where(most > least, most - least, 1.0)
+        found[:, :5][:, most <= least] = 1.0
+        self.about: Array = found.astype(np.float32)
 
 
 def _beside_largest(values: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -77,27 +77,10 @@ def _tensor(values: NDArray[np.float64]) -> Tensor:
     return torch.from_numpy(values.astype(np.float32))
 
 
-def about_jobs(episodes: VectorEpisodes, graphs: TrainingGraphs) -> Array:
-    """What is told of each environment's job and cluster in addition to the graph, E × (15 + A)."""
-    about = np.zeros((episodes.num_envs, _ABOUT), np.float32)
-    about[:, :9] = graphs.about[episodes.graph]
-    about[:, 9] = episodes.limit_s / max(episodes.workloads.sequential_s)
-    about[:, 10] = about[:, 11] = episodes.beta
-    about[:, 12] = episodes.workloads.steps / 100
-    about[:, 13] = 1 - episodes.free / episodes.layout.servers
-    about[:, 14] = episodes.running / episodes.layout.servers
-    return np.concatenate([about, allowed(episodes).astype(np.float32)], axis=1)
-
-
-def allowed(episodes: VectorEpisodes) -> NDArray[np.bool_]:
-    """PAC-ML's mask, E × A: no more than the free servers, whether or not a block is free."""
-    found = np.ones((episodes.num_envs, len(episodes.layout.actions)), bool)
-    found[:, 1:] = np.array(episodes.layout.degrees) <= episodes.free[:, None]
-    return found
-
-
 class _MeanPool(nn.Module):
-    """One round: a node's new state is the mean of its own message and those along its edges."""
+    """One round: a node's new state is the mean of what it makes of its own message and of those
+    along its edges; 0 for a node without any.
+    """
 
     def __init__(self, width: int, out: int) -> None:
         super().__init__()
@@ -110,17 +93,16 @@ class _MeanPool(nn.Module):
     def forward(self, state: Tensor, graphs: TrainingGraphs) -> Tensor:
         """Nodes × width → nodes × out."""
         node = self.node(state)
-        message = torch.cat([node[graphs.source], self.edge(graphs.edges)], dim=-1)
-        total = torch.cat([node, torch.zeros_like(node)], dim=-1)
+        message = self.out(torch.cat([node[graphs.source], self.edge(graphs.edges)], dim=-1))
+        total = self.out(torch.cat([node, torch.zeros_like(node)], dim=-1))
         total = total.index_add(0, graphs.target, message)
-        ones = torch.ones(len(graphs.target), 1)
-        count = torch.ones(len(state), 1).index_add(0, graphs.target, ones)
-        found: Tensor = self.out(total / count)
+        count = torch.bincount(graphs.target, minlength=len(state)).unsqueeze(-1)
+        found: Tensor = total / (count + 1) * (count > 0)
         return found
 
 
 class PacMlNetwork(nn.Module):
-    """Scores of all actions: two rounds of mean pooling over the graph, then a dueling head.
+    """Values of all degrees: two rounds of mean pooling over the graph, then a dueling head.
 
     With ``graph_width`` 0 of the configuration the graph is left out, all else is as it was.
     """
@@ -128,58 +110,98 @@ class PacMlNetwork(nn.Module):
     def __init__(self, layout: ObservationLayout, network: Network, workloads: Workloads) -> None:
         super().__init__()
         self.graphs = TrainingGraphs(workloads)
-        told, actions = _ABOUT + len(layout.actions), len(layout.actions)
+        outputs = layout.degrees[-1] + 1
+        known, width = _ABOUT + outputs, _GRAPH
         self.rounds = nn.ModuleList()
-        width = _GRAPH
         if network.graph_width:
             wide = [_NODE, *[_DEEP] * (network.graph_rounds - 1), network.graph_width]
             self.rounds.extend(_MeanPool(a, b) for a, b in pairwise(wide))
             width += network.graph_width
-        self.about = nn.Sequential(nn.LayerNorm(told), nn.Linear(told, _GRAPH), nn.ReLU())
-        self.shared = nn.Sequential(nn.Linear(width + told, _HEAD), nn.ReLU())
+        self.about = nn.Sequential(nn.LayerNorm(known), nn.Linear(known, _GRAPH))
+        self.shared = nn.Sequential(nn.Linear(width, _HEAD), nn.ReLU())
         self.value = nn.Sequential(nn.Linear(_HEAD, _HEAD), nn.ReLU(), nn.Linear(_HEAD, 1))
-        self.better = nn.Sequential(nn.Linear(_HEAD, _HEAD), nn.ReLU(), nn.Linear(_HEAD, actions))
+        self.better = nn.Sequential(nn.Linear(_HEAD, _HEAD), nn.ReLU(), nn.Linear(_HEAD, outputs))
+        # RLlib's initial weights: at the authors' learning rate they hardly move away from them.
+        for layer in (*self.shared, *self.value, *self.better):
+            if isinstance(layer, nn.Linear):
+                nn.init.xavier_uniform_(layer.weight)
+                nn.init.zeros_(layer.bias)
+        first = self.shared[0]
+        assert isinstance(first, nn.Linear)
+        with torch.no_grad():
+            nn.init.normal_(first.weight).div_(first.weight.norm(dim=1, keepdim=True))
 
-    def forward(self, graph: Tensor, about: Tensor) -> Tensor:
-        """``graph`` N, ``about`` N × features → N × actions."""
-        # The vector comes in a second time as it is: its short summary alone would hide β.
-        parts = [self.about(about), about]
-        if len(self.rounds):
-            state = self.graphs.nodes
-            for each in self.rounds:
-                state = each(state, self.graphs)
-            count = torch.bincount(self.graphs.owner).unsqueeze(-1)
-            pooled = torch.zeros(len(count), state.shape[-1])
-            parts.append((pooled.index_add(0, self.graphs.owner, state) / count)[graph])
-        seen = self.shared(torch.cat(parts, dim=-1))
+    def pooled(self) -> Tensor:
+        """The mean state of each graph's nodes, G × width; without a graph network G × 0."""
+        state = self.graphs.nodes
+        for each in self.rounds:
+            state = each(state, self.graphs)
+        count = torch.bincount(self.graphs.owner).unsqueeze(-1)
+        state = state if len(self.rounds) else state[:, :0]
+        sums = torch.zeros(len(count), state.shape[-1]).index_add(0, self.graphs.owner, state)
+        return sums / count
+
+    def forward(self, graph: Tensor, about: Tensor, pooled: Tensor | None = None) -> Tensor:
+        """``graph`` N, ``about`` N × features → N × degrees from 0 on.
+
+        ``pooled`` saves computing it while the weights stay as they are.
+        """
+        pooled = self.pooled() if pooled is None else pooled
+        seen = self.shared(torch.cat([self.about(about), pooled[graph]], dim=-1))
         better = self.better(seen)
         found: Tensor = self.value(seen) + better - better.mean(-1, keepdim=True)
         return found
 
 
 class PacMlPlayer:
-    """Plays and learns by what PAC-ML's agent sees."""
-
-    values_afterstates = False
+    """Plays by what PAC-ML's agent sees. Nothing is masked: a degree that no shape serves, or more
+    than the free servers, refuses the job, as in the authors' configuration.
+    """
 
     def __init__(self, network: PacMlNetwork) -> None:
         self.network = network
-        self._seen: tuple[NDArray[np.intp], Array] | None = None
+        self._scales: NDArray[np.float64] | None = None
+        self._pooled: Tensor | None = None
+
+    def seen(self, episodes: VectorEpisodes) -> tuple[NDArray[np.intp], Array]:
+        """The job's graph, E, and the vector about job and cluster, E × (17 + outputs)."""
+        degrees, outputs = episodes.layout.degrees, episodes.layout.degrees[-1] + 1
+        about = np.zeros((episodes.num_envs, _ABOUT + outputs), np.float32)
+        known = self.network.graphs.about[episodes.graph]
+        about[:, :3], about[:, 6:15] = known[:, :3], known[:, 3:]
+        low, high = self._scaled(episodes)
+        requests = np.stack([episodes.limit_s, episodes.beta])
+        about[:, 3:5] = ((requests - low) / np.where(high > low, high - low, 1.0)).T
+        about[:, 5] = episodes.beta
+        about[:, 15] = 1 - episodes.free / episodes.layout.servers
+        about[:, 16] = episodes.running / episodes.layout.servers
+        about[:, _ABOUT] = 1
+        about[:, _ABOUT + np.array(degrees)] = np.array(degrees) <= episodes.free[:, None]
+        return episodes.graph.copy(), about
+
+    def _scaled(self, episodes: VectorEpisodes) -> NDArray[np.float64]:
+        """The least and the largest limit and β of each environment's episode, 2 × 2 × E."""
+        if self._scales is None or self._scales.shape[2] != episodes.num_envs:
+            self._scales = np.zeros((2, 2, episodes.num_envs))
+            begun = np.arange(episodes.num_envs)
+        else:
+            begun = np.flatnonzero(episodes.episode_start)
+        alone = np.array(episodes.workloads.sequential_s)
+        for env in begun.tolist():
+            jobs = episodes.jobs[env]
+            both = np.stack([jobs.beta * alone[jobs.graph], jobs.beta])
+            self._scales[:, :, env] = both.min(axis=1), both.max(axis=1)
+        return self._scales
 
     def scores(self, episodes: VectorEpisodes) -> NDArray[np.float64]:
-        """The value of each action, E × A; minus infinity where the mask forbids it."""
-        self._seen = episodes.graph.copy(), about_jobs(episodes, self.network.graphs)
+        """The value of each action, E × A; of refusing, that of the best degree that refuses.
+
+        The graph network is that of the first call.
+        """
         with torch.no_grad():
-            found = self.network(*map(torch.from_numpy, self._seen)).numpy().astype(np.float64)
-        return np.where(allowed(episodes), found, -math.inf)
-
-    def taken(self, actions: NDArray[np.intp]) -> tuple[NDArray[np.generic], ...]:
-        """What ``predict`` is to be given for these actions, of the last scores."""
-        assert self._seen is not None
-        return (*self._seen, actions)
-
-    def predict(self, *inputs: Tensor) -> Tensor:
-        """The value of what was taken."""
-        graph, about, actions = inputs
-        found: Tensor = self.network(graph, about)
-        return found.gather(1, actions.unsqueeze(-1)).squeeze(-1)
+            self._pooled = self.network.pooled() if self._pooled is None else self._pooled
+            seen = map(torch.from_numpy, self.seen(episodes))
+            found = self.network(*seen, self._pooled).numpy()
+        columns = np.array(episodes.layout.actions)
+        refusing = np.delete(found, columns[1:], axis=1).max(axis=1, keepdims=True)
+        return np.concatenate([refusing, found[:, columns[1:]]], axis=1).astype(np.float64)

@@ -1,4 +1,4 @@
-"""Approximate policy iteration: near actions are played out, and their difference is learned.
+"""Approximate policy iteration: simulates nearby actions and learns the difference.
 
 Temporal differences tell a good cluster from a bad one, but what a policy decides is among clusters
 that are nearly as good. Here the actions whose scores are near the best are each played out, all in

@@ -1,4 +1,4 @@
-"""The folder of a training run: its configuration, its progress and its checkpoint.
+"""The folder of a training run: configuration, progress and checkpoint.
 
 It holds ``config.json``, ``progress.csv``, ``checkpoint.pt`` (read back as tensors only) and, at
 the end, the model: ``NAME.onnx`` with its card.

@@ -1,4 +1,4 @@
-"""A training run: rounds of learning, progress, evaluation, checkpoints; and going on with one."""
+"""A training run: rounds of learning, progress, evaluation, checkpoints; and resuming it."""
 
 import math
 import time
@@ -15,6 +15,7 @@ from torch import nn
 
 from patchlight.emulation.learning.afterstates import AfterstateLearner
 from patchlight.emulation.learning.config import Config, check
+from patchlight.emulation.learning.dqn import DqnLearner
 from patchlight.emulation.learning.export import export, of_runs
 from patchlight.emulation.learning.learner import Learner, RoundProgress, play
 from patchlight.emulation.learning.network import (
@@ -90,12 +91,13 @@ class TrainingRun:
         check(config, self.layout.degrees)
         self._done = 0
         self._state: dict[str, Any] | None = None
+        self._best: dict[str, Any] = {}
 
     def resume(self) -> None:
         """Go on from the folder's checkpoint; ``BadInput`` if it has none of this configuration."""
         kept = self._folder.resume()
         self._done = int(kept["steps"])
-        self._state = kept["learner"]
+        self._state, self._best = kept["learner"], kept.get("best", {})
 
     def learn(self) -> TrainingReport:
         """All rounds. Interrupted, it keeps a checkpoint first."""
@@ -134,6 +136,7 @@ class TrainingRun:
                 if due or learner.steps >= config.steps:
                     evaluated = learner.steps
                     rates = self.evaluate(learner.average)
+                    self._compare_with_best(learner, sum(rates.values()) / len(rates))
                 elif now - said < SAID_EVERY_S:
                     continue
                 said = time.monotonic()
@@ -169,12 +172,20 @@ class TrainingRun:
         learner: Learner
         if config.algorithm == "policy-iteration":
             learner = PolicyIterationLearner(config, scenarios, done)
+        elif config.algorithm == "dqn":
+            learner = DqnLearner(config, scenarios, done)
         else:
             learner = AfterstateLearner(config, scenarios, done)
         if self._state is not None:
             with of_this_network(f"the checkpoint in {self._folder.path}"):
                 learner.restore(self._state)
         return learner
+
+    def _compare_with_best(self, learner: Learner, blocking: float) -> None:
+        """Remember the weights if they block less on the evaluation's seeds than any before."""
+        if blocking < self._best.get("blocking", math.inf):
+            weights = {name: each.clone() for name, each in learner.average.state_dict().items()}
+            self._best = {"steps": learner.steps, "blocking": blocking, "average": weights}
 
     def _keep(self, learner: Learner, spent_s: float) -> None:
         if not _is_finite(learner.average):
@@ -188,6 +199,7 @@ class TrainingRun:
             "discount": self.config.settings.gamma,
             "likenesses": self._likenesses,
             "average": learner.average.state_dict(),
+            "best": self._best,
         }
         self._folder.keep(state, spent_s)
 

@@ -1,4 +1,4 @@
-"""Many loss networks side by side, decided on at once: what makes learning fast.
+"""Simulates many loss networks at once, as arrays, for fast learning.
 
 Each of ``num_envs`` environments plays one episode of a scenario after the other, as ``Episode``
 does, and comes job for job to the same result. Its cluster is a row of numbers: when each server is

@@ -1,4 +1,4 @@
-"""GPUs or whole servers that break and are mended, by chance."""
+"""Random failures and repairs of GPUs or whole servers."""
 
 from __future__ import annotations
 

@@ -174,15 +174,16 @@ def run(
 
 
 @controller.command()
+@click.option("--release", is_flag=True, help="Remove Patchlight's entries from packet switches.")
 @out.json_option
 @with_client
-def stop(client: ControllerClient, as_json: bool) -> None:
+def stop(client: ControllerClient, release: bool, as_json: bool) -> None:
     """Stop the controller; jobs, circuits and flows stay.
 
     Running jobs continue, and queued jobs stay queued: the next controller of the lab takes them
     over. To end jobs too, drain it first.
     """
-    left = client.shut_down()
+    left = client.shut_down(release=release)
     jobs = ", ".join(f"{count} {state}" for state, count in left.items()) or "none"
     text = f"the controller ends; jobs that stay as they are: {jobs}"
     out.print_answer({"jobs": left}, text, as_json=as_json)

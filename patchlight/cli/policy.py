@@ -11,7 +11,7 @@ from patchlight.console import rendering as out
 from patchlight.console.commands import kept
 from patchlight.console.shared import LazyGroup, lab_option
 from patchlight.testbed.errors import BadInput, PatchlightError
-from patchlight.testbed.lab.rules import KINDS
+from patchlight.testbed.lab.rules import ABILITIES, KINDS
 
 if TYPE_CHECKING:
     from patchlight.client.client import ControllerClient
@@ -32,26 +32,30 @@ def policy() -> None:
 
 @policy.command()
 @options.kinds_of_policies
+@click.option(
+    "--interleave",
+    type=click.Choice(["on", "off"]),
+    help="Let jobs that share links send in turns where that gains.",
+)
 @out.listing_options
 @connection.with_client
-def use(
-    client: "ControllerClient", defragment: str | None, as_json: bool, **chosen: str | None
-) -> None:
+def use(client: "ControllerClient", as_json: bool, **chosen: str | None) -> None:
     """Change the policies of a running lab; without options print the present ones.
 
     They decide from the next job on; running jobs stay as they are. The choice overrides the lab
     file, and holds until the controller is started with other options. A policy in a file is a
     program: only root or the user who runs the controller may choose it.
     """
-    wanted: dict[str, Any] = {kind: options.absolute(name) for kind, name in chosen.items() if name}
-    if defragment is not None:
-        wanted["defragment"] = options.is_on(defragment)
+    wanted: dict[str, Any] = {
+        kind: options.is_on(said) if kind in ABILITIES else options.absolute(said)
+        for kind, said in chosen.items()
+        if said
+    }
     words = client.use_policies(wanted) if wanted else client.policies()
     table = out.Table("kind", out.Column("policy", whole=True))
     for kind, name in words.items():
-        if kind != "defragment":
-            table.add_row(kind, str(name or "(jobs have to say it)"))
-    table.add_row("defragment", "on" if words["defragment"] else "off")
+        is_on = "on" if name else "off"
+        table.add_row(kind, is_on if kind in ABILITIES else str(name or "(jobs have to say it)"))
     out.print_answer(words, table, as_json=as_json)
 
 

@@ -14,6 +14,7 @@ import click
 from patchlight.console import rendering as out
 from patchlight.console.connection import with_client
 from patchlight.testbed.lab.reach import as_text
+from patchlight.testbed.units import format_rate
 
 if TYPE_CHECKING:
     from patchlight.client.client import ControllerClient
@@ -100,6 +101,11 @@ def status(client: ControllerClient, as_json: bool) -> None:
         if out.is_wide():
             out.say("")
             _devices(answer).print()
+            if uplinks := list(uplink_rows(found)):
+                out.say("")
+                numeric = out.numbers("sends", "share", "even")
+                title = "Uplinks: equally near ports"
+                out.Table("port", "to", *numeric, title=title, rows=uplinks).print()
     if any(said.meaning == "bad" for _, said in rows):
         sys.exit(1)
 
@@ -235,6 +241,20 @@ def _named(names: list[str]) -> str:
     return ", ".join(names[:_MOST_NAMES]) + more
 
 
+def uplink_rows(found: Scrape) -> Iterator[tuple[str, ...]]:
+    """What goes by each of several equally near ports, its share, and an even one."""
+    samples = found.of_metric("packet_switch_uplink_transmit_bytes_per_second")
+    totals = defaultdict[tuple[str, str], float](float)
+    for labels, rate in samples:
+        totals[labels["switch"], labels["equal"]] += rate
+    for labels, rate in samples:
+        total, equal = totals[labels["switch"], labels["equal"]], labels["equal"].split(",")
+        share = f"{rate / total:.1%}".replace("%", " %") if total else ""
+        even = f"{1 / len(equal):.1%}".replace("%", " %")
+        port, sends = f"{labels['switch']}.{labels['port']}", format_rate(round(8 * rate))
+        yield port, labels["peer"], sends, share, even
+
+
 def _devices(answer: Status) -> out.Table:
     title = f"lab {answer['lab']}, engine {answer['engine']}"
     table = out.Table(out.Column("device", whole=True), "kind", "state", title=title)
@@ -248,6 +268,12 @@ def _devices(answer: Status) -> out.Table:
             state = out.Coloured(f"{state.text}; {switch['snmp_problem']}", "caution")
         if switch["connected"] is None:
             state = out.Coloured("forwards by itself", "good")
+        if switch["without_groups"]:
+            text = f"{state.text}; fixed paths, as it has no select groups"
+            state = out.Coloured(text, "caution")
+        if switch["ports_down"]:
+            ports = ", ".join(map(str, switch["ports_down"]))
+            state = out.Coloured(f"{state.text}; no link at port {ports}", "caution")
         if switch["trouble"]:
             state = out.Coloured(f"away: {switch['trouble']}", "bad")
         if foreign := switch["foreign"]:

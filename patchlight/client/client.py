@@ -76,9 +76,10 @@ class ControllerClient(CircuitCalls):
         """The same as a file for another scheduler: ``slurm``, ``slurm-conf`` or ``kueue``."""
         return self._answer("GET", "/topology", format=format).text
 
-    def shut_down(self) -> dict[str, int]:
-        """End the controller; returns the counts of live jobs by state, which go on."""
-        return self._call("POST", "/shutdown")["jobs"]
+    def shut_down(self, *, release: bool = False) -> dict[str, int]:
+        """End the controller; returns the counts of live jobs by state, which go on. ``release``:
+        first remove Patchlight's entries from the packet switches."""
+        return self._call("POST", "/shutdown", release=release)["jobs"]
 
     # -- jobs ------------------------------------------------------------------------------
 
@@ -200,7 +201,7 @@ class ControllerClient(CircuitCalls):
         return self._call("POST", "/defragmentation", prefer=prefer)["change"]
 
     def policies(self) -> rest_lab.PoliciesInUse:
-        """The policies that decide now, by kind; ``defragment``: whether light follows jobs."""
+        """The policies that decide now, by kind, and whether the lab defragments, interleaves."""
         return self._call("GET", "/policies")["policies"]
 
     def use_policies(self, chosen: Mapping[str, str | bool | None]) -> rest_lab.PoliciesInUse:

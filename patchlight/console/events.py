@@ -9,6 +9,7 @@ from typing import Any
 _SENTENCES = {
     "circuits-begun": "change {id} began: {why}",
     "defragmented": "change {reconfiguration} for running jobs: {state}",
+    "interleaved": "jobs {jobs} send in turns, in periods of {period_s} s",
     "resumed": "change {reconfiguration}, interrupted earlier: {state}; {message}",
     "unreachable": "{ocs} does not answer: {message}",
     "reachable": "{ocs} answers again after {away_s} s",

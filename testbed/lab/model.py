@@ -243,7 +243,8 @@ class Lab:
     ``machine_rate_bps``: total rate of the emulated packet switches; ``fabric``: ``openvswitch`` or
     ``bridge`` (learning, without OpenFlow). ``controller_api`` may be empty: see
     ``lab_api.api_address``. ``paths``: who grants the optical paths of synthetic jobs: ``none``
-    (their circuits stay) or ``nodes`` (among themselves).
+    (their circuits stay) or ``nodes`` (among themselves). ``ecmp``: OpenFlow switches hash flows
+    over equally short paths.
     """
 
     name: str
@@ -265,6 +266,7 @@ class Lab:
     wavelength_switches: tuple[WavelengthSwitch, ...] = ()
     passive_parts: tuple[PassivePart, ...] = ()
     paths: str = "none"
+    ecmp: bool = False
 
     @cached_property
     def hosts(self) -> tuple[Host, ...]:

@@ -174,6 +174,8 @@ def _check_bounds(settings: Allowance | Discipline) -> None:
 USUAL_QUEUE = Discipline()
 PolicyKind = Literal["partition", "placement", "order", "topology", "elasticity"]
 KINDS: tuple[PolicyKind, ...] = get_args(PolicyKind)
+ABILITIES = "defragment", "interleave"
+"""What the controller does for running jobs if it is chosen, whatever the policies."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +185,8 @@ class PolicyChoice:
     A policy is a name for ``patchlight.controller.policies.registry.find``, empty for none. A
     policy that takes longer than ``deadline_s`` is skipped. With ``defragment``, circuits change
     under running jobs when a job has ended and every ``defragment_every_s``, if the predicted gain
-    over all jobs exceeds ``minimum_gain_s``.
+    over all jobs exceeds ``minimum_gain_s``. With ``interleave``, jobs that share links send in
+    turns.
     """
 
     placement: str | None = None
@@ -195,6 +198,7 @@ class PolicyChoice:
     defragment: bool | None = None
     defragment_every_s: float | None = None
     minimum_gain_s: float | None = None
+    interleave: bool | None = None
 
     def __post_init__(self) -> None:
         for name, what in (

@@ -296,6 +296,7 @@ LAB = Group(
         default="none",
         example="nodes",
     ),
+    Key("ecmp", YesNo(), "OpenFlow switches hash flows over equally short paths"),
     Key("controller", CONTROLLER, "the controller's addresses", example="{api: 127.0.0.1:8470}"),
     Key("queue", QUEUE, "how jobs queue", example="{backfill: true}"),
     Key(

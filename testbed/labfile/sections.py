@@ -108,6 +108,7 @@ POLICIES = Group(
     Key("defragment", YesNo(), "circuits change under running jobs when that gains", "false"),
     Key("defragment_every", _time("defragment_every_s", "10min"), "its interval", "10min"),
     Key("minimum_gain", _time("minimum_gain_s", "10s"), "the least total gain", default="10s"),
+    Key("interleave", YesNo(), "jobs that share links send in turns", "false"),
     model=rules.PolicyChoice,
     block=True,
 )

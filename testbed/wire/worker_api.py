@@ -237,6 +237,16 @@ class HoldRequest(_Request):
     iteration: Annotated[int, Field(ge=0)]
 
 
+class SlotRequest(_Request):
+    """Begin all-reduces ``at`` this Unix time and multiples of ``period_s`` later, or up to
+    ``late_s`` after that, for the next ``lasts_s``."""
+
+    at: _Seconds
+    period_s: Annotated[float, Field(gt=0, le=jobs.LONGEST_COMPUTE_S, allow_inf_nan=False)]
+    late_s: _Seconds
+    lasts_s: _Seconds
+
+
 class StopAtRequest(_Request):
     """End, as ``stopped``, just before the all-reduce of this iteration."""
 

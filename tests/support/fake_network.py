@@ -38,8 +38,11 @@ class FakeNetwork:
         self.tables = tables
         self.switches = {switch.name for switch in lab.packet_switches}
 
-    def send(self, sender: Host, packet: Packet) -> Walk:
-        """Follow a packet that leaves the sender's NIC. A storm of 1,000 hops is an error."""
+    def send(self, sender: Host, packet: Packet, flow_hash: int = 0) -> Walk:
+        """Follow a packet that leaves the sender's NIC, of a flow with this hash in each switch.
+
+        A storm of 1,000 hops is an error.
+        """
         arrived: list[Endpoint] = []
         entered: list[str] = []
         waiting = [self.links.peer(sender.endpoint)]
@@ -52,11 +55,11 @@ class FakeNetwork:
                 continue
             entered.append(at.device)
             assert len(entered) < 1000, f"a storm: {entered[:20]}"
-            for port in self.outputs(at.device, int(at.port), packet):
+            for port in self.outputs(at.device, int(at.port), packet, flow_hash):
                 waiting.append(self.links.peer(Endpoint(at.device, str(port))))
         return Walk(tuple(arrived), tuple(entered))
 
-    def outputs(self, switch: str, in_port: int, packet: Packet) -> list[int]:
+    def outputs(self, switch: str, in_port: int, packet: Packet, flow_hash: int = 0) -> list[int]:
         """What the switch does: the highest matching entry's ports, never back where it came."""
         matching = [
             entry
@@ -67,7 +70,10 @@ class FakeNetwork:
             return []
         best = max(matching, key=lambda entry: entry.priority)
         assert [e.priority for e in matching].count(best.priority) == 1, "ambiguous entries"
-        return [port for port in best.outputs if port != in_port]
+        outputs = best.outputs
+        if best.spread:
+            outputs = (outputs[flow_hash % len(outputs)],)
+        return [port for port in outputs if port != in_port]
 
 
 def _fits(wanted: MatchValue, found: int | str | None) -> bool:

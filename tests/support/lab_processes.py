@@ -102,7 +102,7 @@ def until_controller_answers(lab: EmulatedLab) -> None:
             contextlib.suppress(PatchlightError),
             ControllerClient(lab.state.controller_api, deadline_s=2.0) as client,
         ):
-            return all(switch["connected"] for switch in client.status()["switches"])
+            return all(switch["connected"] is not False for switch in client.status()["switches"])
         return False
 
     wait_until(is_there, "the controller")

@@ -81,8 +81,8 @@ class OpenFlowBench:
             await events.wait("switch-up", datapath_id=1)
             yield speaker, events, name
 
-    def bridge(self, datapath_id: int, tls: Path | None = None) -> str:
+    def bridge(self, datapath_id: int, tls: Path | None = None, listen: str = "") -> str:
         name = f"br{next(_NUMBERS)}"
-        self.ovs.add_bridge(name, datapath_id, self.listen, tls)
+        self.ovs.add_bridge(name, datapath_id, listen or self.listen, tls)
         self.bridges.append(name)
         return name

@@ -53,6 +53,15 @@ def switch_lab(folder: Path) -> EmulatedLab:
     return EmulatedLab.from_file(path, 1000, controller=False, agents=False)
 
 
+def static_entries(lab: EmulatedLab, switch: str) -> dict[str, str]:
+    """The static entries of an emulated switch with a Linux bridge, by MAC, from its kernel."""
+    path = namespaces.namespace_path(f"pl.{lab.lab.name}.{switch}")
+    command = ["nsenter", f"--net={path}", "bridge", "-json", "fdb", "show", "br", "br0"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    rows = json.loads(done.stdout)
+    return {row["mac"]: row["ifname"] for row in rows if row.get("state") == "static"}
+
+
 class SwitchUnderTest:
     """One switch of such a lab, as its operator sees it."""
 
@@ -72,11 +81,7 @@ class SwitchUnderTest:
 
     def table(self) -> dict[str, str]:
         """The static entries in the kernel, without any way of Patchlight's."""
-        path = namespaces.namespace_path(f"pl.{self._lab.lab.name}.{self.name}")
-        command = ["nsenter", f"--net={path}", "bridge", "-json", "fdb", "show", "br", "br0"]
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
-        rows = json.loads(done.stdout)
-        return {row["mac"]: row["ifname"] for row in rows if row.get("state") == "static"}
+        return static_entries(self._lab, self.name)
 
     # -- faults -----------------------------------------------------------------------------
 

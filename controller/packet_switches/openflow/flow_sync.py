@@ -29,6 +29,7 @@ LOG = logging.getLogger(__name__)
 
 # Entries of others are looked for as often as that takes a small share of the speaker's time.
 _LOOK_EVERY_S, _LOOK_PER_ENTRY_S = 10.0, 0.0025
+_LOST = "accepted, but not in its table"
 
 
 class RefusedEntry(NamedTuple):
@@ -92,6 +93,8 @@ class FlowSync:
         """What each switch refused of its wanted table, if it refused anything."""
         self.above: Mapping[int, tuple[FlowEntry, ...]] = {}
         """Other applications' entries in each switch that go before Patchlight's, if any."""
+        self.without_groups: frozenset[int] = frozenset()
+        """Switches that get fixed paths instead of select groups, which they do not have."""
         self._pauses: defaultdict[int, RetryPauses] = defaultdict(RetryPauses)
         self._looked_at: dict[int, float] = {}
         self._speaker = speaker
@@ -133,10 +136,16 @@ class FlowSync:
 
     # -- setting ------------------------------------------------------------------------------
 
-    async def _set(self, tables: Mapping[int, FlowTable], deadline_s: float) -> dict[int, Applied]:
+    async def _set(
+        self, tables: Mapping[int, FlowTable], deadline_s: float, *, read_back: bool = False
+    ) -> dict[int, Applied]:
         read = await _each(tables, lambda i: self._read(i, deadline_s))
         applied = {i: Applied(error=str(e)) for i, e in read.items() if isinstance(e, Exception)}
         have = {i: table for i, table in read.items() if isinstance(table, FlowTable)}
+        tables = {
+            i: table.on_fixed_paths if i in self.without_groups else table
+            for i, table in tables.items()
+        }
         changes = {i: flowtable.diff(have[i], tables[i]) for i in have}
         first = flowtable.removals_first(have, changes)
 
@@ -145,6 +154,7 @@ class FlowSync:
         bad = {i for i, step in removed.items() if not isinstance(step, Applied) or step.failed}
         adds = {i: change.adds for i, change in changes.items() if change.adds and i not in bad}
         added = await _each(adds, lambda i: self._apply(i, (), adds[i], deadline_s))
+        now = await _each(adds if read_back else (), lambda i: self._read(i, deadline_s))
         for i in have:
             done = Applied(held=changes[i].held)
             for step in (removed.get(i), added.get(i)):
@@ -152,18 +162,29 @@ class FlowSync:
                     done = done.plus(step)
                 elif step is not None:
                     done = replace(done, error=str(step))
+            if isinstance(table := now.get(i), FlowTable) and done.error is None:
+                there = {entry.cookie for entry in (*table, *(each.entry for each in done.failed))}
+                lost = tuple(RefusedEntry(e, _LOST) for e in adds[i] if e.cookie not in there)
+                done = done.plus(Applied(added=-len(lost), failed=lost))
             applied[i] = done
         for i, result in applied.items():
             lacking = {e.cookie for e in result.held} | {r.entry.cookie for r in result.failed}
             self._expected[i] = {entry.cookie for entry in tables[i]} - lacking
+            if isinstance(table := now.get(i), FlowTable):
+                # Those that it should have replaced may still be there.
+                keys = {each.entry.key for each in result.failed}
+                self._expected[i] |= {e.cookie for e in table if e.is_ours and e.key in keys}
         failed = {i: result.failed for i, result in applied.items()}
         self.refused = {i: f for i, f in {**self.refused, **failed}.items() if f}
         return applied
 
     async def _read(self, datapath_id: int, deadline_s: float) -> FlowTable:
+        spread = any(entry.spread for entry in self.wanted.get(datapath_id, ()))
         result = await self._speaker.request(
-            "read_flows", datapath_id=datapath_id, deadline_s=deadline_s
+            "read_flows", datapath_id=datapath_id, deadline_s=deadline_s, spread=spread
         )
+        without = {datapath_id} if result["selects"] is False else set[int]()
+        self.without_groups = self.without_groups - {datapath_id} | without
         table = FlowTable(frozenset(FlowEntry.from_json(item) for item in result["flows"]))
         self._looked_at[datapath_id] = time.monotonic()
         above = tuple(e for e in table if not e.is_ours and e.priority > PRIORITY_UNICAST)
@@ -234,9 +255,8 @@ class FlowSync:
     async def _mend(self, datapath_id: int) -> None:
         async with self._locks[datapath_id]:
             table, before = self.wanted[datapath_id], self.refused.get(datapath_id)
-            applied = (await self._set({datapath_id: table}, flowtable.DEFAULT_DEADLINE_S))[
-                datapath_id
-            ]
+            tables, limit_s = {datapath_id: table}, flowtable.DEFAULT_DEADLINE_S
+            applied = (await self._set(tables, limit_s, read_back=True))[datapath_id]
         if applied.error is not None:
             # Not connected: it is set at its next connection.
             LOG.info("switch %#x is not repaired yet: %s", datapath_id, applied.error)

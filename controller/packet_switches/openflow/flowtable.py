@@ -15,7 +15,7 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -37,6 +37,8 @@ Message = dict[str, Any]
 # "PLT" in the top 24 bits; the lower 40 bits identify the entry's content.
 COOKIE_MARK = 0x504C54 << 40
 COOKIE_MASK = 0xFFFFFF << 40
+GROUP_IDS = range(0x504C << 16, 0x504D << 16)
+"""The ids of Patchlight's groups: "PL" in the upper 16 bits."""
 
 
 class Match(Mapping[str, MatchValue]):
@@ -86,7 +88,9 @@ class FlowKey(NamedTuple):
 class FlowEntry:
     """One entry: matching packets leave by ``outputs`` (none: they are dropped).
 
-    Timeouts are seconds; 0 keeps the entry until it is removed.
+    With ``spread``, each flow leaves by one of them, by its hash: they are the buckets of a select
+    group, in order. A switch without such groups sends all by ``fixed``. Timeouts are seconds; 0
+    keeps the entry until it is removed.
     """
 
     table: int
@@ -96,16 +100,27 @@ class FlowEntry:
     cookie: int
     idle_timeout_s: int = 0
     hard_timeout_s: int = 0
+    spread: bool = False
+    fixed: int = field(default=0, compare=False)  # a switch does not report it
 
     @classmethod
     def ours(
-        cls, match: Match, outputs: Iterable[int], *, priority: int, table: int = 0
+        cls, match: Match, outputs: Iterable[int], *, priority: int, table: int = 0, fixed: int = 0
     ) -> FlowEntry:
-        """An entry of Patchlight's. Its cookie is derived from its content."""
-        ports = tuple(outputs)
-        text = f"{table}|{priority}|{match!r}|{ports}"
+        """An entry of Patchlight's, ``spread`` if it has a ``fixed`` port too. Its cookie is
+        derived from its content."""
+        ports, spread = tuple(outputs), bool(fixed)
+        text = f"{table}|{priority}|{match!r}|{ports}{'|spread' if spread else ''}"
         digest = blake2b(text.encode(), digest_size=5).digest()
-        return cls(table, priority, match, ports, COOKIE_MARK | int.from_bytes(digest, "big"))
+        cookie = COOKIE_MARK | int.from_bytes(digest, "big")
+        return cls(table, priority, match, ports, cookie, spread=spread, fixed=fixed)
+
+    @property
+    def on_fixed_path(self) -> FlowEntry:
+        """The same for a switch without groups."""
+        if not self.spread:
+            return self
+        return self.ours(self.match, (self.fixed,), priority=self.priority, table=self.table)
 
     @property
     def key(self) -> FlowKey:
@@ -118,7 +133,8 @@ class FlowEntry:
         return self.cookie & COOKIE_MASK == COOKIE_MARK
 
     def __str__(self) -> str:
-        action = "output " + ",".join(map(str, self.outputs)) if self.outputs else "drop"
+        ports = ",".join(map(str, self.outputs))
+        action = f"output {'one of ' * self.spread}{ports}" if ports else "drop"
         return f"table {self.table} priority {self.priority} {self.match!r} -> {action}"
 
     def to_json(self) -> dict[str, Any]:
@@ -168,6 +184,11 @@ class FlowTable:
 
     def __len__(self) -> int:
         return len(self.entries)
+
+    @property
+    def on_fixed_paths(self) -> FlowTable:
+        """The same for a switch without groups."""
+        return FlowTable(frozenset(entry.on_fixed_path for entry in self.entries))
 
     def by_key(self) -> dict[FlowKey, FlowEntry]:
         """The entries by key."""

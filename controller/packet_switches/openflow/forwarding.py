@@ -44,17 +44,25 @@ _OUI_BITS = 24
 # switch share one hash to keep tables small.
 SWITCHES_WITH_DRAWS_FOR_NICS = 32
 
+# Open vSwitch hashes to so many values at most, or else by a slower method.
+_MOST_BUCKETS = 64
+
 Trunk = tuple[int, str]
 """A port of a switch, and the switch that it is connected to."""
 Trunks = Mapping[str, list[Trunk]]
 """The trunks of each packet switch, by port."""
 
 
-def trunks_of(names: Iterable[str], links: Links) -> Trunks:
-    """The trunks of these packet switches with these links, without loops to the same switch."""
+def trunks_of(
+    names: Iterable[str], links: Links, down: Collection[Endpoint] = frozenset()
+) -> Trunks:
+    """The trunks of these packet switches with these links, without those at ``down`` ports and
+    loops to the same switch."""
     trunks: dict[str, list[Trunk]] = {name: [] for name in names}
     for a, b in links.pairs():
         if a.device in trunks and b.device in trunks and a.device != b.device:
+            if a in down or b in down:
+                continue
             trunks[a.device].append((int(a.port), b.device))
             trunks[b.device].append((int(b.port), a.device))
     return {name: sorted(ports) for name, ports in trunks.items()}
@@ -82,6 +90,25 @@ def nearer_ports(trunks: Trunks, last: str) -> dict[str, list[int]]:
     }
 
 
+def buckets_of(trunks: Trunks, nearer: Mapping[str, list[int]]) -> dict[str, tuple[int, ...]]:
+    """For each switch with several equally near ports: the buckets of its select group.
+
+    All Open vSwitches have the same hash, and bucket i of n gets those that are i modulo n: after a
+    first switch with two ports, a second one would see even or odd hashes only, and use one of its
+    two ports (polarisation). So each port there has two buckets in a row, and so on.
+    """
+    times, found = dict.fromkeys(nearer, 1), dict[str, tuple[int, ...]]()
+    for name in reversed([*nearer]):  # the most distant first
+        ports, before = nearer[name], times[name]
+        if len(ports) > 1:
+            repeats = before if before * len(ports) <= _MOST_BUCKETS else 1
+            found[name] = tuple(port for port in ports for _ in range(repeats))
+        for port, neighbour in trunks[name]:
+            if port in ports and neighbour in times:
+                times[neighbour] = max(times[neighbour], before * len(ports))
+    return found
+
+
 def drawn_port(destination: str, switch: str, ports: list[int]) -> int:
     """The port to a destination among equally near ones.
 
@@ -105,9 +132,9 @@ def drawn_by(host: Host) -> str:
 class Ways:
     """The routes to the NICs of a lab with some links, as in the flow tables."""
 
-    def __init__(self, lab: Lab, links: Links) -> None:
+    def __init__(self, lab: Lab, links: Links, down: Collection[Endpoint] = frozenset()) -> None:
         self._lab = lab
-        self.trunks = trunks_of([switch.name for switch in lab.packet_switches], links)
+        self.trunks = trunks_of([switch.name for switch in lab.packet_switches], links, down)
         """The links between packet switches that are up in both directions."""
         self._few = len(self.trunks) <= SWITCHES_WITH_DRAWS_FOR_NICS
         self._neighbours = {name: dict(ports) for name, ports in self.trunks.items()}
@@ -225,6 +252,10 @@ class Forwarding:
         self._blocks = {
             switch: _Destination(switch, tuple(matches[switch])) for switch in self._plugged
         }
+        self.down: frozenset[Endpoint] = frozenset()
+        """Ports without a link, though one is wired."""
+        self.equal: defaultdict[str, set[tuple[int, ...]]] = defaultdict(set)
+        """Each switch's sets of ports that are equally near to some NICs."""
         self._trunks: Trunks | None = None
         self._fixed: dict[str, list[FlowEntry]] = {}
 
@@ -232,15 +263,16 @@ class Forwarding:
         """The flow table of each packet switch, by its name, with these links.
 
         Paths have the fewest hops; destinations are spread over equally short ones, so that a
-        failed link affects only those that used it. Each hop is nearer to the destination, and all
-        switches agree on the destination of an address, so frames do not loop. A NIC without a link
-        to a packet switch has no entry.
+        failed link affects only those that used it; with the lab's ``ecmp`` flows are. Each hop is
+        nearer to the destination, and all switches agree on the destination of an address, so
+        frames do not loop. A NIC without a link to a packet switch has no entry.
 
         O(switches × destinations + switches × links); a destination is a NIC behind an OCS or a
         block. A switch has one block if addresses are assigned in blocks.
         """
-        trunks = trunks_of(self._names, links)
+        trunks = trunks_of(self._names, links, self.down)
         if trunks != self._trunks:
+            self.equal.clear()
             self._trunks, self._fixed = trunks, self._to_plugged(trunks)
         entries = {name: list(fixed) for name, fixed in self._fixed.items()}
         lit: dict[str, list[tuple[Host, int]]] = defaultdict(list)
@@ -250,16 +282,17 @@ class Forwarding:
                 lit[port.device].append((host, int(port.port)))
         for last, hosts in lit.items():
             nearer = nearer_ports(trunks, last)
+            buckets = self._buckets(trunks, nearer)
             for host, port_number in hosts:
                 destination = self._nics[host.endpoint]
-                entries[last] += _entries(destination, port_number)
-                _spread(destination, nearer, entries)
+                entries[last] += _entries(destination, (port_number,))
+                _spread(destination, nearer, buckets, entries)
         return {name: FlowTable.of(table) for name, table in entries.items()}
 
     def places(self, links: Links, names: Collection[str]) -> dict[str, dict[Station, int]]:
         """Behind which port of each of these switches each NIC is, on the same routes as in
         ``tables``."""
-        routes = Ways(self._lab, links)
+        routes = Ways(self._lab, links, self.down)
         found: dict[str, dict[Station, int]] = {name: {} for name in names}
         for host in self._lab.hosts if names else ():
             peer = links.peer(host.endpoint)
@@ -273,6 +306,14 @@ class Forwarding:
                     found[name][station] = int(ports[0].port)
         return found
 
+    def _buckets(
+        self, trunks: Trunks, nearer: Mapping[str, list[int]]
+    ) -> Mapping[str, tuple[int, ...]]:
+        for name, ports in nearer.items():
+            if len(ports) > 1:
+                self.equal[name].add(tuple(ports))
+        return buckets_of(trunks, nearer) if self._lab.ecmp else {}
+
     def _to_plugged(self, trunks: Trunks) -> dict[str, list[FlowEntry]]:
         """The entries for NICs that cannot move, and the last one of every table."""
         entries: dict[str, list[FlowEntry]] = {name: [TABLE_MISS] for name in trunks}
@@ -281,11 +322,12 @@ class Forwarding:
             nics = [self._nics[host.endpoint] for host in hosts]
             for host, nic in zip(hosts, nics, strict=True):
                 port = self._lab.fibre_ends[host.endpoint][0].port
-                entries[last] += _entries(nic, int(port))
+                entries[last] += _entries(nic, (int(port),))
             nearer = nearer_ports(trunks, last)
+            buckets = self._buckets(trunks, nearer)
             drawn = few and any(len(ports) > 1 for ports in nearer.values())
             for destination in nics if drawn else [self._blocks[last]]:
-                _spread(destination, nearer, entries)
+                _spread(destination, nearer, buckets, entries)
         return entries
 
 
@@ -296,12 +338,12 @@ def flow_tables(lab: Lab, links: Links) -> dict[str, FlowTable]:
 
 def entry_to(mac: str, port: int) -> FlowEntry:
     """The entry that sends frames for ``mac`` out of ``port``: its bytes are the NIC's."""
-    return _entry(*_to_mac(mac.lower()), port)
+    return _entry(*_to_mac(mac.lower()), (port,))
 
 
 def entries_of(mac: str, address: IPv4Address, port: int) -> tuple[FlowEntry, FlowEntry]:
     """The two entries of a NIC on its switch."""
-    return entry_to(mac, port), _entry(*_asking_for(str(address)), port)
+    return entry_to(mac, port), _entry(*_asking_for(str(address)), (port,))
 
 
 def leads_to(match: Match, mac: str, address: IPv4Address) -> bool:
@@ -320,13 +362,15 @@ def leads_to(match: Match, mac: str, address: IPv4Address) -> bool:
 
 
 @lru_cache(maxsize=1 << 16)
-def _entry(priority: int, match: Match, port: int) -> FlowEntry:
+def _entry(priority: int, match: Match, ports: tuple[int, ...], fixed: int = 0) -> FlowEntry:
     # Cached: leaves of a tree have equal entries, and cookies are slow to compute.
-    return FlowEntry.ours(match, (port,), priority=priority)
+    return FlowEntry.ours(match, ports, priority=priority, fixed=fixed)
 
 
-def _entries(destination: _Destination, port: int) -> Iterator[FlowEntry]:
-    return (_entry(priority, match, port) for priority, match in destination.matches)
+def _entries(
+    destination: _Destination, ports: tuple[int, ...], fixed: int = 0
+) -> Iterator[FlowEntry]:
+    return (_entry(priority, match, ports, fixed) for priority, match in destination.matches)
 
 
 def _to_mac(mac: MatchValue) -> tuple[int, Match]:
@@ -350,8 +394,9 @@ def _masked(first: int, length: int, bits: int) -> MatchValue:
 def _spread(
     destination: _Destination,
     nearer: Mapping[str, list[int]],
+    buckets: Mapping[str, tuple[int, ...]],
     entries: Mapping[str, list[FlowEntry]],
 ) -> None:
     for switch, ports in nearer.items():
-        port = drawn_port(destination.name, switch, ports)
-        entries[switch] += _entries(destination, port)
+        port, equal = drawn_port(destination.name, switch, ports), buckets.get(switch)
+        entries[switch] += _entries(destination, equal or (port,), port if equal else 0)

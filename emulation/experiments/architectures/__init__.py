@@ -1,1 +1,1 @@
-"""Network architectures side by side, under one mix of jobs: time, links, light, power, cost."""
+"""Compares network architectures under one job mix: time, links, optics, power, cost."""

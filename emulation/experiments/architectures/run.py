@@ -1,4 +1,4 @@
-"""One mix of jobs on each architecture: times, links, light, power and cost of all side by side."""
+"""Runs one job mix on each architecture, and tabulates times, links, optics, power and cost."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""What OFC 2022's jobs train, on which GPUs, and the result of all runs (docs/results/ofc2022.md).
+"""The jobs of OFC 2022, their GPUs, and the result of all runs (docs/results/ofc2022.md).
 
 How long a GPU computes and how fast links are was fitted to the paper's four completion times. All
 that is measured is real time: on a busy machine jobs that should run in step drift apart, so the

@@ -1,4 +1,4 @@
-"""The whole experiment: a lab comes up, cases run through the controller's API, it goes down."""
+"""Runs OFC 2022: brings up the lab, runs the cases through the controller's API, takes it down."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""PAC-ML's experiment: how far to partition jobs that have to meet a deadline.
+"""PAC-ML's experiment: how many ways to partition jobs that have a deadline.
 
 Parsonson, Shabka, Ottino, Zervas: "Partitioning Distributed Compute Jobs with Reinforcement
 Learning and Graph Neural Networks", arXiv 2301.13799. Ours: the loss network of

@@ -1,4 +1,4 @@
-"""The whole experiment: its episodes, and their figures."""
+"""Runs PAC-ML's experiment: its episodes and their figures."""
 
 import datetime
 import os
@@ -25,7 +25,7 @@ from patchlight.testbed.graphs import ComputationGraph, builtin_graph
 
 SEEDS, QUICK_SEEDS = 10, 3
 QUICK_LAWS = ("A", "D")
-FUTURES, QUICK_FUTURES, AHEAD = 32, 4, 40
+FUTURES, QUICK_FUTURES, AHEAD = 32, 2, 40
 ALL = "all"
 _SERIAL = Engine("serial")
 _START_S = 5.0  # of the processes

@@ -1,4 +1,5 @@
-"""PAC-ML's experiment with other arrivals, models or failures, and what of it a model never met."""
+"""PAC-ML's experiment under other arrivals, models or failures, and what a model was not trained
+on."""
 
 from __future__ import annotations
 

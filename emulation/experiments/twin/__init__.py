@@ -1,1 +1,1 @@
-"""The simulator beside packets, in random labs with random jobs."""
+"""Compares the simulator with packets, in random labs with random jobs."""

@@ -1,4 +1,4 @@
-"""Random labs, jobs and policies, and what the simulator predicts of them."""
+"""Draws random labs, jobs and policies, and simulates what will happen."""
 
 import random
 from collections.abc import Mapping, Sequence

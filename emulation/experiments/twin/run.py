@@ -1,4 +1,4 @@
-"""Runs random mixes in packets, and shows what was predicted beside what was measured."""
+"""Runs random mixes in packets, and shows predicted beside measured times."""
 
 import csv
 import time

@@ -116,6 +116,12 @@ def train(
         if resume:
             run.resume()
         report = run.learn()
+        if report is None:
+            say(
+                f"{folder} has no model: what was learned is not significantly better than the "
+                "rule least-delay; train with more --steps, or use --partition least-delay"
+            )
+            return
         for line in report.tested.words:
             say(line)
         path = export_lab_model(report.network, of_lab, report.training, folder)

@@ -1,4 +1,4 @@
-"""The learning environments, which ``gymnasium.make`` knows once this package is imported."""
+"""Gymnasium environments; importing this package registers them."""
 
 from patchlight.emulation.learning.envs.registry import register_all
 

@@ -1,4 +1,4 @@
-"""Environments over paths of light: which flow gets the next path, and over which channel."""
+"""Environments of optical paths: which flow gets the next path, and on which channel."""
 
 from abc import abstractmethod
 from collections.abc import Mapping

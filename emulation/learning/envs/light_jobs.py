@@ -1,4 +1,4 @@
-"""Jobs that train over a network of light, iteration by iteration, flow by flow."""
+"""Jobs that train over an optical network, iteration by iteration, flow by flow."""
 
 import heapq
 from collections.abc import Iterator, Mapping

@@ -1,4 +1,5 @@
-"""The operations of a model on a RAMP: on which server is the next part, which is next in line?"""
+"""Environments of a model's operations on RAMP: which server gets the next one, and which runs
+next."""
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence

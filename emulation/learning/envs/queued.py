@@ -1,4 +1,5 @@
-"""``patchlight/Schedule-v0``: which waiting job is next; and what environments of queues share."""
+"""``patchlight/Schedule-v0``: which waiting job starts next; with the base of all queue
+environments."""
 
 import math
 from abc import abstractmethod

@@ -1,4 +1,4 @@
-"""``patchlight/RampPartition-v0``: into how many parts is the job that just came split?
+"""``patchlight/RampPartition-v0``: how many ways the arriving job is partitioned.
 
 One environment, or many at once that are simulated and observed as arrays.
 """

@@ -1,4 +1,4 @@
-"""``patchlight/RampServers-v0`` and ``Elasticity-v0``: the servers of a job."""
+"""``patchlight/RampServers-v0`` and ``Elasticity-v0``: which servers a job gets, and how many."""
 
 import math
 from collections.abc import Mapping, Sequence

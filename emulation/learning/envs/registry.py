@@ -1,4 +1,4 @@
-"""The environments that there are, and how those of others are found.
+"""Lists the environments, and finds those of other packages by their entry points.
 
 An environment of ours says by ``figure`` which key of the last step's information is what counts
 (less is better), and has ``heuristics`` and perhaps ``trained`` models by name: functions of the

@@ -1,4 +1,4 @@
-"""``patchlight/Topology-v0`` and ``Placement-v0``: circuits and servers for the job that begins."""
+"""``patchlight/Topology-v0`` and ``Placement-v0``: circuits and servers for a starting job."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress

@@ -1,1 +1,1 @@
-"""Learning how many workers jobs get, in random labs: by what other answers would have done."""
+"""Learns how many workers a job gets, in random labs, from simulated alternatives."""

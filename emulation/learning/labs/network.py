@@ -46,7 +46,7 @@ from patchlight.testbed.io.reader import FileIssues
 
 DRAWN = "drawn"
 LEARNED = ("partition",)
-"""Kinds in which training added nothing to the rule *least-delay*."""
+"""The kinds in which training adds to the rule *least-delay*."""
 _SEED = Whole("a seed", 0, 2**31)
 _LOAD = Number("a load", above=0, highest=4)
 
@@ -201,12 +201,9 @@ class Messages(nn.Module):
 class OptionNetwork(nn.Module):
     """Scores options of one decision or, as a union of graphs, of many."""
 
-    corrects: Tensor
-
     def __init__(self, network: GraphNetwork) -> None:
         super().__init__()
         width = network.width
-        self.register_buffer("corrects", torch.ones(()))  # 0 where it is to be the rule
         self.cluster = Messages(NODE_FEATURES, EDGE_FEATURES, width, network.rounds)
         self.job = Messages(OPERATION_FEATURES, 0, width, min(1, network.rounds))
         # Of an option: the nodes that it touches, by how much of it is there and by how much of
@@ -235,7 +232,7 @@ class OptionNetwork(nn.Module):
         job = _mean(operations, seen["of_operation"], seen["state"])
         shared = torch.cat([whole, job, seen["state"]], -1)[seen["of_option"]]
         correction = self.judge(torch.cat([*touched, shared, options], -1)).squeeze(-1)
-        found: Tensor = self.plain(options) + correction * self.corrects
+        found: Tensor = self.plain(options) + correction
         return found
 
     @staticmethod
@@ -243,10 +240,6 @@ class OptionNetwork(nn.Module):
         """The score of each option without a correction: that of the rule."""
         found: Tensor = -options[:, COST] - 10.0 * options[:, _STUCK]
         return found
-
-    def forget(self) -> None:
-        """Correct nothing any more."""
-        self.corrects.zero_()
 
 
 def joined(observations: Sequence[Observation]) -> dict[str, Tensor]:

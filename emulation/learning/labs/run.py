@@ -1,8 +1,8 @@
-"""A training run over random labs: decisions tried out, a network fitted to them, and its test.
+"""A training run over random labs: collects decisions, fits a network to them, and tests it.
 
 What an answer did to the jobs that happened to come is mostly chance, so decisions of every fifth
-lab are kept apart: the network is that of the epoch that predicted them best, and its correction is
-dropped where its gain on them is not significant.
+lab are kept apart: the network is that of the epoch that predicted them best, and there is no model
+where its gain on them is not significant.
 """
 
 import copy
@@ -65,10 +65,7 @@ class Gain:
 
 @dataclass(frozen=True)
 class Fitted:
-    """A network, of which epoch, and its ``gain``: ``None`` where nothing could be fitted.
-
-    Where its gain is not significant, it is the rule.
-    """
+    """A network, of which epoch, and its ``gain``: ``None`` where nothing could be fitted."""
 
     network: OptionNetwork
     epoch: int
@@ -76,7 +73,7 @@ class Fitted:
 
     @property
     def corrects(self) -> bool:
-        """Whether it is other than the rule."""
+        """Whether it is significantly better than the rule."""
         return self.gain is not None and self.gain.is_one
 
 
@@ -144,10 +141,7 @@ def fit(
         if error < best[0]:
             best = error, epoch, _weights(network)
     network.load_state_dict(best[2])
-    fitted = Fitted(network, best[1], _gain(network, kept))
-    if not fitted.corrects:
-        network.forget()
-    return fitted
+    return Fitted(network, best[1], _gain(network, kept))
 
 
 def _gain(network: OptionNetwork, kept: _Set) -> Gain:
@@ -266,8 +260,11 @@ class LabRun:
         """Go on from the folder's checkpoint; ``BadInput`` if it has none of this configuration."""
         self._trials.restore(self._folder.resume()["trials"])
 
-    def learn(self) -> LabReport:
-        """All rounds, and the test. Interrupted, it keeps a checkpoint first."""
+    def learn(self) -> LabReport | None:
+        """All rounds, and the test. Interrupted, it keeps a checkpoint first.
+
+        ``None`` where nothing was learned that decides better than the rule.
+        """
         self._folder.check()
         self._folder.begin(self.config.as_data())
         trials, began = self._trials, time.monotonic()
@@ -275,8 +272,8 @@ class LabRun:
         fitted = fit(self.config, trials.tried, self._say)
         if fitted.gain is not None:
             self._say(f"on labs kept apart: {fitted.gain.words}")
-            if not fitted.corrects:
-                self._say("the gain is not significant: the model is the rule")
+        if not fitted.corrects:
+            return None
         spent_s = self._folder.before_s + time.monotonic() - began
         self._say(f"testing on {self.config.testing.labs} labs that it has not seen")
         tested = run_test(fitted.network, self.config)
@@ -317,8 +314,7 @@ class LabRun:
 def about(config: LabConfig, trials: WhatIf, wall_s: float, fitted: Fitted) -> dict[str, Any]:
     """What a card says of a training run."""
     gains = {} if fitted.gain is None else dict.fromkeys(LEARNED, asdict(fitted.gain))
-    corrects = list(LEARNED) if fitted.corrects else []
-    found = {"epoch": fitted.epoch, "corrects": corrects, "gains": gains}
+    found = {"epoch": fitted.epoch, "gains": gains}
     return {
         "config": config.as_data(),
         "steps": trials.steps,

@@ -1,4 +1,4 @@
-"""Trying out what would have been: other numbers of workers, each played to the end.
+"""Simulates the alternatives to a decision: other worker counts, each to the end of the trace.
 
 An episode is played once, by the rule *least-delay*. At some of its decisions other options are
 taken instead, and what comes then is played by that rule, too: the same jobs come, so what

@@ -1,4 +1,5 @@
-"""A cluster with a queue: jobs wait for GPUs, run as fast as the network lets them, and end."""
+"""Simulates a cluster with a job queue: jobs wait for GPUs, train at the speed of the network, and
+end."""
 
 from patchlight.emulation.simulator.cluster.cluster import LabCluster, TwoLevel
 from patchlight.emulation.simulator.cluster.jobs import QueueJob, queue_jobs

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Protocol
 from patchlight.controller.policies.contract import ClusterShape, Frozen, GpuSite
 from patchlight.controller.policies.sets import members
 from patchlight.controller.prediction.completion import PhasedJob, groups, set_paces_of
+from patchlight.controller.prediction.interleaving import set_slots_of
 from patchlight.controller.prediction.network import Demand, LabNetwork, Load, fair_rates
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab.model import Host, Lab
@@ -169,11 +170,13 @@ class RingNetwork:
 class PhasedRings(RingNetwork):
     """The pace of jobs that share links only while they communicate, over a lab's circuits.
 
-    Only jobs that share links with one that comes, goes or moves get another pace.
+    Only jobs that share links with one that comes, goes or moves get another pace. They send in
+    turns if the lab's file says so.
     """
 
     def __init__(self, network: LabCluster) -> None:
         super().__init__(network, network.wire)
+        self._set_paces_of = set_slots_of if network.lab.policies.interleave else set_paces_of
         self._together: set[frozenset[tuple[int, frozenset[tuple[Hashable, int]]]]] = set()
 
     def new_paces(self) -> Iterator[tuple[RingShare, float]]:
@@ -189,7 +192,7 @@ class PhasedRings(RingNetwork):
             self._together.add(key)
             if key in known and all(phased[each].unit_s < math.inf for each in group):
                 continue
-            set_paces_of(group, capacities)
+            self._set_paces_of(group, capacities)
             for each in group:
                 if each.pace_s != phased[each].unit_s:
                     yield phased[each], each.pace_s

@@ -1,4 +1,5 @@
-"""A network of flows under the queue: its nodes are the GPUs, and its jobs have phases there."""
+"""A flow-level network below the job queue: its nodes are GPUs, and its jobs compute and
+communicate in phases."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Writes the results of simulations: a table of jobs for each, ``result.json``, and plots."""
+"""Writes simulation results: one table of jobs per run, ``result.json``, and plots."""
 
 import re
 from collections.abc import Mapping, Sequence

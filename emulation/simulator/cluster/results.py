@@ -1,4 +1,4 @@
-"""The results of a simulation: a record for each job, time series, and the figures."""
+"""The results of a simulation: one record per job, time series, and summary figures."""
 
 from __future__ import annotations
 

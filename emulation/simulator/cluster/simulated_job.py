@@ -1,4 +1,4 @@
-"""A job in the cluster: where it runs, how far it is, and what it has cost so far."""
+"""A job in the simulated cluster: its GPUs, its progress, and its costs so far."""
 
 import math
 from collections.abc import Sequence

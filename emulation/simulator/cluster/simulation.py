@@ -1,4 +1,5 @@
-"""Simulates a cluster in time: jobs arrive, wait, run at the pace of the network, and end.
+"""Runs the event loop of a simulated cluster: jobs arrive, wait, train at the network's rates, and
+end.
 
 It decides nothing. ``advance`` goes to the next event; the caller then calls ``start``,
 ``preempt``, ``rewire`` or ``block``.

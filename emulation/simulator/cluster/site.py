@@ -1,4 +1,4 @@
-"""A simulated cluster as a queue sees it: policies decide what comes next, and where it goes."""
+"""What queue policies see of a simulated cluster: they choose the next job and its GPUs."""
 
 import math
 import time

@@ -1,4 +1,4 @@
-"""The settings of a simulation, its held and broken GPUs, and its future events."""
+"""The settings of a simulation, its busy and failed GPUs, and its pending events."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Jobs in time: they compute, wait, move bits at the rates that the links give them, and repeat.
+"""Event-driven simulation of jobs that compute, wait and send at the rates that their links allow.
 
 An iteration computes for ``compute_s``; ``starts_s`` after its beginning it begins to communicate,
 in rounds that follow each other: a wait (latency, dark time), then a session with its bits. It

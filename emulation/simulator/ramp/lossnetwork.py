@@ -1,4 +1,4 @@
-"""Simulates a cluster that accepts or blocks each job when it arrives: no queue, no second try.
+"""Simulates a cluster that accepts or blocks each job on arrival: no queue, no retry.
 
 An ``Episode`` stops at each arrival until ``decide`` sets the job's partition degree. ``fork``
 copies it there, to look ahead.
@@ -114,6 +114,7 @@ class Episode:
             # Not the scenario itself: it draws the jobs to come.
             partial(_preview, workloads, rule, occupied),
             places=partial(_places, workloads, occupied) if chooses else no_choice,
+            if_occupied=partial(_preview, workloads, rule),
         )
         free = len(self._legal) - 1 - occupied.bit_count()
         return Question(cluster, self._views[number], self._legal[free])

@@ -1,4 +1,4 @@
-"""Looking ahead: play each possible degree out in drawn futures and take the best.
+"""Rollout policy: simulates each possible degree on sampled futures and takes the best.
 
 Roll-out improves on a plain rule by one step of policy iteration (Bertsekas, Tsitsiklis and Wu,
 1997). For each degree that would be accepted now, and for refusing, the cluster as it is

@@ -1,4 +1,4 @@
-"""Simulates one training step on RAMP, until the last part and the last transfer end.
+"""Simulates one training step on RAMP, from the first operation to the last transfer.
 
 Each server runs one part at a time, the shortest ready one first, and lets a shorter one that
 becomes ready go before it; all transfers run at once, without contention. A part is ready when

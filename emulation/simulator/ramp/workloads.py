@@ -1,4 +1,4 @@
-"""The models that jobs train on a RAMP cluster, how long each takes split, and may take.
+"""The models that jobs train on RAMP, their run time at each degree, and their deadlines.
 
 A job is blocked if it takes longer than β times its time on one device. The four laws of β named A
 to D are those of PAC-ML's experiments, with two decimals between 0.10 and 1.00: A uniform, and

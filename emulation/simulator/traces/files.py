@@ -1,4 +1,5 @@
-"""Reads a trace file of any known format, or draws a trace by the published laws of a cluster."""
+"""Reads a trace file of any known format, or draws a trace from a cluster's published
+distributions."""
 
 import csv
 import gzip

@@ -1,4 +1,4 @@
-"""What a trace is, and how its values are read: moments, durations, numbers of GPUs."""
+"""The data model of a trace, and the parsing of its times and GPU counts."""
 
 import math
 from collections import Counter

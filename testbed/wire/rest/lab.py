@@ -40,7 +40,8 @@ class PacketSwitchStatus(TypedDict):
 
     ``connected`` is null for one that learns, which is not asked; ``trouble``: why another does
     not answer. ``lacks``: refused entries, like "lacks 4 flow entries: table full". ``foreign``:
-    entries of others that go before Patchlight's.
+    entries of others that go before Patchlight's. ``without_groups``: it has fixed paths only.
+    ``ports_down``: ports to other packet switches that have no link.
     """
 
     name: str
@@ -52,6 +53,8 @@ class PacketSwitchStatus(TypedDict):
     lacks: str | None
     foreign: list[str]
     snmp_problem: str | None
+    without_groups: bool
+    ports_down: list[int]
 
 
 class CircuitSwitchStatus(TypedDict):
@@ -83,7 +86,7 @@ class HostWithoutLink(TypedDict):
 
 
 PoliciesInUse = dict[str, str | bool | None]
-"""The present policies, by kind, and ``defragment`` for automatic rewiring."""
+"""The present policies, by kind, and whether ``defragment`` and ``interleave`` are on."""
 
 
 class Status(TypedDict):

@@ -125,6 +125,35 @@ def test_held_workers_have_nothing_under_way(make_job: MakeJob) -> None:
         assert len(worker.reports) == 12
 
 
+def test_workers_with_a_slot_begin_to_send_there_until_it_lapses(make_job: MakeJob) -> None:
+    period_s = 0.4
+    job = make_job(2, iterations=100_000, compute_s=0.02)
+    start(job)
+    at = time.time() + 0.1
+    for worker in job:
+        assert worker.tell(op="slot", at=at, period_s=period_s, late_s=0.1, lasts_s=3600)["ok"]
+        assert worker.tell(op="slot", at=at, period_s="soon", late_s=0, lasts_s=1)["ok"] is False
+    first = max(len(worker.reports) for worker in job) + 1  # the slot came during the one before
+    wait_until(lambda: len(job[0].reports) >= first + 8)
+    for worker in job:
+        began = [r["finished_at"] - r["communication_s"] for r in worker.reports[first:]]
+        # One that passes the gate may be kept from telling the time for a moment.
+        slots = [(each - at + 0.02) // period_s for each in began]
+        assert len({*slots}) == len(slots), began
+        late_s = [(each - at) % period_s for each in began]
+        assert sum(each < 0.15 for each in late_s) >= 0.7 * len(late_s), late_s
+    # A worker that waits for its slot can be held, and one without a slot does not wait.
+    held_at = 3 + max(worker.state["iterations_done"] for worker in job)
+    for worker in job:
+        assert worker.tell(op="slot", at=at, period_s=3600, late_s=1, lasts_s=3600)["ok"]
+        assert worker.tell(op="hold", iteration=held_at)["ok"]
+        assert worker.tell(op="slot", at=at, period_s=3600, late_s=1, lasts_s=0)["ok"]
+    for worker in job:
+        worker.until("held")
+        assert worker.tell(op="release")["ok"]
+    wait_until(lambda: job[0].state["iterations_done"] > held_at + 20)
+
+
 def test_stop_ends_a_worker_in_any_state(make_job: MakeJob) -> None:
     (worker,) = make_job(1, iterations=1000)
     worker.until("ready")

@@ -93,10 +93,23 @@ async def test_what_a_move_of_light_gained_stands_beside_the_job(
 async def test_light_is_told_to_follow_and_to_stay(cluster: Cluster, job: JobCommand) -> None:
     policy = JobCommand(job.api, "policy")
     assert json.loads(await policy("use", "--json"))["defragment"] is False
-    assert "on" in (await policy("use", "--defragment", "on")).splitlines()[-1].split()
+    rows = [line.split() for line in (await policy("use", "--defragment", "on")).splitlines()]
+    assert ["defragment", "on"] in [[w for w in row if w.isalpha()] for row in rows]
     assert cluster.scheduler.rewiring.status()["defragment"]
     assert not json.loads(await policy("use", "--defragment", "off", "--json"))["defragment"]
     assert not cluster.scheduler.rewiring.status()["defragment"]
+
+
+async def test_jobs_are_let_send_in_turns_and_at_any_time(
+    cluster: Cluster, job: JobCommand
+) -> None:
+    policy = JobCommand(job.api, "policy")
+    assert json.loads(await policy("use", "--json"))["interleave"] is False
+    for said, is_on in (("on", True), ("off", False)):
+        assert (
+            json.loads(await policy("use", "--interleave", said, "--json"))["interleave"] is is_on
+        )
+        assert cluster.scheduler.policies.choice.interleave is is_on
 
 
 async def test_where_little_is_sent_no_light_moves(cluster: Cluster, job: JobCommand) -> None:

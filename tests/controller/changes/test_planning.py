@@ -56,6 +56,9 @@ def random_lab(rng: random.Random) -> Lab:
 
 def random_map(rng: random.Random) -> PortMap:
     size = rng.randint(PORTS // 2, PORTS)
+    if rng.random() < 0.5:
+        pairs = iter(rng.sample(NUMBERS, PORTS - 2))
+        return PortMap.duplex(zip(pairs, pairs, strict=True))
     return PortMap.of(zip(rng.sample(NUMBERS, size), rng.sample(NUMBERS, size), strict=True))
 
 
@@ -109,7 +112,20 @@ def test_a_plan_knows_whose_light_moves_and_whose_stays(seed: int) -> None:
     assert steps.links_before.paths == old
     assert steps.links_after.paths == new
     staying = {end: path for end, path in old.items() if new.get(end) == path}
-    assert steps.links_staying.paths == staying
+    # Before their circuit is there, switches know of new NICs only where no frame can loop: their
+    # port leads to no switch in any state until then.
+    states = [{n: after[n] if n in list(steps.changes)[:done] else before[n] for n in OCSES}
+              for done in range(len(steps.changes))]  # fmt: skip
+    leads = {e for state in states for e, p in followed(lab, state).items() if p.sink.device == "t"}
+    early = {
+        source: path
+        for source, path in new.items()
+        if path.sink in new
+        and new[path.sink].sink == source
+        and not leads & {end for end in (source, path.sink) if end.device == "t"}
+        and (source.device == "t") != (path.sink.device == "t")
+    }
+    assert steps.links_prepared.paths == staying | early
     assert steps.moved == (old.keys() | new.keys()) - staying.keys()
     assert steps.changes == {n: d for n in OCSES if (d := before[n].diff(after[n]))}
     for links, paths in ((steps.links_before, old), (steps.links_after, new)):

@@ -1,8 +1,11 @@
 """The conformance suite on every driver of packet switches, each against a switch that forwards."""
 
 import asyncio
+import subprocess
 from collections.abc import Iterator
+from dataclasses import replace
 from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
 
 import pytest
 
@@ -10,14 +13,19 @@ from patchlight.controller.packet_switches.conformance import (
     CHECKS,
     Check,
     leaves_what_others_set,
+    releases_everything,
     run_check,
+    sets_and_reads,
 )
-from patchlight.controller.packet_switches.contract import Station
+from patchlight.controller.packet_switches.contract import Station, Wish
 from patchlight.controller.packet_switches.registry import open_packet_driver
+from patchlight.emulation.fabric.plan import namespace_name
 from patchlight.emulation.lab.emulated_lab import EmulatedLab
 from patchlight.testbed.lab.model import PacketSwitch
 from tests.support.house import ROOT
+from tests.support.nic_spaces import ping
 from tests.support.switch_lab import SwitchUnderTest, switch_lab
+from tests.support.waiting import wait_until
 
 PORTS = (1, 2, 3)
 EXAMPLE = ROOT / "tests/support/packet_switch_driver.py"
@@ -98,3 +106,41 @@ def test_settings_from_before_are_restored(under_test: SwitchUnderTest) -> None:
     before = settings()
     asyncio.run(run())
     assert settings() == before
+
+
+@pytest.mark.kernel
+@pytest.mark.root
+@pytest.mark.ovs
+@pytest.mark.timeout(900)
+def test_a_bridge_that_filters_vlans(tmp_path: Path) -> None:
+    with switch_lab(tmp_path) as made:
+        bridge = SwitchUnderTest(made, "bridge1")
+        try:
+            bridge.sudo("ip link set br0 type bridge vlan_filtering 1")
+        except subprocess.CalledProcessError:
+            pytest.skip("this kernel's bridges cannot filter VLANs")
+        bridge.sudo(
+            "set -e; "
+            f"for port in {' '.join(bridge.switch.interface_names)}; do "
+            "bridge vlan del dev $port vid 1; "
+            "bridge vlan add dev $port vid 10 pvid untagged; done; "
+            "bridge vlan add dev br0 vid 10 self; "
+            "ip link add link br0 name br0.10 type vlan id 10; ip link set br0.10 up"
+        )
+        switch = replace(bridge.switch, vlan=10)
+        hosts = {host.server.name: host for host in made.lab.hosts}
+        nics = [hosts[f"server{n}"].nic for n in PORTS]
+        places = {Station(nic.mac, nic.address): n for n, nic in zip(PORTS, nics, strict=True)}
+
+        async def forward() -> None:
+            driver = open_packet_driver(switch)
+            await driver.open()
+            assert not (await driver.set_forwarding(Wish(places, frozenset(PORTS)))).lacks
+            await driver.close()
+
+        asyncio.run(forward())
+        assert bridge.table() == {s.mac: switch.interface_names[n - 1] for s, n in places.items()}
+        wait_until(lambda: ping(namespace_name(made.lab.name, "server1"), str(nics[1].address)))
+        for check in (sets_and_reads, releases_everything):
+            asyncio.run(run_check(check, lambda: open_packet_driver(switch), PORTS))
+        assert bridge.table() == {}

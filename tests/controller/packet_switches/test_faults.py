@@ -68,7 +68,8 @@ async def one_fault(watched: Watched, fault: str, random: random.Random) -> None
     under_test = watched.under_test
     wish = stations_at(random, PORTS)
     station: Station = random.choice(list(wish.places))
-    port = 1 + wish.places[station] % 3
+    # An entry like the one that Patchlight has set until now would count as its own.
+    port = min(PORTS - {wish.places[station], watched.wish.places.get(station, 0)})
     if fault == "refused entry" and not under_test.is_sonic:
         fault = "full table"
     if fault == "full table":

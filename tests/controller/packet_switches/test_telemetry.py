@@ -4,11 +4,13 @@ import asyncio
 import os
 import socket
 import subprocess
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from patchlight.controller.packet_switches.snmp import SnmpFailed
@@ -19,7 +21,7 @@ from patchlight.testbed.labfile.reader import parse_lab
 from patchlight.testbed.linux import namespaces
 from patchlight.testbed.wire.probe_frames import LldpNeighbour, lldp_probe
 from tests.support.agent_bench import ip
-from tests.support.waiting import eventually, unix_socket_answers, wait_until
+from tests.support.waiting import PATIENCE_S, eventually, unix_socket_answers, wait_until
 
 HERE = "{address: '127.0.0.1:1161'}"
 USER = ["createUser reader SHA-256 authpass1 AES privpass1", "rouser reader authpriv"]
@@ -233,6 +235,99 @@ def test_a_secret_that_is_not_set_is_told_at_the_start() -> None:
     lab = _lab("{address: '127.0.0.1:1161', community_env: NOT_SET_ANYWHERE}")
     with pytest.raises(BadInput, match=r"the SNMP community of tor1 .* NOT_SET_ANYWHERE, which"):
         Telemetry(lab, lambda *_: None)
+
+
+@pytest.mark.root
+@pytest.mark.snmp
+async def test_a_minute_of_traffic_counts_the_same_as_in_the_kernel(switch: Switch) -> None:
+    """Within 1 %: net-snmp's counters are up to 3 s old, and it does not say how old."""
+    by_snmp, in_kernel = list[tuple[float, int]](), list[tuple[float, int]]()
+
+    async def send_and_look() -> None:
+        began, sent = time.monotonic(), 0
+        while True:
+            due = round((time.monotonic() - began) * 200)
+            await asyncio.to_thread(switch.send, 2, bytes(1000), due - sent)
+            sent = due
+            in_kernel.append((time.time(), await asyncio.to_thread(switch.received, 2)))
+            await asyncio.sleep(0.1)
+
+    def count(_: str, at: float, octets: Mapping[int, Octets]) -> None:
+        by_snmp.append((at, octets[2][0]))
+
+    def there(at: float) -> float:
+        times, octets = zip(*in_kernel, strict=True)
+        return float(np.interp(at, times, octets))
+
+    with switch.answering():
+        telemetry = Telemetry(_lab(), count, switch.namespace)
+        async with asyncio.TaskGroup() as tasks:
+            running = [tasks.create_task(send_and_look()), tasks.create_task(telemetry.run())]
+            await eventually(lambda: by_snmp and by_snmp[-1][0] - by_snmp[0][0] > 60, "a minute")
+            for task in running:
+                task.cancel()
+        telemetry.close()
+    (began, first), (ended, last) = by_snmp[0], by_snmp[-1]
+    assert last - first == pytest.approx(there(ended) - there(began), rel=0.01)
+
+
+# As BRIDGE-MIB and Q-BRIDGE-MIB of a switch, which Debian's net-snmp lacks: from the kernel's FDB.
+_BRIDGE_MIB = """#!/usr/bin/python3
+import json, subprocess, sys
+from pathlib import Path
+
+def table():
+    rows, fdb = {}, subprocess.run(["/sbin/bridge", "-j", "fdb", "show", "br", "br0"],
+                                   capture_output=True, text=True).stdout
+    for at in Path("/sys/class/net/br0/brif").iterdir():
+        port = int((at / "port_no").read_text(), 0)
+        rows[1, 4, 1, 2, port] = Path(f"/sys/class/net/{at.name}/ifindex").read_text().strip()
+        for row in json.loads(fdb):
+            if row["ifname"] == at.name and row.get("state") != "permanent":
+                mac = [int(part, 16) for part in row["mac"].split(":")]
+                rows[(*COLUMN, *mac)] = port
+    return sorted(rows.items())
+
+COLUMN = tuple(map(int, sys.argv[1].split(".")))
+while line := sys.stdin.readline():
+    if line.strip() == "PING":
+        print("PONG", flush=True)
+        continue
+    exact, oid = line.strip() == "get", sys.stdin.readline().strip()
+    after = tuple(map(int, oid.strip(".").split(".")))[len(%r):]
+    fit = [row for row in table() if (row[0] == after if exact else row[0] > after)]
+    if fit:
+        words = ".".join(map(str, (*%r, *fit[0][0])))
+        print(f".{words}", "integer", fit[0][1], sep="\\n", flush=True)
+    else:
+        print("NONE", flush=True)
+"""
+
+
+@pytest.mark.root
+@pytest.mark.snmp
+@pytest.mark.parametrize("column", ["7.1.2.2.1.2.1", "4.3.1.2"])  # with and without VLANs
+async def test_a_switch_tells_behind_which_port_a_mac_is(switch: Switch, column: str) -> None:
+    bridge, mac = (1, 3, 6, 1, 2, 1, 17), "02:00:00:00:00:2a"
+    script = switch.folder / "bridge-mib"
+    script.write_text(_BRIDGE_MIB % (bridge, bridge))
+    script.chmod(0o755)
+    ip("-n", switch.name, "link", "add", "br0", "type", "bridge")
+    for end in ("swp1", "swp2", "swp3", "swp4", "br0"):
+        master = [] if end == "br0" else ["master", "br0"]
+        ip("-n", switch.name, "link", "set", end, *master, "up")
+    passed = f"pass_persist .{'.'.join(map(str, bridge))} {script} {column}"
+    with switch.answering("rocommunity public", passed):
+        telemetry = Telemetry(_lab(), lambda *_: None, switch.namespace)
+        assert await telemetry.behind([mac]) == {}
+        for port in (3, 1):
+            frame = bytes.fromhex("ffffffffffff" + mac.replace(":", "")) + bytes(60)
+            switch.send(port, frame)
+            deadline = time.monotonic() + PATIENCE_S
+            while await telemetry.behind([mac]) != {mac: f"tor1.{port}"}:
+                assert time.monotonic() < deadline, f"{mac} is not seen at port {port}"
+        assert await telemetry.behind(["02:00:00:00:00:2b"]) == {}
+        telemetry.close()
 
 
 @pytest.mark.root

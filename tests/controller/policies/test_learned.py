@@ -3,6 +3,7 @@
 import hashlib
 import json
 import pickle
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,13 @@ import numpy as np
 import pytest
 
 from patchlight.controller.policies.contract import PartitionPolicy, PlacedDegree, kind_of
+from patchlight.controller.policies.degrees import Constant
 from patchlight.controller.policies.files import CardError, shipped_models, weighs_options
 from patchlight.controller.policies.learned import Card, load_learned
 from patchlight.controller.policies.observation import SCHEMA, VERSION
 from patchlight.controller.policies.registry import load_policy
 from patchlight.emulation.simulator.ramp.lossnetwork import Episode, JobOutcome, run_episode
-from patchlight.emulation.simulator.ramp.scenario import pac_ml_scenario
+from patchlight.emulation.simulator.ramp.scenario import FixedArrivals, pac_ml_scenario
 from patchlight.emulation.simulator.ramp.workloads import Workloads
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.graphs import builtin_graph
@@ -125,6 +127,22 @@ def test_a_model_is_asked_for_every_job_and_never_answers_what_cannot_be(
     )
     assert result.decisions == 100
     assert result.blocked["illegal"] == result.blocked["no_block"] == 0
+
+
+def test_a_watched_model_gives_way_to_the_best_constant(
+    tmp_path: Path, workloads: Workloads
+) -> None:
+    scenario = pac_ml_scenario(workloads, "C", horizon_s=1.25e5)
+    scenario = replace(scenario, arrivals=FixedArrivals(250.0))
+
+    def blocked(policy: PartitionPolicy) -> float:
+        return run_episode(scenario, policy, 5).blocking_rate()
+
+    best = min(blocked(Constant(degree)) for degree in (2, 4, 8, 16))
+    alone = blocked(load_learned(write(tmp_path)))
+    watched = blocked(load_learned(write(tmp_path, most_load=9.0)))
+    assert alone > best + 0.1
+    assert watched < best + 0.05
 
 
 @pytest.mark.parametrize(

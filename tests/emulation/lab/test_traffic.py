@@ -175,3 +175,53 @@ def test_the_host_is_as_before(two_tors: Path, new_name: Callable[[], str]) -> N
         if what != "namespaces":
             assert during[what] == facts, what
     assert host_facts(own) == before
+
+
+def test_flows_share_equal_links_and_leave_one_that_is_cut(
+    tmp_path: Path, new_name: Callable[[], str]
+) -> None:
+    path, name = tmp_path / "lab.yaml", new_name()
+    path.write_text(
+        "name: pair\nnetwork: 10.0.0.0/24\necmp: true\n"
+        "servers: [{name: 'h[1-2]', nics: [{name: nic0, address: '10.0.0.[1-2]'}]}]\n"
+        "packet_switches: [{name: 'tor[1-2]', datapath_id: '[1-2]', ports: 4}]\n"
+        "fibres: ['h[1-2].nic0 - tor[1-2].1', 'tor1.[2-4] - tor2.[2-4]']\n"
+    )
+    with EmulatedLab.from_file(path, name=name, agents=False) as lab:
+        h1, h2 = lab.hosts
+        until(lambda: pings(h1, h2), "h2 answers")
+
+        def sent() -> list[int]:
+            """The bytes that tor1 has sent by each uplink."""
+            counters = [f"/sys/class/net/tor1-{port}/statistics/tx_bytes" for port in (2, 3, 4)]
+            command = ["ip", "netns", "exec", f"pl.{name}.fabric", "cat", *counters]
+            done = subprocess.run(command, capture_output=True, text=True, check=True)
+            return list(map(int, done.stdout.split()))
+
+        def send_flows() -> None:
+            # h2 refuses them: a frame goes there, and one comes back.
+            h1.run(
+                'python3 -c "import socket\nfor port in range(20000, 20400):\n'
+                " s = socket.socket(); s.bind(('', port)); s.connect_ex(('10.0.0.2', 9))\""
+            )
+
+        def shares() -> list[float]:
+            before = sent()
+            send_flows()
+            grown = [now - then for now, then in zip(sent(), before, strict=True)]
+            return [each / sum(grown) for each in grown]
+
+        # Open vSwitch has 16 hashes here, and one port has 6 of them.
+        assert all(0.2 < share < 0.5 for share in shares())
+        fibre = lab.wires.between("tor1.3", "tor2.3")
+        lab.wires.set_up(fibre, up=False)
+        until(lambda: shares()[1] == 0, "no flow to go over the cut fibre")
+        assert all(share > 0.3 for share in (shares()[0], shares()[2]))
+        told = {each["name"]: each["ports_down"] for each in lab.controller.status()["switches"]}
+        assert told == {"tor1": [3], "tor2": [3]}
+        assert pings(h1, h2)
+        lab.wires.set_up(fibre, up=True)
+        until(lambda: all(share > 0.2 for share in shares()), "flows over all fibres again")
+        metric = 'patchlight_packet_switch_uplink_transmit_bytes_per_second{switch="tor1",port="%d"'
+        counted = lab.controller.metrics()
+        assert [port for port in range(1, 5) if metric % port in counted] == [2, 3, 4]

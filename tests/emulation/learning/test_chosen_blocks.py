@@ -95,7 +95,7 @@ def test_other_blocks_than_the_first_ones_are_taken(workloads: Workloads) -> Non
     ("old", "new", "message"),
     [
         ("ramp-block", "ramp-first-fit", "'blocks' is of rule ramp-block"),
-        ("hidden: [16]", "hidden: [16], observation: pac-ml", "need the observation"),
+        ("hidden: [16]", "hidden: [16], observation: pac-ml", "need each other"),
         ("blocks: 4", "blocks: 0", "from 1 to 64"),
     ],
 )

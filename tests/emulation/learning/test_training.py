@@ -38,6 +38,7 @@ from patchlight.emulation.learning.network import ClusterValue, OptionScorer, lo
 from patchlight.emulation.learning.policy_iteration import PolicyIterationLearner
 from patchlight.emulation.learning.training import TrainingRun, scenarios_of, train_with_seeds
 from patchlight.emulation.simulator.ramp.lossnetwork import run_episode
+from patchlight.emulation.simulator.ramp.scenario import pac_ml_scenario
 from patchlight.emulation.simulator.ramp.workloads import Workloads, law
 from patchlight.testbed.errors import BadInput, PatchlightError
 from tests.support.tiny_models import GRAPHS
@@ -209,7 +210,8 @@ def test_the_teacher_keeps_to_its_rule() -> None:
         ("name: a\npolicy_iteration: {near: 4}", 1, 1, "is not of algorithm 'afterstates'"),
         ("name: a\nnetwork: {cluster: blocks}", 2, 20, "servers"),
         ("name: a\nnetwork: {graph_width: 4}", 2, 10, "'graph_width' is of the observation"),
-        (ITERATED + "network: {observation: pac-ml}", 1, 1, "'policy-iteration' compares clusters"),
+        (ITERATED + "network: {observation: pac-ml}", 1, 1, "these are 'policy-it"),
+        ("name: a\nalgorithm: dqn", 1, 1, "these are 'dqn' and 'patchlight'"),
         (ITERATED + "environment: {remaining_error: 0.3}", 1, 1, "needs exact remaining times"),
         (ITERATED + "policy_iteration: {options: 1}", 3, 29, "a whole number from 2"),
         ("name: a b", 1, 7, "is not a name"),
@@ -352,7 +354,7 @@ def test_several_seeds_make_one_model(
         of_runs([tmp_path / "tiny" / "seed-0", other])
 
     theirs = parse_config(
-        laws.replace("tiny", "theirs").replace(
+        laws.replace("name: tiny", "name: theirs\nalgorithm: dqn").replace(
             "hidden", "observation: pac-ml, graph_width: 4, hidden"
         )
     )
@@ -363,9 +365,30 @@ def test_several_seeds_make_one_model(
     monkeypatch.setattr(studies, "find_profiles", lambda folder: SimpleNamespace(graphs=GRAPHS))
     capsys.readouterr()
     studies.compare([tmp_path / "tiny", tmp_path / "theirs"], 2, None)
-    ours, and_theirs = capsys.readouterr().out.splitlines()
+    ours, *and_theirs = capsys.readouterr().out.splitlines()
     assert re.match(r"tiny D: [\d.]+ ± [\d.]+; \S+ [\d.]+; worst seed less that [+-]", ours)
-    assert and_theirs.startswith("theirs D: ")
+    assert len(and_theirs) == 4  # two seeds, each with its last and its best weights
+    for line in and_theirs:
+        shares = re.findall(r"\d+: ([\d.]+)", line.partition("degrees ")[2])
+        assert sum(map(float, shares)) == pytest.approx(1, abs=0.01), line
+
+
+def test_the_best_of_many_means_is_below_the_mean(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(studies, "find_profiles", lambda folder: SimpleNamespace(graphs=GRAPHS))
+    studies.selected(None, 0, 8)
+    for line, (law_name, (degree, _)) in zip(
+        capsys.readouterr().out.splitlines(), studies.PUBLISHED.items(), strict=True
+    ):
+        found = re.match(rf"{law_name}, degree {degree}: ([\d.]+), .*3: ([\d.]+) ", line)
+        assert found is not None
+        scenario = pac_ml_scenario(GRAPHS, law_name, law_instance=0)
+        rates = studies.rule_rates(scenario, f"constant-{degree}", 8, studies.FRESH)
+        assert float(found[1]) == pytest.approx(100 * np.mean(rates), abs=0.5)
+        assert 100 * min(rates) - 0.01 <= float(found[2])
+        # On law B no episode of these models differs from another.
+        assert float(found[2]) < float(found[1]) or np.ptp(rates) == 0
 
 
 def test_a_run_begins_with_the_weights_of_an_earlier_one(tmp_path: Path) -> None:

@@ -230,6 +230,8 @@ class Patchlight(app_manager.RyuApp):  # type: ignore[misc]
             ofp_event.EventOFPEchoReply,
             ofp_event.EventOFPErrorMsg,
             ofp_event.EventOFPFlowStatsReply,
+            ofp_event.EventOFPGroupDescStatsReply,
+            ofp_event.EventOFPGroupFeaturesStatsReply,
             ofp_event.EventOFPPortStatsReply,
             ofp_event.EventOFPPortDescStatsReply,
             ofp_event.EventOFPDescStatsReply,

@@ -82,8 +82,9 @@ class Handlers:
         return self._registry.counters()
 
     def _read_flows(self, request: Message) -> Message:
-        entries = self._switch(request).read_flows()
-        return {"flows": [entry.to_json() for entry in entries]}
+        switch = self._switch(request)
+        flows = [entry.to_json() for entry in switch.read_flows()]
+        return {"flows": flows, "selects": switch.selects() if request.get("spread") else None}
 
     def _apply(self, request: Message) -> Message:
         switch = self._switch(request)

@@ -1,16 +1,13 @@
-"""Sends requests to one connected packet switch, with flow entries as OpenFlow 1.3 messages.
+"""Sends requests to one connected packet switch.
 
 Every request waits for its replies in its own green thread; the engine's event loop only delivers
-replies and never blocks. The engine's codec makes the messages. Encoded matches and ports are
-cached, because the same addresses go to every switch, and encoding limits the rate of flow
-installation.
+replies and never blocks.
 """
 
-import struct
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import partial
 from typing import Any
 
 import eventlet
@@ -21,108 +18,25 @@ from ryu.ofproto import ofproto_v1_3_parser as parser
 from patchlight.controller.packet_switches.openflow.flowtable import (
     COOKIE_MARK,
     COOKIE_MASK,
+    GROUP_IDS,
     FlowEntry,
-    Match,
+)
+from patchlight.controller.packet_switches.openflow.speaker.messages import (
+    HEADER,
+    EntryRefused,
+    Groups,
+    add_message,
+    entry_of,
+    error_text,
+    group_message,
+    group_ports,
+    groups_of,
+    remove_message,
 )
 from patchlight.testbed.errors import PatchlightError
 
-_FIXED = struct.Struct(ofp.OFP_FLOW_MOD_PACK_STR0)
-_HEADER = struct.Struct(ofp.OFP_HEADER_PACK_STR)
-_MATCH_HEADER = struct.Struct("!HH")
 # Fewer, larger sends: each goes through the engine's queue and a system call.
 _BATCH_BYTES = 32 * 1024
-
-
-class EntryRefused(PatchlightError):
-    """A flow entry that OpenFlow 1.3 cannot express."""
-
-
-def add_message(entry: FlowEntry, xid: int) -> bytes:
-    """The flow-mod that adds ``entry``, or replaces the one with its key."""
-    rest = _match_bytes(entry.match) + _instruction_bytes(entry.outputs)
-    return _flow_mod(entry, xid, ofp.OFPFC_ADD, entry.cookie, 0, rest)
-
-
-def remove_message(entry: FlowEntry, xid: int) -> bytes:
-    """The flow-mod that removes the entry with this key, if its cookie has the mark."""
-    rest = _match_bytes(entry.match)
-    return _flow_mod(entry, xid, ofp.OFPFC_DELETE_STRICT, COOKIE_MARK, COOKIE_MASK, rest)
-
-
-def _flow_mod(
-    entry: FlowEntry, xid: int, command: int, cookie: int, mask: int, rest: bytes
-) -> bytes:
-    try:
-        fixed = _FIXED.pack(
-            cookie, mask, entry.table, command, entry.idle_timeout_s, entry.hard_timeout_s,
-            entry.priority, ofp.OFP_NO_BUFFER, ofp.OFPP_ANY, ofp.OFPG_ANY, 0,
-        )  # fmt: skip
-    except struct.error as error:
-        raise EntryRefused(f"a number is out of range: {error}") from error
-    length = _HEADER.size + len(fixed) + len(rest)
-    return _HEADER.pack(ofp.OFP_VERSION, ofp.OFPT_FLOW_MOD, length, xid) + fixed + rest
-
-
-@lru_cache(maxsize=65536)
-def _match_bytes(match: Match) -> bytes:
-    # Like ``OFPMatch`` but without converting each value to text and back twice, which is most of
-    # the cost of a flow-mod.
-    buffer = bytearray(_MATCH_HEADER.size)
-    try:
-        fields = [ofp.oxm_from_user(name, value) for name, value in match.items()]
-        # In numerical order, prerequisites of a field come before it.
-        for number, value, mask in sorted(fields, key=lambda field: field[0]):
-            if mask is not None:
-                value = bytes(a & b for a, b in zip(value, mask, strict=True))
-            ofp.oxm_serialize(number, value, mask, buffer, len(buffer))
-    except Exception as error:
-        # The codec raises any error of its parts: KeyError, struct.error, netaddr's.
-        raise EntryRefused(f"the match {match!r} cannot be encoded: {error}") from error
-    _MATCH_HEADER.pack_into(buffer, 0, ofp.OFPMT_OXM, len(buffer))
-    return bytes(buffer) + bytes(-len(buffer) % 8)
-
-
-@lru_cache(maxsize=4096)
-def _instruction_bytes(outputs: tuple[int, ...]) -> bytes:
-    if not outputs:
-        return b""
-    buffer = bytearray()
-    try:
-        # The controller gets the whole frame; other ports ignore the number.
-        whole = {ofp.OFPP_CONTROLLER: ofp.OFPCML_NO_BUFFER}
-        actions = [parser.OFPActionOutput(port, whole.get(port, 0)) for port in outputs]
-        parser.OFPInstructionActions(ofp.OFPIT_APPLY_ACTIONS, actions).serialize(buffer, 0)
-    except Exception as error:
-        raise EntryRefused(f"the output ports {outputs} cannot be encoded: {error}") from error
-    return bytes(buffer)
-
-
-def entry_of(stats: Any) -> FlowEntry:
-    """The flow entry in a switch's description.
-
-    An entry with the mark but other instructions gets a cookie without the low bits: it differs
-    from all wanted ones, and is replaced.
-    """
-    actions = [a for each in stats.instructions for a in getattr(each, "actions", ())]
-    kinds = {each.type for each in stats.instructions}, {each.type for each in actions}
-    plain = kinds[0] <= {ofp.OFPIT_APPLY_ACTIONS} and kinds[1] <= {ofp.OFPAT_OUTPUT}
-    return FlowEntry(
-        table=stats.table_id,
-        priority=stats.priority,
-        match=Match(dict(stats.match.items())),
-        outputs=tuple(action.port for action in actions) if plain else (),
-        cookie=stats.cookie if plain else stats.cookie & COOKIE_MASK,
-        idle_timeout_s=stats.idle_timeout,
-        hard_timeout_s=stats.hard_timeout,
-    )
-
-
-def error_text(message: Any) -> str:
-    """A switch's error in OpenFlow's terms: ``OFPET_BAD_MATCH: OFPBMC_BAD_PREREQ``."""
-    if message.type == ofp.OFPET_EXPERIMENTER:
-        return f"experimenter error {message.experimenter:#x}, type {message.exp_type}"
-    kind = ofp.ofp_error_type_to_str(message.type)
-    return f"{kind}: {ofp.ofp_error_code_to_str(message.type, message.code)}"
 
 
 class SwitchGone(PatchlightError):
@@ -146,6 +60,8 @@ class Switch:
         self.datapath = datapath
         self.id: int = datapath.id
         self._waiters: dict[int, _Waiter] = {}
+        self._selects: bool | None = None
+        self._uses_groups = False
 
     @property
     def address(self) -> str:
@@ -187,18 +103,53 @@ class Switch:
     def apply(
         self, removes: Iterable[FlowEntry], adds: Iterable[FlowEntry]
     ) -> list[tuple[FlowEntry, str]]:
-        """Remove and add entries; returns refused ones with reasons, or raises ``SwitchGone``."""
-        waiter, refused = _Waiter(), []
-        work = [(entry, remove_message) for entry in removes]
-        work += [(entry, add_message) for entry in adds]
-        batch = bytearray()
+        """Remove and add entries; returns refused ones with reasons, or raises ``SwitchGone``.
+
+        Groups are made for them first, and then those that no entry uses are removed. They never
+        change: entries with other ports get another group.
+        """
+        adds = tuple(adds)
+        wanted = {entry.outputs for entry in adds if entry.spread}
+        self._uses_groups |= bool(wanted)
+        groups = self._groups() if self._uses_groups else {}
+        ids = {ports: number for number, ports in groups.items()}
+        free = (number for number in GROUP_IDS if number not in groups)
+        new = {ports: next(free) for ports in sorted(wanted - ids.keys())}
+        ids |= new
+        group = partial(group_message, self.datapath)
+        work: list[tuple[FlowEntry | int, Callable[[int], bytes]]] = [
+            (number, partial(group, ofp.OFPGC_ADD, number, ports)) for ports, number in new.items()
+        ]
+        work += [(entry, partial(remove_message, entry)) for entry in removes]
+        work += [
+            (entry, partial(add_message, entry, group=ids[entry.outputs] if entry.spread else None))
+            for entry in adds
+        ]
+        failed = self._send_all(work)
+        if old := groups.keys() - {ids[ports] for ports in wanted}:
+            used = {number for stats in self.flow_stats(0, 0) for number in groups_of(stats)}
+            for number in old - used:
+                self._send(group(ofp.OFPGC_DELETE, number, (), self._next_xid()))
+        return [
+            (entry, failed.get(ids.get(entry.outputs, 0), text) if entry.spread else text)
+            for entry, text in failed.items()
+            if isinstance(entry, FlowEntry)
+        ]
+
+    def _send_all(
+        self, work: Iterable[tuple[FlowEntry | int, Callable[[int], bytes]]]
+    ) -> dict[FlowEntry | int, str]:
+        """Send the messages of these subjects; returns why some were refused."""
+        waiter, refused, batch = _Waiter(), dict[FlowEntry | int, str](), bytearray()
+        subjects = list[FlowEntry | int]()
         try:
-            for index, (entry, message) in enumerate(work):
+            for index, (subject, message) in enumerate(work):
                 xid = self._next_xid()
+                subjects.append(subject)
                 try:
-                    batch += message(entry, xid)
+                    batch += message(xid)
                 except EntryRefused as error:
-                    refused.append((entry, error.message))
+                    refused[subject] = error.message
                     continue
                 # Registered before sending, so that no error is missed.
                 waiter.index_of[xid] = index
@@ -211,7 +162,7 @@ class Switch:
             waiter.done.wait()
         finally:
             self._forget(waiter)
-        return refused + [(work[index][0], text) for index, text in waiter.errors.items()]
+        return refused | {subjects[index]: text for index, text in waiter.errors.items()}
 
     def send(self, port: int, frame: bytes) -> None:
         """Send a frame out of a port. There is no confirmation."""
@@ -228,7 +179,26 @@ class Switch:
 
     def read_flows(self) -> list[FlowEntry]:
         """Every entry of every table, including others'."""
-        return [entry_of(stats) for stats in self.flow_stats(0, 0)]
+        stats = self.flow_stats(0, 0)
+        self._uses_groups |= any(g in GROUP_IDS for each in stats for g in groups_of(each))
+        groups = self._groups() if self._uses_groups else {}
+        return [entry_of(each, groups) for each in stats]
+
+    def selects(self) -> bool:
+        """Whether the switch has select groups."""
+        if self._selects is None:
+            try:
+                (found,) = self._gather(parser.OFPGroupFeaturesStatsRequest(self.datapath, 0))
+                self._selects = bool(found.types & 1 << ofp.OFPGT_SELECT)
+            except SwitchGone:
+                raise
+            except PatchlightError:
+                self._selects = False
+        return self._selects
+
+    def _groups(self) -> Groups:
+        described = self._gather(parser.OFPGroupDescStatsRequest(self.datapath, 0))
+        return {g.group_id: group_ports(g) for g in described if g.group_id in GROUP_IDS}
 
     def flow_stats(self, cookie: int = COOKIE_MARK, mask: int = COOKIE_MASK) -> list[Any]:
         """The engine's flow statistics of entries with this cookie: by default Patchlight's."""
@@ -360,12 +330,12 @@ class Traffic:
     def said(self, datapath_id: int, data: bytes, now: float) -> None:
         """Messages go to a switch."""
         counts, at = self._counts[datapath_id], 0
-        while at + _HEADER.size <= len(data):
-            _, kind, length, xid = _HEADER.unpack_from(data, at)
+        while at + HEADER.size <= len(data):
+            _, kind, length, xid = HEADER.unpack_from(data, at)
             counts.sent += 1
             if kind == ofp.OFPT_ECHO_REQUEST:
                 counts.echo_xid, counts.echo_at = xid, now
-            at += max(length, _HEADER.size)
+            at += max(length, HEADER.size)
 
     def heard(self, datapath_id: int, kind: int, xid: int, now: float) -> None:
         """A message came from a switch."""

@@ -1,1 +1,1 @@
-"""ODDL in packets: four nodes with tunable transceivers, compared with one switch."""
+"""ODDL in packets: four nodes with tunable transceivers, compared with one packet switch."""

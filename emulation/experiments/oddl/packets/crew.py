@@ -1,4 +1,4 @@
-"""The nodes of a job in a lab that is up, as processes: started, told to iterate, ended."""
+"""Runs the nodes of a job as processes in an emulated lab: start, iterate, stop."""
 
 import json
 import os

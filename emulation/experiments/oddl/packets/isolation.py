@@ -1,4 +1,4 @@
-"""A job that floods on all channels, and what its neighbour notices of it."""
+"""Measures what a job notices of a neighbour that floods all channels."""
 
 import errno
 import itertools

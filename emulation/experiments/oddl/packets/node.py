@@ -1,4 +1,4 @@
-"""One node as a process: computes, gets a path of light, all-reduces over it, gives it back.
+"""One node as a process: computes, requests an optical path, all-reduces over it, releases it.
 
 The process lives in the control network, and the sockets of its rings in its server's namespace.
 The first line of its standard input is its ``NodeTask``, each further one a ``Stretch`` of

@@ -1,4 +1,4 @@
-"""ODDL in packets: the same training over light and over one switch, in turns, and its stages.
+"""ODDL in packets: trains alternately over optical paths and over one packet switch.
 
 Rates and bytes are divided by ``scale``, as in every emulated lab, so that transfers take as long
 as they would. Then everything is slowed down by ``slowdown``: computing, transfers and tuning take

@@ -1,1 +1,1 @@
-"""The networks that there are, by what they are made of."""
+"""Network topologies, grouped by what they are built of."""

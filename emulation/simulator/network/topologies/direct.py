@@ -1,4 +1,4 @@
-"""Networks whose links stay for all of a job: tori, ASTRA-sim's, labs, and TopoOpt's circuits."""
+"""Networks whose links are fixed for the whole job: tori, ASTRA-sim's topologies, labs, TopoOpt."""
 
 import math
 from collections.abc import Hashable, Mapping, Sequence

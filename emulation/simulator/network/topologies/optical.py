@@ -1,4 +1,4 @@
-"""Networks whose light is switched: RotorNet, SiP-ML's ring and switch, RAMP, ODDL."""
+"""Networks that switch light during a job: RotorNet, SiP-ML's ring and switch, RAMP, ODDL."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""Networks of packet switches: an ideal one, fat-tree, leaf-spine, rail-only."""
+"""Packet-switched networks: ideal, fat-tree, leaf-spine, rail-only."""
 
 from dataclasses import dataclass
 

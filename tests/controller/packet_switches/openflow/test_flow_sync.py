@@ -120,16 +120,15 @@ async def test_a_full_table_is_told_and_filled_once_there_is_room(
     async with bench.speaker(datapath_id) as (speaker, events):
         name = bench.bridge(datapath_id)
         await events.wait("switch-up", datapath_id=datapath_id)
-        # Room for what drops the rest, and for one entry.
-        table = ["--id=@t", "create", "Flow_Table", "flow_limit=2", "overflow_policy=refuse"]
+        # Room for one entry: each host has two, for frames and for ARP.
+        table = ["--id=@t", "create", "Flow_Table", "flow_limit=1", "overflow_policy=refuse"]
         bench.ovs.vsctl(*table, "--", "set", "Bridge", name, "flow_tables:0=@t")
         switches = PacketSwitches(lab, speaker)
         notes = await switches.follow(trace_links(lab, lab.initial_maps))
         wanted = len(switches._flows.wanted[datapath_id])
-        lacks = f"lacks {wanted - 2} flow entries: table full"
+        lacks = f"lacks {wanted - 1} flow entries: table full"
         assert switches.lacking() == {"tor1": lacks}
         assert [note for note in notes if note.startswith(f"tor1 {lacks}; the first: ")]
-        # Each host has two entries, for frames and for ARP, and one entry at most is there.
         cut = {host.name: f"tor1 {lacks}" for host in lab.hosts}
         assert switches.unserved() == cut
         assert (

@@ -115,7 +115,7 @@ from patchlight.controller.packet_switches.openflow.speaker.__main__ import choo
 choose(sys.argv[1])
 from ryu.ofproto import ofproto_protocol
 from ryu.ofproto import ofproto_v1_3 as ofp, ofproto_v1_3_parser as parser
-from patchlight.controller.packet_switches.openflow.speaker import switch as messages
+from patchlight.controller.packet_switches.openflow.speaker import messages
 from patchlight.controller.packet_switches.openflow.flowtable import (
     COOKIE_MARK, COOKIE_MASK, FlowEntry, Match)
 
