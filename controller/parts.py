@@ -200,6 +200,7 @@ class Controller:
                     "foreign": foreign.get(s.name, []),
                     "snmp_problem": self.telemetry.problems.get(s.name),
                     "without_groups": s.name in without_groups,
+                    "ports_down": self.switches.ports_down(s.name),
                 }
                 for s in self.lab.packet_switches
             ],

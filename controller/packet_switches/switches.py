@@ -226,6 +226,10 @@ class PacketSwitches:
         """Switches that should hash flows over equal paths, but have no select groups."""
         return {self._name_of[datapath_id] for datapath_id in self._flows.without_groups}
 
+    def ports_down(self, switch: str) -> list[int]:
+        """The ports of a switch to others that have no link, though a fibre is there."""
+        return sorted(int(end.port) for end in self._trunks.down if end.device == switch)
+
     def uplinks(self) -> list[Uplink]:
         """What goes by each of several equally near ports of a switch."""
         return self._trunks.uplinks(self._forwarding.equal, time.time())

@@ -16,12 +16,11 @@ from torch import Tensor
 from torch.nn.functional import huber_loss
 
 from patchlight.emulation.learning.config import Config
-from patchlight.emulation.learning.learner import Learner, RoundProgress
+from patchlight.emulation.learning.learner import Floats, Learner, RoundProgress, explored
 from patchlight.emulation.learning.pac_ml_agent import PacMlNetwork, PacMlPlayer
 from patchlight.emulation.learning.vector_episodes import Finished
 from patchlight.emulation.simulator.ramp.scenario import Scenario
 
-_Floats = NDArray[np.float64]
 _MOST, _SPREAD = 0.4, 7.0  # the first environment's exploration, and how far the others are from it
 _LEAST_PRIORITY = 1e-6
 
@@ -35,7 +34,7 @@ class Replay:
         self._weights = np.zeros(size)
         self._next = self.kept = 0
 
-    def add(self, columns: Sequence[NDArray[Any]], errors: _Floats) -> None:
+    def add(self, columns: Sequence[NDArray[Any]], errors: Floats) -> None:
         """Keep transitions, each a row of all ``columns``; the oldest give way."""
         if not self._columns:
             self._columns = [np.zeros((self._size, *c.shape[1:]), c.dtype) for c in columns]
@@ -46,13 +45,13 @@ class Replay:
         self.kept = min(self._size, self.kept + len(errors))
         self.rate(rows, errors)
 
-    def rate(self, rows: NDArray[np.intp], errors: _Floats) -> None:
+    def rate(self, rows: NDArray[np.intp], errors: Floats) -> None:
         """Set the priorities of rows by their errors."""
         self._weights[rows] = (np.abs(errors) + _LEAST_PRIORITY) ** self._alpha
 
     def draw(
         self, count: int, rng: np.random.Generator
-    ) -> tuple[NDArray[np.intp], list[NDArray[Any]], _Floats]:
+    ) -> tuple[NDArray[np.intp], list[NDArray[Any]], Floats]:
         """Rows, their columns, and by how much each counts, at most 1."""
         sums = np.cumsum(self._weights[: self.kept])
         rows = np.searchsorted(sums, rng.random(count) * sums[-1], side="right")
@@ -109,11 +108,7 @@ class DqnLearner(Learner):
         steps, envs = settings.n_steps, episodes.num_envs
         rewards, over = np.zeros((steps, envs)), np.zeros((steps, envs), bool)
         seen, degrees, finished = [], np.zeros((steps, envs), int), list[Finished]()
-        columns, played, best = (
-            np.arange(envs),
-            np.zeros((steps, envs)),
-            np.zeros((steps + 1, envs)),
-        )
+        played, best, columns = *np.zeros((2, steps + 1, envs)), np.arange(envs)
         with torch.no_grad():
             pooled = self._network.pooled()
         for step in range(steps + 1):
@@ -123,9 +118,7 @@ class DqnLearner(Learner):
             best[step] = values.max(axis=1)
             if step == steps:
                 break
-            drawn = self.rng.integers(values.shape[1], size=envs)
-            explores = self.rng.random(envs) < self._epsilon
-            degrees[step] = np.where(explores, drawn, values.argmax(axis=1))
+            degrees[step], _ = explored(values, values.argmax(axis=1), self._epsilon, self.rng)
             played[step] = values[columns, degrees[step]]
             scenario = episodes.scenario_of.copy()
             accepted, ended = episodes.step(self._actions[degrees[step]])
@@ -136,7 +129,7 @@ class DqnLearner(Learner):
         graph, about = map(np.stack, zip(*seen, strict=True))
         returns, discount = rewards.copy(), np.where(over, 0.0, settings.gamma)
         after = np.arange(1, steps + 1)[:, None].repeat(envs, axis=1)
-        for ahead in range(1, settings.multi_step):
+        for ahead in range(1, min(settings.multi_step, steps)):
             later = np.arange(ahead, steps)
             before = slice(0, steps - ahead)
             returns[before] += discount[before] * rewards[later]
@@ -146,7 +139,7 @@ class DqnLearner(Learner):
         kept += [graph[after, columns], about[after, columns]]
         rows = [each.reshape(-1, *each.shape[2:]) for each in kept]
         # By the values that it played by; the target network's come in when it learns from them.
-        errors = played - returns - discount * best[after, columns]
+        errors = played[:-1] - returns - discount * best[after, columns]
         self.replay.add(rows, errors.ravel())
         return finished
 

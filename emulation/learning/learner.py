@@ -147,7 +147,7 @@ class MeanRewards:
 
 
 def explored(
-    scores: Floats, actions: NDArray[np.intp], epsilon: float, rng: np.random.Generator
+    scores: Floats, actions: NDArray[np.intp], epsilon: float | Floats, rng: np.random.Generator
 ) -> tuple[NDArray[np.intp], NDArray[np.bool_]]:
     """``actions``, each with chance ``epsilon`` replaced by any allowed one; which are, E each.
 

@@ -101,7 +101,7 @@ def status(client: ControllerClient, as_json: bool) -> None:
         if out.is_wide():
             out.say("")
             _devices(answer).print()
-            if uplinks := list(_uplinks(found)):
+            if uplinks := list(uplink_rows(found)):
                 out.say("")
                 numeric = out.numbers("sends", "share", "even")
                 title = "Uplinks: equally near ports"
@@ -241,7 +241,7 @@ def _named(names: list[str]) -> str:
     return ", ".join(names[:_MOST_NAMES]) + more
 
 
-def _uplinks(found: Scrape) -> Iterator[tuple[str, ...]]:
+def uplink_rows(found: Scrape) -> Iterator[tuple[str, ...]]:
     """What goes by each of several equally near ports, its share, and an even one."""
     samples = found.of_metric("packet_switch_uplink_transmit_bytes_per_second")
     totals = defaultdict[tuple[str, str], float](float)
@@ -271,6 +271,9 @@ def _devices(answer: Status) -> out.Table:
         if switch["without_groups"]:
             text = f"{state.text}; fixed paths, as it has no select groups"
             state = out.Coloured(text, "caution")
+        if switch["ports_down"]:
+            ports = ", ".join(map(str, switch["ports_down"]))
+            state = out.Coloured(f"{state.text}; no link at port {ports}", "caution")
         if switch["trouble"]:
             state = out.Coloured(f"away: {switch['trouble']}", "bad")
         if foreign := switch["foreign"]:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from patchlight.cli.status import Scrape, status_rows
+from patchlight.cli.status import Scrape, status_rows, uplink_rows
 from patchlight.cli.top import JobPace, job_paces, screen
 from tests.support.job_api import JobCommand
 from tests.support.waiting import PATIENCE_S, eventually
@@ -66,6 +66,21 @@ def test_rates_are_what_grew_between_two_looks() -> None:
     # A controller that was started anew counts from 0 again.
     (anew,) = job_paces(Scrape.read(WELL + counted(1, 10), 103.0), now)
     assert anew.iterations_per_s == 0
+
+
+def test_the_share_of_each_uplink_is_beside_an_even_one() -> None:
+    metric = "patchlight_packet_switch_uplink_transmit_bytes_per_second"
+    rates = {("s1", 3): 3000, ("s1", 4): 1000, ("s2", 3): 0, ("s2", 4): 0}
+    text = "".join(
+        f'{metric}{{switch="{switch}",port="{port}",peer="c{port}",equal="3,4"}} {rate}\n'
+        for (switch, port), rate in rates.items()
+    )
+    assert list(uplink_rows(Scrape.read(text, 0.0))) == [
+        ("s1.3", "c3", "24kbps", "75.0 %", "50.0 %"),
+        ("s1.4", "c4", "8kbps", "25.0 %", "50.0 %"),
+        ("s2.3", "c3", "0bps", "", "50.0 %"),
+        ("s2.4", "c4", "0bps", "", "50.0 %"),
+    ]
 
 
 def test_gpus_of_a_silent_agent_are_counted_while_they_are_in_jobs() -> None:

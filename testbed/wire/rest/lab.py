@@ -41,6 +41,7 @@ class PacketSwitchStatus(TypedDict):
     ``connected`` is null for one that learns, which is not asked; ``trouble``: why another does
     not answer. ``lacks``: refused entries, like "lacks 4 flow entries: table full". ``foreign``:
     entries of others that go before Patchlight's. ``without_groups``: it has fixed paths only.
+    ``ports_down``: ports to other packet switches that have no link.
     """
 
     name: str
@@ -53,6 +54,7 @@ class PacketSwitchStatus(TypedDict):
     foreign: list[str]
     snmp_problem: str | None
     without_groups: bool
+    ports_down: list[int]
 
 
 class CircuitSwitchStatus(TypedDict):

@@ -217,6 +217,11 @@ def test_flows_share_equal_links_and_leave_one_that_is_cut(
         lab.wires.set_up(fibre, up=False)
         until(lambda: shares()[1] == 0, "no flow to go over the cut fibre")
         assert all(share > 0.3 for share in (shares()[0], shares()[2]))
+        told = {each["name"]: each["ports_down"] for each in lab.controller.status()["switches"]}
+        assert told == {"tor1": [3], "tor2": [3]}
         assert pings(h1, h2)
         lab.wires.set_up(fibre, up=True)
         until(lambda: all(share > 0.2 for share in shares()), "flows over all fibres again")
+        metric = 'patchlight_packet_switch_uplink_transmit_bytes_per_second{switch="tor1",port="%d"'
+        counted = lab.controller.metrics()
+        assert [port for port in range(1, 5) if metric % port in counted] == [2, 3, 4]
