@@ -148,7 +148,8 @@ def test_a_fork_goes_its_own_way(computed: Workloads) -> None:
     assert twin.result().blocked["refused"] >= 150
     now = episode.question()
     assert (now.job, now.legal) == (before.job, before.legal)
-    assert now.cluster._replace(preview=before.cluster.preview) == before.cluster
+    preview, if_occupied = before.cluster.preview, before.cluster.if_occupied
+    assert now.cluster._replace(preview=preview, if_occupied=if_occupied) == before.cluster
     while episode.job is not None:
         episode.decide(Constant(4).degree(*episode.question()))
     assert episode.result() == run_episode(scenario, Constant(4), 0)

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from patchlight.controller.policies.contract import PartitionPolicy, no_choice
+from patchlight.controller.policies.contract import PartitionPolicy, no_choice, nowhere
 from patchlight.controller.policies.degrees import Constant
 from patchlight.emulation.simulator.ramp.lossnetwork import (
     Episode,
@@ -72,7 +72,7 @@ def test_the_seed_fixes_all(workloads: Workloads) -> None:
 
 def _without_functions(question: Question) -> Question:
     """What it can ask for are functions: two of them are never equal."""
-    cluster = question.cluster._replace(preview=None, places=no_choice)  # type: ignore[arg-type]
+    cluster = question.cluster._replace(preview=nowhere, places=no_choice, if_occupied=None)
     return question._replace(cluster=cluster)
 
 
