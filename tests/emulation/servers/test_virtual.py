@@ -13,6 +13,7 @@ import pytest
 
 from patchlight import EmulatedLab
 from patchlight.client.client import ControllerClient
+from patchlight.controller.access.authority import Authority, authority_folder
 from patchlight.emulation.fabric import lab_state as states
 from patchlight.emulation.fabric.roce import RoceMeter
 from patchlight.emulation.lab.emulated_lab import down_lab
@@ -58,11 +59,15 @@ WRITE = "timeout {} ib_write_bw -F -d rxe_nic0 -x 1 -s 65536 -n 50 {}"
 
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmulatedLab]:
-    path = tmp_path_factory.mktemp("lab") / "two.yaml"
-    path.write_text(TWO)
-    lab = EmulatedLab.from_file(path, 1000, name=NAME, servers="vm")
-    lab.up()
-    yield lab
+    folder = tmp_path_factory.mktemp("lab")
+    (path := folder / "two.yaml").write_text(TWO)
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("XDG_DATA_HOME", str(folder))
+        authority = Authority(NAME, authority_folder(NAME))
+        tls = authority.for_controller(authority.folder.parent / "controller").folder
+        lab = EmulatedLab.from_file(path, 1000, name=NAME, servers="vm", tls=tls)
+        lab.up()
+        yield lab
     began = time.monotonic()
     lab.down()
     assert time.monotonic() - began < 30
