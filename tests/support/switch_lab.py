@@ -47,9 +47,9 @@ done
 """
 
 
-def switch_lab(folder: Path) -> EmulatedLab:
+def switch_lab(folder: Path, prefix: str = "sw") -> EmulatedLab:
     path = folder / "switches.yaml"
-    path.write_text(f"name: sw{os.getpid()}\n{SWITCHES}")
+    path.write_text(f"name: {prefix}{os.getpid()}\n{SWITCHES}")
     return EmulatedLab.from_file(path, 1000, controller=False, agents=False)
 
 

@@ -113,7 +113,7 @@ def test_settings_from_before_are_restored(under_test: SwitchUnderTest) -> None:
 @pytest.mark.ovs
 @pytest.mark.timeout(900)
 def test_a_bridge_that_filters_vlans(tmp_path: Path) -> None:
-    with switch_lab(tmp_path) as made:
+    with switch_lab(tmp_path, "vlans") as made:
         bridge = SwitchUnderTest(made, "bridge1")
         try:
             bridge.sudo("ip link set br0 type bridge vlan_filtering 1")

@@ -240,7 +240,8 @@ def test_a_secret_that_is_not_set_is_told_at_the_start() -> None:
 @pytest.mark.root
 @pytest.mark.snmp
 async def test_a_minute_of_traffic_counts_the_same_as_in_the_kernel(switch: Switch) -> None:
-    """Within 1 %: net-snmp's counters are up to 3 s old, and it does not say how old."""
+    """Within one second's traffic: net-snmp's counters are up to 3 s old, and it does not say how
+    old. On a quiet machine that is within 0.3 %."""
     by_snmp, in_kernel = list[tuple[float, int]](), list[tuple[float, int]]()
 
     async def send_and_look() -> None:
@@ -268,7 +269,8 @@ async def test_a_minute_of_traffic_counts_the_same_as_in_the_kernel(switch: Swit
                 task.cancel()
         telemetry.close()
     (began, first), (ended, last) = by_snmp[0], by_snmp[-1]
-    assert last - first == pytest.approx(there(ended) - there(began), rel=0.01)
+    sent = there(ended) - there(began)
+    assert last - first == pytest.approx(sent, abs=sent / (ended - began))
 
 
 # As BRIDGE-MIB and Q-BRIDGE-MIB of a switch, which Debian's net-snmp lacks: from the kernel's FDB.
