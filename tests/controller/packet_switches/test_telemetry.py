@@ -239,9 +239,9 @@ def test_a_secret_that_is_not_set_is_told_at_the_start() -> None:
 
 @pytest.mark.root
 @pytest.mark.snmp
-async def test_a_minute_of_traffic_counts_the_same_as_in_the_kernel(switch: Switch) -> None:
+async def test_traffic_counts_the_same_as_in_the_kernel(switch: Switch) -> None:
     """Within one second's traffic: net-snmp's counters are up to 3 s old, and it does not say how
-    old. On a quiet machine that is within 0.3 %."""
+    old. On a quiet machine a minute differs by 0.3 %."""
     by_snmp, in_kernel = list[tuple[float, int]](), list[tuple[float, int]]()
 
     async def send_and_look() -> None:
@@ -264,7 +264,7 @@ async def test_a_minute_of_traffic_counts_the_same_as_in_the_kernel(switch: Swit
         telemetry = Telemetry(_lab(), count, switch.namespace)
         async with asyncio.TaskGroup() as tasks:
             running = [tasks.create_task(send_and_look()), tasks.create_task(telemetry.run())]
-            await eventually(lambda: by_snmp and by_snmp[-1][0] - by_snmp[0][0] > 60, "a minute")
+            await eventually(lambda: by_snmp and by_snmp[-1][0] - by_snmp[0][0] > 20, "20 s")
             for task in running:
                 task.cancel()
         telemetry.close()
