@@ -136,10 +136,8 @@ _LOOKS = 8
 def favour(pid: int, *, real_time: bool) -> None:
     """Let a process with its threads run before others, as far as the kernel permits: with
     ``real_time`` before every ordinary one (``SCHED_RR``; 5 % of each core is left to those), else
-    by niceness, also of the session that it leads (``sched_autogroup_enabled``)."""
-    with suppress(OSError):
-        if os.getsid(pid) == pid:
-            Path(f"/proc/{pid}/autogroup").write_text(str(_NICENESS))
+    by niceness, which has little effect if the kernel groups sessions
+    (``sched_autogroup_enabled``)."""
     for thread in _threads(pid):
         with suppress(OSError):  # some containers forbid it even to root
             os.setpriority(os.PRIO_PROCESS, thread, _NICENESS)

@@ -4,7 +4,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -34,21 +33,6 @@ def test_niceness_alone(sleeping: int) -> None:
     favour(sleeping, real_time=False)
     assert os.getpriority(os.PRIO_PROCESS, sleeping) == -10
     assert os.sched_getscheduler(sleeping) == os.SCHED_OTHER
-
-
-@pytest.mark.skipif(
-    not Path("/proc/self/autogroup").exists(), reason="this kernel does not group sessions"
-)
-def test_its_session_comes_first_too_but_not_another_s(sleeping: int) -> None:
-    def group(pid: int | str) -> str:
-        return Path(f"/proc/{pid}/autogroup").read_text().split("nice")[1].strip()
-
-    before = group("self")
-    with subprocess.Popen(["sleep", "60"], start_new_session=True) as leader:
-        favour(leader.pid, real_time=False)
-        favour(sleeping, real_time=False)
-        assert (group(leader.pid), group("self")) == ("-10", before)
-        leader.kill()
 
 
 def test_threads_that_are_there_already_are_favoured_too() -> None:
