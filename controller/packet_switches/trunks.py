@@ -26,8 +26,7 @@ class Trunks:
 
     def __init__(self, lab: Lab) -> None:
         self._scale = lab.scale
-        names = {switch.name for switch in lab.packet_switches}
-        self._names = names
+        self._names = names = {switch.name for switch in lab.packet_switches}
         # At ports to an OCS, signals come and go with the circuits.
         self._fixed = {
             end
