@@ -53,6 +53,8 @@ make_machine() {
     mkdir -p "$machine" "$work"/{bin,disk,modules}
     dpkg-deb -x "$root"/boot/linux-image-*.deb "$work/kernel"
     rm "$root"/boot/linux-image-*.deb
+    # From Debian 13 on its modules are below /usr.
+    [ -d "$work/kernel/lib" ] || mv "$work/kernel/usr/lib" "$work/kernel/"
     # What no such machine has, or what its emulated processor takes long to load.
     rm -rf "$work"/kernel/lib/modules/*/kernel/{sound,arch,net/{wireless,mac80211}} \
         "$work"/kernel/lib/modules/*/kernel/drivers/{ata,cpufreq,gpu,input,media,net/wireless,scsi}
