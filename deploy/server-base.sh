@@ -71,7 +71,7 @@ make_machine() {
             cp "$root$module" modules/
             echo "/modules/${module##*/}"
         done >order
-        unxz -q modules/*.xz 2>/dev/null || :
+        if compgen -G 'modules/*.xz' >/dev/null; then bin/busybox unxz modules/*.xz; fi
         sed -i 's/\.xz$//' order
         cat >init <<'END'
 #!/bin/busybox sh
@@ -117,6 +117,7 @@ fi
 if ! [ -d "$base" ]; then
     command -v mmdebstrap >/dev/null ||
         fail "mmdebstrap is not installed: apt-get install mmdebstrap, or deploy/bootstrap.sh"
+    [ "$kind" != -vm ] || command -v mke2fs >/dev/null || fail "mke2fs is not installed: apt-get install e2fsprogs"
     say "making the root file system of the servers ($suite$kind; once, about a minute)"
     rm -rf --one-file-system "$CACHE"/servers/part.* # of a build that was killed
     part=$(mktemp -d "$CACHE/servers/part.XXXXXX")
