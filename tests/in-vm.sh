@@ -6,7 +6,7 @@
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 MODULES='sch_netem 8021q macvlan rdma_rxe rdma_ucm openvswitch veth act_mirred cls_matchall sch_ingress sch_tbf
-    igb igbvf'
+    igb igbvf virtio_net'
 LIMIT_S=${PATCHLIGHT_VM_LIMIT_S:-1200} # a busy machine takes long to emulate a processor
 END_MARK='in-vm: pytest ended with'
 
