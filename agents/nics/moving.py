@@ -172,8 +172,8 @@ def _bare(state: NicState, interface: str, network: WorkerNetwork) -> NicState:
 
 
 def _addressed(state: NicState, network: WorkerNetwork) -> NicState:
-    address = network.address, network.prefix
-    return replace(state, addresses=(address,), neighbours=network.neighbours)
+    addresses = ((network.address, network.prefix),)
+    return replace(state, addresses=addresses, neighbours=network.neighbours)
 
 
 def take_nic_back(state: NicState, namespace: Path, home: Path) -> None:
@@ -383,7 +383,6 @@ def set_function(
 
 def settings_of(now: FunctionState, mac: str | None, vlan: int | None) -> dict[str, Any]:
     """Attributes to set at the port: only those that differ, as some drivers reject the others."""
-    wanted = {"mac": mac, "vlan": vlan}
-    present = {"mac": now.mac, "vlan": now.vlan}
-    settings = {k: v for k, v in wanted.items() if v is not None and v != present[k]}
+    values = {"mac": (mac, now.mac), "vlan": (vlan, now.vlan)}
+    settings = {k: new for k, (new, old) in values.items() if new not in (None, old)}
     return {"vf": now.number, **settings} if settings else {}

@@ -32,7 +32,11 @@ def plugged(bench: Bench, tag: int | None) -> tuple[str, list[str]]:
     if port is None or wire is None:
         pytest.skip("no emulated igb NIC found: tests/in-vm.sh has one where QEMU is 8 or newer")
     device = Path("/sys/class/net", port, "device").resolve()
-    (device / "sriov_numvfs").write_text("2")
+    server, fabric = bench.namespace("server1"), bench.namespace("fabric")
+    ip("link", "set", port, "netns", server)
+    ip("-n", server, "link", "set", port, "up")
+    for count in "02":
+        (device / "sriov_numvfs").write_text(count)
 
     def interfaces() -> list[str]:
         folders = (device / f"virtfn{number}/net" for number in range(2))
@@ -41,10 +45,8 @@ def plugged(bench: Bench, tag: int | None) -> tuple[str, list[str]]:
     functions = wait_until(
         lambda: found if len(found := interfaces()) == 2 else [], "two functions"
     )
-    server, fabric = bench.namespace("server1"), bench.namespace("fabric")
-    for each in (port, *functions):
+    for each in functions:
         ip("link", "set", each, "netns", server)
-    ip("-n", server, "link", "set", port, "up")
     ip("link", "set", wire, "netns", fabric)
     ip("-n", fabric, "link", "set", wire, "up")
     if tag is not None:
