@@ -19,6 +19,34 @@ LOCK_WAIT_S=900
 fail() { printf 'server-base: %s\n' "$*" >&2; exit 1; }
 say() { printf 'server-base: %s\n' "$*" >&2; }
 
+# A virtual machine becomes a server by a second disk with the server's own files: name, keys, network.
+# One that has none when it boots waits here. With the disk it gets its NICs: udev rests until the files
+# say what they are called.
+export own_files='#!/bin/sh
+modprobe --all virtio_net rdma_rxe
+udevadm control --stop-exec-queue
+echo "waiting for its own files" >/dev/ttyS0
+until [ -b /dev/vdb ]; do sleep 0.1; echo 1 >/sys/bus/pci/rescan; done
+cd / && busybox cpio -idmu </dev/vdb
+busybox hostname -F /etc/hostname
+busybox date -s "@$(cat /sys/class/rtc/rtc0/since_epoch)"
+/lib/systemd/systemd-sysctl
+systemctl restart systemd-journald
+networkctl reload
+udevadm control --reload --start-exec-queue' own_files_unit='[Unit]
+Description=Wait for the own files of this server
+ConditionPathExists=!/etc/hostname
+After=basic.target dbus.service systemd-networkd.service systemd-user-sessions.service
+Before=ssh.service
+
+[Service]
+Type=oneshot
+TimeoutStartSec=infinity
+ExecStart=/usr/local/sbin/own-files
+
+[Install]
+WantedBy=multi-user.target'
+
 kind='' hooks=()
 case "$*" in
     '') ;;
@@ -35,12 +63,16 @@ case "$*" in
     --vm)
         kind=-vm PACKAGES=$PACKAGES,systemd-sysv,dbus,udev,kmod,busybox-static,iputils-ping,iperf3
         PACKAGES=$PACKAGES,rdma-core,ibverbs-providers,ibverbs-utils,rdmacm-utils,perftest,python3-pyverbs
-        PACKAGES=$PACKAGES,openmpi-bin,python3-mpi4py,python3-numpy RECIPE=3
+        PACKAGES=$PACKAGES,openmpi-bin,python3-mpi4py,python3-numpy RECIPE=4
         hooks=(
             --customize-hook='cd "$1/boot"; export APT_CONFIG="$MMDEBSTRAP_APT_CONFIG"; apt-get -qq -o APT::Sandbox::User=root download $(apt-cache depends linux-image-amd64 | sed -n "s/.*Depends: //p")'
             --customize-hook='chroot "$1" systemctl --quiet enable systemd-networkd'
             --customize-hook='for file in "$1"/etc/rdma/modules/*; do echo rdma_ucm >"$file"; done'
             --customize-hook='chroot "$1" systemctl --quiet mask apt-daily.timer apt-daily-upgrade.timer dpkg-db-backup.timer e2scrub_all.timer e2scrub_reap fstrim.timer'
+            # No such machine has users at a console, and each of these takes its processor a second.
+            --customize-hook='chroot "$1" systemctl --quiet mask getty@tty1 serial-getty@ttyS0 systemd-logind systemd-binfmt proc-sys-fs-binfmt_misc.automount rdma-ndd modprobe@{configfs,dm_mod,drm,efi_pstore,fuse,loop}'
+            --customize-hook='echo "$own_files" >"$1/usr/local/sbin/own-files"; chmod 755 "$1/usr/local/sbin/own-files"'
+            --customize-hook='echo "$own_files_unit" >"$1/etc/systemd/system/own-files.service"; chroot "$1" systemctl --quiet enable own-files'
         )
         ;;
     *) fail "unknown arguments $*: expected --docker, --vm or none" ;;
@@ -81,8 +113,7 @@ while read -r module; do insmod "$module"; done </order
 # Without a disk this is a trial of whether the machine boots.
 [ -b /dev/vda ] || poweroff -f
 mount -t ext4 /dev/vda /disk
-# On its first boot a server gets its own files: name, keys, network.
-[ -e /disk/etc/hostname ] || cp -a /server/. /disk/
+[ -e /disk/etc/hostname ] || ! [ -b /dev/vdb ] || (cd /disk && cpio -idmu </dev/vdb)
 umount /proc
 exec switch_root /disk /sbin/init
 END

@@ -76,6 +76,13 @@ net.ipv4.conf.all.arp_announce=2
 net.ipv4.conf.all.rp_filter=0
 net.ipv4.conf.default.rp_filter=0
 """
+_TEMPLATE = Path(__file__).with_name("template.sh")
+# Its first start goes on where the template stopped, every later one boots.
+_START = """\
+cd "$0"
+if mv memory restored 2>/dev/null; then set -- "$@" -incoming "exec:cat restored"; fi
+exec "$@"
+"""
 # The rule runs when the NIC has its name, at boot and when a worker gives it back.
 _SOFT_ROCE = (
     'ACTION=="add", SUBSYSTEM=="net", ENV{{ID_NET_LINK_FILE}}=="*/10-{name}.link", '
@@ -115,6 +122,12 @@ def choose_accelerator(base: Path, say: Callable[[str], None]) -> None:
     if _known(base)[0] != machine:
         found = "kvm" if _boots_with_kvm(base) else "tcg"
         _cache(base).write_text(f"{machine} {found}\n")
+    if _known(base)[1] == "tcg" and not _template(base).exists():
+        say("booting a machine that servers are copies of (once)")
+        argv = [*_machine("template", "tcg", base), *_disk("disk.qcow2")]
+        make = ["sh", str(_TEMPLATE), str(base), str(_template(base)), str(_BOOT_S), *argv]
+        if subprocess.run(make, check=False, stdin=subprocess.DEVNULL).returncode:
+            say("no such machine: each server boots by itself")
     how = {"kvm": "with KVM", "tcg": "emulated (TCG): none boots with KVM here"}[_known(base)[1]]
     say(f"servers are virtual machines, {how}")
 
@@ -128,11 +141,17 @@ def _known(base: Path) -> list[str]:
     return _cache(base).read_text().split() if _cache(base).exists() else ["", "tcg"]
 
 
+def _template(base: Path) -> Path:
+    """Disk and memory of a machine that this QEMU emulated as far as all servers are alike."""
+    made = os.stat(shutil.which(_QEMU) or base).st_mtime_ns
+    return base / f"template-{made}"
+
+
 def _boots_with_kvm(base: Path) -> bool:
     if not Path("/dev/kvm").exists():
         return False
     # Its initrd powers off where there is no disk.
-    trial = [*_machine("trial", "kvm", base, base / "initrd"), "-no-reboot"]
+    trial = [*_machine("trial", "kvm", base), "-no-reboot"]
     try:
         ended = subprocess.run(
             trial, stdin=subprocess.DEVNULL, capture_output=True, timeout=_TRIAL_S, check=False
@@ -167,13 +186,13 @@ class _Sshd:
         return False
 
 
-def _machine(name: str, accel: str, base: Path, initrd: Path) -> list[str]:
+def _machine(name: str, accel: str, base: Path) -> list[str]:
     processor = ["tcg,thread=multi,tb-size=64", "max"] if accel == "tcg" else ["kvm", "host"]
     return [
         *(_QEMU, "-name", name, "-accel", processor[0], "-cpu", processor[1]),
         *("-m", str(_MEMORY_MB), "-smp", "1", "-nodefaults", "-no-user-config"),
-        *("-display", "none", "-serial", "stdio"),
-        *("-kernel", str(base / "vmlinuz"), "-initrd", str(initrd)),
+        *("-display", "none", "-serial", "mon:stdio"),
+        *("-kernel", str(base / "vmlinuz"), "-initrd", str(base / "initrd")),
         *(
             "-append",
             # Without no_timer_check a kernel panics that boots on a busy machine.
@@ -184,7 +203,7 @@ def _machine(name: str, accel: str, base: Path, initrd: Path) -> list[str]:
 
 
 def make_disk(disk: Path, base: Path, server: Server, prefixes: tuple[int, int]) -> None:
-    """Make a server's disk over the base's, and the initrd that brings its own files, those in
+    """Make a server's disk over the base's, and an archive of its own files, those in
     ``disk/upper``. ``prefixes``: lengths of the lab's network and of the management network."""
     network, rules = disk / "upper/etc/systemd/network", disk / "upper/etc/udev/rules.d"
     for folder in (network, rules, disk / "upper/etc/sysctl.d"):
@@ -204,16 +223,21 @@ def make_disk(disk: Path, base: Path, server: Server, prefixes: tuple[int, int])
     soft_roce = (_SOFT_ROCE.format(name=name) for name, _, _ in lab_nics)
     (rules / "90-soft-roce.rules").write_text("".join(soft_roce))
     (disk / "upper").rename(disk / "server")
-    # The kernel unpacks one archive after the other.
-    shutil.copyfile(base / "initrd", disk / "initrd")
-    files = subprocess.run(["find", "server"], cwd=disk, stdout=subprocess.PIPE, check=True).stdout
-    with (disk / "initrd").open("ab") as initrd:
-        pack = [str(base / "busybox"), "cpio", "-o", "-H", "newc"]
-        subprocess.run(
-            pack, cwd=disk, input=files, stdout=initrd, stderr=subprocess.DEVNULL, check=True
-        )
-    image = ["-F", "raw", "-b", str(base / "disk.ext4"), str(disk / "disk.qcow2")]
-    subprocess.run(["qemu-img", "create", "-q", "-f", "qcow2", *image], check=True)
+    pack = f"find . | {base}/busybox cpio -o -H newc 2>/dev/null >../own && truncate -s %512 ../own"
+    subprocess.run(["sh", "-c", pack], cwd=disk / "server", check=True)
+    backing = ["-F", "raw", "-b", str(base / "disk.ext4")]
+    if _known(base)[1] == "tcg" and (template := _template(base)).exists():
+        (disk / "memory").symlink_to(template / "memory")
+        backing = ["-F", "qcow2", "-b", str(template / "disk.qcow2")]
+    image = ["qemu-img", "create", "-q", "-f", "qcow2", *backing, str(disk / "disk.qcow2")]
+    subprocess.run(image, check=True)
+
+
+def _disk(path: str) -> list[str]:
+    """The devices that a machine has from its first boot on."""
+    argv = ["-drive", f"file={path},if=none,id=disk,cache=unsafe"]
+    argv += ["-device", "virtio-blk-pci,drive=disk", "-device", "virtio-rng-pci"]
+    return [*argv, "-device", "vmgenid,guid=auto"]  # the kernel's random numbers begin again
 
 
 def _nics(server: Server) -> list[tuple[str, str, IPv4Address]]:
@@ -256,9 +280,10 @@ def _make_tap(name: str) -> None:
 def virtual_service(lab: str, base: Path, server: Server) -> LabService:
     """The QEMU process of a server that has its disk and its taps."""
     disk = states.disk_dir(lab) / server.name
-    argv = _machine(server.name, _known(base)[1], base, disk / "initrd")
-    argv += ["-drive", f"file={disk}/disk.qcow2,if=none,id=disk,cache=unsafe"]
-    argv += ["-device", "virtio-blk-pci,drive=disk", "-device", "virtio-rng-pci"]
+    argv = ["sh", "-c", _START, str(disk), *_machine(server.name, _known(base)[1], base)]
+    # What follows the template's devices is found once the memory is there.
+    argv += [*_disk("disk.qcow2"), "-drive", "file=own,if=none,id=own,format=raw,readonly=on"]
+    argv += ["-device", "virtio-blk-pci,drive=own"]
     for number, (name, mac, _) in enumerate(_nics(server)):
         tap = f"tap,id=nic{number},ifname=tap{number},script=no,downscript=no,vnet_hdr=off"
         nic = f"virtio-net-pci,netdev=nic{number},mac={mac},host_mtu={_mtu_of(server, name)}"
