@@ -6,6 +6,7 @@
 #   deploy/server-base.sh              of servers of kind ssh
 #   deploy/server-base.sh --docker     with a Docker engine, too
 #   deploy/server-base.sh --vm         a disk with systemd, soft RoCE, its tools and MPI; kernel and initrd
+#   deploy/server-base.sh --docker --vm    this, with a Docker engine, too
 #
 # PATCHLIGHT_SUITE chooses another release, PATCHLIGHT_MIRROR a mirror, PATCHLIGHT_CACHE the folder
 # that it is kept in.
@@ -48,19 +49,21 @@ ExecStart=/usr/local/sbin/own-files
 WantedBy=multi-user.target'
 
 kind='' hooks=()
+# Containers have no network but the NICs that they are given.
+engine='echo "{\"bridge\": \"none\", \"iptables\": false, \"ip6tables\": false}" >"$1/etc/docker/daemon.json"'
 case "$*" in
     '') ;;
     --docker)
         kind=-docker PACKAGES=$PACKAGES,docker.io
-        # Containers have no network but the NICs that they are given. Its script is not to mount control
-        # groups, nor to end where the machine does not let it have more open files.
+        # Its script is not to mount control groups, nor to end where the machine does not let it have more
+        # open files.
         hooks=(
-            --customize-hook='echo "{\"bridge\": \"none\", \"iptables\": false, \"ip6tables\": false}" >"$1/etc/docker/daemon.json"'
+            --customize-hook="$engine"
             --customize-hook='echo "cgroup /sys/fs/cgroup cgroup noauto 0 0" >>"$1/etc/fstab"'
             --customize-hook='echo "ulimit() { command ulimit \"\$@\" 2>/dev/null || :; }" >>"$1/etc/default/docker"'
         )
         ;;
-    --vm)
+    --vm | '--docker --vm')
         kind=-vm PACKAGES=$PACKAGES,systemd-sysv,dbus,udev,kmod,busybox-static,iputils-ping,iperf3
         PACKAGES=$PACKAGES,rdma-core,ibverbs-providers,ibverbs-utils,rdmacm-utils,perftest,python3-pyverbs
         PACKAGES=$PACKAGES,openmpi-bin,python3-mpi4py,python3-numpy RECIPE=4
@@ -74,8 +77,12 @@ case "$*" in
             --customize-hook='echo "$own_files" >"$1/usr/local/sbin/own-files"; chmod 755 "$1/usr/local/sbin/own-files"'
             --customize-hook='echo "$own_files_unit" >"$1/etc/systemd/system/own-files.service"; chroot "$1" systemctl --quiet enable own-files'
         )
+        if [ "$1" = --docker ]; then
+            kind=-docker-vm PACKAGES=$PACKAGES,docker.io
+            hooks+=(--customize-hook="$engine")
+        fi
         ;;
-    *) fail "unknown arguments $*: expected --docker, --vm or none" ;;
+    *) fail "unknown arguments $*: expected --docker, --vm, both or none" ;;
 esac
 
 # A disk, a kernel, and an initrd that mounts the disk once it has the server's own files.
@@ -129,7 +136,7 @@ END
 . /etc/os-release
 suite=${PATCHLIGHT_SUITE:-${VERSION_CODENAME:?cannot tell which Debian or Ubuntu this is; set PATCHLIGHT_SUITE}}
 command -v dpkg >/dev/null || fail "this is neither Debian nor Ubuntu: there is no dpkg here"
-if [ "$kind" = -vm ] && [ "$ID-$(dpkg --print-architecture)" != debian-amd64 ]; then
+if [[ $kind = *-vm ]] && [ "$ID-$(dpkg --print-architecture)" != debian-amd64 ]; then
     fail "virtual machines are made of Debian's kernel for amd64, and this is $ID on $(dpkg --print-architecture)"
 fi
 base=$CACHE/servers/$suite-$(dpkg --print-architecture)-$RECIPE$kind
@@ -169,7 +176,7 @@ if ! [ -d "$base" ]; then
             "(PATCHLIGHT_MIRROR=URL chooses one)"
     }
     chmod 755 "$part/root"
-    if [ "$kind" = -vm ]; then
+    if [[ $kind = *-vm ]]; then
         make_machine "$part/root" "$part/machine"
         mv "$part/machine" "$base"
     else

@@ -13,6 +13,7 @@ import struct
 import subprocess
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from ipaddress import IPv4Address, IPv4Interface
 from pathlib import Path
 
@@ -27,9 +28,10 @@ from patchlight.testbed.linux import namespaces
 from patchlight.testbed.linux.netlink import Netlink
 
 _QEMU = "qemu-system-x86_64"
+# With a Docker engine, for containers with PyTorch, twice as much.
 _MEMORY_MB = 512
-# Of a QEMU process with a guest of 512 MB: 600 to 690 MB.
-_NEEDED_MB = 700
+# What a QEMU process takes beside its guest's memory, at most.
+_BESIDE_MB = 188
 _TRIAL_S = 20.0
 # With a load of 28 on two cores two took 218 s.
 _BOOT_S = 600.0
@@ -90,8 +92,9 @@ _SOFT_ROCE = (
 )
 
 
-def check_machine(servers: int) -> None:
+def check_machine(servers: int, *, docker: bool = False) -> None:
     """``NoRehearsalServers`` where QEMU is missing, or memory for so many servers."""
+    needed_mb = servers * (_MEMORY_MB * (1 + docker) + _BESIDE_MB)
     for program in (_QEMU, "qemu-img"):
         if shutil.which(program) is None:
             raise NoRehearsalServers(
@@ -108,9 +111,9 @@ def check_machine(servers: int) -> None:
         ) from error
     meminfo = Path("/proc/meminfo").read_text().splitlines()
     free_kb = next(int(line.split()[1]) for line in meminfo if line.startswith("MemAvailable"))
-    if servers * _NEEDED_MB > free_kb // 1024:
+    if needed_mb > free_kb // 1024:
         raise NoRehearsalServers(
-            f"{servers} virtual machines need {servers * _NEEDED_MB:,} MB of memory, and "
+            f"{servers} virtual machines need {needed_mb:,} MB of memory, and "
             f"{free_kb // 1024:,} MB are free here",
             hint="Take a lab with fewer servers, or --server-kind ssh.",
         )
@@ -118,33 +121,28 @@ def check_machine(servers: int) -> None:
 
 def choose_accelerator(base: Path, say: Callable[[str], None]) -> None:
     """Find out, once, whether a virtual machine boots with KVM here; else QEMU emulates it."""
-    machine = platform.release()
-    if _known(base)[0] != machine:
-        found = "kvm" if _boots_with_kvm(base) else "tcg"
-        _cache(base).write_text(f"{machine} {found}\n")
-    if _known(base)[1] == "tcg" and not _template(base).exists():
+    record, machine = base / "accelerator", platform.release()
+    if not record.exists() or record.read_text().split()[0] != machine:
+        record.write_text(f"{machine} {'kvm' if _boots_with_kvm(base) else 'tcg'}\n")
+    is_emulated = _accelerator(base) == "tcg"
+    if is_emulated and not _template(base).exists():
         say("booting a machine that servers are copies of (once)")
         argv = [*_machine("template", "tcg", base), *_disk("disk.qcow2")]
         make = ["sh", str(_TEMPLATE), str(base), str(_template(base)), str(_BOOT_S), *argv]
         if subprocess.run(make, check=False, stdin=subprocess.DEVNULL).returncode:
             say("no such machine: each server boots by itself")
-    how = {"kvm": "with KVM", "tcg": "emulated (TCG): none boots with KVM here"}[_known(base)[1]]
+    how = "emulated (TCG): none boots with KVM here" if is_emulated else "with KVM"
     say(f"servers are virtual machines, {how}")
 
 
-def _cache(base: Path) -> Path:
-    return base / "accelerator"
-
-
-def _known(base: Path) -> list[str]:
-    """The release of the kernel, and what virtual machines run with under it."""
-    return _cache(base).read_text().split() if _cache(base).exists() else ["", "tcg"]
+def _accelerator(base: Path) -> str:
+    return (base / "accelerator").read_text().split()[1]
 
 
 def _template(base: Path) -> Path:
     """Disk and memory of a machine that this QEMU emulated as far as all servers are alike."""
     made = os.stat(shutil.which(_QEMU) or base).st_mtime_ns
-    return base / f"template-{made}"
+    return base / f"template-{_accelerator(base)}-{made}"
 
 
 def _boots_with_kvm(base: Path) -> bool:
@@ -152,13 +150,10 @@ def _boots_with_kvm(base: Path) -> bool:
         return False
     # Its initrd powers off where there is no disk.
     trial = [*_machine("trial", "kvm", base), "-no-reboot"]
-    try:
-        ended = subprocess.run(
-            trial, stdin=subprocess.DEVNULL, capture_output=True, timeout=_TRIAL_S, check=False
-        )
-    except subprocess.TimeoutExpired:
-        return False
-    return not ended.returncode and b"Linux version" in ended.stdout
+    with suppress(subprocess.SubprocessError):
+        ended = subprocess.run(trial, input=b"", capture_output=True, timeout=_TRIAL_S, check=True)
+        return b"Linux version" in ended.stdout
+    return False
 
 
 class _Sshd:
@@ -188,9 +183,10 @@ class _Sshd:
 
 def _machine(name: str, accel: str, base: Path) -> list[str]:
     processor = ["tcg,thread=multi,tb-size=64", "max"] if accel == "tcg" else ["kvm", "host"]
+    memory = str(_MEMORY_MB * (1 + ("docker" in base.name)))
     return [
         *(_QEMU, "-name", name, "-accel", processor[0], "-cpu", processor[1]),
-        *("-m", str(_MEMORY_MB), "-smp", "1", "-nodefaults", "-no-user-config"),
+        *("-m", memory, "-smp", "1", "-nodefaults", "-no-user-config"),
         *("-display", "none", "-serial", "mon:stdio"),
         *("-kernel", str(base / "vmlinuz"), "-initrd", str(base / "initrd")),
         *(
@@ -226,7 +222,7 @@ def make_disk(disk: Path, base: Path, server: Server, prefixes: tuple[int, int])
     pack = f"find . | {base}/busybox cpio -o -H newc 2>/dev/null >../own && truncate -s %512 ../own"
     subprocess.run(["sh", "-c", pack], cwd=disk / "server", check=True)
     backing = ["-F", "raw", "-b", str(base / "disk.ext4")]
-    if _known(base)[1] == "tcg" and (template := _template(base)).exists():
+    if (template := _template(base)).exists():
         (disk / "memory").symlink_to(template / "memory")
         backing = ["-F", "qcow2", "-b", str(template / "disk.qcow2")]
     image = ["qemu-img", "create", "-q", "-f", "qcow2", *backing, str(disk / "disk.qcow2")]
@@ -280,7 +276,7 @@ def _make_tap(name: str) -> None:
 def virtual_service(lab: str, base: Path, server: Server) -> LabService:
     """The QEMU process of a server that has its disk and its taps."""
     disk = states.disk_dir(lab) / server.name
-    argv = ["sh", "-c", _START, str(disk), *_machine(server.name, _known(base)[1], base)]
+    argv = ["sh", "-c", _START, str(disk), *_machine(server.name, _accelerator(base), base)]
     # What follows the template's devices is found once the memory is there.
     argv += [*_disk("disk.qcow2"), "-drive", "file=own,if=none,id=own,format=raw,readonly=on"]
     argv += ["-device", "virtio-blk-pci,drive=own"]
