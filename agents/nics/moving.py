@@ -114,7 +114,8 @@ def give_nic(state: NicState, namespace: Path, network: WorkerNetwork) -> None:
         index = index_of(ip, interface)
         _check_mtu(ip, index, state, network.mtu)
         if state.stays:
-            _restore(_addressed(_bare(state, interface, network), network))
+            at_home = replace(_bare(state, interface, network), sysctls=soft_roce.SYSCTLS)
+            _restore(_addressed(at_home, network))
             soft_roce.give(ip, index, state, namespace, network.mtu or state.mtu)
         elif state.mode == "macvlan":
             make_macvlan(ip, index, interface, namespace)
