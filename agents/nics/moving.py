@@ -121,7 +121,7 @@ def give_nic(state: NicState, namespace: Path, network: WorkerNetwork) -> None:
             make_macvlan(ip, index, interface, namespace)
         else:
             if state.function is not None:
-                set_function(ip, state.function, interface, network.mac, network.vlan)
+                set_function(ip, interface, state.function, network.mac, network.vlan)
             _move(ip, interface, namespace)
         if state.rdma is not None and state.rdma_moves:
             devices.move_device(state.rdma.name, namespace)
@@ -207,7 +207,7 @@ def take_nic_back(state: NicState, namespace: Path, home: Path) -> None:
                 soft_roce.take_back(ip, index_of(ip, state.interface), state)
         if (before := state.function) is not None:
             with rtnetlink(before.port, "setting up") as ip:
-                set_function(ip, before, state.interface, before.mac, before.vlan)
+                set_function(ip, state.interface, before, before.mac, before.vlan)
         _restore(state)
 
     if namespaces.is_one(namespace):
@@ -371,15 +371,13 @@ def function_in(link: Any, function: FunctionState) -> FunctionState:
     )
 
 
-def set_function(
-    ip: Any, function: FunctionState, interface: str, mac: str | None, vlan: int | None
-) -> None:
-    """Set the MAC and VLAN (``None``: unchanged) of a virtual function at its port."""
-    if settings := settings_of(read_function(ip, function), mac, vlan):
-        ip.link("set", index=index_of(ip, function.port), vf=settings)
+def set_function(ip: Any, name: str, at: FunctionState, mac: str | None, vlan: int | None) -> None:
+    """Set the MAC and VLAN (``None``: unchanged) of a virtual function, ``name``, at its port."""
+    if settings := settings_of(read_function(ip, at), mac, vlan):
+        ip.link("set", index=index_of(ip, at.port), vf=settings)
         # Some drivers (igbvf) take the port's MAC when they are reset, and refuse one before.
         for state in ("up", "down"):
-            ip.link("set", index=index_of(ip, interface), state=state)
+            ip.link("set", index=index_of(ip, name), state=state)
 
 
 def settings_of(now: FunctionState, mac: str | None, vlan: int | None) -> dict[str, Any]:
