@@ -104,7 +104,8 @@ def bound_s(works: Sequence[Work], gpus: float, step_s: float) -> float:
     upper = _matrix(entries, (len(limits), len(costs)))
     whole = _matrix(done, (len(works), len(costs)))
     solved = linprog(costs, upper, limits, whole, np.ones(len(works)), method="highs")
-    assert solved.status == 0 and solved.fun is not None, solved.message
+    assert solved.status == 0, solved.message
+    assert solved.fun is not None
     begun_s = sum(work.arrived_s - work.least_s / 2 for work in works)
     alone_s = sum(work.least_s for work in works)
     return max(solved.fun - begun_s, alone_s) / len(works)
