@@ -92,6 +92,8 @@ make_machine() {
     mkdir -p "$machine" "$work"/{bin,disk,modules}
     dpkg-deb -x "$root"/boot/linux-image-*.deb "$work/kernel"
     rm "$root"/boot/linux-image-*.deb
+    # From Debian 13 on its modules are below /usr.
+    [ -d "$work/kernel/lib" ] || mv "$work/kernel/usr/lib" "$work/kernel/"
     # What no such machine has, or what its emulated processor takes long to load.
     rm -rf "$work"/kernel/lib/modules/*/kernel/{sound,arch,net/{wireless,mac80211}} \
         "$work"/kernel/lib/modules/*/kernel/drivers/{ata,cpufreq,gpu,input,media,net/wireless,scsi}
@@ -108,7 +110,7 @@ make_machine() {
             cp "$root$module" modules/
             echo "/modules/${module##*/}"
         done >order
-        unxz -q modules/*.xz 2>/dev/null || :
+        if compgen -G 'modules/*.xz' >/dev/null; then bin/busybox unxz modules/*.xz; fi
         sed -i 's/\.xz$//' order
         cat >init <<'END'
 #!/bin/busybox sh
@@ -153,6 +155,7 @@ fi
 if ! [ -d "$base" ]; then
     command -v mmdebstrap >/dev/null ||
         fail "mmdebstrap is not installed: apt-get install mmdebstrap, or deploy/bootstrap.sh"
+    [ "$kind" != -vm ] || command -v mke2fs >/dev/null || fail "mke2fs is not installed: apt-get install e2fsprogs"
     say "making the root file system of the servers ($suite$kind; once, about a minute)"
     rm -rf --one-file-system "$CACHE"/servers/part.* # of a build that was killed
     part=$(mktemp -d "$CACHE/servers/part.XXXXXX")

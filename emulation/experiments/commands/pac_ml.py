@@ -204,6 +204,10 @@ def print_tables(result: dict[str, Any]) -> None:
         beside = result["comparable"] and rule == paper.RULE
         _print_blocking(result, rule, laws, beside)
         _print_less_constant(rule, laws)
+        for law, cell in laws.items():
+            for name, decides in cell["decided_by"].items():
+                if decides != name:
+                    out.say(f"law {law}: {decides} decided for {name}: no worse in trials")
         print_less_maximum(rule, laws, beside)
     if rows := rows_beside_published(result):
         title = f"Lowest rates beside PAC-ML's best checkpoint, {paper.RULE}"

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass, field, replace
 from typing import NamedTuple, cast
 
+import numpy as np
+
 from patchlight.controller.policies.contract import PartitionPolicy
 from patchlight.controller.policies.degrees import Constant, Sufficient
 from patchlight.controller.policies.files import OptionsCard
@@ -20,13 +22,16 @@ from patchlight.emulation.simulator.ramp.bounds import hindsight_bound, online_b
 from patchlight.emulation.simulator.ramp.lossnetwork import run_episode
 from patchlight.emulation.simulator.ramp.ramp import PAC_ML_SHAPE, RampShape
 from patchlight.emulation.simulator.ramp.rollout import LookAhead, RollOut, candidates, tuned
-from patchlight.emulation.simulator.ramp.scenario import EpisodeResult, Scenario
+from patchlight.emulation.simulator.ramp.scenario import EpisodeResult, Scenario, paired_difference
 from patchlight.emulation.simulator.ramp.workloads import Workloads
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.graphs import ComputationGraph
 
 ROLL_OUT = "roll-out"
 _PLAIN = ("maximum", "minimum", "sufficient", "random")
+_TRIALS = 4  # episodes in each round
+# So that no episode is drawn from the seeds that trials are drawn from.
+_TAG = 0x54524C53
 
 NAMES = (*CONSTANTS, *_PLAIN, ROLL_OUT)
 """Those that the experiment runs by itself, in addition to the learned ones that are shipped."""
@@ -116,6 +121,36 @@ def make_policy(
     return GuardedPartition(made, Sufficient(), name, faults, math.inf)
 
 
+def yields(name: str) -> bool:
+    """Whether a policy leaves the decision to a constant degree where that blocks less."""
+    return (card := card_of(name)) is not None and card.most_load < math.inf
+
+
+def decider(name: str, scenario: Scenario, rounds: int) -> str:
+    """What decides for a policy under a scenario's laws: itself, or a constant degree that does not
+    block more.
+
+    All play the same drawn episodes, none of which is of the scenario's own stream; after each
+    round, those that block clearly more than the best drop out.
+    """
+    own, faults = scenario.for_policies(), PolicyFaults()
+    seeds = np.random.SeedSequence(_TAG).generate_state(_TRIALS * rounds).tolist()
+    rates: dict[str, list[float]] = {each: [] for each in (*CONSTANTS, name)}
+    for number, seed in enumerate(seeds, start=1):
+        for each, found in rates.items():
+            policy = make_policy(each, own, seed, None, faults)
+            found.append(run_episode(own, policy, seed).blocking_rate())
+        if number % _TRIALS == 0:
+            best = min(rates, key=lambda each: sum(rates[each]))
+            more = {each: paired_difference(rates[each], rates[best]) for each in rates}
+            rates = {k: v for k, v in rates.items() if more[k].mean <= 2 * more[k].half_width}
+            if len(rates) == 1:
+                return best
+    constant = min((each for each in rates if each != name), key=lambda each: sum(rates[each]))
+    less = paired_difference(rates[constant], rates.get(name, rates[constant]))
+    return name if less.mean > less.half_width else constant
+
+
 class TableCell(NamedTuple):
     """A placement rule and a law: the column of the table that an episode counts for."""
 
@@ -124,12 +159,13 @@ class TableCell(NamedTuple):
 
 
 class EpisodeTask(NamedTuple):
-    """One episode to run."""
+    """One episode to run; ``decides`` is the policy that does so in place of ``policy``."""
 
     cell: TableCell
     policy: str
     seed: int
     look: LookAhead | None = None
+    decides: str | None = None
 
 
 class TuningTask(NamedTuple):
@@ -138,6 +174,14 @@ class TuningTask(NamedTuple):
     cell: TableCell
     futures: int
     arrivals: int
+
+
+class TrialTask(NamedTuple):
+    """One choice of what decides for a policy to make, in at most so many rounds of trials."""
+
+    cell: TableCell
+    policy: str
+    rounds: int
 
 
 class BoundTask(NamedTuple):
@@ -158,8 +202,8 @@ class EpisodeOutcome(NamedTuple):
     latencies_s: Sequence[float] = ()
 
 
-Task = EpisodeTask | TuningTask | BoundTask
-Done = EpisodeOutcome | LookAhead | float
+Task = EpisodeTask | TuningTask | TrialTask | BoundTask
+Done = EpisodeOutcome | LookAhead | str | float
 
 
 def cost_s(task: Task) -> float:
@@ -170,6 +214,8 @@ def cost_s(task: Task) -> float:
     match task:
         case TuningTask(_, futures, _):
             return 0.8 + 0.33 * futures
+        case TrialTask():
+            return 6.0
         case EpisodeTask(look=LookAhead(futures=futures)):
             return 0.45 * futures
         case EpisodeTask(policy=name):
@@ -203,9 +249,9 @@ class TaskRunner:
         """Run one task."""
         scenario = self.scenario(task.cell)
         match task:
-            case EpisodeTask(_, name, seed, look):
+            case EpisodeTask(_, name, seed, look, decides):
                 faults = PolicyFaults()
-                policy = make_policy(name, scenario, seed, look, faults)
+                policy = make_policy(decides or name, scenario, seed, look, faults)
                 started = time.process_time()
                 latencies_s = array("d")
                 result = run_episode(scenario, policy, seed, latencies_s)
@@ -213,6 +259,8 @@ class TaskRunner:
                 return EpisodeOutcome(result, cpu_s, faults.count, faults.first, latencies_s)
             case TuningTask(_, futures, arrivals):
                 return tuned(scenario, candidates(scenario, futures, arrivals))
+            case TrialTask(_, name, rounds):
+                return decider(name, scenario, rounds)
             case BoundTask(_, seed, foresight=True):
                 return hindsight_bound(scenario, seed).blocking_rate
             case BoundTask(_, seed):

@@ -198,7 +198,10 @@ class Lowest:
 
 @dataclass(frozen=True, slots=True)
 class CellFigures:
-    """All figures of a placement rule under a law."""
+    """All figures of a placement rule under a law.
+
+    ``decided_by`` says by policy what decided for it: itself, or a constant degree.
+    """
 
     policies: Mapping[str, PolicyFigures]
     hindsight_bound: BoundFigures
@@ -206,6 +209,7 @@ class CellFigures:
     roll_out: RollOutFigures | None
     lowest: Lowest
     less_maximum: Mapping[str, float]
+    decided_by: Mapping[str, str]
 
 
 def less_maximum(policies: Mapping[str, PolicyFigures]) -> dict[str, float]:

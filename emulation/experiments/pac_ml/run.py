@@ -26,6 +26,7 @@ from patchlight.testbed.graphs import ComputationGraph, builtin_graph
 SEEDS, QUICK_SEEDS = 10, 3
 QUICK_LAWS = ("A", "D")
 FUTURES, QUICK_FUTURES, AHEAD = 32, 2, 40
+ROUNDS, QUICK_ROUNDS = 2, 1  # of trials
 ALL = "all"
 _SERIAL = Engine("serial")
 _START_S = 5.0  # of the processes
@@ -159,9 +160,9 @@ def run_experiment(
             secrets.randbits(53) if any(map(episodes.is_users, {*options.policies} - {ALL})) else 0
         )
     runner = episodes.TaskRunner(profiles.graphs, options.horizon_s, varied, salt)
-    tunings, bounds = _tunings(options), _bounds(options)
+    tunings, trials, bounds = _tunings(options), _trials(options), _bounds(options)
     expected = {task.cell: LookAhead(task.futures) for task in tunings}
-    planned: list[episodes.Task] = [*tunings, *_runs(options, expected), *bounds]
+    planned: list[episodes.Task] = [*tunings, *trials, *_runs(options, expected, {}), *bounds]
     done_s, all_s = 0.0, sum(map(episodes.cost_s, planned))
 
     def tick(task: episodes.Task) -> None:
@@ -171,9 +172,17 @@ def run_experiment(
 
     say(f"{len(planned)} episodes and bounds, about {span(_estimate_s(all_s, options))}")
     tell(0, 100)
-    found = run_all(tunings, runner.run, options.engine, hear=lambda n, _: tick(tunings[n]))
-    looks = {task.cell: cast(LookAhead, look) for task, look in zip(tunings, found, strict=True)}
-    runs = _runs(options, looks)
+    first = [*tunings, *trials]
+    found = dict(
+        zip(
+            first,
+            run_all(first, runner.run, options.engine, hear=lambda n, _: tick(first[n])),
+            strict=True,
+        )
+    )
+    looks = {task.cell: cast(LookAhead, found[task]) for task in tunings}
+    deciders = {(task.cell, task.policy): cast(str, found[task]) for task in trials}
+    runs = _runs(options, looks, deciders)
 
     def look_at(outcomes: Mapping[episodes.Task, Any]) -> None:
         early({cell: _policies(runs, cell, outcomes) for cell in options.cells})
@@ -195,6 +204,7 @@ def run_experiment(
             None if look is None else results.RollOutFigures.of(look),
             results.Lowest.of(policies),
             results.less_maximum(policies),
+            {name: decides for (where, name), decides in deciders.items() if where == cell},
         )
     usual = options.horizon_s == PAC_ML_HORIZON_S and not varied.written
     result = results.PacMlResult(
@@ -290,10 +300,18 @@ def _files(options: PacMlOptions, profiles: Profiles) -> list[Path]:
 
 
 def _runs(
-    options: PacMlOptions, looks: Mapping[episodes.TableCell, LookAhead]
+    options: PacMlOptions,
+    looks: Mapping[episodes.TableCell, LookAhead],
+    deciders: Mapping[tuple[episodes.TableCell, str], str],
 ) -> list[episodes.EpisodeTask]:
     return [
-        episodes.EpisodeTask(cell, name, seed, looks[cell] if name == episodes.ROLL_OUT else None)
+        episodes.EpisodeTask(
+            cell,
+            name,
+            seed,
+            looks[cell] if name == episodes.ROLL_OUT else None,
+            deciders.get((cell, name)),
+        )
         for cell in options.cells
         for name in options.names(cell.rule)
         for seed in options.all_seeds
@@ -326,6 +344,17 @@ def _tunings(options: PacMlOptions) -> list[episodes.TuningTask]:
         episodes.TuningTask(cell, futures, AHEAD)
         for cell in options.cells
         if episodes.ROLL_OUT in options.names(cell.rule)
+    ]
+
+
+def _trials(options: PacMlOptions) -> list[episodes.TrialTask]:
+    """What decides for policies that leave the decision to a constant degree, in each cell."""
+    rounds = QUICK_ROUNDS if options.quick else ROUNDS
+    return [
+        episodes.TrialTask(cell, name, rounds)
+        for cell in options.cells
+        for name in options.names(cell.rule)
+        if episodes.yields(name)
     ]
 
 

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,9 +13,14 @@ from patchlight.cli.main import cli
 from patchlight.controller.policies.files import MODELS
 from patchlight.controller.policies.learned import Card, read_card
 from patchlight.controller.policies.observation import SCHEMA, VERSION, ObservationLayout
+from patchlight.emulation.experiments.pac_ml.episodes import decider
+from patchlight.emulation.experiments.pac_ml.run import PacMlOptions, run_experiment
 from patchlight.emulation.experiments.pac_ml.variation import Variation, outside_training
 from patchlight.emulation.simulator.graphs.profiles import SOURCES
+from patchlight.emulation.simulator.ramp.scenario import Job, Scenario, pac_ml_scenario
+from patchlight.emulation.simulator.ramp.workloads import Workloads
 from patchlight.testbed.errors import BadInput
+from patchlight.testbed.graphs import builtin_graph
 
 onnx = pytest.importorskip("onnx", reason="needs the package onnx, to make a model")
 
@@ -210,3 +215,59 @@ def test_loads_between_two_that_a_model_was_trained_on_count_as_met(
     conditions = ["fixed:800", "fixed:1300", "fixed:150 gnmt=1"]
     card = card_of({"config": {"environment": {"laws": ["A"], "conditions": conditions}}})
     assert outside_training(card, Variation.parse(**varied), "A", [], published=True) == found
+
+
+ANY = "learned-first-fit-any"
+
+
+@pytest.mark.parametrize(
+    ("law", "varied", "itself"),
+    [("B", {}, True), ("C", {"arrivals": "fixed:600", "mix": "resnet18=1,squeezenet1_0=1"}, False)],
+)
+def test_a_constant_degree_decides_where_a_model_is_no_better(
+    pipedream: Path, law: str, varied: dict[str, str], itself: bool
+) -> None:
+    options = PacMlOptions(
+        seeds=2,
+        quick=True,
+        profiles=pipedream,
+        laws=(law,),
+        rules=("ramp-first-fit",),
+        policies=("constant-2", "constant-4", "constant-8", "constant-16", ANY),
+        horizon_s=2e5,
+        variation=Variation.parse(**varied),
+    )
+    cell = run_experiment(options, lambda words: None, lambda done, of: None)
+    found = cell["rules"]["ramp-first-fit"][law]
+    rates = {
+        name: [each["blocking_rate"] for each in figures["episodes"]]
+        for name, figures in found["policies"].items()
+    }
+    decides = found["decided_by"][ANY]
+    assert (decides == ANY) is itself
+    if itself:
+        assert sum(rates[ANY]) < min(sum(rates[name]) for name in rates if name != ANY)
+    else:
+        assert rates[ANY] == rates[decides]
+
+
+@dataclass(frozen=True)
+class Watched(Scenario):
+    """A scenario that keeps what is drawn from it."""
+
+    drawn: dict[int, list[Job]] = field(default_factory=dict)
+
+    def jobs(self, seed: int) -> list[Job]:
+        self.drawn[seed] = super().jobs(seed)
+        return self.drawn[seed]
+
+
+def test_trials_draw_no_job_of_an_episode() -> None:
+    graphs = Workloads([builtin_graph(name) for name in ("alexnet", "vgg16")])
+    plain = pac_ml_scenario(graphs, "A", horizon_s=2e4)
+    watched = Watched(plain.workloads, plain.law, plain.rule, plain.horizon_s)
+    decider(ANY, watched, 1)
+    assert watched.drawn
+    for seed, jobs in watched.drawn.items():
+        needs = [job.requirement for job in jobs]
+        assert [job.requirement for job in plain.jobs(seed)] != needs
