@@ -280,7 +280,7 @@ def test_a_machine_that_is_not_ready_in_time_is_not_copied(tmp_path: Path) -> No
     (base / "disk.ext4").write_bytes(bytes(4096))
     script = Path(virtual.__file__).with_name("template.sh")
     for program in (["sleep", "1000"], ["false"]):
-        make = ["sh", script, base, base / "template", "1", *program]
+        make = ["sh", *map(str, (script, base, base / "template", 1)), *program]
         assert subprocess.run(make, stdin=subprocess.DEVNULL, check=False, timeout=60).returncode
         assert [path.name for path in tmp_path.rglob("*")] == ["base", "disk.ext4"]
 
