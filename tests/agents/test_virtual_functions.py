@@ -33,8 +33,8 @@ def plugged(bench: Bench, tag: int | None) -> tuple[str, list[str]]:
         pytest.skip("no emulated igb NIC found: tests/in-vm.sh has one where QEMU is 8 or newer")
     device = Path("/sys/class/net", port, "device").resolve()
     server, fabric = bench.namespace("server1"), bench.namespace("fabric")
-    ip("link", "set", port, "netns", server)
-    ip("-n", server, "link", "set", port, "up")
+    ip("link", "set", port, "netns", server, "name", "port0")
+    ip("-n", server, "link", "set", "port0", "up")
     for count in "02":
         (device / "sriov_numvfs").write_text(count)
 
@@ -54,7 +54,7 @@ def plugged(bench: Bench, tag: int | None) -> tuple[str, list[str]]:
         ip("-n", fabric, *vlan.split())
         ip("-n", fabric, "link", "set", wire := "tagged", "up")
     ip("-n", fabric, "link", "set", wire, "master", "br0")
-    return port, functions
+    return "port0", functions
 
 
 @pytest.mark.parametrize("keys", [{"lab_mac": True, "vlan": 7}, {}])
