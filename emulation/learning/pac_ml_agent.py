@@ -42,8 +42,10 @@ class TrainingGraphs:
             size = _beside_largest(np.array(outputs, float)[ends[:, 0] % graph.half])
             compute, memory = map(_beside_largest, (graph.compute_ms, graph.memory_bytes))
             compute[:, 1] = 0
-            first_one = min(set(range(len(compute))) - {target for _, target in graph.edges})
-            away = nx.single_source_shortest_path_length(nx.DiGraph(graph.edges), first_one)
+            step = nx.DiGraph(graph.edges)
+            step.add_nodes_from(range(len(compute)))
+            first_one = min(node for node, parents in step.in_degree if not parents)
+            away = nx.single_source_shortest_path_length(step, first_one)
             depth = np.array([1 + away.get(each, -1) for each in range(len(compute))])
             nodes.append(np.column_stack([compute, memory, depth / max(1, depth.max())]))
             edges.append(size)
