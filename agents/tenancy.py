@@ -184,16 +184,13 @@ class Tenancy:
 
         def take() -> tuple[NicAccess, NicState]:
             access = moving.find_access(nic)
-            over_rdma = getattr(spec.task, "transport", "tcp") == "rdma"
-            if access.rdma is None and over_rdma:
+            if access.rdma is None and getattr(spec.task, "transport", "tcp") == "rdma":
                 raise NicError(
                     f"worker {spec.id} trains over RDMA, but {nic.name} has no RDMA device that it "
                     "can use",
                     hint="'rdma link' on the server shows them; is its driver loaded (mlx5_ib, "
                     "bnxt_re, irdma, rdma_rxe), and rdma: none not in the lab file?",
                 )
-            if access.rdma is not None and access.rdma.is_soft and over_rdma:
-                self._check_neighbours()
             site.claims.take(spec.id, name, site.things_of(spec, access.interface))
             return access, moving.read_nic(access)
 
@@ -238,18 +235,6 @@ class Tenancy:
             await running.dispose()
             raise
         return running
-
-    def _check_neighbours(self) -> None:
-        """``NicError`` if a neighbour in the ring has a NIC of this server: between those the
-        kernel's packets go by the loopback interface, where soft RoCE does not see them."""
-        spec, here = self._spec, {str(nic.address) for nic in self._site.server.nics}
-        near = {(spec.rank + step) % len(spec.ring) for step in (-1, 1)} - {spec.rank}
-        if any(str(each.address) in here for each in spec.ring if each.rank in near):
-            raise NicError(
-                f"worker {spec.id} and its neighbour in the ring are both on "
-                f"{self._site.server.name}, which soft RoCE cannot connect",
-                hint="choose hosts so that neighbours are on different servers, or transport: tcp",
-            )
 
     async def count_energy(self) -> None:
         """Read the energy that the GPU used for this worker, if it is measured. A counter kept by

@@ -32,7 +32,7 @@ if grep -qs '^VERSION_ID="1[3-9]' /etc/os-release; then docker_cli=(docker-cli);
 learn='' docs='' release='' unlocked=''
 for option in "$@"; do
     case $option in
-        --test) packages+=(gcc libc6-dev prometheus chromium qemu-system-x86 qemu-utils snmpd lldpd "${docker_cli[@]}"); learn=yes docs=yes ;;
+        --test) packages+=(gcc libc6-dev prometheus chromium qemu-system-x86 qemu-utils e2fsprogs snmpd lldpd "${docker_cli[@]}"); learn=yes docs=yes ;;
         --docs) docs=yes ;;
         --bench) packages+=(mininet openvswitch-testcontroller iperf3 python3-simgrid chromium); learn=yes ;;
         --learn) learn=yes ;;

@@ -42,6 +42,9 @@ _LAST_LINES = 12
 # A program that was started again so often does not get anywhere.
 _MOST_RESTARTS = 2
 _ANSWER_PATIENCE_S = 5.0
+# Of a server's time that starts a program, questions about it take at most a fifth: one takes an
+# emulated processor half a second.
+_PAUSES, _LEAST_PAUSE_S = 4, 0.1
 # Ending workers takes them as long as they are given to end by themselves.
 _DRAIN_PATIENCE_S = 60.0
 
@@ -281,9 +284,10 @@ def wait_until_it_answers(agents: LabAgents, server: Server, remote: Remote) -> 
         try:
             return agents.status(server, remote)
         except AgentDoesNotAnswer as error:
+            began = time.monotonic()
             state = remote.ask("state", role="agent")
-            if state["restarts"] < _MOST_RESTARTS and time.monotonic() < ends:
-                time.sleep(0.1)
+            if state["restarts"] < _MOST_RESTARTS and began < ends:
+                _pause(began)
                 continue
             raise _failure(remote, "agent", state["restarts"] > 0, error.hint) from error
 
@@ -291,10 +295,15 @@ def wait_until_it_answers(agents: LabAgents, server: Server, remote: Remote) -> 
 def _wait_for_controller(remote: Remote, api: str) -> None:
     ends = time.monotonic() + _PATIENCE_S
     while not remote.ask("answers", address=api):
+        began = time.monotonic()
         again = remote.ask("state", role="controller")["restarts"]
-        if again >= _MOST_RESTARTS or time.monotonic() > ends:
+        if again >= _MOST_RESTARTS or began > ends:
             raise _failure(remote, "controller", again > 0, None)
-        time.sleep(0.1)
+        _pause(began)
+
+
+def _pause(began: float) -> None:
+    time.sleep(max(_LEAST_PAUSE_S, _PAUSES * (time.monotonic() - began)))
 
 
 def _failure(remote: Remote, role: Role, again: bool, hint: str | None) -> DidNotStart:

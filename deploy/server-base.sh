@@ -6,6 +6,7 @@
 #   deploy/server-base.sh              of servers of kind ssh
 #   deploy/server-base.sh --docker     with a Docker engine, too
 #   deploy/server-base.sh --vm         a disk with systemd, soft RoCE, its tools and MPI; kernel and initrd
+#   deploy/server-base.sh --docker --vm    this, with a Docker engine, too
 #
 # PATCHLIGHT_SUITE chooses another release, PATCHLIGHT_MIRROR a mirror, PATCHLIGHT_CACHE the folder
 # that it is kept in.
@@ -19,31 +20,69 @@ LOCK_WAIT_S=900
 fail() { printf 'server-base: %s\n' "$*" >&2; exit 1; }
 say() { printf 'server-base: %s\n' "$*" >&2; }
 
+# A virtual machine becomes a server by a second disk with the server's own files: name, keys, network.
+# One that has none when it boots waits here. With the disk it gets its NICs: udev rests until the files
+# say what they are called.
+export own_files='#!/bin/sh
+modprobe --all virtio_net rdma_rxe
+udevadm control --stop-exec-queue
+echo "waiting for its own files" >/dev/ttyS0
+until [ -b /dev/vdb ]; do sleep 0.1; echo 1 >/sys/bus/pci/rescan; done
+cd / && busybox cpio -idmu </dev/vdb
+busybox hostname -F /etc/hostname
+busybox date -s "@$(cat /sys/class/rtc/rtc0/since_epoch)"
+/lib/systemd/systemd-sysctl
+systemctl restart systemd-journald
+networkctl reload
+udevadm control --reload --start-exec-queue' own_files_unit='[Unit]
+Description=Wait for the own files of this server
+ConditionPathExists=!/etc/hostname
+After=basic.target dbus.service systemd-networkd.service systemd-user-sessions.service
+Before=ssh.service
+
+[Service]
+Type=oneshot
+TimeoutStartSec=infinity
+ExecStart=/usr/local/sbin/own-files
+
+[Install]
+WantedBy=multi-user.target'
+
 kind='' hooks=()
+# Containers have no network but the NICs that they are given.
+engine='echo "{\"bridge\": \"none\", \"iptables\": false, \"ip6tables\": false}" >"$1/etc/docker/daemon.json"'
 case "$*" in
     '') ;;
     --docker)
         kind=-docker PACKAGES=$PACKAGES,docker.io
-        # Containers have no network but the NICs that they are given. Its script is not to mount control
-        # groups, nor to end where the machine does not let it have more open files.
+        # Its script is not to mount control groups, nor to end where the machine does not let it have more
+        # open files.
         hooks=(
-            --customize-hook='echo "{\"bridge\": \"none\", \"iptables\": false, \"ip6tables\": false}" >"$1/etc/docker/daemon.json"'
+            --customize-hook="$engine"
             --customize-hook='echo "cgroup /sys/fs/cgroup cgroup noauto 0 0" >>"$1/etc/fstab"'
             --customize-hook='echo "ulimit() { command ulimit \"\$@\" 2>/dev/null || :; }" >>"$1/etc/default/docker"'
         )
         ;;
-    --vm)
+    --vm | '--docker --vm')
         kind=-vm PACKAGES=$PACKAGES,systemd-sysv,dbus,udev,kmod,busybox-static,iputils-ping,iperf3
         PACKAGES=$PACKAGES,rdma-core,ibverbs-providers,ibverbs-utils,rdmacm-utils,perftest,python3-pyverbs
-        PACKAGES=$PACKAGES,openmpi-bin,python3-mpi4py,python3-numpy RECIPE=3
+        PACKAGES=$PACKAGES,openmpi-bin,python3-mpi4py,python3-numpy RECIPE=4
         hooks=(
             --customize-hook='cd "$1/boot"; export APT_CONFIG="$MMDEBSTRAP_APT_CONFIG"; apt-get -qq -o APT::Sandbox::User=root download $(apt-cache depends linux-image-amd64 | sed -n "s/.*Depends: //p")'
             --customize-hook='chroot "$1" systemctl --quiet enable systemd-networkd'
             --customize-hook='for file in "$1"/etc/rdma/modules/*; do echo rdma_ucm >"$file"; done'
             --customize-hook='chroot "$1" systemctl --quiet mask apt-daily.timer apt-daily-upgrade.timer dpkg-db-backup.timer e2scrub_all.timer e2scrub_reap fstrim.timer'
+            # No such machine has users at a console, and each of these takes its processor a second.
+            --customize-hook='chroot "$1" systemctl --quiet mask getty@tty1 serial-getty@ttyS0 systemd-logind systemd-binfmt proc-sys-fs-binfmt_misc.automount rdma-ndd modprobe@{configfs,dm_mod,drm,efi_pstore,fuse,loop}'
+            --customize-hook='echo "$own_files" >"$1/usr/local/sbin/own-files"; chmod 755 "$1/usr/local/sbin/own-files"'
+            --customize-hook='echo "$own_files_unit" >"$1/etc/systemd/system/own-files.service"; chroot "$1" systemctl --quiet enable own-files'
         )
+        if [ "$1" = --docker ]; then
+            kind=-docker-vm PACKAGES=$PACKAGES,docker.io
+            hooks+=(--customize-hook="$engine")
+        fi
         ;;
-    *) fail "unknown arguments $*: expected --docker, --vm or none" ;;
+    *) fail "unknown arguments $*: expected --docker, --vm, both or none" ;;
 esac
 
 # A disk, a kernel, and an initrd that mounts the disk once it has the server's own files.
@@ -53,6 +92,8 @@ make_machine() {
     mkdir -p "$machine" "$work"/{bin,disk,modules}
     dpkg-deb -x "$root"/boot/linux-image-*.deb "$work/kernel"
     rm "$root"/boot/linux-image-*.deb
+    # From Debian 13 on its modules are below /usr.
+    [ -d "$work/kernel/lib" ] || mv "$work/kernel/usr/lib" "$work/kernel/"
     # What no such machine has, or what its emulated processor takes long to load.
     rm -rf "$work"/kernel/lib/modules/*/kernel/{sound,arch,net/{wireless,mac80211}} \
         "$work"/kernel/lib/modules/*/kernel/drivers/{ata,cpufreq,gpu,input,media,net/wireless,scsi}
@@ -69,7 +110,7 @@ make_machine() {
             cp "$root$module" modules/
             echo "/modules/${module##*/}"
         done >order
-        unxz -q modules/*.xz 2>/dev/null || :
+        if compgen -G 'modules/*.xz' >/dev/null; then bin/busybox unxz modules/*.xz; fi
         sed -i 's/\.xz$//' order
         cat >init <<'END'
 #!/bin/busybox sh
@@ -81,8 +122,7 @@ while read -r module; do insmod "$module"; done </order
 # Without a disk this is a trial of whether the machine boots.
 [ -b /dev/vda ] || poweroff -f
 mount -t ext4 /dev/vda /disk
-# On its first boot a server gets its own files: name, keys, network.
-[ -e /disk/etc/hostname ] || cp -a /server/. /disk/
+[ -e /disk/etc/hostname ] || ! [ -b /dev/vdb ] || (cd /disk && cpio -idmu </dev/vdb)
 umount /proc
 exec switch_root /disk /sbin/init
 END
@@ -98,7 +138,7 @@ END
 . /etc/os-release
 suite=${PATCHLIGHT_SUITE:-${VERSION_CODENAME:?cannot tell which Debian or Ubuntu this is; set PATCHLIGHT_SUITE}}
 command -v dpkg >/dev/null || fail "this is neither Debian nor Ubuntu: there is no dpkg here"
-if [ "$kind" = -vm ] && [ "$ID-$(dpkg --print-architecture)" != debian-amd64 ]; then
+if [[ $kind = *-vm ]] && [ "$ID-$(dpkg --print-architecture)" != debian-amd64 ]; then
     fail "virtual machines are made of Debian's kernel for amd64, and this is $ID on $(dpkg --print-architecture)"
 fi
 base=$CACHE/servers/$suite-$(dpkg --print-architecture)-$RECIPE$kind
@@ -115,6 +155,7 @@ fi
 if ! [ -d "$base" ]; then
     command -v mmdebstrap >/dev/null ||
         fail "mmdebstrap is not installed: apt-get install mmdebstrap, or deploy/bootstrap.sh"
+    [ "$kind" != -vm ] || command -v mke2fs >/dev/null || fail "mke2fs is not installed: apt-get install e2fsprogs"
     say "making the root file system of the servers ($suite$kind; once, about a minute)"
     rm -rf --one-file-system "$CACHE"/servers/part.* # of a build that was killed
     part=$(mktemp -d "$CACHE/servers/part.XXXXXX")
@@ -138,7 +179,7 @@ if ! [ -d "$base" ]; then
             "(PATCHLIGHT_MIRROR=URL chooses one)"
     }
     chmod 755 "$part/root"
-    if [ "$kind" = -vm ]; then
+    if [[ $kind = *-vm ]]; then
         make_machine "$part/root" "$part/machine"
         mv "$part/machine" "$base"
     else

@@ -114,13 +114,14 @@ def give_nic(state: NicState, namespace: Path, network: WorkerNetwork) -> None:
         index = index_of(ip, interface)
         _check_mtu(ip, index, state, network.mtu)
         if state.stays:
-            _restore(_addressed(_bare(state, interface, network), network))
+            at_home = replace(_bare(state, interface, network), sysctls=soft_roce.SYSCTLS)
+            _restore(_addressed(at_home, network))
             soft_roce.give(ip, index, state, namespace, network.mtu or state.mtu)
         elif state.mode == "macvlan":
             make_macvlan(ip, index, interface, namespace)
         else:
             if state.function is not None:
-                set_function(ip, state.function, network.mac, network.vlan)
+                set_function(ip, state.function, interface, network.mac, network.vlan)
             _move(ip, interface, namespace)
         if state.rdma is not None and state.rdma_moves:
             devices.move_device(state.rdma.name, namespace)
@@ -172,8 +173,8 @@ def _bare(state: NicState, interface: str, network: WorkerNetwork) -> NicState:
 
 
 def _addressed(state: NicState, network: WorkerNetwork) -> NicState:
-    address = network.address, network.prefix
-    return replace(state, addresses=(address,), neighbours=network.neighbours)
+    addresses = ((network.address, network.prefix),)
+    return replace(state, addresses=addresses, neighbours=network.neighbours)
 
 
 def take_nic_back(state: NicState, namespace: Path, home: Path) -> None:
@@ -204,10 +205,10 @@ def take_nic_back(state: NicState, namespace: Path, home: Path) -> None:
         if state.stays:
             with rtnetlink(state.interface, "taking back") as ip:
                 soft_roce.take_back(ip, index_of(ip, state.interface), state)
+        if (before := state.function) is not None:
+            with rtnetlink(before.port, "setting up") as ip:
+                set_function(ip, before, state.interface, before.mac, before.vlan)
         _restore(state)
-        if state.function is not None:
-            with rtnetlink(state.function.port, "setting up") as ip:
-                set_function(ip, state.function, state.function.mac, state.function.vlan)
 
     if namespaces.is_one(namespace):
         namespaces.inside(namespace, fetch)
@@ -370,15 +371,19 @@ def function_in(link: Any, function: FunctionState) -> FunctionState:
     )
 
 
-def set_function(ip: Any, function: FunctionState, mac: str | None, vlan: int | None) -> None:
+def set_function(
+    ip: Any, function: FunctionState, interface: str, mac: str | None, vlan: int | None
+) -> None:
     """Set the MAC and VLAN (``None``: unchanged) of a virtual function at its port."""
     if settings := settings_of(read_function(ip, function), mac, vlan):
         ip.link("set", index=index_of(ip, function.port), vf=settings)
+        # Some drivers (igbvf) take the port's MAC when they are reset, and refuse one before.
+        for state in ("up", "down"):
+            ip.link("set", index=index_of(ip, interface), state=state)
 
 
 def settings_of(now: FunctionState, mac: str | None, vlan: int | None) -> dict[str, Any]:
     """Attributes to set at the port: only those that differ, as some drivers reject the others."""
-    wanted = {"mac": mac, "vlan": vlan}
-    present = {"mac": now.mac, "vlan": now.vlan}
-    settings = {k: v for k, v in wanted.items() if v is not None and v != present[k]}
+    values = {"mac": (mac, now.mac), "vlan": (vlan, now.vlan)}
+    settings = {k: new for k, (new, old) in values.items() if new not in (None, old)}
     return {"vf": now.number, **settings} if settings else {}

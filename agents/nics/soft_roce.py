@@ -19,6 +19,8 @@ _ROCE_V2 = ["0x00110000/0x00ff0000+8", "0x000012b7/0x0000ffff+20"]  # UDP, desti
 _EVERY_FRAME = ["0x0/0x0+0"]
 _FILTERED = ("clsact", "ingress")
 _NUD_PERMANENT = 0x80
+# Frames from another NIC of this server are no martians.
+SYSCTLS = {"accept_local": "1", "rp_filter": "2"}
 
 
 def give(ip: Any, index: int, state: NicState, namespace: Path, mtu: int) -> None:

@@ -120,13 +120,17 @@ class RemoteHelper:
         self._places.unserved.touch()
         switched = self._releases.switch(release)
         changed = switched
+        served = {role: service for role, service in self._services.items() if role in services}
+        is_new = {role: service.set_up(*services[role], again) for role, service in served.items()}
+        if again or any(is_new.values()):
+            served["agent"].reload()  # once: it takes an emulated processor seconds
         for role, service in self._services.items():
             if role not in services:
                 if service.is_here:
                     service.remove()
                     changed = True
                 continue
-            restarts = service.set_up(*services[role], again) or switched or again
+            restarts = is_new[role] or switched or again
             if role == "gpus" and self._leases() and service.state()["running"]:
                 continue  # workers would lose them
             if restarts or not service.state()["running"]:

@@ -39,16 +39,20 @@ class Service:
         return (self._places.units / self._unit).exists() or self._script.exists()
 
     def set_up(self, unit: str, script: str, again: bool) -> bool:
-        """Write down how it is run; whether that changed. ``again``: it may be written down, and
-        systemd not know."""
+        """Write down how it is run; whether that changed. ``again``: also enable it if not.
+        systemd learns of it by ``reload``."""
         if not self._by_systemd:
             changed = write(self._script, script, 0o755)
             return self._starter.set_up(self._script, self._pid_file, self._log) or changed
         changed = write(self._places.units / self._unit, unit)
         if changed or again:
-            self._systemctl("daemon-reload")
-            self._systemctl("enable", "--quiet", self._unit)
+            self._systemctl("enable", "--quiet", "--no-reload", self._unit)
         return changed
+
+    def reload(self) -> None:
+        """Have systemd read what is written down for all services."""
+        if self._by_systemd:
+            self._systemctl("daemon-reload")
 
     def restart(self) -> None:
         """Start it, after its end where it runs. systemd does both, also if this program ends."""

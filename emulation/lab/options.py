@@ -76,23 +76,16 @@ class LabOptions:
                 "agents cannot be combined with servers that have an sshd",
                 hint="omit --agents, or use --server-kind namespace",
             )
-        if self.docker and self.servers != "ssh":
+        if self.docker and self.servers == "namespace":
             raise BadInput(
                 "servers that are network namespaces cannot have Docker engines: docker needs "
-                "servers='ssh'",
+                "servers='ssh' or 'vm'",
                 hint="omit --docker: their agents use this machine's engine",
             )
-        if self.docker and self.real_time:
+        if self.real_time and (self.docker or self.servers == "vm"):
             raise BadInput(
-                "servers with a Docker engine cannot run in real time: their cgroups have no "
-                "budget for it",
-                hint="omit --real-time or --docker",
-            )
-        if self.servers == "vm" and self.real_time:
-            raise BadInput(
-                "virtual machines cannot run in real time: their emulated processors would leave "
-                "no time to other processes",
-                hint="omit --real-time, or use --server-kind ssh",
+                "virtual machines cannot run in real time, nor can servers with a Docker engine",
+                hint="omit --real-time; or omit --docker, and use --server-kind ssh",
             )
 
 

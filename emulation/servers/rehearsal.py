@@ -113,22 +113,14 @@ def make_network(
             namespaces.set_sysctl("ipv6/conf/all/disable_ipv6", 1)
             near = links.LinkEnd("machine", _MACHINE, up=True)
             far = links.LinkEnd(management.interface, namespace=machine)
+            bridge = links.add_bridge("bridge", _BRIDGE)
+            plugged = links.set_master(_MACHINE, _BRIDGE, "machine")
             with Netlink() as switch:
-                switch.run(
-                    [
-                        links.add_bridge("bridge", _BRIDGE),
-                        links.add_veth(near, far),
-                        links.set_master(_MACHINE, _BRIDGE, "machine"),
-                    ]
-                )
+                switch.run([bridge, links.add_veth(near, far), plugged])
         namespaces.set_sysctl(f"ipv6/conf/{management.interface}/disable_ipv6", 1)
         index = links.list_links(here)[management.interface].index
-        here.run(
-            [
-                links.add_address(index, management.machine, management.interface),
-                links.set_up(index, management.interface),
-            ]
-        )
+        addressed = links.add_address(index, management.machine, management.interface)
+        here.run([addressed, links.set_up(index, management.interface)])
     return management
 
 
@@ -177,10 +169,8 @@ class Rehearsal:
         with Netlink(switch) as bridge:
             for number, server in enumerate(self.machines, _FIRST_PORT):
                 path = namespaces.namespace_path(namespace_name(management.lab, server.name))
-                name, port = (
-                    machines.interface_of(server),
-                    links.LinkEnd(f"port{number}", number, up=True),
-                )
+                name = machines.interface_of(server)
+                port = links.LinkEnd(f"port{number}", number, up=True)
                 with namespaces.opened(path) as namespace:
                     there = links.LinkEnd(name, _SERVER_NIC, namespace=namespace)
                     plugged = links.set_master(number, _BRIDGE, port.name)
@@ -248,7 +238,7 @@ def prepare_rehearsal(
         raise BadInput(f"lab {lab.name} has no servers: --server-kind {kind} needs some")
     is_virtual = kind == "vm"
     if is_virtual:
-        virtual.check_machine(len(servers))
+        virtual.check_machine(len(servers), docker=docker)
     options = [f"--{name}" for name, wanted in (("docker", docker), ("vm", is_virtual)) if wanted]
     switch_base = machines.server_base(say) if switches else Path()
     base = machines.server_base(say, *options) if servers else switch_base
@@ -305,15 +295,14 @@ def prepare_rehearsal(
             for switch in lab.packet_switches
         ),
     )
-    for server in with_login:
-        disk, key = states.disk_dir(lab.name) / server.name, keys[server.name]
-        machines.make_disk(disk, server.name, key, identity, addresses, docker=docker)
-        if is_virtual:
+    for machine in list[Server | PacketSwitch]([*with_login, *switches]):
+        disk = states.disk_dir(lab.name) / machine.name
+        key = keys[machine.name]
+        machines.make_disk(disk, machine.name, key, identity, addresses, docker=docker)
+        if isinstance(machine, PacketSwitch):
+            if machine.driver == "sonic":
+                sonic.install(disk / "upper", machine)
+        elif is_virtual:
             prefixes = lab.network.prefixlen, management.network.prefixlen
-            virtual.make_disk(disk, base, server, prefixes)
-    for switch in switches:
-        disk, key = states.disk_dir(lab.name) / switch.name, keys[switch.name]
-        machines.make_disk(disk, switch.name, key, identity, addresses, docker=False)
-        if switch.driver == "sonic":
-            sonic.install(disk / "upper", switch)
+            virtual.make_disk(disk, base, machine, prefixes)
     return Rehearsal(runtime, kind, base, switch_base, management)

@@ -13,6 +13,7 @@ import struct
 import subprocess
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from ipaddress import IPv4Address, IPv4Interface
 from pathlib import Path
 
@@ -27,9 +28,10 @@ from patchlight.testbed.linux import namespaces
 from patchlight.testbed.linux.netlink import Netlink
 
 _QEMU = "qemu-system-x86_64"
+# With a Docker engine, for containers with PyTorch, twice as much.
 _MEMORY_MB = 512
-# Of a QEMU process with a guest of 512 MB: 600 to 690 MB.
-_NEEDED_MB = 700
+# What a QEMU process takes beside its guest's memory, at most.
+_BESIDE_MB = 188
 _TRIAL_S = 20.0
 # With a load of 28 on two cores two took 218 s.
 _BOOT_S = 600.0
@@ -76,6 +78,13 @@ net.ipv4.conf.all.arp_announce=2
 net.ipv4.conf.all.rp_filter=0
 net.ipv4.conf.default.rp_filter=0
 """
+_TEMPLATE = Path(__file__).with_name("template.sh")
+# Its first start goes on where the template stopped, every later one boots.
+_START = """\
+cd "$0"
+if mv memory restored 2>/dev/null; then set -- "$@" -incoming "exec:cat restored"; fi
+exec "$@"
+"""
 # The rule runs when the NIC has its name, at boot and when a worker gives it back.
 _SOFT_ROCE = (
     'ACTION=="add", SUBSYSTEM=="net", ENV{{ID_NET_LINK_FILE}}=="*/10-{name}.link", '
@@ -83,8 +92,9 @@ _SOFT_ROCE = (
 )
 
 
-def check_machine(servers: int) -> None:
+def check_machine(servers: int, *, docker: bool = False) -> None:
     """``NoRehearsalServers`` where QEMU is missing, or memory for so many servers."""
+    needed_mb = servers * (_MEMORY_MB * (1 + docker) + _BESIDE_MB)
     for program in (_QEMU, "qemu-img"):
         if shutil.which(program) is None:
             raise NoRehearsalServers(
@@ -101,9 +111,9 @@ def check_machine(servers: int) -> None:
         ) from error
     meminfo = Path("/proc/meminfo").read_text().splitlines()
     free_kb = next(int(line.split()[1]) for line in meminfo if line.startswith("MemAvailable"))
-    if servers * _NEEDED_MB > free_kb // 1024:
+    if needed_mb > free_kb // 1024:
         raise NoRehearsalServers(
-            f"{servers} virtual machines need {servers * _NEEDED_MB:,} MB of memory, and "
+            f"{servers} virtual machines need {needed_mb:,} MB of memory, and "
             f"{free_kb // 1024:,} MB are free here",
             hint="Take a lab with fewer servers, or --server-kind ssh.",
         )
@@ -111,35 +121,39 @@ def check_machine(servers: int) -> None:
 
 def choose_accelerator(base: Path, say: Callable[[str], None]) -> None:
     """Find out, once, whether a virtual machine boots with KVM here; else QEMU emulates it."""
-    machine = platform.release()
-    if _known(base)[0] != machine:
-        found = "kvm" if _boots_with_kvm(base) else "tcg"
-        _cache(base).write_text(f"{machine} {found}\n")
-    how = {"kvm": "with KVM", "tcg": "emulated (TCG): none boots with KVM here"}[_known(base)[1]]
+    record, machine = base / "accelerator", platform.release()
+    if not record.exists() or record.read_text().split()[0] != machine:
+        record.write_text(f"{machine} {'kvm' if _boots_with_kvm(base) else 'tcg'}\n")
+    is_emulated = _accelerator(base) == "tcg"
+    if is_emulated and not _template(base).exists():
+        say("booting a machine that servers are copies of (once)")
+        argv = [*_machine("template", "tcg", base), *_disk("disk.qcow2")]
+        make = ["sh", str(_TEMPLATE), str(base), str(_template(base)), str(_BOOT_S), *argv]
+        if subprocess.run(make, check=False, stdin=subprocess.DEVNULL).returncode:
+            say("no such machine: each server boots by itself")
+    how = "emulated (TCG): none boots with KVM here" if is_emulated else "with KVM"
     say(f"servers are virtual machines, {how}")
 
 
-def _cache(base: Path) -> Path:
-    return base / "accelerator"
+def _accelerator(base: Path) -> str:
+    return (base / "accelerator").read_text().split()[1]
 
 
-def _known(base: Path) -> list[str]:
-    """The release of the kernel, and what virtual machines run with under it."""
-    return _cache(base).read_text().split() if _cache(base).exists() else ["", "tcg"]
+def _template(base: Path) -> Path:
+    """Disk and memory of a machine that this QEMU emulated as far as all servers are alike."""
+    made = os.stat(shutil.which(_QEMU) or base).st_mtime_ns
+    return base / f"template-{_accelerator(base)}-{made}"
 
 
 def _boots_with_kvm(base: Path) -> bool:
     if not Path("/dev/kvm").exists():
         return False
     # Its initrd powers off where there is no disk.
-    trial = [*_machine("trial", "kvm", base, base / "initrd"), "-no-reboot"]
-    try:
-        ended = subprocess.run(
-            trial, stdin=subprocess.DEVNULL, capture_output=True, timeout=_TRIAL_S, check=False
-        )
-    except subprocess.TimeoutExpired:
-        return False
-    return not ended.returncode and b"Linux version" in ended.stdout
+    trial = [*_machine("trial", "kvm", base), "-no-reboot"]
+    with suppress(subprocess.SubprocessError):
+        ended = subprocess.run(trial, input=b"", capture_output=True, timeout=_TRIAL_S, check=True)
+        return b"Linux version" in ended.stdout
+    return False
 
 
 class _Sshd:
@@ -167,13 +181,14 @@ class _Sshd:
         return False
 
 
-def _machine(name: str, accel: str, base: Path, initrd: Path) -> list[str]:
+def _machine(name: str, accel: str, base: Path) -> list[str]:
     processor = ["tcg,thread=multi,tb-size=64", "max"] if accel == "tcg" else ["kvm", "host"]
+    memory = str(_MEMORY_MB * (1 + ("docker" in base.name)))
     return [
         *(_QEMU, "-name", name, "-accel", processor[0], "-cpu", processor[1]),
-        *("-m", str(_MEMORY_MB), "-smp", "1", "-nodefaults", "-no-user-config"),
-        *("-display", "none", "-serial", "stdio"),
-        *("-kernel", str(base / "vmlinuz"), "-initrd", str(initrd)),
+        *("-m", memory, "-smp", "1", "-nodefaults", "-no-user-config"),
+        *("-display", "none", "-serial", "mon:stdio"),
+        *("-kernel", str(base / "vmlinuz"), "-initrd", str(base / "initrd")),
         *(
             "-append",
             # Without no_timer_check a kernel panics that boots on a busy machine.
@@ -184,7 +199,7 @@ def _machine(name: str, accel: str, base: Path, initrd: Path) -> list[str]:
 
 
 def make_disk(disk: Path, base: Path, server: Server, prefixes: tuple[int, int]) -> None:
-    """Make a server's disk over the base's, and the initrd that brings its own files, those in
+    """Make a server's disk over the base's, and an archive of its own files, those in
     ``disk/upper``. ``prefixes``: lengths of the lab's network and of the management network."""
     network, rules = disk / "upper/etc/systemd/network", disk / "upper/etc/udev/rules.d"
     for folder in (network, rules, disk / "upper/etc/sysctl.d"):
@@ -204,16 +219,21 @@ def make_disk(disk: Path, base: Path, server: Server, prefixes: tuple[int, int])
     soft_roce = (_SOFT_ROCE.format(name=name) for name, _, _ in lab_nics)
     (rules / "90-soft-roce.rules").write_text("".join(soft_roce))
     (disk / "upper").rename(disk / "server")
-    # The kernel unpacks one archive after the other.
-    shutil.copyfile(base / "initrd", disk / "initrd")
-    files = subprocess.run(["find", "server"], cwd=disk, stdout=subprocess.PIPE, check=True).stdout
-    with (disk / "initrd").open("ab") as initrd:
-        pack = [str(base / "busybox"), "cpio", "-o", "-H", "newc"]
-        subprocess.run(
-            pack, cwd=disk, input=files, stdout=initrd, stderr=subprocess.DEVNULL, check=True
-        )
-    image = ["-F", "raw", "-b", str(base / "disk.ext4"), str(disk / "disk.qcow2")]
-    subprocess.run(["qemu-img", "create", "-q", "-f", "qcow2", *image], check=True)
+    pack = f"find . | {base}/busybox cpio -o -H newc 2>/dev/null >../own && truncate -s %512 ../own"
+    subprocess.run(["sh", "-c", pack], cwd=disk / "server", check=True)
+    backing = ["-F", "raw", "-b", str(base / "disk.ext4")]
+    if (template := _template(base)).exists():
+        (disk / "memory").symlink_to(template / "memory")
+        backing = ["-F", "qcow2", "-b", str(template / "disk.qcow2")]
+    image = ["qemu-img", "create", "-q", "-f", "qcow2", *backing, str(disk / "disk.qcow2")]
+    subprocess.run(image, check=True)
+
+
+def _disk(path: str) -> list[str]:
+    """The devices that a machine has from its first boot on."""
+    argv = ["-drive", f"file={path},if=none,id=disk,cache=unsafe"]
+    argv += ["-device", "virtio-blk-pci,drive=disk", "-device", "virtio-rng-pci"]
+    return [*argv, "-device", "vmgenid,guid=auto"]  # the kernel's random numbers begin again
 
 
 def _nics(server: Server) -> list[tuple[str, str, IPv4Address]]:
@@ -256,9 +276,10 @@ def _make_tap(name: str) -> None:
 def virtual_service(lab: str, base: Path, server: Server) -> LabService:
     """The QEMU process of a server that has its disk and its taps."""
     disk = states.disk_dir(lab) / server.name
-    argv = _machine(server.name, _known(base)[1], base, disk / "initrd")
-    argv += ["-drive", f"file={disk}/disk.qcow2,if=none,id=disk,cache=unsafe"]
-    argv += ["-device", "virtio-blk-pci,drive=disk", "-device", "virtio-rng-pci"]
+    argv = ["sh", "-c", _START, str(disk), *_machine(server.name, _accelerator(base), base)]
+    # What follows the template's devices is found once the memory is there.
+    argv += [*_disk("disk.qcow2"), "-drive", "file=own,if=none,id=own,format=raw,readonly=on"]
+    argv += ["-device", "virtio-blk-pci,drive=own"]
     for number, (name, mac, _) in enumerate(_nics(server)):
         tap = f"tap,id=nic{number},ifname=tap{number},script=no,downscript=no,vnet_hdr=off"
         nic = f"virtio-net-pci,netdev=nic{number},mac={mac},host_mtu={_mtu_of(server, name)}"

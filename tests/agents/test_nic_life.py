@@ -5,8 +5,6 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import replace
-from typing import Any
 
 import httpx
 import pytest
@@ -15,32 +13,15 @@ from patchlight.agents.nics.moving import is_in, read_nic
 from patchlight.agents.nics.state import NicAccess, NicState
 from patchlight.controller.hosts.agent_client import AgentClient, NicWithoutCarrier
 from patchlight.controller.hosts.fleet import Fleet
-from patchlight.testbed.lab.model import Lab, Nic, default_mac
-from patchlight.testbed.labfile.writer import write_lab
+from patchlight.testbed.lab.model import Lab, default_mac
 from patchlight.testbed.linux import namespaces
-from tests.support.agent_bench import Agent, Bench, ip
+from tests.support.agent_bench import Agent, Bench, ip, with_nics
 from tests.support.waiting import PATIENCE_S, wait_until
 from tests.support.worker_jobs import everything_is_back, run_job, start_all
 
 pytestmark = pytest.mark.root
 
 MakeBench = Callable[[int], Bench]
-
-
-def with_nics(bench: Bench, **keys: Any) -> Lab:
-    """Have the bench's lab file say these things of every NIC."""
-
-    def changed(nic: Nic) -> Nic:
-        return replace(nic, **{"mac": default_mac(nic.address), **keys})
-
-    servers = (
-        replace(server, nics=tuple(map(changed, server.nics)), management=f"unix:{socket}")
-        for server in bench.lab.servers
-        for socket in [bench.directory / f"{server.name}.sock"]
-    )
-    lab = bench.lab.with_changes(servers=tuple(servers))
-    bench.lab_file.write_text(write_lab(lab))
-    return lab
 
 
 def nic_of(bench: Bench, space: str) -> NicState:

@@ -65,6 +65,24 @@ def test_roce_stays_and_all_else_goes_to_the_worker(spaces: Spaces) -> None:
         each.close()
 
 
+def test_roce_from_another_nic_of_the_server_arrives(spaces: Spaces) -> None:
+    other = "10.79.0.12"
+    ip("-n", spaces.server, "link", "add", "nic1", "type", "veth", "peer", "name", "nic2")
+    ip("-n", spaces.server, "addr", "add", f"{other}/32", "dev", "nic1")
+    ip("-n", spaces.server, "link", "set", "nic1", "up")
+    ip("-n", spaces.fabric, "addr", "add", f"{other}/32", "dev", "p0")
+    spaces.give(state_of(spaces))
+
+    def send() -> None:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
+            sender.bind((other, 0))
+            sender.sendto(b"x", ("10.79.0.11", 4791))
+
+    with listener(spaces.server, 4791) as at_home:
+        namespaces.inside(namespaces.namespace_path(spaces.fabric), send)
+        assert heard(at_home)
+
+
 def test_the_worker_s_nic_has_the_mac_and_reaches_the_fabric(spaces: Spaces) -> None:
     spaces.give(state_of(spaces))
     for space in (spaces.server, spaces.worker):

@@ -76,13 +76,14 @@ def test_where_systemd_runs_it_keeps_the_agent(far: HelperProcess, tmp_path: Pat
     program = str(tmp_path / "root/opt/patchlight/lab/current/bin/tiny")
 
     def serve(seconds: str) -> bool:
-        run = Run("lab", "agent", [program, seconds])
-        services = {"agent": (run.unit, run.script)}
+        runs = [Run("lab", role, [program, seconds]) for role in ("gpus", "agent")]
+        services = {run.role: (run.unit, run.script) for run in runs}
         return bool(far.ask("serve", release="r1", services=services, again=False))
 
     unit = tmp_path / "root/etc/systemd/system" / UNIT
     pid = tmp_path / "systemd" / f"{UNIT}.pid"
     assert serve("1000")
+    assert (tmp_path / "systemd/calls").read_text().count("daemon-reload") == 1
     assert f"ExecStart={program} 1000" in unit.read_text()
     state = far.ask("state", role="agent")
     assert (state["running"], state["restarts"]) == (True, 0)

@@ -6,6 +6,7 @@ import contextlib
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
-from patchlight.testbed.lab.model import Gpu, Lab, Nic, Server
+from patchlight.testbed.lab.model import Gpu, Lab, Nic, Server, default_mac
 from patchlight.testbed.lab.rules import WorkerPolicy
 from patchlight.testbed.labfile.writer import write_lab
 from patchlight.testbed.linux import namespaces
@@ -257,3 +258,19 @@ class Bench:
             ip("netns", "del", name)
         kept = {self.namespace(d) for d in ("fabric", *(s.name for s in self.lab.servers))}
         assert set(left) <= kept, f"workers' namespaces were left behind: {set(left) - kept}"
+
+
+def with_nics(bench: Bench, **keys: Any) -> Lab:
+    """Have the bench's lab file say these things of every NIC."""
+
+    def changed(nic: Nic) -> Nic:
+        return replace(nic, **{"mac": default_mac(nic.address), **keys})
+
+    servers = (
+        replace(server, nics=tuple(map(changed, server.nics)), management=f"unix:{socket}")
+        for server in bench.lab.servers
+        for socket in [bench.directory / f"{server.name}.sock"]
+    )
+    lab = bench.lab.with_changes(servers=tuple(servers))
+    bench.lab_file.write_text(write_lab(lab))
+    return lab

@@ -10,9 +10,12 @@ import sys
 import time
 import zipfile
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+from paramiko import SSHClient
 
 from patchlight.deploy.bundle import FromHere, bundle_file, here, write_bundle
 from patchlight.deploy.ssh import logged_in
@@ -78,7 +81,10 @@ class Machine:
 
     def on(self, command: str, *, fails: bool = False) -> str:
         """What a command of root's on the machine writes."""
-        with logged_in(self.server) as client:
+        with ExitStack() as stack:
+            client: SSHClient = self.until(
+                lambda: stack.enter_context(logged_in(self.server)), "its sshd to answer"
+            )
             stdin, output, _ = client.exec_command("exec 2>&1; sudo sh -e", timeout=PATIENCE_S)
             stdin.write(command)
             stdin.channel.shutdown_write()

@@ -71,10 +71,10 @@ def emulate() -> None:
 @click.option(
     "--server-kind",
     "servers",
-    type=click.Choice(["namespace", "ssh", "docker", "vm"]),
+    type=click.Choice(["namespace", "ssh", "docker", "vm", "docker-vm"]),
     default="namespace",
     help="What servers are: network namespaces with an agent; machines to deploy to over SSH, "
-    "without or with Docker; or virtual machines with systemd and soft RoCE.",
+    "without or with Docker; or such virtual machines, with systemd and soft RoCE.",
 )
 @click.option(
     "--swap",
@@ -95,8 +95,8 @@ def up(lab: str, no_controller: bool, **options: Any) -> None:
     sshd, at the management address in the runtime lab file. No agent runs until you deploy one.
     """
     require_root(f"starting the emulated lab {lab}")
-    if docker := options["servers"] == "docker":
-        options |= {"servers": "ssh", "docker": docker}
+    if (kind := options["servers"]).startswith("docker"):
+        options |= {"servers": "vm" if kind == "docker-vm" else "ssh", "docker": True}
     # A polite kill is undone like Ctrl-C.
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)

@@ -40,11 +40,13 @@ servers:
     gpus: [{name: gpu0, model: Tesla M40}]
     nics: [{name: nic0, address: 192.168.10.11, rate: 40Gbps, gpu: gpu0}]
   - name: server2
-    gpus: [{name: gpu1, model: Tesla M40}]
-    nics: [{name: nic0, address: 192.168.10.12, rate: 40Gbps, gpu: gpu1}]
+    gpus: [{name: gpu1, model: Tesla M40}, {name: gpu2, model: Tesla M40}]
+    nics:
+      - {name: nic0, address: 192.168.10.12, rate: 40Gbps, gpu: gpu1}
+      - {name: nic1, address: 192.168.10.13, rate: 40Gbps, gpu: gpu2}
 circuit_switches:
   - {name: ocs1, driver: polatis-tl1, address: "10.0.0.1:3082", ports: 4, cross_connects: [1-2]}
-fibres: [server1.nic0 - ocs1.1, server2.nic0 - ocs1.2]
+fibres: [server1.nic0 - ocs1.1, server2.nic0 - ocs1.2, server2.nic1 - ocs1.3]
 """
 ALL_REDUCE = """
 import numpy
@@ -172,14 +174,17 @@ def run(
     return now()
 
 
-def over_rdma(iterations: int) -> JobSpec:
-    """A job of both servers."""
+BOTH_SERVERS = ("server1.gpu0", "server2.gpu1")
+
+
+def over_rdma(iterations: int, hosts: tuple[str, ...] = BOTH_SERVERS) -> JobSpec:
+    """A job that trains over RDMA."""
     return JobSpec(
         "rdma",
         iterations=iterations,
         gradient_bytes=200_000_000,
         compute_s={"Tesla M40": 0.2},
-        hosts=("server1.gpu0", "server2.gpu1"),
+        hosts=hosts,
         transport="rdma",
     )
 
@@ -211,6 +216,25 @@ def test_a_job_trains_over_rdma_across_an_outage(
         assert "clsact" not in said(lab, host.name, "tc qdisc show")
 
 
+def test_two_workers_of_one_server_exchange_over_rdma(
+    lab: EmulatedLab, controller: ControllerClient
+) -> None:
+    ocs = lab.ocs("ocs1")
+    ocs.disconnect(1, 2)
+    ocs.connect("2-3")
+    try:
+        with RoceMeter([host.far_end for host in lab.hosts]) as meter:
+            job = run(controller, over_rdma(2, ("server2.gpu1", "server2.gpu2")))
+    finally:
+        ocs.disconnect(2, 3)
+        ocs.connect("1-2")
+    assert job["state"] == "done", job["message"]
+    reports, _ = controller.iterations(job["id"])
+    assert [report["check"] for report in reports] == ["ok"] * 4
+    assert meter.share.roce_bytes > sum(report["sent_bytes"] for report in reports)
+    assert said(lab, "gpu1", "cat /proc/sys/net/ipv4/conf/nic0/accept_local") == "0"
+
+
 def test_a_job_over_rdma_without_a_device_is_refused(
     lab: EmulatedLab, controller: ControllerClient
 ) -> None:
@@ -225,7 +249,7 @@ def test_a_job_over_rdma_without_a_device_is_refused(
 
 def test_an_mpi_program_exchanges_over_rdma(lab: EmulatedLab, controller: ControllerClient) -> None:
     launcher = ("python3", "-m", "patchlight.agents.training.mpirun", "python3", "-c")
-    spec = JobSpec("mpi", trainer="command", workers=2, command=(*launcher, ALL_REDUCE))
+    spec = JobSpec("mpi", trainer="command", hosts=BOTH_SERVERS, command=(*launcher, ALL_REDUCE))
     with RoceMeter([host.far_end for host in lab.hosts]) as meter:
         job = run(controller, spec)
     output = controller.log(job["id"])["text"]
