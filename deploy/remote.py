@@ -120,7 +120,10 @@ def _refused(server: str, reason: str) -> SudoRefused:
     )
 
 
-_PATIENCE_S = 600.0
+# A busy server with an emulated processor takes so long to load an image. One that is gone is found
+# out sooner: it acknowledges nothing.
+_PATIENCE_S = 1800.0
+_UNACKNOWLEDGED_MS = 120_000
 _PIECE = 1 << 18
 # As much as OpenSSH takes in a packet: of a longer piece, the rest is copied for each packet.
 _PACKET = (1 << 15) - 64
@@ -163,7 +166,11 @@ class Remote:
             self._streams = as_root(client, command, server, sudo_password)
             self._channel = self._streams[0].channel
             self._channel.settimeout(_PATIENCE_S)
-            self._channel.get_transport().set_keepalive(_KEEPALIVE_S)
+            transport = self._channel.get_transport()
+            transport.set_keepalive(_KEEPALIVE_S)
+            if isinstance(transport.sock, socket.socket):  # no jump host's channel
+                limit = socket.TCP_USER_TIMEOUT
+                transport.sock.setsockopt(socket.IPPROTO_TCP, limit, _UNACKNOWLEDGED_MS)
             self._output = self._channel.makefile("rb")
             program = _remote_helper()
             with contextlib.suppress(OSError):  # what it says is clearer

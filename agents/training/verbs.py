@@ -218,7 +218,7 @@ class _QueuePair:
     def grant(self) -> None:
         """Tell the previous worker how many pieces of this all-reduce it may send."""
         total = len(self.ring.pieces_in)
-        limit = min(self.done + _SLOTS, total)
+        limit = min(self.done + self.ring.ahead, total)
         # Before its first all-reduce it would get pieces that do not exist yet.
         has_begun = self.ring.iteration >= self.ring.task.first_iteration
         grant = (self.ring.iteration & 0xFFFF) << 16 | limit
@@ -275,8 +275,9 @@ class VerbsRing:
         bounds = [4 * (index * elements // size) for index in range(size + 1)]
         piece = max(4 * elements // size // _PIECES_IN_CHUNK & ~3, _SMALLEST_PIECE)
         piece = min(piece, _LARGEST_PIECE)
+        self.ahead = _SLOTS
         if self.task.window_bytes is not None:  # scaled links have short queues
-            piece = _SMALLEST_PIECE // 2
+            piece, self.ahead = _SMALLEST_PIECE // 2, _SLOTS - 1
 
         def pieces(first_step: int) -> list[tuple[int, int, int]]:
             found = []
@@ -317,7 +318,7 @@ class VerbsRing:
                 1,
                 n,
                 [v.SGE(self.array.ctypes.data + begin, end - begin, memory.lkey)],
-                v.IBV_SEND_SIGNALED,
+                v.IBV_SEND_SIGNALED * (n % _SLOTS == 0 or n + 1 == len(pieces_out)),
             )
             for n, (_, begin, end) in enumerate(pieces_out)
         ]

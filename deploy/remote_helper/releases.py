@@ -126,7 +126,7 @@ class Line:
 
 
 _PIECE = 1 << 18
-_LOAD_PATIENCE_S = 600.0
+_LOAD_PATIENCE_S = 1500.0
 _RECORD = "release.json"
 # Arguments: the folder of the new environment, the installer's wheel, and what is to be installed.
 _INSTALL = """

@@ -8,6 +8,7 @@ number of running jobs. The network's outputs are the values of all degrees up t
 
 from itertools import pairwise
 
+import networkx as nx
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -26,9 +27,10 @@ class TrainingGraphs:
     """The training steps of some models side by side, as one graph of many parts.
 
     ``nodes`` N × 5: compute and memory as shares of the largest, each with whether it is the
-    largest (for compute always 0, as in the authors' code), and depth; ``edges`` M × 2: size as a
-    share of the largest, whether it is the largest; ``source``, ``target`` M; ``owner`` N: which
-    model a node is of; ``about`` G × 12: numbers of each model, the first 5 scaled over all models.
+    largest (for compute always 0, as in the authors' code), and the shortest way from the first
+    operation; ``edges`` M × 2: size (activations alone) as a share of the largest, whether it is
+    the largest; ``source``, ``target`` M; ``owner`` N: which model a node is of; ``about`` G × 12:
+    numbers of each model, the first 5 scaled over all models.
     """
 
     def __init__(self, workloads: Workloads) -> None:
@@ -36,20 +38,23 @@ class TrainingGraphs:
         first = 0
         for number, graph in enumerate(workloads.training):
             ends = np.array(graph.edges)
-            size = _beside_largest(graph.memory_bytes[ends[:, 0]])
+            outputs = [each.activation_bytes for each in graph.forward.operations]
+            size = _beside_largest(np.array(outputs, float)[ends[:, 0] % graph.half])
             compute, memory = map(_beside_largest, (graph.compute_ms, graph.memory_bytes))
             compute[:, 1] = 0
-            depth = np.zeros(len(graph.compute_ms))
-            for a, b in sorted(graph.edges, key=lambda edge: edge[0]):
-                depth[b] = max(depth[b], depth[a] + 1)
-            nodes.append(np.column_stack([compute, memory, depth / max(1.0, depth.max())]))
+            step = nx.DiGraph(graph.edges)
+            step.add_nodes_from(range(len(compute)))
+            first_one = min(node for node, parents in step.in_degree if not parents)
+            away = nx.single_source_shortest_path_length(step, first_one)
+            depth = np.array([1 + away.get(each, -1) for each in range(len(compute))])
+            nodes.append(np.column_stack([compute, memory, depth / max(1, depth.max())]))
             edges.append(size)
             source.append(ends[:, 0] + first)
             target.append(ends[:, 1] + first)
             owner.append(np.full(len(depth), number))
             first += len(depth)
             totals = [len(depth), len(ends), workloads.sequential_s[number]]
-            totals += [graph.memory_bytes.sum(), graph.memory_bytes[ends[:, 0]].sum()]
+            totals += [graph.memory_bytes.sum(), graph.activation_edges_bytes]
             shares = (compute[:, 0], memory[:, 0], size[:, 0])
             about.append(
                 [*totals, 1.0, *(f(each) for each in shares for f in (np.mean, np.median))]
@@ -70,7 +75,7 @@ class TrainingGraphs:
 
 def _beside_largest(values: NDArray[np.float64]) -> NDArray[np.float64]:
     most = float(values.max()) or 1.0
-    return np.column_stack([values / most, values >= most])
+    return np.column_stack([values / most, np.arange(len(values)) == values.argmax()])
 
 
 def _tensor(values: NDArray[np.float64]) -> Tensor:

@@ -7,7 +7,7 @@ base=$1 folder=$2 ends=$(($(date +%s) + ${3%.*}))
 shift 3
 part=$(mktemp -d "${base%/*}/part.XXXXXX")
 qemu=
-trap 'if [ -n "$qemu" ]; then kill -9 $qemu 2>/dev/null; fi; rm -rf "$part"' EXIT
+trap 'if [ -n "$qemu" ]; then kill -9 $qemu 2>/dev/null || :; fi; rm -rf "$part"' EXIT
 trap 'exit 1' HUP INT TERM
 cd "$part"
 qemu-img create -q -f qcow2 -F raw -b "$base/disk.ext4" disk.qcow2
@@ -15,8 +15,8 @@ mkfifo input
 setpriv --pdeathsig KILL "$@" <input >console 2>&1 &
 qemu=$!
 exec 3>input
-until grep -q '^waiting for its own files' console; do
-    [ "$(date +%s)" -lt "$ends" ] && kill -0 $qemu
+until grep -qs '^waiting for its own files' console; do
+    if [ "$(date +%s)" -ge "$ends" ] || ! kill -0 $qemu 2>/dev/null; then exit 1; fi
     sleep 0.5
 done
 # From the serial line to QEMU's monitor, which waits for the memory to be written.
@@ -25,4 +25,4 @@ wait $qemu
 qemu=
 [ -s memory ]
 rm input console
-mv -T "$part" "$folder"
+mv -T "$part" "$folder" 2>/dev/null || [ -d "$folder" ] # of another lab that came up

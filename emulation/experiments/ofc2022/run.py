@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -232,6 +232,9 @@ def _wait_for_samples(client: ExperimentClient, end: float, since: float) -> Non
 PARTS = (*results.CASES, "live")
 LIVE_CASE = REAL_CASE = "a"
 _UP_S = {"namespace": 30.0, "vm": 120.0}
+_SCALES = {"namespace": 1000.0, "vm": 10_000.0}
+# RoCE v2 then has packets of 4,096 bytes: an emulated processor is slow at each packet.
+_VIRTUAL_MTU = 4200
 _LOOK_S = 1.0  # how long one looks at how busy the machine is before
 
 
@@ -241,13 +244,14 @@ class Ofc2022Options:
 
     ``worker_kind``: ``docker``, ``process``, or ``auto``: containers if an engine answers. With the
     trainer ``torch`` case (a) is also run with a real model. ``servers``: network namespaces, or
-    virtual machines (``vm``) with soft RoCE, which the ``transport`` ``rdma`` needs.
+    virtual machines (``vm``) with soft RoCE, which the ``transport`` ``rdma`` needs. ``scale``
+    (``None``): one at which links are slower than processors.
     """
 
     lab: str
     iterations: int
     worker_kind: str
-    scale: float
+    scale: float | None
     output: Path
     parts: Sequence[str] = PARTS
     trainer: Trainer = "synthetic"
@@ -302,6 +306,16 @@ def _certificate(lab: str) -> Path:
     return authority.for_controller(authority.folder.parent / "controller").folder
 
 
+def _with_large_packets(lab: Lab) -> Lab:
+    servers = [
+        replace(
+            server, nics=tuple(replace(nic, mtu=nic.mtu or _VIRTUAL_MTU) for nic in server.nics)
+        )
+        for server in lab.servers
+    ]
+    return lab.with_changes(servers=tuple(servers))
+
+
 def _push(lab: str) -> None:
     command = [sys.executable, "-m", "patchlight", "deploy", "push", lab]
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
@@ -342,9 +356,12 @@ def run_experiment(
             hint="pip install 'patchlight[torch]', or --worker-kind docker",
         )
     runs: list[analysis.CaseRun] = []
-    with EmulatedLab.from_file(
-        wishes.lab,
-        scale=wishes.scale,
+    scale = wishes.scale or _SCALES[wishes.servers]
+    if virtual:
+        say(f"scale {scale:g}: at a smaller one emulated processors are slower than links")
+    with EmulatedLab.from_lab(
+        _with_large_packets(model) if virtual else model,
+        scale=scale,
         name=wishes.name,
         replace=wishes.replace,
         workers="auto" if virtual else workers,
@@ -375,7 +392,7 @@ def run_experiment(
         say("taking the lab down")
     setting = results.Setting(
         lab=model.name,
-        scale=wishes.scale,
+        scale=scale,
         iterations=wishes.iterations,
         workers=workers,
         engine=status["engine"] or "",

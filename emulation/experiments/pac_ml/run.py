@@ -172,14 +172,9 @@ def run_experiment(
 
     say(f"{len(planned)} episodes and bounds, about {span(_estimate_s(all_s, options))}")
     tell(0, 100)
-    first = [*tunings, *trials]
-    found = dict(
-        zip(
-            first,
-            run_all(first, runner.run, options.engine, hear=lambda n, _: tick(first[n])),
-            strict=True,
-        )
-    )
+    first: list[episodes.Task] = [*tunings, *trials]
+    heard = run_all(first, runner.run, options.engine, hear=lambda n, _: tick(first[n]))
+    found = dict(zip(first, heard, strict=True))
     looks = {task.cell: cast(LookAhead, found[task]) for task in tunings}
     deciders = {(task.cell, task.policy): cast(str, found[task]) for task in trials}
     runs = _runs(options, looks, deciders)

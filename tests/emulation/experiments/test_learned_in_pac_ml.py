@@ -225,7 +225,7 @@ ANY = "learned-first-fit-any"
     [("B", {}, True), ("C", {"arrivals": "fixed:600", "mix": "resnet18=1,squeezenet1_0=1"}, False)],
 )
 def test_a_constant_degree_decides_where_a_model_is_no_better(
-    pipedream: Path, law: str, varied: dict[str, str], itself: bool
+    pipedream: Path, law: str, varied: dict[str, Any], itself: bool
 ) -> None:
     options = PacMlOptions(
         seeds=2,

@@ -11,9 +11,10 @@ from patchlight.emulation.learning.config import CONFIGS, Dqn, parse_config, rea
 from patchlight.emulation.learning.dqn import DqnLearner, Replay
 from patchlight.emulation.learning.learner import network_of, play, player_of
 from patchlight.emulation.learning.network import load_run
-from patchlight.emulation.learning.pac_ml_agent import PacMlNetwork, PacMlPlayer
+from patchlight.emulation.learning.pac_ml_agent import PacMlNetwork, PacMlPlayer, TrainingGraphs
 from patchlight.emulation.learning.training import TrainingRun, scenarios_of
 from patchlight.emulation.learning.vector_episodes import VectorEpisodes
+from patchlight.emulation.simulator.graphs.profiles import profile_files, read_profiles
 from patchlight.emulation.simulator.ramp.workloads import Workloads
 from tests.support.tiny_models import GRAPHS
 
@@ -32,6 +33,16 @@ dqn: {learning_rate: 0.0005, learning_starts: 1000, target_update_interval: 2000
 evaluation: {seeds: 2, every_steps: 1000}
 """
 
+# What public ddls (9e0b5ba) tells its agent of each model: operations, edges, time, memory and size
+# of edges among all models, training steps; mean and median of compute, memory and edges.
+DDLS = """
+alexnet 0 0 0.9422 0.02399 4.727e-06 1 0.02466 0.0008358 0.3339 0.2353 0.26 0.1676
+gnmt 0.5208 0.1628 0 0 0 1 0.05864 0 0.07546 0.01884 0.04518 0.03168
+resnet18 1 0.2605 0.9603 0.527 6.002e-05 1 0.0109 0.001345 0.1478 0.06537 0.1433 0.0625
+squeezenet1_0 0.9375 0.2465 1 0.7996 9.113e-05 1 0.01177 0.001599 0.1571 0.1227 0.1562 0.1227
+vgg16 0.375 0.08372 0.8964 1 9.641e-05 1 0.0743 0.01699 0.2271 0.125 0.2159 0.125
+"""
+
 
 def test_large_errors_are_drawn_more_often_and_count_less() -> None:
     memory = Replay(100, alpha=1.0, beta=0.5)
@@ -48,6 +59,15 @@ def test_large_errors_are_drawn_more_often_and_count_less() -> None:
     assert np.mean(values == 50) == pytest.approx(0.5, abs=0.06)
     assert counts[values == 50] == pytest.approx(99**-0.5, rel=1e-3)
     assert counts.max() == 1.0
+
+
+def test_the_agent_is_told_of_the_published_models_what_ddls_tells_its_own(pipedream: Path) -> None:
+    graphs = list(read_profiles(profile_files(pipedream))[0])
+    told = TrainingGraphs(Workloads(graphs)).about
+    there = dict(line.split(maxsplit=1) for line in DDLS.split("\n") if line)
+    for graph, found in zip(graphs, told, strict=True):
+        expected = [float(each) for each in there[graph.name].split()]
+        assert found == pytest.approx(expected, rel=1e-3, abs=1e-6), graph.name
 
 
 def test_the_agent_sees_the_job_and_how_full_the_cluster_is() -> None:

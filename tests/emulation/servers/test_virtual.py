@@ -275,6 +275,16 @@ def test_what_is_missing_is_said_before_anything_is_made(
     assert "apt-get install" in (error.value.hint or "")
 
 
+def test_a_machine_that_is_not_ready_in_time_is_not_copied(tmp_path: Path) -> None:
+    (base := tmp_path / "base").mkdir()
+    (base / "disk.ext4").write_bytes(bytes(4096))
+    script = Path(virtual.__file__).with_name("template.sh")
+    for program in (["sleep", "1000"], ["false"]):
+        make = ["sh", *map(str, (script, base, base / "template", 1)), *program]
+        assert subprocess.run(make, stdin=subprocess.DEVNULL, check=False, timeout=60).returncode
+        assert [path.name for path in tmp_path.rglob("*")] == ["base", "disk.ext4"]
+
+
 def test_virtual_machines_do_not_run_in_real_time() -> None:
     with pytest.raises(BadInput, match="virtual machines cannot run in real time"):
         LabOptions(servers="vm", real_time=True)
