@@ -78,7 +78,7 @@ case "$*" in
             --customize-hook='echo "$own_files_unit" >"$1/etc/systemd/system/own-files.service"; chroot "$1" systemctl --quiet enable own-files'
         )
         if [ "$1" = --docker ]; then
-            kind=-docker-vm PACKAGES=$PACKAGES,docker.io
+            kind=-docker-vm PACKAGES=$PACKAGES,docker.io,apparmor # its kernel has AppArmor
             hooks+=(--customize-hook="$engine")
         fi
         ;;
