@@ -358,7 +358,8 @@ def run_experiment(
     runs: list[analysis.CaseRun] = []
     scale = wishes.scale or _SCALES[wishes.servers]
     if virtual:
-        say(f"scale {scale:g}: at a smaller one emulated processors are slower than links")
+        slower = results.SLOW_MOTION[wishes.transport]
+        say(f"scale {scale:g}, packets of 4 kB, {slower} times as long: for emulated processors")
     with EmulatedLab.from_lab(
         _with_large_packets(model) if virtual else model,
         scale=scale,
