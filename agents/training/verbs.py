@@ -385,6 +385,8 @@ class VerbsRing:
 
     def _after_its_end(self, pair: _QueuePair) -> None:
         """A neighbour ends only once it has received all; if it died, others notice, too."""
+        while self.take_completions():
+            pass  # what it sent before its end
         if pair.sends and pair.done == self.pieces_out:
             pair.acknowledged = pair.done
         elif pair.sends or pair.done < len(self.pieces_in):

@@ -56,7 +56,8 @@ world.Allreduce(MPI.IN_PLACE, values)
 print(f"{world.size} ranks: {values.min()} to {values.max()}")
 """
 WAIT_S = 300.0
-WRITE = "timeout {} ib_write_bw -F -d rxe_nic0 -x 1 -s 65536 -n 50 {}"
+# -u 18: an acknowledgement may take 1.1 s on a busy machine.
+WRITE = "timeout {} ib_write_bw -F -d rxe_nic0 -x 1 -u 18 -s 65536 -n 50 {}"
 
 
 @pytest.fixture(scope="module")
