@@ -50,7 +50,7 @@ _log = logging.getLogger(__name__)
 MOST_KEPT_BYTES = 1 << 20
 """Per worker; only the end of a longer output is kept."""
 
-_PATIENCE_S = 5.0
+_PATIENCE_S = 15.0
 _BEYOND = 2**62  # Larger than any output; the answer ends with its end.
 
 _EVERY_S = 600.0

@@ -253,9 +253,9 @@ def test_an_mpi_program_exchanges_over_rdma(lab: EmulatedLab, controller: Contro
     spec = JobSpec("mpi", trainer="command", hosts=BOTH_SERVERS, command=(*launcher, ALL_REDUCE))
     with RoceMeter([host.far_end for host in lab.hosts]) as meter:
         job = run(controller, spec)
-    output = controller.log(job["id"])["text"]
-    assert job["state"] == "done", output
-    assert "2 ranks: 3.0 to 3.0" in output
+    assert job["state"] == "done", controller.log(job["id"])["text"]
+    sums = "2 ranks: 3.0 to 3.0"
+    wait_until(lambda: sums in controller.log(job["id"])["text"], "its output")
     # Each rank sends its 800,000 bytes once: half to be added up, half of the sum.
     assert meter.share.roce_bytes > 1_600_000
 
