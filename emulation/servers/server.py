@@ -181,7 +181,13 @@ def check_overlay(base: Path, trial: Path) -> None:
     options = ",".join(f"{key}={folder}" for key, folder in {"lowerdir": base, **layers}.items())
     own = ["unshare", "--mount", "--pid", "--uts", "--ipc", "--cgroup", "--fork"]
     mount = ["mount", "-t", "overlay", "-o", options, "overlay", str(root)]
-    tried = subprocess.run([*own, *mount], capture_output=True, text=True, check=False)
+    try:
+        tried = subprocess.run([*own, *mount], capture_output=True, text=True, check=False)
+    except FileNotFoundError as error:
+        raise NoRehearsalServers(
+            "starting a server with its own root: the command unshare was not found",
+            hint="install util-linux, or use --server-kind namespace",
+        ) from error
     shutil.rmtree(trial)
     if tried.returncode:
         raise NoRehearsalServers(
