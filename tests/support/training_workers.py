@@ -66,9 +66,15 @@ class Worker:
         except FileNotFoundError:
             return {"state": "starting", "iterations_done": 0}
 
-    def until(self, state: str) -> None:
+    def until(self, state: str, iterations: int | None = None) -> None:
+        """Wait until the worker is in ``state``, after exactly ``iterations`` where given."""
+
+        def there() -> bool:
+            now = self.state
+            return now["state"] == state and iterations in (None, now["iterations_done"])
+
         end = time.monotonic() + PATIENCE_S
-        while self.state["state"] != state:
+        while not there():
             assert time.monotonic() < end, (self.state, self.output)
             time.sleep(0.01)
 
