@@ -12,7 +12,7 @@ import socket
 import struct
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from ipaddress import IPv4Address, IPv4Interface
 from pathlib import Path
@@ -24,6 +24,7 @@ from patchlight.emulation.fabric.processes import LabService
 from patchlight.emulation.servers.server import NoRehearsalServers, interface_of, service_name
 from patchlight.testbed.lab.model import Server, default_mac
 from patchlight.testbed.lab.packet_sizes import USUAL_MTU
+from patchlight.testbed.lab.rules import WRITABLE
 from patchlight.testbed.linux import namespaces
 from patchlight.testbed.linux.netlink import Netlink
 
@@ -89,6 +90,21 @@ exec "$@"
 _SOFT_ROCE = (
     'ACTION=="add", SUBSYSTEM=="net", ENV{{ID_NET_LINK_FILE}}=="*/10-{name}.link", '
     'RUN+="/usr/bin/rdma link add rxe_{name} type rxe netdev {name}"\n'
+)
+# Folders of this machine, as a lab's servers have them of a file server. What a server has itself
+# stays as it is.
+_FOLDERS = """\
+[Service]
+Type=oneshot
+RemainAfterExit=yes
+"""
+_FOLDER = """\
+ExecStart=sh -c 'mkdir -p "$0"; [ "$(ls -A "$0")" ] || mount -t 9p -o {mode},cache=mmap,\
+trans=virtio,version=9p2000.L,msize=524288 folder{number} "$0"' "{path}"
+"""
+_MOUNT_FOLDERS = (
+    'ACTION=="add", SUBSYSTEM=="virtio", ATTR{device}=="0x0009", TAG+="systemd", '
+    'ENV{SYSTEMD_WANTS}+="folders.service"\n'
 )
 
 
@@ -198,11 +214,14 @@ def _machine(name: str, accel: str, base: Path) -> list[str]:
     ]
 
 
-def make_disk(disk: Path, base: Path, server: Server, prefixes: tuple[int, int]) -> None:
+def make_disk(
+    disk: Path, base: Path, server: Server, prefixes: tuple[int, int], mounts: Sequence[str]
+) -> None:
     """Make a server's disk over the base's, and an archive of its own files, those in
-    ``disk/upper``. ``prefixes``: lengths of the lab's network and of the management network."""
+    ``disk/upper``. ``prefixes``: lengths of the lab's network and of the management network;
+    ``mounts``: folders for workers, which it gets if this machine has them."""
     network, rules = disk / "upper/etc/systemd/network", disk / "upper/etc/udev/rules.d"
-    for folder in (network, rules, disk / "upper/etc/sysctl.d"):
+    for folder in (network, rules, disk / "upper/etc/sysctl.d", disk / "upper/etc/systemd/system"):
         folder.mkdir(parents=True)
     *lab_nics, management = _nics(server)
     for number, nic in enumerate((*lab_nics, management)):
@@ -218,6 +237,18 @@ def make_disk(disk: Path, base: Path, server: Server, prefixes: tuple[int, int])
         (disk / "upper/etc/sysctl.d/nics.conf").write_text(_SEVERAL_NICS)
     soft_roce = (_SOFT_ROCE.format(name=name) for name, _, _ in lab_nics)
     (rules / "90-soft-roce.rules").write_text("".join(soft_roce))
+    (rules / "90-folders.rules").write_text(_MOUNT_FOLDERS)
+    service, devices = [_FOLDERS], list[str]()
+    for number, mount in enumerate(mounts):
+        path, mode = mount.removesuffix(WRITABLE), "rw" if mount.endswith(WRITABLE) else "ro"
+        if Path(path).is_dir():
+            service.append(_FOLDER.format(number=number, path=path, mode=mode))
+            quoted = path.replace(",", ",,")
+            shared = f"local,id=folder{number},path={quoted},security_model=passthrough"
+            devices += ["-fsdev", shared + ",readonly=on" * (mode == "ro")]
+            devices += ["-device", f"virtio-9p-pci,fsdev=folder{number},mount_tag=folder{number}"]
+    (network.parent / "system/folders.service").write_text("".join(service))
+    (disk / "devices").write_text("\n".join(devices))
     (disk / "upper").rename(disk / "server")
     pack = f"find . | {base}/busybox cpio -o -H newc 2>/dev/null >../own && truncate -s %512 ../own"
     subprocess.run(["sh", "-c", pack], cwd=disk / "server", check=True)
@@ -280,6 +311,7 @@ def virtual_service(lab: str, base: Path, server: Server) -> LabService:
     # What follows the template's devices is found once the memory is there.
     argv += [*_disk("disk.qcow2"), "-drive", "file=own,if=none,id=own,format=raw,readonly=on"]
     argv += ["-device", "virtio-blk-pci,drive=own"]
+    argv += (disk / "devices").read_text().splitlines()
     for number, (name, mac, _) in enumerate(_nics(server)):
         tap = f"tap,id=nic{number},ifname=tap{number},script=no,downscript=no,vnet_hdr=off"
         nic = f"virtio-net-pci,netdev=nic{number},mac={mac},host_mtu={_mtu_of(server, name)}"

@@ -18,7 +18,6 @@ from patchlight.testbed.lab.portmap import CrossConnect, MapChange, SwitchMap, p
 
 _ANCHOR_THZ, _STEP_THZ = Decimal("193.1"), Decimal("0.00625")
 _STEP_GHZ, _SLOT_GHZ = 6.25, 12.5
-_LIGHT_NM_THZ = 299_792.458
 _LOWEST_THZ, _HIGHEST_THZ = 150, 250
 _WIDEST_SLOTS = 400  # 5 THz, a whole band
 _CHANNEL = re.compile(
@@ -85,11 +84,6 @@ class Channel(NamedTuple):
     def width_ghz(self) -> float:
         """Its width in GHz."""
         return self.slots * _SLOT_GHZ
-
-    @property
-    def wavelength_nm(self) -> float:
-        """The wavelength of its centre in vacuum."""
-        return _LIGHT_NM_THZ / self.frequency_thz
 
     @property
     def edges(self) -> tuple[int, int]:
