@@ -91,8 +91,7 @@ _SOFT_ROCE = (
     'ACTION=="add", SUBSYSTEM=="net", ENV{{ID_NET_LINK_FILE}}=="*/10-{name}.link", '
     'RUN+="/usr/bin/rdma link add rxe_{name} type rxe netdev {name}"\n'
 )
-# Folders of this machine, as a lab's servers have them of a file server. What a server has itself
-# stays as it is.
+# Folders of this machine, as servers have them of a file server; none over files of their own.
 _FOLDERS = """\
 [Service]
 Type=oneshot
