@@ -91,20 +91,8 @@ _SOFT_ROCE = (
     'ACTION=="add", SUBSYSTEM=="net", ENV{{ID_NET_LINK_FILE}}=="*/10-{name}.link", '
     'RUN+="/usr/bin/rdma link add rxe_{name} type rxe netdev {name}"\n'
 )
-# Folders of this machine, as servers have them of a file server; none over files of their own.
-_FOLDERS = """\
-[Service]
-Type=oneshot
-RemainAfterExit=yes
-"""
-_FOLDER = """\
-ExecStart=sh -c 'mkdir -p "$0"; [ "$(ls -A "$0")" ] || mount -t 9p -o {mode},cache=mmap,\
-trans=virtio,version=9p2000.L,msize=524288 folder{number} "$0"' "{path}"
-"""
-_MOUNT_FOLDERS = (
-    'ACTION=="add", SUBSYSTEM=="virtio", ATTR{device}=="0x0009", TAG+="systemd", '
-    'ENV{SYSTEMD_WANTS}+="folders.service"\n'
-)
+# A folder of this machine, as servers have them of a file server.
+_FOLDER = "folder{} {} 9p {},cache=mmap,trans=virtio,msize=524288,nofail,X-mount.mkdir 0 0\n"
 
 
 def check_machine(servers: int, *, docker: bool = False) -> None:
@@ -220,7 +208,7 @@ def make_disk(
     ``disk/upper``. ``prefixes``: lengths of the lab's network and of the management network;
     ``mounts``: folders for workers, which it gets if this machine has them."""
     network, rules = disk / "upper/etc/systemd/network", disk / "upper/etc/udev/rules.d"
-    for folder in (network, rules, disk / "upper/etc/sysctl.d", disk / "upper/etc/systemd/system"):
+    for folder in (network, rules, disk / "upper/etc/sysctl.d"):
         folder.mkdir(parents=True)
     *lab_nics, management = _nics(server)
     for number, nic in enumerate((*lab_nics, management)):
@@ -236,17 +224,16 @@ def make_disk(
         (disk / "upper/etc/sysctl.d/nics.conf").write_text(_SEVERAL_NICS)
     soft_roce = (_SOFT_ROCE.format(name=name) for name, _, _ in lab_nics)
     (rules / "90-soft-roce.rules").write_text("".join(soft_roce))
-    (rules / "90-folders.rules").write_text(_MOUNT_FOLDERS)
-    service, devices = [_FOLDERS], list[str]()
+    fstab, devices = "", list[str]()
     for number, mount in enumerate(mounts):
         path, mode = mount.removesuffix(WRITABLE), "rw" if mount.endswith(WRITABLE) else "ro"
         if Path(path).is_dir():
-            service.append(_FOLDER.format(number=number, path=path, mode=mode))
-            quoted = path.replace(",", ",,")
-            shared = f"local,id=folder{number},path={quoted},security_model=passthrough"
-            devices += ["-fsdev", shared + ",readonly=on" * (mode == "ro")]
-            devices += ["-device", f"virtio-9p-pci,fsdev=folder{number},mount_tag=folder{number}"]
-    (network.parent / "system/folders.service").write_text("".join(service))
+            fstab += _FOLDER.format(number, path.replace(" ", "\\040"), mode)
+            shared = f"local,id=folder{number},security_model=passthrough,path="
+            shared += path.replace(",", ",,") + ",readonly=on" * (mode == "ro")
+            device = f"virtio-9p-pci,fsdev=folder{number},mount_tag=folder{number}"
+            devices += ["-fsdev", shared, "-device", device]
+    (disk / "upper/etc/fstab").write_text(fstab)
     (disk / "devices").write_text("\n".join(devices))
     (disk / "upper").rename(disk / "server")
     pack = f"find . | {base}/busybox cpio -o -H newc 2>/dev/null >../own && truncate -s %512 ../own"

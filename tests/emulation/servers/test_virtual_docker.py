@@ -1,4 +1,4 @@
-"""Programs that run unchanged in containers on virtual machines: PyTorch's, and MPI's over RDMA.
+"""Programs that run unchanged on virtual machines with Docker: PyTorch's, and MPI's over RDMA.
 
 The images and the servers' disk take minutes to make, so it runs only where
 ``PATCHLIGHT_VM_DOCKER`` is set.
@@ -32,9 +32,9 @@ pytestmark = [
     pytest.mark.skipif(bool(no_virtual_machines()), reason=no_virtual_machines()),
 ]
 NAME = f"vd{os.getpid()}"
-SCRIPTS = Path(f"/srv/{NAME}-scripts")
+SCRIPTS, MODULES = Path(f"/srv/{NAME}-scripts"), Path(f"/srv/{NAME}-modules")
 LAB = (
-    f"workers: {{mounts: [{SCRIPTS}]}}"
+    f"workers: {{mounts: [{SCRIPTS}, {MODULES}]}}"
     + """
 name: two
 network: 192.168.10.0/24
@@ -52,8 +52,8 @@ fibres: [server1.nic0 - ocs1.1, server2.nic0 - ocs1.2]
 )
 TORCH, MPI = "patchlight-worker-torch:latest", "patchlight-worker-mpi:latest"
 TORCHRUN = (
-    "python3 -m torch.distributed.run --nnodes 2 --nproc-per-node 1 --rdzv-id job "
-    "--rdzv-backend c10d --rdzv-endpoint server1:29400 /jobs/train_gloo.py --steps 3"
+    "/usr/bin/python3 -m torch.distributed.run --nnodes 2 --nproc-per-node 1 --rdzv-id job "
+    "--rdzv-backend c10d --rdzv-endpoint server1:29400 {}/train_gloo.py --steps 3"
 )
 MPIRUN = ("python3", "-m", "patchlight.agents.training.mpirun", "python3", "-c")
 ALL_REDUCE = """
@@ -64,6 +64,13 @@ world.Allreduce(MPI.IN_PLACE, values)
 print(f"{world.size} ranks: {values.min()} to {values.max()}")
 """
 WAIT_S = 600.0
+
+
+def pushed(*options: str) -> list[int]:
+    """Bytes that a push copied to each server."""
+    push = [sys.executable, "-m", "patchlight", "deploy", "push", NAME, "--json", *options]
+    told = subprocess.run(push, stdout=subprocess.PIPE, check=True).stdout
+    return [server["copied_bytes"] for server in json.loads(told)["servers"]]
 
 
 def made(kind: str) -> str:
@@ -79,19 +86,18 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmulatedLab]:
     image, folder = made("--torch"), tmp_path_factory.mktemp("lab")
     (path := folder / "two.yaml").write_text(LAB)
     SCRIPTS.symlink_to(ROOT / "examples/jobs")
+    MODULES.symlink_to(Path(pytest.importorskip("torch").__file__).parents[1])
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("XDG_DATA_HOME", str(folder))
         authority = Authority(NAME, authority_folder(NAME))
         tls = authority.for_controller(authority.folder.parent / "controller").folder
         with EmulatedLab.from_file(path, 1000, name=NAME, servers="vm", docker=True, tls=tls) as up:
-            push = [sys.executable, "-m", "patchlight", "deploy", "push", NAME, "--json"]
-            push += ["--worker-kind=docker", "--image", TORCH, "--image-file", image]
-            told = subprocess.run(push, stdout=subprocess.PIPE, check=True).stdout
+            told = pushed("--worker-kind=docker", "--image", TORCH, "--image-file", image)
             # All but the image, which is already there.
-            for server in json.loads(told)["servers"]:
-                assert 0 < server["copied_bytes"] < Path(image).stat().st_size / 2
+            assert 0 < max(told) < Path(image).stat().st_size / 2
             yield up
-    SCRIPTS.unlink()
+    for folder in (SCRIPTS, MODULES):
+        folder.unlink()
     assert left_of(NAME) == []
 
 
@@ -110,9 +116,9 @@ def log_of(lab: EmulatedLab, spec: JobSpec, awaited: str) -> str:
     return text
 
 
-def test_torchrun_trains(lab: EmulatedLab) -> None:
+def test_torchrun_trains_in_containers(lab: EmulatedLab) -> None:
     mounts = (Mount(str(SCRIPTS), "/jobs"),)
-    command = tuple(TORCHRUN.split())
+    command = tuple(TORCHRUN.format("/jobs").split())
     spec = JobSpec("torch", trainer="command", workers=2, command=command, mounts=mounts)
     log_of(lab, spec, "rank 0 step 2 loss")
 
@@ -124,3 +130,11 @@ def test_an_mpi_program_exchanges_over_rdma(lab: EmulatedLab) -> None:
         log_of(lab, spec, "2 ranks: 3.0 to 3.0")
     # Each rank sends its 800,000 bytes once: half to be added up, half of the sum.
     assert meter.share.roce_bytes > 1_600_000
+
+
+def test_torchrun_trains_in_processes(lab: EmulatedLab) -> None:
+    pushed("--worker-kind=process")
+    command = tuple(TORCHRUN.format(SCRIPTS).split())
+    path = {"PYTHONPATH": str(MODULES)}
+    spec = JobSpec("torch", trainer="command", workers=2, command=command, environment=path)
+    log_of(lab, spec, "rank 0 step 2 loss")
