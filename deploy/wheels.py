@@ -175,6 +175,8 @@ _PROGRAM = (
     "patchlight.testbed.labfile.reader",
     "patchlight.testbed.linux.http_server",
     "cryptography.x509",
+    "installer.destinations",
+    "installer.sources",
     "pydantic.v1",
     "uvicorn.lifespan.on",
     "uvicorn.loops.asyncio",

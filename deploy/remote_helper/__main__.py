@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from patchlight.deploy.remote_helper import releases
+from patchlight.deploy.remote_helper.layers import Layers
 from patchlight.deploy.remote_helper.services import Service, has_systemd
 
 # In the order that they are started in.
@@ -27,7 +28,8 @@ class RemoteHelper:
 
     def __init__(self, lab: str, root: Path, line: releases.Line) -> None:
         self._places, self._line = releases.Places(lab, root), line
-        self._releases = releases.Releases(self._places, line)
+        self._layers = Layers(self._places, line)
+        self._releases = releases.Releases(self._places, line, self._layers)
         self._services = {role: Service(role, self._places, line) for role in _ROLES}
         self._images = releases.Images(self._places)
         self._lock: TextIO | None = None
@@ -80,6 +82,10 @@ class RemoteHelper:
     def put(self, sha256: str, size: int, offset: int) -> None:
         """Take a file."""
         self._releases.put(sha256, size, offset)
+
+    def has_layer(self, layer: str) -> bool:
+        """Whether the packages that a release requires are here, and whole."""
+        return self._layers.find(layer) is not None
 
     def install(self, **release: Any) -> bool:
         """Make an environment."""
