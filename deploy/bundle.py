@@ -233,7 +233,7 @@ def _made(target: Target, role: Role, say: Callable[[str], None]) -> Part:
     found = needed(roots)
     cache = cache_folder()
     private_folder(cache)  # what is in it is run by root on the servers
-    ours = wheel_of(distribution("patchlight"), cache)
+    ours = wheel_of(distribution("patchlight"), cache, of_agent=role == "agent")
     if target == here():
         say(f"making the bundle for {target} ({role})")
         wheels = [wheel_of(each, cache) for each in found.values()]

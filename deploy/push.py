@@ -42,9 +42,9 @@ _LAST_LINES = 12
 # A program that was started again so often does not get anywhere.
 _MOST_RESTARTS = 2
 _ANSWER_PATIENCE_S = 5.0
-# Of a server's time that starts a program, questions about it take at most a fifth: one takes an
+# Of a server's time that starts a program, questions to systemd take at most a tenth: one takes an
 # emulated processor half a second.
-_PAUSES, _LEAST_PAUSE_S = 4, 0.1
+_PAUSES, _LEAST_PAUSE_S = 9, 0.2
 # Ending workers takes them as long as they are given to end by themselves.
 _DRAIN_PATIENCE_S = 60.0
 
@@ -275,17 +275,17 @@ def controller_credentials(authority: Authority) -> tls_files.Credentials:
 
 def wait_until_it_answers(agents: LabAgents, server: Server, remote: Remote) -> dict[str, Any]:
     """The status of an agent that was just started; ``DidNotStart`` with the last it wrote."""
-    ends = time.monotonic() + _PATIENCE_S
+    ends, due = time.monotonic() + _PATIENCE_S, 0.0
     while True:
         try:
             return agents.status(server, remote)
         except AgentDoesNotAnswer as error:
-            began = time.monotonic()
-            state = remote.ask("state", role="agent")
-            if state["restarts"] < _MOST_RESTARTS and began < ends:
-                _pause(began)
-                continue
-            raise _failure(remote, "agent", state["restarts"] > 0, error.hint) from error
+            if (began := time.monotonic()) > due:
+                state = remote.ask("state", role="agent")
+                if state["restarts"] >= _MOST_RESTARTS or began > ends:
+                    raise _failure(remote, "agent", state["restarts"] > 0, error.hint) from error
+                due = _after(began)
+            time.sleep(_LEAST_PAUSE_S)
 
 
 def _wait_for_controller(remote: Remote, api: str) -> None:
@@ -295,11 +295,12 @@ def _wait_for_controller(remote: Remote, api: str) -> None:
         again = remote.ask("state", role="controller")["restarts"]
         if again >= _MOST_RESTARTS or began > ends:
             raise _failure(remote, "controller", again > 0, None)
-        _pause(began)
+        time.sleep(max(_LEAST_PAUSE_S, _after(began) - time.monotonic()))
 
 
-def _pause(began: float) -> None:
-    time.sleep(max(_LEAST_PAUSE_S, _PAUSES * (time.monotonic() - began)))
+def _after(began: float) -> float:
+    now = time.monotonic()
+    return now + _PAUSES * (now - began)
 
 
 def _failure(remote: Remote, role: Role, again: bool, hint: str | None) -> DidNotStart:

@@ -17,7 +17,7 @@ from typing import Any, TextIO
 
 from patchlight.deploy.remote_helper import releases
 from patchlight.deploy.remote_helper.layers import Layers
-from patchlight.deploy.remote_helper.services import Service, has_systemd
+from patchlight.deploy.remote_helper.services import Service, enable, has_systemd, restart
 
 # In the order that they are started in.
 _ROLES = ("gpus", "agent", "controller")
@@ -127,9 +127,10 @@ class RemoteHelper:
         switched = self._releases.switch(release)
         changed = switched
         served = {role: service for role, service in self._services.items() if role in services}
-        is_new = {role: service.set_up(*services[role], again) for role, service in served.items()}
+        is_new = {role: service.set_up(*services[role]) for role, service in served.items()}
         if again or any(is_new.values()):
-            served["agent"].reload()  # once: it takes an emulated processor seconds
+            enable([*served.values()])
+        restarting = []
         for role, service in self._services.items():
             if role not in services:
                 if service.is_here:
@@ -140,19 +141,20 @@ class RemoteHelper:
             if role == "gpus" and self._leases() and service.state()["running"]:
                 continue  # workers would lose them
             if restarts or not service.state()["running"]:
-                service.restart()  # also a keeper that waits before the next start
+                restarting.append(service)  # also a keeper that waits before the next start
                 changed = True
+        restart(restarting)
         self._places.unserved.unlink(missing_ok=True)
         self._releases.prune()
         return changed
 
     def act(self, action: str, roles: list[str]) -> None:
         """``stop`` or ``restart`` services."""
-        for role in roles:
-            service = self._services[role]
-            if action == "restart":
-                service.restart()
-            else:
+        services = [self._services[role] for role in roles]
+        if action == "restart":
+            restart(services)
+        else:
+            for service in services:
                 service.stop()
 
     def roll_back(self) -> dict[str, Any]:
@@ -164,9 +166,7 @@ class RemoteHelper:
             )
         self._places.unserved.touch()
         self._releases.switch(found["previous"]["id"])
-        for role, service in self._services.items():
-            if service.is_here and role != "gpus":
-                service.restart()
+        restart([s for role, s in self._services.items() if s.is_here and role != "gpus"])
         self._places.unserved.unlink()
         release: dict[str, Any] = self._releases.look()["release"]
         return release

@@ -70,7 +70,9 @@ def test_where_systemd_runs_it_keeps_the_agent(far: HelperProcess, tmp_path: Pat
     unit = tmp_path / "root/etc/systemd/system" / UNIT
     pid = tmp_path / "systemd" / f"{UNIT}.pid"
     assert serve("1000")
-    assert (tmp_path / "systemd/calls").read_text().count("daemon-reload") == 1
+    both = f"patchlight-gpus@lab.service {UNIT}"
+    calls = (tmp_path / "systemd/calls").read_text().splitlines()
+    assert calls == [f"enable {both}", f"restart {both}"]  # systemd reads units with the first
     assert f"ExecStart={program} 1000" in unit.read_text()
     state = far.ask("state", role="agent")
     assert (state["running"], state["restarts"]) == (True, 0)

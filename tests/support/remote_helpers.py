@@ -132,9 +132,11 @@ def _digest(content: bytes) -> str:
 # What ``systemctl`` does for one unit after the other, as far as a deployment asks for it.
 _SYSTEMCTL = """#!/bin/sh
 verb=$1; shift
-for unit do :; done
+case $1 in --quiet) shift ;; --property) shift 2 ;; esac
+[ "${NESTED-}" ] || echo "$verb $*" >>"$STATE/calls"
+export NESTED=yes
+for unit do shift; [ $# = 0 ] || "$0" $verb "$unit"; done
 file=$UNITS/$unit pid=$STATE/$unit.pid
-echo "$verb $unit" >>"$STATE/calls"
 case $verb in
     daemon-reload|reset-failed) ;;
     enable) [ -e "$file" ] && : >"$STATE/$unit.enabled" ;;
