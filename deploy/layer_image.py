@@ -13,7 +13,7 @@ from pathlib import Path
 
 from patchlight.deploy.bundle import FromHere, here
 from patchlight.deploy.remote_helper.layers import Layers
-from patchlight.deploy.remote_helper.releases import Line, Places
+from patchlight.deploy.remote_helper.places import Line, Places
 
 _MARGIN = 1.3  # what a file system needs beside the files
 _LEAST_BYTES = 16 << 20
