@@ -6,11 +6,13 @@ import shutil
 import signal
 import subprocess
 from collections.abc import Iterator
+from importlib.metadata import distribution
 from pathlib import Path
 
 import pytest
 
 from patchlight.deploy.units import Run
+from patchlight.deploy.wheels import wheel_of
 from patchlight.testbed.linux.processes import command_line, process_ids
 from tests.support.remote_helpers import HelperProcess, remote_helper, sha256_of, small_wheel
 from tests.support.waiting import wait_until
@@ -246,7 +248,7 @@ def test_releases_share_what_they_require(far: HelperProcess, tmp_path: Path) ->
     said = subprocess.check_output([releases / second / "bin/python", "-Ic", program], text=True)
     assert said.startswith(str(releases / second / "layer"))
     # A release that requires something else brings another, and the last that used the first goes.
-    more = small_wheel(tmp_path, "9").rename(tmp_path / "more-9-py3-none-any.whl")
+    more = wheel_of(distribution("click"), tmp_path / "cache")
     wheel = small_wheel(tmp_path / "wheels", "3")
     far.ask("install", **far.release(tmp_path / "wheels", "r3", wheel, more))
     served(far, tmp_path, "r3")
