@@ -13,6 +13,7 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 
 _REMOTE = "--on"
@@ -31,18 +32,23 @@ def main(arguments: list[str]) -> int:
         return _run_on(arguments[1], port, " ".join(arguments[2:]))
     if rank:
         return _serve(peers[rank], port, of=peers[0])
-    return subprocess.run(_mpirun(peers, arguments)).returncode
+    with tempfile.NamedTemporaryFile("w") as hosts:
+        hosts.writelines(f"{peer} slots=1\n" for peer in peers)
+        hosts.flush()
+        return subprocess.run(_mpirun(hosts.name, arguments)).returncode
 
 
-def _mpirun(peers: list[str], program: list[str]) -> list[str]:
+def _mpirun(hosts: str, program: list[str]) -> list[str]:
     agent = f"{sys.executable} -m patchlight.agents.training.mpirun {_REMOTE}"
+    # Open MPI 5 starts nothing on addresses after --host, and one worker per short host name.
     options = {"plm_rsh_agent": agent, "plm_rsh_no_tree_spawn": "1"}
+    options["prte_keep_fqdn_hostnames"] = "1"
     if "UCX_NET_DEVICES" in os.environ:
         # Open MPI itself knows no other devices than Mellanox's.
         options |= {"pml": "ucx", "opal_common_ucx_tls": "any", "opal_common_ucx_devices": "any"}
     else:
         options |= {"btl": "self,tcp", "btl_tcp_if_include": os.environ["GLOO_SOCKET_IFNAME"]}
-    command = ["mpirun", "--leave-session-attached", "--host", ",".join(peers)]
+    command = ["mpirun", "--leave-session-attached", "--hostfile", hosts]
     for name, value in options.items():
         command += ["--mca", name, value]
     return [*command, *program]
