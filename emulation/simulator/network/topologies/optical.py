@@ -31,8 +31,12 @@ class RotorNet(Network):
     def _paths(self, source: Ints, destination: Ints, flow: Ints, group: Ints) -> Ints:
         racks, first = self.nodes // self.hosts, 2 * self.nodes
         here, there = source // self.hosts, destination // self.hosts
-        # Valiant's detour over some rack; over the two themselves it is none.
-        over = draw(racks, source, destination, flow) if self.relayed else there
+        flows = np.bincount(here * racks + there, minlength=racks**2)
+        # Valiant's detour over some rack; over the two themselves it is none. It doubles the load,
+        # so it pays only where two racks have several flows, and over twice as many as others.
+        most = max(1.0, 2 * (here != there).sum() / (racks * (racks - 1)))
+        detour = self.relayed & (flows[here * racks + there] > most)
+        over = np.where(detour, draw(racks, source, destination, flow), there)
         direct = (over == here) | (over == there)
         apart = here != there
         return rows(
@@ -58,9 +62,9 @@ def rotornet(
 
     Each of ``uplinks`` circuits of a rack is for a ``slot`` with each other rack in turn and dark
     for ``switching`` in it, so two racks have uplinks · rate · (1 − switching/slot) / (racks − 1)
-    on average, and wait half a cycle for it. ``relayed=1`` spreads flows over other racks
-    (Valiant), 2 sends them straight. Flows shorter than a cycle are not well described; Opera's
-    always-on paths for them are not in this.
+    on average, and wait half a cycle for it. ``relayed=1`` spreads flows of busy pairs over other
+    racks (Valiant), 2 sends all straight. Flows shorter than a cycle are not well described;
+    Opera's always-on paths for them are not in this.
     """
     if racks < 2 or switching >= slot or relayed > 2:
         raise BadInput(
