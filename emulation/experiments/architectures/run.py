@@ -231,7 +231,8 @@ def collectives_on(network: Network) -> dict[str, Any]:
         first_s, both_s = (float(run_jobs(network, each).ends_s[0]) for each in jobs)
         return both_s - first_s
 
-    names = [name for name in _REDUCE if name != "halving-doubling" or _is_power(network.nodes)]
+    odd = network.nodes & (network.nodes - 1)
+    names = [name for name in _REDUCE if name != "halving-doubling" or not odd]
     reduces = {
         name: takes_s(network.collective(name, nodes, _BYTES)) / (2 * floor_s) for name in names
     }
@@ -241,10 +242,6 @@ def collectives_on(network: Network) -> dict[str, Any]:
         "best": min(reduces, key=lambda name: reduces[name]),
         "all_to_all": exchange_s / floor_s,
     }
-
-
-def _is_power(number: int) -> bool:
-    return number & (number - 1) == 0
 
 
 def _measure(

@@ -22,6 +22,7 @@ from patchlight.emulation.learning.labs.network import (
     OptionNetwork,
     Trials,
     is_for_labs,
+    joined,
     parse_lab_config,
     policy_of,
 )
@@ -51,7 +52,7 @@ CONFIG = LabConfig(
     ("partition",),
     steps=4,
     labs=Labs(largest=16, jobs=14, lowest_load=1.0, highest_load=1.0),
-    network=GraphNetwork(width=4, rounds=1),
+    network=GraphNetwork(width=4, rounds=1, waiting=0),
     what_if=Trials(decisions=2, options=2, horizon=8),
     testing=HeldOut(labs=2, largest=16),
 )
@@ -151,6 +152,25 @@ def test_what_pays_is_learned_and_what_does_not_makes_no_model() -> None:
     assert never.gain is not None
     assert never.gain.changed == 0
     assert len(said) == 30
+
+
+def test_where_few_jobs_wait_the_rule_decides() -> None:
+    found = WhatIf(CONFIG)
+    found.look()
+    pair = of_these(found.tried[0].seen, [0, 1])
+    busy, calm = ({**pair, "state": pair["state"].copy()} for _ in range(2))
+    busy["state"][0, 4], calm["state"][0, 4] = 2 / 10, 1 / 9  # two and one of jobs that wait
+    config = replace(CONFIG, fitting=PAYS, network=replace(CONFIG.network, waiting=2))
+    tried = [Tried(seed, seen, [-3.0, 3.0]) for seed in range(40) for seen in (busy, calm)]
+    learned = fit(config, tried)
+    assert learned.gain is not None
+    # Both were learned from, and the other option pays in both.
+    assert (learned.gain.changed, learned.gain.decisions) == (8, 16)
+    network = learned.network
+    for seen, own in ((busy, False), (calm, True)):
+        with torch.inference_mode():
+            scores = network(joined([seen]))
+        assert np.allclose(scores, network.plain(torch.from_numpy(seen["options"]))) is own
 
 
 def test_before_training_jobs_are_parted_by_the_rule() -> None:
