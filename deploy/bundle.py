@@ -73,9 +73,19 @@ class Part:
     glibc: tuple[int, int]
 
     @property
-    def packages(self) -> dict[str, str]:
-        """Names and SHA-256 of those to be installed."""
-        return {n: f.sha256 for n, f in self.files.items() if not n.startswith(f"{INSTALLER}-")}
+    def own(self) -> dict[str, BundleFile]:
+        """Patchlight itself, and its bytecode."""
+        required = self.required
+        return {name: f for name, f in self.files.items() if name not in required}
+
+    @property
+    def required(self) -> dict[str, BundleFile]:
+        """What it requires, with the installer: a *layer*, which releases share."""
+        of_layer = f"bytecode-{self.layer}-"
+        ours = ("patchlight-", "bytecode-")
+        return {
+            n: f for n, f in self.files.items() if n.startswith(of_layer) or not n.startswith(ours)
+        }
 
     @property
     def installer(self) -> BundleFile:
@@ -83,10 +93,19 @@ class Part:
         return next(f for name, f in self.files.items() if name.startswith(f"{INSTALLER}-"))
 
     @property
+    def layer(self) -> str:
+        """The name of the layer: the same for the same wheels, so for one Python."""
+        return self._name("patchlight-")
+
+    @property
     def release(self) -> str:
-        """What an environment of these wheels is called: the same for the same wheels."""
-        wheels = sorted(sha256 for n, sha256 in self.packages.items() if n.endswith(".whl"))
-        return hashlib.sha256("\n".join(wheels).encode()).hexdigest()[:12]
+        """The name of an environment of these wheels: the same for the same wheels."""
+        return self._name(f"{INSTALLER}-")
+
+    def _name(self, without: str) -> str:
+        files = self.files.items()
+        wheels = (f.sha256 for n, f in files if n.endswith(".whl") and not n.startswith(without))
+        return hashlib.sha256("\n".join(sorted(wheels)).encode()).hexdigest()[:12]
 
 
 class Supply(Protocol):
@@ -214,7 +233,7 @@ def _made(target: Target, role: Role, say: Callable[[str], None]) -> Part:
     found = needed(roots)
     cache = cache_folder()
     private_folder(cache)  # what is in it is run by root on the servers
-    ours = wheel_of(distribution("patchlight"), cache)
+    ours = wheel_of(distribution("patchlight"), cache, of_agent=role == "agent")
     if target == here():
         say(f"making the bundle for {target} ({role})")
         wheels = [wheel_of(each, cache) for each in found.values()]
@@ -225,8 +244,8 @@ def _made(target: Target, role: Role, say: Callable[[str], None]) -> Part:
     part = _part({path.name: bundle_file(path) for path in [ours, *wheels]})
     if target != here():
         return part
-    bytecode = bytecode_of(part.release, [ours, *wheels], cache)
-    return replace(part, files={**part.files, bytecode.name: bundle_file(bytecode)})
+    pieces = bytecode_of(part.release, [ours], cache), bytecode_of(part.layer, wheels, cache)
+    return replace(part, files={**part.files, **{p.name: bundle_file(p) for p in pieces}})
 
 
 def _downloaded(target: Target, roots: list[str], pins: list[str], cache: Path) -> list[Path]:

@@ -11,7 +11,7 @@ import shlex
 import socket
 import ssl
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib.metadata import version
@@ -42,9 +42,9 @@ _LAST_LINES = 12
 # A program that was started again so often does not get anywhere.
 _MOST_RESTARTS = 2
 _ANSWER_PATIENCE_S = 5.0
-# Of a server's time that starts a program, questions about it take at most a fifth: one takes an
+# Of a server's time that starts a program, questions to systemd take at most a tenth: one takes an
 # emulated processor half a second.
-_PAUSES, _LEAST_PAUSE_S = 4, 0.1
+_PAUSES, _LEAST_PAUSE_S = 9, 0.2
 # Ending workers takes them as long as they are given to end by themselves.
 _DRAIN_PATIENCE_S = 60.0
 
@@ -157,8 +157,8 @@ class Plan:
 def plan_push(supply: Supply, settings: PushOptions, server: Server, remote: Remote) -> Plan:
     """The plan of a push to one server; nothing changes there."""
     found = remote.ask("look")
-    _, part, images = _needed(supply, settings, server, remote, found)
-    missing = _missing([*part.files.values(), *images], found)
+    _, part, files, images = _needed(supply, settings, server, remote, found)
+    missing = _missing([*files, *images], found)
     runs = found["release"] and found["release"]["id"]
     return Plan(part.release, runs, sum(file.size - sent for file, sent in missing))
 
@@ -181,27 +181,23 @@ class Push:
         listen = listening_at(server)
         remote.ask("lock", who=self._settings.who)
         found = remote.ask("look")
-        roles, part, images = _needed(self._supply, self._settings, server, remote, found)
-        copied = _copy(part.files.values(), found, remote)
+        roles, part, files, images = _needed(self._supply, self._settings, server, remote, found)
+        copied = _copy(files, found, remote)
         for image in images:
             copied += _copy([image], found, remote)
             remote.ask("load_image", sha256=image.sha256, image=self._settings.image)
-        release = part.release
-        if copied or release not in [
-            (found[key] or {}).get("id") for key in ("release", "previous")
-        ]:
-            remote.ask(
-                "install",
-                release=release,
-                packages=part.packages,
-                installer=part.installer.sha256,
-                note={
-                    "version": version("patchlight"),
-                    "by": self._settings.who,
-                    "at": time.time(),
-                },
-            )
-        changed = remote.ask("configure", files=self._configuration(server, roles))
+        release, who = part.release, self._settings.who
+        mended = remote.ask(
+            "install",
+            release=release,
+            packages=_hashes(part.own),
+            layer=part.layer,
+            required=_hashes(part.required),
+            installer=part.installer.sha256,
+            note={"version": version("patchlight"), "by": who, "at": time.time()},
+        )
+        changed = mended and release == (found["release"] or {}).get("id")
+        changed |= remote.ask("configure", files=self._configuration(server, roles))
         runs, gpus = dict[str, Run](), "nvml"
         if found["gpu_sockets"]:
             gpus = "socket:/dev/patchlight-gpus"
@@ -279,17 +275,17 @@ def controller_credentials(authority: Authority) -> tls_files.Credentials:
 
 def wait_until_it_answers(agents: LabAgents, server: Server, remote: Remote) -> dict[str, Any]:
     """The status of an agent that was just started; ``DidNotStart`` with the last it wrote."""
-    ends = time.monotonic() + _PATIENCE_S
+    ends, due = time.monotonic() + _PATIENCE_S, 0.0
     while True:
         try:
             return agents.status(server, remote)
         except AgentDoesNotAnswer as error:
-            began = time.monotonic()
-            state = remote.ask("state", role="agent")
-            if state["restarts"] < _MOST_RESTARTS and began < ends:
-                _pause(began)
-                continue
-            raise _failure(remote, "agent", state["restarts"] > 0, error.hint) from error
+            if (began := time.monotonic()) > due:
+                state = remote.ask("state", role="agent")
+                if state["restarts"] >= _MOST_RESTARTS or began > ends:
+                    raise _failure(remote, "agent", state["restarts"] > 0, error.hint) from error
+                due = _after(began)
+            time.sleep(_LEAST_PAUSE_S)
 
 
 def _wait_for_controller(remote: Remote, api: str) -> None:
@@ -299,11 +295,12 @@ def _wait_for_controller(remote: Remote, api: str) -> None:
         again = remote.ask("state", role="controller")["restarts"]
         if again >= _MOST_RESTARTS or began > ends:
             raise _failure(remote, "controller", again > 0, None)
-        _pause(began)
+        time.sleep(max(_LEAST_PAUSE_S, _after(began) - time.monotonic()))
 
 
-def _pause(began: float) -> None:
-    time.sleep(max(_LEAST_PAUSE_S, _PAUSES * (time.monotonic() - began)))
+def _after(began: float) -> float:
+    now = time.monotonic()
+    return now + _PAUSES * (now - began)
 
 
 def _failure(remote: Remote, role: Role, again: bool, hint: str | None) -> DidNotStart:
@@ -317,8 +314,9 @@ def _failure(remote: Remote, role: Role, again: bool, hint: str | None) -> DidNo
 
 def _needed(
     supply: Supply, settings: PushOptions, server: Server, remote: Remote, found: dict[str, Any]
-) -> tuple[list[Role], Part, list[BundleFile]]:
-    """The roles of a server, the release for them, and image files that its engine lacks."""
+) -> tuple[list[Role], Part, list[BundleFile], list[BundleFile]]:
+    """The roles of a server, the release for them, its files without those of a layer that is
+    there, and image files that its engine lacks."""
     roles: list[Role] = ["agent"]
     chosen = settings.controller
     if server.name == chosen or (chosen is None and "controller" in found["services"]):
@@ -328,7 +326,13 @@ def _needed(
     _check_fits(part, remote)
     file = settings.image_file
     lacks = file is not None and found["images"].get(settings.image) != file.sha256
-    return roles, part, [file] if file and lacks else []
+    is_there = remote.ask("has_layer", layer=part.layer)
+    files = part.own if is_there else part.files
+    return roles, part, [*files.values()], [file] if file and lacks else []
+
+
+def _hashes(files: Mapping[str, BundleFile]) -> dict[str, str]:
+    return {name: file.sha256 for name, file in files.items()}
 
 
 def _check_fits(part: Part, remote: Remote) -> None:

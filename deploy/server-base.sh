@@ -30,6 +30,7 @@ echo "waiting for its own files" >/dev/ttyS0
 until [ -b /dev/vdb ]; do sleep 0.1; echo 1 >/sys/bus/pci/rescan; done
 cd / && busybox cpio -idmu </dev/vdb
 busybox hostname -F /etc/hostname
+mount --all
 busybox date -s "@$(cat /sys/class/rtc/rtc0/since_epoch)"
 /lib/systemd/systemd-sysctl
 systemctl restart systemd-journald
@@ -66,7 +67,7 @@ case "$*" in
     --vm | '--docker --vm')
         kind=-vm PACKAGES=$PACKAGES,systemd-sysv,dbus,udev,kmod,busybox-static,iputils-ping,iperf3
         PACKAGES=$PACKAGES,rdma-core,ibverbs-providers,ibverbs-utils,rdmacm-utils,perftest,python3-pyverbs
-        PACKAGES=$PACKAGES,openmpi-bin,python3-mpi4py,python3-numpy RECIPE=4
+        PACKAGES=$PACKAGES,openmpi-bin,python3-mpi4py,python3-numpy RECIPE=5
         hooks=(
             --customize-hook='cd "$1/boot"; export APT_CONFIG="$MMDEBSTRAP_APT_CONFIG"; apt-get -qq -o APT::Sandbox::User=root download $(apt-cache depends linux-image-amd64 | sed -n "s/.*Depends: //p")'
             --customize-hook='chroot "$1" systemctl --quiet enable systemd-networkd'

@@ -40,6 +40,8 @@ _NOT_OURS = {"RECORD", "INSTALLER", "REQUESTED", "direct_url.json"}
 _TESTS = "tests"
 # What is for compilers and type checkers, and read by nothing that runs.
 _FOR_DEVELOPERS = {".a", ".c", ".h", ".pxd", ".pyi", ".pyx"}
+# Learned policies are half of Patchlight's size.
+_FOR_CONTROLLERS = (".onnx", "/deploy/lock.txt")
 _RECIPE = 3  # to be raised when wheels of the same files get other contents
 
 
@@ -65,13 +67,17 @@ def needed(names: Iterable[str]) -> dict[str, Distribution]:
     return dict(sorted(found.items()))
 
 
-def wheel_of(installed: Distribution, cache: Path) -> Path:
-    """The wheel of a distribution, from ``cache`` where the same was packed before."""
-    name = re.sub(r"[-_.]+", "_", installed.name)
+def wheel_of(installed: Distribution, cache: Path, *, of_agent: bool = False) -> Path:
+    """The wheel of a distribution, from ``cache`` where the same was packed before; ``of_agent``:
+    ours without what only a controller reads."""
+    name, build = re.sub(r"[-_.]+", "_", installed.name), ""
     ours: dict[str, Path | bytes] | None = None
     digest = hashlib.sha256()
     if canonicalize_name(installed.name) == _OURS:
         ours, tags = dict(_our_files(installed)), ["py3-none-any"]
+        if of_agent:
+            build = "0agent-"
+            ours = {path: ours[path] for path in ours if not path.endswith(_FOR_CONTROLLERS)}
         for path, source in ours.items():
             digest.update(f"{path}\0".encode() + _content(source))
     else:
@@ -79,7 +85,7 @@ def wheel_of(installed: Distribution, cache: Path) -> Path:
         digest.update(f"{_RECIPE}\n{installed.read_text('RECORD') or ''}".encode())
     python, abi, _ = tags[0].split("-")
     platforms = ".".join(dict.fromkeys(tag.split("-")[2] for tag in tags))
-    file = f"{name}-{installed.version}-{python}-{abi}-{platforms}.whl"
+    file = f"{name}-{installed.version}-{build}{python}-{abi}-{platforms}.whl"
     target = cache / digest.hexdigest()[:16] / file
     if not target.exists():
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -175,6 +181,9 @@ _PROGRAM = (
     "patchlight.testbed.labfile.reader",
     "patchlight.testbed.linux.http_server",
     "cryptography.x509",
+    "installer.destinations",
+    "installer.sources",
+    "patchlight.emulation.lab.gpus",
     "pydantic.v1",
     "uvicorn.lifespan.on",
     "uvicorn.loops.asyncio",

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from patchlight.deploy.remote_helper import releases
-from patchlight.deploy.remote_helper.services import Service, has_systemd
+from patchlight.deploy.remote_helper.layers import Layers
+from patchlight.deploy.remote_helper.services import Service, enable, has_systemd, restart
 
 # In the order that they are started in.
 _ROLES = ("gpus", "agent", "controller")
@@ -27,7 +28,8 @@ class RemoteHelper:
 
     def __init__(self, lab: str, root: Path, line: releases.Line) -> None:
         self._places, self._line = releases.Places(lab, root), line
-        self._releases = releases.Releases(self._places, line)
+        self._layers = Layers(self._places, line)
+        self._releases = releases.Releases(self._places, line, self._layers)
         self._services = {role: Service(role, self._places, line) for role in _ROLES}
         self._images = releases.Images(self._places)
         self._lock: TextIO | None = None
@@ -81,6 +83,10 @@ class RemoteHelper:
         """Take a file."""
         self._releases.put(sha256, size, offset)
 
+    def has_layer(self, layer: str) -> bool:
+        """Whether the packages that a release requires are here, and whole."""
+        return self._layers.find(layer) is not None
+
     def install(self, **release: Any) -> bool:
         """Make an environment."""
         return self._releases.install(**release)
@@ -121,9 +127,10 @@ class RemoteHelper:
         switched = self._releases.switch(release)
         changed = switched
         served = {role: service for role, service in self._services.items() if role in services}
-        is_new = {role: service.set_up(*services[role], again) for role, service in served.items()}
+        is_new = {role: service.set_up(*services[role]) for role, service in served.items()}
         if again or any(is_new.values()):
-            served["agent"].reload()  # once: it takes an emulated processor seconds
+            enable([*served.values()])
+        restarting = []
         for role, service in self._services.items():
             if role not in services:
                 if service.is_here:
@@ -134,19 +141,20 @@ class RemoteHelper:
             if role == "gpus" and self._leases() and service.state()["running"]:
                 continue  # workers would lose them
             if restarts or not service.state()["running"]:
-                service.restart()  # also a keeper that waits before the next start
+                restarting.append(service)  # also a keeper that waits before the next start
                 changed = True
+        restart(restarting)
         self._places.unserved.unlink(missing_ok=True)
         self._releases.prune()
         return changed
 
     def act(self, action: str, roles: list[str]) -> None:
         """``stop`` or ``restart`` services."""
-        for role in roles:
-            service = self._services[role]
-            if action == "restart":
-                service.restart()
-            else:
+        services = [self._services[role] for role in roles]
+        if action == "restart":
+            restart(services)
+        else:
+            for service in services:
                 service.stop()
 
     def roll_back(self) -> dict[str, Any]:
@@ -158,9 +166,7 @@ class RemoteHelper:
             )
         self._places.unserved.touch()
         self._releases.switch(found["previous"]["id"])
-        for role, service in self._services.items():
-            if service.is_here and role != "gpus":
-                service.restart()
+        restart([s for role, s in self._services.items() if s.is_here and role != "gpus"])
         self._places.unserved.unlink()
         release: dict[str, Any] = self._releases.look()["release"]
         return release

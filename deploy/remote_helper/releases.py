@@ -12,8 +12,11 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import IO, Any, BinaryIO
+from typing import IO, TYPE_CHECKING, Any, BinaryIO
 from urllib.parse import quote
+
+if TYPE_CHECKING:
+    from patchlight.deploy.remote_helper.layers import Layers
 
 
 class RequestRefused(Exception):
@@ -31,6 +34,8 @@ class Places:
         self.lab, self.root = lab, root
         self.home = root / "opt/patchlight" / lab
         self.files, self.releases = self.home / "files", self.home / "releases"
+        # Layers that deployments made, and those that came with the server's image.
+        self.layers, self.image_layers = self.home / "layers", root / "usr/lib/patchlight"
         self.configuration = self.home / "configuration"
         self.current, self.previous = self.home / "current", self.home / "previous"
         self.state = root / "var/lib/patchlight" / lab
@@ -128,32 +133,14 @@ class Line:
 _PIECE = 1 << 18
 _LOAD_PATIENCE_S = 1500.0
 _RECORD = "release.json"
-# Arguments: the folder of the new environment, the installer's wheel, and what is to be installed.
-_INSTALL = """
-import sys, sysconfig, venv, zipfile
-folder, installer, *packages = sys.argv[1:]
-venv.EnvBuilder(symlinks=True).create(folder)
-sys.path.insert(0, installer)
-from installer import install
-from installer.destinations import SchemeDictionaryDestination
-from installer.sources import WheelFile
-paths = sysconfig.get_paths("venv", vars={"base": folder, "platbase": folder})
-here = SchemeDictionaryDestination(paths, f"{folder}/bin/python", "posix")
-for path in packages:
-    if path.endswith(".whl"):
-        with WheelFile.open(path) as wheel:
-            install(wheel, here, {"INSTALLER": b"patchlight"})
-    else:
-        with zipfile.ZipFile(path) as bytecode:
-            bytecode.extractall(paths["purelib"])
-"""
+_LAYER = "layer"
 
 
 class Releases:
     """The releases of one lab on this server; two are kept, to go back to the one before."""
 
-    def __init__(self, places: Places, line: Line) -> None:
-        self._places, self._line = places, line
+    def __init__(self, places: Places, line: Line, layers: Layers) -> None:
+        self._places, self._line, self._layers = places, line, layers
 
     def look(self) -> dict[str, Any]:
         """Which release is in use, which came before, and which files are here, whole or not."""
@@ -197,21 +184,28 @@ class Releases:
             raise RequestRefused("a file came damaged", "run the command again: it is sent anew")
         part.replace(part.with_suffix(""))
 
-    def install(self, release: str, packages: dict[str, str], installer: str, note: Any) -> bool:
-        """Make the environment ``release`` of packages with their SHA-256; False if it is here."""
+    def install(
+        self,
+        release: str,
+        packages: dict[str, str],
+        layer: str,
+        required: dict[str, str],
+        installer: str,
+        note: Any,
+    ) -> bool:
+        """Make the environment ``release`` of packages with their SHA-256, over the layer of those
+        that they require; whether anything was made."""
+        there, made = self._layers.make(layer, required, installer)
         folder = self._places.releases / release
         if (folder / _RECORD).exists():
-            return False
+            point(folder / _LAYER, str(there))
+            return made
         shutil.rmtree(folder, ignore_errors=True)  # one whose making was cut short
-        named = folder / "packages"
-        named.mkdir(parents=True)
-        for name, sha256 in packages.items():
-            (named / name).hardlink_to(self._places.files / sha256)
-        arguments = (folder, self._places.files / installer, *named.iterdir())
-        self._line.run(sys.executable, "-IBc", _INSTALL, *arguments)
-        shutil.rmtree(named)
+        folder.mkdir(parents=True)
+        point(folder / _LAYER, str(there))
+        self._layers.install(folder, packages, there, _LAYER)
         os.sync()  # the record says that all of it is there, also after a power cut
-        record = {"id": release, "files": sorted([*packages.values(), installer]), **note}
+        record = {"id": release, "files": sorted(packages.values()), **note}
         write(folder / _RECORD, json.dumps(record))
         return True
 
@@ -219,6 +213,7 @@ class Releases:
         """Have ``current`` lead to it and ``previous`` to the one before; False if it did."""
         places = self._places
         before = self._record(places.current)
+        self._check_layer(release)
         if before is not None and before["id"] == release:
             return False
         if before is not None:
@@ -233,13 +228,28 @@ class Releases:
             for r in (self._record(self._places.current), self._record(self._places.previous))
             if r
         ]
+        releases = {record["id"] for record in kept}
+        layers = {self._layer_of(name).name for name in releases}
         files = {sha256 for record in kept for sha256 in record["files"]}
-        for folder in self._places.releases.iterdir():
-            if folder.name not in {record["id"] for record in kept}:
-                shutil.rmtree(folder)
-        for path in self._places.files.iterdir():
-            if path.stem not in files:
-                path.unlink()
+        files.update(*map(self._layers.files, layers))
+        for folder, names in (
+            (self._places.releases, releases),
+            (self._places.layers, layers),
+            (self._places.files, files),
+        ):
+            for path in folder.iterdir() if folder.is_dir() else ():
+                if path.name not in names and path.stem not in names:
+                    path.unlink() if path.is_file() else shutil.rmtree(path)
+
+    def _layer_of(self, release: str) -> Path:
+        return (self._places.releases / release / _LAYER).resolve()
+
+    def _check_layer(self, release: str) -> None:
+        if not self._layers.find(self._layer_of(release).name):
+            raise RequestRefused(
+                f"the packages that release {release} requires are damaged",
+                "'patchlight deploy push' installs them again.",
+            )
 
     @staticmethod
     def _record(link: Path) -> dict[str, Any] | None:

@@ -38,29 +38,12 @@ class Service:
         """Whether it was ever set up."""
         return (self._places.units / self._unit).exists() or self._script.exists()
 
-    def set_up(self, unit: str, script: str, again: bool) -> bool:
-        """Write down how it is run; whether that changed. ``again``: also enable it if not.
-        systemd learns of it by ``reload``."""
-        if not self._by_systemd:
-            changed = write(self._script, script, 0o755)
-            return self._starter.set_up(self._script, self._pid_file, self._log) or changed
-        changed = write(self._places.units / self._unit, unit)
-        if changed or again:
-            self._systemctl("enable", "--quiet", "--no-reload", self._unit)
-        return changed
-
-    def reload(self) -> None:
-        """Have systemd read what is written down for all services."""
+    def set_up(self, unit: str, script: str) -> bool:
+        """Write down how it is run; whether that changed. systemd learns of it by ``enable``."""
         if self._by_systemd:
-            self._systemctl("daemon-reload")
-
-    def restart(self) -> None:
-        """Start it, after its end where it runs. systemd does both, also if this program ends."""
-        if self._by_systemd:
-            self._systemctl("restart", self._unit)
-        else:
-            self.stop()
-            self._starter.start()
+            return write(self._places.units / self._unit, unit)
+        changed = write(self._script, script, 0o755)
+        return self._starter.set_up(self._script, self._pid_file, self._log) or changed
 
     def stop(self) -> None:
         """End it; what it started itself (workers) goes on."""
@@ -133,6 +116,26 @@ class Service:
 
     def _systemctl(self, *arguments: str) -> str:
         return self._line.run("systemctl", *arguments)
+
+
+def enable(services: list[Service]) -> None:
+    """Have systemd read what is written down for these, and start them at boot."""
+    _at_once("enable", services)
+
+
+def restart(services: list[Service]) -> None:
+    """Start them, after their ends where they run. systemd does both, also if this program ends."""
+    _at_once("restart", services)
+    for service in services:
+        if not service._by_systemd:
+            service.stop()
+            service._starter.start()
+
+
+def _at_once(verb: str, services: list[Service]) -> None:
+    """One call for all: it takes an emulated processor a second."""
+    if units := [service._unit for service in services if service._by_systemd]:
+        services[0]._systemctl(verb, "--quiet", *units)
 
 
 def _began(pid: int) -> str | None:

@@ -247,6 +247,7 @@ def prepare_rehearsal(
     state.save()
     if is_virtual:
         virtual.choose_accelerator(base, say)
+        layer = virtual.layer_image(base, say)
     else:
         machines.check_overlay(base, states.disk_dir(lab.name) / ".trial")
     names = [server.name for server in servers] + [switch.name for switch in switches]
@@ -304,5 +305,5 @@ def prepare_rehearsal(
                 sonic.install(disk / "upper", machine)
         elif is_virtual:
             prefixes = lab.network.prefixlen, management.network.prefixlen
-            virtual.make_disk(disk, base, machine, prefixes)
+            virtual.make_disk(disk, base, layer, machine, prefixes)
     return Rehearsal(runtime, kind, base, switch_base, management)

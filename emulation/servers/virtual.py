@@ -11,6 +11,7 @@ import shutil
 import socket
 import struct
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -85,6 +86,7 @@ cd "$0"
 if mv memory restored 2>/dev/null; then set -- "$@" -incoming "exec:cat restored"; fi
 exec "$@"
 """
+_MOUNT_LAYER = "/dev/vdc /usr/lib/patchlight ext4 ro,nofail,X-mount.mkdir 0 0\n"
 # The rule runs when the NIC has its name, at boot and when a worker gives it back.
 _SOFT_ROCE = (
     'ACTION=="add", SUBSYSTEM=="net", ENV{{ID_NET_LINK_FILE}}=="*/10-{name}.link", '
@@ -133,6 +135,17 @@ def choose_accelerator(base: Path, say: Callable[[str], None]) -> None:
             say("no such machine: each server boots by itself")
     how = "emulated (TCG): none boots with KVM here" if is_emulated else "with KVM"
     say(f"servers are virtual machines, {how}")
+
+
+def layer_image(base: Path, say: Callable[[str], None]) -> Path | None:
+    """A disk with the packages that an agent requires, so that pushes send and install only
+    Patchlight; it is made if they have changed."""
+    make = [sys.executable, "-m", "patchlight.deploy.layer_image", str(base)]
+    made = subprocess.run(make, capture_output=True, text=True, check=False)
+    if made.returncode:
+        say(f"packages of agents come with a push: {made.stderr.strip().splitlines()[-1:]}")
+        return None
+    return Path(made.stdout.strip())
 
 
 def _accelerator(base: Path) -> str:
@@ -198,9 +211,14 @@ def _machine(name: str, accel: str, base: Path) -> list[str]:
     ]
 
 
-def make_disk(disk: Path, base: Path, server: Server, prefixes: tuple[int, int]) -> None:
+def make_disk(
+    disk: Path, base: Path, layer: Path | None, server: Server, prefixes: tuple[int, int]
+) -> None:
     """Make a server's disk over the base's, and an archive of its own files, those in
     ``disk/upper``. ``prefixes``: lengths of the lab's network and of the management network."""
+    if layer is not None:
+        (disk / "layer").symlink_to(layer)
+        (disk / "upper/etc/fstab").write_text(_MOUNT_LAYER)
     network, rules = disk / "upper/etc/systemd/network", disk / "upper/etc/udev/rules.d"
     for folder in (network, rules, disk / "upper/etc/sysctl.d"):
         folder.mkdir(parents=True)
@@ -231,9 +249,13 @@ def make_disk(disk: Path, base: Path, server: Server, prefixes: tuple[int, int])
 
 def _disk(path: str) -> list[str]:
     """The devices that a machine has from its first boot on."""
-    argv = ["-drive", f"file={path},if=none,id=disk,cache=unsafe"]
-    argv += ["-device", "virtio-blk-pci,drive=disk", "-device", "virtio-rng-pci"]
+    argv = [*_drive("disk", path, "cache=unsafe"), "-device", "virtio-rng-pci"]
     return [*argv, "-device", "vmgenid,guid=auto"]  # the kernel's random numbers begin again
+
+
+def _drive(name: str, path: str, options: str = "format=raw,readonly=on") -> list[str]:
+    drive = f"file={path},if=none,id={name},{options}"
+    return ["-drive", drive, "-device", f"virtio-blk-pci,drive={name}"]
 
 
 def _nics(server: Server) -> list[tuple[str, str, IPv4Address]]:
@@ -278,8 +300,8 @@ def virtual_service(lab: str, base: Path, server: Server) -> LabService:
     disk = states.disk_dir(lab) / server.name
     argv = ["sh", "-c", _START, str(disk), *_machine(server.name, _accelerator(base), base)]
     # What follows the template's devices is found once the memory is there.
-    argv += [*_disk("disk.qcow2"), "-drive", "file=own,if=none,id=own,format=raw,readonly=on"]
-    argv += ["-device", "virtio-blk-pci,drive=own"]
+    argv += [*_disk("disk.qcow2"), *_drive("own", "own")]
+    argv += _drive("layer", "layer") if (disk / "layer").exists() else []
     for number, (name, mac, _) in enumerate(_nics(server)):
         tap = f"tap,id=nic{number},ifname=tap{number},script=no,downscript=no,vnet_hdr=off"
         nic = f"virtio-net-pci,netdev=nic{number},mac={mac},host_mtu={_mtu_of(server, name)}"

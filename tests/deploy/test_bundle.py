@@ -133,9 +133,18 @@ def test_a_bundle_is_carried_in_a_file(tmp_path: Path) -> None:
     file = tmp_path / "bundle.tar"
     assert write_bundle({(SERVER, "agent"): made}, file) == file.stat().st_size
     read = FromFile(file, _empty(tmp_path)).part(SERVER, "agent")
-    assert (read.release, read.packages) == (made.release, made.packages)
+    assert (read.release, read.layer) == (made.release, made.layer)
     assert read.installer.path.read_bytes() == b"i"
-    assert list(read.packages) == ["patchlight-1-py3-none-any.whl"]
+    assert list(read.own) == ["patchlight-1-py3-none-any.whl"]
+    assert list(read.required) == ["installer-1-py3-none-any.whl"]
+
+
+def test_releases_that_require_the_same_share_a_layer(tmp_path: Path) -> None:
+    first = part(tmp_path, installer=b"i", patchlight=b"p", click=b"c")
+    second = part(tmp_path, installer=b"i", patchlight=b"other", click=b"c")
+    third = part(tmp_path, installer=b"i", patchlight=b"p", click=b"other")
+    assert first.layer == second.layer != third.layer
+    assert len({first.release, second.release, third.release}) == 3
 
 
 def test_what_a_bundle_has_not_is_said(tmp_path: Path) -> None:

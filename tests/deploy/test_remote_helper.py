@@ -6,14 +6,11 @@ import shutil
 import signal
 import subprocess
 from collections.abc import Iterator
-from importlib.metadata import distribution
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from patchlight.deploy.units import Run
-from patchlight.deploy.wheels import wheel_of
 from patchlight.testbed.linux.processes import command_line, process_ids
 from tests.support.remote_helpers import HelperProcess, remote_helper, sha256_of, small_wheel
 from tests.support.waiting import wait_until
@@ -29,14 +26,10 @@ def far(tmp_path: Path) -> Iterator[HelperProcess]:
 def installed(far: HelperProcess, folder: Path, version: str) -> str:
     """Have a release of that version of the small package installed; what it is called."""
     folder.mkdir(exist_ok=True)
-    installer = wheel_of(distribution("installer"), folder / "cache").read_bytes()
-    wheel = small_wheel(folder, version)
-    for content in (installer, wheel.read_bytes()):
-        assert far.put(content) == {"answer": None}
-    wheels = {wheel.name: sha256_of(wheel.read_bytes())}
-    release: dict[str, Any] = {"release": f"r{version}", "packages": wheels}
-    assert far.ask("install", **release, installer=sha256_of(installer), note={"by": "me"})
-    assert not far.ask("install", **release, installer=sha256_of(installer), note={"by": "me"})
+    release = far.release(folder, f"r{version}", small_wheel(folder, version))
+    assert far.ask("install", **release)
+    assert far.ask("has_layer", layer=release["layer"])
+    assert not far.ask("install", **release)
     return f"r{version}"
 
 
@@ -98,13 +91,8 @@ def test_an_installation_that_was_cut_short_is_made_anew(tmp_path: Path) -> None
 
 
 def test_what_cannot_be_installed_is_said(far: HelperProcess, tmp_path: Path) -> None:
-    installer = wheel_of(distribution("installer"), tmp_path / "cache").read_bytes()
-    for content in (installer, b"no wheel"):
-        far.put(content)
-    wheels = {"tiny-1-py3-none-any.whl": sha256_of(b"no wheel")}
-    told = far.tell(
-        "install", release="r1", packages=wheels, installer=sha256_of(installer), note={}
-    )
+    (no_wheel := tmp_path / "tiny-1-py3-none-any.whl").write_bytes(b"no wheel")
+    told = far.tell("install", **far.release(tmp_path, "r1", no_wheel))
     assert "python failed: " in told["error"]
     assert "zip" in told["error"]
 

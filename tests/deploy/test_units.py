@@ -3,21 +3,13 @@
 import shutil
 import subprocess
 from collections.abc import Iterator
-from importlib.metadata import distribution
 from pathlib import Path
 
 import pytest
 
 from patchlight.deploy.units import Run, agent_command, controller_command
-from patchlight.deploy.wheels import wheel_of
 from patchlight.testbed.linux.processes import process_start
-from tests.support.remote_helpers import (
-    HelperProcess,
-    remote_helper,
-    sha256_of,
-    small_wheel,
-    systemd_stand_in,
-)
+from tests.support.remote_helpers import HelperProcess, remote_helper, small_wheel, systemd_stand_in
 from tests.support.waiting import wait_until
 
 UNIT = "patchlight-agent@lab.service"
@@ -67,12 +59,7 @@ def far(tmp_path: Path) -> Iterator[HelperProcess]:
 
 def test_where_systemd_runs_it_keeps_the_agent(far: HelperProcess, tmp_path: Path) -> None:
     assert far.hello["systemd"]
-    installer = wheel_of(distribution("installer"), tmp_path / "cache").read_bytes()
-    wheel = small_wheel(tmp_path, "1")
-    for content in (installer, wheel.read_bytes()):
-        far.put(content)
-    wheels = {wheel.name: sha256_of(wheel.read_bytes())}
-    far.ask("install", release="r1", packages=wheels, installer=sha256_of(installer), note={})
+    far.ask("install", **far.release(tmp_path, "r1", small_wheel(tmp_path, "1")))
     program = str(tmp_path / "root/opt/patchlight/lab/current/bin/tiny")
 
     def serve(seconds: str) -> bool:
@@ -83,7 +70,9 @@ def test_where_systemd_runs_it_keeps_the_agent(far: HelperProcess, tmp_path: Pat
     unit = tmp_path / "root/etc/systemd/system" / UNIT
     pid = tmp_path / "systemd" / f"{UNIT}.pid"
     assert serve("1000")
-    assert (tmp_path / "systemd/calls").read_text().count("daemon-reload") == 1
+    both = f"patchlight-gpus@lab.service {UNIT}"
+    calls = (tmp_path / "systemd/calls").read_text().splitlines()
+    assert calls == [f"enable {both}", f"restart {both}"]  # systemd reads units with the first
     assert f"ExecStart={program} 1000" in unit.read_text()
     state = far.ask("state", role="agent")
     assert (state["running"], state["restarts"]) == (True, 0)

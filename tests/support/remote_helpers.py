@@ -11,9 +11,11 @@ import tarfile
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.metadata import distribution
 from pathlib import Path
 from typing import Any
 
+from patchlight.deploy.wheels import wheel_of
 from tests.support.waiting import PATIENCE_S
 
 
@@ -50,6 +52,22 @@ class HelperProcess:
         fields = {"do": "put", "sha256": name, "size": len(content), "offset": offset}
         self.write(json.dumps(fields).encode() + b"\n" + content[offset:])
         return self.read()
+
+    def release(self, folder: Path, name: str, wheel: Path, *more: Path) -> dict[str, Any]:
+        """Send a release of a wheel that requires no more than the installer, and ``more``; what
+        is to be asked for to have it installed."""
+        installer = wheel_of(distribution("installer"), folder / "cache")
+        required = {path.name: sha256_of(path.read_bytes()) for path in (installer, *more)}
+        for path in (wheel, installer, *more):
+            assert self.put(path.read_bytes()) == {"answer": None}
+        return {
+            "release": name,
+            "packages": {wheel.name: sha256_of(wheel.read_bytes())},
+            "layer": sha256_of(json.dumps(required).encode())[:12],
+            "required": required,
+            "installer": required[installer.name],
+            "note": {"by": "me"},
+        }
 
     def cut(self) -> None:
         """Break the connection, and wait until the remote helper has seen it."""
@@ -114,9 +132,11 @@ def _digest(content: bytes) -> str:
 # What ``systemctl`` does for one unit after the other, as far as a deployment asks for it.
 _SYSTEMCTL = """#!/bin/sh
 verb=$1; shift
-for unit do :; done
+case $1 in --quiet) shift ;; --property) shift 2 ;; esac
+[ "${NESTED-}" ] || echo "$verb $*" >>"$STATE/calls"
+export NESTED=yes
+for unit do shift; [ $# = 0 ] || "$0" $verb "$unit"; done
 file=$UNITS/$unit pid=$STATE/$unit.pid
-echo "$verb $unit" >>"$STATE/calls"
 case $verb in
     daemon-reload|reset-failed) ;;
     enable) [ -e "$file" ] && : >"$STATE/$unit.enabled" ;;
