@@ -247,15 +247,15 @@ def test_a_checkpoint_of_another_configuration_is_refused(tmp_path: Path) -> Non
         LabRun(CONFIG, tmp_path).resume()
 
 
-def test_the_shipped_model_decides_otherwise_than_the_rule() -> None:
+def test_the_shipped_model_decides_otherwise_than_the_rule_where_jobs_wait() -> None:
     model = load_policy("learned-lab-partition", "partition")
     assert isinstance(model, WeighsPartitions)
     written = parse_lab_config((CONFIGS / "learned-lab-partition.yaml").read_text())
     assert model.card.training["config"] == json.loads(json.dumps(written.as_data()))
-    episode, placement = opened_of(7), load_policy("consolidated", "placement")
-    learned, rule = (
-        episode.play(placement, partition=each).jobs  # type: ignore[arg-type]
-        for each in (model, load_policy("least-delay", "partition"))
-    )
-    assert np.isfinite(learned["jct_s"]).all()
-    assert list(learned["gpus"]) != list(rule["gpus"])
+    rule = load_policy("least-delay", "partition")
+    for load, own in ((1.3, True), (0.05, False)):
+        labs = replace(CONFIG.labs, largest=32, jobs=40, lowest_load=load, highest_load=load)
+        episode = episode_of(replace(CONFIG, labs=labs), 7).opened()
+        learned, by_rule = (play(episode, each).jobs for each in (model, rule))  # type: ignore[arg-type]
+        assert np.isfinite(learned["jct_s"]).all()
+        assert (list(learned["gpus"]) != list(by_rule["gpus"])) is own
