@@ -181,6 +181,8 @@ END
 # shellcheck source=/dev/null
 . /etc/os-release
 suite=${PATCHLIGHT_SUITE:-${VERSION_CODENAME:?cannot tell which Debian or Ubuntu this is; set PATCHLIGHT_SUITE}}
+# From Debian 13 on the docker command is a package of its own.
+case $ID-$suite in debian-bookworm | ubuntu-*) ;; *) PACKAGES=${PACKAGES/docker.io/docker.io,docker-cli} ;; esac
 command -v dpkg >/dev/null || fail "this is neither Debian nor Ubuntu: there is no dpkg here"
 if [[ $kind = *-vm ]] && [ "$ID-$(dpkg --print-architecture)" != debian-amd64 ]; then
     fail "virtual machines are made of Debian's kernel for amd64, and this is $ID on $(dpkg --print-architecture)"

@@ -138,17 +138,9 @@ def choose_accelerator(base: Path, say: Callable[[str], None]) -> None:
             say("no such machine: each server boots by itself")
     how = "emulated (TCG): none boots with KVM here" if is_emulated else "with KVM"
     say(f"servers are virtual machines, {how}")
-
-
-def layer_image(base: Path, say: Callable[[str], None]) -> Path | None:
-    """A disk with the packages that an agent requires, so that pushes send and install only
-    Patchlight; it is made if they have changed."""
-    make = [sys.executable, "-m", "patchlight.deploy.layer_image", str(base)]
-    made = subprocess.run(make, capture_output=True, text=True, check=False)
-    if made.returncode:
-        say(f"packages of agents come with a push: {made.stderr.strip().splitlines()[-1:]}")
-        return None
-    return Path(made.stdout.strip())
+    # A disk with the packages of agents, so that pushes send and install only Patchlight.
+    layer = [sys.executable, "-m", "patchlight.deploy.layer_image", str(base)]
+    subprocess.run(layer, check=False, stdin=subprocess.DEVNULL)
 
 
 def _accelerator(base: Path) -> str:
@@ -215,12 +207,7 @@ def _machine(name: str, accel: str, base: Path) -> list[str]:
 
 
 def make_disk(
-    disk: Path,
-    base: Path,
-    layer: Path | None,
-    server: Server,
-    prefixes: tuple[int, int],
-    mounts: Sequence[str],
+    disk: Path, base: Path, server: Server, prefixes: tuple[int, int], mounts: Sequence[str]
 ) -> None:
     """Make a server's disk over the base's, and an archive of its own files, those in
     ``disk/upper``. ``prefixes``: lengths of the lab's network and of the management network;
@@ -242,8 +229,9 @@ def make_disk(
         (disk / "upper/etc/sysctl.d/nics.conf").write_text(_SEVERAL_NICS)
     soft_roce = (_SOFT_ROCE.format(name=name) for name, _, _ in lab_nics)
     (rules / "90-soft-roce.rules").write_text("".join(soft_roce))
-    fstab = _MOUNT_LAYER if layer else ""
-    devices = _drive("layer", str(layer)) if layer else []
+    fstab, devices = "", list[str]()
+    if (layer := base / "layer").exists():
+        fstab, devices = _MOUNT_LAYER, _drive("layer", str(layer.resolve()))
     for number, mount in enumerate(mounts):
         path, mode = mount.removesuffix(WRITABLE), "rw" if mount.endswith(WRITABLE) else "ro"
         if Path(path).is_dir():

@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import NamedTuple, Self
 
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.lab.portmap import CrossConnect, MapChange, SwitchMap, parse_cross_connects
+from patchlight.testbed.lab.portmap import CrossConnect, SwitchMap, parse_cross_connects
 
 _ANCHOR_THZ, _STEP_THZ = Decimal("193.1"), Decimal("0.00625")
 _STEP_GHZ, _SLOT_GHZ = 6.25, 12.5
@@ -203,9 +203,6 @@ def parse_channel_connects(text: str) -> tuple[ChannelConnect, ...]:
         ChannelConnect(inp, out, channel, less_db)
         for inp, out in parse_cross_connects(match["ports"])
     )
-
-
-SpectrumMapChange = MapChange[ChannelConnect]
 
 
 class SpectrumMap(SwitchMap[ChannelConnect]):

@@ -156,13 +156,13 @@ def test_one_that_is_cut_off_boots_again_with_its_disk(lab: EmulatedLab) -> None
 def controller(lab: EmulatedLab) -> Iterator[ControllerClient]:
     """The lab's controller, with an agent on each server."""
     push = [sys.executable, "-m", "patchlight", "deploy", "push", NAME]
-    subprocess.run(push, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
+    pushed = subprocess.run(push, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
     with ControllerClient(lab.lab.controller_api) as client:
 
         def answer() -> bool:
             return all(agent["reachable"] for agent in client.status()["agents"])
 
-        wait_until(answer, "both agents")
+        wait_until(answer, f"both agents after {pushed.stdout.decode()}")
         yield client
 
 
