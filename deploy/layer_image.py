@@ -2,7 +2,7 @@
 
     python -m patchlight.deploy.layer_image FOLDER
 
-prints its path in FOLDER, and makes it if it is not there.
+makes it in FOLDER if it is not there, and has the link FOLDER/layer lead to it.
 """
 
 import os
@@ -13,7 +13,8 @@ from pathlib import Path
 
 from patchlight.deploy.bundle import FromHere, here
 from patchlight.deploy.remote_helper.layers import Layers
-from patchlight.deploy.remote_helper.releases import Line, Places
+from patchlight.deploy.remote_helper.places import Line, Places, RequestRefused, point
+from patchlight.testbed.errors import PatchlightError
 
 _MARGIN = 1.3  # what a file system needs beside the files
 _LEAST_BYTES = 16 << 20
@@ -49,4 +50,7 @@ def layer_image(folder: Path) -> Path:
 
 
 if __name__ == "__main__":
-    print(layer_image(Path(sys.argv[1])))
+    try:
+        point(Path(sys.argv[1], "layer"), layer_image(Path(sys.argv[1])).name)
+    except (PatchlightError, RequestRefused, OSError, subprocess.CalledProcessError) as error:
+        sys.exit(f"each push installs the packages of agents, too: {error}")

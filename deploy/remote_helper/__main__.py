@@ -17,6 +17,7 @@ from typing import Any, TextIO
 
 from patchlight.deploy.remote_helper import releases
 from patchlight.deploy.remote_helper.layers import Layers
+from patchlight.deploy.remote_helper.places import Line, Places, RequestRefused, write
 from patchlight.deploy.remote_helper.services import Service, enable, has_systemd, restart
 
 # In the order that they are started in.
@@ -26,16 +27,16 @@ _ROLES = ("gpus", "agent", "controller")
 class RemoteHelper:
     """One lab on this server; the methods without an underscore are the requests."""
 
-    def __init__(self, lab: str, root: Path, line: releases.Line) -> None:
-        self._places, self._line = releases.Places(lab, root), line
+    def __init__(self, lab: str, root: Path, line: Line) -> None:
+        self._places, self._line = Places(lab, root), line
         self._layers = Layers(self._places, line)
         self._releases = releases.Releases(self._places, line, self._layers)
         self._services = {role: Service(role, self._places, line) for role in _ROLES}
         self._images = releases.Images(self._places)
         self._lock: TextIO | None = None
 
-    def look(self) -> dict[str, Any]:
-        """What is here."""
+    def look(self, image: str = "") -> dict[str, Any]:
+        """What is here, and what identifies the image in the Docker engine."""
         configuration = self._places.configuration
         here = [role for role, service in self._services.items() if service.is_here]
         return {
@@ -46,7 +47,7 @@ class RemoteHelper:
             "services": {role: self._services[role].state() for role in here},
             "leases": self._leases(),
             "here": any(folder.exists() for folder in self._places.folders),
-            "images": self._images.loaded(),
+            "image": self._images.identity(image) if image else [],
             "gpu_sockets": (self._places.root / "dev/patchlight-gpus").is_dir(),
         }
 
@@ -66,7 +67,7 @@ class RemoteHelper:
                 file.seek(0)
                 other = file.read().strip() or "somebody"
                 file.close()
-                raise releases.RequestRefused(
+                raise RequestRefused(
                     f"{other} is deploying to lab {self._places.lab} here",
                     "Wait until that has ended, and run the command again.",
                 ) from None
@@ -106,7 +107,7 @@ class RemoteHelper:
         for name, (text, mode) in files.items():
             target = folder / name
             target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            changed |= releases.write(target, text, mode)
+            changed |= write(target, text, mode)
         for path in [p for p in folder.rglob("*") if p.is_file()]:
             if str(path.relative_to(folder)) not in files:
                 path.unlink()
@@ -161,7 +162,7 @@ class RemoteHelper:
         """Go back to the release before; returns it. The one in use becomes ``previous``."""
         found = self._releases.look()
         if found["previous"] is None:
-            raise releases.RequestRefused(
+            raise RequestRefused(
                 "no release before this one", "'patchlight deploy push' brings another one."
             )
         self._places.unserved.touch()
@@ -206,7 +207,7 @@ class RemoteHelper:
 
 def main(lab: str, root: str = "/") -> None:
     """Serve one connection."""
-    line = releases.Line(sys.stdin.buffer, sys.stdout.buffer)
+    line = Line(sys.stdin.buffer, sys.stdout.buffer)
     line.say(
         {
             "python": list(sys.version_info[:2]),
@@ -222,7 +223,7 @@ def main(lab: str, root: str = "/") -> None:
             method: Callable[..., Any] = getattr(remote_helper, request.pop("do"))
             try:
                 line.say({"answer": method(**request)})
-            except releases.RequestRefused as refused:
+            except RequestRefused as refused:
                 line.say({"error": str(refused), "hint": refused.hint})
             except OSError as error:
                 first = "Make room on that disk of" if error.errno == 28 else "See to it on"

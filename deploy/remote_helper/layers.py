@@ -9,7 +9,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from patchlight.deploy.remote_helper.releases import Line, Places, write
+from patchlight.deploy.remote_helper.places import Line, Places, write
 
 _RECORD = "layer.json"
 # Arguments: the folder to fill, the name of the link in it to its layer ('' where it is one), where

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from patchlight.deploy.remote_helper.releases import Line, Places, RequestRefused, write
+from patchlight.deploy.remote_helper.places import Line, Places, RequestRefused, write
 
 _PATIENCE_S = 30.0
 

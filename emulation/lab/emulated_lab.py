@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -204,9 +205,9 @@ class EmulatedLab:
             try:
                 self._make()
             except BaseException:
-                self._say("removing the unfinished lab")
-                self._state = None
                 with _uninterrupted():
+                    self._say("removing the unfinished lab")
+                    self._state = None
                     teardown.remove_lab(self.lab.name)
                 raise
 
@@ -405,10 +406,15 @@ def _for_a_measurement(lab: Lab) -> EmulatedLab:
 
 @contextmanager
 def _uninterrupted() -> Iterator[None]:
-    """Defer Ctrl-C and termination until the block is done: a removal must be complete."""
+    """Ignore Ctrl-C and termination until the block is done: a removal must be complete."""
     held = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, held)
+    # Programs that are started inherit the mask; another thread may still get the signal.
+    before, handlers = signal.pthread_sigmask(signal.SIG_BLOCK, held), {}
     try:
+        if threading.current_thread() is threading.main_thread():
+            handlers = {number: signal.signal(number, lambda *_: None) for number in held}
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)

@@ -247,7 +247,6 @@ def prepare_rehearsal(
     state.save()
     if is_virtual:
         virtual.choose_accelerator(base, say)
-        layer = virtual.layer_image(base, say)
     else:
         machines.check_overlay(base, states.disk_dir(lab.name) / ".trial")
     names = [server.name for server in servers] + [switch.name for switch in switches]
@@ -305,5 +304,5 @@ def prepare_rehearsal(
                 sonic.install(disk / "upper", machine)
         elif is_virtual:
             prefixes = lab.network.prefixlen, management.network.prefixlen
-            virtual.make_disk(disk, base, layer, machine, prefixes)
+            virtual.make_disk(disk, base, machine, prefixes, lab.workers.mounts)
     return Rehearsal(runtime, kind, base, switch_base, management)

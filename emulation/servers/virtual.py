@@ -13,7 +13,7 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from ipaddress import IPv4Address, IPv4Interface
 from pathlib import Path
@@ -25,6 +25,7 @@ from patchlight.emulation.fabric.processes import LabService
 from patchlight.emulation.servers.server import NoRehearsalServers, interface_of, service_name
 from patchlight.testbed.lab.model import Server, default_mac
 from patchlight.testbed.lab.packet_sizes import USUAL_MTU
+from patchlight.testbed.lab.rules import WRITABLE
 from patchlight.testbed.linux import namespaces
 from patchlight.testbed.linux.netlink import Netlink
 
@@ -92,6 +93,8 @@ _SOFT_ROCE = (
     'ACTION=="add", SUBSYSTEM=="net", ENV{{ID_NET_LINK_FILE}}=="*/10-{name}.link", '
     'RUN+="/usr/bin/rdma link add rxe_{name} type rxe netdev {name}"\n'
 )
+# A folder of this machine, as servers have them of a file server.
+_FOLDER = "folder{} {} 9p {},cache=mmap,trans=virtio,msize=524288,nofail,X-mount.mkdir 0 0\n"
 
 
 def check_machine(servers: int, *, docker: bool = False) -> None:
@@ -135,17 +138,9 @@ def choose_accelerator(base: Path, say: Callable[[str], None]) -> None:
             say("no such machine: each server boots by itself")
     how = "emulated (TCG): none boots with KVM here" if is_emulated else "with KVM"
     say(f"servers are virtual machines, {how}")
-
-
-def layer_image(base: Path, say: Callable[[str], None]) -> Path | None:
-    """A disk with the packages that an agent requires, so that pushes send and install only
-    Patchlight; it is made if they have changed."""
-    make = [sys.executable, "-m", "patchlight.deploy.layer_image", str(base)]
-    made = subprocess.run(make, capture_output=True, text=True, check=False)
-    if made.returncode:
-        say(f"packages of agents come with a push: {made.stderr.strip().splitlines()[-1:]}")
-        return None
-    return Path(made.stdout.strip())
+    # A disk with the packages of agents, so that pushes send and install only Patchlight.
+    layer = [sys.executable, "-m", "patchlight.deploy.layer_image", str(base)]
+    subprocess.run(layer, check=False, stdin=subprocess.DEVNULL)
 
 
 def _accelerator(base: Path) -> str:
@@ -212,13 +207,11 @@ def _machine(name: str, accel: str, base: Path) -> list[str]:
 
 
 def make_disk(
-    disk: Path, base: Path, layer: Path | None, server: Server, prefixes: tuple[int, int]
+    disk: Path, base: Path, server: Server, prefixes: tuple[int, int], mounts: Sequence[str]
 ) -> None:
     """Make a server's disk over the base's, and an archive of its own files, those in
-    ``disk/upper``. ``prefixes``: lengths of the lab's network and of the management network."""
-    if layer is not None:
-        (disk / "layer").symlink_to(layer)
-        (disk / "upper/etc/fstab").write_text(_MOUNT_LAYER)
+    ``disk/upper``. ``prefixes``: lengths of the lab's network and of the management network;
+    ``mounts``: folders for workers, which it gets if this machine has them."""
     network, rules = disk / "upper/etc/systemd/network", disk / "upper/etc/udev/rules.d"
     for folder in (network, rules, disk / "upper/etc/sysctl.d"):
         folder.mkdir(parents=True)
@@ -236,6 +229,19 @@ def make_disk(
         (disk / "upper/etc/sysctl.d/nics.conf").write_text(_SEVERAL_NICS)
     soft_roce = (_SOFT_ROCE.format(name=name) for name, _, _ in lab_nics)
     (rules / "90-soft-roce.rules").write_text("".join(soft_roce))
+    fstab, devices = "", list[str]()
+    if (layer := base / "layer").exists():
+        fstab, devices = _MOUNT_LAYER, _drive("layer", str(layer.resolve()))
+    for number, mount in enumerate(mounts):
+        path, mode = mount.removesuffix(WRITABLE), "rw" if mount.endswith(WRITABLE) else "ro"
+        if Path(path).is_dir():
+            fstab += _FOLDER.format(number, path.replace(" ", "\\040"), mode)
+            shared = f"local,id=folder{number},security_model=passthrough,path="
+            shared += path.replace(",", ",,") + ",readonly=on" * (mode == "ro")
+            device = f"virtio-9p-pci,fsdev=folder{number},mount_tag=folder{number}"
+            devices += ["-fsdev", shared, "-device", device]
+    (disk / "upper/etc/fstab").write_text(fstab)
+    (disk / "devices").write_text("\n".join(devices))
     (disk / "upper").rename(disk / "server")
     pack = f"find . | {base}/busybox cpio -o -H newc 2>/dev/null >../own && truncate -s %512 ../own"
     subprocess.run(["sh", "-c", pack], cwd=disk / "server", check=True)
@@ -301,7 +307,7 @@ def virtual_service(lab: str, base: Path, server: Server) -> LabService:
     argv = ["sh", "-c", _START, str(disk), *_machine(server.name, _accelerator(base), base)]
     # What follows the template's devices is found once the memory is there.
     argv += [*_disk("disk.qcow2"), *_drive("own", "own")]
-    argv += _drive("layer", "layer") if (disk / "layer").exists() else []
+    argv += (disk / "devices").read_text().splitlines()
     for number, (name, mac, _) in enumerate(_nics(server)):
         tap = f"tap,id=nic{number},ifname=tap{number},script=no,downscript=no,vnet_hdr=off"
         nic = f"virtio-net-pci,netdev=nic{number},mac={mac},host_mtu={_mtu_of(server, name)}"

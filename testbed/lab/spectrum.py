@@ -14,11 +14,10 @@ from functools import cached_property
 from typing import NamedTuple, Self
 
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.lab.portmap import CrossConnect, MapChange, SwitchMap, parse_cross_connects
+from patchlight.testbed.lab.portmap import CrossConnect, SwitchMap, parse_cross_connects
 
 _ANCHOR_THZ, _STEP_THZ = Decimal("193.1"), Decimal("0.00625")
 _STEP_GHZ, _SLOT_GHZ = 6.25, 12.5
-_LIGHT_NM_THZ = 299_792.458
 _LOWEST_THZ, _HIGHEST_THZ = 150, 250
 _WIDEST_SLOTS = 400  # 5 THz, a whole band
 _CHANNEL = re.compile(
@@ -85,11 +84,6 @@ class Channel(NamedTuple):
     def width_ghz(self) -> float:
         """Its width in GHz."""
         return self.slots * _SLOT_GHZ
-
-    @property
-    def wavelength_nm(self) -> float:
-        """The wavelength of its centre in vacuum."""
-        return _LIGHT_NM_THZ / self.frequency_thz
 
     @property
     def edges(self) -> tuple[int, int]:
@@ -209,9 +203,6 @@ def parse_channel_connects(text: str) -> tuple[ChannelConnect, ...]:
         ChannelConnect(inp, out, channel, less_db)
         for inp, out in parse_cross_connects(match["ports"])
     )
-
-
-SpectrumMapChange = MapChange[ChannelConnect]
 
 
 class SpectrumMap(SwitchMap[ChannelConnect]):

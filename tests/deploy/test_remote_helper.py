@@ -6,11 +6,13 @@ import shutil
 import signal
 import subprocess
 from collections.abc import Iterator
+from importlib.metadata import distribution
 from pathlib import Path
 
 import pytest
 
 from patchlight.deploy.units import Run
+from patchlight.deploy.wheels import wheel_of
 from patchlight.testbed.linux.processes import command_line, process_ids
 from tests.support.remote_helpers import HelperProcess, remote_helper, sha256_of, small_wheel
 from tests.support.waiting import wait_until
@@ -228,3 +230,89 @@ def test_nothing_is_left_of_what_is_removed(tmp_path: Path) -> None:
         other.ask("remove")
     assert list((root / "opt").iterdir()) == []
     assert [path for path in root.rglob("*") if path.is_file()] == []
+
+
+def layered(tmp_path: Path) -> Path:
+    """The folder of the layers of the lab."""
+    return tmp_path / "root/opt/patchlight/lab/layers"
+
+
+def test_releases_share_what_they_require(far: HelperProcess, tmp_path: Path) -> None:
+    served(far, tmp_path, installed(far, tmp_path / "wheels", "1"))
+    served(far, tmp_path, second := installed(far, tmp_path / "wheels", "2"))
+    (layer,) = layered(tmp_path).iterdir()
+    assert {path.name for path in layer.iterdir()} >= {"installer", "layer.json"}
+    releases = tmp_path / "root/opt/patchlight/lab/releases"
+    assert not [*releases.glob("*/lib/python*/site-packages/installer")]
+    program = "import installer; print(installer.__file__)"
+    said = subprocess.check_output([releases / second / "bin/python", "-Ic", program], text=True)
+    assert said.startswith(str(releases / second / "layer"))
+    # A release that requires something else brings another, and the last that used the first goes.
+    more = wheel_of(distribution("click"), tmp_path / "cache")
+    wheel = small_wheel(tmp_path / "wheels", "3")
+    far.ask("install", **far.release(tmp_path / "wheels", "r3", wheel, more))
+    served(far, tmp_path, "r3")
+    assert len([*layered(tmp_path).iterdir()]) == 2
+    wheel = small_wheel(tmp_path / "wheels", "4")
+    far.ask("install", **far.release(tmp_path / "wheels", "r4", wheel, more))
+    served(far, tmp_path, "r4")
+    assert [path.name for path in layered(tmp_path).iterdir()] != [layer.name]
+    assert len([*layered(tmp_path).iterdir()]) == 1
+
+
+@pytest.mark.parametrize("how", ["lost", "short"])
+def test_a_damaged_layer_is_not_used_and_is_made_again(tmp_path: Path, how: str) -> None:
+    with remote_helper(tmp_path / "root") as far:
+        served(far, tmp_path, installed(far, tmp_path / "wheels", "1"))
+        served(far, tmp_path, installed(far, tmp_path / "wheels", "2"))
+    (layer,) = layered(tmp_path).iterdir()
+    damaged = layer / "installer/sources.py"
+    if how == "lost":
+        damaged.unlink()
+    else:
+        os.truncate(damaged, 10)
+    with remote_helper(tmp_path / "root") as far:
+        try:
+            assert not far.ask("has_layer", layer=layer.name)
+            assert "r1 requires are damaged" in far.tell("roll_back")["error"]
+            assert far.ask("look")["release"]["id"] == "r2"
+            wheel = small_wheel(tmp_path / "wheels", "2")
+            release = far.release(tmp_path / "wheels", "r2", wheel)
+            assert far.ask("install", **release)
+            assert not far.ask("install", **release)
+            assert far.ask("roll_back")["id"] == "r1"
+        finally:
+            far.ask("remove")
+    assert damaged.stat().st_size > 10 if damaged.exists() else not layered(tmp_path).exists()
+
+
+def test_a_layer_that_was_cut_short_is_not_used(tmp_path: Path) -> None:
+    half = layered(tmp_path) / ".l1.part/installer"
+    half.mkdir(parents=True)
+    with remote_helper(tmp_path / "root") as far:
+        assert not far.ask("has_layer", layer="l1")
+        served(far, tmp_path, installed(far, tmp_path / "wheels", "1"))
+        assert not half.exists()  # pruned
+        far.ask("remove")
+
+
+def test_a_layer_of_the_servers_image_is_used_and_left_alone(tmp_path: Path) -> None:
+    folder = tmp_path / "wheels"
+    folder.mkdir()
+    image = tmp_path / "root/usr/lib/patchlight"
+    with remote_helper(tmp_path / "root") as far:
+        release = far.release(folder, "r1", small_wheel(folder, "1"))
+        far.ask("install", **release)
+        image.parent.mkdir(parents=True)
+        layered(tmp_path).rename(image)
+        far.ask("remove")
+    before = sorted(image.rglob("*"))
+    with remote_helper(tmp_path / "root") as far:
+        assert far.ask("has_layer", layer=release["layer"])
+        far.put(small_wheel(folder, "1").read_bytes())
+        far.ask("install", **release)
+        assert served(far, tmp_path, "r1")
+        wait_until(lambda: far.ask("state", role="agent")["running"], "it runs")
+        assert not layered(tmp_path).exists()
+        far.ask("remove")
+    assert sorted(image.rglob("*")) == before

@@ -104,18 +104,24 @@ class Machine:
             time.sleep(0.5)
         raise AssertionError(f"waited {PATIENCE_S} s for {what}; last: {last!r}")
 
-    def bundles(self) -> tuple[Path, Path]:
-        """Two releases for it: the second differs in a comment of our wheel's."""
-        part = FromHere(print).part(here(), "agent")
-        paths = self._folder / "first.tar", self._folder / "second.tar"
-        write_bundle({(here(), "agent"): part}, paths[0])
-        ours = next(name for name in part.files if name.startswith("patchlight-"))
-        changed = self._folder / ours
-        changed.write_bytes(part.files[ours].path.read_bytes())
-        with zipfile.ZipFile(changed, "a") as wheel:
-            wheel.comment = b"the second release"
-        part = replace(part, files={**part.files, ours: bundle_file(changed)})
-        write_bundle({(here(), "agent"): part}, paths[1])
+    def bundles(self) -> list[Path]:
+        """Three releases for it: the others differ from the first in the comment of a wheel, ours
+        or that of a package in the layer."""
+        part, paths = FromHere(print).part(here(), "agent"), []
+        for package in ("", "patchlight", "click"):
+            files = dict(part.files)
+            if package:
+                name = next(name for name in files if name.startswith(f"{package}-"))
+                changed = self._folder / name
+                changed.write_bytes(files[name].path.read_bytes())
+                with zipfile.ZipFile(changed, "a") as wheel:
+                    wheel.comment = b"another release"
+                files[name] = bundle_file(changed)
+            other = replace(part, files=files)
+            names = {name: name.replace(part.layer, other.layer) for name in files}
+            files = {names[name]: file for name, file in files.items()}
+            paths.append(self._folder / f"{package or 'first'}.tar")
+            write_bundle({(here(), "agent"): replace(part, files=files)}, paths[-1])
         return paths
 
     def push(self, bundle: Path, lab: str = "") -> "subprocess.Popen[str]":
@@ -180,10 +186,30 @@ def _during(machine: Machine, bundle: Path, fault: Callable[[], object]) -> str:
 
 
 def cut_line(machine: Machine, bundle: Path) -> str:
-    """The connection breaks off after some bytes; the files of both releases are there."""
+    """The connection breaks off after some bytes; the files of most releases are there."""
+    return _cut(machine, bundle, machine.rng.randrange(5_000, 60_000))
+
+
+def cut_layer(machine: Machine, bundle: Path) -> str:
+    """The connection breaks off while all that was ever sent is sent again, the layer, too."""
+    machine.on("rm /opt/patchlight/*/files/*")
+    machine.on("find /opt/patchlight/*/layers -name layer.json -delete")
+    return _cut(machine, bundle, machine.rng.randrange(5_000_000, 25_000_000))
+
+
+def damaged_layer(machine: Machine, bundle: Path) -> str:
+    """A file of the layer is cut short, or lost."""
+    do = machine.rng.choice(("truncate --size 100", "rm"))
+    machine.on(
+        f"{do} $(find /opt/patchlight/*/layers -type f -size +1 | sort | "
+        f"sed -n {machine.rng.randrange(1, 1000)}p)"
+    )
+    return _ended(machine.push(bundle))
+
+
+def _cut(machine: Machine, bundle: Path, limit: int) -> str:
     server = machine.server
     assert server.ssh.address is not None
-    limit = machine.rng.randrange(5_000, 60_000)
     with line_that_breaks(server.ssh.address, server.ssh.port, limit) as port:
         there = replace(server, ssh=replace(server.ssh, address="127.0.0.1", port=port))
         lab = read_lab(states.run_dir(machine.name) / "lab.yaml").with_changes(servers=(there,))
@@ -277,6 +303,8 @@ def _job_meets(machine: Machine, fault: Callable[[], object]) -> str:
 
 
 FAULTS = (
+    damaged_layer,
+    cut_layer,
     power_cut,
     killed_helper,
     full_disk,
@@ -302,19 +330,18 @@ dpkg-query --show
 
 
 def campaign(machine: Machine, count: int, say: Callable[[str], None]) -> None:
-    """So many faults, one after the other: each time the old or the new release runs afterwards,
+    """So many faults, one after the other: each time the old or another release runs afterwards,
     and its agent answers. At the end nothing is left on the server."""
-    before = machine.on(EVERYTHING)
-    first, second = machine.bundles()
-    releases = {machine.pushed(first): first}
-    say(f"first push: {machine.took_s:.0f} s")
-    releases[machine.pushed(second)] = second
-    say(f"second push: {machine.took_s:.0f} s")
-    assert len(releases) == 2
+    machine.on("umount /usr/lib/patchlight; cp /dev/null /etc/fstab")  # the image has no layer
+    before, releases = machine.on(EVERYTHING), {}
+    for bundle in machine.bundles():
+        releases[machine.pushed(bundle)] = bundle
+        say(f"push of {bundle.name}: {machine.took_s:.0f} s")
+    assert len(releases) == 3
     for number in range(count):
         fault = FAULTS[number % len(FAULTS)]
         old = machine.settled()["release"]
-        bundle = next(path for release, path in releases.items() if release != old)
+        bundle = machine.rng.choice([path for name, path in releases.items() if name != old])
         began = time.monotonic()
         said = fault(machine, bundle).strip().replace("\n", " ")
         now = machine.settled()["release"]
@@ -322,7 +349,7 @@ def campaign(machine: Machine, count: int, say: Callable[[str], None]) -> None:
         took_s = time.monotonic() - began
         which = "old" if now == old else "new"
         say(f"{number} {fault.__name__}: {which} release after {took_s:.0f} s; {said[:300]}")
-    machine.pushed(first)
+    machine.pushed(bundle)
     agent = shlex.quote(f"patchlight-agent@{machine.name}")
     assert machine.on(f"systemctl is-active {agent}").strip() == "active"
     machine.run("deploy", "remove", machine.name)
