@@ -1,4 +1,4 @@
-"""Writes an image of one layer as ``docker save`` does, without a Docker engine.
+"""Writes an image of one layer as ``docker save`` does, and reads ids, without a Docker engine.
 
 Imports the standard library alone, because ``deploy/worker-image.sh`` runs this very file with the
 system's Python::
@@ -14,6 +14,7 @@ import os
 import platform
 import sys
 import tarfile
+from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
@@ -49,6 +50,25 @@ def write_image(image: str, root: Path, file: Path, labels: dict[str, str]) -> N
     finally:
         layer.unlink(missing_ok=True)
         part.unlink(missing_ok=True)
+
+
+def image_ids(file: Path) -> set[str]:
+    """What engines call the images of a file of ``docker save``; empty if it is packed."""
+    with suppress(OSError, tarfile.TarError, KeyError, ValueError), tarfile.open(file, "r:") as tar:
+
+        def digest(name: str) -> str:
+            return hashlib.sha256(_content(tar, name)).hexdigest()
+
+        return {
+            f"sha256:{digest(each['Config'])}"
+            for each in json.loads(_content(tar, "manifest.json"))
+        }
+    return set()
+
+
+def _content(tar: tarfile.TarFile, name: str) -> bytes:
+    file = tar.extractfile(name)
+    return b"" if file is None else file.read()
 
 
 def _compressed(source: IO[bytes], target: IO[bytes]) -> str:

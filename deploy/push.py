@@ -24,6 +24,7 @@ from patchlight.controller.access.authority import Authority
 from patchlight.deploy.bundle import BundleFile, Part, Role, Supply
 from patchlight.deploy.check_machine import Workers
 from patchlight.deploy.host_keys import known_name
+from patchlight.deploy.image_file import image_ids
 from patchlight.deploy.remote import ConnectionCut, Remote
 from patchlight.deploy.ssh import openssh_words, ssh_place
 from patchlight.deploy.units import HOME, Run, agent_command, controller_command, gpus_command
@@ -156,7 +157,7 @@ class Plan:
 
 def plan_push(supply: Supply, settings: PushOptions, server: Server, remote: Remote) -> Plan:
     """The plan of a push to one server; nothing changes there."""
-    found = remote.ask("look")
+    found = remote.ask("look", image=settings.image)
     _, part, files, images = _needed(supply, settings, server, remote, found)
     missing = _missing([*files, *images], found)
     runs = found["release"] and found["release"]["id"]
@@ -180,7 +181,7 @@ class Push:
         """Deploy to one server, and wait until its agent answers."""
         listen = listening_at(server)
         remote.ask("lock", who=self._settings.who)
-        found = remote.ask("look")
+        found = remote.ask("look", image=self._settings.image)
         roles, part, files, images = _needed(self._supply, self._settings, server, remote, found)
         copied = _copy(files, found, remote)
         for image in images:
@@ -325,7 +326,7 @@ def _needed(
     part = supply.part(remote.target, roles[-1])
     _check_fits(part, remote)
     file = settings.image_file
-    lacks = file is not None and found["images"].get(settings.image) != file.sha256
+    lacks = file is not None and not {file.sha256, *image_ids(file.path)} & set(found["image"])
     is_there = remote.ask("has_layer", layer=part.layer)
     files = part.own if is_there else part.files
     return roles, part, [*files.values()], [file] if file and lacks else []

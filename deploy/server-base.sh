@@ -6,7 +6,8 @@
 #   deploy/server-base.sh              of servers of kind ssh
 #   deploy/server-base.sh --docker     with a Docker engine, too
 #   deploy/server-base.sh --vm         a disk with systemd, soft RoCE, its tools and MPI; kernel and initrd
-#   deploy/server-base.sh --docker --vm    this, with a Docker engine, too
+#   deploy/server-base.sh --docker --vm    this, with a Docker engine, too, and in it the images that
+#                                          deploy/worker-image.sh --save has made
 #
 # PATCHLIGHT_SUITE chooses another release, PATCHLIGHT_MIRROR a mirror, PATCHLIGHT_CACHE the folder
 # that it is kept in.
@@ -135,21 +136,73 @@ END
     mke2fs -q -t ext4 -E root_owner=0:0 -d "$root" "$machine/disk.ext4" 8G >/dev/null
 }
 
+# Unpacks images into the Docker engine of a root file system, by that engine, in namespaces: an emulated
+# processor takes many minutes for it.
+load_images() {
+    unshare --mount --pid --net --fork --kill-child sh -euc '
+        images=$1 linux=$2 root=$3
+        shift 3
+        mount --bind "$root" "$root"
+        cd "$root"
+        mount -t proc proc proc
+        mount --rbind /sys sys
+        mount --rbind /dev dev
+        mount -t tmpfs run run
+        mkdir run/images run/linux
+        mount --bind "$images" run/images
+        mount --bind "$linux" run/linux
+        pivot_root . .
+        umount -l .
+        exec python3 - "$@"' sh "$CACHE" "$(realpath "${BASH_SOURCE[0]%/*}/../testbed/linux")" "$@" <<'END'
+import subprocess
+import sys
+import time
+
+sys.path.insert(0, "/run/linux")
+import docker_engine
+
+engine = subprocess.Popen(["dockerd", "--storage-driver=overlay2"])
+ends = time.monotonic() + 60
+while not docker_engine.answers():
+    if engine.poll() is not None or time.monotonic() > ends:
+        sys.exit("the Docker engine did not start")
+    time.sleep(0.1)
+for name in sys.argv[1:]:
+    with open(f"/run/images/{name}", "rb") as file:
+        pieces = iter(lambda: file.read(1 << 20), b"")
+        answer = docker_engine.ask("POST", "/images/load?quiet=1", body=pieces, timeout_s=600)
+    if answer.status != 200 or '"error"' in answer.text:
+        sys.exit(f"the Docker engine refused {name}: {answer.text}")
+engine.terminate()
+sys.exit(engine.wait())
+END
+}
+
 # shellcheck source=/dev/null
 . /etc/os-release
 suite=${PATCHLIGHT_SUITE:-${VERSION_CODENAME:?cannot tell which Debian or Ubuntu this is; set PATCHLIGHT_SUITE}}
+# From Debian 13 on the docker command is a package of its own.
+case $ID-$suite in debian-bookworm | ubuntu-*) ;; *) PACKAGES=${PACKAGES/docker.io/docker.io,docker-cli} ;; esac
 command -v dpkg >/dev/null || fail "this is neither Debian nor Ubuntu: there is no dpkg here"
 if [[ $kind = *-vm ]] && [ "$ID-$(dpkg --print-architecture)" != debian-amd64 ]; then
     fail "virtual machines are made of Debian's kernel for amd64, and this is $ID on $(dpkg --print-architecture)"
 fi
-base=$CACHE/servers/$suite-$(dpkg --print-architecture)-$RECIPE$kind
+base=$CACHE/servers/$suite-$(dpkg --print-architecture)-$RECIPE$kind images=()
+if [ "$kind" = -docker-vm ]; then
+    for each in worker worker-torch worker-mpi; do
+        # The newest of each kind.
+        image=$(find "$CACHE" -maxdepth 1 -name "$each-$suite-*.image.tar" -printf '%T@ %f\n' | sort -n | tail -n1)
+        [ -z "$image" ] || images+=("${image#* }")
+    done
+    base=$base-$(cd "$CACHE" && stat -c '%n %s %Y' . "${images[@]}" | sed 1d | sha256sum | cut -c1-8)
+fi
 
 [ "$(id -u)" = 0 ] || fail "making the root file system needs root: sudo bash ${BASH_SOURCE[0]}"
 # Root's alone: programs in it that run as root are not kept up to date as this machine's are.
 install -d -m 755 "$CACHE"
 install -d -m 700 "$CACHE/servers"
 exec 9>"$CACHE/servers/.lock"
-if ! flock --nonblock 9; then
+if ! [ -d "$base" ] && ! flock --nonblock 9; then
     say "waiting for another build of it to end"
     flock --timeout $LOCK_WAIT_S 9 || fail "another build has not ended in $LOCK_WAIT_S s"
 fi
@@ -180,6 +233,11 @@ if ! [ -d "$base" ]; then
             "(PATCHLIGHT_MIRROR=URL chooses one)"
     }
     chmod 755 "$part/root"
+    if [ ${#images[@]} -gt 0 ]; then
+        say "unpacking ${images[*]}"
+        load_images "$part/root" "${images[@]}" >"$part/log" 2>&1 ||
+            { tail -n 15 "$part/log" >&2; fail "its Docker engine could not unpack the images (see above)"; }
+    fi
     if [[ $kind = *-vm ]]; then
         make_machine "$part/root" "$part/machine"
         mv "$part/machine" "$base"

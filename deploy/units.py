@@ -3,6 +3,7 @@
 The agent makes network namespaces that its workers and the next agent need. systemd's settings
 that give a service a view of the file system of its own (``ProtectSystem``, ``PrivateTmp``, …)
 would keep those to the one agent, so what it may not do is said by capabilities and system calls.
+Not by ``RestrictSUIDSGID``: it forbids openat2, which bubblewrap needs from version 0.12 on.
 """
 
 import shlex
@@ -29,7 +30,6 @@ SystemCallFilter=~@clock @module @reboot @swap @raw-io @obsolete @cpu-emulation
 SystemCallArchitectures=native
 LockPersonality=yes
 NoNewPrivileges=yes
-RestrictSUIDSGID=yes
 """
 # It needs to be nobody: it speaks to devices and agents, and keeps its state.
 _CONTROLLER_LIMITS = f"""\

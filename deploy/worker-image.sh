@@ -5,8 +5,9 @@
 #
 #   deploy/worker-image.sh [--rebuild] [IMAGE]           default IMAGE: patchlight-worker:latest
 #   deploy/worker-image.sh --torch [--rebuild] [IMAGE]   with PyTorch: patchlight-worker-torch:latest
+#   deploy/worker-image.sh --mpi [--rebuild] [IMAGE]     with Open MPI, UCX and mpi4py: patchlight-worker-mpi:latest
 #   deploy/worker-image.sh --controller [IMAGE]          this Patchlight: patchlight-controller:latest
-#   deploy/worker-image.sh --save [--torch] [--rebuild]  as a file for servers, and prints which: no engine
+#   deploy/worker-image.sh --save [--torch|--mpi] [--rebuild]  as a file for servers, and prints which: no engine
 #                                                        is needed, see patchlight deploy push --image-file
 #
 # PyTorch is its build for processors, from $PATCHLIGHT_TORCH_INDEX (default: PyTorch's own index).
@@ -23,20 +24,22 @@ RECIPE=1 # to be raised when what is in the root file system changes
 fail() { printf 'worker-image: %s\n' "$*" >&2; exit 1; }
 say() { printf 'worker-image: %s\n' "$*" >&2; }
 
-rebuild=false torch=false controller=false save=false image=
+rebuild=false torch=false mpi=false controller=false save=false image=
 for argument in "$@"; do
     case $argument in
         --rebuild) rebuild=true ;;
         --torch) torch=true ;;
         --controller) controller=true ;;
+        --mpi) mpi=true ;;
         --save) save=true ;;
-        -*) fail "unknown option $argument (known: --controller, --rebuild, --save, --torch)" ;;
+        -*) fail "unknown option $argument (known: --controller, --mpi, --rebuild, --save, --torch)" ;;
         *) image=$argument ;;
     esac
 done
 kind=worker
 # Computation graphs, which a model's training reads, need a YAML reader.
 if $torch; then kind=worker-torch RECIPE=2-torch PACKAGES=$PACKAGES,python3-yaml; fi
+if $mpi; then kind=worker-mpi RECIPE=1-mpi PACKAGES=$PACKAGES,openmpi-bin,python3-mpi4py,ibverbs-providers; fi
 # What it has changes with every change of Patchlight.
 if $controller; then kind=controller PACKAGES=python3 rebuild=true; fi
 ! $save || [ -z "$image" ] || fail "--save takes no IMAGE: it is patchlight-$kind:latest"
@@ -68,13 +71,33 @@ fetch_controller() {
     printf '#!/usr/bin/python3\nfrom patchlight.cli.main import main\n\nmain()\n' >"$1/patchlight.py"
 }
 
-engine() { python3 -I ../testbed/linux/docker_engine.py "$@"; }
+has_image() { python3 -I ../testbed/linux/docker_engine.py has "$url" "$image" "$RECIPE"; }
+
+# Makes the image of a root file system in the Docker engine.
+import_image() {
+    python3 - "$url" "$image" "$RECIPE" "$tar" <<'END'
+import sys
+from urllib.parse import urlencode
+
+sys.path.insert(0, "../testbed/linux")
+import docker_engine
+
+url, image, recipe, tar = sys.argv[1:]
+repository, _, tag = image.rpartition(":")
+changes = [f"LABEL patchlight.recipe={recipe}", "ENV LANG=C.UTF-8"]
+query = urlencode({"fromSrc": "-", "repo": repository, "tag": tag, "changes": changes}, doseq=True)
+with open(tar, "rb") as archive:
+    answer = docker_engine.ask("POST", f"/images/create?{query}", url, body=archive, timeout_s=300)
+if answer.status != 200 or '"error"' in answer.text:
+    sys.exit(f"the Docker engine refused the image: {answer.status} {answer.text}")
+END
+}
 
 if ! $save; then
     url=$(bash docker-engine.sh status 2>/dev/null) ||
         fail "no Docker engine answers; start one: sudo bash $PWD/docker-engine.sh start"
     [ "${DOCKER_HOST:-$url}" = "$url" ] || fail "no Docker engine answers at $DOCKER_HOST"
-    if ! $rebuild && engine has "$url" "$image" "$RECIPE"; then exit 0; fi
+    if ! $rebuild && has_image; then exit 0; fi
 fi
 
 [ "$(id -u)" = 0 ] || fail "making the root file system needs root: sudo bash $PWD/worker-image.sh"
@@ -120,5 +143,5 @@ if $save; then
     exit 0
 fi
 say "importing it as $image"
-engine import "$url" "$image" "$RECIPE" "$tar"
-engine has "$url" "$image" "$RECIPE" || fail "the engine took the image, and yet does not have it"
+import_image
+has_image || fail "the engine took the image, and yet does not have it"

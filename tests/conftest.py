@@ -12,6 +12,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import tempfile
 import time
 import uuid
@@ -110,6 +111,9 @@ def _is_worker(config: pytest.Config) -> bool:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # What a script starts in the background ignores them, and so would what the tests interrupt.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGQUIT, signal.SIG_DFL)
     if not _is_worker(config):
         os.environ[MARK] = uuid.uuid4().hex
         config.stash[BEFORE] = _labs_made()

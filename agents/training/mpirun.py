@@ -3,7 +3,6 @@ PROGRAM ARGUMENTS…``, the same command on each.
 
 Rank 0 runs Open MPI's ``mpirun``. In place of ssh, mpirun calls this module again for each other
 worker, whose copy waits for the command and runs it. Over RDMA messages go by UCX.
-
 It needs only the standard library.
 """
 
@@ -13,11 +12,10 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 
-_REMOTE = "--on"
 _DEADLINE_S = 300.0
-_AGAIN_S = 0.1
 
 
 def main(arguments: list[str]) -> int:
@@ -27,25 +25,27 @@ def main(arguments: list[str]) -> int:
         return 2
     peers, rank = os.environ["PATCHLIGHT_PEERS"].split(","), int(os.environ["RANK"])
     port = int(os.environ["MASTER_PORT"])
-    if arguments[0] == _REMOTE:
+    if arguments[0] == "--on":
         return _run_on(arguments[1], port, " ".join(arguments[2:]))
     if rank:
         return _serve(peers[rank], port, of=peers[0])
-    return subprocess.run(_mpirun(peers, arguments)).returncode
+    with tempfile.NamedTemporaryFile("w") as hosts:
+        hosts.writelines(f"{peer} slots=1\n" for peer in peers)
+        hosts.flush()
+        return subprocess.run(_mpirun(hosts.name, arguments)).returncode
 
 
-def _mpirun(peers: list[str], program: list[str]) -> list[str]:
-    agent = f"{sys.executable} -m patchlight.agents.training.mpirun {_REMOTE}"
-    options = {"plm_rsh_agent": agent, "plm_rsh_no_tree_spawn": "1"}
+def _mpirun(hosts: str, program: list[str]) -> list[str]:
+    agent = f"{sys.executable} -m patchlight.agents.training.mpirun --on"
+    # Open MPI 5 starts nothing on addresses after --host, and one worker per short host name.
+    mca = {"plm_rsh_agent": agent, "plm_rsh_no_tree_spawn": "1", "prte_keep_fqdn_hostnames": "1"}
     if "UCX_NET_DEVICES" in os.environ:
         # Open MPI itself knows no other devices than Mellanox's.
-        options |= {"pml": "ucx", "opal_common_ucx_tls": "any", "opal_common_ucx_devices": "any"}
+        mca |= {"pml": "ucx", "opal_common_ucx_tls": "any", "opal_common_ucx_devices": "any"}
     else:
-        options |= {"btl": "self,tcp", "btl_tcp_if_include": os.environ["GLOO_SOCKET_IFNAME"]}
-    command = ["mpirun", "--leave-session-attached", "--host", ",".join(peers)]
-    for name, value in options.items():
-        command += ["--mca", name, value]
-    return [*command, *program]
+        mca |= {"btl": "self,tcp", "btl_tcp_if_include": os.environ["GLOO_SOCKET_IFNAME"]}
+    options = [word for setting in mca.items() for word in ("--mca", *setting)]
+    return ["mpirun", "--leave-session-attached", "--hostfile", hosts, *options, *program]
 
 
 def _serve(address: str, port: int, of: str) -> int:
@@ -73,7 +73,7 @@ def _run_on(address: str, port: int, command: str) -> int:
             if time.monotonic() > end:
                 print(f"no answer from {address}:{port}: {exc}", file=sys.stderr)
                 return 1
-            time.sleep(_AGAIN_S)
+            time.sleep(0.1)
     connection.settimeout(None)
     with connection, connection.makefile("r") as lines:
         connection.sendall(command.encode())

@@ -35,6 +35,7 @@ _SLOTS = 4
 _SMALLEST_PIECE, _LARGEST_PIECE, _PIECES_IN_CHUNK = 16 * 1024, 512 * 1024, 16
 _HOP_LIMIT = 64
 _FLUSHED_S = 0.1
+_STATUS = {12: "no acknowledgement after all retries", 13: "the receiver was never ready"}
 _LINE_LIMIT = 4096
 _MOST_PIECES = 0xFFFF  # half of a message's immediate data
 # Of work requests, beside the number of a piece or slot.
@@ -415,7 +416,7 @@ class VerbsRing:
             pair.posted -= kind == _SLOT
             if each.status != v.IBV_WC_SUCCESS:
                 if each.status != v.IBV_WC_WR_FLUSH_ERR:
-                    pair.was_broken(_in_words(each.status))
+                    pair.was_broken(_STATUS.get(each.status, f"completion status {each.status}"))
             elif kind == _DATA:
                 pair.acknowledged = max(pair.acknowledged, number + 1)
             elif kind == _SLOT and pair.sends:
@@ -486,8 +487,3 @@ def _long(gid: str) -> str:
     """A GID as pyverbs reads it: eight groups of four digits."""
     packed = socket.inet_pton(socket.AF_INET6, gid).hex()
     return ":".join(packed[at : at + 4] for at in range(0, 32, 4))
-
-
-def _in_words(status: int) -> str:
-    known = {12: "no acknowledgement after all retries", 13: "the receiver was never ready"}
-    return known.get(status, f"completion status {status}")

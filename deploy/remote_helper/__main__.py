@@ -35,8 +35,8 @@ class RemoteHelper:
         self._images = releases.Images(self._places)
         self._lock: TextIO | None = None
 
-    def look(self) -> dict[str, Any]:
-        """What is here."""
+    def look(self, image: str = "") -> dict[str, Any]:
+        """What is here, and what identifies the image in the Docker engine."""
         configuration = self._places.configuration
         here = [role for role, service in self._services.items() if service.is_here]
         return {
@@ -47,7 +47,7 @@ class RemoteHelper:
             "services": {role: self._services[role].state() for role in here},
             "leases": self._leases(),
             "here": any(folder.exists() for folder in self._places.folders),
-            "images": self._images.loaded(),
+            "image": self._images.identity(image) if image else [],
             "gpu_sockets": (self._places.root / "dev/patchlight-gpus").is_dir(),
         }
 

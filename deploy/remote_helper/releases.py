@@ -164,10 +164,10 @@ class Images:
     def __init__(self, places: Places) -> None:
         self._files, self._record = places.files, places.home / "images.json"
 
-    def loaded(self) -> dict[str, str]:
-        """The images that the engine has as they were loaded, with their files' SHA-256."""
-        read = self._read()
-        return {image: sha for image, (sha, known) in read.items() if _id_of(image) == known}
+    def identity(self, image: str) -> list[str]:
+        """The id of an image in the engine, and the SHA-256 of the file it was loaded from."""
+        number, (sha256, known) = _id_of(image), self._read().get(image, ("", ""))
+        return [each for each in (number, sha256 if known == number else "") if each]
 
     def load(self, sha256: str, image: str) -> None:
         """Give the engine a file of ``docker save`` that has ``image``; the file is not kept."""

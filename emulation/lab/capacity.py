@@ -34,7 +34,9 @@ def machine_rate_bps(fabric: str, say: Callable[[str], None], emulated_lab: Emul
     """The total rate of packet switches on this machine in bit/s, measured if not known."""
     datapath = build.datapath_type() if fabric == "openvswitch" else fabric
     cores = len(os.sched_getaffinity(0))
-    machine = f"{platform.release()}, {cores} × {_processor()}, {datapath}"
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    models = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    machine = f"{platform.release()}, {cores} × {next(models, platform.machine())}, {datapath}"
     known: dict[str, int] = {}
     with suppress(OSError, ValueError):
         known = dict(json.loads(CACHE.read_text()))
@@ -47,12 +49,6 @@ def machine_rate_bps(fabric: str, say: Callable[[str], None], emulated_lab: Emul
             new.write_text(json.dumps(known))
             new.replace(CACHE)
     return known[machine]
-
-
-def _processor() -> str:
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    models = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(models, platform.machine())
 
 
 def _measured_bps(fabric: str, cores: int, emulated_lab: Emulate) -> int:

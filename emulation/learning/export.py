@@ -150,10 +150,13 @@ def onnx_bytes(scorer: OptionScorer | MeanScorer, layout: ObservationLayout) -> 
     return traced(_Plain(rounded(scorer).eval()), examples)
 
 
-def traced(network: nn.Module, examples: Mapping[str, Tensor]) -> bytes:
+def traced(
+    network: nn.Module, examples: Mapping[str, Tensor], open_axes: Mapping[str, Any] | None = None
+) -> bytes:
     """A network with an argument for each of these arrays as an ONNX model, made ``smaller``."""
     file: Any = io.BytesIO()  # which the tracing exporter takes, whatever its types say
     named: dict[str, Any] = {"input_names": list(examples), "output_names": [OUTPUT]}
+    named["dynamic_axes"] = open_axes
     with warnings.catch_warnings():
         # The exporter that traces is all that these networks need; the new one wants more packages.
         warnings.simplefilter("ignore")

@@ -304,5 +304,5 @@ def prepare_rehearsal(
                 sonic.install(disk / "upper", machine)
         elif is_virtual:
             prefixes = lab.network.prefixlen, management.network.prefixlen
-            virtual.make_disk(disk, base, machine, prefixes)
+            virtual.make_disk(disk, base, machine, prefixes, lab.workers.mounts)
     return Rehearsal(runtime, kind, base, switch_base, management)

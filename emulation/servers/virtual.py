@@ -13,7 +13,7 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from ipaddress import IPv4Address, IPv4Interface
 from pathlib import Path
@@ -25,6 +25,7 @@ from patchlight.emulation.fabric.processes import LabService
 from patchlight.emulation.servers.server import NoRehearsalServers, interface_of, service_name
 from patchlight.testbed.lab.model import Server, default_mac
 from patchlight.testbed.lab.packet_sizes import USUAL_MTU
+from patchlight.testbed.lab.rules import WRITABLE
 from patchlight.testbed.linux import namespaces
 from patchlight.testbed.linux.netlink import Netlink
 
@@ -92,6 +93,8 @@ _SOFT_ROCE = (
     'ACTION=="add", SUBSYSTEM=="net", ENV{{ID_NET_LINK_FILE}}=="*/10-{name}.link", '
     'RUN+="/usr/bin/rdma link add rxe_{name} type rxe netdev {name}"\n'
 )
+# A folder of this machine, as servers have them of a file server.
+_FOLDER = "folder{} {} 9p {},cache=mmap,trans=virtio,msize=524288,nofail,X-mount.mkdir 0 0\n"
 
 
 def check_machine(servers: int, *, docker: bool = False) -> None:
@@ -203,12 +206,12 @@ def _machine(name: str, accel: str, base: Path) -> list[str]:
     ]
 
 
-def make_disk(disk: Path, base: Path, server: Server, prefixes: tuple[int, int]) -> None:
+def make_disk(
+    disk: Path, base: Path, server: Server, prefixes: tuple[int, int], mounts: Sequence[str]
+) -> None:
     """Make a server's disk over the base's, and an archive of its own files, those in
-    ``disk/upper``. ``prefixes``: lengths of the lab's network and of the management network."""
-    if (base / "layer").exists():
-        (disk / "layer").symlink_to((base / "layer").resolve())
-        (disk / "upper/etc/fstab").write_text(_MOUNT_LAYER)
+    ``disk/upper``. ``prefixes``: lengths of the lab's network and of the management network;
+    ``mounts``: folders for workers, which it gets if this machine has them."""
     network, rules = disk / "upper/etc/systemd/network", disk / "upper/etc/udev/rules.d"
     for folder in (network, rules, disk / "upper/etc/sysctl.d"):
         folder.mkdir(parents=True)
@@ -226,6 +229,19 @@ def make_disk(disk: Path, base: Path, server: Server, prefixes: tuple[int, int])
         (disk / "upper/etc/sysctl.d/nics.conf").write_text(_SEVERAL_NICS)
     soft_roce = (_SOFT_ROCE.format(name=name) for name, _, _ in lab_nics)
     (rules / "90-soft-roce.rules").write_text("".join(soft_roce))
+    fstab, devices = "", list[str]()
+    if (layer := base / "layer").exists():
+        fstab, devices = _MOUNT_LAYER, _drive("layer", str(layer.resolve()))
+    for number, mount in enumerate(mounts):
+        path, mode = mount.removesuffix(WRITABLE), "rw" if mount.endswith(WRITABLE) else "ro"
+        if Path(path).is_dir():
+            fstab += _FOLDER.format(number, path.replace(" ", "\\040"), mode)
+            shared = f"local,id=folder{number},security_model=passthrough,path="
+            shared += path.replace(",", ",,") + ",readonly=on" * (mode == "ro")
+            device = f"virtio-9p-pci,fsdev=folder{number},mount_tag=folder{number}"
+            devices += ["-fsdev", shared, "-device", device]
+    (disk / "upper/etc/fstab").write_text(fstab)
+    (disk / "devices").write_text("\n".join(devices))
     (disk / "upper").rename(disk / "server")
     pack = f"find . | {base}/busybox cpio -o -H newc 2>/dev/null >../own && truncate -s %512 ../own"
     subprocess.run(["sh", "-c", pack], cwd=disk / "server", check=True)
@@ -239,9 +255,13 @@ def make_disk(disk: Path, base: Path, server: Server, prefixes: tuple[int, int])
 
 def _disk(path: str) -> list[str]:
     """The devices that a machine has from its first boot on."""
-    argv = ["-drive", f"file={path},if=none,id=disk,cache=unsafe"]
-    argv += ["-device", "virtio-blk-pci,drive=disk", "-device", "virtio-rng-pci"]
+    argv = [*_drive("disk", path, "cache=unsafe"), "-device", "virtio-rng-pci"]
     return [*argv, "-device", "vmgenid,guid=auto"]  # the kernel's random numbers begin again
+
+
+def _drive(name: str, path: str, options: str = "format=raw,readonly=on") -> list[str]:
+    drive = f"file={path},if=none,id={name},{options}"
+    return ["-drive", drive, "-device", f"virtio-blk-pci,drive={name}"]
 
 
 def _nics(server: Server) -> list[tuple[str, str, IPv4Address]]:
@@ -286,10 +306,8 @@ def virtual_service(lab: str, base: Path, server: Server) -> LabService:
     disk = states.disk_dir(lab) / server.name
     argv = ["sh", "-c", _START, str(disk), *_machine(server.name, _accelerator(base), base)]
     # What follows the template's devices is found once the memory is there.
-    argv += _disk("disk.qcow2")
-    for name in ("own", "layer") if (disk / "layer").exists() else ("own",):
-        argv += ["-drive", f"file={name},if=none,id={name},format=raw,readonly=on"]
-        argv += ["-device", f"virtio-blk-pci,drive={name}"]
+    argv += [*_disk("disk.qcow2"), *_drive("own", "own")]
+    argv += (disk / "devices").read_text().splitlines()
     for number, (name, mac, _) in enumerate(_nics(server)):
         tap = f"tap,id=nic{number},ifname=tap{number},script=no,downscript=no,vnet_hdr=off"
         nic = f"virtio-net-pci,netdev=nic{number},mac={mac},host_mtu={_mtu_of(server, name)}"

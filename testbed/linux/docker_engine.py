@@ -6,7 +6,6 @@ Python::
     docker_engine.py tells
     docker_engine.py answers URL
     docker_engine.py has     URL IMAGE RECIPE
-    docker_engine.py import  URL IMAGE RECIPE TAR
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import quote, urlencode, urlsplit
+from urllib.parse import quote, urlsplit
 
 _DEFAULT = "unix:///var/run/docker.sock"
 _RECIPE_LABEL = "patchlight.recipe"
@@ -134,20 +133,6 @@ def _tell() -> None:
     print("docker", json.dumps(told))
 
 
-def _import_image(url: str, image: str, recipe: str, tar: str) -> None:
-    """Make an image of a root file system; exits if the engine refuses it."""
-    repository, _, tag = image.rpartition(":")
-    changes = [f"LABEL {_RECIPE_LABEL}={recipe}", "ENV LANG=C.UTF-8"]
-    query = {"fromSrc": "-", "repo": repository, "tag": tag, "changes": changes}
-    path = f"/images/create?{urlencode(query, doseq=True)}"
-    with open(tar, "rb") as archive:
-        answer = ask("POST", path, url, body=archive, timeout_s=300)
-    errors = [line for line in answer.text.splitlines() if '"error"' in line]
-    if answer.status != 200 or errors:
-        reason = " ".join(errors) or answer.text
-        sys.exit(f"the Docker engine refused the image: {answer.status} {reason}")
-
-
 if __name__ == "__main__":
     match sys.argv[1:]:
         case ["tells"]:
@@ -156,7 +141,5 @@ if __name__ == "__main__":
             sys.exit(not answers(url))
         case ["has", url, image, recipe]:
             sys.exit(not has_image(image, url, recipe))
-        case ["import", url, image, recipe, tar]:
-            _import_image(url, image, recipe, tar)
         case _:
             sys.exit(__doc__)

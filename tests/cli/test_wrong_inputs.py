@@ -1,6 +1,7 @@
 """A hundred wrong inputs: one clear line each, exit code 2, and nothing changed."""
 
 import io
+import re
 import shlex
 import sys
 from collections.abc import Iterator
@@ -319,7 +320,8 @@ def test_a_wrong_input_is_told_in_a_line_and_changes_nothing(
     printed = capsys.readouterr()
     # What is wrong with a file that is checked is the command's output.
     told = printed.err or printed.out
-    first, *more = told.splitlines()
+    # On a busy machine, also how far it is.
+    first, *more = [x for x in told.splitlines() if not re.search(r" done (yet )?after \d", x)]
     assert end.value.code == 2, told
     assert said in first
     # Further lines are a hint, or further mistakes in the same file.

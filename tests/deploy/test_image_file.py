@@ -8,7 +8,7 @@ import sys
 import tarfile
 from pathlib import Path
 
-from patchlight.deploy.image_file import write_image
+from patchlight.deploy.image_file import image_ids, write_image
 from patchlight.testbed.linux import deploy_file
 
 IMAGE = "patchlight-test-file:1"
@@ -33,12 +33,15 @@ def test_it_names_its_image_and_has_its_files(tmp_path: Path) -> None:
     with tarfile.open(file) as tar:
         (entry,) = json.loads(content(tar, "manifest.json"))
         config = json.loads(content(tar, entry["Config"]))
+        number = hashlib.sha256(content(tar, entry["Config"])).hexdigest()
         (layer,) = [content(tar, name) for name in entry["Layers"]]
     assert entry["RepoTags"] == [IMAGE]
     assert config["config"]["Labels"] == {"patchlight.recipe": "1"}
     assert gzip.decompress(layer) == root.read_bytes()
     digest = hashlib.sha256(root.read_bytes()).hexdigest()
     assert config["rootfs"]["diff_ids"] == [f"sha256:{digest}"]
+    assert image_ids(file) == {f"sha256:{number}"}
+    assert image_ids(root) == set()
     again = tmp_path / "again.tar"
     write_image(IMAGE, root, again, {"patchlight.recipe": "1"})
     assert again.read_bytes() == file.read_bytes()

@@ -120,8 +120,9 @@ def small_wheel(folder: Path, version: str, filling: bytes = b"") -> Path:
     record = [f"{name},sha256={_digest(content)},{len(content)}" for name, content in files.items()]
     with zipfile.ZipFile(path, "w") as wheel:
         for name, content in files.items():
-            wheel.writestr(name, content)
-        wheel.writestr(f"{info}/RECORD", "\n".join([*record, f"{info}/RECORD,,"]) + "\n")
+            wheel.writestr(zipfile.ZipInfo(name), content)  # the same bytes whenever it is made
+        lines = "\n".join([*record, f"{info}/RECORD,,"]) + "\n"
+        wheel.writestr(zipfile.ZipInfo(f"{info}/RECORD"), lines)
     return path
 
 

@@ -22,16 +22,10 @@ _OF_FLOWS = ("nodes", "trace", "placement", "draws", "seed", "control_delay", "p
 _TUNING_IN_FLOWS_S = 100e-9
 
 
-def _whole(
-    context: click.Context, parameter: click.Parameter, value: str | None
-) -> tuple[int, ...] | None:
-    """Whole numbers joined by commas."""
-    if value is None:
-        return None
-    parts = [part.strip() for part in value.split(",") if part.strip()]
-    if not parts or not all(part.isdecimal() for part in parts):
-        raise click.BadParameter(f"{value!r}: expected whole numbers joined by commas")
-    return tuple(int(part) for part in parts)
+def _whole(text: str) -> int:
+    if not text.isdecimal():
+        raise BadInput(f"{text!r}: expected whole numbers joined by commas")
+    return int(text)
 
 
 def by_commas(read: Callable[[str], Any]) -> Callable[..., Any]:
@@ -80,7 +74,7 @@ def by_commas(read: Callable[[str], Any]) -> Callable[..., Any]:
 @click.option("--replace", is_flag=True, help="Packets: take down labs of these names first.")
 @click.option(
     "--nodes",
-    callback=_whole,
+    callback=by_commas(_whole),
     metavar="N,N…",
     help="Flows: sizes of the measured job.  [default: 16,64,256,512,1024; quick: 16,64,128]",
 )

@@ -6,10 +6,8 @@ is learned; before any training, the option with the lowest predicted cost is ta
 
 import dataclasses
 import hashlib
-import io
 import json
 import re
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from patchlight.controller.policies.contract import ClusterShape, ClusterView, GpuSite, JobView
-from patchlight.controller.policies.files import OptionsCard
+from patchlight.controller.policies.files import OUTPUT, OptionsCard
 from patchlight.controller.policies.options.cluster_graph import EDGE_FEATURES, NODE_FEATURES
 from patchlight.controller.policies.options.listing import Listing
 from patchlight.controller.policies.options.observation import (
@@ -37,7 +35,7 @@ from patchlight.controller.policies.options.observation import (
 )
 from patchlight.controller.policies.options.policies import WeighsPartitions, load_options
 from patchlight.emulation.learning.config import NAME, ConfigError
-from patchlight.emulation.learning.export import OPSET, code_version, rounded, smaller, write_files
+from patchlight.emulation.learning.export import code_version, rounded, traced, write_files
 from patchlight.emulation.simulator.traces.files import LAWS
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.io.fields import ListOf, Text, Whole, choice
@@ -81,10 +79,11 @@ class Labs:
 
 @dataclass(frozen=True)
 class GraphNetwork:
-    """How large the network is: numbers for each node, and rounds of messages."""
+    """How large the network is, and where the rule decides in its place."""
 
     width: int = setting(Whole("a width", 1, 512), "numbers for each node", 24)
     rounds: int = setting(Whole("a number", 0, 8), "of messages between neighbours", 2)
+    waiting: int = setting(Whole("a number", 0, 1000), "of jobs; with fewer the rule decides", 3)
 
 
 @dataclass(frozen=True)
@@ -164,6 +163,7 @@ def parse_lab_config(text: str, name: str = "config") -> LabConfig:
 
 INPUTS = tuple(ARRAYS)
 _STUCK = 2  # the feature of an option that says that its ring has no way
+_WAITING = 4  # the feature of the state that has n waiting jobs as n / (n + 8)
 _SAMPLES = ("of_node", "of_option", "of_operation")
 
 
@@ -199,11 +199,15 @@ class Messages(nn.Module):
 
 
 class OptionNetwork(nn.Module):
-    """Scores options of one decision or, as a union of graphs, of many."""
+    """Scores options of one decision or, as a union of graphs, of many.
+
+    Once it is trained, scores are the rule's where fewer jobs wait than ``network`` says.
+    """
 
     def __init__(self, network: GraphNetwork) -> None:
         super().__init__()
         width = network.width
+        self.least_waiting = (network.waiting - 0.5) / (network.waiting + 7.5)
         self.cluster = Messages(NODE_FEATURES, EDGE_FEATURES, width, network.rounds)
         self.job = Messages(OPERATION_FEATURES, 0, width, min(1, network.rounds))
         # Of an option: the nodes that it touches, by how much of it is there and by how much of
@@ -232,6 +236,9 @@ class OptionNetwork(nn.Module):
         job = _mean(operations, seen["of_operation"], seen["state"])
         shared = torch.cat([whole, job, seen["state"]], -1)[seen["of_option"]]
         correction = self.judge(torch.cat([*touched, shared, options], -1)).squeeze(-1)
+        if not self.training:
+            decides = (seen["state"][:, _WAITING] > self.least_waiting).float()
+            correction = correction * decides[seen["of_option"]]
         found: Tensor = self.plain(options) + correction
         return found
 
@@ -281,7 +288,7 @@ class TorchSession:
     """A network where a policy expects a model."""
 
     def __init__(self, network: OptionNetwork) -> None:
-        self._network = network
+        self._network = network.eval()
 
     def get_inputs(self) -> list[_Input]:
         """All arrays of an observation."""
@@ -354,18 +361,6 @@ def lab_onnx_bytes(network: OptionNetwork) -> bytes:
     outlook = observer.outlook(cluster)
     options = Listing().placements(outlook, job, 2, with_circuits=False)
     seen = observer.observe("placement", outlook, job, options)
-    examples = tuple(torch.from_numpy(seen[name]) for name in INPUTS)
-    file: Any = io.BytesIO()  # which the tracing exporter takes, whatever its types say
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        torch.onnx.export(
-            OneDecision(rounded(network).eval()),
-            examples,
-            file,
-            input_names=list(INPUTS),
-            output_names=["scores"],
-            dynamic_axes={**{k: {0: v} for k, v in _OPEN.items()}, "scores": {0: "options"}},
-            opset_version=OPSET,
-            dynamo=False,
-        )
-    return smaller(file.getvalue())
+    examples = {name: torch.from_numpy(seen[name]) for name in INPUTS}
+    open_axes = {**{k: {0: v} for k, v in _OPEN.items()}, OUTPUT: {0: "options"}}
+    return traced(OneDecision(rounded(network).eval()), examples, open_axes)

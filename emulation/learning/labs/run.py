@@ -141,7 +141,7 @@ def fit(
         if error < best[0]:
             best = error, epoch, _weights(network)
     network.load_state_dict(best[2])
-    return Fitted(network, best[1], _gain(network, kept))
+    return Fitted(network, best[1], _gain(network.eval(), kept))
 
 
 def _gain(network: OptionNetwork, kept: _Set) -> Gain:

@@ -245,11 +245,9 @@ async def test_traffic_counts_the_same_as_in_the_kernel(switch: Switch) -> None:
     by_snmp, in_kernel = list[tuple[float, int]](), list[tuple[float, int]]()
 
     async def send_and_look() -> None:
-        began, sent = time.monotonic(), 0
+        # What a busy machine holds up is not made up for: a burst is not in counters of before it.
         while True:
-            due = round((time.monotonic() - began) * 200)
-            await asyncio.to_thread(switch.send, 2, bytes(1000), due - sent)
-            sent = due
+            await asyncio.to_thread(switch.send, 2, bytes(1000), 20)
             in_kernel.append((time.time(), await asyncio.to_thread(switch.received, 2)))
             await asyncio.sleep(0.1)
 
@@ -264,13 +262,15 @@ async def test_traffic_counts_the_same_as_in_the_kernel(switch: Switch) -> None:
         telemetry = Telemetry(_lab(), count, switch.namespace)
         async with asyncio.TaskGroup() as tasks:
             running = [tasks.create_task(send_and_look()), tasks.create_task(telemetry.run())]
-            await eventually(lambda: by_snmp and by_snmp[-1][0] - by_snmp[0][0] > 20, "20 s")
+            await eventually(lambda: by_snmp, "counters")
+            await eventually(lambda: by_snmp[-1][0] - by_snmp[0][0] > 20, "20 s")
             for task in running:
                 task.cancel()
         telemetry.close()
     (began, first), (ended, last) = by_snmp[0], by_snmp[-1]
     sent = there(ended) - there(began)
-    assert last - first == pytest.approx(sent, abs=sent / (ended - began))
+    assert sent > 200_000
+    assert last - first == pytest.approx(sent, abs=200 * 1000)
 
 
 # As BRIDGE-MIB and Q-BRIDGE-MIB of a switch, which Debian's net-snmp lacks: from the kernel's FDB.

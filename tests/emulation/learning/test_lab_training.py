@@ -22,6 +22,7 @@ from patchlight.emulation.learning.labs.network import (
     OptionNetwork,
     Trials,
     is_for_labs,
+    joined,
     parse_lab_config,
     policy_of,
 )
@@ -51,7 +52,7 @@ CONFIG = LabConfig(
     ("partition",),
     steps=4,
     labs=Labs(largest=16, jobs=14, lowest_load=1.0, highest_load=1.0),
-    network=GraphNetwork(width=4, rounds=1),
+    network=GraphNetwork(width=4, rounds=1, waiting=0),
     what_if=Trials(decisions=2, options=2, horizon=8),
     testing=HeldOut(labs=2, largest=16),
 )
@@ -153,6 +154,25 @@ def test_what_pays_is_learned_and_what_does_not_makes_no_model() -> None:
     assert len(said) == 30
 
 
+def test_where_few_jobs_wait_the_rule_decides() -> None:
+    found = WhatIf(CONFIG)
+    found.look()
+    pair = of_these(found.tried[0].seen, [0, 1])
+    busy, calm = ({**pair, "state": pair["state"].copy()} for _ in range(2))
+    busy["state"][0, 4], calm["state"][0, 4] = 2 / 10, 1 / 9  # two and one of jobs that wait
+    config = replace(CONFIG, fitting=PAYS, network=replace(CONFIG.network, waiting=2))
+    tried = [Tried(seed, seen, [-3.0, 3.0]) for seed in range(40) for seen in (busy, calm)]
+    learned = fit(config, tried)
+    assert learned.gain is not None
+    # Both were learned from, and the other option pays in both.
+    assert (learned.gain.changed, learned.gain.decisions) == (8, 16)
+    network = learned.network
+    for seen, own in ((busy, False), (calm, True)):
+        with torch.inference_mode():
+            scores = network(joined([seen]))
+        assert np.allclose(scores, network.plain(torch.from_numpy(seen["options"]))) is own
+
+
 def test_before_training_jobs_are_parted_by_the_rule() -> None:
     rule, episode = load_policy("least-delay", "partition"), opened_of(7)
     untrained = policy_of(OptionNetwork(CONFIG.network))
@@ -227,15 +247,15 @@ def test_a_checkpoint_of_another_configuration_is_refused(tmp_path: Path) -> Non
         LabRun(CONFIG, tmp_path).resume()
 
 
-def test_the_shipped_model_decides_otherwise_than_the_rule() -> None:
+def test_the_shipped_model_decides_otherwise_than_the_rule_where_jobs_wait() -> None:
     model = load_policy("learned-lab-partition", "partition")
     assert isinstance(model, WeighsPartitions)
     written = parse_lab_config((CONFIGS / "learned-lab-partition.yaml").read_text())
     assert model.card.training["config"] == json.loads(json.dumps(written.as_data()))
-    episode, placement = opened_of(7), load_policy("consolidated", "placement")
-    learned, rule = (
-        episode.play(placement, partition=each).jobs  # type: ignore[arg-type]
-        for each in (model, load_policy("least-delay", "partition"))
-    )
-    assert np.isfinite(learned["jct_s"]).all()
-    assert list(learned["gpus"]) != list(rule["gpus"])
+    rule = load_policy("least-delay", "partition")
+    for load, own in ((1.3, True), (0.05, False)):
+        labs = replace(CONFIG.labs, largest=32, jobs=40, lowest_load=load, highest_load=load)
+        episode = episode_of(replace(CONFIG, labs=labs), 7).opened()
+        learned, by_rule = (play(episode, each).jobs for each in (model, rule))  # type: ignore[arg-type]
+        assert np.isfinite(learned["jct_s"]).all()
+        assert (list(learned["gpus"]) != list(by_rule["gpus"])) is own

@@ -1,6 +1,7 @@
 """Servers that are virtual machines have systemd and soft RoCE, and go away whole."""
 
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -32,7 +33,10 @@ pytestmark = [
     pytest.mark.skipif(bool(no_virtual_machines()), reason=no_virtual_machines()),
 ]
 NAME = f"v{os.getpid()}"
-TWO = """
+SCRIPTS = Path(f"/srv/{NAME}")
+TWO = (
+    f"workers: {{mounts: [{SCRIPTS}]}}"
+    + """
 name: two
 network: 192.168.10.0/24
 servers:
@@ -48,6 +52,7 @@ circuit_switches:
   - {name: ocs1, driver: polatis-tl1, address: "10.0.0.1:3082", ports: 4, cross_connects: [1-2]}
 fibres: [server1.nic0 - ocs1.1, server2.nic0 - ocs1.2, server2.nic1 - ocs1.3]
 """
+)
 ALL_REDUCE = """
 import numpy
 from mpi4py import MPI
@@ -64,6 +69,7 @@ WRITE = "timeout {} ib_write_bw -F -d rxe_nic0 -x 1 -u 18 -s 65536 -n 50 {}"
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmulatedLab]:
     folder = tmp_path_factory.mktemp("lab")
     (path := folder / "two.yaml").write_text(TWO)
+    SCRIPTS.mkdir()
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("XDG_DATA_HOME", str(folder))
         authority = Authority(NAME, authority_folder(NAME))
@@ -75,6 +81,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmulatedLab]:
     lab.down()
     assert time.monotonic() - began < 30
     assert left_of(NAME) == []
+    shutil.rmtree(SCRIPTS)
 
 
 def said(lab: EmulatedLab, host: str, command: str) -> str:
@@ -139,6 +146,8 @@ def test_one_that_is_cut_off_boots_again_with_its_disk(lab: EmulatedLab) -> None
     after = said(lab, "gpu1", "cat /opt/mine /proc/sys/kernel/random/boot_id").split()
     assert after[0] == "kept"
     assert after[1] != before
+    # It has this machine's folder again, and may not write to it.
+    assert said(lab, "gpu1", f"findmnt --noheadings --output OPTIONS {SCRIPTS}").startswith("ro,")
     assert lab.status()["state"] == "up"
     assert pings(lab.host("gpu0"), lab.host("gpu1"))
 
@@ -147,13 +156,13 @@ def test_one_that_is_cut_off_boots_again_with_its_disk(lab: EmulatedLab) -> None
 def controller(lab: EmulatedLab) -> Iterator[ControllerClient]:
     """The lab's controller, with an agent on each server."""
     push = [sys.executable, "-m", "patchlight", "deploy", "push", NAME]
-    subprocess.run(push, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
+    pushed = subprocess.run(push, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
     with ControllerClient(lab.lab.controller_api) as client:
 
         def answer() -> bool:
             return all(agent["reachable"] for agent in client.status()["agents"])
 
-        wait_until(answer, "both agents")
+        wait_until(answer, f"both agents after {pushed.stdout.decode()}")
         yield client
 
 
@@ -249,8 +258,9 @@ def test_a_job_over_rdma_without_a_device_is_refused(
 
 
 def test_an_mpi_program_exchanges_over_rdma(lab: EmulatedLab, controller: ControllerClient) -> None:
-    launcher = ("python3", "-m", "patchlight.agents.training.mpirun", "python3", "-c")
-    spec = JobSpec("mpi", trainer="command", hosts=BOTH_SERVERS, command=(*launcher, ALL_REDUCE))
+    (script := SCRIPTS / "all_reduce.py").write_text(ALL_REDUCE)
+    command = ("python3", "-m", "patchlight.agents.training.mpirun", "python3", str(script))
+    spec = JobSpec("mpi", trainer="command", hosts=BOTH_SERVERS, command=command)
     with RoceMeter([host.far_end for host in lab.hosts]) as meter:
         job = run(controller, spec)
     assert job["state"] == "done", controller.log(job["id"])["text"]

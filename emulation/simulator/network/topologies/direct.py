@@ -157,8 +157,7 @@ def torus(
     each_bps = np.full(len(dims), rate / (2 * len(dims)))
     rings = ["Ring"] * len(dims)
     made = _dimensions(spec, dims, rings, each_bps, np.full(len(dims), latency))
-    parts = dict.fromkeys(("transceiver-100g", "nic-100g"), made.nodes * rate / 100e9)
-    return replace(made, nic_bps=rate, parts=parts)
+    return replace(made, nic_bps=rate, parts={"transceiver-100g": made.nodes * rate / 100e9})
 
 
 def astra(spec: str, file: str) -> Dimensions:
@@ -396,11 +395,7 @@ def topoopt(
         np.zeros(nodes, np.int64),
         links((nodes * degree, rate / degree)),
         np.full(nodes * degree, latency),
-        {
-            "nic-100g": nodes * rate / 100e9,
-            "transceiver-100g": nodes * rate / 100e9,
-            "ocs-port": nodes * degree,
-        },
+        {"transceiver-100g": nodes * rate / 100e9, "ocs-port": nodes * degree},
         Switching(switching, once=True),
         degree=degree,
     )

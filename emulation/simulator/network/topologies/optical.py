@@ -26,13 +26,16 @@ class RotorNet(Network):
     """Links: NICs up and down, then ``from_rack · racks + to_rack`` between racks."""
 
     hosts: int = 0
-    relayed: bool = True
 
     def _paths(self, source: Ints, destination: Ints, flow: Ints, group: Ints) -> Ints:
         racks, first = self.nodes // self.hosts, 2 * self.nodes
         here, there = source // self.hosts, destination // self.hosts
-        # Valiant's detour over some rack; over the two themselves it is none.
-        over = draw(racks, source, destination, flow) if self.relayed else there
+        flows = np.bincount(here * racks + there, minlength=racks**2)
+        # Valiant's detour over some rack; over the two themselves it is none. It doubles the load,
+        # so it pays only where two racks have several flows, and over twice as many as others.
+        most = max(1.0, 2 * (here != there).sum() / (racks * (racks - 1)))
+        busy = flows[here * racks + there] > most
+        over = np.where(busy, draw(racks, source, destination, flow), there)
         direct = (over == here) | (over == there)
         apart = here != there
         return rows(
@@ -50,7 +53,6 @@ def rotornet(
     uplinks: int = 8,
     slot: float = 100e-6,
     switching: float = 10e-6,
-    relayed: int = 1,
     rate: float = RATE,
     latency: float = LATENCY,
 ) -> RotorNet:
@@ -58,14 +60,12 @@ def rotornet(
 
     Each of ``uplinks`` circuits of a rack is for a ``slot`` with each other rack in turn and dark
     for ``switching`` in it, so two racks have uplinks · rate · (1 − switching/slot) / (racks − 1)
-    on average, and wait half a cycle for it. ``relayed=1`` spreads flows over other racks
-    (Valiant), 2 sends them straight. Flows shorter than a cycle are not well described; Opera's
-    always-on paths for them are not in this.
+    on average, and wait half a cycle for it. Flows of busy pairs are spread over other racks
+    (Valiant). Flows shorter than a cycle are not well described; Opera's always-on paths for them
+    are not in this.
     """
-    if racks < 2 or switching >= slot or relayed > 2:
-        raise BadInput(
-            f"{spec}: expected 2 racks or more, switching < slot, and relayed=1 or relayed=2"
-        )
+    if racks < 2 or switching >= slot:
+        raise BadInput(f"{spec}: expected 2 racks or more, and switching < slot")
     nodes = racks * hosts
     checked_nodes(spec, nodes)
     usable = uplinks * rate * (1 - switching / slot) / (racks - 1)
@@ -77,14 +77,12 @@ def rotornet(
         links((2 * nodes, rate), (racks * racks, usable)),
         np.concatenate([np.full(2 * nodes, latency), np.full(racks * racks, latency + waits)]),
         {
-            "nic-100g": nodes * rate / 100e9,
             "switch-port-100g": (nodes + racks * uplinks) * rate / 100e9,
             "transceiver-100g": racks * uplinks * rate / 100e9,
             "copper-100g": nodes * rate / 100e9,
             "ocs-port": racks * uplinks,
         },
         hosts=hosts,
-        relayed=relayed == 1,
     )
 
 
@@ -264,11 +262,7 @@ def oddl(
         np.zeros(nodes, np.int64),
         links((2 * nodes, rate)),
         np.full(2 * nodes, latency / 2),
-        {
-            "tunable-transceiver-100g": nodes * rate / 100e9,
-            "wss-port": 2 * nodes,
-            "nic-100g": nodes * rate / 100e9,
-        },
+        {"tunable-transceiver-100g": nodes * rate / 100e9, "wss-port": 2 * nodes},
         Switching(
             switching, 1, channels=channels, scheduler=scheduler, control_s=control, setup_s=setup
         ),

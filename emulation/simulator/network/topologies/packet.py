@@ -67,11 +67,7 @@ def ideal(
         np.zeros(nodes, np.int64),
         links((2 * nodes, rate)),
         np.full(2 * nodes, latency),
-        {
-            "nic-100g": nodes * rate / 100e9,
-            "copper-100g": nodes * rate / 100e9,
-            **clos_parts(spec, nodes, 1, rate, radix),
-        },
+        {"copper-100g": nodes * rate / 100e9, **clos_parts(spec, nodes, 1, rate, radix)},
     )
 
 
@@ -80,53 +76,30 @@ class FatTree(Network):
     """Pods of edge and aggregation switches under core switches.
 
     Links: NICs up and down, edge switches up and down (one link to each aggregation switch of the
-    pod), aggregation switches up and down (one link to each of their core switches).
+    pod), aggregation switches up and down (one link to each of their core switches). With one of
+    the ``ways``, all links of a switch in one direction are one, and so are those of a pod.
     """
 
     half: int = 0
+    ways: int = 0
 
     def _paths(self, source: Ints, destination: Ints, flow: Ints, group: Ints) -> Ints:
-        half, nodes = self.half, self.nodes
+        half, ways, nodes = self.half, self.ways, self.nodes
         edge, other_edge = source // half, destination // half
         pod, other_pod = edge // half, other_edge // half
-        aggregation = draw(half, source, destination, flow)
-        core = draw(half, source, destination, flow, np.ones(1, np.int64))
-        up, down = edge * half + aggregation, other_edge * half + aggregation
-        rising = (pod * half + aggregation) * half + core
-        falling = (other_pod * half + aggregation) * half + core
+        aggregation = draw(ways, source, destination, flow)
+        core = draw(ways, source, destination, flow, np.ones(1, np.int64))
+        up, down = edge * ways + aggregation, other_edge * ways + aggregation
+        rising = (pod * ways + aggregation) * ways + core
+        falling = (other_pod * ways + aggregation) * ways + core
         leaves, crosses = edge != other_edge, pod != other_pod
+        edges, pods = nodes // half * ways, nodes // half**2 * ways**2
         return rows(
             source,
             np.where(leaves, 2 * nodes + up, NO_LINK),
-            np.where(crosses, 4 * nodes + rising, NO_LINK),
-            np.where(crosses, 5 * nodes + falling, NO_LINK),
-            np.where(leaves, 3 * nodes + down, NO_LINK),
-            nodes + destination,
-        )
-
-
-@dataclass(frozen=True, eq=False)
-class SprayedFatTree(Network):
-    """A fat-tree whose flows use all equal paths at once, packet by packet.
-
-    The links of a switch in one direction are then one. Links: NICs up and down, edge switches up
-    and down, pods up and down.
-    """
-
-    half: int = 0
-
-    def _paths(self, source: Ints, destination: Ints, flow: Ints, group: Ints) -> Ints:
-        half, nodes = self.half, self.nodes
-        edge, other_edge = source // half, destination // half
-        pod, other_pod = edge // half, other_edge // half
-        edges, pods = nodes // half, nodes // half**2
-        leaves, crosses = edge != other_edge, pod != other_pod
-        return rows(
-            source,
-            np.where(leaves, 2 * nodes + edge, NO_LINK),
-            np.where(crosses, 2 * (nodes + edges) + pod, NO_LINK),
-            np.where(crosses, 2 * (nodes + edges) + pods + other_pod, NO_LINK),
-            np.where(leaves, 2 * nodes + edges + other_edge, NO_LINK),
+            np.where(crosses, 2 * (nodes + edges) + rising, NO_LINK),
+            np.where(crosses, 2 * (nodes + edges) + pods + falling, NO_LINK),
+            np.where(leaves, 2 * nodes + edges + down, NO_LINK),
             nodes + destination,
         )
 
@@ -155,27 +128,26 @@ def fat_tree(
     nodes = k**3 // 4
     checked_nodes(spec, nodes)
     between = 4 * nodes * rate / taper / 100e9
-    tree: type[FatTree | SprayedFatTree]
-    if spread == "flows":
-        tree, uplinks = FatTree, [(4 * nodes, rate / taper)]
-    else:
-        # A switch's uplinks together, and its downlinks.
-        each = rate / taper
-        tree, uplinks = SprayedFatTree, [(2 * nodes // n, n * each) for n in (half, half**2)]
-    capacity_bps = links((2 * nodes, rate), *uplinks)
-    return tree(
+    ways = half if spread == "flows" else 1
+    together = half // ways
+    capacity_bps = links(
+        (2 * nodes, rate),
+        (2 * nodes // together, together * rate / taper),
+        (2 * nodes // together**2, together**2 * rate / taper),
+    )
+    return FatTree(
         spec,
         rate,
         np.arange(nodes) // half,
         capacity_bps,
         np.full(len(capacity_bps), latency),
         {
-            "nic-100g": nodes * rate / 100e9,
             "switch-port-100g": nodes * rate / 100e9 + between,
             "transceiver-100g": between,
             "copper-100g": nodes * rate / 100e9,
         },
         half=half,
+        ways=ways,
     )
 
 
@@ -224,7 +196,6 @@ def leaf_spine(
         links((2 * nodes, rate), (2 * uplinks, uplink)),
         np.full(2 * nodes + 2 * uplinks, latency),
         {
-            "nic-100g": nodes * rate / 100e9,
             "switch-port-100g": nodes * rate / 100e9 + between,
             "transceiver-100g": between,
             "copper-100g": nodes * rate / 100e9,
@@ -288,7 +259,6 @@ def rail_only(
         links((2 * nodes, server_rate), (2 * nodes, rate)),
         np.full(4 * nodes, latency),
         {
-            "nic-100g": nodes * rate / 100e9,
             "switch-port-100g": between["switch-port-100g"],
             "transceiver-100g": between["transceiver-100g"] + 2 * nodes * rate / 100e9,
         },

@@ -135,8 +135,11 @@ async def test_hosts_talk_over_two_switches_and_are_counted(bench: OpenFlowBench
             return 2 in ports and ports[2]["rx_bytes"] >= sent and by_cookie.get(to_far, 0) >= sent
 
         await eventually(counted, "the counters to show the pings")
+        # On a busy machine not each reading has the entries' counters.
+        flows = [e["flows"] for e in events.of("counters", datapath_id=1) if "flows" in e][-1]
+        assert {f["cookie"] for f in flows} == {e.cookie for e in tables["sw0"]}
         (latest,) = [c for c in await speaker.request("counters") if c["datapath_id"] == 1]
-        assert {f["cookie"] for f in latest["flows"]} == {e.cookie for e in tables["sw0"]}
+        assert {p["port"] for p in latest["ports"]} >= {1, 2}
 
 
 async def test_what_a_switch_refuses_is_reported_and_the_rest_is_in_place(

@@ -11,7 +11,7 @@ from patchlight.emulation.simulator.network.contract import NO_LINK
 from patchlight.emulation.simulator.network.specs import NETWORKS, network_of
 from patchlight.testbed.errors import BadInput
 
-SPECS = [*NETWORKS, "two-tor-ocs", "fat-tree:k=16,taper=2", "torus:dims=3x5", "rotornet:relayed=2"]
+SPECS = [*NETWORKS, "two-tor-ocs", "fat-tree:k=16,taper=2", "torus:dims=3x5"]
 SPECS += ["fat-tree:k=4,spread=packets"]
 
 
