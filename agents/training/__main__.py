@@ -41,7 +41,7 @@ def main() -> int:
             lambda state, _iteration: journal.state(state),
             first=task.first_iteration,
         )
-        ControlServer(directory, gate)
+        control = ControlServer(directory, gate)
         train = _trainer_of(task, directory)
         gc.enable()
         device = open_device(task)
@@ -49,6 +49,7 @@ def main() -> int:
             train(task, device, gate, journal)
         finally:
             device.close()
+            control.replying.acquire()
     except StoppedAt as told:
         journal.state("stopped", str(told))
         return 0

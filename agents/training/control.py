@@ -226,18 +226,20 @@ class _Handler(socketserver.StreamRequestHandler):
 
     def handle(self) -> None:
         for line in self.rfile:
-            reply = self.server.answer(line)
-            self.wfile.write(json.dumps(reply).encode() + b"\n")
+            with self.server.replying:
+                reply = self.server.answer(line)
+                self.wfile.write(json.dumps(reply).encode() + b"\n")
 
 
 class ControlServer(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
-    """Serves the control socket in its own threads."""
+    """Serves the control socket in its own threads. A worker takes ``replying`` before it ends:
+    an order that lets it end is answered."""
 
     daemon_threads = True
     request_queue_size = 16
 
     def __init__(self, directory: Path | str, gate: Gate) -> None:
-        self._gate = gate
+        self._gate, self.replying = gate, threading.Lock()
         with contextlib.suppress(FileNotFoundError):
             os.unlink(os.path.join(directory, "control.sock"))
         with socket_in(directory, "control.sock") as path:
