@@ -32,7 +32,8 @@ def main() -> int:
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     directory = os.path.dirname(os.path.realpath(path))
     journal = Journal(directory)
-    threading.Thread(target=_end_when_told, args=(journal,), daemon=True).start()
+    replying = threading.Lock()
+    threading.Thread(target=_end_when_told, args=(journal, replying), daemon=True).start()
     try:
         task = read_task(path)
         journal.goes_on_at(task.first_iteration)
@@ -41,7 +42,7 @@ def main() -> int:
             lambda state, _iteration: journal.state(state),
             first=task.first_iteration,
         )
-        control = ControlServer(directory, gate)
+        ControlServer(directory, gate, replying)
         train = _trainer_of(task, directory)
         gc.enable()
         device = open_device(task)
@@ -49,7 +50,7 @@ def main() -> int:
             train(task, device, gate, journal)
         finally:
             device.close()
-            control.replying.acquire()
+            replying.acquire()
     except StoppedAt as told:
         journal.state("stopped", str(told))
         return 0
@@ -86,10 +87,11 @@ def _trainer_of(
     return torch_ddp.train
 
 
-def _end_when_told(journal: Journal) -> None:
+def _end_when_told(journal: Journal, replying: threading.Lock) -> None:
     """End at SIGTERM from any state: no Python handler would run inside PyTorch."""
     signal.sigwait({signal.SIGTERM})
     journal.state("stopped", "stopped on request")
+    replying.acquire(timeout=1)
     os._exit(0)
 
 

@@ -238,8 +238,8 @@ class ControlServer(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
     daemon_threads = True
     request_queue_size = 16
 
-    def __init__(self, directory: Path | str, gate: Gate) -> None:
-        self._gate, self.replying = gate, threading.Lock()
+    def __init__(self, directory: Path | str, gate: Gate, replying: threading.Lock) -> None:
+        self._gate, self.replying = gate, replying
         with contextlib.suppress(FileNotFoundError):
             os.unlink(os.path.join(directory, "control.sock"))
         with socket_in(directory, "control.sock") as path:
