@@ -232,14 +232,16 @@ class _Handler(socketserver.StreamRequestHandler):
 
 
 class ControlServer(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
-    """Serves the control socket in its own threads. A worker takes ``replying`` before it ends:
-    an order that lets it end is answered."""
+    """Serves the control socket in its own threads. A program takes ``replying`` before it ends,
+    so that an order that lets it end is answered."""
 
     daemon_threads = True
     request_queue_size = 16
 
-    def __init__(self, directory: Path | str, gate: Gate, replying: threading.Lock) -> None:
-        self._gate, self.replying = gate, replying
+    def __init__(
+        self, directory: Path | str, gate: Gate, replying: threading.Lock | None = None
+    ) -> None:
+        self._gate, self.replying = gate, replying or threading.Lock()
         with contextlib.suppress(FileNotFoundError):
             os.unlink(os.path.join(directory, "control.sock"))
         with socket_in(directory, "control.sock") as path:
