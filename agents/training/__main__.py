@@ -50,7 +50,7 @@ def main() -> int:
             train(task, device, gate, journal)
         finally:
             device.close()
-            replying.acquire()
+            replying.acquire()  # the order that let it end has its reply
     except StoppedAt as told:
         journal.state("stopped", str(told))
         return 0

@@ -61,8 +61,8 @@ world.Allreduce(MPI.IN_PLACE, values)
 print(f"{world.size} ranks: {values.min()} to {values.max()}")
 """
 WAIT_S = 300.0
-# -u 18: an acknowledgement may take 1.1 s on a busy machine.
-WRITE = "timeout {} ib_write_bw -F -d rxe_nic0 -x 1 -u 18 -s 65536 -n 50 {}"
+# -u 20: an acknowledgement may take 4.3 s on a busy machine.
+WRITE = "timeout {} ib_write_bw -F -d rxe_nic0 -x 1 -u 20 -s 65536 -n 50 {}"
 
 
 @pytest.fixture(scope="module")
@@ -127,8 +127,7 @@ def test_rdma_goes_over_the_optical_switch(lab: EmulatedLab, tmp_path: Path) -> 
 
     recording = Thread(target=capture)
     recording.start()
-    # On a busy machine acknowledgements can be later than a queue pair waits.
-    assert any(writes(lab, 120) for _ in range(3))
+    assert writes(lab, 120)
     recording.join()
     # RoCE v2 is UDP to port 4791.
     assert (tmp_path / "rdma.pcap").read_bytes().count((4791).to_bytes(2, "big")) > 500
