@@ -100,11 +100,15 @@ def wait_until(condition: Callable[[], bool], what: str) -> None:
 
 def writes(lab: EmulatedLab, limit_s: int) -> bool:
     """Whether the second server can write into the memory of the first."""
+    began = time.monotonic()
     with lab.host("gpu0").popen(WRITE.format(limit_s, "")) as listening:
         said(lab, "gpu0", "sh -c 'until ss -tln | grep -q :18515; do sleep 0.5; done'")
+        listens_s = time.monotonic() - began
         written = lab.host("gpu1").run(WRITE.format(limit_s, "192.168.10.11"))
-        listening.wait()
-    print(written.output)  # shown where a test fails
+        there = lab.host("gpu1").run("sh -c 'ip neigh; ip -s link show nic0'")
+        ended = listening.wait()
+    # Shown where a test fails.
+    print(f"listens after {listens_s:.0f} s, ended with {ended}; {written.output}{there.output}")
     return written.exit_status == 0
 
 
@@ -127,7 +131,8 @@ def test_rdma_goes_over_the_optical_switch(lab: EmulatedLab, tmp_path: Path) -> 
 
     recording = Thread(target=capture)
     recording.start()
-    assert writes(lab, 120)
+    wait_until(lambda: pings(lab.host("gpu1"), lab.host("gpu0")), "a packet to arrive")
+    assert writes(lab, 300)
     recording.join()
     # RoCE v2 is UDP to port 4791.
     assert (tmp_path / "rdma.pcap").read_bytes().count((4791).to_bytes(2, "big")) > 500
