@@ -44,8 +44,8 @@ first-hour:
 ONE_THREAD := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
 
 # Four processes: whole labs, agents and servers, what else needs root, and the rest, which all of
-# them share in the end.
-test: PYTEST_ARGS ?= --numprocesses=4
+# them share in the end. test-vm runs what is marked kernel.
+test: PYTEST_ARGS ?= --numprocesses=4 -m "not kernel"
 test: $(if $(PYTEST_ARGS),,os-ken test-vm)
 	@deploy/bootstrap.sh --test
 	@$(MAKE) --no-print-directory --jobs=2 style types pages bytecode server-bases

@@ -21,7 +21,7 @@ from tests.support.nic_spaces import Spaces, furnish, inside, ping
 from tests.support.waiting import wait_until
 
 # Nearly all of it is the kernel's work, which kernels do in different ways.
-pytestmark = [pytest.mark.root, pytest.mark.kernel]
+pytestmark = [pytest.mark.root, pytest.mark.any_kernel]
 
 
 def test_a_worker_s_nic_keeps_its_mac_and_gets_the_lab_file_s_mtu_and_routes(
@@ -108,6 +108,7 @@ def test_a_second_interface_is_made_and_ends_with_the_worker(spaces: Spaces) -> 
     assert "eno1" in ip("-n", spaces.server, "-o", "link")
 
 
+@pytest.mark.kernel
 def test_a_worker_in_a_vlan_has_a_tagged_interface(spaces: Spaces) -> None:
     tagged = ["ip", "-n", spaces.fabric, "link", "add", "link", "p0", "name", "p0.7"]
     made = subprocess.run([*tagged, "type", "vlan", "id", "7"], capture_output=True, check=False)
@@ -145,6 +146,7 @@ def test_what_an_interface_counts_is_read_and_carrier_changes_too(spaces: Spaces
     assert problem_of(space, "nic0") == NicProblem("nic0 has no carrier", is_dark=True)
 
 
+@pytest.mark.kernel
 def test_the_gid_of_a_software_device_is_found_again_after_its_port_was_dark(
     spaces: Spaces,
 ) -> None:

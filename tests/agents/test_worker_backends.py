@@ -164,7 +164,7 @@ async def test_it_is_told_to_end_and_all_that_it_forked_ends_with_it(
     await worker.stop(grace_s=1)
 
 
-@pytest.mark.kernel
+@pytest.mark.any_kernel
 async def test_one_that_forks_without_end_is_ended(runner: Runner, desk: Desk) -> None:
     if runner.name == "process" and "pids" not in Cgroups().controllers:
         pytest.skip("this machine lets nobody make cgroups")
@@ -209,7 +209,7 @@ async def test_what_is_frozen_stands_still_until_it_is_thawed(runner: Runner, de
     await worker.dispose()
 
 
-@pytest.mark.kernel
+@pytest.mark.any_kernel
 async def test_a_worker_has_no_rights_and_keeps_to_its_limits(runner: Runner, desk: Desk) -> None:
     if runner.name == "process" and {"memory", "pids"} - set(Cgroups().controllers):
         pytest.skip("this machine lets nobody make cgroups")
@@ -236,7 +236,7 @@ async def test_a_program_that_is_not_there_is_said(runner: Runner, desk: Desk) -
 
 
 @pytest.mark.root
-@pytest.mark.kernel
+@pytest.mark.any_kernel
 async def test_workers_of_one_user_have_as_many_processes_each(desk: Desk) -> None:
     if "pids" not in Cgroups().controllers:
         pytest.skip("this machine lets nobody make cgroups")
