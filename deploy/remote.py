@@ -175,9 +175,8 @@ class Remote:
             program = _remote_helper()
             with contextlib.suppress(OSError):  # what it says is clearer
                 self._channel.sendall(f"{len(program)}\n".encode() + program)
-            first = self._output.readline()
-        if not first:
-            raise self._no_python()
+            if not (first := self._output.readline()):
+                raise self._no_python()
         told = json.loads(first)
         self.target = Target(".".join(map(str, told["python"])), told["machine"])
         major, _, minor = told["glibc"].partition(".")
@@ -260,7 +259,8 @@ class Remote:
     def _no_python(self) -> PatchlightError:
         words = self._streams[2].read(_MOST_ERROR_BYTES)
         text = words.decode(errors="replace") if isinstance(words, bytes) else words
-        said = text.strip().splitlines()[-1:] or ["nothing"]
+        if not (said := text.strip().splitlines()[-1:]):
+            raise EOFError
         return NoPython(
             f"running python3 on {self.server}: it says {said[0]!r}",
             hint="Install Python 3.11 or newer there; see 'patchlight deploy push --dry-run'.",

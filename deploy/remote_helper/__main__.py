@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -17,7 +18,7 @@ from typing import Any, TextIO
 
 from patchlight.deploy.remote_helper import releases
 from patchlight.deploy.remote_helper.layers import Layers
-from patchlight.deploy.remote_helper.places import Line, Places, RequestRefused, write
+from patchlight.deploy.remote_helper.places import MAKE_ROOM, Line, Places, RequestRefused, write
 from patchlight.deploy.remote_helper.services import Service, enable, has_systemd, restart
 
 # In the order that they are started in.
@@ -226,8 +227,8 @@ def main(lab: str, root: str = "/") -> None:
             except RequestRefused as refused:
                 line.say({"error": str(refused), "hint": refused.hint})
             except OSError as error:
-                first = "Make room on that disk of" if error.errno == 28 else "See to it on"
-                hint = f"{first} the server, and run the command again."
+                full, other = MAKE_ROOM, "See to it on the server, and run the command again."
+                hint = full if error.errno == errno.ENOSPC else other
                 line.say({"error": str(error), "hint": hint})
     except BrokenPipeError:
         sys.exit("the connection was cut")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import select
@@ -10,6 +11,8 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import IO, Any, BinaryIO
+
+MAKE_ROOM = "Make room on that disk of the server, and run the command again."
 
 
 class RequestRefused(Exception):
@@ -98,7 +101,10 @@ class Line:
         text = output.decode(errors="replace").strip()
         if process.returncode:
             last = text.splitlines()[-1:] or [f"status {process.returncode}"]
-            raise RequestRefused(f"{Path(command[0]).name} failed: {last[0][-500:]}")
+            full = os.strerror(errno.ENOSPC) in last[0]
+            raise RequestRefused(
+                f"{Path(command[0]).name} failed: {last[0][-500:]}", MAKE_ROOM if full else ""
+            )
         return text
 
     def relay(self, command: list[str]) -> None:

@@ -218,13 +218,14 @@ def test_a_push_that_was_cut_goes_on(lab: Lab, deploy: Deployer, tmp_path: Path)
     first = lab.servers[0]
     assert first.ssh.address is not None
     only = ("--server", "server1")
-    with line_that_breaks(first.ssh.address, first.ssh.port, 12_000_000) as port:
-        there = replace(first, ssh=replace(first.ssh, address="127.0.0.1", port=port))
-        with deploy.changed(tmp_path, there) as path:
-            code, servers = deploy.run("push", *only, lab=path)
-    assert code == 1
-    assert "the connection to server1 broke off" in servers["server1"]["error"]
-    assert servers["server1"]["remedy"] == "Run the command again: it goes on where it was."
+    for after_bytes, what in (10_000, "starting"), (12_000_000, "copying files"):
+        with line_that_breaks(first.ssh.address, first.ssh.port, after_bytes) as port:
+            there = replace(first, ssh=replace(first.ssh, address="127.0.0.1", port=port))
+            with deploy.changed(tmp_path, there) as path:
+                code, servers = deploy.run("push", *only, lab=path)
+        assert code == 1
+        assert f"the connection to server1 broke off ({what})" in servers["server1"]["error"]
+        assert servers["server1"]["remedy"] == "Run the command again: it goes on where it was."
     with logged_in(first) as client, Remote(client, "server1", lab.name) as remote:
         partial = remote.ask("look")["partial"]
     assert len(partial) == 1

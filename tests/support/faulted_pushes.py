@@ -171,8 +171,11 @@ class Machine:
 
 
 def _ended(process: "subprocess.Popen[str]") -> str:
+    """What a push said: where it failed, also what to do."""
     with process:
         output, errors = process.communicate(timeout=PATIENCE_S)
+    servers = json.loads(output)["servers"] if output else []
+    assert all(server["ok"] or server["remedy"] for server in servers), output
     return output + errors
 
 
