@@ -3,7 +3,9 @@
 import contextlib
 import logging
 import os
+import socket
 import subprocess
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,10 +15,11 @@ from pathlib import Path
 import paramiko
 import pytest
 
+from patchlight.deploy import ssh
 from patchlight.deploy.check import check_servers
 from patchlight.deploy.check_machine import Finding
 from patchlight.deploy.remote import as_root
-from patchlight.deploy.ssh import Connections, Passwords, logged_in
+from patchlight.deploy.ssh import Connections, Passwords, Unreachable, logged_in
 from patchlight.testbed.lab.model import Lab, Server
 from patchlight.testbed.linux.sockets import free_ports
 from tests.support.waiting import PATIENCE_S
@@ -277,3 +280,28 @@ def test_keys_of_an_agent_are_used(
 def test_a_server_that_is_away_stops_no_other(lab: Lab) -> None:
     away = with_ssh(lab, "server4", address="127.0.0.1", port=free_ports(1)[0])
     assert wrong(checked(away)) == [("server4", "reachable")]
+
+
+def test_one_that_stops_answering_is_not_told_to_refuse_the_login(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ssh, "_PATIENCE_S", 1.0)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+
+        def greet() -> None:
+            connection, _ = silent.accept()
+            connection.sendall(b"SSH-2.0-busy\r\n")
+            connection.settimeout(60)
+            with connection, contextlib.suppress(ConnectionError):
+                while connection.recv(4096):
+                    pass
+
+        greeting = threading.Thread(target=greet)
+        greeting.start()
+        away = with_ssh(lab, "server4", address="127.0.0.1", port=silent.getsockname()[1])
+        with (
+            pytest.raises(Unreachable, match="no answer within 1 s"),
+            logged_in(server(away, "server4")),
+        ):
+            pass
+        greeting.join()

@@ -94,10 +94,13 @@ async def one_fault(watched: Watched, fault: str, random: random.Random) -> None
         assert watched.kept.foreign
         await asyncio.to_thread(under_test.undo, station.mac, port)
     await asyncio.to_thread(under_test.heal)
-    await eventually(
-        lambda: watched.is_right() and not watched.kept.lacks and watched.kept.reachable,
-        f"{fault}: put right",
-    )
+    kept = watched.kept
+    try:
+        await eventually(
+            lambda: watched.is_right() and not kept.lacks and kept.reachable, f"{fault}: put right"
+        )
+    finally:
+        print(f"{fault}: {kept.trouble or 'reachable'}, {kept.lacks}, {kept.foreign}", flush=True)
 
 
 @pytest.mark.parametrize("name", ["bridge1", "sonic1"])
