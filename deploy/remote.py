@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, NoReturn, Self, TypeVar
 
 import paramiko
 from paramiko.channel import ChannelFile, ChannelStderrFile, ChannelStdinFile
@@ -176,7 +176,7 @@ class Remote:
             with contextlib.suppress(OSError):  # what it says is clearer
                 self._channel.sendall(f"{len(program)}\n".encode() + program)
             if not (first := self._output.readline()):
-                raise self._no_python()
+                self._has_no_python()
         told = json.loads(first)
         self.target = Target(".".join(map(str, told["python"])), told["machine"])
         major, _, minor = told["glibc"].partition(".")
@@ -256,12 +256,13 @@ class Remote:
             raise ServerRefused(f"{self.server}: {told['error']}", hint=told["hint"] or None)
         return told["answer"]
 
-    def _no_python(self) -> PatchlightError:
+    def _has_no_python(self) -> NoReturn:
+        """``NoPython`` with what the server says; ``EOFError`` if it says nothing."""
         words = self._streams[2].read(_MOST_ERROR_BYTES)
         text = words.decode(errors="replace") if isinstance(words, bytes) else words
         if not (said := text.strip().splitlines()[-1:]):
             raise EOFError
-        return NoPython(
+        raise NoPython(
             f"running python3 on {self.server}: it says {said[0]!r}",
             hint="Install Python 3.11 or newer there; see 'patchlight deploy push --dry-run'.",
         )

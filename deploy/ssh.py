@@ -225,14 +225,12 @@ class Connections:
             raise _refused(place, error, may_ask=password is None and place.is_server) from error
         except _BROKEN as error:
             transport = client.get_transport()
-            if transport is not None and transport.is_active():
-                if not transport.initial_kex_done:
-                    slow = TimeoutError(f"no answer within {_PATIENCE_S:g} s")
-                    raise _unreachable(place, slow) from error
-                raise _refused(
-                    place, error, may_ask=password is None and place.is_server
-                ) from error
-            raise _unreachable(place, error) from error
+            if transport is None or not transport.is_active():
+                raise _unreachable(place, error) from error
+            if not transport.initial_kex_done:
+                slow = TimeoutError(f"no answer within {_PATIENCE_S:g} s")
+                raise _unreachable(place, slow) from error
+            raise _refused(place, error, may_ask=password is None and place.is_server) from error
 
 
 def _transport(sock: Any, place: SshHost, **options: Any) -> paramiko.Transport:

@@ -227,8 +227,9 @@ def main(lab: str, root: str = "/") -> None:
             except RequestRefused as refused:
                 line.say({"error": str(refused), "hint": refused.hint})
             except OSError as error:
-                full, other = MAKE_ROOM, "See to it on the server, and run the command again."
-                hint = full if error.errno == errno.ENOSPC else other
+                hint = "See to it on the server, and run the command again."
+                if error.errno == errno.ENOSPC:
+                    hint = MAKE_ROOM
                 line.say({"error": str(error), "hint": hint})
     except BrokenPipeError:
         sys.exit("the connection was cut")

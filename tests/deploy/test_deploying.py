@@ -244,7 +244,8 @@ def test_servers_that_fail_are_named_and_stop_no_other(
     try:
         code, servers = deploy.run("push")
     finally:
-        on(first, "umount /opt")
+        # On a busy machine what worked for the push may end a moment after it.
+        on(first, "for _ in $(seq 100); do umount /opt && exit; sleep 0.1; done; umount /opt")
     assert (code, servers["server2"]["ok"]) == (1, True)
     assert "No space left on device" in servers["server1"]["error"]
     assert servers["server1"]["remedy"].startswith("Make room")

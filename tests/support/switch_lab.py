@@ -63,12 +63,15 @@ def ancestors(pid):
         status = read(pid, "stat").rpartition(")")[2].split()
         pid = int(status[1]) if status else 0
 
-pids = [int(path.name) for path in Path("/proc").glob("[0-9]*")]
-sshds = {pid for pid in pids if read(pid, "cmdline").startswith("sshd: ")}
-listening = {pid for pid in sshds if "[listener]" in read(pid, "cmdline")}
-others = sshds - listening - set(ancestors(os.getpid()))
+def pids_of(*words):
+    pids = [int(path.name) for path in Path("/proc").glob("[0-9]*")]
+    return {pid for pid in pids if all(word in read(pid, "cmdline") for word in words)}
+
+listening = pids_of("sshd: ", "[listener]")
 for pid in listening:
     os.kill(pid, signal.SIGSTOP)
+pids = pids_of()
+others = pids_of("sshd: ") - listening - set(ancestors(os.getpid()))
 for pid in [pid for pid in pids if others & set(ancestors(pid))]:
     try:
         os.kill(pid, signal.SIGKILL)
