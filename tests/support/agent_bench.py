@@ -165,16 +165,22 @@ class Bench:
             ip("-n", space, "link", "set", "nic0", "up")
             shaping = "tc qdisc add dev nic0 root tbf rate 40mbit burst 16k latency 50ms"
             ip("netns", "exec", space, *shaping.split())
-        words = ["--lab", str(self.lab_file), "--dir", str(self.directory / "gpus")]
-        log = self.directory / "gpus.log"
+        # Not the agents' lab file: that may change while the GPUs start.
+        lab_file, log = self.directory / "gpus.yaml", self.directory / "gpus.log"
+        lab_file.write_text(write_lab(self.lab))
+        words = ["--lab", str(lab_file), "--dir", str(self.directory / "gpus")]
         self.gpus = ForkedProgram("patchlight.emulation.lab.gpus:main", words, log)
 
     def until_gpus_are_there(self) -> None:
         """Wait for them, once: a test may take one away."""
         if not self._had_gpus:
-            sockets = [self.gpu_socket(server.name) for server in self.lab.servers]
-            wait_until(lambda: all(map(unix_socket_answers, sockets)), "the emulated GPUs")
+            wait_until(self._gpus_answer, "the emulated GPUs")
         self._had_gpus = True
+
+    def _gpus_answer(self) -> bool:
+        assert self.gpus is not None
+        assert self.gpus.poll() is None, (self.directory / "gpus.log").read_text()
+        return all(unix_socket_answers(self.gpu_socket(each.name)) for each in self.lab.servers)
 
     def gpu_socket(self, server: str) -> Path:
         """The socket of a server's GPU."""
