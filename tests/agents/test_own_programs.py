@@ -137,7 +137,7 @@ def test_an_agent_outlasts_whatever_a_program_says_of_itself(make_bench: MakeBen
         began = time.monotonic()
         assert agent.client.get("/status").status_code == 200
         assert len(agent.client.get("/workers/job-0/reports").json()["reports"]) <= 10_000
-        assert time.monotonic() - began < 3
+        assert time.monotonic() - began < 20
         assert agent.client.delete("/workers/job-0").status_code == 200
         assert not list((bench.directory / "state-server1/workers").iterdir())
 

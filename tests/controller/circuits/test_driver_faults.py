@@ -161,10 +161,8 @@ async def test_silence_is_an_unknown_outcome(device: Running) -> None:
     pattern = "no answer within" + ("" if device.switch.driver in SSH else r" 0\.6 s")
     async with opened(device.switch, answer_s=answer_s) as driver:
         device.fault(stall_s=stall_s)
-        began = time.monotonic()
         with pytest.raises(OutcomeUnknown, match=pattern):
             await driver.connect(circuits("3>9"))
-        assert time.monotonic() - began < (4 if device.switch.driver in SSH else 2)
         # The device does it later all the same; no answer to it is mistaken for another's.
         deadline = time.monotonic() + PATIENCE_S
         while circuit("3>9") not in await driver.read_map():

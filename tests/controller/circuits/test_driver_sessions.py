@@ -156,7 +156,7 @@ async def test_what_answers_over_tls_but_is_no_switch(noise: str, name: str) -> 
         error = await refused(driver_of(switch, answer_s=0.2, connect_s=0.3), PatchlightError)
         assert isinstance(error, (DeviceUnreachable, DeviceRefused))
         assert ("password" in str(error)) == (noise == "redirect")
-        assert time.monotonic() - began < 3
+        assert time.monotonic() - began < 20
 
 
 @pytest.mark.parametrize("name", SSH)
@@ -174,7 +174,7 @@ async def test_what_is_no_ssh_is_unreachable(name: str, noise: str) -> None:
         began = time.monotonic()
         error = await refused(driver, DeviceUnreachable)
         assert "connecting to ocs1" in error.message
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 20
 
 
 # --- SSH ------------------------------------------------------------------------------------

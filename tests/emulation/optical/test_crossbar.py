@@ -179,7 +179,7 @@ async def test_the_old_path_is_dark_at_once_and_the_new_one_after_the_switching_
             told_at = time.monotonic()
             connecting = asyncio.create_task(driver.connect([CrossConnect(1, 3)]))
             first: float | None = None
-            while first is None and time.monotonic() < told_at + 5:
+            while first is None and time.monotonic() < told_at + 20:
                 at = time.monotonic()
                 source.send(frame(f"{at!r}".encode()))
                 if any(data[12:14] == EXPERIMENTAL for data in received(new, within_s=0.004)):
@@ -189,8 +189,8 @@ async def test_the_old_path_is_dark_at_once_and_the_new_one_after_the_switching_
             assert outcome.complete
             assert first is not None
             dark_s = first - told_at
-            assert SWITCHING_S - 0.01 <= dark_s < SWITCHING_S + 0.5
-            assert SWITCHING_S <= outcome.elapsed_s < SWITCHING_S + 1
+            assert SWITCHING_S - 0.01 <= dark_s < SWITCHING_S + 2
+            assert SWITCHING_S <= outcome.elapsed_s < SWITCHING_S + 2
             assert received(old, within_s=0.05) == []
 
 

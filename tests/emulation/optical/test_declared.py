@@ -102,7 +102,7 @@ async def test_a_read_only_user_looks_and_is_refused_to_change(driver: str, tmp_
             assert (await changing.connect([circuit("3>9")])).complete
 
 
-@pytest.mark.parametrize("seconds", [None, 0.5])
+@pytest.mark.parametrize("seconds", [None, 2])
 async def test_a_calient_refuses_a_busy_port_or_makes_room_slowly(
     seconds: float | None, tmp_path: Path
 ) -> None:
@@ -118,15 +118,15 @@ async def test_a_calient_refuses_a_busy_port_or_makes_room_slowly(
         lit: dict[str, float] = {}
         entered = {"1.1.5>1.1.6"} | ({"1.1.1>1.1.8"} if seconds else set())
         while entered - lit.keys():
-            assert time.monotonic() < began + 5
+            assert time.monotonic() < began + 20
             await asyncio.sleep(0.01)
             for name in entered:
                 ports = name.replace(">", ",")
                 if "AS=IS,OS=IS,OC=OK" in await say(f"RTRV-CRS::{ports}:4::{name};"):
                     lit.setdefault(name, time.monotonic() - began)
-        assert 0.15 < lit["1.1.5>1.1.6"] < 0.45
+        assert 0.15 < lit["1.1.5>1.1.6"] < 1.9
         if seconds:
-            assert lit["1.1.1>1.1.8"] > 0.45
+            assert lit["1.1.1>1.1.8"] > 1.95
             assert device.map == PortMap.of([(1, 8), (5, 6)])
             # For what cannot be, nothing goes.
             device.faults.refuse_ports = [9]
@@ -141,7 +141,7 @@ async def test_a_calient_refuses_a_busy_port_or_makes_room_slowly(
             began = time.monotonic()
             assert (await driver.disconnect([circuit("5>6")])).complete
             assert (await driver.connect([circuit("5>10")])).complete
-            assert time.monotonic() - began < 0.45
+            assert time.monotonic() - began < 1.9
 
 
 @pytest.mark.parametrize("driver", ["calient-tl1", "polatis-tl1", "glimmerglass-tl1"])
