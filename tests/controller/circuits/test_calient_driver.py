@@ -37,6 +37,7 @@ from tests.support.ocs_drivers import (
 from tests.support.waiting import PATIENCE_S
 
 THERE, BACK = circuits("17>18", "18>17")
+ANSWER_S = 1.5
 over_tl1 = drivers("calient-tl1")
 over_rest = drivers("calient-rest")
 
@@ -44,7 +45,7 @@ over_rest = drivers("calient-rest")
 @pytest_asyncio.fixture
 async def client(device: Running) -> AsyncIterator[Tl1Client]:
     """Somebody else's TL1 session with the device."""
-    session = Session.of(device.switch, PASSWORD, Timeouts(answer_s=0.4))
+    session = Session.of(device.switch, PASSWORD, Timeouts(answer_s=ANSWER_S))
     tl1 = Tl1Client(session, CALIENT)
     await tl1.open()
     yield tl1
@@ -59,6 +60,7 @@ async def rest(device: Running) -> AsyncIterator[httpx.AsyncClient]:
         auth=("admin", PASSWORD),
         verify=False,
         trust_env=False,
+        timeout=PATIENCE_S,
     ) as http:
         yield http
 
@@ -82,13 +84,14 @@ async def test_silence_is_an_unknown_outcome_and_acknowledgements_extend_it(
     device: Running, client: Tl1Client
 ) -> None:
     enter = {"src": "1.1.3", "dst": "1.2.1", "group": "SYSTEM", "kind": "1WAY"}
-    device.fault(stall_s=0.6)
-    with pytest.raises(OutcomeUnknown, match=r"no answer within 0\.4 s"):
+    device.fault(stall_s=2 * ANSWER_S)
+    with pytest.raises(OutcomeUnknown, match=r"no answer within 1\.5 s"):
         await client.command(CALIENT.enter, enter, changes=True)
     deadline = time.monotonic() + PATIENCE_S
     while "1.1.3>1.2.1" not in "".join((await client.command(CALIENT.retrieve_all)).lines):
         assert time.monotonic() < deadline
-    device.fault(stall_s=0.6, acknowledge=True)
+    # Its acknowledgements of the first two seconds count.
+    device.fault(stall_s=ANSWER_S + 0.5, acknowledge=True)
     delete = {**enter, "connname": "1.1.3>1.2.1"}
     assert (await client.command(CALIENT.delete, delete, changes=True)).code == "COMPLD"
 

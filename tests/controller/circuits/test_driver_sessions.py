@@ -153,7 +153,10 @@ async def test_what_answers_over_tls_but_is_no_switch(noise: str, name: str) -> 
     async with listening(chatter, server_context()) as address:
         switch = CircuitSwitch("ocs1", name, address, 16)
         began = time.monotonic()
-        error = await refused(driver_of(switch, answer_s=0.2, connect_s=0.3), PatchlightError)
+        # What says something whole is heard out, also if this machine is slow to hear it.
+        whole = noise in ("redirect", "html")
+        driver = driver_of(switch) if whole else driver_of(switch, answer_s=0.2, connect_s=0.3)
+        error = await refused(driver, PatchlightError)
         assert isinstance(error, (DeviceUnreachable, DeviceRefused))
         assert ("password" in str(error)) == (noise == "redirect")
         assert time.monotonic() - began < 20
