@@ -3,6 +3,7 @@
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -21,7 +22,7 @@ from patchlight.testbed.paths.light_networks import light_networks
 from patchlight.testbed.wire.rest.requests import PathRequest
 from tests.support.coloured_labs import STAR, WAVELENGTHS
 from tests.support.controller_process import ControllerProcess, controller_process
-from tests.support.waiting import free_ports
+from tests.support.waiting import PATIENCE_S, free_ports
 
 ONE, TWO, THREE, FOUR = (f"server{number}.nic0" for number in range(1, 5))
 
@@ -149,7 +150,8 @@ def test_paths_over_the_api(star: ControllerProcess) -> None:
     (network,) = client.paths()["networks"]
     assert (network["hosts"], network["routed"]) == ([ONE, TWO, THREE, FOUR], False)
     first = client.want_path(ONE, TWO, 1e6)
-    second = client.want_path(THREE, TWO, 1e6, collective="ring", lease_s=1.0)
+    # It has to last from one request to the next, also where those take long.
+    second = client.want_path(THREE, TWO, 1e6, collective="ring", lease_s=6.0)
     assert (first["state"], second["state"]) == ("granted", "waiting")
     assert client.path(second["id"], wait_s=0.05)["state"] == "waiting"
     listed = CliRunner().invoke(cli, ["ocs", "show", "--paths", "--controller", star.api]).output
@@ -170,15 +172,16 @@ def test_paths_over_the_api(star: ControllerProcess) -> None:
         client.want_path(ONE, TWO, 1.0, lease_s=0.0)
     key = {"Idempotency-Key": "path-1"}
     body = {"source": ONE, "destination": TWO, "bytes": 5, "lease_s": 60}
+    options: dict[str, Any] = {"trust_env": False, "timeout": PATIENCE_S}
     answers = [
-        httpx.post(f"http://{star.api}/v1/paths", json=body, headers=key, trust_env=False)
+        httpx.post(f"http://{star.api}/v1/paths", json=body, headers=key, **options)
         for _ in range(2)
     ]
     assert answers[0].status_code == 201
     assert answers[0].json() == answers[1].json()
     for each in (third, answers[0].json()):
         client.release_path(each["id"])
-    refused = httpx.post(f"http://{star.api}/v1/paths", json={**body, "bytes": -1}, trust_env=False)
+    refused = httpx.post(f"http://{star.api}/v1/paths", json={**body, "bytes": -1}, **options)
     assert (refused.status_code, refused.json()["outcome"]) == (422, "nothing-done")
     with pytest.raises(ControllerError, match="its deadline is in"):
         client.want_path(ONE, FOUR, 1e16, deadline_s=1.0)

@@ -16,6 +16,11 @@ def calls(cluster: Cluster, call: str) -> list[str]:
     return [worker for name, worker in cluster.fleet.calls if name == call]
 
 
+async def until_reported(cluster: Cluster, job_id: str, count: int) -> None:
+    """Wait until so many reports of a job's ranks are in."""
+    await cluster.until(lambda: len(cluster.table.ledger.iterations(job_id)[0]) == count)
+
+
 async def test_jobs_go_on_and_are_followed_by_the_next_controller() -> None:
     async with at_work(PolicyChoice()) as first:
         ran, ends = await submit_running(first, job("ran", "gpu0", "gpu1"), job("ends", "gpu2"))
@@ -108,8 +113,8 @@ async def test_a_failed_job_begins_again_elsewhere_where_it_was(cluster: Cluster
     for index in range(3):
         for name in cluster.fleet.job_workers(tries):
             cluster.fleet.report(name, index)
-    await cluster.until(lambda: cluster.table[tries].iterations_done == 3)
-    await asyncio.sleep(0.5)  # until all ranks' reports are in
+    await until_reported(cluster, tries, 3 * 2)
+    assert cluster.table[tries].iterations_done == 3
     cluster.fleet.put_worker(f"{tries}-1", WorkerState.FAILED, "GPU fell off")
     await cluster.until(lambda: cluster.table[tries].attempt == 1)
     said = [event["message"] for event in cluster.store.events() if event["kind"] == "job-queued"]
@@ -225,8 +230,8 @@ async def test_a_job_that_fails_after_its_last_iteration_trains_that_once_more(
     for index in range(5):
         for name in cluster.fleet.job_workers(late):
             cluster.fleet.report(name, index)
-    await cluster.until(lambda: cluster.table[late].iterations_done == 5)
-    await asyncio.sleep(0.5)  # until all ranks' reports are in
+    await until_reported(cluster, late, 5 * 2)
+    assert cluster.table[late].iterations_done == 5
     cluster.fleet.put_worker(f"{late}-1", WorkerState.FAILED, "its NIC is gone")
     await cluster.until(lambda: cluster.table[late].attempt == 1)
     await cluster.until_state(late, JobState.RUNNING)

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,7 @@ from patchlight.deploy.commands.options import DASHBOARDS, scrape_config
 from tests.support.change_bench import JOBS
 from tests.support.prometheus import PrometheusServer, prometheus_server
 from tests.support.tls_agents import idle_agent, serving
-from tests.support.waiting import eventually
+from tests.support.waiting import PATIENCE_S, eventually
 from tests.support.watched_lab import LAB, watched_lab
 
 pytestmark = pytest.mark.prometheus
@@ -47,13 +48,10 @@ async def test_dashboards_have_data_and_a_fault_fires_its_alert(tmp_path: Path) 
                 lambda maps: regroup(lab.controller.lab, maps, JOBS), "test"
             )
             assert change.state == "committed", change.message
-            left = await without_data(server)
-            for _ in range(60):
-                if not left:
-                    break
+            deadline = time.monotonic() + PATIENCE_S
+            while left := await without_data(server):
+                assert time.monotonic() < deadline, left
                 await asyncio.sleep(0.5)
-                left = await without_data(server)
-            assert left == []
             stages = "patchlight_reconfiguration_stage_seconds_bucket"
             numbered = {"reconfiguration": str(change.id)}
             await eventually(lambda: numbered in server.exemplars(stages), "exemplars")

@@ -169,7 +169,7 @@ def test_a_policy_that_hangs_is_left_alone_until_it_comes_back() -> None:
     began = time.monotonic()
     assert guard.degree(VIEW, JOB, (0, 1, 2)) == 2
     assert guard.degree(VIEW, JOB, (0, 1)) == 1
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 20  # it would be back after 30
     assert [fault.reason for fault in faults] == [
         "no answer within 0.1 s",
         "it has not answered the previous call yet",
