@@ -81,7 +81,7 @@ async def answers(address: str, tls: AgentTls) -> bool:
 async def _ask(address: str, context: ssl.SSLContext | None) -> httpx.Response:
     """What a program that is not ours is told."""
     scheme = "https" if context else "http"
-    async with httpx.AsyncClient(verify=context or True, timeout=20) as client:
+    async with httpx.AsyncClient(verify=context or True, timeout=PATIENCE_S) as client:
         return await client.get(f"{scheme}://{address}/v1/status")
 
 
@@ -131,7 +131,7 @@ async def test_prometheus_reads_the_metrics_and_nothing_else(
 ) -> None:
     own = authority.for_prometheus(tmp_path / "prometheus")
     extensions = {"sni_hostname": "agent.server1.lab1"}
-    async with httpx.AsyncClient(verify=own.context(server=False)) as client:
+    async with httpx.AsyncClient(verify=own.context(server=False), timeout=PATIENCE_S) as client:
         for path, code in (("/metrics", 200), ("/v1/status", 403)):
             answer = await client.get(f"https://{agent}{path}", extensions=extensions)
             assert answer.status_code == code

@@ -74,7 +74,7 @@ def test_no_page_of_ours_runs_programs_from_elsewhere(door: ControllerProcess) -
     for path in ("/redoc", "/docs/oauth2-redirect"):
         answer = door.send("GET", path)
         assert (answer.status_code, "/openapi.json" in answer.json()["hint"]) == (404, True)
-    assert "/v1/jobs" in door.send("GET", "/openapi.json").json()["paths"]
+    assert "/v1/jobs" in door.send("GET", "/openapi.json", timeout=PATIENCE_S).json()["paths"]
 
 
 def test_a_header_makes_nobody_someone_else(door: ControllerProcess) -> None:

@@ -113,6 +113,7 @@ def test_a_client_goes_on_after_the_controller_was_started_again(tmp_path: Path)
         assert heard == made
         stream = {"Accept": "text/event-stream", "Last-Event-ID": str(first)}
         url = f"http://{process.api}/v1/events?after=0"
-        with httpx.stream("GET", url, headers=stream, trust_env=False) as answer:
+        options: dict[str, Any] = {"trust_env": False, "timeout": PATIENCE_S}
+        with httpx.stream("GET", url, headers=stream, **options) as answer:
             assert answer.headers["content-type"].startswith("text/event-stream")
             assert next(answer.iter_lines()) == f"id: {first + 1}"

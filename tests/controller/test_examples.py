@@ -20,7 +20,7 @@ from patchlight.testbed.errors import PROBLEM_MEDIA_TYPE, PatchlightError
 from patchlight.testbed.labfile.reader import read_lab
 from tests.support.coloured_labs import STAR
 from tests.support.controller_process import ControllerProcess, controller_process
-from tests.support.waiting import free_ports
+from tests.support.waiting import PATIENCE_S, free_ports
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "controller/api/examples.json"
@@ -118,7 +118,8 @@ def ask(process: Described, example: Example, given: dict[str, Any]) -> Any:
     """What is answered to the request of an example."""
     url = f"http://{process.api}{example['path'].format(**given)}"
     body, query = example.get("body"), example.get("query")
-    with httpx.Client(trust_env=False, verify=False, headers=example.get("headers")) as client:
+    options: dict[str, Any] = {"trust_env": False, "verify": False, "timeout": PATIENCE_S}
+    with httpx.Client(headers=example.get("headers"), **options) as client:
         answer = client.request(example["method"], url, json=body, params=query)
     assert answer.is_success, (url, answer.text)
     assert answer.status_code == example.get("status", answer.status_code)
@@ -145,7 +146,7 @@ def test_every_example_is_what_a_controller_answers(described: Described, star: 
 
 
 def test_every_route_is_described_with_an_example(described: Described) -> None:
-    api = described.send("GET", "/openapi.json").json()
+    api = described.send("GET", "/openapi.json", timeout=PATIENCE_S).json()
     for path, operations in api["paths"].items():
         for method, operation in operations.items():
             where = f"{method.upper()} {path}"
@@ -180,9 +181,8 @@ def test_the_page_shows_an_event_as_it_is_told(described: Described) -> None:
     after = described.client.last_event()
     made = described.client.reconfigure({"o1": ["9-10"]}, why="maintenance")
     stream, url = {"Accept": "text/event-stream"}, f"http://{described.api}/v1/events"
-    with httpx.stream(
-        "GET", url, params={"after": after}, headers=stream, trust_env=False
-    ) as answer:
+    options: dict[str, Any] = {"trust_env": False, "timeout": PATIENCE_S}
+    with httpx.stream("GET", url, params={"after": after}, headers=stream, **options) as answer:
         lines = answer.iter_lines()
         told = [next(lines) for _ in range(3)]
     described.client.roll_back(made["id"])

@@ -317,11 +317,12 @@ def test_metrics_are_what_prometheus_reads(controller: ControllerProcess) -> Non
 @pytest.mark.xdist_group("a lasting controller")
 def test_a_port_of_their_own_has_metrics_and_nothing_else(lasting: ControllerProcess) -> None:
     url = f"http://{lasting.metrics}"
-    assert "patchlight_speaker_up" in httpx.get(f"{url}/metrics").text
-    for path in ("/v1/status", "/openapi.json", "/docs", "/"):
-        assert httpx.get(f"{url}{path}").status_code == 404
-    assert httpx.post(f"{url}/v1/shutdown").status_code == 404
-    assert httpx.get(f"{url}/metrics", headers={"host": "evil.example"}).status_code == 421
+    with httpx.Client(base_url=url, timeout=PATIENCE_S) as client:
+        assert "patchlight_speaker_up" in client.get("/metrics").text
+        for path in ("/v1/status", "/openapi.json", "/docs", "/"):
+            assert client.get(path).status_code == 404
+        assert client.post("/v1/shutdown").status_code == 404
+        assert client.get("/metrics", headers={"host": "evil.example"}).status_code == 421
 
 
 def test_a_job_waits_for_a_circuit_switch_that_is_gone(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from patchlight.client.client import ControllerError
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.jobs import JobSpec
 from tests.support.controller_process import ControllerProcess, controller_process
-from tests.support.waiting import wait_until
+from tests.support.waiting import PATIENCE_S, wait_until
 
 pytestmark = pytest.mark.xdist_group("a controller that searches")
 
@@ -105,7 +105,7 @@ def test_nobody_else_gets_at_the_ports_meanwhile_and_a_search_can_be_broken_off(
 
 def test_a_search_is_followed_by_its_news(controller: ControllerProcess) -> None:
     asked = f"http://{controller.api}/v1/discovery"
-    begun = httpx.post(asked, json={"listen_s": 0.1}, trust_env=False)
+    begun = httpx.post(asked, json={"listen_s": 0.1}, trust_env=False, timeout=PATIENCE_S)
     assert (begun.status_code, begun.headers["location"]) == (202, "/v1/discovery")
     told = [begun.json()]
     while told[-1]["state"] in ("looking", "restoring"):
