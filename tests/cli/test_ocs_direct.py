@@ -1,6 +1,7 @@
 """``patchlight ocs --direct``: without a controller."""
 
 import json
+import socket
 import subprocess
 import sys
 import threading
@@ -15,9 +16,6 @@ from patchlight.testbed.lab.model import Lab
 from patchlight.testbed.labfile.reader import read_lab
 from tests.support.controller_process import DRY_LAB, OcsCommand
 from tests.support.emulated_devices import Running, lab_file, running
-
-# The circuit switch that is not there has one address in all of them, and is locked by it.
-pytestmark = pytest.mark.xdist_group("ocs --direct")
 
 
 @dataclass(frozen=True)
@@ -40,12 +38,16 @@ def alone(tmp_path: Path) -> Iterator[DirectOcs]:
 
 
 @pytest.fixture
-def direct(tmp_path: Path, alone: DirectOcs) -> DirectOcs:
+def direct(tmp_path: Path, alone: DirectOcs) -> Iterator[DirectOcs]:
     """The same with a second circuit switch, which does not answer."""
     path = tmp_path / "lab.yaml"
-    second = "  - {name: ocs2, driver: calient-tl1, address: '127.0.0.1:1', ports: 16}\nfibres:"
-    path.write_text(path.read_text().replace("fibres:", second))
-    return DirectOcs(alone.options, alone.device, read_lab(path))
+    with socket.socket() as nobody:
+        # Its address, by which it is locked, is no other test's.
+        nobody.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{nobody.getsockname()[1]}"
+        second = f"  - {{name: ocs2, driver: calient-tl1, address: '{address}', ports: 16}}\n"
+        path.write_text(path.read_text().replace("fibres:", f"{second}fibres:"))
+        yield DirectOcs(alone.options, alone.device, read_lab(path))
 
 
 def test_direct_talks_to_the_device_and_remembers(alone: DirectOcs) -> None:
@@ -97,7 +99,8 @@ def test_direct_opens_only_the_switches_it_needs(direct: DirectOcs) -> None:
         assert "committed" in direct("history")
     shown = direct("show", code=1)
     assert "1>2" in shown
-    assert "ocs2 does not answer: connecting to ocs2 at 127.0.0.1:1" in shown
+    address = direct.lab.circuit_switch("ocs2").address
+    assert f"ocs2 does not answer: connecting to ocs2 at {address}" in shown
     assert "the map of ocs2 is unknown" in direct("connect", "ocs2", "1:2", code=1)
     assert "ocs2 does not answer" in direct("verify", code=1)
     found, _ = json.JSONDecoder().raw_decode(direct("show", "--json", code=1))

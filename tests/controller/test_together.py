@@ -1,6 +1,7 @@
 """Other schedulers: the topology as it is lit now, and nodes that are to be brought together."""
 
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -157,12 +158,17 @@ def test_a_file_is_left_as_it_is_while_a_switch_does_not_answer(tmp_path: Path) 
     file = tmp_path / "topology.yaml"
     file.write_text("as it was")
     controller = ControllerProcess(tmp_path)
-    controller.lab.write_text(controller.lab.read_text().replace("dry-run", "polatis-scpi"))
-    controller.start()
-    try:
-        result = CliRunner().invoke(cli, topology_command(controller, file))
-    finally:
-        controller.stop()
+    with socket.socket() as nobody:
+        # Nobody listens there, and no other test locks a device of that address meanwhile.
+        nobody.bind(("127.0.0.1", 0))
+        address = f'"127.0.0.1:{nobody.getsockname()[1]}"'
+        text = controller.lab.read_text().replace("dry-run", "polatis-scpi")
+        controller.lab.write_text(text.replace('"127.0.0.1:1"', address))
+        controller.start()
+        try:
+            result = CliRunner().invoke(cli, topology_command(controller, file))
+        finally:
+            controller.stop()
     assert isinstance(result.exception, PatchlightError)
     assert str(result.exception).startswith(f"{file} is left as it is: o1 did not answer")
     assert file.read_text() == "as it was"
