@@ -1,6 +1,8 @@
 """``patchlight deploy``: what it prints and how it ends."""
 
 import json
+import socket
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -9,7 +11,6 @@ from click.testing import CliRunner, Result
 from patchlight.deploy.commands.deploy import deploy
 from patchlight.deploy.commands.options import read_password
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.linux.sockets import free_ports
 from tests.support.terminal import at_terminal
 
 LAB = """
@@ -25,10 +26,12 @@ servers:
 
 
 @pytest.fixture
-def closed(tmp_path: Path) -> str:
+def closed(tmp_path: Path) -> Iterator[str]:
     path = tmp_path / "closed.yaml"
-    path.write_text(LAB.replace("PORT", str(free_ports(1)[0])))
-    return str(path)
+    with socket.socket() as nobody:  # nobody else gets the port, and nobody listens on it
+        nobody.bind(("127.0.0.1", 0))
+        path.write_text(LAB.replace("PORT", str(nobody.getsockname()[1])))
+        yield str(path)
 
 
 def run(*arguments: str) -> Result:

@@ -137,7 +137,7 @@ def test_what_it_says_to_do_by_hand_works(driver: str, answer: str) -> None:
         assert line is not None
         shell = ("bash", "-c", line[1])
         said = subprocess.run(shell, capture_output=True, check=True, env={"PW": "se1"}).stdout
-        with socket.create_connection((line[2], int(line[3])), 5) as client:
+        with socket.create_connection((line[2], int(line[3])), PATIENCE_S) as client:
             client.sendall(said)
             answered = b""
             while answer not in answered.decode():

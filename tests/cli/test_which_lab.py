@@ -1,6 +1,7 @@
 """A command for one lab reaches that lab's controller, or none."""
 
 import contextlib
+import os
 import socket
 import subprocess
 import sys
@@ -130,6 +131,8 @@ def controller_of(lab: Path, state: Path, *options: str) -> Iterator[subprocess.
 
 
 def without_address(folder: Path, name: str) -> Path:
+    """A lab file of this name, which no other run of these tests has: its address is made of it."""
+    name = f"{name}-{os.getpid()}"
     text = ControllerProcess(folder).lab.read_text()
     lines = [line for line in text.splitlines() if not line.startswith("controller:")]
     path = folder / f"{name}.yaml"

@@ -150,7 +150,7 @@ async def drag(page: Page, source: str, target: str) -> None:
 async def a_change_of_others_is_followed_and_cancelled(
     page: Page, lab: WatchedLab, pictures: Path
 ) -> None:
-    lab.device.fault(stall_s=6.0, acknowledge=True)
+    lab.device.fault(stall_s=9.0, acknowledge=True)
     with ControllerClient(lab.address) as client:
         moves = {"ocs1": ["19-20", "21-22"]}
         ask = partial(client.reconfigure, moves, why="begun elsewhere", detach=True)

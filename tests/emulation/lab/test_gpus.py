@@ -75,7 +75,7 @@ async def backend(tmp_path: Path) -> AsyncIterator[SocketGpus]:
 async def test_a_gpu_computes_for_one_tenant_at_a_time(backend: SocketGpus, tmp_path: Path) -> None:
     path = str(tmp_path / "server1.gpu0.sock")
 
-    def tenant() -> float:
+    def tenant() -> tuple[float, float]:
         gpu = GpuClient(path, "a")
         with pytest.raises(TrainingError, match="in use by a"):
             GpuClient(path, "b", deadline_s=0)
@@ -85,15 +85,17 @@ async def test_a_gpu_computes_for_one_tenant_at_a_time(backend: SocketGpus, tmp_
         took_s = time.monotonic() - began
         gpu.close()
         GpuClient(path, "b").close()
-        return took_s
+        return began, took_s
 
-    took_s = await asyncio.to_thread(tenant)
+    began, took_s = await asyncio.to_thread(tenant)
     assert took_s >= 0.29
     reading = await backend.read("gpu0")
     assert (reading.model, reading.uuid) == ("Tesla M40", gpu_uuid(LAB, "server1", "gpu0"))
     assert 0.29 <= reading.busy_s <= took_s
     assert reading.utilization is not None
-    assert 0 < reading.utilization <= reading.busy_s
+    assert reading.utilization <= reading.busy_s
+    if time.monotonic() < began + 1.25:  # else its work may be more than a second ago
+        assert reading.utilization > 0
     other = await backend.read("gpu1")
     assert (other.uuid, other.busy_s, other.utilization) == ("GPU-77", 0, 0)
 
@@ -110,7 +112,7 @@ async def test_a_gpu_stops_computing_when_its_tenant_dies(
     while (now_s := (await backend.read("gpu0")).busy_s) != last_s:
         last_s = now_s
         await asyncio.sleep(0.02)
-    assert last_s < 5
+    assert last_s < 60  # it was asked for far more
 
 
 @pytest.mark.usefixtures("backend")

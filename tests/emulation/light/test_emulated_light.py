@@ -191,7 +191,8 @@ async def test_requests_over_the_socket(tmp_path: Path) -> None:
 
 async def test_who_waits_for_a_channel_hears_that_another_was_tuned_to(tmp_path: Path) -> None:
     slow = parse_lab(
-        builtin_lab("oddl4").read_text().replace("tuning_time: 1ms", "tuning_time: 1s")
+        # So long that it is still tuned when somebody looks.
+        builtin_lab("oddl4").read_text().replace("tuning_time: 1ms", "tuning_time: 20s")
     )
     light = EmulatedLight(slow, CountedFibres(slow))
     async with LightServed(light, tmp_path / "light.sock") as path:

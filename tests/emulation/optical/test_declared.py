@@ -53,7 +53,7 @@ def test_the_lab_file_s_faults_are_those_of_the_control_socket() -> None:
 async def test_faults_come_in_their_time(tmp_path: Path) -> None:
     declared = (
         ", emulated: {faults: [{refuse_ports: [9]}, {refuse_next: not now, after_changes: 2}, "
-        "{cut: before, after_changes: 3}, {lose: '1>7', after: 1500ms}]}"
+        "{cut: before, after_changes: 3}, {lose: '1>7', after: 5s}]}"
     )
     lab = lab_file(tmp_path, driver="polatis-scpi", initial=("1-7",), extra=declared)
 
@@ -162,7 +162,7 @@ async def test_alarms_that_stand_are_told_to_who_comes_later(driver: str, tmp_pa
 
 
 async def _until_standing(driver: CircuitDriver, expected: set[str]) -> None:
-    deadline = time.monotonic() + 6
+    deadline = time.monotonic() + PATIENCE_S
     while True:
         alarms = [alarm for alarm in await driver.alarms() if alarm.standing]
         if {alarm.words.rpartition(":")[2] for alarm in alarms} == expected:

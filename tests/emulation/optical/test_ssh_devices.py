@@ -46,14 +46,14 @@ def logged_in(driver: str) -> Iterator[tuple[paramiko.Transport, EmulatedOcs]]:
     thread.start()
     try:
         opened = asyncio.run_coroutine_threadsafe(served.__aenter__(), loop)
-        _, device, port = opened.result(10)
+        _, device, port = opened.result(PATIENCE_S)
         transport = paramiko.Transport(("127.0.0.1", port))
         try:
             transport.connect(username="admin", password="pw")
             yield transport, device
         finally:
             transport.close()
-            asyncio.run_coroutine_threadsafe(_end(served), loop).result(10)
+            asyncio.run_coroutine_threadsafe(_end(served), loop).result(PATIENCE_S)
     finally:
         loop.call_soon_threadsafe(loop.stop)
         thread.join(PATIENCE_S)
@@ -69,7 +69,7 @@ async def _end(served: AbstractAsyncContextManager[object]) -> None:
 
 
 def until(channel: paramiko.Channel, ending: str) -> str:
-    channel.settimeout(5)
+    channel.settimeout(PATIENCE_S)
     text = ""
     while not text.endswith(ending):
         data = channel.recv(65536)
@@ -193,7 +193,7 @@ def test_what_is_no_netconf_ends_the_session(nonsense: bytes) -> None:
         channel = transport.open_session()
         channel.invoke_subsystem("netconf")
         until(channel, "]]>]]>")
-        channel.settimeout(5)
+        channel.settimeout(PATIENCE_S)
         # The end may come while it is still being sent.
         with suppress(OSError, EOFError):
             channel.sendall(nonsense)

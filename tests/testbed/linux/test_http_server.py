@@ -73,13 +73,15 @@ async def test_who_sends_half_a_request_is_left_in_the_end(port: int) -> None:
         its_writer.close()
 
 
-async def asked(port: int, method: str, path: str) -> tuple[asyncio.StreamReader, bytes]:
+async def asked(
+    port: int, method: str, path: str, within_s: float = PEER_S
+) -> tuple[asyncio.StreamReader, bytes]:
     """A request for that path, of which nothing is read yet, and what came within a moment."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     held.append(writer)
     writer.write(f"{method} {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
     try:
-        async with asyncio.timeout(PEER_S):
+        async with asyncio.timeout(within_s):
             return reader, await reader.read(1000)
     except TimeoutError:
         return reader, b""
@@ -92,7 +94,7 @@ async def test_reads_that_last_make_room_for_others_and_changes_do_not(port: int
     other, _ = await asked(port, "GET", "/adam?waits")
     assert polls[0][0].at_eof()
     for method, path in (("POST", "/adam"), ("GET", "/adam"), ("GET", "/eve")):
-        assert b" 200 " in (await asked(port, method, path))[1]
+        assert b" 200 " in (await asked(port, method, path, PATIENCE_S))[1]
     assert not any(reader.at_eof() for reader, _ in changes)
     assert not other.at_eof()
     assert not polls[-1][0].at_eof()
