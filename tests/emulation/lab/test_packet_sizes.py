@@ -43,7 +43,7 @@ def passes(lab: EmulatedLab, size: int) -> bool:
 def test_packets_as_large_as_the_lab_file_says_pass_and_workers_have_its_settings(
     jumbo: EmulatedLab,
 ) -> None:
-    assert passes(jumbo, 9000)
+    wait_until(lambda: passes(jumbo, 9000), "a packet of 9000 bytes")
     assert not passes(jumbo, 9001)
     assert ROUTE in jumbo.host("gpu2").run("ip route").output
     with connected(jumbo) as client:

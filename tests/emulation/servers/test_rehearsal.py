@@ -30,6 +30,7 @@ from tests.support.waiting import PATIENCE_S, wait_until
 # A root file system that is not there yet is made first.
 pytestmark = [pytest.mark.root, pytest.mark.ovs, pytest.mark.timeout(600)]
 NAME = f"r{os.getpid()}"
+SLEEPS = f"sleep {10_000_000 + os.getpid()}"  # what no other run of these tests looks for
 
 
 @contextmanager
@@ -181,11 +182,11 @@ def test_another_lab_goes_and_leaves_nothing(lab: EmulatedLab, lab_file: Path) -
         with logged_in(name, "server2") as client:
             # Whatever is left running, also in a namespace of its own.
             said(client, "sudo ip netns add worker")
-            said(client, "sudo ip netns exec worker setsid sleep 1234567 >/dev/null 2>&1 &")
-            wait_until(lambda: _runs("sleep 1234567"), "it runs")
+            said(client, f"sudo ip netns exec worker setsid {SLEEPS} >/dev/null 2>&1 &")
+            wait_until(lambda: _runs(SLEEPS), "it runs")
         (Path(other.lab.servers[0].ssh.identity or "")).read_text()
     assert left_of(name) == []
-    assert not _runs("sleep 1234567")
+    assert not _runs(SLEEPS)
     assert not [pid for pid in process_ids() if f"/{name}/" in _mounts(pid)]
     with logged_in(NAME, "server1") as client:
         said(client, "true")
