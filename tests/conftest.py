@@ -42,7 +42,7 @@ LABS = Path("/run/patchlight")
 # Children inherit it, so that a process can be told to be ours whatever became of its parent.
 MARK = "PATCHLIGHT_TEST_SESSION"
 BEFORE = pytest.StashKey[set[str]]()
-GRACE_S = float(os.environ.get("PATCHLIGHT_TEST_GRACE_S", "10"))
+GRACE_S = float(os.environ.get("PATCHLIGHT_TEST_GRACE_S", "60"))
 
 
 @functools.cache

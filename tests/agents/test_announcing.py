@@ -13,7 +13,7 @@ from patchlight.agents.nics.status import NicPlace
 from patchlight.testbed.linux import namespaces
 from tests.support.agent_bench import ip
 from tests.support.nic_spaces import ping
-from tests.support.waiting import wait_until
+from tests.support.waiting import PATIENCE_S, wait_until
 
 pytestmark = pytest.mark.root
 
@@ -95,7 +95,7 @@ def place(space: str) -> NicPlace:
 
 
 async def meet(
-    *spaces: str, token: str = "t", wait_s: float = 5.0, mtu: int | None = None
+    *spaces: str, token: str = "t", wait_s: float = PATIENCE_S, mtu: int | None = None
 ) -> dict[str, list[str]]:
     """What each of these does not hear of the others, once all have announced themselves."""
     answers = await asyncio.gather(
@@ -123,7 +123,7 @@ def test_a_nic_that_moved_is_not_reached_until_it_is_announced(fabric: str) -> N
 async def test_workers_hear_each_other_at_the_new_place(fabric: str) -> None:
     move_b()
     assert await meet(A, B) == {A: [], B: []}
-    assert ping(A, str(ADDRESSES[B]))
+    wait_until(lambda: ping(A, str(ADDRESSES[B])), "the moved NIC")
 
 
 async def test_who_is_not_heard_is_named(fabric: str) -> None:
@@ -131,7 +131,7 @@ async def test_who_is_not_heard_is_named(fabric: str) -> None:
     # One way only: b's frames arrive, a's do not.
     ip("netns", "exec", FABRIC, "tc", "qdisc", "add", "dev", "pb", "root", "tbf",
        "rate", "8bit", "burst", "1", "limit", "1")  # fmt: skip
-    answers = await meet(A, B, wait_s=0.3)
+    answers = await meet(A, B, wait_s=1.5)
     assert answers == {A: [], B: [str(ADDRESSES[A])]}
 
 

@@ -36,7 +36,7 @@ def agent(number: int, folder: Path) -> PathNodes:
     return PathNodes(server, folder / server.name, folder / "light.sock")
 
 
-def bounds(number: int, folder: Path, epoch: int = 7, lease_us: int = 100_000) -> PathBounds:
+def bounds(number: int, folder: Path, epoch: int = 7, lease_us: int = 1_000_000) -> PathBounds:
     return PathBounds(
         epoch=epoch,
         job="vgg",
@@ -104,7 +104,7 @@ async def test_a_worker_has_light_for_as_long_as_it_needs_it(
 ) -> None:
     one, two = agent(0, tmp_path), agent(1, tmp_path)
     for number, each in enumerate((one, two)):
-        each.bind("nic0", bounds(number, tmp_path))
+        each.bind("nic0", bounds(number, tmp_path, lease_us=100_000))
     ring = tuple(Member(rank, "10.0.0.1", 1) for rank in range(2))
     task = TrainingTask("w", "vgg", 0, ring, 1, gradient_bytes=4, deadline_s=10.0)
     door = PathSocket(tmp_path, lambda: one.node("nic0"), 0.0)

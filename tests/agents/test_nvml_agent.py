@@ -31,6 +31,7 @@ def test_a_worker_has_used_energy_and_loses_its_gpu(
         assert agent.client.post("/workers", json=program).status_code == 201
         agent.until_state("job-0", "ready")
         agent.client.post("/workers/job-0/start")
+        wait_until(lambda: agent.client.get("/workers/job-0/log").json()["text"], "its first line")
         (card,) = driver.cards[:1]
         card.energy_mj += 5_000
         wait_until(lambda: agent.worker("job-0")["energy_j"] == 5.0, "what it has used")

@@ -215,7 +215,7 @@ def frames_sent_in_all(bench: Bench) -> int:
 def test_a_program_that_knows_no_protocol_is_frozen(make_bench: MakeBench, runner: str) -> None:
     bench = make_bench(1)
     agent = bench.agent("server1", runner).start()
-    count = 800
+    count = 2000  # four seconds: the hold is to come before the end
     program = SEND.replace("ADDRESS", f"{NETWORK}.1").replace("COUNT", str(count))
     with receiver(bench) as receiving:
         spec = bench.command(0, 1, python(runner), "-c", program)
@@ -253,7 +253,7 @@ def test_the_pages_example_is_held_and_ends_where_it_is_told(make_bench: MakeBen
     assert agent.client.post("/workers", json=spec).status_code == 201
     tell(agent, "start")
     wait_until(lambda: agent.worker("job-0")["iterations_done"] >= 2, "two iterations")
-    at = agent.worker("job-0")["iterations_done"] + 10
+    at = agent.worker("job-0")["iterations_done"] + 40
     tell(agent, "hold", iteration=at)
     held = agent.until_state("job-0", "held")
     assert (held["iterations_done"], held["holds_by"]) == (at, "protocol")

@@ -149,7 +149,7 @@ def test_light_never_meets_while_nodes_are_killed(tmp_path: Path) -> None:
             process.kill()
             process.wait()
     uses = [use for number in range(3) for life in lines(number) for use in _uses(life)]
-    assert len(uses) >= 35
+    assert len(uses) >= 25  # five of each of the five lives
     for a, b in combinations(uses, 2):
         if a.node != b.node and a.begins_s < b.ends_s and b.begins_s < a.ends_s:
             assert a.channel != b.channel, (a, b)

@@ -14,7 +14,7 @@ from patchlight.controller.circuits.protocols.netconf import NetconfConnection
 from patchlight.controller.circuits.protocols.ssh import FILE_VARIABLE, open_shell
 from patchlight.deploy.ssh import SshLoginRefused, Unreachable, logged_in
 from patchlight.testbed.lab.model import Lab, Server
-from tests.support.waiting import PATIENCE_S
+from tests.support.waiting import PATIENCE_S, wait_until
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(600), pytest.mark.usefixtures("home")]
 OLD = {
@@ -40,9 +40,13 @@ def old(request: pytest.FixtureRequest, lab: Lab) -> Iterator[Server]:
 
         said(f"sudo rm -f {AT}*; sudo ssh-keygen -q -N '' -t rsa -f {AT}")
         said(f"sudo /usr/sbin/sshd -p {PORT} -h {AT} -o PidFile={AT}.pid {request.param}")
+        # It goes to the background before it listens, and writes its number after that.
+        wait_until(lambda: said(f"sudo cat {AT}.pid 2>/dev/null || true"), "it to listen")
         shown = said(f"sudo ssh-keygen -lf {AT}").split()[1]
         yield replace(server, name="old", ssh=replace(server.ssh, port=PORT, host_key=shown))
         said(f"sudo kill $(sudo cat {AT}.pid)")
+        listens = f"ss -Hltn sport = :{PORT}"
+        wait_until(lambda: not said(listens), "it to end")
 
 
 def allowed(server: Server) -> Server:

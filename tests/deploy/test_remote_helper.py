@@ -199,7 +199,7 @@ def test_back_to_the_release_before_and_forth(far: HelperProcess, tmp_path: Path
     assert len(found["files"]) == 3
     assert far.ask("roll_back")["id"] == "r2"
     log = tmp_path / "root/var/log/patchlight/lab/agent.log"
-    wait_until(lambda: log.read_text().split()[-1] == "2", "release 2 runs")
+    wait_until(lambda: log.read_text().split()[-1:] == ["2"], "release 2 runs")
     assert far.ask("roll_back")["id"] == "r3"
 
 

@@ -84,7 +84,7 @@ def test_an_unchanged_script_of_pytorch_is_a_job(lab: EmulatedLab, tmp_path: Pat
 def test_a_real_model_is_regrouped_while_it_learns(lab: EmulatedLab) -> None:
     since = time.time()
     hosts = ("--hosts", "gpu1,gpu3")  # under different ToRs
-    words = ("--model", "tiny-transformer", "--iterations", "24")
+    words = ("--model", "tiny-transformer", "--iterations", "40")
     job_id = job("submit", "real", *hosts, *words).strip()
     wait_until(lambda: lab.controller.job(job_id)["iterations_done"] >= 12)
     assert lab.controller.job(job_id)["predicted_iteration_s"]
@@ -93,7 +93,7 @@ def test_a_real_model_is_regrouped_while_it_learns(lab: EmulatedLab) -> None:
     ended = lab.controller.job(job_id)
     assert ended["restarts"] == 0
     reports, _ = lab.controller.iterations(job_id)
-    assert sorted((each["rank"], each["index"]) for each in reports) == every_iteration(2, 24)
+    assert sorted((each["rank"], each["index"]) for each in reports) == every_iteration(2, 40)
     assert {each["check"] for each in reports} == {"ok"}
     rank0, rank1 = ([each for each in reports if each["rank"] == rank] for rank in (0, 1))
     for rank in (rank0, rank1):

@@ -138,18 +138,19 @@ def test_jobs_train_while_their_nics_move(lab: EmulatedLab, client: ControllerCl
 def test_a_job_that_is_regrouped_ends_with_right_sums(
     lab: EmulatedLab, client: ControllerClient
 ) -> None:
-    job_id = begun(client, spec("regrouped", 60))
+    job_id = begun(client, spec("regrouped", 100))
     record = client.regroup([job_id])
     assert record["state"] == "committed", record
     links = {link["a"]: link["b"] for link in client.links()}
     links |= {b: a for a, b in links.items()}
     assert len({links[f"server{n}.nic0"].partition(".")[0] for n in HOSTS}) == 1
     assert (ended(client, job_id)["state"], client.job(job_id)["restarts"]) == ("done", 0)
-    assert checked_iterations(client, job_id) == every_iteration(len(HOSTS), 60)
+    assert checked_iterations(client, job_id) == every_iteration(len(HOSTS), 100)
 
 
 def test_a_job_is_preempted_and_goes_on(lab: EmulatedLab, client: ControllerClient) -> None:
-    job_id = begun(client, spec("yields", 40))
+    # Long enough to be there still when its quantum is over.
+    job_id = begun(client, spec("yields", 100))
     urgent = client.submit([spec("urgent", 2, priority=5)], "regroup")[0]["id"]
     assert ended(client, urgent)["state"] == "done"
     states = [row["state"] for row in client.history(job_id)]

@@ -133,7 +133,7 @@ def test_a_users_partition_says_how_many(client: ControllerClient) -> None:
 
 
 def test_a_users_order_says_who_is_next(client: ControllerClient) -> None:
-    first = client.submit([spec("fills-the-lab", 6, 20)], "keep")[0]["id"]
+    first = client.submit([spec("fills-the-lab", 6, 80)], "keep")[0]["id"]
     wait_until(lambda: client.job(first)["state"] == "running")
     long = client.submit([spec("with-a-long-name", 6)], "keep")[0]["id"]
     short = client.submit([spec("s", 6)], "keep")[0]["id"]
@@ -144,7 +144,7 @@ def test_a_users_order_says_who_is_next(client: ControllerClient) -> None:
 
 def test_a_topology_policy_sees_who_else_runs(client: ControllerClient) -> None:
     hosts = ("server1.gpu0", "server1.gpu1")
-    named = JobSpec("stays", 40, 4_000_000, COMPUTE, hosts=hosts)
+    named = JobSpec("stays", 1000, 4_000_000, COMPUTE, hosts=hosts)
     other = client.submit([named], "keep")[0]["id"]
     wait_until(lambda: client.job(other)["state"] == "running")
     # Named hosts: the GPUs of the test before may not be free yet.

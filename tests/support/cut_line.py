@@ -5,12 +5,14 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
+from tests.support.waiting import PATIENCE_S
+
 
 @contextmanager
 def line_that_breaks(host: str, port: int, after_bytes: int) -> Iterator[int]:
     """A port of this machine that leads to ``host:port`` until so many bytes went there."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        listener.settimeout(60)
+        listener.settimeout(PATIENCE_S)
         thread = threading.Thread(target=_carry, args=(listener, host, port, after_bytes))
         thread.start()
         try:

@@ -37,13 +37,17 @@ class LabProcess:
     @property
     def pid(self) -> int:
         """Its number; there is exactly one."""
+        return wait_until(self._alone, f"one process with {self.word}")
+
+    def _alone(self) -> int:
+        # A program that it starts looks the same for a moment, until it is that program.
         mark = f"{MARK}={self.lab.run_dir}"
-        (found,) = (
+        found = [
             pid
             for pid in process_ids()
             if self.word in command_line(pid) and mark in environment(pid)
-        )
-        return found
+        ]
+        return found[0] if len(found) == 1 else 0
 
     def tell(self, number: signal.Signals) -> None:
         """Freeze it, or have it go on."""

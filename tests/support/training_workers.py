@@ -80,7 +80,9 @@ class Worker:
 
     @property
     def reports(self) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in (self.folder / "reports.jsonl").open()]
+        # What follows the last end of a line is being written.
+        *lines, _ = (self.folder / "reports.jsonl").read_text().split("\n")
+        return [json.loads(line) for line in lines]
 
     @property
     def output(self) -> str:

@@ -2,10 +2,13 @@
 
 import asyncio
 import contextlib
+import itertools
 import json
+import os
+import random
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -34,11 +37,30 @@ async def eventually(condition: Callable[[], object], what: str = "it to come ab
         await asyncio.sleep(0.02)
 
 
+def _ports_of_this_process() -> Iterator[int]:
+    """Ports that no other process of the session takes, each once before one comes again.
+
+    They are below those that the kernel gives to whoever asks for any port: one that is free now
+    is free still when a program that takes a while to start listens there.
+    """
+    number = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    first = 10_000 + 2_500 * (number % 8)
+    ports = list(range(first, first + 2_500))
+    random.Random(os.getpid()).shuffle(ports)  # another session may run beside this one
+    return itertools.cycle(ports)
+
+
+_ports = _ports_of_this_process()
+
+
 def free_ports(count: int) -> list[int]:
     """So many different TCP ports of this machine that nobody listens on now."""
-    with contextlib.ExitStack() as stack:
-        held = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
-        return [server.getsockname()[1] for server in held]
+    found: list[int] = []
+    while len(found) < count:
+        port = next(_ports)
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            found.append(port)
+    return found
 
 
 def unix_socket_answers(path: Path) -> bool:

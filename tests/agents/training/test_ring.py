@@ -93,7 +93,7 @@ def test_nothing_moves_before_the_start(walker: Walker) -> None:
     assert walker.done == 0
 
 
-def tasks(ranks: int, deadline_s: float = 10) -> list[TrainingTask]:
+def tasks(ranks: int, deadline_s: float = PATIENCE_S) -> list[TrainingTask]:
     ring = tuple(Member(r, "127.0.0.1", port) for r, port in enumerate(free_ports(ranks)))
     return [
         TrainingTask(f"w{rank}", "j", rank, ring, 1, 40, compute_s=0, deadline_s=deadline_s)
@@ -129,7 +129,7 @@ def test_peers_may_come_late_and_strangers_do_not_matter() -> None:
         with stranger:
             stranger.sendall(hello)
             stranger.shutdown(socket.SHUT_WR)
-            stranger.settimeout(10)
+            stranger.settimeout(PATIENCE_S)
             stranger.recv(100)
     threads += [join(part, results) for part in parts[1:]]
     for thread in threads:
@@ -141,7 +141,7 @@ def test_peers_may_come_late_and_strangers_do_not_matter() -> None:
         assert isinstance(following, Neighbours)
         got.to_next.sendall(bytes([rank]))
         assert following.from_previous.recv(1) == bytes([rank])
-        got.drain(5)
+        got.drain(PATIENCE_S)
     for neighbours in results.values():
         assert isinstance(neighbours, Neighbours)
         neighbours.close()
@@ -155,7 +155,7 @@ def test_a_peer_that_never_comes_is_named() -> None:
 
 
 def test_a_peer_of_another_job_is_refused_with_what_it_said() -> None:
-    parts = tasks(2, deadline_s=1)
+    parts = tasks(2, deadline_s=2)
     results: dict[int, Neighbours | RingError] = {}
     threads = [join(parts[0], results), join(replace(parts[1], job="other"), results)]
     for thread in threads:

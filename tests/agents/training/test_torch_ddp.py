@@ -63,7 +63,7 @@ def make_job(tmp_path: Path, forks: TorchForks) -> Iterator[MakeJob]:
 
 def hold(job: list[Worker]) -> int:
     """Hold all workers at one iteration that none of them has come to."""
-    at = 8 + max(int(worker.state["iterations_done"]) for worker in job)
+    at = 40 + max(int(worker.state["iterations_done"]) for worker in job)
     for worker in job:
         assert worker.tell(op="hold", iteration=at)["ok"]
     for worker in job:

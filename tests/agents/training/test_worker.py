@@ -143,7 +143,7 @@ def test_workers_with_a_slot_begin_to_send_there_until_it_lapses(make_job: MakeJ
         late_s = [(each - at) % period_s for each in began]
         assert sum(each < 0.15 for each in late_s) >= 0.7 * len(late_s), late_s
     # A worker that waits for its slot can be held, and one without a slot does not wait.
-    held_at = 3 + max(worker.state["iterations_done"] for worker in job)
+    held_at = 10 + max(worker.state["iterations_done"] for worker in job)
     for worker in job:
         assert worker.tell(op="slot", at=at, period_s=3600, late_s=1, lasts_s=3600)["ok"]
         assert worker.tell(op="hold", iteration=held_at)["ok"]
@@ -166,7 +166,7 @@ def test_a_job_ends_at_an_iteration_and_goes_on_there_with_other_workers(make_jo
     first = make_job(3, iterations=10_000, compute_s=0.01)
     start(first)
     wait_until(lambda: first[0].state["iterations_done"] >= 2)
-    at = 10 + max(worker.state["iterations_done"] for worker in first)
+    at = 40 + max(worker.state["iterations_done"] for worker in first)
     for worker in first:
         assert worker.tell(op="hold", iteration=at)["ok"]
     for worker in first:
