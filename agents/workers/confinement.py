@@ -34,6 +34,8 @@ _NOBODY = 65534
 _NO_RIGHTS = ("--no-new-privs", "--bounding-set=-all", "--inh-caps=-all")
 _APART = ("--unshare-pid", "--as-pid-1", "--unshare-ipc", "--unshare-uts", "--new-session")
 _MADE_ANEW = ("proc", "dev", "run", "tmp")
+# A mount of another program, say a container's, ended meanwhile (bubblewrap's issue 650).
+_VANISHED = "Unable to apply mount flags"
 # Root without capabilities could still write to most of /proc/sys.
 _KERNEL_FILES = (
     *("--proc", "/proc", "--ro-bind", "/proc/sys", "/proc/sys"),
@@ -96,8 +98,7 @@ def check_possible() -> None:
         ) from error
     nobody = WorkerUser(_NOBODY, _NOBODY, "nobody")
     with _readable(rules) as number:
-        view = ["--ro-bind", "/", "/", *_KERNEL_FILES, "--tmpfs", "/tmp"]
-        command = [_tool("bwrap"), *_APART, *view, "--seccomp", str(number)]
+        command = [_tool("bwrap"), *_APART, *_system_files(), "--seccomp", str(number)]
         done = subprocess.run(
             [*command, "--", *_become(nobody, ["--nproc=1000"]), "true"],
             env=ENVIRONMENT,
@@ -119,7 +120,8 @@ def begin(
     user: WorkerUser,
     groups: Sequence[Path],
     processes: int | None,
-    code: Iterable[Path],
+    code: Sequence[Path],
+    tries: int = 5,
 ) -> tuple[subprocess.Popen[bytes], int]:
     """Start ``command`` confined, within its cgroups by the files ``groups``, with at most that
     many processes, seeing the folders ``code``. Returns the child and the worker's first process,
@@ -165,6 +167,9 @@ def begin(
             if not isinstance(error, (KeyError, ValueError)):
                 raise
             why = " | ".join(keeper.last_lines(log)) or "bubblewrap gave no reason"
+            if tries > 1 and _VANISHED in why:
+                os.truncate(log, 0)
+                return begin(command, launch, user, groups, processes, code, tries - 1)
             raise LaunchError(f"confining worker {launch.spec.id}: {why}") from error
 
 
@@ -185,6 +190,17 @@ def _readable(content: bytes) -> Iterator[int]:
         file.write(content)
         file.seek(0)
         yield file.fileno()
+
+
+def _system_files() -> list[str]:
+    """bubblewrap's arguments for the server's files, read-only, without ``_MADE_ANEW``."""
+    arguments = list[str]()
+    for entry in sorted(os.scandir("/"), key=lambda each: each.name):
+        if entry.is_symlink():
+            arguments += ["--symlink", os.readlink(entry), entry.path]
+        elif entry.is_dir() and entry.name not in _MADE_ANEW:
+            arguments += ["--ro-bind", entry.path, entry.path]
+    return [*arguments, *_KERNEL_FILES]
 
 
 def _view(launch: WorkerLaunch, user: WorkerUser, code: Iterable[Path]) -> list[str]:
@@ -215,13 +231,7 @@ def _view(launch: WorkerLaunch, user: WorkerUser, code: Iterable[Path]) -> list[
         place = path if is_hidden(path) else real
         if (how, path) in own or is_hidden(place):
             mounts[place] = [how, str(real), str(place)]
-    arguments = list[str]()
-    for entry in sorted(os.scandir("/"), key=lambda each: each.name):
-        if entry.is_symlink():
-            arguments += ["--symlink", os.readlink(entry), entry.path]
-        elif entry.is_dir() and entry.name not in _MADE_ANEW:
-            arguments += ["--ro-bind", entry.path, entry.path]
-    arguments += _KERNEL_FILES
+    arguments = _system_files()
     for path in hidden:
         mode = "1777" if path.name == "tmp" else "0755"
         arguments += ["--perms", mode, "--tmpfs", str(path)]

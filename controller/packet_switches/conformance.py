@@ -35,8 +35,7 @@ def stations(count: int) -> list[Station]:
 def _wish(ports: Ports, *at: int, port: int | None = None) -> Wish:
     """Station n at a port: the one given, or of each station in turn."""
     every = stations(max(at, default=0) + 1)
-    places = {every[n]: port or ports[n % len(ports)] for n in at}
-    return Wish(places, frozenset(ports))
+    return Wish({every[n]: port or ports[n % len(ports)] for n in at}, frozenset(ports))
 
 
 def _expect(what: str, value: object, expected: object) -> None:

@@ -199,8 +199,7 @@ def switch_service(lab: str, switch: PacketSwitch, say: Callable[[str], None]) -
 
 def as_server(switch: PacketSwitch) -> Server:
     """A packet switch that is a machine of its own, as what boots."""
-    access = SshAccess(address=switch.address.rpartition(":")[0])
-    return Server(switch.name, ssh=access)
+    return Server(switch.name, ssh=SshAccess(address=switch.address.rpartition(":")[0]))
 
 
 def server_service(lab: str, kind: str, base: Path, of: Server) -> LabService:

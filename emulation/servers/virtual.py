@@ -61,7 +61,7 @@ Address={address}
 LinkLocalAddressing=no
 IPv6AcceptRA=no
 """
-# Several NICs in one subnet: what comes from the address of one leaves by it.
+# Several NICs in one subnet: what comes from one's address leaves by it, the rest by the first.
 _OWN_TABLE = """\
 [Route]
 Destination={network}
@@ -72,7 +72,12 @@ Table={table}
 [RoutingPolicyRule]
 From={ip}
 Table={table}
-Priority=1000
+Priority=999
+
+[RoutingPolicyRule]
+To={network}
+Table={table}
+Priority={table}
 """
 _SEVERAL_NICS = """\
 net.ipv4.conf.all.arp_ignore=1

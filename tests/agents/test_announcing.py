@@ -29,6 +29,9 @@ def fabric() -> Iterator[str]:
     try:
         for name in (FABRIC, A, B):
             namespaces.create(name)
+            # What the kernel would send by IPv6 announces a NIC, too.
+            ip("netns", "exec", name, "sysctl", "-qw", "net.ipv6.conf.all.disable_ipv6=1",
+               "net.ipv6.conf.default.disable_ipv6=1")  # fmt: skip
         for bridge in ("br1", "br2"):
             ip("-n", FABRIC, "link", "add", bridge, "type", "bridge", "forward_delay", "0")
             ip("-n", FABRIC, "link", "set", bridge, "up")

@@ -21,7 +21,7 @@ import pytest
 
 from patchlight.agents.errors import LaunchError
 from patchlight.agents.gpus import PhysicalGpu
-from patchlight.agents.workers import keeper
+from patchlight.agents.workers import confinement, keeper
 from patchlight.agents.workers.limits import user_for
 from patchlight.agents.workers.process import ProcessRunner
 from patchlight.testbed.linux.processes import process_ids
@@ -271,6 +271,20 @@ async def test_a_worker_has_the_device_node_of_its_own_gpu_and_of_no_other(desk:
     assert "nvidia99" not in seen
     with pytest.raises(LaunchError, match="device node of GPU GPU-1"):
         await runner.launch(replace(desk.launch("true"), gpu=PhysicalGpu("GPU-1")))
+
+
+async def test_a_mount_of_others_that_ends_meanwhile_stops_no_worker(
+    desk: Desk, open_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tool, failing, once = confinement._tool, open_folder / "bwrap", open_folder / "once"
+    once.touch()
+    why = "bwrap: Unable to apply mount flags: remount /newroot/var/x: Invalid argument"
+    fails = f'[ "$1" = --args ] && rm {once} 2>&- && echo "{why}" && exit 1'
+    failing.write_text(f'#!/bin/sh\n{fails}\nexec {tool("bwrap")} "$@"\n')
+    failing.chmod(0o755)
+    tools = {"bwrap": str(failing)}
+    monkeypatch.setattr(confinement, "_tool", lambda name: tools.get(name) or tool(name))
+    assert await outcome(ProcessRunner(), desk, "echo", "runs") == "runs"
 
 
 async def test_what_another_user_saved_is_closed(desk: Desk, open_folder: Path) -> None:

@@ -172,8 +172,7 @@ class Tl1ListDriver(base.NumberedDriver, Generic[D]):
 
 def matching(pattern: str, reply: Tl1Reply) -> list[re.Match[str]]:
     """The lines of a reply that match the pattern at their start."""
-    compiled = re.compile(pattern)
-    return [match for line in reply.lines if (match := compiled.match(line))]
+    return [match for line in reply.lines if (match := re.match(pattern, line))]
 
 
 def first(pattern: str, reply: Tl1Reply) -> re.Match[str] | None:

@@ -79,8 +79,7 @@ class Profile:
     @property
     def text(self) -> str:
         """The profile in the device's format."""
-        first = self.first_ghz
-        return "".join(f"{_thz(first + n)}\t{rest}\n" for n, rest in enumerate(self.lines))
+        return "".join(f"{_thz(self.first_ghz + n)}\t{rest}\n" for n, rest in enumerate(self.lines))
 
     def __str__(self) -> str:
         return f"{_thz(self.first_ghz)}–{_thz(self.first_ghz + len(self.lines) - 1)} THz"

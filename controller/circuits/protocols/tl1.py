@@ -92,8 +92,7 @@ class Tl1Client(DeviceSession[tl1_messages.Message, SessionDialect]):
         """
         values = values or {}
         exchange = partial(self._exchange, template=template, values=values, paged=paged)
-        shown = partial(self._shown, template, values)
-        return await self._run(exchange, shown, changes=changes)
+        return await self._run(exchange, partial(self._shown, template, values), changes=changes)
 
     async def hear(self) -> tuple[Alarm, ...]:
         """Its unsolicited messages, and the active alarms on its list (GR-833), if it has one."""

@@ -57,8 +57,7 @@ class WaitingLine(Generic[E]):
         """The next entry of the open lines."""
         if not self._apart:
             return self._one[0] if self._one else None
-        heads = (places[0] for places in self._open())
-        return min(heads, key=self._turn, default=None)
+        return min((places[0] for places in self._open()), key=self._turn, default=None)
 
     def some(self, count: int) -> list[Place[E]]:
         """The first entries of the open lines."""

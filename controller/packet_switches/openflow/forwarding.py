@@ -350,8 +350,7 @@ def leads_to(match: Match, mac: str, address: IPv4Address) -> bool:
     """Whether a frame for this NIC, or an ARP request for its address, matches."""
 
     def number(text: Any) -> int:
-        is_mac = ":" in text
-        return int(text.replace(":", ""), 16) if is_mac else int(IPv4Address(text))
+        return int(text.replace(":", ""), 16) if ":" in text else int(IPv4Address(text))
 
     for field, own in (("eth_dst", mac), ("arp_tpa", str(address))):
         if (wanted := match.get(field)) is not None:
