@@ -70,5 +70,5 @@ def test_a_job_grows_when_another_ends_and_shrinks_when_one_comes(client: Contro
     )
     assert checked_iterations(client, job_id) == wanted
     kinds = [decision["kind"] for decision in client.decisions(job_id)]
-    # The job may have ended before it could continue as it was last decided.
-    assert kinds.count("elasticity") - (len(changes) - 1) in (0, 1)
+    # Workers that could not be held in time train on as they were, and it is decided again.
+    assert kinds.count("elasticity") >= len(changes) - 1
