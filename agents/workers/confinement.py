@@ -125,7 +125,7 @@ def begin(
 ) -> tuple[subprocess.Popen[bytes], int]:
     """Start ``command`` confined, within its cgroups by the files ``groups``, with at most that
     many processes, seeing the folders ``code``. Returns the child and the worker's first process,
-    whose end ends all others."""
+    whose end ends all others. Up to ``tries`` times if mounts of other programs end meanwhile."""
     limits = [] if processes is None else [f"--nproc={processes}"]
     if launch.rdma_devices:
         limits.append("--memlock=unlimited")

@@ -30,8 +30,8 @@ def fabric() -> Iterator[str]:
         for name in (FABRIC, A, B):
             namespaces.create(name)
             # What the kernel would send by IPv6 announces a NIC, too.
-            ip("netns", "exec", name, "sysctl", "-qw", "net.ipv6.conf.all.disable_ipv6=1",
-               "net.ipv6.conf.default.disable_ipv6=1")  # fmt: skip
+            with namespaces.entered(namespaces.namespace_path(name)):
+                namespaces.set_sysctl("ipv6/conf/all/disable_ipv6", 1)
         for bridge in ("br1", "br2"):
             ip("-n", FABRIC, "link", "add", bridge, "type", "bridge", "forward_delay", "0")
             ip("-n", FABRIC, "link", "set", bridge, "up")

@@ -1,7 +1,6 @@
 """``patchlight deploy``: what it prints and how it ends."""
 
 import json
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from patchlight.deploy.commands.deploy import deploy
 from patchlight.deploy.commands.options import read_password
 from patchlight.testbed.errors import BadInput
 from tests.support.terminal import at_terminal
+from tests.support.waiting import closed_port
 
 LAB = """
 name: closed
@@ -28,9 +28,8 @@ servers:
 @pytest.fixture
 def closed(tmp_path: Path) -> Iterator[str]:
     path = tmp_path / "closed.yaml"
-    with socket.socket() as nobody:  # nobody else gets the port, and nobody listens on it
-        nobody.bind(("127.0.0.1", 0))
-        path.write_text(LAB.replace("PORT", str(nobody.getsockname()[1])))
+    with closed_port() as port:
+        path.write_text(LAB.replace("PORT", str(port)))
         yield str(path)
 
 

@@ -1,7 +1,6 @@
 """``patchlight ocs --direct``: without a controller."""
 
 import json
-import socket
 import subprocess
 import sys
 import threading
@@ -16,6 +15,7 @@ from patchlight.testbed.lab.model import Lab
 from patchlight.testbed.labfile.reader import read_lab
 from tests.support.controller_process import DRY_LAB, OcsCommand
 from tests.support.emulated_devices import Running, lab_file, running
+from tests.support.waiting import closed_port
 
 
 @dataclass(frozen=True)
@@ -41,10 +41,9 @@ def alone(tmp_path: Path) -> Iterator[DirectOcs]:
 def direct(tmp_path: Path, alone: DirectOcs) -> Iterator[DirectOcs]:
     """The same with a second circuit switch, which does not answer."""
     path = tmp_path / "lab.yaml"
-    with socket.socket() as nobody:
-        # Its address, by which it is locked, is no other test's.
-        nobody.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{nobody.getsockname()[1]}"
+    # A device is locked by its address, which no other test has.
+    with closed_port() as port:
+        address = f"127.0.0.1:{port}"
         second = f"  - {{name: ocs2, driver: calient-tl1, address: '{address}', ports: 16}}\n"
         path.write_text(path.read_text().replace("fibres:", f"{second}fibres:"))
         yield DirectOcs(alone.options, alone.device, read_lab(path))

@@ -74,7 +74,7 @@ def test_no_page_of_ours_runs_programs_from_elsewhere(door: ControllerProcess) -
     for path in ("/redoc", "/docs/oauth2-redirect"):
         answer = door.send("GET", path)
         assert (answer.status_code, "/openapi.json" in answer.json()["hint"]) == (404, True)
-    assert "/v1/jobs" in door.send("GET", "/openapi.json", timeout=PATIENCE_S).json()["paths"]
+    assert "/v1/jobs" in door.send("GET", "/openapi.json").json()["paths"]
 
 
 def test_a_header_makes_nobody_someone_else(door: ControllerProcess) -> None:
@@ -256,7 +256,7 @@ def test_a_long_body_is_refused_before_it_is_held(door: ControllerProcess) -> No
 def test_a_million_mistakes_are_not_all_looked_at(
     door: ControllerProcess, path: str, body: Callable[[], Any]
 ) -> None:
-    answer = door.send("POST", f"/v1/{path}", json=body(), timeout=PATIENCE_S)
+    answer = door.send("POST", f"/v1/{path}", json=body())
     assert answer.status_code == 422
     assert len(answer.content) < 5000
 

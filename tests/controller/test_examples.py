@@ -146,7 +146,7 @@ def test_every_example_is_what_a_controller_answers(described: Described, star: 
 
 
 def test_every_route_is_described_with_an_example(described: Described) -> None:
-    api = described.send("GET", "/openapi.json", timeout=PATIENCE_S).json()
+    api = described.send("GET", "/openapi.json").json()
     for path, operations in api["paths"].items():
         for method, operation in operations.items():
             where = f"{method.upper()} {path}"

@@ -1,7 +1,6 @@
 """Other schedulers: the topology as it is lit now, and nodes that are to be brought together."""
 
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -20,7 +19,7 @@ from patchlight.testbed.lab.portmap import PortMap
 from patchlight.testbed.lab.wiring import trace_links
 from tests.support.change_bench import LAB, START, ChangeBench, CircuitsOf, Network
 from tests.support.controller_process import ControllerProcess, OcsCommand, controller_process
-from tests.support.waiting import PATIENCE_S, wait_until
+from tests.support.waiting import PATIENCE_S, closed_port, wait_until
 
 
 class Riding(Network):
@@ -158,12 +157,10 @@ def test_a_file_is_left_as_it_is_while_a_switch_does_not_answer(tmp_path: Path) 
     file = tmp_path / "topology.yaml"
     file.write_text("as it was")
     controller = ControllerProcess(tmp_path)
-    with socket.socket() as nobody:
-        # Nobody listens there, and no other test locks a device of that address meanwhile.
-        nobody.bind(("127.0.0.1", 0))
-        address = f'"127.0.0.1:{nobody.getsockname()[1]}"'
+    # A device is locked by its address, which no other test has.
+    with closed_port() as port:
         text = controller.lab.read_text().replace("dry-run", "polatis-scpi")
-        controller.lab.write_text(text.replace('"127.0.0.1:1"', address))
+        controller.lab.write_text(text.replace('127.0.0.1:1"', f'127.0.0.1:{port}"'))
         controller.start()
         try:
             result = CliRunner().invoke(cli, topology_command(controller, file))

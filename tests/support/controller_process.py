@@ -93,6 +93,7 @@ class ControllerProcess:
 
     def send(self, method: str, path: str, **options: Any) -> httpx.Response:
         """The answer to one request as anybody may send it. ``options`` are httpx's."""
+        options = {"timeout": PATIENCE_S, **options}
         # There is no TLS: without certificates a client is made a hundred times as fast.
         address = f"http://{self.api}{path}"
         return httpx.request(method, address, trust_env=False, verify=False, **options)

@@ -40,8 +40,8 @@ async def eventually(condition: Callable[[], object], what: str = "it to come ab
 def _ports_of_this_process() -> Iterator[int]:
     """Ports that no other process of the session takes, each once before one comes again.
 
-    They are below those that the kernel gives to whoever asks for any port: one that is free now
-    is free still when a program that takes a while to start listens there.
+    The kernel chooses ports above them, so a port that is free now is still free when a program
+    that starts slowly listens on it.
     """
     number = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
     first = 10_000 + 2_500 * (number % 8)
@@ -61,6 +61,14 @@ def free_ports(count: int) -> list[int]:
         with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
             found.append(port)
     return found
+
+
+@contextlib.contextmanager
+def closed_port() -> Iterator[int]:
+    """A TCP port of this machine that nobody listens on and no other program is given."""
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        yield holder.getsockname()[1]
 
 
 def unix_socket_answers(path: Path) -> bool:

@@ -121,6 +121,8 @@ def test_each_boots_with_systemd_and_has_soft_roce(lab: EmulatedLab) -> None:
         assert "netdev nic0" in link
         gids = said(lab, host.name, "ibv_devinfo -v")
         assert f"::ffff:{host.address}, RoCE v2" in gids
+    # Whichever NIC came up first.
+    assert "dev nic0 table" in said(lab, "gpu1", "ip route get 192.168.10.11")
 
 
 def test_rdma_goes_over_the_optical_switch(lab: EmulatedLab, tmp_path: Path) -> None:
