@@ -148,7 +148,7 @@ class MaintenanceWindow:
         self._parts.store.set_mark(_MARK, asdict(opened))
         self._parts.store.add_event(time.time(), "discovery-begun", {"by": caller.by})
         if opened.queue_held:
-            self._scheduler.hold_queue(opened.by)
+            await self._scheduler.hold_queue(opened.by)
         why = "wiring discovery"
         for ocs, numbers in ports.items():
             self._parts.locks.lock(ocs, numbers, "kept", opened.by, why)

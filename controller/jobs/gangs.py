@@ -1,9 +1,10 @@
 """Runs gangs that have hosts: starts their jobs together and follows each to its end."""
 
 import asyncio
+import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
@@ -12,7 +13,7 @@ from patchlight.controller.hosts.fleet import Fleet
 from patchlight.controller.jobs.job_table import JobTable
 from patchlight.controller.jobs.placement import Gang
 from patchlight.controller.jobs.rewiring import JobRewiring
-from patchlight.controller.jobs.running_job import RunningJob, run_all
+from patchlight.controller.jobs.running_job import RunningJob
 from patchlight.controller.jobs.specs import CannotGoOn, JobFailed, error_text, goes_on_at
 from patchlight.controller.storage.database import JournalError
 from patchlight.controller.storage.store import Store
@@ -20,6 +21,7 @@ from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.jobs import JobSpec, JobState, JobStatus
 from patchlight.testbed.lab.model import Lab
 from patchlight.testbed.lab.reach import Reach, as_text
+from patchlight.testbed.tasks import EndOrdered, run_all, unless
 
 _JOURNAL_AGAIN_S = 0.5
 _START_S = 2.0  # The assumed start time until a gang has started.
@@ -55,33 +57,38 @@ class Gangs:
         self.queue: Queue
         self.active: list[Gang] = []
         self.last_start_s = _START_S
-        self._closing = False
+        self._gang_of: dict[str, Gang] = {}
         self._lab, self._fleet, self._table = lab, fleet, table
         self._outcomes = Outcomes(store, table)
         self._rewiring, self._reach = rewiring, reach
 
-    def begin(self, gang: Gang, after: Sequence[asyncio.Task[None]] = ()) -> None:
-        """Start the jobs of a gang on their hosts, once ``after`` is over; follow them."""
+    def begin(self, gang: Gang, after: Sequence[Gang] = ()) -> None:
+        """Start the jobs of a gang on their hosts, once those ``after`` have ended; follow them."""
         jobs = [self.job_of(self._table[job_id]) for job_id in gang.ids]
-        self._take(gang, jobs, self._start_and_follow(gang, jobs, after))
+        self._take(gang, jobs, partial(self._start, gang, jobs, after))
 
-    async def take_over(self, gang: Gang) -> None:
-        """Follow jobs that an earlier controller started."""
+    def take_over(self, gang: Gang) -> list[RunningJob]:
+        """Follow jobs that an earlier controller started, which may have paused them."""
         jobs = [self.job_of(self._table[job_id]) for job_id in gang.ids]
         for job in jobs:
             reports = self._table.ledger.reports_by_rank(job.id, job.attempt)
             job.assign(self._lab, self._fleet, reports)
-            # The controller that paused them may be dead.
-            await job.release()
-        self._take(gang, jobs, self._follow(gang, jobs))
+        self._take(gang, jobs)
+        return jobs
 
-    async def undo_start(self, status: JobStatus) -> None:
-        """Delete the workers of a job that was being started, and queue it again."""
-        job = self.job_of(status)
-        job.assign(self._lab, self._fleet)
-        await self._outcomes.give_back(job)
-        why = "the controller ended during its start"
-        self._outcomes.next_attempt(status, why, status.first_iteration, gang=status.gang)
+    def undo_start(self, gang: Gang) -> None:
+        """Delete the workers of jobs that an earlier controller was starting, and queue the jobs
+        again, together."""
+        jobs = [self.job_of(self._table[job_id]) for job_id in gang.ids]
+        for job in jobs:
+            if job.hosts:
+                job.assign(self._lab, self._fleet)
+        gang.end("the controller ended during its start", again=True)
+        self._take(gang, jobs, partial(self._start, gang, jobs))
+
+    def of(self, job_id: str) -> Gang | None:
+        """The gang in which a job has its hosts now."""
+        return self._gang_of.get(job_id)
 
     def job_of(self, status: JobStatus) -> RunningJob:
         """A job on its hosts."""
@@ -90,86 +97,108 @@ class Gangs:
         return RunningJob(status.id, status.spec, hosts, self._outcomes.reported, *which)
 
     def resize(self, job_id: str, hosts: Sequence[str], why: str) -> bool:
-        """Continue a running job on these hosts after an iteration; ``False`` if it has ended."""
-        job = self._table.running.get(job_id)
+        """Continue a running job on these hosts after an iteration; ``False`` if it ends."""
+        job, gang = self._table.running.get(job_id), self.of(job_id)
         if job is None or self._table[job_id].state is not JobState.RUNNING:
+            return False
+        if gang is None or gang.ending.is_set():
             return False
         job.go_on_elsewhere(tuple(self._lab.host(name) for name in hosts), why)
         return True
 
     def _take(
-        self, gang: Gang, jobs: Sequence[RunningJob], life: Coroutine[Any, Any, None]
+        self,
+        gang: Gang,
+        jobs: Sequence[RunningJob],
+        start: Callable[[], Coroutine[Any, Any, None]] | None = None,
     ) -> None:
         self.active.append(gang)
+        self._gang_of |= dict.fromkeys(gang.ids, gang)
         self._table.running |= {job.id: job for job in jobs}
-        gang.task = asyncio.create_task(self._live(gang, life))
+        gang.task = asyncio.create_task(self._live(gang, jobs, start))
+        gang.task.add_done_callback(partial(self._is_over, gang))
 
-    async def _live(self, gang: Gang, life: Coroutine[Any, Any, None]) -> None:
-        try:
-            await life
-        finally:
-            self.active.remove(gang)
+    def _is_over(self, gang: Gang, task: asyncio.Task[None]) -> None:
+        self.active.remove(gang)
+        if not task.cancelled() and (fault := task.exception()) is not None:
+            _log.error("jobs %s", ", ".join(gang.ids), exc_info=fault)
 
     async def end(self, gangs: Iterable[Gang], why: str, *, again: bool = False) -> None:
         """End these jobs: stop workers, free GPUs and NICs; ``again``: queue them again."""
-        ending = list(gangs)
+        if tasks := self.order_end(gangs, why, again=again):
+            await asyncio.wait(tasks)
+
+    def order_end(
+        self, gangs: Iterable[Gang], why: str, *, again: bool = False
+    ) -> list[asyncio.Task[None]]:
+        """The same without waiting: the tasks that will be done then."""
+        ending = [gang for gang in gangs if gang in self.active]
         for gang in ending:
-            gang.ends_because, gang.again = why, again
-        await self._cancel(ending)
+            gang.end(why, again=again)
+        return [gang.task for gang in ending if gang.task is not None]
 
     async def close(self) -> None:
         """Stop following all jobs; their workers continue."""
-        self._closing = True
-        await self._cancel(list(self.active))
-
-    @staticmethod
-    async def _cancel(gangs: Sequence[Gang]) -> None:
-        # A task cancelled before it began would not clean up after its gang.
-        await asyncio.sleep(0)
-        tasks = [gang.task for gang in gangs if gang.task is not None]
+        tasks = [gang.task for gang in self.active if gang.task is not None]
         for task in tasks:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
 
-    async def _start_and_follow(
-        self, gang: Gang, jobs: Sequence[RunningJob], after: Sequence[asyncio.Task[None]]
+    # The end of a gang is an order that its own task, ``_live``, looks at; nobody cancels that task
+    # but ``close``, which cleans nothing up. Only work in ``unless`` is cancelled, by the caller
+    # that cleans up after it: a task that is cancelled before its first step runs no ``finally``.
+
+    async def _live(
+        self,
+        gang: Gang,
+        jobs: Sequence[RunningJob],
+        start: Callable[[], Coroutine[Any, Any, None]] | None,
     ) -> None:
+        if start is None or await self._begun(gang, jobs, start):
+            # A failed job does not end the others of its gang: they share only the start.
+            await run_all(self._see_through(gang, job) for job in jobs)
+
+    async def _begun(
+        self, gang: Gang, jobs: Sequence[RunningJob], start: Callable[[], Coroutine[Any, Any, None]]
+    ) -> bool:
+        failure: Exception | None = None
         try:
-            if after:
-                await asyncio.wait(after)
-            await self._start(gang, jobs)
-        except asyncio.CancelledError:
-            if gang.ends_because:
-                await self._all_over(gang, jobs)
+            await unless(gang.ending, start)
+        except EndOrdered:
+            pass
         except JournalError as error:
             # Not their fault: none has begun, and they start when the journal is writable.
-            if not gang.ends_because:
-                gang.ends_because, gang.again = error.message, True
-            await self._all_over(gang, jobs)
+            gang.end(error.message, again=True)
         except Exception as error:
             reach = self._reach()
             cut = {host: why for job in jobs for host, why in reach.apart(job.hosts).items()}
-            if cut and gang.topology == "keep" and not gang.ends_because:
+            if cut and gang.topology == "keep":
                 # Not their fault either: they wait until their hosts reach each other again.
-                gang.ends_because, gang.again = as_text(cut), True
-                await self._all_over(gang, jobs)
-                return
-            why = f"{as_text(cut)}: {error_text(error)}"
-            lines, hosts = getattr(error, "last_lines", ()), getattr(error, "hosts", ())
-            await self._all_over(gang, jobs, JobFailed(why, lines, hosts) if cut else error)
+                gang.end(as_text(cut), again=True)
+            else:
+                lines, hosts = getattr(error, "last_lines", ()), getattr(error, "hosts", ())
+                why = f"{as_text(cut)}: {error_text(error)}"
+                failure = JobFailed(why, lines, hosts) if cut else error
         else:
-            await self._follow(gang, jobs)
+            return True
+        outcome = partial(self._outcomes.failed, error=failure) if failure else None
+        await run_all(self._end(gang, job, outcome) for job in jobs)
+        await self._let_go(gang, jobs)
+        return False
 
-    async def _start(self, gang: Gang, jobs: Sequence[RunningJob]) -> None:
+    async def _start(
+        self, gang: Gang, jobs: Sequence[RunningJob], after: Sequence[Gang] = ()
+    ) -> None:
+        if before := [each.task for each in after if each.task is not None]:
+            await asyncio.wait(before)
         began = time.monotonic()
         if gang.topology != "keep":
             # Running jobs of the same topology policy join this change to keep their circuits.
             same = [g for g in self.active if g is not gang and g.topology == gang.topology]
             for job_id in gang.ids:
                 self._table.move(job_id, JobState.RECONFIGURING)
-            running = self._table.running
-            job_ids = [job_id for g in (gang, *same) for job_id in g.ids if job_id in running]
+            job_ids = [job_id for g in (gang, *same) for job_id in g.ids if self.of(job_id) is g]
             change = await self._rewiring.rewire(gang.topology, job_ids, gang.ids)
             if change.state != "committed":
                 raise JobFailed(
@@ -189,27 +218,22 @@ class Gangs:
         for job in jobs:
             self.queue.settled(job)
 
-    async def _follow(self, gang: Gang, jobs: Sequence[RunningJob]) -> None:
-        # A failed job does not end the others of its gang: they share only the start.
-        await asyncio.gather(*(self._see_through(gang, job) for job in jobs))
-
     async def _see_through(self, gang: Gang, job: RunningJob) -> None:
-        outcome: Callable[[], object] | None = partial(self._table.move, job.id, JobState.DONE)
+        outcome: Callable[[RunningJob], object] | None = self._outcomes.done
         try:
-            while not await job.watch():
+            while not await unless(gang.ending, job.watch):
                 await self._go_on_elsewhere(gang, job)
-        except asyncio.CancelledError:
-            if not gang.ends_because:
-                return  # the controller ends, the job continues
+        except EndOrdered:
             outcome = None
         except Exception as error:
-            outcome = partial(self._outcomes.failed, job, error)
-        await self._to_the_end(self._over(gang, job, outcome))
+            outcome = partial(self._outcomes.failed, error=error)
+        await self._end(gang, job, outcome)
+        await self._let_go(gang, [job])
 
     async def _go_on_elsewhere(self, gang: Gang, job: RunningJob) -> None:
         """Stop a job where all ranks are at one iteration, and start it on its next hosts; if it
         cannot be stopped, it continues unchanged."""
-        stops = await job.hold_for_good()
+        stops = await unless(gang.ending, job.hold_for_good)
         try:
             if stops:  # recorded before its workers end
                 self._outcomes.held(job, job.changes_because)
@@ -217,10 +241,10 @@ class Gangs:
             stops = False
         if not stops:
             job.stay()
-            await job.release()
+            await unless(gang.ending, job.release)
             self.queue.settled(job)
             return
-        await job.end_held()
+        await unless(gang.ending, job.end_held)
         await self._outcomes.give_back(job)
         status = self._table[job.id].with_hosts(
             tuple(host.name for host in job.next_hosts), time.time()
@@ -230,7 +254,9 @@ class Gangs:
         job.begin_anew(status.attempt + 1, status.first_iteration)
         self.queue.settled(job)
         try:
-            await self._start(gang, [job])
+            await unless(gang.ending, partial(self._start, gang, [job]))
+        except EndOrdered:
+            raise
         except Exception as error:
             raise CannotGoOn(
                 f"its {len(job.hosts)} workers could not begin: {error_text(error)}",
@@ -238,57 +264,53 @@ class Gangs:
                 getattr(error, "hosts", ()),
             ) from error
 
-    async def _all_over(
-        self, gang: Gang, jobs: Sequence[RunningJob], error: Exception | None = None
+    async def _end(
+        self, gang: Gang, job: RunningJob, outcome: Callable[[RunningJob], object] | None
     ) -> None:
-        over = []
-        for job in jobs:
-            outcome = partial(self._outcomes.failed, job, error) if error else None
-            over.append(self._over(gang, job, outcome))
-        await self._to_the_end(asyncio.gather(*over))
-
-    async def _to_the_end(self, work: Awaitable[object]) -> None:
-        """Wait for it, even if the gang is to end: only the controller's end interrupts it."""
-        task = asyncio.ensure_future(work)
-        while not task.done():
-            try:
-                await asyncio.shield(task)
-            except asyncio.CancelledError:
-                if self._closing:
-                    task.cancel()
-                    raise
-
-    async def _over(
-        self, gang: Gang, job: RunningJob, outcome: Callable[[], object] | None
-    ) -> None:
+        """Record how a job ends, then end its workers."""
         on_record = self._outcomes.on_record
-
-        def stop_if_wanted() -> None:
-            if gang.ends_because and not gang.again:
-                self._table.end([job.id], JobState.STOPPED, gang.ends_because)
-
-        def conclude() -> None:
-            stop_if_wanted()  # by now
-            status = self._table[job.id]
-            if gang.again and status.hosts and not status.state.is_final:
-                self._outcomes.next_attempt(status, gang.ends_because, job.iterations_done)
-
         try:
             if outcome is not None:
-                await on_record(outcome)
-            await on_record(stop_if_wanted)
-            runs = self._table[job.id].state in (JobState.RUNNING, JobState.PAUSED)
-            if gang.again and runs and await job.hold_for_good():
-                await on_record(conclude)  # before they end: a later controller resumes it there
+                await on_record(partial(outcome, job))
+            held, state = False, self._table[job.id].state
+            if gang.again and state in (JobState.RUNNING, JobState.PAUSED):
+                with contextlib.suppress(EndOrdered):
+                    held = await unless(gang.stopping, job.hold_for_good)
+            # Before its workers end: a later controller resumes it here.
+            await on_record(partial(self._conclude, gang, job))
+            if held:
                 await job.end_held()
             await self._outcomes.give_back(job)
-        finally:
-            await on_record(conclude)
+        except Exception:  # whatever it is, its hosts are free afterwards
+            _log.exception("the end of job %s", job.id)
+
+    def _conclude(self, gang: Gang, *jobs: RunningJob) -> None:
+        for job in jobs:
+            status = self._table[job.id]
+            if gang.ending.is_set() and not gang.again:
+                self._table.end([job.id], JobState.STOPPED, gang.ends_because)
+            elif gang.again and status.hosts and not status.state.is_final:
+                begun = status.state in (JobState.RUNNING, JobState.PAUSED)
+                together = {} if begun else {"gang": status.gang}
+                self._outcomes.next_attempt(
+                    status, gang.ends_because, job.iterations_done, **together
+                )
+
+    async def _let_go(self, gang: Gang, jobs: Sequence[RunningJob]) -> None:
+        """Free the hosts of jobs that have ended, and queue those that begin again."""
+        await self._outcomes.on_record(partial(self._conclude, gang, *jobs))
+        # No await from here on: each job is always in a gang, in the queue, or over.
+        waiting: dict[str, list[str]] = {}
+        for job in jobs:
             self._table.running.pop(job.id, None)
+            self._gang_of.pop(job.id, None)
             self.queue.freed(job)
             self._rewiring.ended(job.id)
-            if (status := self._table[job.id]).state is JobState.QUEUED:
-                self.queue.join(Gang((status.id,), status.topology))
+            status = self._table[job.id]
+            if status.state.is_waiting:
+                waiting.setdefault(status.gang or status.id, []).append(status.id)
+        for ids in waiting.values():
+            self.queue.join(Gang(tuple(ids), gang.topology))
 
 
 class Outcomes:
@@ -366,6 +388,10 @@ class Outcomes:
             iterations_done=first_iteration,
             **{"gang": "", **changes},
         )
+
+    def done(self, job: RunningJob) -> None:
+        """All workers of a job are done."""
+        self._table.move(job.id, JobState.DONE)
 
     def failed(self, job: RunningJob, error: Exception) -> None:
         """Handle a failed job: another attempt, or its end."""

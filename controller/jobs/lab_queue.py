@@ -31,7 +31,7 @@ _LOOK_AGAIN_S = 5.0
 
 class LabQueue:
     """Jobs that wait by the rules of a discipline, and ``why`` as of the last pass; ``changed`` is
-    set when another pass may start more."""
+    set when another pass may start more. ``passing`` is locked during a pass."""
 
     def __init__(
         self,
@@ -43,6 +43,7 @@ class LabQueue:
     ) -> None:
         self.why: dict[str, str] = {}
         self.changed = asyncio.Event()
+        self.passing = asyncio.Lock()
         gangs.queue = self
         self._store, self._table, self._gangs = store, table, gangs
         self._settings, self._placement = discipline, placement
@@ -141,7 +142,10 @@ class LabQueue:
         if (placed := self._placed.pop(job.id, None)) is None:
             return
         self._back.append(placed)
-        entry, _ = placed
+        self._returns(placed[0])
+
+    def _returns(self, entry: GangEntry) -> None:
+        """A preempted gang waits like others once all its hosts are free."""
         if entry.returning and not self._placed.keys() & {*entry.gang.ids}:
             entry.returning = False
             if entry in self._came:
@@ -182,6 +186,10 @@ class LabQueue:
 
     async def decide(self) -> float | None:
         """Start all that can start now; returns the seconds until the next pass."""
+        async with self.passing:
+            return await self._decide()
+
+    async def _decide(self) -> float | None:
         self._take_in_changes()
         if not self._waiting and not self._site.has_elastic:
             return None
@@ -234,14 +242,13 @@ class LabQueue:
 
     def _carry_out(self, reasons: Sequence[tuple[GangEntry, Waiting]]) -> None:
         site = self._site
-        ending: dict[int, asyncio.Task[None]] = {}
         for entry in site.preempted:
             names = ", ".join(s.entry.name for s in site.started if entry in s.preempted)
-            end = self._gangs.end([entry.gang], f"preempted by {names}", again=True)
-            ending[entry.index] = asyncio.create_task(end)
+            self._gangs.order_end([entry.gang], f"preempted by {names}", again=True)
+            self._returns(entry)  # if it ended by itself during the pass
         for started in site.started:
             try:
-                self._begin(started, [ending[each.index] for each in started.preempted])
+                self._begin(started, [each.gang for each in started.preempted])
             except JournalError as full:
                 _log.warning("%s waits again: %s", started.entry.name, full)
                 site.gone(started.entry, site.now_s, started.entry.gpus)
@@ -270,7 +277,7 @@ class LabQueue:
                         words = waiting.words if waiting.is_blocked else ""
                         self._table.move(job_id, state, words)
 
-    def _begin(self, started: Started, after: Sequence[asyncio.Task[None]]) -> None:
+    def _begin(self, started: Started, after: Sequence[Gang]) -> None:
         entry, now_s = started.entry, time.time()
         if entry.gang.ids[0] not in self._waiting:  # the user stopped it meanwhile
             self._site.gone(entry, now_s, entry.gpus)

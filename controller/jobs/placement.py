@@ -7,7 +7,7 @@ import contextlib
 import math
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
@@ -36,13 +36,25 @@ HostsOfJobs = Mapping[str, Collection[str]]
 
 @dataclass(eq=False)
 class Gang:
-    """Jobs that start together, by id; ``again``: it is queued again after its end."""
+    """Jobs that start together, by id; their life is in ``task``. ``ending``: it is to end, and
+    with ``again`` it is then queued again; ``stopping``: without."""
 
     ids: tuple[str, ...]
     topology: str
     task: asyncio.Task[None] | None = None
     ends_because: str = ""
     again: bool = False
+    ending: asyncio.Event = field(default_factory=asyncio.Event)
+    stopping: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def end(self, why: str, *, again: bool = False) -> None:
+        """Order its end. A restart or preemption does not undo a stop."""
+        if self.ending.is_set() and (again or not self.again):
+            return
+        self.ends_because, self.again = why, again
+        self.ending.set()
+        if not again:
+            self.stopping.set()
 
 
 @dataclass(eq=False)

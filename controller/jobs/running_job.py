@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +14,7 @@ from patchlight.controller.jobs.specs import JobFailed, worker_specs
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.jobs import JobSpec
 from patchlight.testbed.lab.model import Host, Lab
+from patchlight.testbed.tasks import run_all
 from patchlight.testbed.wire.worker_api import (
     Report,
     SlotRequest,
@@ -395,10 +396,3 @@ class RunningJob:
 async def _rest_since(began: float, least_s: float) -> None:
     took_s = time.monotonic() - began
     await asyncio.sleep(max(least_s, took_s * (1 / _MOST_OF_TIME - 1)))
-
-
-async def run_all(coroutines: Iterable[Coroutine[Any, Any, None]]) -> None:
-    """Wait for all, then raise the first error."""
-    for answer in await asyncio.gather(*coroutines, return_exceptions=True):
-        if isinstance(answer, BaseException):
-            raise answer

@@ -21,6 +21,7 @@ from patchlight.controller.jobs.lab_queue import LabQueue
 from patchlight.controller.jobs.placement import Gang, Placement
 from patchlight.controller.jobs.policy_set import PoliciesInUse, named
 from patchlight.controller.jobs.rewiring import DRAINED, JobRewiring
+from patchlight.controller.jobs.running_job import RunningJob
 from patchlight.controller.jobs.specs import check_policies, check_specs, worker_id
 from patchlight.controller.policies.registry import DEFAULTS
 from patchlight.controller.storage.database import JournalError
@@ -30,6 +31,7 @@ from patchlight.testbed.jobs import JobSpec, JobState, JobStatus
 from patchlight.testbed.lab.model import Lab
 from patchlight.testbed.lab.reach import as_text
 from patchlight.testbed.lab.rules import NOTHING_SAID, Discipline, PolicyChoice
+from patchlight.testbed.tasks import run_all
 from patchlight.testbed.wire.agent_status import AgentStatus
 
 _log = logging.getLogger(__name__)
@@ -69,6 +71,7 @@ class Scheduler:
         self._gangs = Gangs(lab, fleet, store, table, self.rewiring, self.reach)
         self._queue = LabQueue(store, table, self._placement, self._gangs, discipline)
         self._recovered = False
+        self._followed: list[RunningJob] = []
         self.policies.on_use += [self._queue.changed.set, self.rewiring.look_soon]
 
     def submit(
@@ -176,6 +179,7 @@ class Scheduler:
 
     async def stop(self, job_id: str, by: str = "", *, force: bool = False) -> JobStatus:
         """End the job's gang. ``Refused`` for another user's job, without ``force``."""
+        self._take_over()
         self._check_owner(self._table[job_id], by, "stopped", "stop", force=force)
         if (waiting := self._queue.leave(job_id)) is not None:
             try:
@@ -183,8 +187,8 @@ class Scheduler:
             except JournalError:
                 self._queue.join(waiting)  # it continues to wait
                 raise
-        gangs = [gang for gang in self._gangs.active if job_id in gang.ids]
-        await self._gangs.end(gangs, "stopped by the user")
+        if (gang := self._gangs.of(job_id)) is not None:
+            await self._gangs.end([gang], "stopped by the user")
         return self.job(job_id)
 
     @staticmethod
@@ -197,32 +201,43 @@ class Scheduler:
 
     async def restart(self, job_id: str, by: str = "", *, force: bool = False) -> JobStatus:
         """Restart a job: an ended one as a new job, a running one as its next attempt."""
+        self._take_over()
         status = self._table[job_id]
         if status.state.is_final:
             return self.submit([status.spec], status.topology or None, by)[0]
         self._check_owner(status, by, "restarted", "restart", force=force)
         if status.state.is_waiting:
             raise BadInput(f"job {job_id} is {status.state}: it has not started yet")
-        gangs = [gang for gang in self._gangs.active if job_id in gang.ids]
-        others = [each for gang in gangs for each in gang.ids if each != job_id]
-        if others:
+        gang = self._gangs.of(job_id)
+        ids = () if gang is None else gang.ids
+        if others := [each for each in ids if each != job_id and self._gangs.of(each) is gang]:
             raise BadInput(
                 f"job {job_id} started together with {', '.join(others)}: it cannot restart alone",
                 hint=f"use 'patchlight job stop {job_id}', and submit them again",
             )
-        await self._gangs.end(gangs, "restarted by the user", again=True)
+        if gang is not None:
+            await self._gangs.end([gang], "restarted by the user", again=True)
         return self.job(job_id)
 
     async def drain(self, why: str = "") -> list[str]:
         """Stop starting jobs, and end the running ones; returns their ids."""
-        self.hold_queue(why)
+        self._take_over()
         running = list(self._table.running)
-        await self._gangs.end(self._gangs.active, "the controller was drained")
+        self._store.set_mark(DRAINED, {"why": why, "at": time.time()})
+        said = "the controller was drained"
+        ending = self._gangs.order_end(self._gangs.active, said)
+        await self.hold_queue(why)
+        # What a pass has started meanwhile waits again.
+        ending += self._gangs.order_end(self._gangs.active, said, again=True)
+        if ending:
+            await asyncio.wait(ending)
         return running
 
-    def hold_queue(self, why: str) -> None:
+    async def hold_queue(self, why: str) -> None:
         """Stop starting jobs; running ones continue."""
         self._store.set_mark(DRAINED, {"why": why, "at": time.time()})
+        async with self._queue.passing:  # a pass in progress may start some
+            return
 
     def resume(self) -> None:
         """Start jobs again after ``drain`` or ``hold_queue``."""
@@ -237,13 +252,10 @@ class Scheduler:
     async def run(self) -> None:
         """Start gangs when their hosts become free. A failure affects only its gang."""
         self.policies.note_faults()
-        if not self._recovered:
-            queued = await self._recover()
-            for gang in self._gangs.active:
-                self._queue.follow(gang)
-            for gang in queued:
-                self._queue.join(gang)
-            self._queue.use_order()  # a queue that knows the running gangs
+        self._take_over()
+        # The controller that paused them may be dead.
+        await run_all(job.release() for job in self._followed)
+        self._followed.clear()
         self._fleet.on_status = self._sweep
         while True:
             self._queue.changed.clear()
@@ -267,26 +279,35 @@ class Scheduler:
         await self._gangs.close()
         self.policies.close()
 
-    async def _recover(self) -> list[Gang]:
-        """Follow jobs that ran under an earlier controller, and queue those that were being
-        started: none of their workers had begun. Returns the queued gangs."""
+    def _take_over(self) -> None:
+        """Follow jobs that ran under an earlier controller, and queue the others: those that were
+        being started had not begun. Without waiting, so that each can be stopped from now on."""
+        if self._recovered:
+            return
         queued: list[Gang] = []
         gangs: dict[str, list[JobStatus]] = {}
         for status in self._table.live():
-            gangs.setdefault(status.gang or status.id, []).append(status)
+            if self._gangs.of(status.id) is None:
+                gangs.setdefault(status.gang or status.id, []).append(status)
         for gang in gangs.values():
-            begun = [s for s in gang if s.state in (JobState.RUNNING, JobState.PAUSED)]
-            for status in begun:
-                if status.id not in self._table.running:
-                    await self._gangs.take_over(Gang((status.id,), status.topology))
-            rest = [status for status in gang if status not in begun]
-            for status in rest:
-                if not status.state.is_waiting:
-                    await self._gangs.undo_start(status)
+            rest = []
+            for status in gang:
+                if status.state in (JobState.RUNNING, JobState.PAUSED):
+                    self._followed += self._gangs.take_over(Gang((status.id,), status.topology))
+                else:
+                    rest.append(status)
             if rest:
-                queued.append(Gang(tuple(status.id for status in rest), rest[0].topology))
+                together = Gang(tuple(status.id for status in rest), rest[0].topology)
+                if all(status.state.is_waiting for status in rest):
+                    queued.append(together)
+                else:
+                    self._gangs.undo_start(together)
+        for each in self._gangs.active:
+            self._queue.follow(each)
+        for each in queued:
+            self._queue.join(each)
+        self._queue.use_order()  # a queue that knows the running gangs
         self._recovered = True
-        return queued
 
     async def _sweep(self, agent: AgentStatus) -> None:
         """End an agent's workers that belong to no running attempt of a job."""
