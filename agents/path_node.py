@@ -162,7 +162,9 @@ class PathNode:
         async with self._turn:
             try:
                 try:
-                    path = await asyncio.wait_for(self._granted(destination), patience_s)
+                    # Unlike ``wait_for``, which in Python 3.11 may lose the cancellation.
+                    async with asyncio.timeout(patience_s):
+                        path = await self._granted(destination)
                 except TimeoutError as error:
                     raise PathNotGranted(
                         f"node {self._number} got no path to node {destination} in "
@@ -185,7 +187,8 @@ class PathNode:
             if before in self._over or left_s <= 0:
                 return
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._heard.wait(), min(self._retry_s, left_s))
+                async with asyncio.timeout(min(self._retry_s, left_s)):
+                    await self._heard.wait()
 
     async def _granted(self, destination: int) -> LitPath:
         self._elapse()
@@ -194,7 +197,8 @@ class PathNode:
             if self._node.path is None:  # the bounds changed, or this process overslept the grant
                 self._take(self._node.want(destination))
             try:
-                await asyncio.wait_for(self._changed.wait(), self._retry_s)
+                async with asyncio.timeout(self._retry_s):
+                    await self._changed.wait()
             except TimeoutError:
                 self._elapse()
                 if isinstance(self._node.path, Asking):

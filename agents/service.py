@@ -19,6 +19,7 @@ from patchlight.agents.workers import contract, limits
 from patchlight.testbed.errors import in_words
 from patchlight.testbed.lab.model import Gpu, Lab, Nic, Server
 from patchlight.testbed.linux import namespaces
+from patchlight.testbed.tasks import run_all
 from patchlight.testbed.wire import agent_status, worker_api
 
 MOST_ENDED = 200
@@ -142,16 +143,19 @@ class AgentService:
             if holder is not None:
                 raise Conflict(f"{kind} {name} is leased to worker {holder}")
         worker = LeasedWorker(self.site, spec)
+        # Before others know it: an order to end it comes after its launch, not before.
+        await worker.lock.acquire()
         self._workers[spec.id] = worker
         # Its own task: the client may be gone before it is done.
 
         async def launch() -> None:
-            async with worker.lock:
-                try:
-                    await worker.launch(nic)
-                except BaseException as exc:
-                    await self._abandon(worker, str(exc))
-                    raise
+            try:
+                await worker.launch(nic)
+            except BaseException as exc:
+                await self._abandon(worker, str(exc))
+                raise
+            finally:
+                worker.lock.release()
 
         await asyncio.shield(self._begin(launch()))
         return worker.status(), True
@@ -201,7 +205,7 @@ class AgentService:
             runner=self._runner.name,
             gpu_access=self._runner.gpu_access,
             worker_user=self._runner.worker_user,
-            gpus=list(await asyncio.gather(*map(self._gpu_status, self._server.gpus))),
+            gpus=await run_all(map(self._gpu_status, self._server.gpus)),
             nics=await asyncio.to_thread(lambda: [*map(self._nic_status, self._server.nics)]),
             workers=self.workers(),
             paths=self.paths.status(),

@@ -141,8 +141,8 @@ async def _run(
         stopping = asyncio.create_task(told_to_stop.wait(), name="stop")
         # Without the objects made so far, a garbage collection takes 0.1 s less.
         gc.freeze()
-        on_ready()
         try:
+            on_ready()
             # The end of its API ends the controller; its background parts restart.
             done, _ = await asyncio.wait([*serving, stopping], return_when=asyncio.FIRST_COMPLETED)
             for task in done:

@@ -20,6 +20,7 @@ from patchlight.testbed.errors import PatchlightError, in_words
 from patchlight.testbed.lab.model import Lab
 from patchlight.testbed.lab.portmap import AnyMap, PortMap, SwitchMap
 from patchlight.testbed.lab.wiring import Links, circuits_of, driven, lab_links, recorded_map
+from patchlight.testbed.tasks import run_all
 
 log = logging.getLogger("patchlight.circuits")
 
@@ -163,7 +164,7 @@ class DeviceMonitor:
                 self._mark_unreachable(name, error)
 
         away = self._unreachable.keys() | (self._drivers.keys() - self._opened)
-        await asyncio.gather(*(open_or_mark(name) for name in self._drivers if name in away))
+        await run_all(open_or_mark(name) for name in self._drivers if name in away)
 
     async def read_maps(self) -> Maps:
         """Read the present maps from all devices in parallel; mark failures."""

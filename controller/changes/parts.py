@@ -17,6 +17,7 @@ from patchlight.testbed.lab.model import Endpoint, Lab
 from patchlight.testbed.lab.portmap import AnyMap, MapChange
 from patchlight.testbed.lab.reach import Reach
 from patchlight.testbed.lab.wiring import Links, lab_links, recorded_map
+from patchlight.testbed.tasks import run_all
 
 PortsByOcs = Mapping[str, Collection[int]]
 
@@ -68,10 +69,12 @@ class PlanExecutor:
             should: list[power.Should] = []
             if change.makes:
                 record.enter("make")
-                _, should = await asyncio.gather(
-                    self._tell("make", name, driver.connect, change.makes, record),
-                    self._expected(links, name, change.makes),
+                making = self._tell("make", name, driver.connect, change.makes, record)
+                # It is made or has failed before anything is rolled back.
+                answers: list[Any] = await run_all(
+                    (making, self._expected(links, name, change.makes))
                 )
+                should = answers[1]
                 self.check(record)
             record.enter("verify")
             if not judged:

@@ -174,6 +174,7 @@ class ChangeProgress:
         self.stage, self.since, self._began = WAITING, time.time(), time.monotonic()
         self.ocs, self.cross_connects, self.done = "", 0, 0
         self.cancelled = ""
+        self.told_to_end = asyncio.Event()
 
     @property
     def may_cancel(self) -> bool:
@@ -203,6 +204,7 @@ class ChangeProgress:
     def cancel(self, words: str) -> None:
         """Stop the change before its next step, for this reason."""
         self.cancelled = words
+        self.told_to_end.set()
         self.news.tell()
 
 

@@ -18,7 +18,6 @@ from patchlight.controller.changes.parts import CircuitParts
 from patchlight.controller.changes.power import Readings
 from patchlight.controller.changes.preflight import PreflightResult
 from patchlight.controller.changes.record import (
-    WAITING,
     ChangeOptions,
     ChangePlan,
     Reconfiguration,
@@ -32,6 +31,7 @@ from patchlight.testbed.lab.model import Lab
 from patchlight.testbed.lab.portmap import AnyMap
 from patchlight.testbed.lab.reach import Reach
 from patchlight.testbed.lab.wiring import Links
+from patchlight.testbed.tasks import EndOrdered, unless
 
 log = logging.getLogger("patchlight.circuits")
 NO_OPTIONS = ChangeOptions()
@@ -314,7 +314,6 @@ class Transactions:
         begun = {"id": change.record.id, "by": options.by, "origin": options.origin, "why": why}
         self.parts.store.add_event(change.record.started_at, "circuits-begun", begun)
         self._start(change, at_end).add_done_callback(_said_in_the_record)
-        await asyncio.sleep(0)  # a task that never ran would end silently
         return change.record
 
     def under_way(self, number: int) -> Reconfiguration | None:
@@ -332,8 +331,6 @@ class Transactions:
                 f"ocs rollback {number}",
             )
         record.progress.cancel(f"cancelled by {by or 'somebody'}{f': {why}' if why else ''}")
-        if record.progress.stage == WAITING:
-            next(task for task, each in self._running.items() if each is record).cancel()
 
     def _start(self, change: _ChangeRun, at_end: OnEnd | None) -> asyncio.Task[Reconfiguration]:
         # The waiting caller may be cancelled; the change's task must not.
@@ -343,14 +340,16 @@ class Transactions:
         return task
 
     async def _run(self, change: _ChangeRun, at_end: OnEnd | None) -> Reconfiguration:
+        # Nobody cancels this task: one that is cancelled before its first step ends silently.
         try:
-            async with self._one_at_a_time:
-                await change.run()
-        except asyncio.CancelledError:
-            progress = change.record.progress
-            if not (progress.cancelled and progress.stage == WAITING):
-                raise
+            await unless(change.record.progress.told_to_end, self._one_at_a_time.acquire)
+        except EndOrdered:
             change.give_up()
+        else:
+            try:
+                await change.run()
+            finally:
+                self._one_at_a_time.release()
         for call in (*self.on_end, *((at_end,) if at_end else ())):
             try:
                 call(change.record)

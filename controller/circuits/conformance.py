@@ -14,6 +14,7 @@ from patchlight.controller.circuits.conformance_ground import INITIAL, Driver, g
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab.portmap import CrossConnect, PortMap
 from patchlight.testbed.lab.spectrum import ChannelConnect, SpectrumMap
+from patchlight.testbed.tasks import run_all
 
 ENTRIES = (CrossConnect, ChannelConnect)
 
@@ -180,12 +181,9 @@ async def nothing_asked_is_nothing_done(driver: Any) -> None:
 async def overlapping_calls_keep_in_order(driver: Any) -> None:
     """Up to six concurrent calls, and a read among them, all finish."""
     entries = ground_of(driver).many[1:7]
-    calls = [asyncio.create_task(_complete(driver.connect([entry]))) for entry in entries]
-    try:
-        await asyncio.gather(driver.read_map(), *calls)
-    finally:
-        # Even after a failure, nothing continues during the next check.
-        await asyncio.gather(*calls, return_exceptions=True)
+    # Even after a failure, nothing continues during the next check.
+    calls = (_complete(driver.connect([entry])) for entry in entries)
+    await run_all((driver.read_map(), *calls))
     await _expect_map(driver, *entries)
 
 

@@ -127,7 +127,9 @@ class Discovery:
 
     def _ended(self, task: asyncio.Task[tuple[dict[str, Any] | None, State]]) -> None:
         # Both at once, so that no client sees one without the other.
-        if not task.cancelled():
+        if task.cancelled():  # before its first step; ``stop`` restores the circuits
+            self.progress.state = "stopped"
+        else:
             self.progress.wiring, self.progress.state = task.result()
         self.news.tell()
 

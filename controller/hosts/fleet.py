@@ -22,6 +22,7 @@ from patchlight.controller.storage.store import Store
 from patchlight.testbed.errors import in_words
 from patchlight.testbed.lab.model import Host, Lab
 from patchlight.testbed.lab.wiring import Links
+from patchlight.testbed.tasks import run_all
 from patchlight.testbed.wire.agent_status import AgentStatus, GpuStatus, NicStatus, PathNodeStatus
 
 LOST_AFTER = 10
@@ -362,7 +363,7 @@ class Fleet:
     async def know_macs(self, hosts: Iterable[Host]) -> None:
         """Call the agents of hosts with unknown MACs; report new ones."""
         servers = sorted(self.macs.unknown(hosts) & self.clients.keys())
-        await asyncio.gather(*(self._sample(self.clients[server]) for server in servers))
+        await run_all(self._sample(self.clients[server]) for server in servers)
         await self._tell_of_macs()
 
     async def _tell_of_macs(self) -> None:
@@ -411,4 +412,4 @@ class Fleet:
 
     async def close(self) -> None:
         """Close every connection; agents and workers are unaffected."""
-        await asyncio.gather(*(client.close() for client in self.clients.values()))
+        await run_all(client.close() for client in self.clients.values())

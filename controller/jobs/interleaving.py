@@ -24,6 +24,7 @@ from patchlight.controller.storage.store import Store
 from patchlight.testbed.jobs import JobState
 from patchlight.testbed.lab.model import Lab
 from patchlight.testbed.lab.wiring import Links
+from patchlight.testbed.tasks import run_all
 from patchlight.testbed.wire.worker_api import SlotRequest
 
 # Workers forget a slot that is not renewed: a controller that ends leaves no job with one.
@@ -102,7 +103,7 @@ class Interleaving:
                 for event in await asyncio.to_thread(self._find, links):
                     self._store.add_event(time.time(), "interleaved", event)
                 slots = [(t.job, t.slot) for t in self._timed.values() if t.slot is not None]
-                await asyncio.gather(*(job.send_in(slot) for job, slot in slots))
+                await run_all(job.send_in(slot) for job, slot in slots)
 
     def _find(self, links: Links) -> list[dict[str, Any]]:
         """Give slots to the groups that have changed, or take them away; what to say of it."""

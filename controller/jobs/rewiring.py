@@ -25,6 +25,7 @@ from patchlight.testbed.jobs import JobState
 from patchlight.testbed.lab.model import Endpoint
 from patchlight.testbed.lab.portmap import PortMap
 from patchlight.testbed.lab.reach import Reach, as_text
+from patchlight.testbed.tasks import run_all
 
 DEFRAGMENT = "defragment"
 DRAINED = "drained"
@@ -279,7 +280,8 @@ class JobTraffic:
         states = (JobState.RUNNING, JobState.PAUSED)
         self._drained = [job for job in self._using(moved) if self._state(job) in states]
         jobs = [job for job in self._drained if self._state(job) is JobState.RUNNING]
-        paused = await asyncio.gather(*(job.hold(self._deadline_s(job)) for job in jobs))
+        # None may be held once the others are released, after the failure of one.
+        paused = await run_all(job.hold(self._deadline_s(job)) for job in jobs)
         return [
             f"job {job.id} did not pause in time: its packets wait for the circuits"
             for job, in_time in zip(jobs, paused, strict=True)
@@ -316,7 +318,7 @@ class JobTraffic:
     async def undrain(self) -> None:
         """Resume the paused jobs; those without a circuit stay paused."""
         jobs, self._drained = self._drained, []
-        await asyncio.gather(*(self._settle(job) for job in jobs))
+        await run_all(self._settle(job) for job in jobs)
 
     async def watch(self) -> None:
         """Pause jobs that lose their circuits, and resume those that have them again."""

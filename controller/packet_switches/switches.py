@@ -26,6 +26,7 @@ from patchlight.controller.packet_switches.trunks import Trunks, Uplink
 from patchlight.testbed.errors import PatchlightError, in_words
 from patchlight.testbed.lab.model import Endpoint, Host, Lab
 from patchlight.testbed.lab.wiring import Links
+from patchlight.testbed.tasks import run_all
 from patchlight.testbed.wire.agent_status import AgentStatus
 from patchlight.testbed.wire.probe_frames import ETHERTYPE, ETHERTYPE_LLDP
 
@@ -104,9 +105,10 @@ class PacketSwitches:
 
     async def close(self) -> None:
         """Stop keeping the switches' forwarding, which stays."""
-        if self._routing is not None:
-            self._routing.cancel()
-        await asyncio.gather(self._flows.close(), *(kept.close() for kept in self._kept.values()))
+        if (routing := self._routing) is not None:
+            routing.cancel()
+            await asyncio.wait([routing])
+        await run_all((self._flows.close(), *(kept.close() for kept in self._kept.values())))
 
     async def follow(self, links: Links) -> list[str]:
         """Set every switch's forwarding for these links; returns failures as text.
@@ -186,7 +188,7 @@ class PacketSwitches:
             for host in self._lab.hosts
             if (peer := links.peer(host.endpoint)) is not None and peer.device in self._switch_names
         }
-        others = asyncio.gather(*map(KeptSwitch.follow, *self._wishes(links)))
+        others = run_all(map(KeptSwitch.follow, *self._wishes(links)))
         ears = _EARS if self.hand_over_probes else frozenset[FlowEntry]()
         tables = {
             ids[name]: FlowTable(table.entries | ears)
@@ -194,7 +196,10 @@ class PacketSwitches:
             if name in ids
         }
         notes: list[str] = []
-        for datapath_id, applied in (await self._flows.set_tables(tables)).items():
+        # An earlier ``others`` must not be under way when the next begins.
+        answers: list[Any] = await run_all((self._flows.set_tables(tables), others))
+        set_now, noted = answers
+        for datapath_id, applied in set_now.items():
             name = self._name_of[datapath_id]
             if applied.failed:
                 lacks = _lacks(applied.failed, "flow ")
@@ -204,7 +209,7 @@ class PacketSwitches:
                 notes.append(
                     f"{name}: its flows will be set later: {applied.error.splitlines()[0]}"
                 )
-        return [*notes, *itertools.chain.from_iterable(await others)]
+        return [*notes, *itertools.chain.from_iterable(noted)]
 
     def _wishes(self, links: Links) -> tuple[list[KeptSwitch], list[Wish]]:
         """What the switches without OpenFlow are to do."""

@@ -21,6 +21,7 @@ from patchlight.controller.paths.service import PathService
 from patchlight.testbed.jobs import JobState
 from patchlight.testbed.lab.model import Endpoint, Host, Lab
 from patchlight.testbed.paths.light_networks import LightNetwork
+from patchlight.testbed.tasks import run_all
 from patchlight.testbed.wire.agent_status import PathBounds, PathNodeStatus
 
 _MARGIN_US = 50_000
@@ -218,7 +219,7 @@ class BoundsService:
             if why := why_no_paths(job, networks):
                 self._say_once(f"job {job.id} gets no bounds for paths", why)
         orders = self._shares.orders(jobs, networks, self._fleet.path_nodes(), time.time())
-        await asyncio.gather(*map(self._carry_out, orders))
+        await run_all(map(self._carry_out, orders))
 
     async def _carry_out(self, order: BoundsOrder) -> None:
         try:

@@ -7,6 +7,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from math import inf, isfinite
 from typing import Any, Literal, cast
@@ -214,10 +215,9 @@ class PathService:
             left_s = ends - asyncio.get_running_loop().time()
             if path["state"] != "waiting" or left_s <= 0:
                 return path
-            try:
-                await asyncio.wait_for(self._changed.wait(), left_s)
-            except TimeoutError:
-                continue
+            with suppress(TimeoutError):
+                async with asyncio.timeout(left_s):
+                    await self._changed.wait()
 
     def release(self, number: int) -> PathShape:
         """End a path, or cancel its request."""
@@ -234,10 +234,9 @@ class PathService:
             if before != [(path["id"], path["state"]) for path in self.book.live]:
                 self._wake()
             pause_s = min(max(0.01, again_at - self._clock()), _LONGEST_PAUSE_S)
-            try:
-                await asyncio.wait_for(self._changed.wait(), pause_s)
-            except TimeoutError:
-                continue
+            with suppress(TimeoutError):
+                async with asyncio.timeout(pause_s):
+                    await self._changed.wait()
 
     async def follow_light(self) -> None:
         """Update the networks if maps have changed."""

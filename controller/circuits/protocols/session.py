@@ -154,8 +154,7 @@ class KeptSession(ABC, Generic[C, D]):
         """Log out if possible, and close the connection."""
         if self._keep_alive_task is not None:
             self._keep_alive_task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._keep_alive_task
+            await asyncio.wait([self._keep_alive_task])
             self._keep_alive_task = None
         async with self._lock:
             if self._connection is not None:

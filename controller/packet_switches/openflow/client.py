@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from patchlight.controller.packet_switches.openflow import flowtable
 from patchlight.controller.packet_switches.openflow.flowtable import Message, SpeakerOptions
-from patchlight.testbed.errors import OutcomeUnknown, PatchlightError
+from patchlight.testbed.errors import OutcomeUnknown, PatchlightError, in_words
 from patchlight.testbed.linux.processes import ProgressWatch, processor_ticks
 
 LOG = logging.getLogger(__name__)
@@ -188,8 +188,7 @@ class Speaker:
         """Stop the process. Flows stay in the switches."""
         if self._supervising is not None:
             self._supervising.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._supervising
+            await asyncio.wait([self._supervising])
         await self._end(SpeakerFailed("the OpenFlow speaker was stopped"))
         if self._process is not None:
             await self._process.stop()
@@ -261,8 +260,7 @@ class Speaker:
     async def _end(self, why: PatchlightError) -> None:
         if self._reading is not None:
             self._reading.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._reading
+            await asyncio.wait([self._reading])
         if self._writer is not None:
             self._writer.close()
             self._writer = None
@@ -285,8 +283,8 @@ class Speaker:
                 attempts += 1
                 try:
                     await self._begin()
-                except (PatchlightError, OSError) as error:
-                    LOG.error("the OpenFlow speaker cannot be restarted: %s", error)
+                except Exception as error:  # whatever it is, the next attempt may succeed
+                    LOG.error("the OpenFlow speaker cannot be restarted: %s", in_words(error))
             begun = time.monotonic()
             self.restarts += 1
             LOG.warning("the OpenFlow speaker runs again (pid %s)", self.pid)

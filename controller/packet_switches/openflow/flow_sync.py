@@ -24,6 +24,7 @@ from patchlight.controller.packet_switches.openflow.client import Speaker, Speak
 from patchlight.controller.packet_switches.openflow.flowtable import FlowEntry, FlowTable, Message
 from patchlight.controller.packet_switches.openflow.forwarding import PRIORITY_UNICAST, leads_to
 from patchlight.testbed.errors import PatchlightError
+from patchlight.testbed.tasks import run_all
 
 LOG = logging.getLogger(__name__)
 
@@ -275,4 +276,4 @@ async def _each(datapath_ids: Iterable[int], work: Callable[[int], Any]) -> dict
             return error
 
     order = list(datapath_ids)
-    return dict(zip(order, await asyncio.gather(*map(one, order)), strict=True))
+    return dict(zip(order, await run_all(map(one, order)), strict=True))
