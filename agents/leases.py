@@ -21,6 +21,7 @@ from pydantic import Field, TypeAdapter
 from patchlight.agents.errors import AgentError, Conflict, log
 from patchlight.agents.nics.state import NicState
 from patchlight.agents.workers.contract import WorkerHandle
+from patchlight.agents.workers.keeper import Ending
 from patchlight.testbed.linux import files, namespaces, processes
 from patchlight.testbed.wire.worker_api import WorkerSpec, WorkerState
 
@@ -45,8 +46,8 @@ class Ended:
 class Lease:
     """One worker's GPU and NIC. ``nic_state``: the NIC before the worker got it; ``created_at``:
     Unix time; ``handle``: set after launch, when the worker has its NIC; ``frozen``: stopped
-    while circuits change; ``returned``: GPU and NIC are back; ``gpu_energy_j``: its counter at
-    the start."""
+    while circuits change; ``ending``: why it has been told to end, since ``ending_since``;
+    ``returned``: GPU and NIC are back; ``gpu_energy_j``: its counter at the start."""
 
     spec: WorkerSpec
     namespace: str
@@ -55,6 +56,8 @@ class Lease:
     created_at: float = 0.0
     handle: Annotated[WorkerHandle | None, Field(alias="trace")] = None
     frozen: bool = False
+    ending: Ending | None = None
+    ending_since: float = 0.0
     ended: Ended | None = None
     returned: bool = False
     gpu_energy_j: float | None = None

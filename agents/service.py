@@ -1,13 +1,12 @@
 """The agent of one server: its workers, and which of them has which GPU and NIC."""
 
 import asyncio
+import contextlib
 import time
 from collections import deque
-from collections.abc import Coroutine
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 from patchlight.agents import path_nodes, tenancy
 from patchlight.agents.errors import AgentError, BadRequest, Conflict, GpuError, NotHere, log
@@ -15,7 +14,7 @@ from patchlight.agents.gpus import GpuBackend, Pairings
 from patchlight.agents.leases import Claims, LeaseBook
 from patchlight.agents.nics.status import idle_status, leased_status, nic_of, probe
 from patchlight.agents.worker_life import LeasedWorker
-from patchlight.agents.workers import contract, limits
+from patchlight.agents.workers import contract, keeper, limits
 from patchlight.testbed.errors import in_words
 from patchlight.testbed.lab.model import Gpu, Lab, Nic, Server
 from patchlight.testbed.linux import namespaces
@@ -26,6 +25,8 @@ MOST_ENDED = 200
 """So many workers that have ended are remembered if nobody deletes them."""
 
 _LOOK_S = 1.0
+# How long a worker waits for its GPU and NIC: less than its controller waits for the answer.
+_MOST_WAIT_S = 120.0
 # Read from the disk and parsed each time; an agent is asked for its status every second.
 VERSION = version("patchlight")
 
@@ -58,7 +59,8 @@ class AgentService:
         self._workers: dict[str, LeasedWorker] = {}
         self._unwanted: deque[str] = deque(maxlen=MOST_ENDED)
         self._looking: asyncio.Task[None] | None = None
-        self._under_way: set[asyncio.Task[None]] = set()
+        self._launches: set[asyncio.Task[None]] = set()
+        self._ends: set[asyncio.Task[None]] = set()
 
     async def open(self) -> None:
         """Take over what an earlier agent left; ``AgentError`` if that was of another lab or
@@ -88,6 +90,8 @@ class AgentService:
                     await self._abandon(worker, "its launch was cut short")
                 else:
                     await worker.adopt()
+                    if worker.is_told_to_end:
+                        self._end_soon(worker)
             except Exception as exc:
                 log.error("taking over worker %s: %s", lease.spec.id, in_words(exc))
         self._looking = asyncio.create_task(self._look_after())
@@ -96,8 +100,10 @@ class AgentService:
         """Close everything; the workers go on, and the next agent finds them."""
         if self._looking is not None:
             self._looking.cancel()
-        if self._under_way:  # what was begun is brought to its end
-            await asyncio.wait(self._under_way)
+        for task in self._ends:  # the next agent continues them
+            task.cancel()
+        if self._launches or self._ends:
+            await asyncio.wait((*self._launches, *self._ends))
         await asyncio.gather(*(worker.let_go() for worker in self._workers.values()))
         self.paths.close()
         await self._gpus.close()
@@ -136,6 +142,7 @@ class AgentService:
                 f"{self._server.name} has {nic.address}"
             )
         limits.permitted(spec, self.site.lab.workers)
+        await self._until_ended(self._holder(nic=spec.nic), self._holder(gpu=spec.gpu))
         for kind, name, holder in (
             ("NIC", spec.nic, self._holder(nic=spec.nic)),
             ("GPU", spec.gpu, self._holder(gpu=spec.gpu) if spec.gpu else None),
@@ -157,8 +164,20 @@ class AgentService:
             finally:
                 worker.lock.release()
 
-        await asyncio.shield(self._begin(launch()))
+        launching = asyncio.create_task(launch())
+        self._launches.add(launching)
+        launching.add_done_callback(self._launches.discard)
+        await asyncio.shield(launching)
         return worker.status(), True
+
+    async def _until_ended(self, *holders: str | None) -> None:
+        """Wait for those of these workers that have been told to end."""
+        ending = [self._workers[name] for name in holders if name is not None]
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_MOST_WAIT_S):
+                for worker in ending:
+                    if worker.is_told_to_end:
+                        await worker.end()
 
     async def _abandon(self, worker: LeasedWorker, why: str) -> None:
         if await worker.abandon(why):
@@ -277,11 +296,10 @@ class AgentService:
                 return name
         return None
 
-    def _begin(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.create_task(coroutine)
-        self._under_way.add(task)
-        task.add_done_callback(self._under_way.discard)
-        return task
+    def _end_soon(self, worker: LeasedWorker, ending: keeper.Ending = keeper.ON_REQUEST) -> None:
+        task = asyncio.create_task(worker.end(ending))
+        self._ends.add(task)
+        task.add_done_callback(self._ends.discard)
 
     async def _look_after(self) -> None:
         while True:
@@ -290,7 +308,7 @@ class AgentService:
                 try:
                     if ending := await worker.look(time.time()):
                         log.warning("ending worker %s: %s", worker.spec.id, ending.message)
-                        self._begin(worker.end(ending))
+                        self._end_soon(worker, ending)
                 except Exception as exc:
                     log.error("looking after worker %s: %s", worker.spec.id, in_words(exc))
             ended = [each for each in self._workers.values() if each.is_done]

@@ -30,7 +30,6 @@ from patchlight.testbed.wire.worker_api import (
 UNSTARTED_S = 600.0
 """A worker that is not started in this time is ended: its controller is gone."""
 
-_GRACE_S = 2.0
 _START_S = 5.0
 # A GPU that fails to answer this many times in a row has fallen off the bus.
 _GPU_MISSES = 3
@@ -51,7 +50,7 @@ class LeasedWorker:
         self._is_silent = self._is_leaving = False
         self._running: RunningWorker | None = None
         self._watching: asyncio.Task[None] | None = None
-        self._ending: keeper.Ending | None = None
+        self._ending = lease.ending if lease else None
         self._ended: Ended | None = lease.ended if lease else None
 
     async def launch(self, nic: Nic) -> None:
@@ -285,14 +284,26 @@ class LeasedWorker:
             await self.tenancy.count_energy()
         return None
 
+    @property
+    def is_told_to_end(self) -> bool:
+        """Whether it has been told to end, and has not ended."""
+        return self._ending is not None and self._ended is None
+
     async def end(self, ending: keeper.Ending = keeper.ON_REQUEST) -> None:
-        """End it and take its NIC and GPU back; an error if that fails."""
+        """End it and take its NIC and GPU back; an error if that fails. If this is interrupted, the
+        next agent kills it at the same time as this one would have."""
         self._ending = self._ending or ending
         async with self.lock:
             if self._running is not None and self._ended is None:
-                await self._running.stop(_GRACE_S)
+                now, lease = time.time(), self.tenancy.lease
+                since = lease.ending_since if lease.ending is not None else now
+                self.tenancy.note(ending=self._ending, ending_since=since)
+                # The clock may have been set back meanwhile.
+                grace_s = min(self.spec.stop_grace_s, since + self.spec.stop_grace_s - now)
+                await self._running.stop(max(0.0, grace_s))
             if self._watching is not None:
-                await self._watching
+                await asyncio.wait({self._watching})  # which goes on if this is interrupted
+                self._watching.result()
             if not self.tenancy.is_over:  # retry once
                 await self._give_back()
 

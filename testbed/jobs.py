@@ -86,6 +86,8 @@ MOST_WORKERS = 65_536
 MOST_GPU_MODELS = 1000
 LONGEST_COMPUTE_S = 86_400.0
 LONGEST_DARK_S = 86_400.0
+STOP_GRACE_S, LONGEST_STOP_GRACE_S = 30.0, 3600.0
+StopGrace = Annotated[float, Field(ge=0, le=LONGEST_STOP_GRACE_S, allow_inf_nan=False)]
 LARGEST_SEED = 2**63 - 1
 LARGEST_BATCH = 1_000_000
 LARGEST_GRADIENT_BYTES = 10**15
@@ -159,7 +161,8 @@ class JobSpec:
     ``priority`` start sooner; all wait until the jobs ``after`` (ids or names) are done. A failed
     job restarts up to ``retries`` times; a synthetic one continues where it was. ``memory_bytes``
     and ``cpus`` limit each worker. Without optical signals on all its NICs the job pauses, and
-    fails after ``dark_limit_s``. ``topology`` and ``placement`` override the lab's policies;
+    fails after ``dark_limit_s``. To end a worker, SIGTERM is sent, and SIGKILL ``stop_grace_s``
+    later. ``topology`` and ``placement`` override the lab's policies;
     ``graph`` is a built-in computation graph's name, or one as JSON.
 
     Bounds are in the annotations; ``checked_specs`` and the REST API enforce them.
@@ -180,6 +183,7 @@ class JobSpec:
     hosts: Annotated[tuple[str, ...], FailFast(), Field(max_length=MOST_WORKERS)] = ()
     seed: Annotated[int, Field(ge=0, le=LARGEST_SEED)] = 0
     dark_limit_s: Annotated[float, Field(gt=0, le=LONGEST_DARK_S, allow_inf_nan=False)] = 600.0
+    stop_grace_s: StopGrace = STOP_GRACE_S
     trainer: Trainer = "synthetic"
     model: Line | None = None
     batch: Annotated[int, Field(ge=1, le=LARGEST_BATCH)] | None = None

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import math
 import os
 import re
 import threading
@@ -297,12 +298,12 @@ class _DockerWorker:
         return False
 
     async def stop(self, grace_s: float) -> None:
-        await asyncio.to_thread(self._stop, grace_s)
+        await _in_own_thread(lambda: self._stop(grace_s))
 
     def _stop(self, grace_s: float) -> None:
         namespaces.continue_all(self._namespace)  # a frozen process receives no signals
         try:
-            self._engine.stop(self._container, timeout=round(grace_s))
+            self._engine.stop(self._container, timeout=math.ceil(grace_s))
         except NotFound:
             return
         except _REFUSED as exc:
@@ -331,7 +332,7 @@ def _remove(engine: Any, container: str) -> None:
 
 
 async def _in_own_thread(function: Callable[[], T]) -> T:
-    """Like ``asyncio.to_thread``, but for waits of hours, which would occupy its few threads."""
+    """Like ``asyncio.to_thread``, but for long waits, which would occupy its few threads."""
     future = Future[T]()
     future.set_running_or_notify_cancel()  # the awaiting task may be cancelled, the thread cannot
 

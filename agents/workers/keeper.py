@@ -253,8 +253,9 @@ def final_report(
     last: LastReport, exit_info: ExitInfo, ending: Ending | None = None, *, foreign: bool = False
 ) -> LastReport:
     """The result of a worker: its last report, unless its exit code contradicts it. A ``foreign``
-    program need not report: exit code 0 is success."""
-    if foreign and exit_info.exit_code == 0 and last.state is not WorkerState.STOPPED:
+    program need not report: exit code 0 is success, unless it was told to end and saved."""
+    unsaid = last.state is not WorkerState.STOPPED and ending is None
+    if foreign and exit_info.exit_code == 0 and unsaid:
         last = replace(last, state=WorkerState.DONE)
     if exit_info.exit_code == 0 and last.state is WorkerState.DONE:
         return last

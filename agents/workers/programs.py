@@ -185,6 +185,7 @@ def _rendezvous(launch: WorkerLaunch, places: WorkerPlaces) -> dict[str, str]:
         "PATCHLIGHT_PEERS": ",".join(str(member.address) for member in ring),
         "PATCHLIGHT_CONTROL": f"{places.folder}/control.sock",
         "PATCHLIGHT_REPORTS": f"{places.folder}/reports.jsonl",
+        "PATCHLIGHT_STOP_GRACE_S": f"{spec.stop_grace_s:g}",
         **network_environment(launch, places.folder),
     }
     if places.checkpoint is not None:

@@ -151,8 +151,10 @@ class AgentClient:
         *,
         pauses_s: Sequence[float] = _PAUSES_S,
         deadline_s: float = _DEADLINE_S,
+        grace_s: float = 0.0,
     ) -> bytes:
-        """The answer; ``AgentCallError`` after the last attempt. All requests are idempotent."""
+        """The answer; ``AgentCallError`` after the last attempt. All requests are idempotent.
+        ``grace_s``: how much longer the answer may take, because a worker has this time to end."""
         if not (self._is_unix or (self._tls and self._tls.credentials)):
             raise AgentNotTrusted(
                 f"the agent of {self.server} at {self._where} needs TLS, but this controller has "
@@ -170,15 +172,15 @@ class AgentClient:
         for pause_s in (*pauses_s, math.inf):
             try:
                 response = await self._http.request(
-                    method, f"/v1{path}", json=body, timeout=deadline_s, extensions=name
+                    method, f"/v1{path}", json=body, timeout=deadline_s + grace_s, extensions=name
                 )
                 break
             # The agent's rejection of the certificate is passed on.
             except (httpx.HTTPError, ssl.SSLError) as error:
                 await self._check_trust(error)
-                if time.monotonic() - began > _PATIENCE_S or pause_s == math.inf:
+                if time.monotonic() - began > _PATIENCE_S + grace_s or pause_s == math.inf:
                     # A timeout has no text.
-                    why = str(error) or f"{type(error).__name__} after {deadline_s:g} s"
+                    why = str(error) or f"{type(error).__name__} after {deadline_s + grace_s:g} s"
                     raise AgentSilent(
                         f"the agent of {self.server} at {self._where} did not answer "
                         f"{method} {path}: {why}",
@@ -313,13 +315,15 @@ class AgentClient:
         """End bounds up to this epoch for a NIC."""
         await self._call("DELETE", f"/nics/{nic}/paths?epoch={epoch}")
 
-    async def end(self, worker_id: str) -> None:
-        """Stop a worker; its GPU and NIC are freed, and its output stays until it is deleted."""
-        await self._call("POST", f"/workers/{worker_id}/end", {})
+    async def end(self, worker_id: str, grace_s: float) -> None:
+        """Stop a worker, which has ``grace_s`` to end; its GPU and NIC are freed, and its output
+        stays until it is deleted."""
+        await self._call("POST", f"/workers/{worker_id}/end", {}, grace_s=grace_s)
 
-    async def delete(self, worker_id: str) -> worker_api.WorkerStatus:
-        """Delete a worker and free its GPU and NIC. Idempotent."""
-        return await self._ask(worker_api.WorkerStatus, "DELETE", f"/workers/{worker_id}")
+    async def delete(self, worker_id: str, grace_s: float) -> worker_api.WorkerStatus:
+        """Delete a worker, which has ``grace_s`` to end, and free its GPU and NIC. Idempotent."""
+        where = f"/workers/{worker_id}"
+        return await self._ask(worker_api.WorkerStatus, "DELETE", where, grace_s=grace_s)
 
 
 def _mistrust(address: str, name: str, own: credentials.Credentials) -> AgentNotTrusted | None:

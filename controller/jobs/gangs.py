@@ -24,6 +24,7 @@ from patchlight.testbed.lab.reach import Reach, as_text
 from patchlight.testbed.tasks import EndOrdered, run_all, unless
 
 _JOURNAL_AGAIN_S = 0.5
+MOST_WAIT_S = 90.0  # less than clients of the API wait for an answer
 _START_S = 2.0  # The assumed start time until a gang has started.
 
 _log = logging.getLogger(__name__)
@@ -124,9 +125,10 @@ class Gangs:
             _log.error("jobs %s", ", ".join(gang.ids), exc_info=fault)
 
     async def end(self, gangs: Iterable[Gang], why: str, *, again: bool = False) -> None:
-        """End these jobs: stop workers, free GPUs and NICs; ``again``: queue them again."""
+        """End these jobs: stop workers, free GPUs and NICs; ``again``: queue them again. Returns
+        earlier if workers have long to end; that is on record, and their hosts stay theirs."""
         if tasks := self.order_end(gangs, why, again=again):
-            await asyncio.wait(tasks)
+            await asyncio.wait(tasks, timeout=MOST_WAIT_S)
 
     def order_end(
         self, gangs: Iterable[Gang], why: str, *, again: bool = False

@@ -137,7 +137,8 @@ class Placed(NamedTuple):
 
 
 class Placement:
-    """Asks the lab's policies for the order of gangs, and the hosts and circuits of jobs."""
+    """Asks the lab's policies for the order of gangs, and the hosts and circuits of jobs. The
+    hosts of workers in ``ending``, which have no job any more, are not used."""
 
     def __init__(
         self,
@@ -151,6 +152,7 @@ class Placement:
         self.policies, self._transactions = policies, transactions
         self._circuits = transactions.parts
         self.nic_bps = slowest_nic_bps(lab)
+        self.ending: dict[str, Sequence[str]] = {}
         self._reach_of: tuple[Links | None, Mapping[str, str]] = None, {}
         self._reach = Reach(lab, None)
 
@@ -171,7 +173,8 @@ class Placement:
         unfit = unfit_hosts(self._lab, silent, self._fleet.faults(), links)
         maps = await self._circuits.maps.read()
         # With unknown links a job might wait for its ring forever.
-        unseen = {**self._circuits.devices.unseen_hosts(), **unfit}
+        ending = {h: f"worker {w} is still ending" for w, each in self.ending.items() for h in each}
+        unseen = {**self._circuits.devices.unseen_hosts(), **unfit, **ending}
         locked = failed = NO_PORTS
         if ports and maps:
             locked, failed = await self._circuits.closed_ports()

@@ -95,7 +95,7 @@ class RankWorker:
 
     async def give_back(self) -> None:
         """End the worker, and keep its last status for the energy used."""
-        status = await self.agent.delete(self.spec.id)
+        status = await self.agent.delete(self.spec.id, self.spec.stop_grace_s)
         if status.energy_j is not None:
             self.status = status
 
@@ -381,7 +381,8 @@ class RunningJob:
     async def end(self) -> None:
         """End the running workers; ``give_back`` retries and reports failures."""
         running = [w for w in self.workers if not (w.state.is_final or w.is_silent)]
-        await asyncio.gather(*(w.agent.end(w.spec.id) for w in running), return_exceptions=True)
+        ends = (w.agent.end(w.spec.id, w.spec.stop_grace_s) for w in running)
+        await asyncio.gather(*ends, return_exceptions=True)
 
     async def give_back(self) -> list[str]:
         """Stop its workers; returns the messages of failures."""

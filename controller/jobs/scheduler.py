@@ -8,13 +8,14 @@ import time
 import uuid
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from patchlight.controller.changes.record import Refused
 from patchlight.controller.changes.transaction import Transactions
 from patchlight.controller.hosts.agent_client import AgentCallError
 from patchlight.controller.hosts.fleet import Fleet
-from patchlight.controller.jobs.gangs import Gangs
+from patchlight.controller.jobs.gangs import MOST_WAIT_S, Gangs
 from patchlight.controller.jobs.interleaving import Interleaving
 from patchlight.controller.jobs.job_table import Forecasts, IterationTimes, JobTable
 from patchlight.controller.jobs.lab_queue import LabQueue
@@ -27,12 +28,13 @@ from patchlight.controller.policies.registry import DEFAULTS
 from patchlight.controller.storage.database import JournalError
 from patchlight.controller.storage.store import Store
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.jobs import JobSpec, JobState, JobStatus
+from patchlight.testbed.jobs import LONGEST_STOP_GRACE_S, JobSpec, JobState, JobStatus
 from patchlight.testbed.lab.model import Lab
 from patchlight.testbed.lab.reach import as_text
 from patchlight.testbed.lab.rules import NOTHING_SAID, Discipline, PolicyChoice
 from patchlight.testbed.tasks import run_all
 from patchlight.testbed.wire.agent_status import AgentStatus
+from patchlight.testbed.wire.worker_api import WorkerStatus
 
 _log = logging.getLogger(__name__)
 
@@ -72,6 +74,7 @@ class Scheduler:
         self._queue = LabQueue(store, table, self._placement, self._gangs, discipline)
         self._recovered = False
         self._followed: list[RunningJob] = []
+        self._sweeping: dict[str, asyncio.Task[None]] = {}
         self.policies.on_use += [self._queue.changed.set, self.rewiring.look_soon]
 
     def submit(
@@ -230,7 +233,7 @@ class Scheduler:
         # What a pass has started meanwhile waits again.
         ending += self._gangs.order_end(self._gangs.active, said, again=True)
         if ending:
-            await asyncio.wait(ending)
+            await asyncio.wait(ending, timeout=MOST_WAIT_S)
         return running
 
     async def hold_queue(self, why: str) -> None:
@@ -276,6 +279,8 @@ class Scheduler:
 
     async def close(self) -> None:
         """Close the gangs, whose workers continue, and the policies."""
+        for task in self._sweeping.values():
+            task.cancel()
         await self._gangs.close()
         self.policies.close()
 
@@ -310,22 +315,37 @@ class Scheduler:
         self._recovered = True
 
     async def _sweep(self, agent: AgentStatus) -> None:
-        """End an agent's workers that belong to no running attempt of a job."""
+        """End an agent's workers that belong to no running attempt of a job. That may take as long
+        as a job lets its workers end: meanwhile their hosts are not used."""
         ours = {w.spec.id for job in self._table.running.values() for w in job.workers}
         for worker in agent.workers:
-            if worker.id in ours:
+            if worker.id in ours or worker.id in self._sweeping:
                 continue
-            client = self._fleet.agent_of(agent.server)
-            try:
-                with contextlib.suppress(AgentCallError, OSError):
-                    job, outputs = self._table.find(worker.job), self._table.outputs
-                    # Keep the output of a job's last attempt.
-                    if outputs and job and worker.id == worker_id(job.id, job.attempt, worker.rank):
-                        await client.end(worker.id)
-                        await outputs.fetch(client, worker.id, job.id, worker.rank)
-                await client.delete(worker.id)
-            except AgentCallError as error:
-                _log.warning("worker %s, which has no job: %s", worker.id, error)
-            else:
-                about = f"{worker.id} on {agent.server} had no running job, and was ended"
-                self._store.add_event(time.time(), "worker-swept", {"message": about})
+            task = asyncio.create_task(self._end_stray(agent.server, worker))
+            self._sweeping[worker.id] = task
+            task.add_done_callback(partial(self._has_swept, worker.id))
+            hosts = (host for host in self._lab.hosts if host.server.name == agent.server)
+            names = [host.name for host in hosts if host.nic.name == worker.nic]
+            self._placement.ending[worker.id] = names
+
+    def _has_swept(self, worker: str, _: asyncio.Task[None]) -> None:
+        del self._sweeping[worker]
+        del self._placement.ending[worker]
+        self._queue.changed.set()
+
+    async def _end_stray(self, server: str, worker: WorkerStatus) -> None:
+        client, job = self._fleet.agent_of(server), self._table.find(worker.job)
+        outputs = self._table.outputs
+        grace_s = LONGEST_STOP_GRACE_S if job is None else job.spec.stop_grace_s
+        try:
+            with contextlib.suppress(AgentCallError, OSError):
+                # Keep the output of a job's last attempt.
+                if outputs and job and worker.id == worker_id(job.id, job.attempt, worker.rank):
+                    await client.end(worker.id, grace_s)
+                    await outputs.fetch(client, worker.id, job.id, worker.rank)
+            await client.delete(worker.id, grace_s)
+        except AgentCallError as error:
+            _log.warning("worker %s, which has no job: %s", worker.id, error)
+        else:
+            about = f"{worker.id} on {server} had no running job, and was ended"
+            self._store.add_event(time.time(), "worker-swept", {"message": about})

@@ -86,6 +86,7 @@ def worker_specs(
                 checkpoint=spec.checkpoint,
                 memory_bytes=spec.memory_bytes,
                 cpus=spec.cpus,
+                stop_grace_s=spec.stop_grace_s,
                 task=_task(spec, host, lab, first_iteration, len(hosts)),
             )
             for rank, host in enumerate(hosts)

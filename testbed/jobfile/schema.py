@@ -104,6 +104,7 @@ _CPUS = Number("a number of CPUs", lowest=0.01, highest=4096)
 _REQUIREMENT = Number("a requirement", above=0, highest=1000)
 _DEADLINE = _time(jobs.LONGEST_LIMIT_S, "a deadline", "2h")
 _DARK_LIMIT = _time(jobs.LONGEST_DARK_S, "a time without a circuit", "10min")
+_STOP_GRACE = _time(jobs.LONGEST_STOP_GRACE_S, "a time to end", "2min")
 _PRIORITY = Whole("a priority", -1000, 1000)
 _RETRIES = Whole("how often", 0, jobs.MOST_RETRIES)
 _COMMAND = Either(
@@ -233,6 +234,7 @@ JOB = Group(
     ),
     Key("placement", _line("a policy", "regroup"), "what chooses its GPUs", "the lab's policy"),
     Key("dark_limit", _DARK_LIMIT, "how long it may pause without a circuit", "10min"),
+    Key("stop_grace", _STOP_GRACE, "how long a worker may go on after SIGTERM, to save", "30s"),
     Key(
         "transport",
         choice("a transport", *get_args(jobs.Transport)),

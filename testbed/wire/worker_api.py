@@ -116,7 +116,8 @@ class WorkerSpec(_Request):
 
     ``checkpoint``: a folder of the server that outlives the worker. ``rendezvous``: the address of
     rank 0's second interface, if all ranks have one. ``memory_bytes`` and ``cpus``: its limits, by
-    default what such a worker usually needs. ``user``: who submitted the job, if known.
+    default what such a worker usually needs. ``stop_grace_s``: how long after SIGTERM it is killed.
+    ``user``: who submitted the job, if known.
     """
 
     id: Name
@@ -132,6 +133,7 @@ class WorkerSpec(_Request):
     checkpoint: jobs.AbsolutePath | None = None
     memory_bytes: jobs.MemoryLimit | None = None
     cpus: jobs.CpuLimit | None = None
+    stop_grace_s: jobs.StopGrace = jobs.STOP_GRACE_S
     task: Task
 
     @model_validator(mode="after")

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from tests.support.agent_bench import NETWORK, ROOT, Agent, Bench, ip
@@ -262,6 +263,71 @@ def test_the_pages_example_is_held_and_ends_where_it_is_told(make_bench: MakeBen
     tell(agent, "stop-at", iteration=at)
     ended = agent.until_state("job-0", "stopped")
     assert (ended["exit_code"], ended["iterations_done"]) == (0, at)
+
+
+# Saves in the time that it has after SIGTERM, as a training does.
+SAVE = """
+import os, signal, sys, time
+def save(*_):
+    time.sleep(3)
+    print("saved", flush=True)
+    sys.exit(0)
+signal.signal(signal.SIGTERM, save)
+print("told at most", os.environ["PATCHLIGHT_STOP_GRACE_S"], "s before the end", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("agent_dies", [False, True], ids=["", "the-agent-dies"])
+def test_a_program_saves_after_it_was_told_to_end(
+    make_bench: MakeBench, runner: str, agent_dies: bool
+) -> None:
+    agent = make_bench(1).agent("server1", runner).start()
+    spec = agent.bench.command(0, 1, python(runner), "-c", SAVE)
+    assert agent.client.post("/workers", json=spec).status_code == 201
+    tell(agent, "start")
+    wait_until(lambda: log(agent) == "told at most 30 s before the end\n", "it to be ready")
+    began = time.monotonic()
+    if agent_dies:
+        with pytest.raises(httpx.ReadTimeout):
+            agent.client.post("/workers/job-0/end", timeout=1)
+        agent.kill()
+        agent.start()
+        agent.until_state("job-0", "stopped")
+    else:
+        tell(agent, "end")
+    assert 3 <= time.monotonic() - began < 15
+    assert log(agent).endswith("saved\n")
+    ended = agent.worker("job-0")
+    assert (ended["state"], ended["message"]) == ("stopped", "stopped on request")
+    assert everything_is_back(agent, "job-0")
+
+
+@pytest.mark.parametrize("agent_dies", [False, True], ids=["", "the-agent-dies"])
+def test_a_program_that_does_not_end_is_killed_in_time(
+    make_bench: MakeBench, runner: str, agent_dies: bool
+) -> None:
+    agent = make_bench(1).agent("server1", runner).start()
+    program = SAVE.replace("signal.SIGTERM, save", "signal.SIGTERM, signal.SIG_IGN")
+    spec = {**agent.bench.command(0, 1, python(runner), "-c", program), "stop_grace_s": 4}
+    assert agent.client.post("/workers", json=spec).status_code == 201
+    tell(agent, "start")
+    wait_until(lambda: "told at most 4 s" in log(agent), "it to be ready")
+    began = time.monotonic()
+    if agent_dies:
+        with pytest.raises(httpx.ReadTimeout):
+            agent.client.post("/workers/job-0/end", timeout=1)
+        agent.kill()
+        agent.start()
+    # Whoever needs its GPU and NIC meanwhile waits for its end.
+    next_one = {**agent.bench.command(0, 1, "true"), "id": "next-0", "job": "next"}
+    if not agent_dies:
+        with pytest.raises(httpx.ReadTimeout):
+            agent.client.post("/workers/job-0/end", timeout=1)
+    assert agent.client.post("/workers", json=next_one).status_code == 201
+    assert 4 <= time.monotonic() - began < 15
+    ended = agent.worker("job-0")
+    assert (ended["state"], ended["exit_code"]) == ("stopped", 137)
 
 
 def test_processes_have_neither_images_nor_mounts(make_bench: MakeBench, tmp_path: Path) -> None:

@@ -196,14 +196,14 @@ class FakeAgent(AgentClient):
         if self._fleet.stops:
             self._fleet.put_worker(worker_id, WorkerState.STOPPED)
 
-    async def end(self, worker_id: str) -> None:
+    async def end(self, worker_id: str, grace_s: float) -> None:
         self._called("end", worker_id)
         if worker_id not in self._fleet.workers:
             raise NotOnServer(f"server {self.server} has no worker {worker_id!r}")
         printed = self._fleet.printed
         printed[worker_id] = printed.get(worker_id, "") + self._fleet.last_words
 
-    async def delete(self, worker_id: str) -> WorkerStatus:
+    async def delete(self, worker_id: str, grace_s: float) -> WorkerStatus:
         self._called("delete", worker_id)
         await self._fleet.may_delete.wait()
         gone = WorkerStatus(id=worker_id, state=WorkerState.STOPPED)

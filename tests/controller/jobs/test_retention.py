@@ -103,10 +103,10 @@ async def test_workers_left_behind_by_a_job_that_ended_are_heard_out(tmp_path: P
         )
         assert cluster.fleet.on_status is not None
         await cluster.fleet.on_status(agent)
+        await cluster.until(lambda: not cluster.fleet.workers)
         kept = outputs.read(job_id, 0, 0, 100)
         assert kept is not None
         assert kept.text == "saved"
-        assert not cluster.fleet.workers
 
 
 async def test_of_workers_that_were_never_made_no_output_is_missed(

@@ -88,7 +88,7 @@ async def test_workers_that_were_not_told_to_start_yet_are() -> None:
 
 async def test_a_worker_that_is_nobodys_is_ended(cluster: Cluster) -> None:
     (ran,) = await submit_running(cluster, job("ran", "gpu0"))
-    stray = WorkerStatus(id="gone-1-0", job="gone-1", state=WorkerState.HELD)
+    stray = WorkerStatus(id="gone-1-0", job="gone-1", state=WorkerState.HELD, nic="nic1")
     ours = cluster.fleet.workers[f"{ran}-0"].model_copy(update={"job": ran})
     old = WorkerStatus(id=f"{ran}.9-0", job=ran, state=WorkerState.RUNNING)
     cluster.fleet.workers |= {stray.id: stray, old.id: old}
@@ -102,9 +102,19 @@ async def test_a_worker_that_is_nobodys_is_ended(cluster: Cluster) -> None:
     )
     await cluster.until(lambda: cluster.fleet.on_status)
     assert cluster.fleet.on_status is not None
+    # They may take their time, and neither their agent nor other jobs wait for that.
+    cluster.fleet.may_delete.clear()
     await cluster.fleet.on_status(agent)
+    await cluster.fleet.on_status(agent)
+    (waits,) = cluster.submit(job("waits", "gpu1"))
+    await cluster.until(lambda: cluster.scheduler.message(cluster.table[waits]))
+    assert cluster.scheduler.message(cluster.table[waits]) == "worker gone-1-0 is still ending"
+    await submit_running(cluster, job("other", "gpu2"))
     assert calls(cluster, "delete") == ["gone-1-0", f"{ran}.9-0"]
-    assert "gone-1-0" in cluster.store.events()[-2]["message"]
+    cluster.fleet.may_delete.set()
+    await cluster.until_state(waits, JobState.RUNNING)
+    swept = [each["message"] for each in cluster.store.events() if each["kind"] == "worker-swept"]
+    assert [message.split()[0] for message in swept] == ["gone-1-0", f"{ran}.9-0"]
 
 
 async def test_a_failed_job_begins_again_elsewhere_where_it_was(cluster: Cluster) -> None:
