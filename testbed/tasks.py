@@ -10,12 +10,9 @@ T = TypeVar("T")
 async def run_all(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     """The results of all; the first error once all have ended. ``asyncio.gather`` would leave the
     others at work after an error."""
-    results = []
-    for answer in await asyncio.gather(*coroutines, return_exceptions=True):
-        if isinstance(answer, BaseException):
-            raise answer
-        results.append(answer)
-    return results
+    tasks = [asyncio.ensure_future(each) for each in coroutines]
+    await asyncio.gather(*tasks, return_exceptions=True)
+    return [task.result() for task in tasks]
 
 
 class EndOrdered(Exception):

@@ -314,6 +314,7 @@ class Transactions:
         begun = {"id": change.record.id, "by": options.by, "origin": options.origin, "why": why}
         self.parts.store.add_event(change.record.started_at, "circuits-begun", begun)
         self._start(change, at_end).add_done_callback(_said_in_the_record)
+        await asyncio.sleep(0)  # if nothing else is in progress, it has planned then
         return change.record
 
     def under_way(self, number: int) -> Reconfiguration | None:
@@ -341,8 +342,12 @@ class Transactions:
 
     async def _run(self, change: _ChangeRun, at_end: OnEnd | None) -> Reconfiguration:
         # Nobody cancels this task: one that is cancelled before its first step ends silently.
+        told_to_end = change.record.progress.told_to_end
         try:
-            await unless(change.record.progress.told_to_end, self._one_at_a_time.acquire)
+            if self.busy or told_to_end.is_set():
+                await unless(told_to_end, self._one_at_a_time.acquire)
+            else:
+                await self._one_at_a_time.acquire()  # at once
         except EndOrdered:
             change.give_up()
         else:

@@ -15,6 +15,7 @@ from patchlight.controller.jobs.job_table import JobTable
 from patchlight.controller.jobs.ledger import JobLedger
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.jobs import JobSpec, JobState
+from patchlight.testbed.lab.portmap import PortMap
 from patchlight.testbed.lab.rules import Discipline, PolicyChoice
 from patchlight.testbed.wire.worker_api import WorkerState
 from tests.support.job_cluster import Cluster, at_work, job
@@ -226,7 +227,43 @@ async def end_the_controller(when: When) -> None:
         await nothing_is_left(cluster, job_id)
 
 
+async def fail_while_it_is_preempted(when: When) -> None:
+    async with at_work(KEEP, discipline=PREEMPTING) as cluster:
+        answer_late(cluster, when)
+        (low,) = cluster.submit(all_six("low", retries=3))
+        await until_state(cluster, low, JobState.RUNNING)
+        (high,) = cluster.submit(all_six("high", priority=5))
+        await pass_steps(when.steps)
+        cluster.fleet.put(low, WorkerState.FAILED)
+        await until_state(cluster, high, JobState.RUNNING)
+        await cluster.scheduler.stop(high)
+        await until_state(cluster, low, JobState.RUNNING)
+        await cluster.scheduler.stop(low)
+        await nothing_is_left(cluster, low, high)
+
+
+async def cancel_a_change_that_waits(when: When) -> None:
+    async with at_work(KEEP) as cluster:
+        cluster.flows.open.clear()
+        other = PortMap.parse(["15-16"])
+        await cluster.transactions.begin(lambda _: {"ocs1": other}, "first")
+        beginning = asyncio.create_task(
+            cluster.transactions.begin(lambda _: {"ocs1": PortMap.of([])}, "second")
+        )
+        await pass_steps(when.steps % 10)
+        if (second := cluster.transactions.under_way(2)) is not None:
+            cluster.transactions.cancel(2, "somebody", "")
+        cluster.flows.open.set()
+        record = await beginning
+        await until(lambda: not cluster.transactions.busy, cluster)
+        await until(lambda: cluster.transactions.under_way(record.id) is None, cluster)
+        assert record.state == ("committed" if second is None else "refused")
+        assert not cluster.store.unfinished_reconfigurations(lambda row: row)
+
+
 CASES: list[Case] = [
+    fail_while_it_is_preempted,
+    cancel_a_change_that_waits,
     stop,
     stop_a_gang_that_rewires,
     restart,

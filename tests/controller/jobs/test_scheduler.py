@@ -48,6 +48,23 @@ async def test_gangs_have_their_turn_in_the_order_of_submission(cluster: Cluster
     assert [status.id for status in cluster.table.page()] == [first, second, third]
 
 
+async def test_a_job_that_left_its_gang_is_stopped_alone(cluster: Cluster) -> None:
+    specs = job("a", "gpu0", retries=1), job("b", "gpu1")
+    first, second = await submit_running(cluster, *specs)
+    cluster.fleet.put(first, WorkerState.FAILED, "GPU fell off")
+    await cluster.until(lambda: cluster.table[first].attempt == 1)
+    await cluster.until_state(first, JobState.RUNNING)
+    await cluster.scheduler.restart(first)
+    assert cluster.table[first].attempt == 2
+    await cluster.scheduler.stop(first)
+    await finish(cluster, second)
+    # One that has ended takes nobody with it either.
+    assert [cluster.table[each].state for each in (first, second)] == [
+        JobState.STOPPED,
+        JobState.DONE,
+    ]
+
+
 async def test_the_jobs_of_a_gang_start_together(cluster: Cluster) -> None:
     cluster.fleet.first_state = WorkerState.STARTING
     first, second = cluster.submit(job("a", "gpu0", "gpu1"), job("b", "gpu2"))

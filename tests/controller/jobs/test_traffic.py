@@ -1,5 +1,6 @@
 """What a running job asks of agents: scaled bytes and windows, and pauses while circuits change."""
 
+import asyncio
 from collections.abc import Mapping
 from ipaddress import IPv4Network
 
@@ -20,7 +21,7 @@ from patchlight.testbed.lab.reach import Reach
 from patchlight.testbed.lab.wiring import trace_links
 from patchlight.testbed.labfile.reader import builtin_lab, read_lab
 from patchlight.testbed.wire.worker_api import WorkerState
-from tests.support.job_cluster import COMPUTE, LAB, Cluster
+from tests.support.job_cluster import COMPUTE, LAB, Cluster, job, submit_running
 
 
 def lab(scale: float) -> Lab:
@@ -304,3 +305,15 @@ async def test_workers_that_do_not_hear_each_other_are_named_if_a_path_joins_the
     found = await cluster.traffic.announce(nic_of(cluster, "gpu0"), reach)
     assert (len(found.silent), len(found.unknown)) == (0, 1)
     assert f"job {job_id} was not checked" in found.unknown[0]
+
+
+async def test_after_a_failed_pause_nothing_is_held_any_more(cluster: Cluster) -> None:
+    first, _ = await submit_running(cluster, job("first", "gpu0"), job("second", "gpu1"))
+    cluster.fleet.bugs.add(f"worker {first}-0")
+    cluster.fleet.too_late = 3  # so the other one is held later than the first fails
+    with pytest.raises(ZeroDivisionError):
+        await cluster.traffic.drain(frozenset(LAB.host(name).endpoint for name in ("gpu0", "gpu1")))
+    held = [call for call in cluster.fleet.calls if call[0] == "hold"]
+    assert len(held) == 4
+    await asyncio.sleep(0.3)
+    assert [call for call in cluster.fleet.calls if call[0] == "hold"] == held

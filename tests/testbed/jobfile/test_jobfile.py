@@ -64,6 +64,7 @@ preemptible: false
 topology: regroup
 placement: consolidated
 dark_limit: 5min
+stop_grace: 2min
 """
 
 GANG = """\
@@ -115,6 +116,7 @@ def test_a_file_with_every_key() -> None:
         topology="regroup",
         placement="consolidated",
         dark_limit_s=300.0,
+        stop_grace_s=120.0,
     )
 
 
