@@ -129,7 +129,7 @@ def _tell() -> None:
     except EngineNotAskable:
         told["answers"] = None
     except (OSError, AttributeError, KeyError, TypeError) as error:
-        told["said"] = f"does not answer: {error}"
+        told["said"] = f"does not answer: {str(error) or type(error).__name__}"
     print("docker", json.dumps(told))
 
 

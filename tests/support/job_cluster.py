@@ -17,6 +17,7 @@ from patchlight.controller.circuits.drivers.dry_run import DryRun
 from patchlight.controller.hosts.agent_client import (
     AgentCallError,
     AgentClient,
+    Heartbeat,
     AgentSilent,
     NicWithoutCarrier,
     NotOnServer,
@@ -120,6 +121,7 @@ class FakeAgent(AgentClient):
 
     def __init__(self, server: str, fleet: FakeFleet) -> None:
         self.server, self._fleet = server, fleet
+        self.heartbeat = Heartbeat()
 
     async def close(self) -> None:
         return None
@@ -145,7 +147,9 @@ class FakeAgent(AgentClient):
     async def worker(self, worker_id: str) -> WorkerStatus:
         self._fail_if_told(f"worker {worker_id}")
         if self.server in self._fleet.quiet:
+            self.heartbeat.missed(time.monotonic())
             raise AgentSilent(f"the agent of {self.server} did not answer")
+        self.heartbeat.answered(time.monotonic())
         return self._fleet.workers[worker_id]
 
     async def reports(self, worker_id: str, after: int) -> Reports:

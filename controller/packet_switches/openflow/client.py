@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from patchlight.controller.packet_switches.openflow import flowtable
 from patchlight.controller.packet_switches.openflow.flowtable import Message, SpeakerOptions
-from patchlight.testbed.errors import OutcomeUnknown, PatchlightError
+from patchlight.testbed.errors import OutcomeUnknown, PatchlightError, reason
 from patchlight.testbed.linux.processes import ProgressWatch, processor_ticks
 
 LOG = logging.getLogger(__name__)
@@ -286,7 +286,7 @@ class Speaker:
                 try:
                     await self._begin()
                 except (PatchlightError, OSError) as error:
-                    LOG.error("the OpenFlow speaker cannot be restarted: %s", error)
+                    LOG.error("the OpenFlow speaker cannot be restarted: %s", reason(error))
             begun = time.monotonic()
             self.restarts += 1
             LOG.warning("the OpenFlow speaker runs again (pid %s)", self.pid)
@@ -314,7 +314,7 @@ class Speaker:
                 elif (answer := self._waiting.get(message.get("id", 0))) and not answer.done():
                     answer.set_result(message)
         except (ConnectionError, flowtable.ProtocolError, ValueError) as error:
-            LOG.error("the connection to the OpenFlow speaker broke: %s", error)
+            LOG.error("the connection to the OpenFlow speaker broke: %s", reason(error))
 
     def _tell(self, event: Message) -> None:
         for callback in tuple(self._subscribers):

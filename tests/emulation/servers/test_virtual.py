@@ -286,7 +286,7 @@ def test_its_nic_is_inside_the_machine(lab: EmulatedLab) -> None:
 def test_what_is_missing_is_said_before_anything_is_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(NoRehearsalServers, match="need 700,000,000 MB of memory"):
+    with pytest.raises(NoRehearsalServers, match="need 512,000,000 MB of memory"):
         virtual.check_machine(1_000_000)
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(NoRehearsalServers, match="no qemu-system-x86_64 here") as error:
