@@ -1,6 +1,7 @@
 """The agent of one server: its workers, and which of them has which GPU and NIC."""
 
 import asyncio
+import importlib
 import math
 import time
 from collections import deque
@@ -103,6 +104,8 @@ class AgentService:
             except Exception as exc:
                 log.error("taking over worker %s: %s", lease.spec.id, in_words(exc))
         self._looking = asyncio.create_task(self._look_after())
+        # What moves NICs takes a slow processor half a minute to import: not in the first call.
+        self._begin(asyncio.to_thread(importlib.import_module, "pyroute2"))
 
     async def close(self) -> None:
         """Close everything; the workers go on, and the next agent finds them."""

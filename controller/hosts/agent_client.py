@@ -71,8 +71,8 @@ _PROBES = (
     (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, int(INTERVAL_S)),
     (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(_KEEPALIVE_S * 1000)),
 )
-# Shorter than the 5 s after which the agent drops idle connections, to avoid a race.
-_KEEPALIVE = httpx.Limits(keepalive_expiry=2.0)
+# Shorter than the 60 s after which the agent drops idle connections, to avoid a race.
+_KEEPALIVE = httpx.Limits(keepalive_expiry=30.0)
 # For Unix sockets, which do not use TLS: httpx would make a slow context.
 _NO_TLS = credentials.new_context(server=False)
 
@@ -116,7 +116,7 @@ class Heartbeat:
     def presence(self, now: float) -> Presence:
         """Whether it answers, is suspected or lost."""
         intervals = self.silence_s(now) / INTERVAL_S
-        if intervals >= LOST_AFTER:
+        if intervals >= LOST_AFTER * self.slowness:
             return Presence.LOST
         if intervals >= SUSPECTED_AFTER:
             return Presence.SUSPECTED
@@ -124,16 +124,16 @@ class Heartbeat:
 
     @property
     def slowness(self) -> float:
-        """By what limits of time are multiplied on its machine: 1 unless that is overloaded."""
+        """By what limits of time are multiplied, as its machine was measured to be overloaded."""
         return min(_MOST_SLOWNESS, max(1.0, max(self.answers_s, default=0.0) / _SLOW_S))
 
     @property
     def overload(self) -> str:
-        """Its latest answers as text if they were slow, else an empty text."""
+        """When its latest answers came, as text, if they were slow; else an empty text."""
         slowest_s = max(self.answers_s, default=0.0)
         if slowest_s <= _SLOW_S:
             return ""
-        return f"answers after {slowest_s:.0f} s: the machine is overloaded"
+        return f"after {slowest_s:.2g} s: the machine is overloaded"
 
 
 class AgentTls:
@@ -289,7 +289,7 @@ class AgentClient:
         if isinstance(error, httpx.TimeoutException):
             why = f"{type(error).__name__} after {waited_s:.0f} s"
         if overload := self.heartbeat.overload:
-            why += f" ({self.server} {overload})"
+            why += f" ({self.server} answers {overload})"
         return AgentSilent(
             f"the agent of {self.server} at {self._where} did not answer {call}: {why}",
             hint="is it running? start it with 'patchlight agent run' on that server",

@@ -207,8 +207,11 @@ class Fleet:
         self.on_carrier: Callable[[], None] | None = None
         self.on_counters: Callable[[AgentStatus], None] | None = None
         self._macs_changed = False
-        self._heartbeats = {name: Heartbeat() for name in self.clients}
-        """By samples alone: what they say is in use before the next job may be placed."""
+        # By samples alone: what they say must be known before the next job is placed there.
+        self._heartbeats = {
+            name: Heartbeat(answers_s=client.heartbeat.answers_s)
+            for name, client in self.clients.items()
+        }
         self._said: dict[str, Presence] = {}
         self._troubles: dict[str, str] = {}
         self._versions: dict[str, str] = {}
@@ -253,7 +256,7 @@ class Fleet:
             if name in self.with_root_workers():
                 problems.append("its workers run as root")
             if overload := self.clients[name].heartbeat.overload:
-                problems.append(overload)
+                problems.append(f"it answers {overload}")
             answer.append(
                 {
                     "server": name,

@@ -53,7 +53,8 @@ class RankWorker:
     @property
     def progress(self) -> str:
         """How far it is, as text, with what keeps it or its machine."""
-        keeps = self.status.message, self.agent.heartbeat.overload
+        overload = self.agent.heartbeat.overload
+        keeps = self.status.message, overload and f"its agent answers {overload}"
         return "; ".join([self.state, *filter(None, keeps)])
 
     @property

@@ -51,7 +51,7 @@ def test_slow_answers_are_an_overloaded_machine_and_stretch_limits() -> None:
     heartbeat.answers_s.append(0.2)
     assert (heartbeat.overload, heartbeat.slowness) == ("", 1.0)
     heartbeat.answers_s += [3.0, 0.5]
-    assert heartbeat.overload == "answers after 3 s: the machine is overloaded"
+    assert heartbeat.overload == "after 3 s: the machine is overloaded"
     assert heartbeat.slowness == 3.0
     heartbeat.answers_s += [0.5] * 10  # it is over
     assert (heartbeat.overload, heartbeat.slowness) == ("", 1.0)

@@ -17,8 +17,8 @@ from patchlight.controller.circuits.drivers.dry_run import DryRun
 from patchlight.controller.hosts.agent_client import (
     AgentCallError,
     AgentClient,
-    Heartbeat,
     AgentSilent,
+    Heartbeat,
     NicWithoutCarrier,
     NotOnServer,
 )
@@ -84,6 +84,9 @@ class FakeFleet(Fleet):
 
     def faults(self) -> HostFaults:
         return self.found
+
+    def silent(self) -> frozenset[str]:
+        return frozenset(self.quiet)
 
     def job_workers(self, job_id: str) -> list[str]:
         """The workers that a job has now, in the order of ranks."""
