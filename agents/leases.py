@@ -21,6 +21,7 @@ from pydantic import Field, TypeAdapter
 from patchlight.agents.errors import AgentError, Conflict, log
 from patchlight.agents.nics.state import NicState
 from patchlight.agents.workers.contract import WorkerHandle
+from patchlight.testbed.errors import reason
 from patchlight.testbed.linux import files, namespaces, processes
 from patchlight.testbed.wire.worker_api import WorkerSpec, WorkerState
 
@@ -121,7 +122,7 @@ class LeaseBook:
                     "lease %s cannot be read (%s) and was renamed: find its NIC in it and restore "
                     "that by hand: %s",
                     path,
-                    exc,
+                    reason(exc),
                     aside,
                 )
         return leases

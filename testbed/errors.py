@@ -72,7 +72,7 @@ def in_words(error: BaseException) -> str:
 def reason(error: BaseException) -> str:
     """Why something failed, never empty: the text of a time-out, a cancelled call or a closed
     connection often is, and then its type says it."""
-    if said := str(error).strip():
+    if (said := str(error).strip()) not in ("", "()"):  # that of an SSLError without a text
         return said
     return getattr(error, "strerror", None) or type(error).__name__
 

@@ -115,7 +115,8 @@ def read_task(path: Path | str) -> TrainingTask:
 
 def reason(error: BaseException) -> str:
     """Why something failed, never empty: the text of a time-out or a closed connection often is."""
-    return getattr(error, "strerror", None) or str(error).strip() or type(error).__name__
+    said = getattr(error, "strerror", None) or str(error).strip()
+    return said if said not in ("", "()") else type(error).__name__
 
 
 class ComputeDevice(Protocol):

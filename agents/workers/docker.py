@@ -121,7 +121,7 @@ class DockerRunner:
             no_shell = f"image {image} must have a POSIX 'sh'"
             raise LaunchError(
                 f"starting the container of worker {worker}: {reason(exc)}",
-                hint=no_shell if '"sh"' in str(exc) else None,
+                hint=no_shell if '"sh"' in reason(exc) else None,
             ) from exc
         return str(container.id)
 

@@ -78,7 +78,8 @@ def ask(
         text = response.read().decode(errors="replace")
         return EngineAnswer(response.status, dict(response.getheaders()), text)
     except (http.client.HTTPException, ValueError) as error:
-        raise OSError(f"unexpected reply from the Docker engine: {error}") from error
+        said = str(error) or type(error).__name__
+        raise OSError(f"unexpected reply from the Docker engine: {said}") from error
     finally:
         connection.close()
 
