@@ -85,14 +85,16 @@ def test_a_repeated_call_fails_as_the_one_that_it_repeats(make_bench: MakeBench)
     assert bench.gpus is not None
     with ThreadPoolExecutor(4) as pool:
         os.kill(bench.gpus.pid, signal.SIGSTOP)
-        making = [pool.submit(agent.client.post, "/workers", json=bench.spec(0, 1))]
-        wait_until(lambda: agent.client.get("/status").json()["workers"])
-        making += [
-            pool.submit(agent.client.post, "/workers", json=bench.spec(0, 1)) for _ in range(2)
-        ]
-        ending = pool.submit(agent.client.delete, "/workers/job-0")
-        wait([*making, ending], timeout=1)
-        bench.gpus.kill()
+        try:
+            making = [pool.submit(agent.client.post, "/workers", json=bench.spec(0, 1))]
+            wait_until(lambda: agent.client.get("/status").json()["workers"])
+            making += [
+                pool.submit(agent.client.post, "/workers", json=bench.spec(0, 1)) for _ in range(2)
+            ]
+            ending = pool.submit(agent.client.delete, "/workers/job-0")
+            wait([*making, ending], timeout=1)
+        finally:
+            bench.gpus.kill()
         answers = [each.result() for each in making]
         assert ending.result().status_code == 200, ending.result().text
     assert [answer.status_code for answer in answers] == [500] * 3
