@@ -62,5 +62,9 @@ class GpuError(AgentError):
     """A GPU could not be read."""
 
 
+class GpuSilent(GpuError):
+    """A GPU has not answered in time: it or its machine may be busy."""
+
+
 class LaunchError(AgentError):
     """A worker could not be started."""

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from patchlight.agents.errors import GpuError
+from patchlight.agents.errors import GpuError, GpuSilent
+from patchlight.testbed.errors import reason
 from patchlight.testbed.lab.model import Nic, Server
 from patchlight.testbed.linux import devices, processes
 from patchlight.testbed.wire.agent_status import GpuTelemetry
@@ -59,10 +60,28 @@ class GpuBackend(Protocol):
         return
 
 
+SILENT_S = 30.0
+"""A GPU that gives no answer for so long is gone: until then its machine may be busy."""
+_AGAIN_S = 0.5
+
+
+async def read_patiently(gpus: GpuBackend, name: str) -> GpuReading:
+    """The present reading of a GPU; ``GpuError`` if it does not answer for ``SILENT_S``."""
+    ends = time.monotonic() + SILENT_S
+    while True:
+        try:
+            return await gpus.read(name)
+        except GpuSilent:
+            if time.monotonic() > ends:
+                raise
+        await asyncio.sleep(_AGAIN_S)
+
+
 class SocketGpus(GpuBackend):
     """GPUs behind Unix sockets; each reading uses a new connection."""
 
     def __init__(self, server: Server, directory: Path, deadline_s: float = 2.0) -> None:
+        """``deadline_s``: of one reading. A later one may succeed on a busy machine."""
         self._paths = {g.name: directory / f"{server.name}.{g.name}.sock" for g in server.gpus}
         self._deadline_s = deadline_s
 
@@ -84,7 +103,7 @@ class SocketGpus(GpuBackend):
                 hint="start the emulated GPUs: python -m patchlight.emulation.lab.gpus",
             )
         try:
-            async with asyncio.timeout(2):
+            async with asyncio.timeout(self._deadline_s):
                 reader, writer = await asyncio.open_unix_connection(path)
                 try:
                     writer.write(b'{"op": "query"}\n')
@@ -98,8 +117,13 @@ class SocketGpus(GpuBackend):
                 utilization=float(reply["utilization"]),
                 busy_s=float(reply["busy_s"]),
             )
-        except (OSError, TimeoutError, ValueError, KeyError) as exc:
-            raise GpuError(f"reading GPU {name} at {path}: {exc or type(exc).__name__}") from exc
+        except TimeoutError as exc:
+            raise GpuSilent(
+                f"reading GPU {name} at {path}: no answer after {self._deadline_s:g} s",
+                hint="is this machine overloaded? 'uptime' shows its load",
+            ) from exc
+        except (OSError, ValueError, KeyError) as exc:
+            raise GpuError(f"reading GPU {name} at {path}: {reason(exc)}") from exc
 
     def socket_of(self, name: str) -> Path | None:
         """The GPU's socket."""

@@ -22,6 +22,7 @@ from patchlight.agents.errors import AgentError, Conflict, log
 from patchlight.agents.nics.state import NicState
 from patchlight.agents.workers.contract import WorkerHandle
 from patchlight.agents.workers.keeper import Ending
+from patchlight.testbed.errors import reason
 from patchlight.testbed.linux import files, namespaces, processes
 from patchlight.testbed.wire.worker_api import WorkerSpec, WorkerState
 
@@ -124,7 +125,7 @@ class LeaseBook:
                     "lease %s cannot be read (%s) and was renamed: find its NIC in it and restore "
                     "that by hand: %s",
                     path,
-                    exc,
+                    reason(exc),
                     aside,
                 )
         return leases

@@ -19,7 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple, get_args
 
-from patchlight.testbed.errors import BadInput, PatchlightError
+from patchlight.testbed.errors import BadInput, PatchlightError, reason
 from patchlight.testbed.linux.sockets import split_address
 from patchlight.testbed.paths.agreement import Asking, Bounds, Kind, Lit, Message, Node, Step
 
@@ -214,7 +214,7 @@ class PathNode:
             except BlockingIOError:
                 return
             except OSError as error:  # ICMP error from a closed port
-                _log.debug("reading a datagram: %s", error)
+                _log.debug("reading a datagram: %s", reason(error))
                 continue
             message = unpacked(datagram, self._key)
             if message is None or message.to != self._number:
@@ -259,7 +259,7 @@ class PathNode:
         except (
             OSError
         ) as error:  # Treated as a lost datagram: the request is repeated, or the lease expires.
-            _log.debug("sending to %s: %s", address, error)
+            _log.debug("sending to %s: %s", address, reason(error))
 
     def _set_timer(self) -> None:
         if self._timer is not None:

@@ -24,6 +24,9 @@ from patchlight.testbed.logs import log_to_stderr
 SAMPLES_PER_S = 10.0
 """How often NVIDIA GPUs are read."""
 WORKER_BACKENDS = "patchlight.worker_backends"
+# On a busy machine the agent itself may need that long for a handshake; doing it for each of the
+# controller's calls would make the machine busier.
+_PEER_S, _KEEP_ALIVE_S = 60.0, 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +73,7 @@ def run_agent(options: Options) -> None:
         tls = own.context(server=True) if own else None
 
         async def serve() -> None:
-            from patchlight.testbed.linux.http_server import http_server
+            from patchlight.testbed.linux.http_server import ServerLimits, http_server
 
             await service.open()
             uvicorn = http_server(
@@ -79,6 +82,8 @@ def run_agent(options: Options) -> None:
                 loop="asyncio",
                 lifespan="on",
                 timeout_graceful_shutdown=5,
+                limits=ServerLimits(peer_s=_PEER_S),
+                timeout_keep_alive=_KEEP_ALIVE_S,
             )
             for number in (signal.SIGTERM, signal.SIGINT):
                 asyncio.get_running_loop().add_signal_handler(

@@ -2,24 +2,38 @@
 
 import asyncio
 import contextlib
+import importlib
+import math
 import time
 from collections import deque
+from collections.abc import Callable, Coroutine
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any, TypeVar
 
 from patchlight.agents import path_nodes, tenancy
-from patchlight.agents.errors import AgentError, BadRequest, Conflict, GpuError, NotHere, log
-from patchlight.agents.gpus import GpuBackend, Pairings
+from patchlight.agents.errors import (
+    AgentError,
+    BadRequest,
+    Conflict,
+    GpuError,
+    GpuSilent,
+    NotHere,
+    log,
+)
+from patchlight.agents.gpus import SILENT_S, GpuBackend, Pairings
 from patchlight.agents.leases import Claims, LeaseBook
 from patchlight.agents.nics.status import idle_status, leased_status, nic_of, probe
 from patchlight.agents.worker_life import LeasedWorker
 from patchlight.agents.workers import contract, keeper, limits
-from patchlight.testbed.errors import in_words
+from patchlight.testbed.errors import in_words, reason
 from patchlight.testbed.lab.model import Gpu, Lab, Nic, Server
 from patchlight.testbed.linux import namespaces
 from patchlight.testbed.tasks import run_all
 from patchlight.testbed.wire import agent_status, worker_api
+
+_T = TypeVar("_T")
 
 MOST_ENDED = 200
 """So many workers that have ended are remembered if nobody deletes them."""
@@ -59,8 +73,10 @@ class AgentService:
         self._workers: dict[str, LeasedWorker] = {}
         self._unwanted: deque[str] = deque(maxlen=MOST_ENDED)
         self._looking: asyncio.Task[None] | None = None
-        self._launches: set[asyncio.Task[None]] = set()
-        self._ends: set[asyncio.Task[None]] = set()
+        self._launches: set[asyncio.Task[Any]] = set()
+        self._ends: set[asyncio.Task[Any]] = set()
+        self._shared: dict[tuple[str, str], asyncio.Task[worker_api.WorkerStatus]] = {}
+        self._deleted: dict[str, worker_api.WorkerStatus] = {}
 
     async def open(self) -> None:
         """Take over what an earlier agent left; ``AgentError`` if that was of another lab or
@@ -95,6 +111,8 @@ class AgentService:
             except Exception as exc:
                 log.error("taking over worker %s: %s", lease.spec.id, in_words(exc))
         self._looking = asyncio.create_task(self._look_after())
+        # What moves NICs takes a slow processor half a minute to import: not in the first call.
+        _begin(asyncio.to_thread(importlib.import_module, "pyroute2"), self._ends)
 
     async def close(self) -> None:
         """Close everything; the workers go on, and the next agent finds them."""
@@ -120,16 +138,17 @@ class AgentService:
         return await self.status()
 
     async def create(self, spec: worker_api.WorkerSpec) -> tuple[worker_api.WorkerStatus, bool]:
-        """Make a worker: its status, and whether it is new. The same spec makes no second one."""
-        while (known := self._workers.get(spec.id)) is not None:
+        """Make a worker: its status, and whether it is new. The same spec makes no second one:
+        while one is made, it waits for that one, and fails as that one does."""
+        if (known := self._workers.get(spec.id)) is not None:
             if known.spec != spec:
                 raise Conflict(
                     f"there is a worker {spec.id} already, with another spec",
                     hint="delete it first",
                 )
-            async with known.lock:  # it may be in the making
-                if self._workers.get(spec.id) is known:
-                    return known.status(), False
+            if (making := self._shared.get(("create", spec.id))) is not None:
+                await asyncio.shield(making)
+            return known.status(), False
         if spec.id in self._unwanted:
             raise Conflict(f"worker {spec.id} was deleted before it was made")
         nic = nic_of(self._server, spec.nic)
@@ -143,6 +162,8 @@ class AgentService:
             )
         limits.permitted(spec, self.site.lab.workers)
         await self._until_ended(self._holder(nic=spec.nic), self._holder(gpu=spec.gpu))
+        if spec.id in self._workers or spec.id in self._unwanted:  # by another call meanwhile
+            return await self.create(spec)
         for kind, name, holder in (
             ("NIC", spec.nic, self._holder(nic=spec.nic)),
             ("GPU", spec.gpu, self._holder(gpu=spec.gpu) if spec.gpu else None),
@@ -153,22 +174,34 @@ class AgentService:
         # Before others know it: an order to end it comes after its launch, not before.
         await worker.lock.acquire()
         self._workers[spec.id] = worker
-        # Its own task: the client may be gone before it is done.
+        self._deleted.pop(spec.id, None)
 
-        async def launch() -> None:
+        async def launch() -> worker_api.WorkerStatus:
             try:
                 await worker.launch(nic)
             except BaseException as exc:
-                await self._abandon(worker, str(exc))
+                await self._abandon(worker, reason(exc))
                 raise
             finally:
                 worker.lock.release()
+            return worker.status()
 
-        launching = asyncio.create_task(launch())
-        self._launches.add(launching)
-        launching.add_done_callback(self._launches.discard)
-        await asyncio.shield(launching)
-        return worker.status(), True
+        return await self._once("create", spec.id, launch, self._launches), True
+
+    async def _once(
+        self,
+        call: str,
+        worker: str,
+        make: Callable[[], Coroutine[Any, Any, worker_api.WorkerStatus]],
+        tasks: set[asyncio.Task[Any]],
+    ) -> worker_api.WorkerStatus:
+        """Carry out a call in a task of its own, as the client may be gone before it is done; the
+        same call meanwhile waits for that one."""
+        key = call, worker
+        if (task := self._shared.get(key)) is None:
+            task = self._shared[key] = _begin(make(), tasks)
+            task.add_done_callback(lambda _: self._shared.pop(key, None))
+        return await asyncio.shield(task)
 
     async def _until_ended(self, *holders: str | None) -> None:
         """Wait for those of these workers that have been told to end."""
@@ -192,22 +225,40 @@ class AgentService:
     async def end(self, name: str) -> worker_api.WorkerStatus:
         """Stop it and take its NIC and GPU back; what is known of it stays, its output too."""
         worker = self.known(name)
-        await worker.end()
-        return worker.status()
+
+        async def end() -> worker_api.WorkerStatus:
+            await worker.end()
+            return worker.status()
+
+        return await self._once("end", name, end, self._ends)
 
     async def delete(self, name: str) -> worker_api.WorkerStatus:
         """Stop it, take its NIC and GPU back and forget it. One not here counts as stopped, and is
         not made later: the request to make it may still be under way."""
         worker = self._workers.get(name)
         if worker is None:
-            self._unwanted.append(name)
-            return worker_api.WorkerStatus(
-                id=name, state=worker_api.WorkerState.STOPPED, message="no such worker here"
-            )
-        await worker.end()
-        status = worker.status()
-        await self._forget(worker)
-        return status
+            if (status := self._deleted.get(name)) is not None:  # its answer was lost
+                return status
+            return self._not_here(name)
+
+        async def delete() -> worker_api.WorkerStatus:
+            await worker.end()
+            if self._workers.get(name) is not worker:  # its launch failed
+                return self._not_here(name)
+            status = worker.status()
+            await self._forget(worker)
+            self._deleted[name] = status
+            if len(self._deleted) > MOST_ENDED:
+                del self._deleted[next(iter(self._deleted))]
+            return status
+
+        return await self._once("delete", name, delete, self._ends)
+
+    def _not_here(self, name: str) -> worker_api.WorkerStatus:
+        self._unwanted.append(name)
+        return worker_api.WorkerStatus(
+            id=name, state=worker_api.WorkerState.STOPPED, message="no such worker here"
+        )
 
     async def _forget(self, worker: LeasedWorker) -> None:
         async with worker.lock:
@@ -230,7 +281,7 @@ class AgentService:
             paths=self.paths.status(),
         )
         now = time.monotonic()
-        self.seen_at |= {("gpu", gpu.name): now for gpu in status.gpus if not gpu.problem}
+        self.seen_at |= {("gpu", gpu.name): now for gpu in status.gpus if gpu.uuid is not None}
         self.seen_at |= {("nic", nic.name): now for nic in status.nics if not nic.problem}
         return status
 
@@ -270,13 +321,15 @@ class AgentService:
         try:
             reading = await self._gpus.read(gpu.name)
         except GpuError as exc:  # one that has fallen off does not take the others with it
+            silent_s = time.monotonic() - self.seen_at.get(("gpu", gpu.name), -math.inf)
+            is_late = isinstance(exc, GpuSilent) and silent_s < SILENT_S
             return agent_status.GpuStatus(
                 name=gpu.name,
                 model=gpu.model,
                 utilization=None,
                 busy_s=0.0,
                 worker=worker,
-                problem=exc.message,
+                problem="" if is_late else exc.message,
             )
         pairing = self._pairings.problem(gpu.name)
         return agent_status.GpuStatus(**asdict(reading), worker=worker, pairing=pairing)
@@ -297,9 +350,7 @@ class AgentService:
         return None
 
     def _end_soon(self, worker: LeasedWorker, ending: keeper.Ending = keeper.ON_REQUEST) -> None:
-        task = asyncio.create_task(worker.end(ending))
-        self._ends.add(task)
-        task.add_done_callback(self._ends.discard)
+        _begin(worker.end(ending), self._ends)
 
     async def _look_after(self) -> None:
         while True:
@@ -314,3 +365,11 @@ class AgentService:
             ended = [each for each in self._workers.values() if each.is_done]
             for worker in ended[:-MOST_ENDED]:
                 await self._forget(worker)
+
+
+def _begin(coroutine: Coroutine[Any, Any, _T], tasks: set[asyncio.Task[Any]]) -> asyncio.Task[_T]:
+    """Carry this out in a task, which is one of ``tasks`` until it ends."""
+    task = asyncio.create_task(coroutine)
+    tasks.add(task)
+    task.add_done_callback(tasks.discard)
+    return task

@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from patchlight.agents.errors import AgentError, Conflict, GpuError, NicDark, NicError, NicGone, log
-from patchlight.agents.gpus import GpuBackend, Pairings
+from patchlight.agents.gpus import GpuBackend, Pairings, read_patiently
 from patchlight.agents.leases import Claims, Lease, LeaseBook
 from patchlight.agents.nics import announcing, moving, status
 from patchlight.agents.nics.state import RENDEZVOUS, NicAccess, NicState, WorkerNetwork, name_inside
 from patchlight.agents.path_nodes import PathNodes
 from patchlight.agents.workers import limits, programs
 from patchlight.agents.workers.contract import Runner, RunningWorker, WorkerLaunch
-from patchlight.testbed.errors import PatchlightError, in_words
+from patchlight.testbed.errors import PatchlightError, in_words, reason
 from patchlight.testbed.lab.model import Lab, Nic, Server
 from patchlight.testbed.linux import files, namespaces
 from patchlight.testbed.wire.agent_status import RdmaStatus
@@ -83,6 +83,11 @@ class Tenancy:
     def is_launched(self) -> bool:
         """Whether the worker has everything that it needs."""
         return self._lease is not None and self._lease.handle is not None
+
+    @property
+    def has_lease(self) -> bool:
+        """Whether it was begun and is not forgotten."""
+        return self._lease is not None
 
     @property
     def is_over(self) -> bool:
@@ -167,7 +172,7 @@ class Tenancy:
             return await announcing.announce(place, address_of, token, wait_s, mtu)
         except OSError as exc:
             where = f"announcing {place.inside} of worker {spec.id}"
-            raise NicError(f"{where}: {exc.strerror}") from exc
+            raise NicError(f"{where}: {exc.strerror or reason(exc)}") from exc
 
     async def begin(self, nic: Nic) -> RunningWorker:
         """Save a lease, launch the worker and move its NIC in. After an error call ``end``."""
@@ -175,13 +180,14 @@ class Tenancy:
             return await self._begin(nic)
         except OSError as exc:
             what = f" {exc.filename}" if exc.filename else ""
-            raise AgentError(f"launching worker {self._spec.id}: {exc.strerror}{what}") from exc
+            why = exc.strerror or reason(exc)
+            raise AgentError(f"launching worker {self._spec.id}: {why}{what}") from exc
 
     async def _begin(self, nic: Nic) -> RunningWorker:
         spec, site = self._spec, self._site
         name = site.namespace_of(spec.id)
         # A GPU that has fallen off the bus raises GpuError.
-        reading = await site.gpus.read(spec.gpu) if spec.gpu else None
+        reading = await read_patiently(site.gpus, spec.gpu) if spec.gpu else None
 
         def take() -> tuple[NicAccess, NicState]:
             access = moving.find_access(nic)

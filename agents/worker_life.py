@@ -6,7 +6,8 @@ import os
 import time
 from dataclasses import asdict, replace
 
-from patchlight.agents.errors import AgentError, Conflict, GpuError, log
+from patchlight.agents.errors import AgentError, Conflict, GpuError, GpuSilent, log
+from patchlight.agents.gpus import SILENT_S
 from patchlight.agents.leases import Ended, Lease
 from patchlight.agents.nics.moving import block_egress, unblock_egress
 from patchlight.agents.nics.status import GONE, NicProblem
@@ -30,7 +31,8 @@ from patchlight.testbed.wire.worker_api import (
 UNSTARTED_S = 600.0
 """A worker that is not started in this time is ended: its controller is gone."""
 
-_START_S = 5.0
+# A program may begin late on a busy machine.
+_START_S = 30.0
 # A GPU that fails to answer this many times in a row has fallen off the bus.
 _GPU_MISSES = 3
 
@@ -47,6 +49,7 @@ class LeasedWorker:
         self.reports = keeper.ReportReader(self._folder, foreign=self._command is not None)
         self._runner, self._gpus, self._paths = site.runner, site.gpus, site.paths
         self._gpu_misses = 0
+        self._gpu_seen_at = time.monotonic()
         self._is_silent = self._is_leaving = False
         self._running: RunningWorker | None = None
         self._watching: asyncio.Task[None] | None = None
@@ -163,7 +166,7 @@ class LeasedWorker:
             raise Conflict(f"worker {self.spec.id} is not ready yet", hint="wait until it is ready")
         await self.tenancy.until_lit()
         if self._command is None:
-            return await keeper.tell(self._folder, {"op": "start"})
+            return await keeper.tell(self._folder, {"op": "start"}, _START_S)
         if self.tenancy.lease.frozen:
             raise Conflict(f"worker {self.spec.id} is held", hint="release it first")
         deadline = time.monotonic() + _START_S
@@ -277,10 +280,13 @@ class LeasedWorker:
             await self._gpus.read(self.spec.gpu)
         except GpuError as exc:
             self._gpu_misses += 1
-            if self._gpu_misses == _GPU_MISSES:
+            is_gone = self._gpu_misses >= _GPU_MISSES
+            if isinstance(exc, GpuSilent):
+                is_gone = time.monotonic() - self._gpu_seen_at > SILENT_S
+            if is_gone:
                 return keeper.Ending(WorkerState.FAILED, f"its GPU is gone: {exc.message}")
         else:
-            self._gpu_misses = 0
+            self._gpu_misses, self._gpu_seen_at = 0, time.monotonic()
             await self.tenancy.count_energy()
         return None
 
@@ -304,7 +310,7 @@ class LeasedWorker:
             if self._watching is not None:
                 await asyncio.wait({self._watching})  # which goes on if this is interrupted
                 self._watching.result()
-            if not self.tenancy.is_over:  # retry once
+            if self.tenancy.has_lease and not self.tenancy.is_over:  # retry once
                 await self._give_back()
 
     async def _give_back(self) -> None:

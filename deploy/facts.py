@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from patchlight.testbed.errors import PatchlightError
+from patchlight.testbed.errors import PatchlightError, reason
 from patchlight.testbed.linux import deploy_file, docker_engine
 
 _PATIENCE_S = 90.0
@@ -250,6 +250,6 @@ def facts_here(root: Path | None = None) -> ServerFacts:
         return parse_facts(done.stdout[:_MOST_BYTES].splitlines(), now, time.time())
     except (OSError, NoFacts, subprocess.TimeoutExpired) as error:
         raise PatchlightError(
-            f"asking this machine what it has: {error}",
+            f"asking this machine what it has: {reason(error)}",
             hint=f"Run it by hand, and see: sh {deploy_file('facts.sh')}",
         ) from error

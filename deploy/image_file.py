@@ -94,4 +94,4 @@ if __name__ == "__main__":
     try:
         write_image(name, Path(archive), Path(output), dict(each.split("=", 1) for each in given))
     except OSError as error:
-        sys.exit(f"image_file: {error}")
+        sys.exit(f"image_file: {str(error) or type(error).__name__}")

@@ -14,7 +14,7 @@ from pathlib import Path
 from patchlight.deploy.bundle import FromHere, here
 from patchlight.deploy.remote_helper.layers import Layers
 from patchlight.deploy.remote_helper.places import Line, Places, RequestRefused, point
-from patchlight.testbed.errors import PatchlightError
+from patchlight.testbed.errors import PatchlightError, reason
 
 _MARGIN = 1.3  # what a file system needs beside the files
 _LEAST_BYTES = 16 << 20
@@ -53,4 +53,4 @@ if __name__ == "__main__":
     try:
         point(Path(sys.argv[1], "layer"), layer_image(Path(sys.argv[1])).name)
     except (PatchlightError, RequestRefused, OSError, subprocess.CalledProcessError) as error:
-        sys.exit(f"each push installs the packages of agents, too: {error}")
+        sys.exit(f"each push installs the packages of agents, too: {reason(error)}")

@@ -21,7 +21,7 @@ from paramiko.channel import ChannelFile, ChannelStderrFile, ChannelStdinFile
 from patchlight.deploy.bundle import BundleFile, Target
 from patchlight.deploy.ssh import Connections, Passwords
 from patchlight.deploy.wheels import unchecked_bytecode
-from patchlight.testbed.errors import PatchlightError
+from patchlight.testbed.errors import PatchlightError, reason
 from patchlight.testbed.lab.model import Lab, Server
 
 _SUDO_PATIENCE_S = 30.0
@@ -273,8 +273,7 @@ class Remote:
             yield
         except (OSError, EOFError, ValueError, KeyError, paramiko.SSHException) as error:
             raise ConnectionCut(
-                f"the connection to {self.server} broke off ({what})"
-                + (f": {error}" if str(error) else ""),
+                f"the connection to {self.server} broke off ({what}): {reason(error)}",
                 hint="Run the command again: it goes on where it was.",
             ) from error
 

@@ -15,7 +15,7 @@ import paramiko
 from paramiko.pkey import UnknownKeyType
 
 from patchlight.deploy.host_keys import KnownHosts, OnlyVouchedFor, known_name, other_key
-from patchlight.testbed.errors import PatchlightError
+from patchlight.testbed.errors import PatchlightError, reason
 from patchlight.testbed.lab.model import Server
 from patchlight.testbed.legacy_ssh import allow_legacy, explained
 from patchlight.testbed.linux.sockets import split_address
@@ -145,7 +145,7 @@ class Connections:
         except _BROKEN as error:
             raise Unreachable(
                 f"connecting to {place.name} at {place.host} port {place.port} through "
-                f"{before.name}: {error or 'it hung up'}",
+                f"{before.name}: {reason(error)}",
                 hint="Is the server on, its sshd running, and the address in the lab file right as "
                 "the jump host sees it? Does its sshd allow to go through (AllowTcpForwarding)?",
             ) from error
@@ -318,7 +318,7 @@ def _private_key(identity: Path, place: SshHost) -> paramiko.PKey:
         return paramiko.PKey.from_path(identity)
     except OSError as error:
         hint = "Run the command as who owns the key (with sudo, for an emulated lab), or "
-        raise failed(error.strerror or str(error), hint + other) from error
+        raise failed(error.strerror or reason(error), hint + other) from error
     except (TypeError, paramiko.PasswordRequiredException) as error:
         hint = f"Have your SSH agent hold it, with {identity}.pub beside it: ssh-add {identity}"
         raise failed("it has a passphrase", hint) from error

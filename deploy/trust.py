@@ -13,7 +13,7 @@ import yaml
 
 from patchlight.deploy.host_keys import USER_FILE, is_named, known_name
 from patchlight.deploy.ssh import Connections, SshHost
-from patchlight.testbed.errors import BadInput, FileError, PatchlightError
+from patchlight.testbed.errors import BadInput, FileError, PatchlightError, reason
 from patchlight.testbed.lab.model import Lab, Server
 from patchlight.testbed.labfile.reader import parse_lab, text_of
 from patchlight.testbed.labfile.writer import Change, values_of, with_changes
@@ -177,7 +177,7 @@ def read_fingerprints(file: Path) -> dict[str, set[str]]:
     try:
         lines = file.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise BadInput(f"cannot read the fingerprints in {file}: {error}") from error
+        raise BadInput(f"cannot read the fingerprints in {file}: {reason(error)}") from error
     for number, line in enumerate(lines, 1):
         words = line.partition("#")[0].split()
         if not words:

@@ -60,11 +60,21 @@ class FileError(BadInput):
         super().__init__("\n".join(str(issue) for issue in self.issues))
 
 
-def in_words(error: Exception) -> str:
+def in_words(error: BaseException) -> str:
     """An error's message for a record or report; unexpected errors include their type."""
     if isinstance(error, PatchlightError):
         return error.message
-    return f"unexpected {type(error).__name__}: {error}"
+    said = reason(error)
+    name = type(error).__name__
+    return f"unexpected {name}" if said == name else f"unexpected {name}: {said}"
+
+
+def reason(error: BaseException) -> str:
+    """Why something failed, never empty: the text of a time-out, a cancelled call or a closed
+    connection often is, and then its type says it."""
+    if (said := str(error).strip()) not in ("", "()"):  # that of an SSLError without a text
+        return said
+    return getattr(error, "strerror", None) or type(error).__name__
 
 
 PROBLEM_MEDIA_TYPE = "application/problem+json"

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from patchlight.agents.errors import NicError, NicGone
+from patchlight.testbed.errors import reason
 from patchlight.testbed.lab.model import Lab, Nic, NicMode, Rendezvous
 from patchlight.testbed.linux import devices
 from patchlight.testbed.linux.devices import NamespaceMode, NoSysfs, RdmaError
@@ -285,7 +286,7 @@ def rtnetlink(interface: str, doing: str) -> Iterator[Any]:
         hint = "run it as root" if exc.code == errno.EPERM else None
         raise NicError(f"{doing} {interface}: {os.strerror(exc.code)}", hint=hint) from exc
     except OSError as exc:
-        raise NicError(f"{doing} {interface}: {exc}") from exc
+        raise NicError(f"{doing} {interface}: {reason(exc)}") from exc
     except (KernelRefused, LimitNotKept, devices.OffloadNotSet, RdmaError, NoSysfs) as exc:
         raise NicError(exc.message, hint=exc.hint) from exc
 

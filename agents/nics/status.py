@@ -16,7 +16,7 @@ from typing import Any
 from patchlight.agents.errors import NicError, NotHere
 from patchlight.agents.nics.moving import find_access
 from patchlight.agents.nics.state import NicState, gid_of, is_rdma_active, rdma_counters
-from patchlight.testbed.errors import PatchlightError
+from patchlight.testbed.errors import PatchlightError, reason
 from patchlight.testbed.lab.model import Nic, Server
 from patchlight.testbed.linux import devices, namespaces
 from patchlight.testbed.wire import probe_frames
@@ -60,7 +60,7 @@ def problem_of(namespace: Path, interface: str) -> NicProblem | None:
     try:
         carrier = namespaces.inside(namespace, lambda: devices.settle_link(interface))
     except OSError as exc:
-        return gone if exc.errno == errno.ENODEV else NicProblem(f"{interface}: {exc}")
+        return gone if exc.errno == errno.ENODEV else NicProblem(f"{interface}: {reason(exc)}")
     return None if carrier else NicProblem(NO_CARRIER.format(interface), is_dark=True)
 
 

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from .task import TrainingError
+from .task import TrainingError, reason
 
 _LONGEST_WAIT_S = 20.0
 _LONGEST_IDLE_S = (
@@ -72,7 +72,7 @@ class PathClient:
         except (OSError, ValueError, http.client.HTTPException) as error:
             self._connection.close()
             raise NoPath(
-                f"requesting a path from the controller at {self._api}: {error}"
+                f"requesting a path from the controller at {self._api}: {reason(error)}"
             ) from error
         self._answered_at = time.monotonic()
         if answer.status >= 400:

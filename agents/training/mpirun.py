@@ -71,7 +71,10 @@ def _run_on(address: str, port: int, command: str) -> int:
             break
         except OSError as exc:
             if time.monotonic() > end:
-                print(f"no answer from {address}:{port}: {exc}", file=sys.stderr)
+                print(
+                    f"no answer from {address}:{port}: {str(exc) or type(exc).__name__}",
+                    file=sys.stderr,
+                )
                 return 1
             time.sleep(0.1)
     connection.settimeout(None)

@@ -33,14 +33,14 @@ class ProcessGroups:
         self._backend, self._renews = backend, backend == "nccl" if renews is None else renews
         me, first = task.ring[task.rank], task.ring[0]
         # A container starts before its NIC is moved in, so the address appears a moment later.
-        listen(Member(me.rank, me.address, 0), time.monotonic() + task.deadline_s).close()
+        listen(Member(me.rank, me.address, 0), time.monotonic() + task.join_s).close()
         try:
             store = dist.TCPStore(  # type: ignore[attr-defined,unused-ignore]
                 first.address,
                 first.port,
                 self.size,
                 is_master=self.rank == 0,
-                timeout=datetime.timedelta(seconds=task.deadline_s),
+                timeout=datetime.timedelta(seconds=task.join_s),
             )
             dist.init_process_group(
                 "gloo", store=store, rank=self.rank, world_size=self.size, timeout=_PATIENCE

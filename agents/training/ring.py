@@ -13,16 +13,19 @@ import struct
 import termios
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from .task import Member, TrainingError, TrainingTask
+from .task import Member, TrainingError, TrainingTask, reason
 
 _LINE_LIMIT = 4096
 _ATTEMPT_S = 1.0
 # The kernel's first retry comes after 1 s, long after a new network is up.
 _FIRST_ATTEMPT_S = 0.05
 _DARK_MS = 900_000
+# Later than peers need on an idle machine.
+_TELL_AFTER_S = 5.0
 _TCP_RTO_MAX_MS = 44  # Linux 6.15; not yet named in the socket module
 
 
@@ -81,10 +84,10 @@ class Neighbours:
         self.from_previous.close()
 
 
-def join_ring(task: TrainingTask) -> Neighbours:
-    """Connect to both neighbours and check them. ``RingError`` after ``task.deadline_s``, with the
-    neighbour, its address and the last failure."""
-    end = time.monotonic() + task.deadline_s
+def join_ring(task: TrainingTask, tell: Callable[[str], None] = lambda _: None) -> Neighbours:
+    """Connect to both neighbours and check them; ``tell`` is called with what keeps it. After
+    ``task.join_s`` ``RingError`` with the neighbour, its address and the last failure."""
+    end = time.monotonic() + task.join_s
     size = len(task.ring)
     me = task.ring[task.rank]
     following, previous = task.ring[(task.rank + 1) % size], task.ring[(task.rank - 1) % size]
@@ -102,7 +105,7 @@ def join_ring(task: TrainingTask) -> Neighbours:
         acceptor = threading.Thread(target=accept, daemon=True)
         acceptor.start()
         try:
-            joined["next"] = _connect_next(task, following, end)
+            joined["next"] = _connect_next(task, following, end, tell)
         except RingError as exc:
             failures.append(str(exc))
         acceptor.join()
@@ -134,14 +137,20 @@ def listen(me: Member, end: float, window_bytes: int | None = None) -> socket.so
         return listener
 
 
-def _connect_next(task: TrainingTask, peer: Member, end: float) -> socket.socket:
-    last, attempt_s = "no attempt was made", _FIRST_ATTEMPT_S
+def _connect_next(
+    task: TrainingTask, peer: Member, end: float, tell: Callable[[str], None]
+) -> socket.socket:
+    last, told, attempt_s = "no attempt was made", "", _FIRST_ATTEMPT_S
+    tell_at = time.monotonic() + _TELL_AFTER_S
     while time.monotonic() < end:
         began = time.monotonic()
+        if began > tell_at and last != told:
+            told = last
+            tell(f"rank {peer.rank} at {peer.address}:{peer.port} cannot be reached: {last}")
         try:
             connection = socket.create_connection((peer.address, peer.port), timeout=attempt_s)
         except OSError as exc:
-            last = exc.strerror or str(exc)
+            last = reason(exc)
             attempt_s = min(2 * attempt_s, _ATTEMPT_S)
         else:
             try:
@@ -157,12 +166,12 @@ def _connect_next(task: TrainingTask, peer: Member, end: float) -> socket.socket
                     return connection
                 last = f"it refused: {reply.get('error')}"
             except (OSError, ValueError) as exc:
-                last = str(exc)
+                last = reason(exc)
             connection.close()
         time.sleep(max(0.0, min(0.05, began + 0.05 - time.monotonic())))
     raise RingError(
         f"rank {task.rank} could not join rank {peer.rank} at {peer.address}:{peer.port} within "
-        f"{task.deadline_s:g} s: {last}"
+        f"{task.join_s:g} s: {last}"
     )
 
 
@@ -176,7 +185,7 @@ def _accept_previous(
         try:
             connection, (address, _port) = listener.accept()
         except OSError as exc:
-            last = f"nobody connected ({exc})" if last == "nobody connected" else last
+            last = f"nobody connected ({reason(exc)})" if last == "nobody connected" else last
             continue
         try:
             connection.settimeout(_ATTEMPT_S * 5)
@@ -189,11 +198,10 @@ def _accept_previous(
             last = f"{address} sent {hello}, expected {expected}"
             _send_line(connection, {"ok": False, "error": f"expected {expected}, got {hello}"})
         except (OSError, ValueError) as exc:
-            last = f"{address}: {exc}"
+            last = f"{address}: {reason(exc)}"
         connection.close()
     raise RingError(
-        f"rank {task.rank} waited {task.deadline_s:g} s for rank {peer.rank} "
-        f"({peer.address}): {last}"
+        f"rank {task.rank} waited {task.join_s:g} s for rank {peer.rank} ({peer.address}): {last}"
     )
 
 

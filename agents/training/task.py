@@ -32,8 +32,9 @@ class TrainingTask:
     """One worker's part of a job. Times in seconds; ``ring`` is in the order of ranks.
 
     ``gpu_socket`` is an emulated GPU's Unix socket, if the worker has such a GPU; ``device`` is
-    ``"auto"`` or ``"sleep"`` (compute nothing, only let the time pass); ``deadline_s`` is how long
-    the peers may take to come up; ``window_bytes`` is how much a neighbour may send ahead
+    ``"auto"`` or ``"sleep"`` (compute nothing, only let the time pass); ``join_s`` is how long the
+    peers may take to come up (the controller may end all of them earlier), ``deadline_s`` how long
+    a neighbour may take later; ``window_bytes`` is how much a neighbour may send ahead
     (``None``: as the kernel sees fit). Iterations before ``first_iteration`` were done by workers
     before this one. With ``paths``, the agent is asked for an optical path for each all-reduce.
     ``transport``: what carries gradients, ``"tcp"`` or ``"rdma"``.
@@ -54,6 +55,7 @@ class TrainingTask:
     seed: int = 0
     gpu_socket: str | None = None
     device: str = "auto"
+    join_s: float = 600.0
     deadline_s: float = 60.0
     window_bytes: int | None = None
     first_iteration: int = 0
@@ -105,10 +107,16 @@ def read_task(path: Path | str) -> TrainingTask:
         with open(path, encoding="utf-8") as file:
             data = json.load(file)
     except (OSError, ValueError) as exc:
-        raise TrainingError(f"reading the task {path}: {exc}") from exc
+        raise TrainingError(f"reading the task {path}: {reason(exc)}") from exc
     if not isinstance(data, dict):
         raise TrainingError(f"reading the task {path}: expected a JSON object")
     return TrainingTask.parse(data)
+
+
+def reason(error: BaseException) -> str:
+    """Why something failed, never empty: the text of a time-out or a closed connection often is."""
+    said = getattr(error, "strerror", None) or str(error).strip()
+    return said if said not in ("", "()") else type(error).__name__
 
 
 class ComputeDevice(Protocol):
@@ -139,7 +147,9 @@ class SocketGpu:
             try:
                 self._socket.connect(path)
             except OSError as exc:
-                raise TrainingError(f"connecting to the emulated GPU {path}: {exc}") from exc
+                raise TrainingError(
+                    f"connecting to the emulated GPU {path}: {reason(exc)}"
+                ) from exc
             self._stream = self._socket.makefile("rb")
             self._send({"op": "attach", "tenant": tenant})
             try:
@@ -169,14 +179,14 @@ class SocketGpu:
         try:
             self._socket.sendall(json.dumps(message).encode() + b"\n")
         except OSError as exc:
-            raise TrainingError(f"the emulated GPU {self._path} is gone: {exc}") from exc
+            raise TrainingError(f"the emulated GPU {self._path} is gone: {reason(exc)}") from exc
 
     def _answer(self, doing: str) -> None:
         try:
             line = self._stream.readline()
             reply = json.loads(line) if line else {"error": "it closed the connection"}
         except (OSError, ValueError) as exc:
-            reply = {"error": str(exc)}
+            reply = {"error": reason(exc)}
         if reply.get("ok") is not True:
             raise TrainingError(f"{doing} the emulated GPU {self._path}: {reply.get('error')}")
 

@@ -24,7 +24,7 @@ from patchlight.testbed.graphs.torch_models import TorchLayers
 
 from .control import Gate, Journal, StoppedAt
 from .process_groups import ProcessGroups
-from .task import ComputeDevice, TrainingError, TrainingTask
+from .task import ComputeDevice, TrainingError, TrainingTask, reason
 
 _LEARNING_RATE = 1e-3
 _KINDS = 10
@@ -100,7 +100,7 @@ class _Stored:
             self._inputs = np.load(folder / "inputs.npy", mmap_mode="r", allow_pickle=False)
             self._targets = np.load(folder / "targets.npy", mmap_mode="r", allow_pickle=False)
         except (OSError, ValueError) as exc:
-            raise TrainingError(f"reading the data in {folder}: {exc}") from exc
+            raise TrainingError(f"reading the data in {folder}: {reason(exc)}") from exc
         (wanted,) = like
         found, count = self._inputs, len(self._targets) if self._targets.ndim else 0
         if found.shape[1:] != tuple(wanted.shape[1:]) or len(found) != count or not count:
@@ -145,7 +145,7 @@ class Checkpoints:
                 os.fsync(opened.fileno())
             os.replace(fresh, self._file)
         except (OSError, RuntimeError) as exc:
-            raise TrainingError(f"writing the checkpoint {self._file}: {exc}") from exc
+            raise TrainingError(f"writing the checkpoint {self._file}: {reason(exc)}") from exc
 
     def resume(self, groups: ProcessGroups) -> int:
         """Load the newest checkpoint of any rank on all ranks; returns the iteration to resume
@@ -171,7 +171,8 @@ class Checkpoints:
             of, _ = found["of"], found["iteration"]
         except (OSError, RuntimeError, KeyError, EOFError, pickle.UnpicklingError) as exc:
             raise TrainingError(
-                f"reading the checkpoint {self._file}: {exc}; remove it to start from the beginning"
+                f"reading the checkpoint {self._file}: {reason(exc)}; remove it to start from the "
+                "beginning"
             ) from exc
         if of != self._of:
             raise TrainingError(
@@ -257,6 +258,7 @@ def train(
     where = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model = samples.model.to(where)
     optimizer = torch.optim.Adam(model.parameters(), lr=_LEARNING_RATE)
+    journal.state("starting", "joining the other ranks")
     groups = ProcessGroups(task, renews)
     checkpoints = Checkpoints(task, model, optimizer)
     first = checkpoints.resume(groups)

@@ -13,13 +13,14 @@ import select
 import socket
 import struct
 import time
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from .control import Gate, Journal, StoppedAt
 from .ring import Neighbours, RingError, join_ring
-from .task import ComputeDevice, TrainingError, TrainingTask
+from .task import ComputeDevice, TrainingError, TrainingTask, reason
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -80,9 +81,9 @@ def train(
     if size > 1 and task.transport == "rdma":
         from .verbs import VerbsRing  # needs pyverbs
 
-        neighbours = VerbsRing(task)
+        neighbours = VerbsRing(task, partial(journal.state, "starting"))
     elif size > 1:
-        neighbours = join_ring(task)
+        neighbours = join_ring(task, partial(journal.state, "starting"))
 
     def on_hold(held: bool) -> None:
         if neighbours is not None:
@@ -205,7 +206,7 @@ class _Exchange:
             self.inp.setblocking(True)
             self.inp.sendall(self.clear_to_send)
         except OSError as exc:
-            raise self._lost_previous(exc.strerror or str(exc)) from exc
+            raise self._lost_previous(reason(exc)) from exc
         self.out.setblocking(False)
         self.inp.setblocking(False)
         poller = select.poll()
@@ -274,7 +275,7 @@ class _Exchange:
         except BlockingIOError:
             return
         except OSError as exc:
-            raise self._lost_next(exc.strerror or str(exc)) from exc
+            raise self._lost_next(reason(exc)) from exc
         self.sent_bytes += count
         self.send_at += count
         if self.send_at == length:
@@ -297,7 +298,7 @@ class _Exchange:
         except BlockingIOError:
             return
         except OSError as exc:
-            raise self._lost_previous(exc.strerror or str(exc)) from exc
+            raise self._lost_previous(reason(exc)) from exc
         if count == 0:
             raise self._lost_previous("it closed the connection")
         self.receive_at += count
@@ -316,7 +317,7 @@ class _Exchange:
         except BlockingIOError:
             return
         except OSError as exc:
-            raise self._lost_next(exc.strerror or str(exc)) from exc
+            raise self._lost_next(reason(exc)) from exc
         if not piece:
             raise self._lost_next("it closed the connection")
         self.clear_got += piece

@@ -23,9 +23,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .ring import Neighbours, RingError, join_ring
-from .task import TrainingError, TrainingTask
+from .task import TrainingError, TrainingTask, reason
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from numpy.typing import NDArray
 
 # 4.096 µs × 2^18 = 1.1 s for an acknowledgement, and seven retries: without any packets for some
@@ -68,17 +70,17 @@ def _verbs() -> SimpleNamespace:
     return SimpleNamespace(**found)
 
 
-def _gid(task: TrainingTask) -> dict[str, Any]:
+def _gid(task: TrainingTask, patience_s: float) -> dict[str, Any]:
     """Device, port and index of the GID of this worker's address, which the agent finds again
     after each change of circuits."""
     path, last = os.environ.get("PATCHLIGHT_NETWORK", "network.json"), "the agent wrote none"
-    end = time.monotonic() + task.deadline_s
+    end = time.monotonic() + patience_s
     while time.monotonic() < end:
         try:
             with open(path, encoding="utf-8") as file:
                 rdma = json.load(file)["rdma"]
         except (OSError, ValueError, KeyError) as exc:
-            last = str(exc)
+            last = reason(exc)
         else:
             if rdma is not None and rdma["active"] and rdma["gid"] is not None:
                 found: dict[str, Any] = rdma["gid"]
@@ -87,7 +89,7 @@ def _gid(task: TrainingTask) -> dict[str, Any]:
         time.sleep(0.02)
     address = task.ring[task.rank].address
     raise TrainingError(
-        f"no RoCEv2 GID of {address} within {task.deadline_s:g} s: {last}; see 'rdma link' there"
+        f"no RoCEv2 GID of {address} within {patience_s:g} s: {last}; see 'rdma link' there"
     )
 
 
@@ -112,7 +114,7 @@ class _QueuePair:
         """Make it and tell the neighbour; it is connected once the neighbour has told, too."""
         self.stop()
         v, ring = _verbs(), self.ring
-        gid = _gid(ring.task)
+        gid = _gid(ring.task, ring.task.deadline_s)
         self.number, self.is_up, self.is_connected = number, False, False
         cap = v.QPCap(max_send_wr=2 * _SLOTS + 2, max_recv_wr=2 * _SLOTS + 2)
         how = v.QPInitAttr(qp_type=v.IBV_QPT_RC, scq=ring.queue, rcq=ring.queue, cap=cap)
@@ -148,14 +150,14 @@ class _QueuePair:
         try:
             self.control.sendall(json.dumps(message).encode() + b"\n")
         except OSError as exc:
-            raise self.lost(exc.strerror or str(exc)) from exc
+            raise self.lost(reason(exc)) from exc
 
     def hear(self) -> None:
         """Take what the neighbour says over TCP."""
         try:
             piece = self.control.recv(_LINE_LIMIT)
         except OSError as exc:
-            raise self.lost(exc.strerror or str(exc)) from exc
+            raise self.lost(reason(exc)) from exc
         if not piece:
             self.is_over = True
             return
@@ -242,12 +244,13 @@ class _QueuePair:
 class VerbsRing:
     """Queue pairs to the next and from the previous worker, and the registered memory."""
 
-    def __init__(self, task: TrainingTask) -> None:
+    def __init__(self, task: TrainingTask, tell: Callable[[str], None] = lambda _: None) -> None:
+        """``tell`` as in ``join_ring``."""
         self.task, self.iteration = task, task.first_iteration - 1
-        gid, v, size = _gid(task), _verbs(), len(task.ring)
+        gid, v, size = _gid(task, task.join_s), _verbs(), len(task.ring)
         self._counters = Path(_COUNTERS.format(gid["device"], gid["port"]))
         self._retries_before = self._count_retries()
-        self._tcp: Neighbours = join_ring(task)
+        self._tcp: Neighbours = join_ring(task, tell)
         try:
             self.context = v.Context(name=gid["device"])
             before = _event_channels()
@@ -264,11 +267,11 @@ class VerbsRing:
                 pair.control.settimeout(None)
                 pair.make(1)
             self._until(
-                lambda: all(pair.is_up for pair in self._both), time.monotonic() + task.deadline_s
+                lambda: all(pair.is_up for pair in self._both), time.monotonic() + task.join_s
             )
         except v.PyverbsError as exc:
             self._tcp.close()
-            raise TrainingError(f"setting up RDMA on {gid['device']}: {exc}") from exc
+            raise TrainingError(f"setting up RDMA on {gid['device']}: {reason(exc)}") from exc
 
     def _prepare(self, v: SimpleNamespace, size: int) -> None:
         elements, rank = self.task.elements, self.task.rank

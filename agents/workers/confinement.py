@@ -19,6 +19,7 @@ from patchlight.agents.errors import LaunchError
 from patchlight.agents.workers import keeper, programs
 from patchlight.agents.workers.contract import WorkerLaunch
 from patchlight.agents.workers.limits import WorkerUser
+from patchlight.testbed.errors import reason
 from patchlight.testbed.linux.processes import cpus_of
 from patchlight.testbed.wire.worker_api import TorchTask
 
@@ -94,7 +95,7 @@ def check_possible() -> None:
         rules = refused_calls()
     except (ImportError, OSError, RuntimeError) as error:
         raise LaunchError(
-            f"workers as processes need libseccomp: {error}", hint="apt install libseccomp2"
+            f"workers as processes need libseccomp: {reason(error)}", hint="apt install libseccomp2"
         ) from error
     nobody = WorkerUser(_NOBODY, _NOBODY, "nobody")
     with _readable(rules) as number:

@@ -19,7 +19,7 @@ from docker.types import LogConfig, Mount, Ulimit
 from patchlight import testbed
 from patchlight.agents.errors import LaunchError, log
 from patchlight.agents.workers import contract, keeper, limits, programs
-from patchlight.testbed.errors import PatchlightError
+from patchlight.testbed.errors import PatchlightError, reason
 from patchlight.testbed.jobs import CommandTask
 from patchlight.testbed.linux import deploy_file, namespaces, processes
 from patchlight.testbed.wire.worker_api import SyntheticTask, TorchTask
@@ -66,7 +66,7 @@ class DockerRunner:
             self._client.ping()
         except _REFUSED as exc:
             raise LaunchError(
-                f"reaching the Docker engine at {where}: {exc}",
+                f"reaching the Docker engine at {where}: {reason(exc)}",
                 hint=f"start one: sudo bash {deploy_file('docker-engine.sh')} start; or run the "
                 "agent with --worker-kind process",
             ) from exc
@@ -105,7 +105,7 @@ class DockerRunner:
             self._check_image(image)
             raise
         except _REFUSED as exc:
-            raise LaunchError(f"creating the container of worker {worker}: {exc}") from exc
+            raise LaunchError(f"creating the container of worker {worker}: {reason(exc)}") from exc
         try:
             container.start()
             container.reload()
@@ -121,8 +121,8 @@ class DockerRunner:
                 raise
             no_shell = f"image {image} must have a POSIX 'sh'"
             raise LaunchError(
-                f"starting the container of worker {worker}: {exc}",
-                hint=no_shell if '"sh"' in str(exc) else None,
+                f"starting the container of worker {worker}: {reason(exc)}",
+                hint=no_shell if '"sh"' in reason(exc) else None,
             ) from exc
         return str(container.id)
 
@@ -277,7 +277,9 @@ class _DockerWorker:
             except _REFUSED as exc:
                 # A restarted engine may have left its containers running.
                 if isinstance(exc, APIError) or not self._comes_back():
-                    return contract.ExitInfo(255, (f"connection to the Docker engine lost: {exc}",))
+                    return contract.ExitInfo(
+                        255, (f"connection to the Docker engine lost: {reason(exc)}",)
+                    )
                 lost = True
         lines = keeper.last_lines(self._directory / keeper.OUTPUT)
         if lost and code:
@@ -307,7 +309,9 @@ class _DockerWorker:
         except NotFound:
             return
         except _REFUSED as exc:
-            raise LaunchError(f"stopping the container {self._container[:12]}: {exc}") from exc
+            raise LaunchError(
+                f"stopping the container {self._container[:12]}: {reason(exc)}"
+            ) from exc
 
     # The engine's pause can be lost soon after its end, and gives up after 0.5 s when busy.
     async def freeze(self) -> None:
@@ -328,7 +332,7 @@ def _remove(engine: Any, container: str) -> None:
     except _REFUSED as exc:
         if isinstance(exc, APIError) and exc.status_code == 409:
             return  # its removal is already under way
-        raise LaunchError(f"removing the container {container[:12]}: {exc}") from exc
+        raise LaunchError(f"removing the container {container[:12]}: {reason(exc)}") from exc
 
 
 async def _in_own_thread(function: Callable[[], T]) -> T:

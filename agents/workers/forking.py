@@ -27,7 +27,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from patchlight.testbed.errors import PatchlightError
+from patchlight.testbed.errors import PatchlightError, reason
 from patchlight.testbed.linux import namespaces, sockets
 from patchlight.testbed.linux.processes import ARGUMENTS, ENVIRONMENT, process_start, show
 
@@ -76,7 +76,7 @@ def fork(path: Path, order: ForkRequest) -> tuple[int, int]:
             connection.sendall(json.dumps(asdict(order)).encode() + b"\n")
             answer = json.loads(connection.makefile().readline() or '{"error": "it ended"}')
         except (OSError, ValueError) as exc:
-            raise NotForked(f"it does not answer: {exc}") from exc
+            raise NotForked(f"it does not answer: {reason(exc)}") from exc
     if "error" in answer:
         raise NotForked(str(answer["error"]))
     return int(answer["pid"]), int(answer["started"])
@@ -146,7 +146,7 @@ def _become_keeper(connection: socket.socket, train: Any) -> int:
         pid = os.getpid()
         answer: dict[str, Any] = {"pid": pid, "started": process_start(pid)}
     except (OSError, PatchlightError, TypeError, ValueError) as exc:
-        answer = {"error": str(exc)}
+        answer = {"error": reason(exc)}
     connection.sendall(json.dumps(answer).encode() + b"\n")
     connection.close()
     return 1 if "error" in answer else _keep(order, train)

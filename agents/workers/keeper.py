@@ -25,7 +25,7 @@ from pydantic.dataclasses import dataclass as checked_dataclass
 from patchlight.agents.errors import AgentError, Conflict, log
 from patchlight.agents.gpus import PhysicalGpu
 from patchlight.agents.workers.contract import ExitInfo
-from patchlight.testbed.errors import mistakes_in_words
+from patchlight.testbed.errors import mistakes_in_words, reason
 from patchlight.testbed.linux import files
 from patchlight.testbed.units import format_size
 from patchlight.testbed.wire.worker_api import LogPart, Report, WorkerState
@@ -373,8 +373,8 @@ async def tell(directory: Path, request: Mapping[str, Any], deadline_s: float = 
     except ConnectionRefusedError as exc:
         raise not_up from exc
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as exc:
-        raise AgentError(
-            f"sending {request.get('op')} to the worker: {exc or 'it did not answer'}"
-        ) from exc
+        is_late = isinstance(exc, TimeoutError)
+        why = f"no answer after {deadline_s:g} s" if is_late else reason(exc)
+        raise AgentError(f"sending {request.get('op')} to the worker: {why}") from exc
     finally:
         os.close(found)

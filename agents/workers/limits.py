@@ -22,7 +22,7 @@ import yaml
 
 from patchlight.agents.errors import BadRequest, Forbidden, LaunchError
 from patchlight.agents.gpus import PhysicalGpu
-from patchlight.testbed.errors import BadInput, short
+from patchlight.testbed.errors import BadInput, reason, short
 from patchlight.testbed.jobs import CommandTask
 from patchlight.testbed.lab.model import Server
 from patchlight.testbed.lab.rules import DYNAMIC, WRITABLE, WorkerPolicy
@@ -119,7 +119,7 @@ def _seen(
         real = Path(os.path.realpath(path))
         (real.parent if is_made else real).stat()
     except (OSError, ValueError) as exc:
-        problem = getattr(exc, "strerror", None) or str(exc)
+        problem = getattr(exc, "strerror", None) or reason(exc)
     docker = os.environ.get("DOCKER_HOST", "").removeprefix("unix://") or _DOCKER_SOCKET
     for kept in [*_OF_THE_SERVER, Path(os.path.realpath(docker))]:
         if _overlap(real, kept):

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from patchlight.agents.errors import BadRequest, LaunchError, log
 from patchlight.agents.workers import confinement, contract, forking, keeper, limits, programs
-from patchlight.testbed.errors import PatchlightError
+from patchlight.testbed.errors import PatchlightError, reason
 from patchlight.testbed.jobs import CommandTask
 from patchlight.testbed.lab.rules import DYNAMIC
 from patchlight.testbed.linux import namespaces
@@ -123,7 +123,7 @@ class ProcessRunner(contract.Runner):
                 self._cgroups.remove(launch.namespace)
             if isinstance(exc, PatchlightError):
                 raise
-            raise LaunchError(f"starting worker {launch.spec.id}: {exc}") from exc
+            raise LaunchError(f"starting worker {launch.spec.id}: {reason(exc)}") from exc
 
     async def adopt(
         self, handle: contract.WorkerHandle, namespace: str, directory: Path
@@ -206,7 +206,7 @@ def _fork(
     try:
         pid, started = forking.fork(path, order)
     except forking.NotForked as exc:
-        raise LaunchError(f"starting worker {launch.spec.id}: {exc}") from exc
+        raise LaunchError(f"starting worker {launch.spec.id}: {reason(exc)}") from exc
     return contract.WorkerHandle(pid=pid, started=started, boot=boot_id())
 
 

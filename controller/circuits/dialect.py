@@ -17,7 +17,7 @@ from typing import Annotated, Any, ClassVar, TypeVar, get_type_hints
 from urllib.parse import quote
 
 from patchlight.controller.circuits.contract import LoginRefused
-from patchlight.testbed.errors import BadInput
+from patchlight.testbed.errors import BadInput, reason
 from patchlight.testbed.lab.model import OpticalSwitch, PacketSwitch
 
 # Without tab and line feed, which replies of several lines contain.
@@ -184,7 +184,7 @@ def corrected(driver: str, built_in: D) -> D:
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise BadInput(f"reading the dialect {path}: {error}") from error
+        raise BadInput(f"reading the dialect {path}: {reason(error)}") from error
     mistakes = [m for key, value in table.items() if (m := _mistake(key, value, built_in))]
     if mistakes:
         raise BadInput(f"the dialect {path} has mistakes:\n  " + "\n  ".join(mistakes))

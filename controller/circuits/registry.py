@@ -21,7 +21,7 @@ from pkgutil import resolve_name
 from typing import cast, overload
 
 from patchlight.controller.circuits.contract import CircuitDriver, WavelengthDriver
-from patchlight.testbed.errors import BadInput, PatchlightError
+from patchlight.testbed.errors import BadInput, PatchlightError, reason
 from patchlight.testbed.lab import ocs_drivers
 from patchlight.testbed.lab.model import CircuitSwitch, OpticalSwitch, PacketSwitch
 from patchlight.testbed.lab.wavelengths import WavelengthSwitch
@@ -58,7 +58,7 @@ class PlugIns:
             return theirs.load()
         except Exception as error:
             raise PatchlightError(
-                f"loading {name!r}: {error}",
+                f"loading {name!r}: {reason(error)}",
                 hint=f"it is an entry point of the group {self.group}: check that package's "
                 "installation",
             ) from error

@@ -1,13 +1,16 @@
 """Calls one agent over HTTP: on a Unix socket, or TCP with certificates on both sides."""
 
 import asyncio
+import itertools
 import logging
-import math
 import socket
 import ssl
 import time
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from enum import StrEnum
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -15,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import httpx
 from pydantic import BaseModel, ValidationError
 
-from patchlight.testbed.errors import BadInput, PatchlightError, mistakes_in_words
+from patchlight.testbed.errors import BadInput, PatchlightError, mistakes_in_words, reason
 from patchlight.testbed.linux import credentials
 from patchlight.testbed.linux.sockets import split_address
 from patchlight.testbed.wire import agent_status, worker_api
@@ -43,18 +46,94 @@ INTERVAL_S = 3.0
 SUSPECTED_AFTER = 3
 """After that many silent intervals, nothing new is started with it."""
 
+LOST_AFTER = 10
+"""After that many silent intervals, what an agent had is considered lost."""
+
 _STATUS = "/status"
-_DEADLINE_S = 30.0
-# A slow server imports what moves NICs only then, which takes an emulated processor half a minute.
-_CREATION_DEADLINE_S = 180.0
-_STATUS_DEADLINE_S = SUSPECTED_AFTER * INTERVAL_S
-# Pauses before a lost call is repeated, while that is useful.
+# An answer may come late: a call that is given up must be made again, which takes a busy machine
+# even longer. A server that is gone is found out by its kernel's silence.
+_DEADLINE_S = LOST_AFTER * INTERVAL_S
+# The pauses before a lost call is repeated; the last one again and again.
 _PAUSES_S = (0.2, 0.5, 1.0, 2.0)
-_PATIENCE_S = 10.0
-# Shorter than the 5 s after which the agent drops idle connections, to avoid a race.
-_KEEPALIVE = httpx.Limits(keepalive_expiry=2.0)
+# An agent that answers other calls may work on one for so long: it ends a worker that was not
+# started by then.
+_LONGEST_S = 600.0
+# How long output is waited for.
+_LOG_PATIENCE_S = 10.0
+_SLOW_S = 1.0
+"""An agent whose answer takes longer than the time between two calls is on a busy machine."""
+_LATEST_ANSWERS = 10
+_MOST_SLOWNESS = 6.0
+_KEEPALIVE_S = SUSPECTED_AFTER * INTERVAL_S
+_PROBES = (
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, int(INTERVAL_S)),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, int(INTERVAL_S)),
+    (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(_KEEPALIVE_S * 1000)),
+)
+# Shorter than the 60 s after which the agent drops idle connections, to avoid a race.
+_KEEPALIVE = httpx.Limits(keepalive_expiry=30.0)
 # For Unix sockets, which do not use TLS: httpx would make a slow context.
 _NO_TLS = credentials.new_context(server=False)
+
+
+class Presence(StrEnum):
+    """The meaning of an agent's silence."""
+
+    UNHEARD = "not heard of yet"
+    ANSWERS = "answers"
+    SUSPECTED = "suspected"
+    LOST = "lost"
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether nothing new may be started with it."""
+        return self in (Presence.SUSPECTED, Presence.LOST)
+
+
+@dataclass(slots=True)
+class Heartbeat:
+    """Since when an agent has not answered (monotonic seconds). Only calls count: an agent that was
+    not called is not silent. ``answers_s``: how long its latest answers took."""
+
+    silent_since: float | None = None
+    heard_at: float | None = None
+    answers_s: deque[float] = field(default_factory=lambda: deque(maxlen=_LATEST_ANSWERS))
+
+    def answered(self, now: float) -> None:
+        """The agent answered."""
+        self.silent_since, self.heard_at = None, now
+
+    def missed(self, asked_at: float) -> None:
+        """A call of that time is not answered. Others of a later time may have been."""
+        if self.silent_since is None:
+            self.silent_since = max(asked_at, self.heard_at or asked_at)
+
+    def silence_s(self, now: float) -> float:
+        """For how long it has not answered."""
+        return 0.0 if self.silent_since is None else now - self.silent_since
+
+    def presence(self, now: float) -> Presence:
+        """Whether it answers, is suspected or lost."""
+        intervals = self.silence_s(now) / INTERVAL_S
+        if intervals >= LOST_AFTER * self.slowness:
+            return Presence.LOST
+        if intervals >= SUSPECTED_AFTER:
+            return Presence.SUSPECTED
+        return Presence.UNHEARD if self.heard_at is None else Presence.ANSWERS
+
+    @property
+    def slowness(self) -> float:
+        """By what limits of time are multiplied, as its machine was measured to be overloaded."""
+        return min(_MOST_SLOWNESS, max(1.0, max(self.answers_s, default=0.0) / _SLOW_S))
+
+    @property
+    def overload(self) -> str:
+        """When its latest answers came, as text, if they were slow; else an empty text."""
+        slowest_s = max(self.answers_s, default=0.0)
+        if slowest_s <= _SLOW_S:
+            return ""
+        return f"after {slowest_s:.2g} s: the machine is overloaded"
 
 
 class AgentTls:
@@ -128,12 +207,15 @@ class AgentClient:
         self._is_unix = unix is not None
         self._refused: AgentIncompatible | None = None
         self._knows_no_users = False
+        self.heartbeat = Heartbeat()
+        """By all calls, those included that other parts of the controller make."""
         self._http = httpx.AsyncClient(
             transport=httpx.AsyncHTTPTransport(
                 verify=self._tls.context if self._tls else _NO_TLS,
                 uds=unix,
                 retries=0 if unix else 1,
                 limits=_KEEPALIVE,
+                socket_options=None if unix else _PROBES,
             ),
             base_url="http://agent" if unix else f"https://{management}",
             timeout=_DEADLINE_S,
@@ -149,13 +231,17 @@ class AgentClient:
         path: str,
         body: Mapping[str, Any] | None = None,
         *,
-        pauses_s: Sequence[float] = _PAUSES_S,
-        deadline_s: float = _DEADLINE_S,
+        patience_s: float = _LONGEST_S,
+        deadline_s: float | None = None,
         grace_s: float = 0.0,
     ) -> bytes:
-        """The answer; ``AgentCallError`` after the last attempt. All requests are idempotent.
-        ``grace_s``: how much longer the answer may take, because a worker has this time to end."""
+        """The answer. A lost call is repeated until the agent is lost, or for ``patience_s``: the
+        same call twice is one, and what an agent is still doing is not begun again. ``grace_s``:
+        how much longer the answer may take, because a worker has this time to end."""
+        began = time.monotonic()
+        limit_s = (_DEADLINE_S if deadline_s is None else deadline_s) + grace_s
         if not (self._is_unix or (self._tls and self._tls.credentials)):
+            self.heartbeat.missed(began)
             raise AgentNotTrusted(
                 f"the agent of {self.server} at {self._where} needs TLS, but this controller has "
                 "no certificate",
@@ -165,28 +251,28 @@ class AgentClient:
                 ),
             )
         if self._refused is not None and path != _STATUS:
+            self.heartbeat.missed(began)
             raise self._refused
         # The name expected in the agent's certificate, whatever its address.
         name = {"sni_hostname": self._tls.agent(self.server)} if self._tls else {}
-        began = time.monotonic()
-        for pause_s in (*pauses_s, math.inf):
+        for pause_s in itertools.chain(_PAUSES_S, itertools.repeat(_PAUSES_S[-1])):
+            asked_at = time.monotonic()
             try:
                 response = await self._http.request(
-                    method, f"/v1{path}", json=body, timeout=deadline_s + grace_s, extensions=name
+                    method, f"/v1{path}", json=body, timeout=limit_s, extensions=name
                 )
                 break
             # The agent's rejection of the certificate is passed on.
             except (httpx.HTTPError, ssl.SSLError) as error:
+                self.heartbeat.missed(asked_at)
                 await self._check_trust(error)
-                if time.monotonic() - began > _PATIENCE_S + grace_s or pause_s == math.inf:
-                    # A timeout has no text.
-                    why = str(error) or f"{type(error).__name__} after {deadline_s + grace_s:g} s"
-                    raise AgentSilent(
-                        f"the agent of {self.server} at {self._where} did not answer "
-                        f"{method} {path}: {why}",
-                        hint="is it running? start it with 'patchlight agent run' on that server",
-                    ) from error
+                now = time.monotonic()
+                is_lost = self.heartbeat.presence(now) is Presence.LOST
+                if is_lost or now + pause_s - began > patience_s + grace_s:
+                    raise self._silent(f"{method} {path}", error, now - asked_at) from error
             await asyncio.sleep(pause_s)
+        if path != _STATUS:
+            self.heartbeat.answered(time.monotonic())
         if response.is_success:
             return response.content
         try:
@@ -196,6 +282,17 @@ class AgentClient:
         message = answer.get("error") or answer.get("detail") or response.text
         kind = {404: NotOnServer, 503: NicWithoutCarrier}.get(response.status_code, AgentCallError)
         raise kind(f"the agent of {self.server}: {message}", hint=answer.get("hint"))
+
+    def _silent(self, call: str, error: Exception, waited_s: float) -> AgentSilent:
+        why = reason(error)
+        if isinstance(error, httpx.TimeoutException):
+            why = f"{type(error).__name__} after {waited_s:.0f} s"
+        if overload := self.heartbeat.overload:
+            why += f" ({self.server} answers {overload})"
+        return AgentSilent(
+            f"the agent of {self.server} at {self._where} did not answer {call}: {why}",
+            hint="is it running? start it with 'patchlight agent run' on that server",
+        )
 
     async def _check_trust(self, error: Exception) -> None:
         own = self._tls.credentials if self._tls else None
@@ -222,8 +319,8 @@ class AgentClient:
     async def status(self) -> agent_status.AgentStatus:
         """What the server has and who uses it; not repeated. After ``AgentIncompatible`` (another
         server or API version) all other calls fail until this call succeeds."""
-        how = {"pauses_s": (), "deadline_s": _STATUS_DEADLINE_S}
-        status = await self._ask(agent_status.AgentStatus, "GET", _STATUS, **how)
+        asked_at = time.monotonic()
+        status = await self._ask(agent_status.AgentStatus, "GET", _STATUS, patience_s=0)
         self._refused = None
         self._knows_no_users = status.worker_user is None
         if status.server != self.server:
@@ -239,38 +336,41 @@ class AgentClient:
                 f"{api}",
                 hint=f"upgrade the {older}",
             )
+        now = time.monotonic()
         if self._refused is not None:
+            self.heartbeat.missed(asked_at)
             raise self._refused
+        self.heartbeat.answered(now)
+        self.heartbeat.answers_s.append(now - asked_at)
         return status
 
     async def probe(self, token: str, listen_s: float) -> agent_status.ProbeAnswer:
         """What idle NICs receive while all send probes of this token; not repeated."""
         body = agent_status.ProbeRequest(token=token, listen_s=listen_s).model_dump()
-        return await self._ask(agent_status.ProbeAnswer, "POST", "/probes", body=body, pauses_s=())
+        return await self._ask(agent_status.ProbeAnswer, "POST", "/probes", body=body, patience_s=0)
 
     async def create_worker(self, spec: worker_api.WorkerSpec) -> worker_api.WorkerStatus:
         """Lease the GPU and the NIC and start a worker with them."""
         # Only non-default values: an agent may know fewer optional keys.
         unknown = {"user"} if self._knows_no_users else None
         body = spec.model_dump(mode="json", exclude_defaults=True, exclude=unknown)
-        how = {"body": body, "deadline_s": _CREATION_DEADLINE_S}
-        return await self._ask(worker_api.WorkerStatus, "POST", "/workers", **how)
+        return await self._ask(worker_api.WorkerStatus, "POST", "/workers", body=body)
 
     async def worker(self, worker_id: str) -> worker_api.WorkerStatus:
-        """The state of a worker."""
+        """The state of a worker; not repeated."""
         where = f"/workers/{worker_id}"
-        return await self._ask(worker_api.WorkerStatus, "GET", where, deadline_s=_STATUS_DEADLINE_S)
+        return await self._ask(worker_api.WorkerStatus, "GET", where, patience_s=0)
 
     async def reports(self, worker_id: str, after: int) -> worker_api.Reports:
-        """The iterations that a worker finished after number ``after``, and the next ``after``."""
-        return await self._ask(
-            worker_api.Reports, "GET", f"/workers/{worker_id}/reports?after={after}"
-        )
+        """The iterations that a worker finished after number ``after``, and the next ``after``; not
+        repeated."""
+        where = f"/workers/{worker_id}/reports?after={after}"
+        return await self._ask(worker_api.Reports, "GET", where, patience_s=0)
 
     async def log(self, worker_id: str, after: int, limit: int) -> worker_api.LogPart:
         """At most ``limit`` bytes of a worker's output after byte ``after``."""
         where = f"/workers/{worker_id}/log?after={after}&limit={limit}"
-        return await self._ask(worker_api.LogPart, "GET", where)
+        return await self._ask(worker_api.LogPart, "GET", where, patience_s=_LOG_PATIENCE_S)
 
     async def start(self, worker_id: str) -> None:
         """Let a ready worker train."""
@@ -295,7 +395,7 @@ class AgentClient:
         Not repeated.
         """
         body = worker_api.AnnounceRequest(token=token, wait_s=wait_s).model_dump()
-        how = {"body": body, "pauses_s": (), "deadline_s": wait_s + INTERVAL_S}
+        how = {"body": body, "patience_s": 0, "deadline_s": wait_s + SUSPECTED_AFTER * INTERVAL_S}
         where = f"/workers/{worker_id}/announce"
         return (await self._ask(worker_api.AnnounceAnswer, "POST", where, **how)).unheard
 

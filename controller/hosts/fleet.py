@@ -6,7 +6,6 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 from functools import cached_property
 from typing import Any
 
@@ -17,6 +16,8 @@ from patchlight.controller.hosts.agent_client import (
     AgentCallError,
     AgentClient,
     AgentTls,
+    Heartbeat,
+    Presence,
 )
 from patchlight.controller.storage.store import Store
 from patchlight.testbed.errors import in_words
@@ -24,54 +25,6 @@ from patchlight.testbed.lab.model import Host, Lab
 from patchlight.testbed.lab.wiring import Links
 from patchlight.testbed.tasks import run_all
 from patchlight.testbed.wire.agent_status import AgentStatus, GpuStatus, NicStatus, PathNodeStatus
-
-LOST_AFTER = 10
-"""After that many silent intervals, what an agent had is considered lost."""
-
-
-class Presence(StrEnum):
-    """The meaning of an agent's silence."""
-
-    UNHEARD = "not heard of yet"
-    ANSWERS = "answers"
-    SUSPECTED = "suspected"
-    LOST = "lost"
-
-    @property
-    def is_silent(self) -> bool:
-        """Whether nothing new may be started with it."""
-        return self in (Presence.SUSPECTED, Presence.LOST)
-
-
-@dataclass(slots=True)
-class Heartbeat:
-    """Since when an agent has not answered (monotonic seconds). Only calls count: an agent that was
-    not called is not silent."""
-
-    silent_since: float | None = None
-    heard: bool = False
-
-    def answered(self) -> None:
-        """The agent answered."""
-        self.silent_since, self.heard = None, True
-
-    def missed(self, asked_at: float) -> None:
-        """A call of that time was not answered."""
-        if self.silent_since is None:
-            self.silent_since = asked_at
-
-    def silence_s(self, now: float) -> float:
-        """For how long it has not answered."""
-        return 0.0 if self.silent_since is None else now - self.silent_since
-
-    def presence(self, now: float) -> Presence:
-        """Whether it answers, is suspected or lost."""
-        intervals = self.silence_s(now) / INTERVAL_S
-        if intervals >= LOST_AFTER:
-            return Presence.LOST
-        if intervals >= SUSPECTED_AFTER:
-            return Presence.SUSPECTED
-        return Presence.ANSWERS if self.heard else Presence.UNHEARD
 
 
 @dataclass(frozen=True)
@@ -255,7 +208,11 @@ class Fleet:
         self.on_carrier: Callable[[], None] | None = None
         self.on_counters: Callable[[AgentStatus], None] | None = None
         self._macs_changed = False
-        self._heartbeats = {name: Heartbeat() for name in self.clients}
+        # By samples alone: what they say must be known before the next job is placed there.
+        self._heartbeats = {
+            name: Heartbeat(answers_s=client.heartbeat.answers_s)
+            for name, client in self.clients.items()
+        }
         self._said: dict[str, Presence] = {}
         self._troubles: dict[str, str] = {}
         self._versions: dict[str, str] = {}
@@ -299,6 +256,8 @@ class Fleet:
                 problems.append(f"its version is {agent_version}, the controller's {VERSION}")
             if name in self.with_root_workers():
                 problems.append("its workers run as root")
+            if overload := self.clients[name].heartbeat.overload:
+                problems.append(f"it answers {overload}")
             answer.append(
                 {
                     "server": name,
@@ -373,16 +332,18 @@ class Fleet:
 
     async def _sample(self, client: AgentClient) -> None:
         name, asked_at = client.server, time.monotonic()
+        # From now on, not from when the call is given up: an answer may take that long.
+        self._heartbeats[name].missed(asked_at)
+        after_s = SUSPECTED_AFTER * INTERVAL_S
+        late = f"no answer after {after_s:.0f} s"
+        timer = asyncio.get_running_loop().call_later(after_s, self._doubt, name, late)
         try:
             status = await client.status()
         except Exception as error:  # a failing agent is called again
-            self._heartbeats[name].missed(asked_at)
-            self._troubles[name] = why = in_words(error)
-            presence = self.presence(name)
-            if presence.is_silent and presence is not self._said.get(name):
-                self._said[name] = presence
-                _log.warning("the agent of %s is %s: %s", name, presence, why)
+            self._doubt(name, in_words(error))
             return
+        finally:
+            timer.cancel()
         if status.version not in (VERSION, self._versions.get(name)):
             _log.warning(
                 "the agent of %s has version %s, this controller %s", name, status.version, VERSION
@@ -406,9 +367,16 @@ class Fleet:
                 self.gpu_samples.append({"at": now, "gpu": f"{name}.{gpu.name}", **sample})
         if self.on_status is not None:
             await self.on_status(status)  # before it is used again
-        self._heartbeats[name].answered()
+        self._heartbeats[name].answered(time.monotonic())
         self._troubles.pop(name, None)
         self._said.pop(name, None)
+
+    def _doubt(self, name: str, why: str) -> None:
+        self._troubles[name] = why
+        presence = self.presence(name)
+        if presence.is_silent and presence is not self._said.get(name):
+            self._said[name] = presence
+            _log.warning("the agent of %s is %s: %s", name, presence, why)
 
     async def close(self) -> None:
         """Close every connection; agents and workers are unaffected."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from patchlight.controller.hosts import agent_client
-from patchlight.controller.hosts.fleet import Fleet, Heartbeat, Presence
+from patchlight.controller.hosts.fleet import Fleet
 from patchlight.controller.jobs.specs import JobFailed, worker_specs
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.jobs import JobSpec
@@ -44,13 +44,19 @@ class RankWorker:
     status: WorkerStatus
     reports_seen: int = 0
     last_iteration: int = -1
-    heartbeat: Heartbeat = field(default_factory=Heartbeat)
     _begun_anew: int = 0
 
     @property
     def state(self) -> WorkerState:
         """The worker's state in its agent's last report."""
         return self.status.state
+
+    @property
+    def progress(self) -> str:
+        """How far it is, as text, with what keeps it or its machine."""
+        overload = self.agent.heartbeat.overload
+        keeps = self.status.message, overload and f"its agent answers {overload}"
+        return "; ".join([self.state, *filter(None, keeps)])
 
     @property
     def restarts(self) -> int:
@@ -77,21 +83,18 @@ class RankWorker:
             raise JobFailed(str(error), hosts=[self.host.name]) from error
 
     async def refresh(self) -> None:
-        """Read the worker's state; ``AgentSilent`` if the agent has not answered for too long."""
-        asked_at = time.monotonic()
+        """Read the worker's state; ``AgentSilent`` if the agent is lost."""
         try:
             self.status = await self.agent.worker(self.spec.id)
         except agent_client.AgentSilent:
-            self.heartbeat.missed(asked_at)
-            if self.heartbeat.presence(time.monotonic()) is Presence.LOST:
+            presence = self.agent.heartbeat.presence(time.monotonic())
+            if presence is agent_client.Presence.LOST:
                 raise
-        else:
-            self.heartbeat.answered()
 
     @property
     def is_silent(self) -> bool:
         """Whether the agent did not answer the last call."""
-        return self.heartbeat.silent_since is not None
+        return self.agent.heartbeat.silent_since is not None
 
     async def give_back(self) -> None:
         """End the worker, and keep its last status for the energy used."""
@@ -198,17 +201,20 @@ class RunningJob:
         await self._until(WorkerState.READY, _PREPARE_DEADLINE_S)
 
     async def _until(self, state: WorkerState, deadline_s: float) -> None:
-        deadline = time.monotonic() + deadline_s
+        since, limit_s = time.monotonic(), deadline_s
         while True:
             began = time.monotonic()
             await self.refresh()
             waiting = [w for w in self.workers if w.state != state]
             if not waiting:
                 return
-            if time.monotonic() > deadline:
-                names = ", ".join(f"{w.host.name} ({w.state})" for w in waiting)
+            # Workers on a busy machine take longer, and the others wait for them.
+            slowness = max(worker.agent.heartbeat.slowness for worker in self.workers)
+            limit_s = max(limit_s, deadline_s * slowness)
+            if time.monotonic() - since > limit_s:
+                names = ", ".join(f"{w.host.name} ({w.progress})" for w in waiting)
                 raise JobFailed(
-                    f"after {deadline_s:.0f} s not all workers are {state}: {names}",
+                    f"after {limit_s:.0f} s not all workers are {state}: {names}",
                     [line for w in waiting for line in w.status.last_lines],
                     [w.host.name for w in waiting],
                 )

@@ -19,7 +19,7 @@ from types import ModuleType
 from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
 
 from patchlight.controller.policies.contract import KINDS, METHODS, Policy, PolicyKind, kind_of
-from patchlight.testbed.errors import BadInput, PatchlightError, nearest
+from patchlight.testbed.errors import BadInput, PatchlightError, nearest, reason
 from patchlight.testbed.lab.model import Lab
 
 _ARGUMENTS = {
@@ -97,7 +97,7 @@ def run_file(path: Path, what: str = "policy file") -> ModuleType:
     try:
         changed = path.stat().st_mtime_ns
     except OSError as error:
-        why = error.strerror or str(error)
+        why = error.strerror or reason(error)
         raise BadInput(f"cannot read the {what} {path}: {why}") from error
     return _run_once(path, path.resolve(), changed)
 
@@ -154,7 +154,7 @@ def raw_card(path: Path) -> dict[str, Any]:
             hint="a model is two files, NAME.onnx and NAME.json: keep them together",
         ) from error
     except (OSError, ValueError, RecursionError) as error:
-        raise CardError(f"cannot read the card {path}: {error}") from error
+        raise CardError(f"cannot read the card {path}: {reason(error)}") from error
     if not isinstance(raw, dict) or raw.get("format") != FORMAT:
         raise no_card(path, f'its "format" is not {FORMAT!r}')
     if raw.get("format_version") not in (PLAIN_VERSION, OPTIONS_VERSION):
@@ -223,7 +223,7 @@ def open_model(path: Path, read_card: Callable[[Path], C]) -> tuple[C, Any]:
             raise CardError(f"cannot load {path}: it is over {_MOST_BYTES // 1_000_000} MB")
         content = path.read_bytes()
     except OSError as error:
-        raise CardError(f"cannot read the learned policy {path}: {error}") from error
+        raise CardError(f"cannot read the learned policy {path}: {reason(error)}") from error
     card: Any = read_card(path.with_suffix(".json"))
     if (found := hashlib.sha256(content).hexdigest()) != card.sha256.lower():
         raise CardError(
@@ -244,8 +244,8 @@ def open_model(path: Path, read_card: Callable[[Path], C]) -> tuple[C, Any]:
     try:
         return card, onnxruntime.InferenceSession(content, options, providers=runs_on)
     except Exception as error:  # ONNX Runtime's exceptions have no public base class.
-        reason = first_line(error)
-        raise CardError(f"{path} is not a valid ONNX model: {reason}") from error
+        said = first_line(error)
+        raise CardError(f"{path} is not a valid ONNX model: {said}") from error
 
 
 def check_schema(card: Any, schema: str, version: int) -> None:

@@ -20,7 +20,7 @@ import click
 
 from patchlight.console import rendering as out
 from patchlight.console.shared import lab_option
-from patchlight.testbed.errors import BadInput, PatchlightError
+from patchlight.testbed.errors import BadInput, PatchlightError, reason
 from patchlight.testbed.linux import deploy_file
 
 if TYPE_CHECKING:
@@ -312,4 +312,4 @@ def _run(command: list[str], patience_s: float = _PATIENCE_S) -> subprocess.Comp
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        return subprocess.CompletedProcess(command, 1, "", str(error))
+        return subprocess.CompletedProcess(command, 1, "", reason(error))

@@ -230,7 +230,7 @@ def main(lab: str, root: str = "/") -> None:
                 hint = "See to it on the server, and run the command again."
                 if error.errno == errno.ENOSPC:
                     hint = MAKE_ROOM
-                line.say({"error": str(error), "hint": hint})
+                line.say({"error": str(error) or type(error).__name__, "hint": hint})
     except BrokenPipeError:
         sys.exit("the connection was cut")
     finally:

@@ -182,7 +182,7 @@ class Images:
                 )
         except OSError as error:
             raise RequestRefused(
-                f"giving the image to the Docker engine: {error}",
+                f"giving the image to the Docker engine: {str(error) or type(error).__name__}",
                 "Start the engine there, or leave out --image-file.",
             ) from error
         number = _id_of(image)

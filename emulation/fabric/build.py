@@ -209,10 +209,12 @@ class OpenVSwitchFailed(PatchlightError):
 
 @dataclass(frozen=True, slots=True)
 class OpenVSwitch:
-    """The private Open vSwitch whose files are in ``directory``."""
+    """The private Open vSwitch whose files are in ``directory``. ``keeps_rates``: its links have
+    rates."""
 
     directory: Path
     namespace: Path
+    keeps_rates: bool = False
 
     @property
     def environment(self) -> dict[str, str]:
@@ -258,6 +260,9 @@ class OpenVSwitch:
             environment=self.environment,
             ready=lambda: unix_socket_answers(answers),
             abrupt=True,
+            # It forwards packets: one that waits for a processor is late, and a queue that is not
+            # served in time drops others, so links would be slower than the lab file says.
+            is_favoured=self.keeps_rates and name == "ovs-vswitchd",
         )
 
     def add_bridges(self, plan: FabricPlan, datapath: str, *, learning: bool) -> None:

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from patchlight.emulation.fabric.lab_state import MARK, LabState, ProcessRecord, is_running
-from patchlight.testbed.errors import PatchlightError
+from patchlight.testbed.errors import PatchlightError, reason
 from patchlight.testbed.linux import namespaces, processes
 
 _LAST_LINES = 15
@@ -42,7 +42,8 @@ class LabService:
     """A process to start, and a check that it is ready. ``quiet_s``: it has failed after this time
     without CPU time and output, or after ``limit_s`` in any case; ``abrupt``: it may be killed;
     ``imports``: ``python -m MODULE`` is forked from a process that has imported these;
-    ``announces``: a file that it creates when ready, removed before."""
+    ``announces``: a file that it creates when ready, removed before; ``is_favoured``: it runs
+    before ordinary processes."""
 
     name: str
     argv: Sequence[str]
@@ -54,6 +55,7 @@ class LabService:
     abrupt: bool = False
     imports: tuple[str, ...] = ()
     announces: Path | None = None
+    is_favoured: bool = False
 
 
 @dataclass(slots=True)
@@ -107,8 +109,10 @@ class Supervisor:
                 child = None if service.imports else _spawn(*how)
                 pid = child.pid if child else nursery(service.imports).fork(*how)
             except OSError as error:
-                raise ServiceNotStarted(f"starting {service.name}: {error}") from error
-            processes.favour(pid, real_time=self._real_time)
+                raise ServiceNotStarted(f"starting {service.name}: {reason(error)}") from error
+            # All others, workers too, are as urgent as the shell of the user who starts the lab.
+            if self._real_time or service.is_favoured:
+                processes.favour(pid, real_time=self._real_time)
             started = processes.process_start(pid) or 0
             record = ProcessRecord(service.name, pid, started, str(log), service.abrupt)
             others = [each for each in self._state.processes if each.name != service.name]

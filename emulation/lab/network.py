@@ -23,7 +23,7 @@ from patchlight.emulation.fabric import links
 from patchlight.emulation.fabric.lab_state import LabState, run_dir
 from patchlight.emulation.fabric.plan import FabricPlan, PlannedEnd
 from patchlight.emulation.lab.hosts import EmulatedHost
-from patchlight.testbed.errors import BadInput, PatchlightError
+from patchlight.testbed.errors import BadInput, PatchlightError, reason
 from patchlight.testbed.lab.model import CircuitSwitch, Endpoint, Fibre, Lab
 from patchlight.testbed.lab.optical_links import is_end
 from patchlight.testbed.lab.packet_sizes import USUAL_MTU
@@ -180,7 +180,7 @@ def send_fault(control: Path, request: dict[str, Any]) -> dict[str, Any]:
                 answer = json.loads(answers.readline())
     except (OSError, ValueError) as error:
         raise PatchlightError(
-            f"no emulated switch answers at {control}: {error}",
+            f"no emulated switch answers at {control}: {reason(error)}",
             hint="see: patchlight emulate status, or patchlight emulate ocs --help",
         ) from error
     if not answer["ok"]:
@@ -336,7 +336,7 @@ def tcp_rate_bps(sender: EmulatedHost, receiver: EmulatedHost, seconds: float) -
             client.connect(listener.getsockname())
         except OSError as error:
             raise NotReached(
-                f"connecting from {sender.name} to {receiver.name}: {error}",
+                f"connecting from {sender.name} to {receiver.name}: {reason(error)}",
                 hint="check the links: one may be down or have no circuit",
             ) from error
         server = stack.enter_context(listener.accept()[0])

@@ -123,7 +123,11 @@ class LabServices:
             supervisor.wait()
             self._wait_for_switches(plan, supervisor)
             return
-        switches = build.OpenVSwitch(self._run_dir / "ovs", namespaces.namespace_path(plan.fabric))
+        switches = build.OpenVSwitch(
+            self._run_dir / "ovs",
+            namespaces.namespace_path(plan.fabric),
+            keeps_rates=any(end.rate_bps is not None for end in plan.ends),
+        )
         if self._state.phase != "up":
             count = len(plan.in_fabric)
             self._say(f"starting Open vSwitch ({self.datapath} datapath), {count} switches")

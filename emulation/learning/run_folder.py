@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from patchlight.testbed.errors import BadInput
+from patchlight.testbed.errors import BadInput, reason
 
 CHECKPOINT, CONFIG = "checkpoint.pt", "config.json"
 PROGRESS, TENSORBOARD = "progress.csv", "tensorboard"
@@ -78,7 +78,7 @@ def read_checkpoint(folder: Path) -> dict[str, Any]:
             hint="give the folder that 'patchlight policy train' wrote",
         ) from error
     except Exception as error:  # torch raises whatever its archive reader does
-        raise BadInput(f"cannot read the checkpoint {path}: {error}") from error
+        raise BadInput(f"cannot read the checkpoint {path}: {reason(error)}") from error
     if not isinstance(kept, dict) or not {"config", "wall_s"} <= kept.keys():
         raise BadInput(f"the checkpoint {path} is not one of a training run")
     return kept

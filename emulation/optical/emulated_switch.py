@@ -18,7 +18,7 @@ from typing import Any, Protocol, TypedDict
 
 from patchlight.emulation.optical.crossbar import ChannelCrossbar, Crossbar
 from patchlight.emulation.optical.matrices import RequestRefused, SpectrumMatrix, SwitchMatrix
-from patchlight.testbed.errors import BadInput, PatchlightError
+from patchlight.testbed.errors import BadInput, PatchlightError, reason
 from patchlight.testbed.lab.model import OpticalSwitch
 
 _CHOICES: dict[str, tuple[str, ...]] = {
@@ -252,7 +252,8 @@ class EmulatedSwitch(ABC):
                 self._restore(json.loads(self._state_file.read_text())["circuits"])
             except (OSError, ValueError, KeyError, TypeError, RequestRefused, PatchlightError) as e:
                 raise PatchlightError(
-                    f"{self.switch.name}: reading its circuits from {self._state_file}: {e}",
+                    f"{self.switch.name}: reading its circuits from {self._state_file}: "
+                    f"{reason(e)}",
                     hint="delete the file to start with the lab file's cross-connects",
                 ) from e
         else:

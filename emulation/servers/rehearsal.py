@@ -245,7 +245,7 @@ def prepare_rehearsal(
     state.namespaces[management_namespace(lab.name)] = 0
     state.save()
     if is_virtual:
-        virtual.choose_accelerator(base, say)
+        virtual.choose_accelerator(base, len(servers), say)
     else:
         machines.check_overlay(base, states.disk_dir(lab.name) / ".trial")
     names = [server.name for server in servers] + [switch.name for switch in switches]

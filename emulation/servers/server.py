@@ -200,9 +200,9 @@ def check_overlay(base: Path, trial: Path) -> None:
 
 GROUPS = Path("/sys/fs/cgroup")
 OURS = "patchlight-servers"
-# All servers together get the weight of four processes with a niceness of -10: the lab's other
-# processes are in no group, and a group counts like one process of niceness 0.
-_WEIGHTS = {"cpu.shares": 4 * 9548, "cpu.weight": 4 * 932}
+# All servers together get the weight of four processes: the lab's other processes are in no group,
+# and a group counts like one process.
+_WEIGHTS = {"cpu.shares": 4 * 1024, "cpu.weight": 4 * 100}
 
 
 def server_group(lab: str, server: str) -> str:

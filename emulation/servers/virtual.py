@@ -26,7 +26,7 @@ from patchlight.emulation.servers.server import NoRehearsalServers, interface_of
 from patchlight.testbed.lab.model import Server, default_mac
 from patchlight.testbed.lab.packet_sizes import USUAL_MTU
 from patchlight.testbed.lab.rules import WRITABLE
-from patchlight.testbed.linux import namespaces
+from patchlight.testbed.linux import namespaces, processes
 from patchlight.testbed.linux.netlink import Netlink
 
 _QEMU = "qemu-system-x86_64"
@@ -37,6 +37,10 @@ _BESIDE_MB = 188
 _TRIAL_S = 20.0
 # With a load of 28 on two cores two took 218 s.
 _BOOT_S = 600.0
+# Of one processor: with two, four machines were up in 13 s.
+_UP_S = 6.5
+_MUCH_SLOWER = 1.5
+"""Where everything takes so many times as long as on an idle machine, a user is warned."""
 _ASK_AGAIN_S = 1.0
 _TUNSETIFF, _TUNSETPERSIST = 0x400454CA, 0x400454CB
 _IFF_TAP, _IFF_NO_PI = 2, 0x1000
@@ -104,7 +108,7 @@ _FOLDER = "folder{} {} 9p {},cache=mmap,trans=virtio,msize=524288,nofail,X-mount
 
 def check_machine(servers: int, *, docker: bool = False) -> None:
     """``NoRehearsalServers`` where QEMU is missing, or memory for so many servers."""
-    needed_mb = servers * (_MEMORY_MB * (1 + docker) + _BESIDE_MB)
+    guests_mb = servers * _MEMORY_MB * (1 + docker)
     for program in (_QEMU, "qemu-img"):
         if shutil.which(program) is None:
             raise NoRehearsalServers(
@@ -119,18 +123,45 @@ def check_machine(servers: int, *, docker: bool = False) -> None:
             hint="Load the kernel's module: modprobe tun. In a container the device must be given "
             "to it; or use --server-kind ssh.",
         ) from error
-    meminfo = Path("/proc/meminfo").read_text().splitlines()
-    free_kb = next(int(line.split()[1]) for line in meminfo if line.startswith("MemAvailable"))
-    if needed_mb > free_kb // 1024:
+    if guests_mb > (free_mb := _free_mb()):
         raise NoRehearsalServers(
-            f"{servers} virtual machines need {needed_mb:,} MB of memory, and "
-            f"{free_kb // 1024:,} MB are free here",
+            f"{servers} virtual machines need {guests_mb:,} MB of memory, and {free_mb:,} MB are "
+            "free here",
             hint="Take a lab with fewer servers, or --server-kind ssh.",
         )
 
 
-def choose_accelerator(base: Path, say: Callable[[str], None]) -> None:
-    """Find out, once, whether a virtual machine boots with KVM here; else QEMU emulates it."""
+def _free_mb() -> int:
+    rows = (line.split() for line in Path("/proc/meminfo").read_text().splitlines())
+    kb = {row[0]: int(row[1]) for row in rows}
+    return (kb["MemAvailable:"] + kb["SwapFree:"]) // 1024
+
+
+def what_fits(
+    servers: int, processors: int, others: float, free_mb: int, *, docker: bool = False
+) -> list[str]:
+    """What a user should know before so many machines start beside ``others`` that run."""
+    each = max(1.0, (servers + others) / processors)
+    alone = max(1.0, servers / processors)
+    needed_mb = servers * (_MEMORY_MB * (1 + docker) + _BESIDE_MB)
+    beside = f"beside {others:.0f} other busy threads" if others >= 0.5 else "all idle"
+    said = [
+        f"{servers} virtual machines on {processors} processors, {beside}: up in about "
+        f"{_UP_S * each:.0f} s; they take {needed_mb:,} of {free_mb:,} MB of free memory"
+    ]
+    if each > _MUCH_SLOWER * alone:
+        said.append(
+            f"warning: everything in this lab takes {each / alone:.1f} times as long as on an idle "
+            "machine: end other programs first, or use --server-kind ssh"
+        )
+    if needed_mb > free_mb:
+        said.append("warning: memory may not suffice: use fewer servers, or --server-kind ssh")
+    return said
+
+
+def choose_accelerator(base: Path, servers: int, say: Callable[[str], None]) -> None:
+    """Find out, once, whether a virtual machine boots with KVM here; else QEMU emulates it. Says
+    how long so many will take."""
     record, machine = base / "accelerator", platform.release()
     if not record.exists() or record.read_text().split()[0] != machine:
         record.write_text(f"{machine} {'kvm' if _boots_with_kvm(base) else 'tcg'}\n")
@@ -138,14 +169,22 @@ def choose_accelerator(base: Path, say: Callable[[str], None]) -> None:
     if is_emulated and not _template(base).exists():
         say("booting a machine that servers are copies of (once)")
         argv = [*_machine("template", "tcg", base), *_disk("disk.qcow2")]
-        make = ["sh", str(_TEMPLATE), str(base), str(_template(base)), str(_BOOT_S), *argv]
+        make = ["sh", str(_TEMPLATE), str(base), str(_template(base)), str(_boot_s()), *argv]
         if subprocess.run(make, check=False, stdin=subprocess.DEVNULL).returncode:
             say("no such machine: each server boots by itself")
     how = "emulated (TCG): none boots with KVM here" if is_emulated else "with KVM"
     say(f"servers are virtual machines, {how}")
+    cores, others = len(os.sched_getaffinity(0)), processes.running_now()
+    for line in what_fits(servers, cores, others, _free_mb(), docker="docker" in base.name):
+        say(line)
     # A disk with the packages of agents, so that pushes send and install only Patchlight.
     layer = [sys.executable, "-m", "patchlight.deploy.layer_image", str(base)]
     subprocess.run(layer, check=False, stdin=subprocess.DEVNULL)
+
+
+def _boot_s() -> float:
+    """How long a machine may take to boot beside what runs here."""
+    return _BOOT_S * max(1.0, os.getloadavg()[0] / len(os.sched_getaffinity(0)))
 
 
 def _accelerator(base: Path) -> str:
@@ -322,6 +361,6 @@ def virtual_service(lab: str, base: Path, server: Server) -> LabService:
         argv=argv,
         ready=_Sshd(str(server.ssh.address)),
         namespace=namespaces.namespace_path(namespace_name(lab, server.name)),
-        limit_s=_BOOT_S,
+        limit_s=_boot_s(),
         abrupt=True,
     )

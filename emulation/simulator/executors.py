@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from patchlight.testbed.errors import BadInput, PatchlightError, nearest
+from patchlight.testbed.errors import BadInput, PatchlightError, nearest, reason
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -251,7 +251,7 @@ def connected(engine: Engine) -> Iterator[Any]:
             ray.init(**options)
         except (OSError, RuntimeError, ValueError) as error:
             raise EngineFailure(
-                f"connecting to Ray at {engine.address or 'this machine'}: {error}",
+                f"connecting to Ray at {engine.address or 'this machine'}: {reason(error)}",
                 hint="'ray start --head' starts a cluster; its address is HOST:6379, or "
                 "ray://HOST:10001 from outside. A cluster that asks for a token wants the same "
                 "RAY_AUTH_TOKEN here as there",

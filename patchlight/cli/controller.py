@@ -21,7 +21,7 @@ from patchlight.console.connection import labs_up, with_client
 from patchlight.console.options import ANY, AT_LEAST_0, chosen_policies, policy_options
 from patchlight.console.shared import lab_option
 from patchlight.controller.changes.power import DEFAULT_TOLERANCES, POWER_CEILING_DBM, Tolerances
-from patchlight.testbed.errors import BadInput, PatchlightError
+from patchlight.testbed.errors import BadInput, PatchlightError, reason
 
 if TYPE_CHECKING:
     from patchlight.client.client import ControllerClient
@@ -269,7 +269,7 @@ def backup(file: Path, lab_name: str, state: Path | None) -> None:
             part.rename(file)
         except (OSError, sqlite3.Error) as error:
             part.unlink(missing_ok=True)
-            raise PatchlightError(f"backing up {folder} to {file}: {error}") from error
+            raise PatchlightError(f"backing up {folder} to {file}: {reason(error)}") from error
     out.say(f"{file}: the state of {folder} and the lab file {lab_file}")
 
 
@@ -306,7 +306,7 @@ def restore(file: Path, state: Path) -> None:
                 with (state / member.name).open("wb") as target:
                     shutil.copyfileobj(found or io.BytesIO(), target)
     except (OSError, tarfile.TarError) as error:
-        raise PatchlightError(f"restoring {file} to {state}: {error}") from error
+        raise PatchlightError(f"restoring {file} to {state}: {reason(error)}") from error
     lab_file = state / _LAB_FILE
     out.say(f"restored to {state}")
     out.say(f"run it with: patchlight controller run --lab {lab_file} --state {state}")

@@ -15,7 +15,7 @@ from typing import Any, Self, TypeVar
 import httpx
 from pydantic_core import from_json
 
-from patchlight.testbed.errors import BadInput, OutcomeUnknown, PatchlightError
+from patchlight.testbed.errors import BadInput, OutcomeUnknown, PatchlightError, reason
 from patchlight.testbed.linux.credentials import new_context
 from patchlight.testbed.linux.files import NoHome, private_folder, user_folder
 from patchlight.testbed.linux.sockets import UNIX, is_beyond_this_machine, split_address
@@ -158,23 +158,23 @@ class ApiConnection:
                 hint="is the terminal's character set UTF-8? see: locale",
             ) from error
         except httpx.HTTPError as error:
-            reason = str(error) or type(error).__name__
+            why = reason(error)
             never_sent = isinstance(error, httpx.ConnectError | httpx.ConnectTimeout)
             if method != "GET" and not never_sent and not (body or {}).get("dry_run"):
                 raise OutcomeUnknown(
                     f"the controller at {self.address} got the request, but its result is unknown "
-                    f"({reason})",
+                    f"({why})",
                     hint="once it runs, it finishes or undoes what it had begun: "
                     "'patchlight ocs history' says which",
                 ) from error
-            if "Permission denied" in reason:
+            if "Permission denied" in why:
                 raise ControllerError(
-                    f"you may not use {self.address}: {reason}",
+                    f"you may not use {self.address}: {why}",
                     hint="its group may use it (controller: {access: …} in the lab file; by itself "
                     "the group patchlight): sudo usermod -aG patchlight USER",
                 ) from error
             raise NoAnswer(
-                f"no answer from a controller at {self.address} ({reason})",
+                f"no answer from a controller at {self.address} ({why})",
                 hint="start one with 'patchlight emulate up LAB' or 'patchlight controller run', "
                 "name another with --controller ADDRESS ('patchlight deploy push' prints how to "
                 "reach one on a server); 'patchlight ocs --direct' needs no controller",
@@ -274,9 +274,9 @@ def controller_name_at(address: str, ca: str) -> str:
         ):
             shown = tls.getpeercert() or {}
     except OSError as error:
-        reason = getattr(error, "verify_message", "") or error.strerror or str(error)
+        why = getattr(error, "verify_message", "") or error.strerror or reason(error)
         raise PatchlightError(
-            f"no controller of that authority's lab answers at {address}: {reason}",
+            f"no controller of that authority's lab answers at {address}: {why}",
             hint="is the address right, and ca.pem of the same lab?",
         ) from error
     alternatives: tuple[tuple[str, str], ...] = shown.get("subjectAltName", ())  # type: ignore[assignment]

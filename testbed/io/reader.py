@@ -13,7 +13,7 @@ from typing import IO, Any, Generic, TypeVar
 
 import yaml
 
-from patchlight.testbed.errors import FileError, FileIssue, short
+from patchlight.testbed.errors import FileError, FileIssue, reason, short
 
 T = TypeVar("T", covariant=True)
 
@@ -116,8 +116,8 @@ def read_text(
         with open(path, "rb") as file:
             content = _bytes_of(file)
     except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else str(error)
-        message = f"cannot be read ({reason}): expected {expected}"
+        why = getattr(error, "strerror", None) or reason(error)
+        message = f"cannot be read ({why}): expected {expected}"
         raise error_class([FileIssue(str(path), 1, 1, message)]) from None
     return _decoded(content, str(path), error_class)
 

@@ -5,7 +5,7 @@ import socket
 from pathlib import Path
 from typing import Any, Self
 
-from patchlight.testbed.errors import BadInput, PatchlightError
+from patchlight.testbed.errors import BadInput, PatchlightError, reason
 from patchlight.testbed.lab.model import Endpoint
 from patchlight.testbed.lab.spectrum import Channel
 
@@ -83,6 +83,6 @@ class LightClient:
 
     def _silent(self, error: Exception) -> PatchlightError:
         return PatchlightError(
-            f"requesting the emulated transceivers at {self._path}: {error}",
+            f"requesting the emulated transceivers at {self._path}: {reason(error)}",
             hint="check that the lab is up and has transceivers: patchlight emulate status",
         )

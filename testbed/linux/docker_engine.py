@@ -78,7 +78,8 @@ def ask(
         text = response.read().decode(errors="replace")
         return EngineAnswer(response.status, dict(response.getheaders()), text)
     except (http.client.HTTPException, ValueError) as error:
-        raise OSError(f"unexpected reply from the Docker engine: {error}") from error
+        said = str(error) or type(error).__name__
+        raise OSError(f"unexpected reply from the Docker engine: {said}") from error
     finally:
         connection.close()
 
@@ -129,7 +130,7 @@ def _tell() -> None:
     except EngineNotAskable:
         told["answers"] = None
     except (OSError, AttributeError, KeyError, TypeError) as error:
-        told["said"] = f"does not answer: {error}"
+        told["said"] = f"does not answer: {str(error) or type(error).__name__}"
     print("docker", json.dumps(told))
 
 

@@ -128,6 +128,17 @@ def _place(which: slice) -> tuple[int, int]:
     return start, end - start
 
 
+def running_now(over_s: float = 0.5) -> float:
+    """How many other threads run or wait for a processor, on average over that time."""
+    found = list[int]()
+    ends = time.monotonic() + over_s
+    while time.monotonic() < ends:
+        lines = Path("/proc/stat").read_text().splitlines()
+        found += [int(line.split()[1]) - 1 for line in lines if line.startswith("procs_running")]
+        time.sleep(over_s / 20)
+    return sum(found) / len(found)
+
+
 _NICENESS = -10
 _LOOKS = 8
 """How often a process's threads are listed at most: it may start and end threads forever."""

@@ -7,7 +7,7 @@ import socket
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
-from patchlight.testbed.errors import BadInput, PatchlightError
+from patchlight.testbed.errors import BadInput, PatchlightError, reason
 from patchlight.testbed.linux.processes import command_line, process_ids
 
 # A whole lab's switches connect at once after a restart; somaxconn limits this.
@@ -94,7 +94,7 @@ def bind_unix(path: Path, server: str, *, mode: int = 0o600) -> socket.socket:
     except OSError as error:
         listener.close()
         raise PatchlightError(
-            f"cannot listen on the Unix socket {path}: {error}",
+            f"cannot listen on the Unix socket {path}: {reason(error)}",
             hint="choose a path of at most 107 bytes in a writable directory",
         ) from error
     return listener

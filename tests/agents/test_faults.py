@@ -2,8 +2,10 @@
 
 import contextlib
 import os
+import signal
 import subprocess
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
 import pytest
@@ -43,6 +45,62 @@ def test_a_gpu_that_falls_off_fails_its_worker_whatever_it_runs(make_bench: Make
     assert again.status_code == 500
     assert "reading GPU gpu0" in again.json()["error"]
     assert agents[1].client.get("/workers/next").status_code == 404
+
+
+def test_a_late_gpu_and_repeated_calls_make_one_worker_and_end_it_once(
+    make_bench: MakeBench,
+) -> None:
+    bench = make_bench(1)
+    (agent,) = bench.start_agents(1)
+    assert bench.gpus is not None
+    with ThreadPoolExecutor(8) as pool:
+        os.kill(bench.gpus.pid, signal.SIGSTOP)  # as on a machine that has no time for it
+        try:
+            making = [
+                pool.submit(agent.client.post, "/workers", json=bench.spec(0, 1)) for _ in range(3)
+            ]
+            # Longer than one reading may take.
+            done, _ = wait(making, timeout=3)
+            assert not done, [each.result().text for each in done]
+            (gpu,) = agent.client.get("/status").json()["gpus"]
+            assert (gpu["problem"], gpu["utilization"], gpu["worker"]) == ("", None, "job-0")
+        finally:
+            os.kill(bench.gpus.pid, signal.SIGCONT)
+        answers = [each.result() for each in making]
+        assert sorted(answer.status_code for answer in answers) == [200, 200, 201]
+        assert {answer.json()["id"] for answer in answers} == {"job-0"}
+        agent.until_state("job-0", "ready")
+        ending = [pool.submit(agent.client.delete, "/workers/job-0") for _ in range(8)]
+        answers = [each.result() for each in ending]
+    answers.append(agent.client.delete("/workers/job-0"))  # once more, when all is over
+    assert {answer.status_code for answer in answers} == {200}, [each.text for each in answers]
+    assert {answer.json()["nic"] for answer in answers} == {"nic0"}
+    assert everything_is_back(agent, "job-0")
+
+
+def test_a_repeated_call_fails_as_the_one_that_it_repeats(make_bench: MakeBench) -> None:
+    """It must not begin a second worker when the first one could not be made."""
+    bench = make_bench(1)
+    (agent,) = bench.start_agents(1)
+    assert bench.gpus is not None
+    with ThreadPoolExecutor(4) as pool:
+        os.kill(bench.gpus.pid, signal.SIGSTOP)
+        try:
+            making = [pool.submit(agent.client.post, "/workers", json=bench.spec(0, 1))]
+            wait_until(lambda: agent.client.get("/status").json()["workers"])
+            making += [
+                pool.submit(agent.client.post, "/workers", json=bench.spec(0, 1)) for _ in range(2)
+            ]
+            ending = pool.submit(agent.client.delete, "/workers/job-0")
+            wait([*making, ending], timeout=1)
+        finally:
+            bench.gpus.kill()
+        answers = [each.result() for each in making]
+        assert ending.result().status_code == 200, ending.result().text
+    assert [answer.status_code for answer in answers] == [500] * 3
+    (said,) = {answer.json()["error"] for answer in answers}
+    assert "reading GPU gpu0" in said
+    assert everything_is_back(agent, "job-0")
 
 
 def test_an_agent_starts_without_a_gpu_and_has_it_when_it_is_back(make_bench: MakeBench) -> None:

@@ -2,8 +2,10 @@
 
 import asyncio
 import json
+import re
 import socket
 import threading
+import time
 from collections.abc import AsyncIterator
 from ipaddress import IPv4Network
 from pathlib import Path
@@ -18,14 +20,16 @@ from patchlight.client.client import ControllerClient, ControllerError
 from patchlight.controller.api.admission import Admission
 from patchlight.controller.api.caller import Doorman
 from patchlight.controller.api.openapi import explain, new_app
-from patchlight.controller.hosts import fleet as fleet_module
+from patchlight.controller.hosts import agent_client
 from patchlight.controller.hosts.agent_client import (
     VERSION,
     AgentCallError,
     AgentClient,
     AgentIncompatible,
+    AgentSilent,
+    Presence,
 )
-from patchlight.controller.hosts.fleet import Fleet, Presence
+from patchlight.controller.hosts.fleet import Fleet
 from patchlight.controller.jobs.specs import worker_specs
 from patchlight.testbed.errors import BadInput, OutcomeUnknown
 from patchlight.testbed.jobs import JobSpec
@@ -33,7 +37,7 @@ from patchlight.testbed.lab.model import Lab, Server
 from patchlight.testbed.lab.rules import Access
 from patchlight.testbed.labfile.reader import builtin_lab, read_lab
 from patchlight.testbed.linux.sockets import UNIX_CLIENT
-from patchlight.testbed.wire.worker_api import WorkerState
+from patchlight.testbed.wire.worker_api import WorkerSpec, WorkerState
 from tests.support.controller_process import ControllerProcess
 from tests.support.waiting import eventually
 
@@ -155,38 +159,134 @@ async def test_an_agent_that_is_not_there_is_named(tmp_path: Path) -> None:
     await client.close()
 
 
-async def test_an_agent_that_says_nothing_is_told_with_how_long_it_had(tmp_path: Path) -> None:
+async def test_an_agent_that_says_nothing_is_told_with_how_long_it_had(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agent_client, "_DEADLINE_S", 1.0)
+
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read(-1)
         writer.close()
 
     async with await asyncio.start_unix_server(serve, tmp_path / "stopped.sock"):
         client = AgentClient("server1", f"unix:{tmp_path / 'stopped.sock'}")
-        with pytest.raises(AgentCallError, match=r"GET /status: ReadTimeout after \d+ s\n"):
+        with pytest.raises(AgentCallError, match=r"GET /status: ReadTimeout after 1 s\n"):
+            await client.status()
+        client.heartbeat.answers_s.append(9.0)
+        overloaded = r"ReadTimeout after 1 s \(server1 answers after 9 s: the machine is overloaded"
+        with pytest.raises(AgentSilent, match=overloaded):
             await client.status()
         await client.close()
 
 
-async def test_a_call_that_is_lost_is_made_again(agent: Agent, client: AgentClient) -> None:
-    agent.say({"id": "j-0", "state": "running"})
-    agent.lost = 2
-    assert (await client.worker("j-0")).state is WorkerState.RUNNING
-    assert len(agent.requests) == 3
+def one_worker(user: str = "") -> WorkerSpec:
     lab = read_lab(builtin_lab("ofc2022"))
     job = JobSpec("j", 1, 400, {"Tesla M40": 0.1})
-    (spec,) = worker_specs("j-1", job, [lab.host("gpu0")], lab)
-    agent.lost = 1
-    assert (await client.create_worker(spec)).state is WorkerState.RUNNING
-    first, again = agent.requests[3:]
-    assert first == again  # the agent makes one worker of both
+    (spec,) = worker_specs("j-1", job, [lab.host("gpu0")], lab, user=user)
+    return spec
+
+
+async def test_an_order_that_is_lost_is_repeated_until_the_agent_counts_as_lost(
+    agent: Agent, client: AgentClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agent_client, "_PAUSES_S", (0.001, 0.01))
+    monkeypatch.setattr(agent_client, "INTERVAL_S", 0.3)
+    agent.say({"id": "j-1", "state": "running"})
+    agent.lost = 20
+    assert (await client.create_worker(one_worker())).state is WorkerState.RUNNING
+    assert client.heartbeat.silent_since is None
+    assert len(agent.requests) == 21
+    assert len(set(agent.requests)) == 1  # the agent makes one worker of all
+    agent.lost = 100_000
+    began = asyncio.get_running_loop().time()
+    with pytest.raises(AgentSilent, match="did not answer POST /workers: Server disconnected"):
+        await client.create_worker(one_worker())
+    took_s = asyncio.get_running_loop().time() - began
+    assert took_s >= 10 * 0.3
+    assert client.heartbeat.presence(time.monotonic()) is Presence.LOST
+    # An agent that is lost is not waited for again: each call is one attempt.
+    before = len(agent.requests)
+    for call in (client.start, client.end, client.release):
+        with pytest.raises(AgentSilent):
+            await call("j-1")
+    assert len(agent.requests) == before + 3
+
+
+async def test_an_agent_that_works_on_a_call_and_answers_others_is_not_silent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each attempt times out, for longer than an agent may be silent; then the worker is made."""
+    monkeypatch.setattr(agent_client, "_DEADLINE_S", 0.4)
+    monkeypatch.setattr(agent_client, "_PAUSES_S", (0.01,))
+    monkeypatch.setattr(agent_client, "INTERVAL_S", 0.05)
+    made = asyncio.Event()
+    creations = 0
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal creations
+        head = (await reader.readuntil(b"\r\n\r\n")).decode()
+        answer: dict[str, Any] = {"server": "server1", "version": "1", "runner": "process"}
+        answer |= {"gpus": [], "nics": [], "workers": []}
+        if head.startswith("POST"):
+            creations += 1
+            await made.wait()
+            answer = {"id": "j-1", "state": "starting"}
+        text = json.dumps(answer)
+        writer.write(f"HTTP/1.1 200 X\r\nconnection: close\r\n\r\n{text}".encode())
+        writer.close()
+
+    async with await asyncio.start_unix_server(serve, tmp_path / "slow.sock"):
+        server = Server("server1", f"unix:{tmp_path / 'slow.sock'}", (), ())
+        fleet = Fleet(Lab("lab", IPv4Network("10.0.0.0/24"), (server,)))
+        watching = asyncio.create_task(fleet.watch(period_s=0.02))
+        creating = asyncio.create_task(fleet.agent_of("server1").create_worker(one_worker()))
+        try:
+            await eventually(lambda: creations > 3 or creating.done(), "several attempts")
+            assert not creating.done()
+            made.set()
+            assert (await creating).state is WorkerState.STARTING
+        finally:
+            made.set()
+            watching.cancel()
+            creating.cancel()
+            await fleet.close()
+
+
+async def test_a_late_answer_is_suspected_meanwhile_and_then_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agent_client, "INTERVAL_S", 0.3)
+    late = asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        await late.wait()
+        answer = {"server": "server1", "version": VERSION, "runner": "process"}
+        text = json.dumps({**answer, "gpus": [], "nics": [], "workers": []})
+        writer.write(f"HTTP/1.1 200 X\r\nconnection: close\r\n\r\n{text}".encode())
+        writer.close()
+
+    async with await asyncio.start_unix_server(serve, tmp_path / "late.sock"):
+        server = Server("server1", f"unix:{tmp_path / 'late.sock'}", (), ())
+        fleet = Fleet(Lab("lab", IPv4Network("10.0.0.0/24"), (server,)))
+        watching = asyncio.create_task(fleet.watch(period_s=0.02))
+        try:
+            await eventually(lambda: fleet.silent() == {"server1"}, "the agent to be suspected")
+            await asyncio.sleep(0.3)
+            late.set()
+            await eventually(lambda: fleet.status()[0]["reachable"], "its answer")
+            (told,) = fleet.status()
+            (problem,) = told["problems"]
+            assert re.fullmatch(r"it answers after [\d.]+ s: the machine is overloaded", problem)
+        finally:
+            watching.cancel()
+            await fleet.close()
 
 
 async def test_an_agent_is_told_who_submitted_a_job_unless_it_is_too_old(
     agent: Agent, client: AgentClient
 ) -> None:
-    lab = read_lab(builtin_lab("ofc2022"))
-    job = JobSpec("j", 1, 400, {"Tesla M40": 0.1})
-    (spec,) = worker_specs("j-1", job, [lab.host("gpu0")], lab, user="eva")
+    spec = one_worker(user="eva")
     status = {"server": "server1", "version": "1", "runner": "process"}
     nothing: dict[str, Any] = {"gpus": [], "nics": [], "workers": []}
     for told, user in (({"worker_user": "dynamic"}, "eva"), ({}, None)):
@@ -212,7 +312,7 @@ async def test_one_lost_sample_does_not_make_an_agent_silent_and_many_do(
         assert fleet.status()[0]["reachable"]
         agent.requests.clear()
         await eventually(lambda: len(agent.requests) > 1, "an answer")
-        monkeypatch.setattr(fleet_module, "INTERVAL_S", 0.05)
+        monkeypatch.setattr(agent_client, "INTERVAL_S", 0.05)
         agent.lost = 10_000
         await eventually(lambda: fleet.silent() == {"server1"}, "the agent to be silent")
         assert not fleet.status()[0]["reachable"]

@@ -2,8 +2,7 @@
 
 import pytest
 
-from patchlight.controller.hosts.agent_client import INTERVAL_S
-from patchlight.controller.hosts.fleet import Heartbeat, Presence
+from patchlight.controller.hosts.agent_client import INTERVAL_S, Heartbeat, Presence
 
 
 @pytest.mark.parametrize(
@@ -21,12 +20,12 @@ def test_silence_is_counted_from_the_first_question_without_an_answer(
 ) -> None:
     heartbeat = Heartbeat()
     assert heartbeat.presence(0.0) is Presence.UNHEARD
-    heartbeat.answered()
+    heartbeat.answered(0.0)
     # Nobody asked for a long time: that says nothing of who was not asked.
     heartbeat.missed(1000.0)
     heartbeat.missed(1000.5)
     assert heartbeat.presence(1000.0 + intervals * INTERVAL_S) is presence
-    heartbeat.answered()
+    heartbeat.answered(2000.0)
     assert heartbeat.presence(2000.0) is Presence.ANSWERS
     assert heartbeat.silence_s(2000.0) == 0.0
 
@@ -36,3 +35,23 @@ def test_who_never_answered_is_lost_as_well() -> None:
     heartbeat.missed(0.0)
     assert heartbeat.presence(INTERVAL_S) is Presence.UNHEARD
     assert heartbeat.presence(10 * INTERVAL_S) is Presence.LOST
+
+
+def test_a_late_failure_says_nothing_of_the_time_before_a_later_answer() -> None:
+    heartbeat = Heartbeat()
+    heartbeat.answered(29.0)
+    heartbeat.missed(0.0)  # it was given up at 30 s, and another call was answered meanwhile
+    assert heartbeat.silence_s(30.0) == 1.0
+    assert heartbeat.presence(30.0) is Presence.ANSWERS
+
+
+def test_slow_answers_are_an_overloaded_machine_and_stretch_limits() -> None:
+    heartbeat = Heartbeat()
+    assert (heartbeat.overload, heartbeat.slowness) == ("", 1.0)
+    heartbeat.answers_s.append(0.2)
+    assert (heartbeat.overload, heartbeat.slowness) == ("", 1.0)
+    heartbeat.answers_s += [3.0, 0.5]
+    assert heartbeat.overload == "after 3 s: the machine is overloaded"
+    assert heartbeat.slowness == 3.0
+    heartbeat.answers_s += [0.5] * 10  # it is over
+    assert (heartbeat.overload, heartbeat.slowness) == ("", 1.0)

@@ -18,6 +18,7 @@ from patchlight.controller.hosts.agent_client import (
     AgentCallError,
     AgentClient,
     AgentSilent,
+    Heartbeat,
     NicWithoutCarrier,
     NotOnServer,
 )
@@ -84,6 +85,9 @@ class FakeFleet(Fleet):
     def faults(self) -> HostFaults:
         return self.found
 
+    def silent(self) -> frozenset[str]:
+        return frozenset(self.quiet)
+
     def job_workers(self, job_id: str) -> list[str]:
         """The workers that a job has now, in the order of ranks."""
         return sorted(name for name in self.workers if name.startswith(f"{job_id}-"))
@@ -120,6 +124,7 @@ class FakeAgent(AgentClient):
 
     def __init__(self, server: str, fleet: FakeFleet) -> None:
         self.server, self._fleet = server, fleet
+        self.heartbeat = Heartbeat()
 
     async def close(self) -> None:
         return None
@@ -145,7 +150,9 @@ class FakeAgent(AgentClient):
     async def worker(self, worker_id: str) -> WorkerStatus:
         self._fail_if_told(f"worker {worker_id}")
         if self.server in self._fleet.quiet:
+            self.heartbeat.missed(time.monotonic())
             raise AgentSilent(f"the agent of {self.server} did not answer")
+        self.heartbeat.answered(time.monotonic())
         return self._fleet.workers[worker_id]
 
     async def reports(self, worker_id: str, after: int) -> Reports:

@@ -27,7 +27,7 @@ from patchlight.controller.circuits import contract
 from patchlight.controller.circuits.dialect import Dialect, Pattern, Session, shortened
 from patchlight.controller.circuits.protocols.session import AlarmLog
 from patchlight.controller.circuits.protocols.tcp import BUFFER_LIMIT
-from patchlight.testbed.errors import BadInput
+from patchlight.testbed.errors import BadInput, reason
 from patchlight.testbed.linux.files import append_line, user_folder
 
 log = logging.getLogger("patchlight.ocs.http")
@@ -92,7 +92,7 @@ class Trust:
                 known = shown
                 log.warning("%s: pinned its certificate %s in %s", self._address, shown, file)
         except (OSError, UnicodeDecodeError) as error:
-            self.refused = f"the pins of certificates in {file}: {error}"
+            self.refused = f"the pins of certificates in {file}: {reason(error)}"
         else:
             if known is None:
                 self.refused = (

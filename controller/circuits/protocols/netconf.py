@@ -21,7 +21,7 @@ from patchlight.controller.circuits.dialect import Dialect, Session, shortened
 from patchlight.controller.circuits.protocols import tcp
 from patchlight.controller.circuits.protocols.session import KeptSession
 from patchlight.controller.circuits.protocols.ssh import check_host_key, finished
-from patchlight.testbed.errors import PatchlightError
+from patchlight.testbed.errors import PatchlightError, reason
 from patchlight.testbed.legacy_ssh import allow_legacy, explained
 
 try:
@@ -105,11 +105,11 @@ class NetconfConnection:
         except (NCClientError, paramiko.SSHException, OSError, EOFError) as error:
             if isinstance(error, TimeoutError):
                 raise
-            self._trouble = self._trouble or str(error).split("\n")[0][:200]
+            self._trouble = self._trouble or reason(error).split("\n")[0][:200]
             raise tcp.ConnectionLost from error
         except (SyntaxError, ValueError, AttributeError) as error:
             # Invalid XML raises the first; an incomplete reply the others.
-            raise tcp.FramingError(f"its answer cannot be read: {error}") from error
+            raise tcp.FramingError(f"its answer cannot be read: {reason(error)}") from error
         finally:
             self._manager._session.hearing.end()
 
@@ -220,7 +220,7 @@ def _establish(session: Session, sock: socket.socket) -> Any:
         )
     except AuthenticationError as error:
         connection.close()
-        raise session.login_refused(str(error)) from error
+        raise session.login_refused(reason(error)) from error
     except (NCClientError, paramiko.SSHException, EOFError) as error:
         if connection.transport:
             connection.close()

@@ -35,6 +35,7 @@ from patchlight.controller.circuits.contract import Alarm, LoginRefused, Severit
 from patchlight.controller.circuits.dialect import Dialect, Pattern, Session, Template, shortened
 from patchlight.controller.circuits.protocols import tcp
 from patchlight.controller.circuits.protocols.session import DeviceSession
+from patchlight.testbed.errors import reason
 from patchlight.testbed.legacy_ssh import allow_legacy, explained
 from patchlight.testbed.linux.files import append_line, user_folder
 
@@ -77,7 +78,7 @@ def check_host_key(
         pins = paramiko.HostKeys(str(path)) if path.exists() else paramiko.HostKeys()
     except (OSError, ValueError, paramiko.SSHException, InvalidHostKey) as error:
         raise DeviceKeyRefused(
-            f"the host key of {name} at {where} cannot be checked: reading {path}: {error}",
+            f"the host key of {name} at {where} cannot be checked: reading {path}: {reason(error)}",
             hint="correct or remove that file",
         ) from error
     # OpenSSH omits the port if it is the default.
@@ -172,7 +173,7 @@ def _open_shell(session: Session) -> paramiko.Channel:
         channel.settimeout(None)
     except (paramiko.SSHException, EOFError) as error:
         transport.close()
-        raise ConnectionError(f"{error}: does it give shells?") from error
+        raise ConnectionError(f"{reason(error)}: does it give shells?") from error
     except BaseException:
         transport.close()
         raise
@@ -200,7 +201,7 @@ def log_in(session: Session) -> paramiko.Transport:
             transport.auth_publickey(session.user, _private_key(session))
     except paramiko.AuthenticationException as error:
         transport.close()
-        raise session.login_refused(str(error)) from error
+        raise session.login_refused(reason(error)) from error
     except (paramiko.SSHException, EOFError) as error:
         transport.close()
         words = explained(error, "legacy_ssh: true")
@@ -216,7 +217,9 @@ def _private_key(session: Session) -> paramiko.PKey:
     try:
         return paramiko.PKey.from_path(Path(session.identity).expanduser())
     except (OSError, ValueError, TypeError, paramiko.SSHException, UnknownKeyType) as error:
-        raise session.login_refused(f"reading the key {session.identity}: {error}") from error
+        raise session.login_refused(
+            f"reading the key {session.identity}: {reason(error)}"
+        ) from error
 
 
 def _from_channel(channel: paramiko.Channel, to: socket.socket) -> None:

@@ -10,6 +10,7 @@ import paramiko
 from patchlight.controller.circuits.dialect import Dialect, shortened
 from patchlight.controller.circuits.protocols import ssh, tcp
 from patchlight.controller.circuits.protocols.session import KeptSession
+from patchlight.testbed.errors import reason
 
 _MOST_OUTPUT = 16 << 20  # bytes; a table of 100,000 entries has some 12 MB
 
@@ -56,7 +57,7 @@ class CommandConnection:
         except (paramiko.SSHException, EOFError, OSError) as error:
             if isinstance(error, TimeoutError):
                 raise
-            raise tcp.ConnectionLost(str(error)) from error
+            raise tcp.ConnectionLost(reason(error)) from error
         if status < 0:
             raise tcp.ConnectionLost("the command ended without a status")
         return status, output.decode("utf-8", "replace"), errors.decode("utf-8", "replace")

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from patchlight.controller.packet_switches.openflow import flowtable
 from patchlight.controller.packet_switches.openflow.flowtable import Message, SpeakerOptions
-from patchlight.testbed.errors import OutcomeUnknown, PatchlightError, in_words
+from patchlight.testbed.errors import OutcomeUnknown, PatchlightError, in_words, reason
 from patchlight.testbed.linux.processes import ProgressWatch, processor_ticks
 
 LOG = logging.getLogger(__name__)
@@ -312,7 +312,7 @@ class Speaker:
                 elif (answer := self._waiting.get(message.get("id", 0))) and not answer.done():
                     answer.set_result(message)
         except (ConnectionError, flowtable.ProtocolError, ValueError) as error:
-            LOG.error("the connection to the OpenFlow speaker broke: %s", error)
+            LOG.error("the connection to the OpenFlow speaker broke: %s", reason(error))
 
     def _tell(self, event: Message) -> None:
         for callback in tuple(self._subscribers):

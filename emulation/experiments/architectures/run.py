@@ -21,7 +21,7 @@ from patchlight.emulation.simulator.network.contract import Network, Round
 from patchlight.emulation.simulator.network.jobs import PlacedJob, run_jobs
 from patchlight.emulation.simulator.network.specs import network_of
 from patchlight.emulation.simulator.results import provenance
-from patchlight.testbed.errors import BadInput
+from patchlight.testbed.errors import BadInput, reason
 from patchlight.testbed.graphs import builtin_graph
 
 MODELS = ("vgg19", "resnet50", "bert-large", "gpt2")
@@ -100,7 +100,7 @@ def read_prices(file: Path = BUILT_IN) -> dict[str, PartPrice]:
     try:
         given = yaml.safe_load(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise BadInput(f"cannot read the price list {file}: {error}") from error
+        raise BadInput(f"cannot read the price list {file}: {reason(error)}") from error
     if not isinstance(given, dict):
         raise BadInput(
             f"{file} is not a price list: expected parts, each with usd, watts and source"

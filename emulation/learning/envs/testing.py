@@ -20,7 +20,7 @@ from patchlight.emulation.learning.envs.registry import (
     trained_of,
 )
 from patchlight.emulation.simulator.ramp.scenario import mean_and_interval, paired_difference
-from patchlight.testbed.errors import BadInput, PatchlightError
+from patchlight.testbed.errors import BadInput, PatchlightError, reason
 
 MOST_STEPS = 1_000_000
 """An episode that has not ended by then is taken for one that never does."""
@@ -79,7 +79,7 @@ def _problem_of(part: Any) -> str:
     except PatchlightError as error:
         return error.message
     except Exception as error:
-        return f"{type(error).__name__}: {str(error).strip() or 'no message'}"
+        return f"{type(error).__name__}: {reason(error)}"
 
 
 def _gymnasium(recipe: EnvironmentRecipe) -> str:

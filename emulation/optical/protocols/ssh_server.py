@@ -30,6 +30,7 @@ from patchlight.controller.circuits.protocols.ssh import joined
 from patchlight.emulation.optical.emulated_switch import EmulatedSwitch
 from patchlight.emulation.optical.matrices import RequestRefused
 from patchlight.emulation.optical.protocols.server import ProtocolServer
+from patchlight.testbed.errors import reason
 from patchlight.testbed.linux.files import NoHome, user_folder
 
 log = logging.getLogger("patchlight.optical")
@@ -169,7 +170,7 @@ def _host_key() -> paramiko.PKey:
                     os.link(new, path)
         return paramiko.ECDSAKey(filename=str(path))
     except (OSError, NoHome, paramiko.SSHException) as error:
-        log.warning("using a new host key for this start only: %s", error)
+        log.warning("using a new host key for this start only: %s", reason(error))
         return paramiko.ECDSAKey.generate()
 
 

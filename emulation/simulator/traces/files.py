@@ -15,7 +15,7 @@ import numpy as np
 from patchlight.emulation.simulator.traces import tables
 from patchlight.emulation.simulator.traces.model import Gathering, Trace, TraceJob
 from patchlight.emulation.simulator.traces.tables import read_log
-from patchlight.testbed.errors import BadInput
+from patchlight.testbed.errors import BadInput, reason
 
 _DAY_S = 86400.0
 
@@ -257,10 +257,10 @@ def _text(path: Path) -> str:
             raise BadInput(f"{path} is a tar archive", hint="unpack it, and give a file of it")
         return content.decode("utf-8-sig")
     except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
-        reason = getattr(error, "strerror", None) or str(error)
+        why = getattr(error, "strerror", None) or reason(error)
         if isinstance(error, UnicodeDecodeError):
-            reason = "it is not UTF-8 text"
+            why = "it is not UTF-8 text"
         raise BadInput(
-            f"reading the trace {path}: {reason}",
+            f"reading the trace {path}: {why}",
             hint="expected a CSV table or a JSON job log, as it is or packed by gzip",
         ) from error

@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from patchlight.agents.training import ring as ring_module
 from patchlight.agents.training.control import Gate, Passed
 from patchlight.agents.training.ring import Neighbours, RingError, join_ring
 from patchlight.agents.training.task import Member, TrainingError, TrainingTask
@@ -93,10 +94,10 @@ def test_nothing_moves_before_the_start(walker: Walker) -> None:
     assert walker.done == 0
 
 
-def tasks(ranks: int, deadline_s: float = PATIENCE_S) -> list[TrainingTask]:
+def tasks(ranks: int, join_s: float = PATIENCE_S) -> list[TrainingTask]:
     ring = tuple(Member(r, "127.0.0.1", port) for r, port in enumerate(free_ports(ranks)))
     return [
-        TrainingTask(f"w{rank}", "j", rank, ring, 1, 40, compute_s=0, deadline_s=deadline_s)
+        TrainingTask(f"w{rank}", "j", rank, ring, 1, 40, compute_s=0, join_s=join_s)
         for rank in range(ranks)
     ]
 
@@ -147,15 +148,19 @@ def test_peers_may_come_late_and_strangers_do_not_matter() -> None:
         neighbours.close()
 
 
-def test_a_peer_that_never_comes_is_named() -> None:
-    parts = tasks(2, deadline_s=0.5)
+def test_a_peer_that_never_comes_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ring_module, "_TELL_AFTER_S", 0.2)
+    parts, told = tasks(2, join_s=0.5), list[str]()
     message = r"rank 0 could not join rank 1 at 127\.0\.0\.1:\d+ within 0\.5 s: .*; rank 0 waited"
     with pytest.raises(RingError, match=message):
-        join_ring(parts[0])
+        join_ring(parts[0], told.append)
+    at = parts[1].ring[1]
+    # Once, and before it gives up: a job that is slow to start says what it waits for.
+    assert told == [f"rank 1 at 127.0.0.1:{at.port} cannot be reached: Connection refused"]
 
 
 def test_a_peer_of_another_job_is_refused_with_what_it_said() -> None:
-    parts = tasks(2, deadline_s=2)
+    parts = tasks(2, join_s=2)
     results: dict[int, Neighbours | RingError] = {}
     threads = [join(parts[0], results), join(replace(parts[1], job="other"), results)]
     for thread in threads:

@@ -12,7 +12,7 @@ from patchlight.agents.training.verbs import VerbsRing
 
 def task(**values: object) -> TrainingTask:
     ring = tuple(Member(rank, f"127.0.0.{1 + rank}", 7000) for rank in range(2))
-    given: dict[str, object] = {"deadline_s": 0.1, "gradient_bytes": 4, **values}
+    given: dict[str, object] = {"join_s": 0.1, "gradient_bytes": 4, **values}
     return TrainingTask("w0", "j", 0, ring, 1, transport="rdma", **given)  # type: ignore[arg-type]
 
 

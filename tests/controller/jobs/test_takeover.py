@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from patchlight.controller.hosts import fleet as fleet_module
+from patchlight.controller.hosts import agent_client
 from patchlight.testbed.jobs import JobState
 from patchlight.testbed.lab.rules import Allowance, Discipline, PolicyChoice
 from patchlight.testbed.wire.agent_status import AgentStatus
@@ -197,7 +197,7 @@ async def test_a_running_job_can_begin_again_and_an_ended_one_anew(cluster: Clus
 async def test_a_job_whose_agent_stays_silent_begins_again_elsewhere(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fleet_module, "INTERVAL_S", 0.05)
+    monkeypatch.setattr(agent_client, "INTERVAL_S", 0.05)
     (lost,) = await submit_running(cluster, job("lost", workers=1, retries=1))
     (host,) = cluster.table[lost].hosts
     server = cluster.lab.host(host).server.name

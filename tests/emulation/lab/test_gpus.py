@@ -17,7 +17,7 @@ import pytest_asyncio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from patchlight.agents.errors import GpuError
+from patchlight.agents.errors import GpuError, GpuSilent
 from patchlight.agents.gpus import SocketGpus
 from patchlight.agents.training.task import SocketGpu as GpuClient
 from patchlight.agents.training.task import TrainingError
@@ -173,5 +173,11 @@ def test_a_gpu_that_does_not_answer_is_an_error(tmp_path: Path) -> None:
         asyncio.run(backend.read("gpu0"))
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(tmp_path / "server1.gpu0.sock"))
-    with pytest.raises(GpuError, match="reading GPU gpu0"):
+    with pytest.raises(GpuError, match=r"reading GPU gpu0 at .*sock: .*Connection refused"):
         asyncio.run(backend.read("gpu0"))
+    (tmp_path / "server1.gpu0.sock").unlink()
+    with socket.socket(socket.AF_UNIX) as busy:
+        busy.bind(str(tmp_path / "server1.gpu0.sock"))
+        busy.listen()
+        with pytest.raises(GpuSilent, match=r"reading GPU gpu0 at .*sock: no answer after 0.1 s"):
+            asyncio.run(backend.read("gpu0"))

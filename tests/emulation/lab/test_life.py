@@ -1,6 +1,7 @@
 """Emulated labs go away whatever happens to them, and stand in nobody's way."""
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -78,6 +79,25 @@ def test_an_interrupted_up_leaves_nothing(
     _, errors = builder.communicate()
     assert builder.returncode == 130, errors
     assert left_of(name) == []
+
+
+def test_only_what_forwards_packets_runs_before_the_users_shell_and_only_to_keep_rates(
+    two_tors: Path, new_name: Callable[[], str]
+) -> None:
+    niceness = os.getpriority(os.PRIO_PROCESS, 0)
+    without = two_tors.with_name("without-rates.yaml")
+    without.write_text(re.sub(r", rate: \w+", "", two_tors.read_text()))
+    assert "rate" not in without.read_text()
+    for path, favoured in ((two_tors, {"ovs-vswitchd": -10}), (without, {})):
+        with EmulatedLab.from_file(path, 1000, name=new_name(), workers="process") as lab:
+            for process in lab.state.processes:
+                found = {
+                    int(stat.read_text().rpartition(")")[2].split()[16])
+                    for stat in Path(f"/proc/{process.pid}/task").glob("*/stat")
+                }
+                assert found == {favoured.get(process.name, niceness)}, process.name
+            names = {process.name for process in lab.state.processes}
+            assert {"ovs-vswitchd", "ovsdb-server", "controller", "workers", "gpus"} <= names
 
 
 def test_up_again_starts_what_is_gone_and_replace_makes_it_from_scratch(

@@ -40,7 +40,7 @@ def test_version_two_hands_down_its_controllers(tmp_path: Path) -> None:
     make_groups("lab", "server1", tmp_path)
     assert (tmp_path / GROUP).is_dir()
     assert (tmp_path / "cgroup.subtree_control").read_text() == "+memory"
-    assert (weighed / "cpu.weight").read_text() == "3728"
+    assert (weighed / "cpu.weight").read_text() == "400"
 
 
 def test_one_server_or_all_of_a_lab_are_removed(tmp_path: Path) -> None:

@@ -286,12 +286,25 @@ def test_its_nic_is_inside_the_machine(lab: EmulatedLab) -> None:
 def test_what_is_missing_is_said_before_anything_is_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(NoRehearsalServers, match="need 700,000,000 MB of memory"):
+    with pytest.raises(NoRehearsalServers, match="need 512,000,000 MB of memory"):
         virtual.check_machine(1_000_000)
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(NoRehearsalServers, match="no qemu-system-x86_64 here") as error:
         virtual.check_machine(1)
     assert "apt-get install" in (error.value.hint or "")
+
+
+def test_what_fits_is_said_with_the_figures() -> None:
+    idle, *more = virtual.what_fits(4, 2, 0.1, 24_000)
+    assert more == []
+    assert idle == (
+        "4 virtual machines on 2 processors, all idle: up in about 13 s; they take 2,800 of 24,000 "
+        "MB of free memory"
+    )
+    busy, warning, memory = virtual.what_fits(4, 2, 4.2, 2_500)
+    assert "beside 4 other busy threads: up in about 27 s" in busy
+    assert "takes 2.1 times as long as on an idle machine" in warning
+    assert "memory may not suffice" in memory
 
 
 def test_a_machine_that_is_not_ready_in_time_is_not_copied(tmp_path: Path) -> None:

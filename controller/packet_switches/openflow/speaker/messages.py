@@ -19,7 +19,7 @@ from patchlight.controller.packet_switches.openflow.flowtable import (
     FlowEntry,
     Match,
 )
-from patchlight.testbed.errors import PatchlightError
+from patchlight.testbed.errors import PatchlightError, reason
 
 _FIXED = struct.Struct(ofp.OFP_FLOW_MOD_PACK_STR0)
 HEADER = struct.Struct(ofp.OFP_HEADER_PACK_STR)
@@ -72,7 +72,7 @@ def _match_bytes(match: Match) -> bytes:
             ofp.oxm_serialize(number, value, mask, buffer, len(buffer))
     except Exception as error:
         # The codec raises any error of its parts: KeyError, struct.error, netaddr's.
-        raise EntryRefused(f"the match {match!r} cannot be encoded: {error}") from error
+        raise EntryRefused(f"the match {match!r} cannot be encoded: {reason(error)}") from error
     _MATCH_HEADER.pack_into(buffer, 0, ofp.OFPMT_OXM, len(buffer))
     return bytes(buffer) + bytes(-len(buffer) % 8)
 
@@ -112,7 +112,9 @@ def _instruction_bytes(outputs: tuple[int, ...], group: int | None = None) -> by
         actions = actions if group is None else [parser.OFPActionGroup(group)]
         parser.OFPInstructionActions(ofp.OFPIT_APPLY_ACTIONS, actions).serialize(buffer, 0)
     except Exception as error:
-        raise EntryRefused(f"the output ports {outputs} cannot be encoded: {error}") from error
+        raise EntryRefused(
+            f"the output ports {outputs} cannot be encoded: {reason(error)}"
+        ) from error
     return bytes(buffer)
 
 

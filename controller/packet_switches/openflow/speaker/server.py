@@ -22,7 +22,7 @@ from patchlight.controller.packet_switches.openflow.flowtable import (
 )
 from patchlight.controller.packet_switches.openflow.speaker.switch import Switch
 from patchlight.controller.packet_switches.openflow.speaker.switch_registry import SwitchRegistry
-from patchlight.testbed.errors import PatchlightError
+from patchlight.testbed.errors import PatchlightError, reason
 from patchlight.testbed.linux.sockets import bind_unix
 
 LOG = logging.getLogger(__name__)
@@ -187,7 +187,7 @@ class _Client:
                     self._free.acquire()
                     eventlet.spawn_n(self._handle, line)
         except OSError as error:
-            LOG.debug("a client disconnected: %s", error)
+            LOG.debug("a client disconnected: %s", reason(error))
         finally:
             writer.kill()
             self._connection.close()
@@ -239,7 +239,7 @@ class _Client:
                     continue
                 self._connection.sendall(flowtable.encode(message))
         except OSError as error:
-            LOG.debug("a client disconnected: %s", error)
+            LOG.debug("a client disconnected: %s", reason(error))
             # Wakes the reader, which ends the connection.
             with suppress(OSError):
                 self._connection.shutdown(socket.SHUT_RDWR)

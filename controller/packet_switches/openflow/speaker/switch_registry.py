@@ -25,7 +25,7 @@ from patchlight.controller.packet_switches.openflow.speaker.switch import (
     SwitchGone,
     Traffic,
 )
-from patchlight.testbed.errors import BadInput, PatchlightError
+from patchlight.testbed.errors import BadInput, PatchlightError, reason
 from patchlight.testbed.linux import credentials
 
 LOG = logging.getLogger(__name__)
@@ -331,7 +331,7 @@ class SwitchRegistry:
             except SwitchGone:
                 return
             except (eventlet.Timeout, PatchlightError) as error:
-                LOG.warning("switch %#x: no counters: %s", switch.id, error)
+                LOG.warning("switch %#x: no counters: %s", switch.id, reason(error))
             else:
                 self._counters[switch.id] = message
                 self._publish(message)

@@ -26,7 +26,7 @@ from patchlight.emulation.simulator.network.contract import (
 )
 from patchlight.emulation.simulator.network.sharing import Floats, Ints
 from patchlight.emulation.simulator.network.topologies.packet import LATENCY, RATE
-from patchlight.testbed.errors import BadInput
+from patchlight.testbed.errors import BadInput, reason
 from patchlight.testbed.lab.model import Lab
 from patchlight.testbed.lab.portmap import PortMap
 from patchlight.testbed.lab.wiring import trace_links
@@ -170,7 +170,7 @@ def astra(spec: str, file: str) -> Dimensions:
     try:
         given = yaml.safe_load(Path(file).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
-        raise BadInput(f"cannot read the network file {file}: {error}") from error
+        raise BadInput(f"cannot read the network file {file}: {reason(error)}") from error
     keys = ("topology", *_LEAST)
     if not isinstance(given, dict) or set(given) != set(keys):
         raise BadInput(f"{file} is no network file of ASTRA-sim: expected {', '.join(keys)}")
