@@ -159,7 +159,8 @@ class Placement:
         unfit = unfit_hosts(self._lab, silent, self._fleet.faults(), links)
         maps = await self._circuits.maps.read()
         # With unknown links a job might wait for its ring forever.
-        unseen = {**self._circuits.devices.unseen_hosts(), **unfit}
+        held = self._fleet.held_for(self._table.unreadable, self._lab.hosts)
+        unseen = {**self._circuits.devices.unseen_hosts(), **unfit, **held}
         locked = failed = NO_PORTS
         if ports and maps:
             locked, failed = await self._circuits.closed_ports()

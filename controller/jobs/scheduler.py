@@ -183,6 +183,8 @@ class Scheduler:
             except JournalError:
                 self._queue.join(waiting)  # it continues to wait
                 raise
+        if job_id in self._table.unreadable:  # its workers are swept from now on
+            self._table.move(job_id, JobState.STOPPED, "stopped by the user")
         gangs = [gang for gang in self._gangs.active if job_id in gang.ids]
         await self._gangs.end(gangs, "stopped by the user")
         return self.job(job_id)
@@ -232,7 +234,7 @@ class Scheduler:
     @property
     def drained(self) -> bool:
         """Whether no jobs are started."""
-        return self._store.mark(DRAINED, dict[str, Any], {}) is not None
+        return self._store.mark(DRAINED, dict[str, Any], unreadable=dict) is not None
 
     async def run(self) -> None:
         """Start gangs when their hosts become free. A failure affects only its gang."""
@@ -272,7 +274,12 @@ class Scheduler:
         started: none of their workers had begun. Returns the queued gangs."""
         queued: list[Gang] = []
         gangs: dict[str, list[JobStatus]] = {}
+        known = {host.name for host in self._lab.hosts}
         for status in self._table.live():
+            if gone := [name for name in status.hosts if name not in known]:
+                why = f"the lab file has no {', '.join(gone)}, where it ran"
+                self._table.end([status.id], JobState.FAILED, why)
+                continue
             gangs.setdefault(status.gang or status.id, []).append(status)
         for gang in gangs.values():
             begun = [s for s in gang if s.state in (JobState.RUNNING, JobState.PAUSED)]
@@ -293,6 +300,8 @@ class Scheduler:
         ours = {w.spec.id for job in self._table.running.values() for w in job.workers}
         for worker in agent.workers:
             if worker.id in ours:
+                continue
+            if worker.job in self._table.unreadable and not worker.state.is_final:
                 continue
             client = self._fleet.agent_of(agent.server)
             try:
