@@ -37,8 +37,8 @@ from patchlight.controller.paths.bounds import BoundsService
 from patchlight.controller.paths.service import PathService
 from patchlight.controller.storage import series_store
 from patchlight.controller.storage.database import JournalError
-from patchlight.controller.storage.store import open_store
-from patchlight.testbed.errors import BadInput, in_words
+from patchlight.controller.storage.state_folder import open_series, open_store
+from patchlight.testbed.errors import BadInput, PatchlightError, in_words
 from patchlight.testbed.lab.model import Host, Lab
 from patchlight.testbed.lab.packet_drivers import DEFAULT_DRIVER
 from patchlight.testbed.lab.portmap import AnyMap
@@ -93,7 +93,11 @@ class Controller:
             names = tuple(switch.name for switch in lab.packet_switches)
             switch_tls = SwitchTls(settings.tls, lab.name, names)
         self.store = open_store(settings.state_dir)
-        self.series = series_store.open_series(settings.state_dir)
+        try:
+            self.series = open_series(settings.state_dir, self.store.lab_id)
+        except PatchlightError:
+            self.store.close()
+            raise
         self.background = Background(
             lambda part, why: self.store.add_event(
                 time.time(), "part-fault", {"part": part, "message": why}

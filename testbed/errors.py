@@ -10,6 +10,18 @@ if TYPE_CHECKING:
     from pydantic import ValidationError
 
 
+def harmless(text: str, keep: str = "") -> str:
+    r"""``text`` with control characters written as ``\x1b``, but for those in ``keep``.
+
+    So are half characters that no encoding can write, and marks that turn the direction of text.
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        c if c.isprintable() or c in keep else c.encode("unicode_escape").decode() for c in text
+    )
+
+
 class PatchlightError(Exception):
     """An operation failed: the message says which, on what, and why; ``hint`` says what to do.
 
@@ -24,7 +36,9 @@ class PatchlightError(Exception):
         self.hint = hint
 
     def __str__(self) -> str:
-        return f"{self.message}\n  {self.hint}" if self.hint else self.message
+        # It may quote a file or a device, and is printed to terminals.
+        text = f"{self.message}\n  {self.hint}" if self.hint else self.message
+        return harmless(text, keep="\n\t")
 
 
 class BadInput(PatchlightError):

@@ -11,6 +11,8 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
+from patchlight.testbed.errors import harmless
+
 _MOST = 10
 _PERIOD_S = 60.0
 
@@ -19,7 +21,15 @@ def log_to_stderr(level: int | str, form: str) -> None:
     """Log to standard error from this level on, rate-limited, in ``form`` (as in ``logging``)."""
     handler = logging.StreamHandler(sys.stderr)
     handler.addFilter(Sparing())
-    logging.basicConfig(level=level, handlers=[handler], format=form)
+    handler.setFormatter(_Harmless(form))
+    logging.basicConfig(level=level, handlers=[handler])
+
+
+class _Harmless(logging.Formatter):
+    """Shows the control characters in what devices, workers and clients sent."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return harmless(super().format(record), keep="\n\t")
 
 
 class Sparing(logging.Filter):

@@ -208,7 +208,8 @@ def last_lines(path: Path, count: int = 20) -> tuple[str, ...]:
 
 _LARGEST_STATE_BYTES = 64 * 1024
 _LONGEST_REPORT_BYTES = 16 * 1024
-_READ_AT_ONCE_BYTES, _MOST_UNASKED = 2**20, 10_000
+_READ_AT_ONCE_BYTES, _MOST_UNASKED = 2**20, 1_000
+_MOST_READS = 20
 _ALWAYS_ITS_OWN_BYTES = 256 * 2**20
 _LONGEST_MESSAGE = 4096
 
@@ -287,18 +288,23 @@ class ReportReader:
         if count < self._forgotten:
             self._offset = self._forgotten = 0
             self._reports = []
-        told = min(count - self._forgotten, len(self._reports))
-        del self._reports[:told]
-        self._forgotten += told
-        self.read()
+        for _ in range(_MOST_READS):
+            told = min(count - self._forgotten, len(self._reports))
+            del self._reports[:told]
+            self._forgotten += told
+            self.read()
+            if self._forgotten == count or not self._reports:
+                break
         return self._reports[count - self._forgotten :]
 
     def read(self) -> None:
-        """Read new reports."""
+        """Read new reports: at most a thousand lines, whatever is in them."""
         try:
             with files.open_plain(self._path) as file:
                 end = file.seek(self._offset) + _READ_AT_ONCE_BYTES
-                while self._offset < end and len(self._reports) < _MOST_UNASKED:
+                for _ in range(_MOST_UNASKED - len(self._reports)):
+                    if self._offset >= end:
+                        break
                     line = file.readline(_LONGEST_REPORT_BYTES)
                     if not line.endswith(b"\n") and len(line) < _LONGEST_REPORT_BYTES:
                         break  # still being written

@@ -9,16 +9,15 @@ import json
 import re
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from pydantic import TypeAdapter
-
-from patchlight.controller.storage.database import Database, numbered
+from patchlight.controller.storage.database import Database, Instead, Shape, left_out
+from patchlight.controller.storage.store import UNREADABLE
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab.rules import Role
-from patchlight.testbed.wire.rest.lab import TokenShape
+from patchlight.testbed.wire.rest.lab import AttemptRow, TokenShape
 
 DAY_S = 86_400.0
 USUAL_LIFETIME_S = 30 * DAY_S
@@ -29,7 +28,7 @@ _LONGEST = 200
 _SHOWN = re.compile(rf"({_PREFIX}_[0-9a-f]{{1,8}})_[A-Za-z0-9_-]+")
 
 
-_read = TypeAdapter(TokenShape).validate_python
+_TOKEN, _AUDITED = Shape(TokenShape), Shape(AttemptRow)
 
 
 class Tokens:
@@ -60,7 +59,23 @@ class Tokens:
 
     def all(self) -> list[TokenShape]:
         """Every token ever created, oldest first."""
-        return self._store.each("tokens", "ORDER BY rowid", _read)
+        return [token for token, _ in self._tokens("ORDER BY rowid")]
+
+    def _tokens(self, which: str, *values: object) -> list[tuple[TokenShape, str]]:
+        # An unreadable token gives no rights.
+        return self._store.each(
+            *("tokens", which, self._read, "id", "hash"), unreadable=left_out, values=values
+        )
+
+    def _read(self, row: dict[str, Any], token_id: str, known: str) -> tuple[TokenShape, str]:
+        """A token and its hash; ``ValueError`` if it could give rights that nobody gave."""
+        token = _TOKEN.read(row)
+        if token["id"] != token_id or not isinstance(known, str):
+            raise ValueError(f"it is the record of token {token['id']}")
+        if not token["expires_at"] <= self._clock() + LONGEST_LIFETIME_S + 1.0:
+            raise ValueError("its end is later than any token's")
+        Role.named(token["role"])
+        return token, known
 
     def revoke(self, token_id: str, by: str) -> TokenShape:
         """Revoke this token. ``BadInput`` for an unknown id."""
@@ -82,11 +97,7 @@ class Tokens:
         token_id, _, secret = rest.partition("_")
         if prefix != _PREFIX or len(text) > _LONGEST:
             return None
-        found = self._store.each(
-            *("tokens", "WHERE id = ?", lambda row, known: (_read(row), known), "hash"),
-            values=(token_id,),
-        )
-        for token, known in found:
+        for token, known in self._tokens("WHERE id = ?", token_id):
             is_good = token["revoked_at"] is None and self._clock() < token["expires_at"]
             if is_good and hmac.compare_digest(known, _hash(secret)):
                 return token
@@ -143,5 +154,22 @@ class AuditLog:
         which = "WHERE number > ? AND (? = '' OR who = ?) AND (? = '' OR outcome = ?)"
         which += " ORDER BY number" + ("" if after is not None else " DESC") + " LIMIT ?"
         values = (after or 0, by, by, outcome, outcome, last)
-        rows = self._store.each("audit", which, numbered, "number", "at", values=values)
+        rows = self._store.each(
+            *("audit", which, _audited, "number", "at", "who", "outcome"),
+            unreadable=_not_readable,
+            values=values,
+        )
         return rows if after is not None else rows[::-1]
+
+
+def _audited(
+    row: Mapping[str, Any], number: int, at: float, who: str, outcome: str
+) -> dict[str, Any]:
+    said = {"by": who, "outcome": outcome, "number": number, "at": at}
+    return dict(_AUDITED.read({**row, **said}))
+
+
+def _not_readable(number: int, at: object, who: object, outcome: object) -> Instead[dict[str, Any]]:
+    attempt = Attempt(str(who), "", "", UNREADABLE, str(outcome), 0)
+    at = at if isinstance(at, float) else 0.0
+    return Instead([{**asdict(attempt), "number": number, "at": at}])

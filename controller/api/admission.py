@@ -155,6 +155,7 @@ class Slowdown:
 
 KEY_HEADER = "Idempotency-Key"
 KEPT_S = 86_400.0
+_STATUSES = range(200, 600)
 _LONGEST_KEY = 200
 
 
@@ -184,7 +185,7 @@ class KeptAnswers:
             return None
         if request != asked:
             return problem_answer(422, f"another request had this {KEY_HEADER}", "use a new key")
-        if status is None:
+        if not isinstance(status, int) or status not in _STATUSES or not isinstance(answer, bytes):
             return problem_answer(
                 409,
                 "this request was sent before, and its result is not known yet",

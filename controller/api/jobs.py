@@ -123,7 +123,9 @@ def _look(routes: APIRouter, controller: Controller) -> None:
         predicted = scheduler.forecasts.shown([status]).get(job_id, {})
         holds_by = _holds_by(table.running.get(job_id))
         gains = scheduler.gains.shown(status)
+        kept, made = table.ledger.report_counts(job_id)
         answer = {**status.as_record, **predicted, **gains, "holds_by": holds_by}
+        answer |= {"reports_kept": kept, "reports_made": made}
         if status.spec.is_split and status.hosts and not status.state.is_final:
             answer["rigid_because"] = scheduler.why_rigid(job_id)
         return answer

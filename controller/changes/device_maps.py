@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from patchlight.controller.changes.record import ChangePlan, Reconfiguration, Refused
+from patchlight.controller.changes.record import ChangePlan, Changes, Reconfiguration, Refused
 from patchlight.controller.circuits.contract import Alarm, DeviceUnreachable, Drivers, LoginRefused
 from patchlight.controller.storage.store import Store
 from patchlight.testbed.errors import PatchlightError, in_words
@@ -330,8 +330,11 @@ class CommittedMaps:
     def __init__(self, store: Store, lab: Lab | None = None) -> None:
         self._lab, self._store = lab, store
         self._maps: dict[str, AnyMap] = store.committed_maps(
-            lambda name, row: recorded_map(lab, name, row["map"])
+            lambda name, row: recorded_map(lab, name, row["map"] or ())
         )
+        lost = store.committed_maps(lambda _, row: row["map"] is None)
+        self.unreadable = {name for name, is_lost in lost.items() if is_lost}
+        """Switches whose committed map was lost: all their circuits are drift until adopted."""
 
     @property
     def maps(self) -> dict[str, AnyMap]:
@@ -345,6 +348,8 @@ class CommittedMaps:
         """
         maps: dict[str, AnyMap] = {}
         for name in {**plan.changes, **adopts}:
+            if name in self.unreadable and name not in adopts:
+                continue
             committed, wanted = self._maps.get(name), plan.wanted[name]
             adopted = adopts[name] if name in adopts else wanted.of(())
             if committed is None or committed == plan.before[name] or adopted == wanted:
@@ -361,11 +366,22 @@ class CommittedMaps:
         return {
             name: recorded_map(self._lab, name, record.commits.get(name, record.wanted[name]))
             for name in changed
+            if name not in self.unreadable or name in record.adopted
+        }
+
+    def with_changes(self, changes: Changes) -> dict[str, AnyMap]:
+        """The present committed maps of these switches, after these changes."""
+        names = self._maps.keys() - self.unreadable
+        known = {name: (self._maps[name], c) for name, c in changes.items() if name in names}
+        return {
+            name: kept.without(change.breaks).joined(kept.of(change.makes))
+            for name, (kept, change) in known.items()
         }
 
     def take(self, maps: Mapping[str, AnyMap]) -> None:
         """These are committed now; they are stored already."""
         self._maps.update(maps)
+        self.unreadable -= maps.keys()
 
     def begin_with(self, present: Mapping[str, AnyMap]) -> None:
         """Commit the maps of devices that were never seen before."""

@@ -71,6 +71,9 @@ class DeviceWatch:
             if is_time or self._look_now:
                 self._look_now = False
                 try:
+                    # A switch may be back before anyone noticed that it was away.
+                    if await self._transactions.settle():
+                        await self._transactions.settle_flows()
                     await self._report_drift()
                     for name in drivers.keys() - devices.unread.keys() if is_time else ():
                         await self._parts.port_states.read(name)

@@ -149,40 +149,61 @@ class PlanExecutor:
         """Undo these changes where the devices show them done.
 
         Returns each device's whole map afterwards, and a text on whether it equals the one
-        ``before``. Raises the device's last error if that fails.
+        ``before``. Raises the first device's last error if one fails, after the others.
         """
-        loop, now = asyncio.get_running_loop(), dict[str, AnyMap]()
+        now, failed = dict[str, AnyMap](), list[Exception]()
         for name, change in changes.items():
-            began = loop.time()
-            for pause_s in (*_PAUSES_S, None):
-                try:
-                    now[name] = await _undo(self.drivers[name], change)
-                    break
-                except (OutcomeUnknown, contract.DeviceUnreachable):
-                    if pause_s is None or loop.time() - began > _GIVE_UP_S:
-                        raise
-                    await asyncio.sleep(pause_s)
+            try:
+                now[name] = await self._undo_patiently(name, change)
+            except Exception as error:
+                failed.append(error)
+        if failed:
+            raise failed[0]
         apart = difference(before, now)
         return now, (
             f"this change is undone, but {apart}" if apart else "the previous map is restored"
         )
+
+    async def _undo_patiently(self, name: str, change: MapChange[Any]) -> AnyMap:
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        for pause_s in _PAUSES_S:
+            try:
+                return await _undo(self.drivers[name], change)
+            except (OutcomeUnknown, contract.DeviceUnreachable):
+                if loop.time() - began > _GIVE_UP_S:
+                    raise
+                await asyncio.sleep(pause_s)
+        return await _undo(self.drivers[name], change)
 
     def changes_of(self, record: Reconfiguration) -> dict[str, MapChange[Any]]:
         """The intended changes of a journalled change, by switch."""
         before, wanted = self._parsed(record.before), self._parsed(record.wanted)
         return {n: before[n].diff(wanted[n]) for n in before if before[n] != wanted[n]}
 
-    async def finish_or_undo(self, record: Reconfiguration, now: Mapping[str, AnyMap]) -> None:
-        """End an interrupted change, and record how; raises the device's error if that fails."""
+    async def settle(
+        self, record: Reconfiguration, now: Mapping[str, AnyMap], *, interrupted: bool
+    ) -> None:
+        """End a change by its devices' maps ``now``, and record how; raises a device's error.
+
+        If all devices show all of it, it is committed. If each shows all or nothing of it, or if
+        the controller's end ``interrupted`` it, it is undone. Otherwise it stays as it is.
+        """
         changed = self.changes_of(record)
+        when = "after a restart" if interrupted else "when its switches answered again"
         if all(_is_done(change, now[name]) for name, change in changed.items()):
-            record.state, record.message = "committed", "found complete after a restart"
+            record.state, record.message = "committed", f"found complete {when}"
             apart = difference(self._parsed(record.wanted), {name: now[name] for name in changed})
             record.message += f", but {apart}" if apart else ""
             return
-        _, became = await self.undo(self._parsed(record.before), changed)
-        record.state = "rolled-back"
-        record.message = f"interrupted by the controller's end; {became}"
+        whole = all(
+            _is_done(change, now[name]) or _is_done(change.inverse, now[name])
+            for name, change in changed.items()
+        )
+        if interrupted or whole:
+            _, became = await self.undo(self._parsed(record.before), changed)
+            why = "interrupted by the controller's end" if interrupted else f"found undone {when}"
+            record.state, record.message = "rolled-back", f"{why}; {became}"
 
     def _parsed(self, texts: Mapping[str, list[str]]) -> dict[str, AnyMap]:
         return {name: recorded_map(self.lab, name, listed) for name, listed in texts.items()}

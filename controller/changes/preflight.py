@@ -12,9 +12,15 @@ from typing import Any, Literal
 from pydantic import TypeAdapter
 
 from patchlight.controller.changes.power import POWER_CEILING_DBM
-from patchlight.controller.changes.record import ChangeOptions, ChangePlan, Changes, StepFailed
+from patchlight.controller.changes.record import (
+    ChangeOptions,
+    ChangePlan,
+    Changes,
+    Reconfiguration,
+    StepFailed,
+)
 from patchlight.controller.circuits.contract import DirectedPort, Drivers, PortState
-from patchlight.controller.storage.store import Store
+from patchlight.controller.storage.store import UNREADABLE, Store
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.lab.loops import closed_loops
 from patchlight.testbed.lab.model import Endpoint, Lab
@@ -57,6 +63,7 @@ class PortLock:
 
 
 _LOCK = TypeAdapter(PortLock)
+_OURS, _NOT_UNDONE = "patchlight", "change {} could not be undone"
 
 
 class PortLocks:
@@ -64,7 +71,39 @@ class PortLocks:
 
     def __init__(self, lab: Lab, store: Store) -> None:
         self._lab, self._store = lab, store
-        self._locks = {_key(lock): lock for lock in store.locks(_LOCK.validate_python)}
+        # Locks of users at the ports of changes that could not be undone.
+        self._under: dict[tuple[str, Place], PortLock] = {}
+        locks = store.locks(self._read, self._unreadable)
+        self._locks = {_key(lock): lock for lock in locks}
+
+    def _read(self, row: dict[str, Any], ocs: str, port: int, channel: str) -> PortLock:
+        lock = _LOCK.validate_python(row)
+        if (lock.ocs, lock.port, lock.channel) != (ocs, port, channel):
+            raise ValueError(f"it is the record of {lock.ocs}.{lock.port}")
+        if (under := row.get("under")) is not None:
+            self._under[_key(lock)] = _LOCK.validate_python(under)
+        return lock
+
+    def _unreadable(self, ocs: object, port: object, channel: object) -> list[dict[str, Any]]:
+        """Locks of what an unreadable lock may lock: its place, else its switch, else all."""
+        switches = {switch.name: switch for switch in self._lab.optical_switches}
+        named = [ocs] if isinstance(ocs, str) and ocs else [*switches]
+        try:
+            place = Place.parse(f"{port}@{channel}" if channel else f"{port}")
+            if len(named) > 1 or named[0] in switches:
+                check_place(switches[named[0]], place)
+            if named != [ocs]:
+                raise BadInput("its switch is unknown")
+            places = [place]
+        except BadInput:
+            places = []
+        found = []
+        for name in named:
+            every = range(1, switches[name].ports + 1) if name in switches else ()
+            for each in places or map(Place, every):
+                lock = _new_lock(name, each, "bad", _OURS, f"of a lock, {UNREADABLE}", time.time())
+                found.append(asdict(lock))
+        return found
 
     def all(self) -> list[PortLock]:
         """Every lock, in the order of ports."""
@@ -83,22 +122,66 @@ class PortLocks:
 
     def mark_bad(self, changes: Changes, number: int) -> None:
         """Lock what a change touched that could not be undone."""
-        for name, change in changes.items():
-            places = in_order(places_of((*change.breaks, *change.makes)))
-            why = f"change {number} could not be undone"
-            self._save(name, places, "bad", "patchlight", why)
+        for name, places in _touched(changes).items():
+            self._save(name, places, "bad", _OURS, _NOT_UNDONE.format(number))
+
+    @property
+    def in_doubt(self) -> bool:
+        """Whether any port is locked because of a change of unknown result."""
+        return any(lock.kind == "bad" for lock in self._locks.values())
+
+    def hold(self, changes: Changes, number: int) -> bool:
+        """Whether all that ``mark_bad`` locked for a change is still locked for it."""
+        why, touched = _NOT_UNDONE.format(number), _touched(changes)
+        locks = [self._locks.get((ocs, p)) for ocs, places in touched.items() for p in places]
+        return bool(locks) and all(lock and (lock.kind, lock.why) == ("bad", why) for lock in locks)
+
+    def hold_unreadable(self, named: object, number: int) -> list[str]:
+        """Lock what an unreadable change may have touched, by its ``changes`` as far as they can be
+        read; returns the switches."""
+        switches = {switch.name: switch for switch in self._lab.optical_switches}
+        texts = {n: each for n, each in _mapping(named).items() if n in switches}
+        for name in texts or switches:
+            ports = set[int]()
+            try:
+                change = _mapping(texts[name])
+                for text in (*change["breaks"], *change["makes"]):
+                    inp, _, out = text.partition("@")[0].partition(">")
+                    ports |= {int(inp), int(out)}
+                places = self._checked(name, ports)
+            except (KeyError, TypeError, ValueError, AttributeError, BadInput):
+                places = []
+            every = [Place(port) for port in range(1, switches[name].ports + 1)]
+            why = f"of change {number}, {UNREADABLE}"
+            self._save(name, places or every, "bad", _OURS, why)
+        return [*(texts or switches)]
+
+    def release(self, changes: Changes, record: Reconfiguration) -> None:
+        """Undo ``mark_bad`` for a change whose result is known now; earlier locks stand again."""
+        for ocs, places in _touched(changes).items():
+            under = [self._under[ocs, place] for place in places if (ocs, place) in self._under]
+            self.unlock(ocs, places, _OURS, f"change {record.id} is {record.state}")
+            for lock in under:
+                self._save(ocs, [lock.place], lock.kind, lock.by, lock.why)
 
     def _save(
         self, ocs: str, places: Sequence[Place], kind: LockKind, by: str, why: str
     ) -> list[PortLock]:
         at = time.time()
-        new = [PortLock(ocs, p.port, kind, by, why, at, str(p.channel or "")) for p in places]
+        new = [_new_lock(ocs, place, kind, by, why, at) for place in places]
+        for lock in new if kind == "bad" else ():
+            if (before := self._locks.get(_key(lock))) is not None and before.kind != "bad":
+                self._under[_key(lock)] = before
         # A port in an unknown state is locked even if the disk is full.
-        self._store.save_locks([asdict(lock) for lock in new], soon=kind == "bad")
+        self._store.save_locks([self._row(lock) for lock in new], soon=kind == "bad")
         self._locks.update({_key(lock): lock for lock in new})
         event = {"ocs": ocs, "ports": _in_json(places), "lock": kind, "by": by, "why": why}
         self._store.add_event(at, "locked", event)
         return new
+
+    def _row(self, lock: PortLock) -> dict[str, Any]:
+        under = self._under.get(_key(lock)) if lock.kind == "bad" else None
+        return asdict(lock) if under is None else {**asdict(lock), "under": asdict(under)}
 
     def unlock(self, ocs: str, ports: Iterable[int | Place], by: str, why: str) -> list[PortLock]:
         """Remove the locks of these ports or places, including other users', and return them."""
@@ -107,6 +190,7 @@ class PortLocks:
         self._store.delete_locks([(lock.ocs, lock.port, lock.channel) for lock in gone])
         for lock in gone:
             del self._locks[_key(lock)]
+            self._under.pop(_key(lock), None)
         if gone:
             ports_gone = _in_json(lock.place for lock in gone)
             event = {"ocs": ocs, "ports": ports_gone, "by": by, "why": why}
@@ -131,6 +215,21 @@ class PortLocks:
         for place in places:
             check_place(switch, place)
         return places
+
+
+def _new_lock(ocs: str, place: Place, kind: LockKind, by: str, why: str, at: float) -> PortLock:
+    return PortLock(ocs, place.port, kind, by, why, at, str(place.channel or ""))
+
+
+def _touched(changes: Changes) -> dict[str, list[Place]]:
+    return {
+        name: in_order(places_of((*change.breaks, *change.makes)))
+        for name, change in changes.items()
+    }
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
 
 
 def _key(lock: PortLock) -> tuple[str, Place]:
@@ -159,7 +258,7 @@ class EmergencyStop:
         return self._store.mark(
             _MARK,
             lambda row: {"by": str(row["by"]), "why": str(row["why"]), "at": float(row["at"])},
-            {"by": "", "why": "its record could not be read", "at": 0.0},
+            unreadable=lambda: {"by": "", "why": UNREADABLE, "at": 0.0},
         )
 
     @property

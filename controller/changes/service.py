@@ -97,7 +97,7 @@ class CircuitService:
         """Restore saved maps."""
         saved = {
             switch: wiring.recorded_map(self.parts.lab, switch, texts)
-            for switch, texts in self._saved(name)["maps"].items()
+            for switch, texts in self._restorable(name)["maps"].items()
         }
         return await self._run(lambda _: saved, request, who, saved, f"restores {name}")
 
@@ -107,6 +107,11 @@ class CircuitService:
         for name in names if request.ocs else ():
             if name not in committed:
                 raise Refused(f"{name} has no committed map: it was never seen before")
+        if lost := self.parts.committed.unreadable.intersection(names):
+            raise Refused(
+                f"the committed map of {', '.join(sorted(lost))} could not be read",
+                hint="check its circuits, and accept them with: patchlight ocs verify --adopt",
+            )
         wanted = {name: committed[name] for name in names if name in committed}
         return await self._run(lambda _: wanted, request, who, wanted, "repairs drift")
 
@@ -361,6 +366,12 @@ class CircuitService:
         if name not in saved:
             raise BadInput(f"no maps saved as {name!r}: saved are {', '.join(saved) or 'none'}")
         return saved[name]
+
+    def _restorable(self, name: str) -> Answer:
+        saved = self._saved(name)
+        if not saved["maps"]:
+            raise Refused(f"nothing was changed: no map is saved as {name}: {saved['why']}")
+        return saved
 
     async def locks(self) -> Answer:
         """Every locked port."""

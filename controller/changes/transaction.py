@@ -9,9 +9,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from typing import Any
-
-from pydantic import TypeAdapter
 
 from patchlight.controller.changes.device_maps import Decide, Drift, Maps
 from patchlight.controller.changes.parts import CircuitParts
@@ -26,6 +23,7 @@ from patchlight.controller.changes.record import (
     difference,
     fingerprint,
 )
+from patchlight.controller.changes.recovery import Recovery
 from patchlight.testbed.errors import OutcomeUnknown, PatchlightError, in_words
 from patchlight.testbed.lab.model import Lab
 from patchlight.testbed.lab.portmap import AnyMap
@@ -38,7 +36,7 @@ NO_OPTIONS = ChangeOptions()
 _FORWARDING_S = 10.0
 # Maximum age, listening and learning (IEEE 802.1D): 20 + 15 + 15 s.
 _SPANNING_TREE_S = 50.0
-_RECORD = TypeAdapter(Reconfiguration)
+_LOOK_AGAIN_S = 0.5
 
 OnEnd = Callable[[Reconfiguration], None]
 
@@ -218,7 +216,7 @@ class _ChangeRun:
             record.message = (
                 f"{reason}; rolling back failed too: {in_words(second)}. Check the switch with "
                 "'patchlight ocs show' first; the ports of this change stay locked until you "
-                "unlock them"
+                "unlock them, or its switches show all or nothing of it"
             )
             parts.locks.mark_bad(plan.changes, record.id)
 
@@ -266,6 +264,7 @@ class Transactions:
     def __init__(self, parts: CircuitParts) -> None:
         self.parts = parts
         self.on_end: list[OnEnd] = []
+        self._recovery = Recovery(parts)
         self._one_at_a_time = asyncio.Lock()
         self._running: dict[asyncio.Task[Reconfiguration], Reconfiguration] = {}
 
@@ -376,51 +375,24 @@ class Transactions:
             return self.parts.committed.drift(await self.parts.maps.read())
 
     async def resume(self) -> list[Reconfiguration]:
-        """Finish or undo the changes that a dead controller left, and return their records.
-
-        A change found whole on the devices is committed, any other is undone. A change of a device
-        that does not answer stays open, and its devices take no other, until this is called again.
-        The map of a device that was never seen before counts as committed.
-        """
-        parts = self.parts
-        ended: list[Reconfiguration] = []
+        """As ``Recovery.resume``, between changes."""
         async with self._one_at_a_time:
-            parts.preflight.unfinished.clear()
-            for record in parts.store.unfinished_reconfigurations(self._read):
-                if self.under_way(record.id):
-                    continue
-                maps, changed = await parts.maps.read(), parts.executor.changes_of(record)
-                if away := [name for name in changed if name not in maps]:
-                    message = f"change {record.id} is unfinished: it waits for {', '.join(away)}"
-                    parts.preflight.unfinished.update(dict.fromkeys(changed, message))
-                    record.message = f"interrupted by the controller's end; waits for {away[0]}"
-                    parts.store.update_reconfiguration(record.id, "intent", record.as_row)
-                    continue
-                if not record.before:
-                    record.state = "refused"
-                    record.message = "nothing was changed: it was waiting when the controller ended"
-                else:
-                    try:
-                        await parts.executor.finish_or_undo(record, maps)
-                    except Exception as error:
-                        record.state, record.message = "unknown", in_words(error)
-                        parts.locks.mark_bad(changed, record.id)
-                parts.journal_end(record, parts.committed.of(record), {})
-                ended.append(record)
-                event = {
-                    "reconfiguration": record.id,
-                    "state": record.state,
-                    "message": record.message,
-                }
-                parts.store.add_event(time.time(), "resumed", event)
-            parts.committed.begin_with(await parts.maps.read())
-        return ended
+            return await self._recovery.resume(lambda number: self.under_way(number) is not None)
 
-    def _read(self, row: dict[str, Any]) -> Reconfiguration:
-        """An unfinished change from the journal; raises if it is incomplete."""
-        record = _RECORD.validate_python(row)
-        self.parts.executor.changes_of(record)
-        self.parts.committed.of(record)
+    async def settle(self) -> list[Reconfiguration]:
+        """As ``Recovery.settle``, between changes."""
+        if not self.parts.locks.in_doubt:
+            return []
+        async with self._one_at_a_time:
+            return await self._recovery.settle()
+
+    async def when_settled(self, record: Reconfiguration, wait_s: float) -> Reconfiguration:
+        """A change of unknown result once its switches answer again, at most ``wait_s`` later."""
+        deadline = time.monotonic() + wait_s
+        while record.state == "unknown" and time.monotonic() < deadline:
+            await asyncio.sleep(_LOOK_AGAIN_S)
+            if (row := self.parts.store.reconfiguration(record.id)) is not None:
+                record.state, record.message = row["state"], row["message"]
         return record
 
 

@@ -6,6 +6,7 @@ from patchlight.controller.changes.device_maps import Decide, circuits_in
 from patchlight.controller.changes.parts import CircuitParts
 from patchlight.controller.changes.record import Refused
 from patchlight.controller.policies.topology import CannotRegroup, regroup
+from patchlight.controller.storage.store import UNREADABLE
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab.model import Endpoint, Host, Lab
 from patchlight.testbed.lab.portmap import AnyMap, PortMap
@@ -23,6 +24,8 @@ def undoing(parts: CircuitParts, number: int) -> tuple[Decide, dict[str, AnyMap]
         raise BadInput(f"unknown change {number}: see 'patchlight ocs history'")
     if record["state"] != "committed":
         raise BadInput(f"change {number} is {record['state']}: nothing to undo")
+    if record["message"] == UNREADABLE:
+        raise BadInput(f"change {number} cannot be undone: {UNREADABLE}")
     if by := parts.store.undone_by(number).get(number):
         hint = f"to redo it: patchlight ocs rollback {by}"
         raise Refused(f"change {number} was already undone by change {by}", hint=hint)

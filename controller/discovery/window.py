@@ -6,6 +6,9 @@ import logging
 import time
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from pydantic import TypeAdapter
 
 from patchlight.controller.changes.device_maps import Decide
 from patchlight.controller.changes.parts import CircuitParts
@@ -47,6 +50,18 @@ class Opened:
     whole: bool
 
 
+_OPENED = TypeAdapter(Opened)
+
+
+def _opened(row: dict[str, Any]) -> Opened:
+    opened = _OPENED.validate_python(row)
+    if opened.ports.keys() != opened.before.keys():
+        raise ValueError("the circuits of some switches are missing")
+    for texts in opened.before.values():
+        PortMap.parse(texts)
+    return opened
+
+
 class MaintenanceWindow:
     """The maintenance window of a search; there is at most one."""
 
@@ -64,7 +79,8 @@ class MaintenanceWindow:
     @property
     def opened(self) -> Opened | None:
         """The open window, also one that an earlier controller left open."""
-        return self._parts.store.mark(_MARK, lambda row: Opened(**row))
+        # Without it the ports stay locked, and the queue held, until somebody releases both.
+        return self._parts.store.mark(_MARK, _opened, unreadable=None)
 
     async def ports(self, wanted: Mapping[str, Collection[int]]) -> dict[str, list[int]]:
         """The requested ports (all, if none are named) that can be tested, by OCS; ``Refused`` or

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from patchlight.controller.hosts.agent_client import (
     INTERVAL_S,
     SUSPECTED_AFTER,
@@ -25,6 +27,7 @@ from patchlight.testbed.lab.model import Host, Lab
 from patchlight.testbed.lab.wiring import Links
 from patchlight.testbed.tasks import run_all
 from patchlight.testbed.wire.agent_status import AgentStatus, GpuStatus, NicStatus, PathNodeStatus
+from patchlight.testbed.wire.worker_api import Mac
 
 
 @dataclass(frozen=True)
@@ -138,6 +141,7 @@ def _settings(host: Host, told: NicStatus | None) -> dict[str, str]:
 _log = logging.getLogger(__name__)
 
 _MARK = "macs"
+_MACS = TypeAdapter(dict[str, Mac])
 
 
 class NicMacs:
@@ -148,8 +152,9 @@ class NicMacs:
         self._store = store
         self._assumed = {str(host.endpoint): host.nic.mac for host in lab.hosts}
         self._unsure = {str(host.endpoint) for host in lab.hosts if host.nic.keeps_mac}
-        kept = (store.mark(_MARK, dict[str, str]) if store is not None else None) or {}
-        self._said = {name: str(mac) for name, mac in kept.items() if name in self._unsure}
+        # Without a readable record agents are asked before a job starts.
+        kept = store.mark(_MARK, _MACS.validate_python, unreadable=None) if store else None
+        self._said = {name: mac for name, mac in (kept or {}).items() if name in self._unsure}
         self._owners = {mac: name for name, mac in {**self._assumed, **self._said}.items()}
 
     def of(self, host: Host) -> str:
@@ -280,6 +285,23 @@ class Fleet:
         if self._faults is None:
             self._faults = host_faults(self._lab, self._samples)
         return self._faults
+
+    def held_for(self, job_ids: Collection[str], hosts: Sequence[Host]) -> dict[str, str]:
+        """Which of these hosts the workers of these jobs hold, and why. Those of agents that have
+        not answered yet count as held."""
+        found: dict[str, str] = {}
+        for host in hosts if job_ids else ():
+            samples = self._samples.get(host.server.name)
+            if samples is None:
+                continue
+            if not samples:
+                found[host.name] = f"the agent of {host.server.name} has not answered yet"
+            for worker in samples[-1].workers if samples else ():
+                gpu = host.gpu.name if host.gpu else None
+                on_host = worker.nic == host.nic.name or (gpu is not None and worker.gpu == gpu)
+                if worker.job in job_ids and on_host and not worker.state.is_final:
+                    found[host.name] = f"a worker of job {worker.job} is on it"
+        return found
 
     def nics(self) -> dict[str, NicStatus]:
         """Each NIC in its agent's last sample, by ``server.nic``."""

@@ -13,7 +13,7 @@ from patchlight.controller.hosts.fleet import Fleet
 from patchlight.controller.jobs.job_table import JobTable
 from patchlight.controller.jobs.placement import Gang
 from patchlight.controller.jobs.rewiring import JobRewiring
-from patchlight.controller.jobs.running_job import RunningJob
+from patchlight.controller.jobs.running_job import RunningJob, most_iterations
 from patchlight.controller.jobs.specs import CannotGoOn, JobFailed, error_text, goes_on_at
 from patchlight.controller.storage.database import JournalError
 from patchlight.controller.storage.store import Store
@@ -202,6 +202,10 @@ class Gangs:
                 self._table.move(job_id, JobState.RECONFIGURING)
             job_ids = [job_id for g in (gang, *same) for job_id in g.ids if self.of(job_id) is g]
             change = await self._rewiring.rewire(gang.topology, job_ids, gang.ids)
+            if change.state == "unknown":  # a switch that died in it may be back soon
+                for job_id in gang.ids:
+                    self._table.move(job_id, JobState.RECONFIGURING, change.message)
+                change = await self._rewiring.when_settled(change)
             if change.state != "committed":
                 raise JobFailed(
                     f"the circuits could not be switched ({change.state}): {change.message}"
@@ -339,7 +343,8 @@ class Outcomes:
         await self.on_record(add, in_thread=True)
         for hear in self._table.on_reports:
             hear(job, reports)
-        done = max(report["index"] + 1 for report in reports)
+        latest = max(report["index"] + 1 for report in reports)
+        done = min(latest, most_iterations(job.spec))
 
         def progress() -> None:
             now = self._table[job.id]

@@ -35,6 +35,8 @@ class JobTable:
         self.on_state: list[Callable[[JobStatus], None]] = []
         self.ledger, self.outputs = ledger, outputs
         self._live = {status.id: status for status in ledger.unfinished()}
+        self.unreadable = ledger.unreadable()
+        """Jobs whose records were lost while they ran; their workers may go on."""
         self._texts: dict[str, tuple[JobStatus, bytes]] = {}
         self._recent = OrderedDict((each.id, each) for each in ledger.page(_RECENT))
 
@@ -134,6 +136,7 @@ class JobTable:
             self._texts.pop(status.id, None)
         else:
             self._live[status.id] = status
+        self.unreadable.discard(status.id)
         self._recent[status.id] = status
         while len(self._recent) > _RECENT:
             self._recent.popitem(last=False)

@@ -5,8 +5,12 @@ import itertools
 import logging
 import math
 import time
+from collections import defaultdict
 from collections.abc import Sequence
+from typing import Annotated, Any
 from weakref import WeakValueDictionary
+
+from pydantic import Field, TypeAdapter
 
 from patchlight.controller.jobs.discipline import contract
 from patchlight.controller.jobs.discipline.queue import JobQueue, resize_jobs
@@ -25,6 +29,18 @@ from patchlight.testbed.lab.rules import Discipline, Waiting, WaitReason
 _log = logging.getLogger(__name__)
 
 _USAGE = "usage"
+_Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+_USAGES = TypeAdapter(dict[str, tuple[_Amount, _Amount, _Amount]])
+_MOST_JOBS, _CLOCKS_APART_S = 1_000_000, 86_400.0
+
+
+def _usage(row: dict[str, Any]) -> dict[str, contract.UserUsage]:
+    usage = {user: contract.UserUsage(*each) for user, each in _USAGES.validate_python(row).items()}
+    if any(each.at_s > time.time() + _CLOCKS_APART_S for each in usage.values()):
+        raise ValueError("usage until a time in the future would never end")
+    return usage
+
+
 # A device or agent that jobs wait for may return without an event.
 _LOOK_AGAIN_S = 5.0
 
@@ -47,9 +63,7 @@ class LabQueue:
         gangs.queue = self
         self._store, self._table, self._gangs = store, table, gangs
         self._settings, self._placement = discipline, placement
-        usage = store.mark(
-            _USAGE, lambda row: {user: contract.UserUsage(*each) for user, each in row.items()}
-        )
+        usage = store.mark(_USAGE, _usage, unreadable=self._usage_by_jobs)
         accounts = contract.UserAccounts(discipline, usage or {})
         self._site = LabSite(table, placement, accounts, lambda: gangs.last_start_s)
         self._numbers = itertools.count()
@@ -64,6 +78,15 @@ class LabQueue:
         self._returned: list[GangEntry] = []
         self._came: list[GangEntry] = []
         self.use_order()
+
+    def _usage_by_jobs(self) -> dict[str, list[float]]:
+        """The usage of each user by the jobs of the present window, counted from their begin."""
+        now_s = time.time()
+        begins_s = now_s - now_s % self._settings.quota_window_s
+        used_s = defaultdict[str, float](float)
+        for status in self._table.page(_MOST_JOBS, period=(begins_s, now_s)):
+            used_s[status.by] += status.gpu_seconds(status.finished_at or now_s)
+        return {user: [gpu_s, now_s, gpu_s] for user, gpu_s in used_s.items()}
 
     def use_order(self) -> None:
         """Use the present order policy; all waiting gangs join the line again."""

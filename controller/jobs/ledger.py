@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import re
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -11,12 +12,23 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from typing_extensions import TypedDict
+
 from patchlight.controller.hosts.agent_client import AgentClient, NotOnServer
+from patchlight.controller.jobs.reports import MOST_REPORTS, JobReports
 from patchlight.controller.jobs.running_job import RunningJob
-from patchlight.controller.storage.database import ADD_EVENT, Database, Period, numbered
-from patchlight.controller.storage.store import Store
+from patchlight.controller.storage.database import (
+    ADD_EVENT,
+    Database,
+    Instead,
+    Period,
+    Shape,
+    Statement,
+    left_out,
+)
+from patchlight.controller.storage.store import UNREADABLE, Store
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.jobs import JobState, JobStatus
+from patchlight.testbed.jobs import JOB_NAME, JobSpec, JobState, JobStatus
 from patchlight.testbed.lab.rules import Discipline
 from patchlight.testbed.wire.worker_api import LogPart
 
@@ -27,6 +39,7 @@ _SAVE = (
     "ON CONFLICT (id) DO UPDATE SET state = excluded.state, record = excluded.record, "
     "finished_at = excluded.finished_at"
 )
+_FINAL = {str(state) for state in JobState if state.is_final}
 _ENDED = ", ".join(f"'{state}'" for state in JobState if state.is_final)
 _FORGETTABLE = f"""
 SELECT id FROM jobs WHERE state IN ({_ENDED}) AND (finished_at < ? OR rowid <=
@@ -47,8 +60,11 @@ _FORGET_REPORTS = (
 
 _log = logging.getLogger(__name__)
 
-MOST_KEPT_BYTES = 1 << 20
-"""Per worker; only the end of a longer output is kept."""
+UNREADABLE_JOB = f"{UNREADABLE}: its workers go on, and keep their hosts, until you stop it"
+"""The message of an unfinished job whose record was set aside."""
+
+MOST_KEPT_BYTES, MOST_KEPT_OF_ALL_BYTES = 1 << 20, 4 << 30
+"""Per worker, of which only the end of a longer output is kept, and of all jobs."""
 
 _PATIENCE_S = 15.0
 _BEYOND = 2**62  # Larger than any output; the answer ends with its end.
@@ -58,11 +74,63 @@ _EVERY_S = 600.0
 _PAUSE_S = 0.05
 
 
-class JobLedger:
+def _job(text: str, job_id: str, state: str, *_: object) -> JobStatus:
+    status = JobStatus.from_json(text)
+    if (status.id, status.state) != (job_id, state):
+        raise ValueError(f"it is the record of job {status.id}, which is {status.state}")
+    return status
+
+
+def _unreadable_job(job_id: object, state: str, name: str, owner: str) -> Instead[JobStatus]:
+    """The job as ended, unless it had ended: without a record it cannot go on. Its workers do, and
+    keep their hosts."""
+    if not isinstance(job_id, str):
+        return Instead()
+    is_over = state in _FINAL
+    spec = JobSpec(name if re.fullmatch(JOB_NAME, str(name)) else "unreadable")
+    status = JobStatus(
+        job_id,
+        spec,
+        JobState(state) if is_over else JobState.FAILED,
+        message=UNREADABLE if is_over else UNREADABLE_JOB,
+        finished_at=time.time(),
+        by=str(owner),
+    )
+    event = {"job": job_id, "message": status.message}
+    stored: list[Statement] = [(_SAVE, _row(status))]
+    if not is_over:
+        stored.append((ADD_EVENT, (time.time(), f"job-{status.state}", json.dumps(event))))
+    return Instead([status], stored)
+
+
+def _row(s: JobStatus) -> tuple[object, ...]:
+    return s.id, s.state, s.as_json, s.spec.name, s.by, s.finished_at
+
+
+class _LightOfDecision(TypedDict):
+    moved_at: float
+    reported: int
+    predicted_before_s: float
+    predicted_after_s: float
+    measured_before_s: float | None
+    unsettled_before: bool
+
+
+_LIGHT = Shape(_LightOfDecision)
+
+
+def _decision(row: dict[str, Any], number: int, at: float) -> dict[str, Any]:
+    if "light" in row:
+        _LIGHT.read(row["light"])
+        row = {"policy": "", "reconfiguration": 0, **row}
+    return {**row, "number": number, "at": float(at)}
+
+
+class JobLedger(JobReports):
     """All jobs on disk, including ended ones; ``on_decision`` are called with each new decision."""
 
-    def __init__(self, database: Database) -> None:
-        self._database = database
+    def __init__(self, database: Database, most_reports: int = MOST_REPORTS) -> None:
+        super().__init__(database, most_reports)
         self.on_decision: list[Callable[[str, Record], None]] = []
 
     def save(
@@ -70,16 +138,21 @@ class JobLedger:
     ) -> None:
         """Insert or replace jobs, with events (time, kind, record), all or none."""
         with self._database.together() as db:
-            db.executemany(
-                _SAVE,
-                [(s.id, s.state, s.as_json, s.spec.name, s.by, s.finished_at) for s in statuses],
-            )
+            db.executemany(_SAVE, [_row(status) for status in statuses])
             rows = [(at, kind, json.dumps(record)) for at, kind, record in events]
             db.executemany(ADD_EVENT, rows)
+        self.forget_counts(status.id for status in statuses if status.state.is_final)
 
     def unfinished(self) -> list[JobStatus]:
         """Every unfinished job, in order of submission."""
-        return self._read(f"WHERE state NOT IN ({_ENDED}) ORDER BY rowid")
+        found = self._read(f"WHERE state NOT IN ({_ENDED}) ORDER BY rowid")
+        return [status for status in found if not status.state.is_final]
+
+    def unreadable(self) -> set[str]:
+        """The jobs whose records were set aside before they had ended, and that nobody stopped."""
+        message = "iif(json_valid(record), json_extract(record, '$.message'), '')"
+        sql = f"SELECT id FROM jobs WHERE state = ? AND {message} = ?"
+        return {job_id for (job_id,) in self._database.rows(sql, JobState.FAILED, UNREADABLE_JOB)}
 
     def find(self, job_id: str) -> JobStatus | None:
         """One job, or ``None``."""
@@ -87,6 +160,8 @@ class JobLedger:
 
     def meant(self, text: str, most: int = 13) -> list[JobStatus]:
         """The jobs of that name, else those whose id starts with it, latest first."""
+        if not text:
+            return []
         order = "ORDER BY rowid DESC LIMIT ?"
         named = self._read(f"WHERE name = ? {order}", text, most)
         # Not LIKE, in which ``_`` and ``%`` are wildcards.
@@ -136,35 +211,12 @@ class JobLedger:
         return [s for job_id in ids if (s := known.get(job_id) or found.get(job_id)) is not None]
 
     def _read(self, which: str, *values: object) -> list[JobStatus]:
-        return self._database.each("jobs", which, JobStatus.from_json, values=values, decode=str)
-
-    def add_iterations(self, job_id: str, records: Sequence[Record]) -> None:
-        """Append reports of a job's workers."""
-        rows = [(job_id, json.dumps(record)) for record in records]
-        self._database.write_all("INSERT INTO iterations (job, record) VALUES (?, ?)", rows)
-
-    def iterations(
-        self, job_id: str, after: int = 0, limit: int = -1
-    ) -> tuple[list[dict[str, Any]], int]:
-        """At most ``limit`` reports of a job after number ``after``, and the last number."""
-        which = "WHERE job = ? AND number > ? ORDER BY number LIMIT ?"
-        found = self._reports(which, job_id, after, limit)
-        return [report for report, _ in found], found[-1][1] if found else after
-
-    def latest_iterations(self, job_id: str, most: int) -> list[dict[str, Any]]:
-        """The latest reports of a job's workers, oldest first."""
-        found = self._reports("WHERE job = ? ORDER BY number DESC LIMIT ?", job_id, most)
-        return [report for report, _ in reversed(found)]
-
-    def _reports(self, which: str, *values: object) -> list[tuple[dict[str, Any], int]]:
         return self._database.each(
-            "iterations", which, lambda row, number: (row, number), "number", values=values
+            *("jobs", which, _job, "id", "state", "name", "owner"),
+            unreadable=_unreadable_job,
+            values=values,
+            decode=str,
         )
-
-    def reported(self, job_id: str) -> int:
-        """The number of a job's latest report, for ``iterations``; 0 without one."""
-        rows = self._database.rows("SELECT max(number) FROM iterations WHERE job = ?", job_id)
-        return int(rows[0][0] or 0)
 
     def history(self, job_id: str) -> list[dict[str, Any]]:
         """The states of a job so far, oldest first: ``at``, ``state`` and ``message``."""
@@ -174,15 +226,6 @@ class JobLedger:
             job_id,
         )
         return [{"at": at, "state": state, "message": words or ""} for at, state, words in rows]
-
-    def reports_by_rank(self, job_id: str, attempt: int) -> dict[int, int]:
-        """How many reports of each rank of an attempt are stored."""
-        sql = (
-            "SELECT json_extract(record, '$.rank'), count(*) FROM iterations WHERE job = ? AND "
-            "iif(json_valid(record), coalesce(json_extract(record, '$.attempt'), 0), -1) = ? "
-            "GROUP BY 1"
-        )
-        return dict(self._database.rows(sql, job_id, attempt))
 
     def add_decision(self, job_id: str, at: float, record: Record) -> None:
         """Append a policy's decision about a job."""
@@ -194,7 +237,9 @@ class JobLedger:
     def decisions(self, job_id: str) -> list[dict[str, Any]]:
         """The decisions about a job, oldest first, each with its number and time."""
         which = "WHERE job = ? ORDER BY number"
-        return self._database.each("decisions", which, numbered, "number", "at", values=(job_id,))
+        return self._database.each(
+            *("decisions", which, _decision, "number", "at"), unreadable=left_out, values=(job_id,)
+        )
 
     def forget(self, before: float, keep: int, most: int = 20) -> tuple[list[str], bool]:
         """Delete jobs that ended before then, and all but the latest ``keep`` of the ended ones.
@@ -276,6 +321,15 @@ class JobOutputs:
             text = f"[{offset - after} bytes of output were dropped]\n{text}"
         return LogPart(offset=offset, text=text, next=offset + whole)
 
+    def bound(self, most: int = MOST_KEPT_OF_ALL_BYTES) -> None:
+        """Delete the output of the jobs that ended first, beyond a maximum of all."""
+        folders = [each for each in self._folder.glob("*") if each.is_dir()]
+        left = 0
+        for folder in sorted(folders, key=lambda each: each.stat().st_mtime, reverse=True):
+            left += sum(file.stat().st_size for file in folder.iterdir())
+            if left > most:
+                self.forget(folder.name)
+
     def forget(self, job_id: str) -> None:
         """Delete the output of a job."""
         with contextlib.suppress(FileNotFoundError):
@@ -310,4 +364,7 @@ class Retention:
         for job_id in gone:
             self._outputs.forget(job_id)
         old = before is not None and self._store.forget(before)
-        return bool(old) or more
+        more = self._ledger.bound_reports() or bool(old) or more
+        if not more:
+            self._outputs.bound()
+        return more

@@ -174,7 +174,8 @@ class Placement:
         maps = await self._circuits.maps.read()
         # With unknown links a job might wait for its ring forever.
         ending = {h: f"worker {w} is still ending" for w, each in self.ending.items() for h in each}
-        unseen = {**self._circuits.devices.unseen_hosts(), **unfit, **ending}
+        held = self._fleet.held_for(self._table.unreadable, self._lab.hosts)
+        unseen = {**self._circuits.devices.unseen_hosts(), **unfit, **ending, **held}
         locked = failed = NO_PORTS
         if ports and maps:
             locked, failed = await self._circuits.closed_ports()

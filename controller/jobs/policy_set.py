@@ -10,6 +10,8 @@ from functools import partial
 from importlib import import_module
 from typing import Any, TypeVar
 
+from pydantic import TypeAdapter
+
 from patchlight.controller.jobs.cluster_view import WiredLab
 from patchlight.controller.jobs.job_table import JobTable
 from patchlight.controller.policies import guard
@@ -41,7 +43,7 @@ that name none."""
 
 _log = logging.getLogger(__name__)
 
-_MARK = "policies"
+_MARK, _CHOICE = "policies", TypeAdapter(PolicyChoice)
 
 
 def in_words(choice: PolicyChoice) -> dict[str, str | None]:
@@ -141,7 +143,13 @@ class PoliciesInUse:
         self.last_faults: dict[tuple[str, str], str] = {}
         self._given = given
         # An earlier controller's ``use`` counts if that was given the same.
-        kept = store.mark(_MARK, lambda row: (row["given"], PolicyChoice(**row["used"])))
+        # Without a readable record no circuit moves, and no job waits, without a user's choice.
+        cautious = {"defragment": False, "interleave": False}
+        kept = store.mark(
+            _MARK,
+            lambda row: (row["given"], _CHOICE.validate_python(row["used"])),
+            unreadable=lambda: {"given": given.said, "used": cautious},
+        )
         self._used = NOTHING_SAID if kept is None or kept[0] != given.said else kept[1]
         if self._used is NOTHING_SAID:
             self._keep(NOTHING_SAID)

@@ -45,6 +45,7 @@ _LOOK_EVERY_S = 0.5
 _HOLD_IN_THE_DARK_S = 2.0
 # Of the workers of a job with each other; the caller repeats it.
 _GREET_S = 1.0
+_SETTLED_WITHIN_S = 60.0
 
 
 class JobRewiring:
@@ -110,6 +111,10 @@ class JobRewiring:
 
         make = self._transactions.begin if detach else self._transactions.change
         return await make(wish.decide, f"{what} {', '.join(because_of)}", caller, keep)
+
+    async def when_settled(self, change: Reconfiguration) -> Reconfiguration:
+        """A change of unknown result, once its switches answer again or a minute later."""
+        return await self._transactions.when_settled(change, _SETTLED_WITHIN_S)
 
     async def proposal(self) -> Proposal | None:
         """The most profitable change; ``None`` if none gains enough."""
@@ -219,7 +224,7 @@ class JobRewiring:
             if not (self._transactions.busy or any(s.state in _STARTING for s in live)):
                 break
             await asyncio.sleep(_LOOK_AGAIN_S)
-        if self._store.mark(DRAINED, dict[str, Any], {}) is not None:
+        if self._store.mark(DRAINED, dict[str, Any], unreadable=dict) is not None:
             return "the controller is drained"
         if stopped := self._transactions.parts.preflight.stop.message:
             return stopped

@@ -12,16 +12,10 @@ from patchlight.controller.hosts import agent_client
 from patchlight.controller.hosts.fleet import Fleet
 from patchlight.controller.jobs.specs import JobFailed, worker_specs
 from patchlight.testbed.errors import PatchlightError
-from patchlight.testbed.jobs import JobSpec
+from patchlight.testbed.jobs import MOST_ITERATIONS, JobSpec
 from patchlight.testbed.lab.model import Host, Lab
 from patchlight.testbed.tasks import run_all
-from patchlight.testbed.wire.worker_api import (
-    Report,
-    SlotRequest,
-    WorkerSpec,
-    WorkerState,
-    WorkerStatus,
-)
+from patchlight.testbed.wire.worker_api import SlotRequest, WorkerSpec, WorkerState, WorkerStatus
 
 _PREPARE_DEADLINE_S = 90.0
 _MOST_CALLS_AT_END = 10
@@ -30,6 +24,7 @@ _POLL_S = 0.2
 _MOST_OF_TIME = 1 / 3
 _LAST_HOLD_S = 30.0
 _MOST_PAIRS = 3
+_MANY_REPORTS = 500
 # A lost neighbour's own end may be reported this much later.
 _BLAME_S = 5.0
 
@@ -45,6 +40,7 @@ class RankWorker:
     reports_seen: int = 0
     last_iteration: int = -1
     _begun_anew: int = 0
+    _had_many: bool = False
 
     @property
     def state(self) -> WorkerState:
@@ -107,16 +103,22 @@ class RankWorker:
         """Whether its agent had unread reports at the last call."""
         if self.is_silent:
             return False
-        return self.state.is_final or self.status.iterations_done != self.last_iteration + 1
+        # An agent reads on, and counts on, only when it is asked for what it has read.
+        unread = self._had_many or self.status.iterations_done != self.last_iteration + 1
+        return self.state.is_final or unread
 
-    async def new_reports(self) -> list[Report]:
-        """Its reports since the last call; repeated iterations mean a restart."""
-        answer = await self.agent.reports(self.spec.id, self.reports_seen)
-        self.reports_seen = answer.next
+    async def new_reports(self) -> list[dict[str, Any]]:
+        """Its reports since the last call, numbered; repeated iterations mean a restart."""
+        seen = self.reports_seen
+        answer = await self.agent.reports(self.spec.id, seen)
+        self.reports_seen, self._had_many = answer.next, len(answer.reports) >= _MANY_REPORTS
         for report in answer.reports:
             self._begun_anew += report.index <= self.last_iteration
             self.last_iteration = report.index
-        return answer.reports
+        return [
+            {**report.model_dump(), "rank": self.spec.rank, "ordinal": ordinal}
+            for ordinal, report in enumerate(answer.reports, seen)
+        ]
 
 
 @dataclass(eq=False)
@@ -162,8 +164,8 @@ class RunningJob:
     @property
     def iterations_done(self) -> int:
         """How many iterations all ranks have finished."""
-        done = (worker.last_iteration + 1 for worker in self.workers)
-        return max(self.first_iteration, min(done, default=0))
+        done = min((worker.last_iteration + 1 for worker in self.workers), default=0)
+        return max(self.first_iteration, min(done, most_iterations(self.spec)))
 
     @property
     def silent_servers(self) -> list[str]:
@@ -274,23 +276,24 @@ class RunningJob:
         return False
 
     async def _collect(self) -> None:
-        told: list[dict[str, Any]] = []
+        asked = [worker for worker in self.workers if worker.may_have_reports]
+        for _ in range(_MOST_CALLS_AT_END):
+            told: list[dict[str, Any]] = []
 
-        async def ask(worker: RankWorker) -> None:
-            with contextlib.suppress(agent_client.AgentSilent):
-                whose = {"rank": worker.spec.rank, "attempt": self.attempt}
-                # For a worker that has ended, these may be the last calls.
-                for _ in range(_MOST_CALLS_AT_END if worker.state.is_final else 1):
+            async def ask(worker: RankWorker, told: list[dict[str, Any]] = told) -> None:
+                with contextlib.suppress(agent_client.AgentSilent):
                     new = await worker.new_reports()
-                    told.extend(report.model_dump() | whose for report in new)
-                    if not new:
-                        break
+                    told.extend({**report, "attempt": self.attempt} for report in new)
 
-        try:
-            await run_all(ask(worker) for worker in self.workers if worker.may_have_reports)
-        finally:
-            if told:
-                await self.on_reports(self, told)
+            try:
+                await run_all(ask(worker) for worker in asked)
+            finally:
+                if told:
+                    await self.on_reports(self, told)
+            # For a worker that has ended, these may be the last calls.
+            asked = [worker for worker in asked if worker.state.is_final] if told else []
+            if not asked:
+                return
 
     async def hold(self, deadline_s: float) -> bool:
         """Pause all ranks before the same all-reduce, or the ring would break; returns whether all
@@ -398,6 +401,11 @@ class RunningJob:
         return [
             str(answer) for answer in answers if isinstance(answer, agent_client.AgentCallError)
         ]
+
+
+def most_iterations(spec: JobSpec) -> int:
+    """The maximum iterations of a job, whatever its program reports."""
+    return spec.iterations or MOST_ITERATIONS
 
 
 async def _rest_since(began: float, least_s: float) -> None:

@@ -190,6 +190,8 @@ class Scheduler:
             except JournalError:
                 self._queue.join(waiting)  # it continues to wait
                 raise
+        if job_id in self._table.unreadable:  # its workers are swept from now on
+            self._table.move(job_id, JobState.STOPPED, "stopped by the user")
         if (gang := self._gangs.of(job_id)) is not None:
             await self._gangs.end([gang], "stopped by the user")
         return self.job(job_id)
@@ -250,7 +252,7 @@ class Scheduler:
     @property
     def drained(self) -> bool:
         """Whether no jobs are started."""
-        return self._store.mark(DRAINED, dict[str, Any], {}) is not None
+        return self._store.mark(DRAINED, dict[str, Any], unreadable=dict) is not None
 
     async def run(self) -> None:
         """Start gangs when their hosts become free. A failure affects only its gang."""
@@ -291,9 +293,15 @@ class Scheduler:
             return
         queued: list[Gang] = []
         gangs: dict[str, list[JobStatus]] = {}
+        known = {host.name for host in self._lab.hosts}
         for status in self._table.live():
-            if self._gangs.of(status.id) is None:
-                gangs.setdefault(status.gang or status.id, []).append(status)
+            if self._gangs.of(status.id) is not None:
+                continue
+            if gone := [name for name in status.hosts if name not in known]:
+                why = f"the lab file has no {', '.join(gone)}, where it ran"
+                self._table.end([status.id], JobState.FAILED, why)
+                continue
+            gangs.setdefault(status.gang or status.id, []).append(status)
         for gang in gangs.values():
             rest = []
             for status in gang:
@@ -320,6 +328,8 @@ class Scheduler:
         ours = {w.spec.id for job in self._table.running.values() for w in job.workers}
         for worker in agent.workers:
             if worker.id in ours or worker.id in self._sweeping:
+                continue
+            if worker.job in self._table.unreadable and not worker.state.is_final:
                 continue
             task = asyncio.create_task(self._end_stray(agent.server, worker))
             self._sweeping[worker.id] = task

@@ -267,7 +267,9 @@ class JobTraces:
 
     def _reported(self, job: RunningJob, reports: Sequence[dict[str, Any]]) -> None:
         if reports and (way := self._noted.pop(job.id, None)) is not None:
-            self._tell(way, max(float(report["finished_at"]) for report in reports))
+            at = max(float(report["finished_at"]) for report in reports)
+            # A program may report any time; one far away would spoil the other traces, too.
+            self._tell(way, min(at, self._clock() + KEPT_S))
 
     def _tell(self, way: _JobSteps, end: float) -> None:
         from opentelemetry import trace

@@ -21,7 +21,7 @@ from patchlight.testbed.paths.light_networks import LightNetwork, light_networks
 from patchlight.testbed.paths.schedulers import path_scheduler
 from patchlight.testbed.paths.scheduling import FlowRequest, PathScheduler
 from patchlight.testbed.wire.rest.circuits import PathShape
-from patchlight.testbed.wire.rest.requests import PathRequest
+from patchlight.testbed.wire.rest.requests import LONGEST_LEASE_S, PathRequest
 
 _MOST_PATHS = 10_000
 _KEPT = 1000
@@ -174,6 +174,13 @@ class PathBook:
             path["until"] = now + path["lease_s"]
 
 
+def _marked(row: Mapping[str, Any], now: float) -> tuple[float, int]:
+    until, last = float(row["until"]), int(row["last"])
+    if not 0 <= until <= now + 2 * LONGEST_LEASE_S or last < 0:
+        raise ValueError(f"no path has a lease until {until}")
+    return until, last
+
+
 class PathService:
     """Grants optical paths on request, and ends expired ones. The ``store`` keeps until when paths
     may be in use: the next controller grants none before."""
@@ -186,7 +193,12 @@ class PathService:
         store: Store | None = None,
     ) -> None:
         self._store = store
-        found = store and store.mark(_MARK, lambda row: (float(row["until"]), int(row["last"])))
+        # As if the longest lease had been granted just now; numbers must not be used again.
+        found = store and store.mark(
+            _MARK,
+            lambda row: _marked(row, clock()),
+            unreadable=lambda: {"until": clock() + LONGEST_LEASE_S, "last": int(clock())},
+        )
         self._marked_until, self._marked_last = found or (0.0, 0)
         self.book = PathBook(quiet_until=self._marked_until, last=self._marked_last)
         self._lab, self._maps, self._clock = lab, maps, clock

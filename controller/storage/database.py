@@ -7,10 +7,13 @@ import sqlite3
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
+
+from pydantic import TypeAdapter
 
 from patchlight.testbed.errors import PatchlightError
 
@@ -105,10 +108,12 @@ ADD_EVENT = (
     "INSERT INTO events (at, kind, record, job) VALUES (?1, ?2, ?3, json_extract(?3, '$.job'))"
 )
 
+_COUNT_WRITE = "UPDATE state SET writes = writes + 1 RETURNING writes"
+
 Period = tuple[float, float]
 """From when until when (Unix time)."""
 
-Statement = tuple[str, Sequence[object]]
+Statement = tuple[str, Sequence[Any]]
 """SQL, and the values in it."""
 
 T = TypeVar("T")
@@ -127,17 +132,49 @@ class JournalError(PatchlightError):
     may_pass = False
 
 
-def decoded(text: str) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Instead(Generic[T]):
+    """What counts where a record cannot be read, and the statements that store it."""
+
+    found: Sequence[T] = ()
+    stored: Sequence[Statement] = ()
+    stays: bool = False
+    """The record is not set aside yet."""
+
+
+Unreadable = Callable[..., Instead[T]]
+"""What counts instead of an unreadable record, from the row's other columns. It must be as safe as
+the record could have been: what was locked, stopped or in use stays so."""
+
+
+def left_out(*_: object) -> Instead[Any]:
+    """Only for tables on which nothing depends: an unreadable record is missing in lists."""
+    return Instead()
+
+
+def decoded(text: object) -> dict[str, Any]:
     """A stored record; ``ValueError`` if it is not a JSON object."""
-    found = json.loads(text)
+    if not isinstance(text, str):
+        raise ValueError(f"expected text, found {type(text).__name__}")
+    found = json.loads(text, parse_constant=lambda _: None)  # NaN is no JSON
+    if "\\ud" in text:  # halves of characters, which older versions took from anybody
+        whole = json.dumps(found, ensure_ascii=False).encode("utf-8", "replace")
+        found = json.loads(whole)
     if not isinstance(found, dict):
         raise ValueError(f"expected a JSON object, found {text[:40]}")
     return found
 
 
-def numbered(record: dict[str, Any], number: int, at: float) -> dict[str, Any]:
-    """A record of a list, with its number and its Unix time."""
-    return {"number": number, "at": at, **record}
+class Shape(Generic[T]):
+    """Checks records by a ``TypedDict``; a newer version may have added keys."""
+
+    def __init__(self, shape: type[T]) -> None:
+        self._keys, self._adapter = frozenset(shape.__annotations__), TypeAdapter(shape)
+
+    def read(self, row: Mapping[str, Any]) -> T:
+        """The record; ``ValueError`` if a key is missing or has another type."""
+        known = {key: value for key, value in row.items() if key in self._keys}
+        return self._adapter.validate_python(known)
 
 
 class Database:
@@ -152,10 +189,18 @@ class Database:
     schemas: ClassVar[Sequence[str]] = SCHEMAS
     is_durable: ClassVar[bool] = True
 
-    def __init__(self, path: Path | str) -> None:
-        self._path = path
+    def __init__(
+        self,
+        path: Path | str,
+        note: Callable[[int], None] | None = None,
+        on_close: Callable[[], None] = lambda: None,
+    ) -> None:
+        """``note`` is called with the number of each write, which the table ``state`` counts."""
+        self._path, self._note, self._on_close = path, note, on_close
         try:
             self._db = sqlite3.connect(str(path), isolation_level=None, check_same_thread=False)
+            # Bytes that are not UTF-8 make one record unreadable, not the whole table.
+            self._db.text_factory = lambda data: data.decode("utf-8", "backslashreplace")
             self._db.execute("PRAGMA journal_mode=WAL")
             # FULL: the journal's intent survives a power cut, not just a crash.
             self._db.execute(f"PRAGMA synchronous={'FULL' if self.is_durable else 'NORMAL'}")
@@ -183,11 +228,25 @@ class Database:
             )
         for version, script in enumerate(self.schemas[found:], start=found + 1):
             self._db.executescript(f"BEGIN; {script} PRAGMA user_version = {version}; COMMIT;")
+        if found < len(self.schemas):
+            self._gather()
+
+    def _gather(self) -> None:
+        """Move all from the write-ahead log into the file, if no other process reads it now."""
+        with suppress(sqlite3.Error):  # a full disk: it stays in the log
+            self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+
+    def script(self, sql: str) -> None:
+        """Several statements, all or none."""
+        with self._locked() as db:
+            db.executescript(f"BEGIN IMMEDIATE; {sql}; COMMIT;")
 
     def close(self) -> None:
         """Close the file; ``JournalError`` if something could not be written."""
         self.write_rest()
+        self._gather()
         self._db.close()
+        self._on_close()
         if self._unwritten:
             raise JournalError(
                 f"{len(self._unwritten)} records (the stop button, events) were not written: "
@@ -211,7 +270,7 @@ class Database:
 
     def write(self, sql: str, *values: object) -> int:
         """One statement, on disk on return; returns the number of the inserted row."""
-        with self._locked() as db:
+        with self.together() as db:
             return db.execute(sql, values).lastrowid or 0
 
     @contextmanager
@@ -219,14 +278,19 @@ class Database:
         """All that the block writes is on disk after it, or nothing."""
         with self._locked() as db:
             db.execute("BEGIN IMMEDIATE")
+            before, number = db.total_changes, None
             try:
                 yield db
+                if self._note is not None and db.total_changes > before:
+                    number = db.execute(_COUNT_WRITE).fetchone()
                 db.execute("COMMIT")
             except BaseException:
                 # A full disk may have rolled back already.
                 if db.in_transaction:
                     db.execute("ROLLBACK")
                 raise
+            if self._note is not None and number is not None:
+                self._note(number[0])
 
     def write_all(self, sql: str, rows: Sequence[tuple[object, ...]]) -> None:
         """The same statement for each of these rows, in one write."""
@@ -285,23 +349,37 @@ class Database:
         which: str,
         read: Callable[..., T],
         *columns: str,
+        unreadable: Unreadable[T],
         values: Sequence[object] = (),
         record: str = "record",
         at: str = "rowid",
-        decode: Callable[[str], Any] = decoded,
+        decode: Callable[[Any], Any] = decoded,
     ) -> list[T]:
         """The result of ``read`` for each record, with these columns as further arguments. A record
-        for which it fails is moved to ``set_aside``, with an event."""
-        found = []
+        for which it fails is moved to ``set_aside``, with an event; ``unreadable`` of the columns
+        takes its place."""
+        found = list[T]()
         listed = ", ".join((at, record, *columns))
         for number, text, *more in self.rows(f"SELECT {listed} FROM {table} {which}", *values):
             try:
                 found.append(read(decode(text), *more))
             except Exception as error:
-                self._set_aside(table, at, number, text, f"{type(error).__name__}: {error}")
+                instead = unreadable(*more)
+                why = f"{type(error).__name__}: {error}"
+                if not instead.stays:
+                    self._set_aside(table, at, number, text, why, instead.stored)
+                found += instead.found
         return found
 
-    def _set_aside(self, table: str, at: str, number: object, text: str, why: str) -> None:
+    def _set_aside(
+        self,
+        table: str,
+        at: str,
+        number: object,
+        record: object,
+        why: str,
+        stored: Sequence[Statement],
+    ) -> None:
         origin = f"{table} {number}"
         if origin in self._not_moved:
             return
@@ -310,8 +388,11 @@ class Database:
         try:
             with self.together() as db:
                 sql = "INSERT INTO set_aside (at, origin, record, why) VALUES (?, ?, ?, ?)"
-                db.execute(sql, (time.time(), origin, text, why))
-                db.execute(f"DELETE FROM {table} WHERE {at} = ?", (number,))
+                db.execute(sql, (time.time(), origin, "" if record is None else record, why))
+                # Before an event itself is deleted: its number must not be used again.
                 db.execute(ADD_EVENT, (time.time(), "record-set-aside", json.dumps(event)))
+                db.execute(f"DELETE FROM {table} WHERE {at} = ?", (number,))
+                for sql, values in stored:
+                    db.execute(sql, values)
         except JournalError:  # a full disk, or the audit log, which cannot be deleted from
             self._not_moved.add(origin)

@@ -8,7 +8,6 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from patchlight.controller.storage.database import Database
-from patchlight.controller.storage.store import private_file
 
 Sample = tuple[float, float]
 """When (Unix time), and the value."""
@@ -218,11 +217,6 @@ class SeriesStore(Database):
             if rows[0][0] <= _MOST_READ:
                 return width
         return max(begins, default=WIDTHS_S[0])
-
-
-def open_series(state_dir: Path) -> SeriesStore:
-    """The time series in a controller's folder, readable by its owner only."""
-    return SeriesStore(private_file(state_dir, "samples.db"))
 
 
 def _row(window: SeriesWindow) -> tuple[object, ...]:

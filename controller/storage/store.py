@@ -1,17 +1,28 @@
 """Stores all records except jobs: the journal of circuits, locks, marks, events."""
 
 import json
+import math
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import lru_cache
-from pathlib import Path
 from typing import Any, TypeVar
 
-from patchlight.controller.storage.database import ADD_EVENT, Database, Period, Statement
-from patchlight.testbed.errors import PatchlightError
-from patchlight.testbed.linux.files import private_folder
+from pydantic import TypeAdapter
+
+from patchlight.controller.storage.database import (
+    ADD_EVENT,
+    Database,
+    Instead,
+    Period,
+    Shape,
+    Statement,
+    decoded,
+    left_out,
+)
+from patchlight.testbed.wire.rest.circuits import ChangeAnswer, SavedMaps
 
 _SAVE_COMMITTED = "INSERT OR REPLACE INTO committed VALUES (?, ?)"
+_SAVE_MAP = "INSERT OR REPLACE INTO saved VALUES (?, ?)"
 _SAVE_LOCK = "INSERT OR REPLACE INTO locks VALUES (?, ?, ?, ?)"
 _FORGET = (
     "DELETE FROM events WHERE number IN (SELECT number FROM events WHERE at < ? AND job IS NULL "
@@ -23,10 +34,31 @@ _FORGET = (
 )
 _SAVE_BASELINE = "INSERT OR REPLACE INTO baselines VALUES (?, ?, ?, ?, ?)"
 
+_RESULTS = ("committed", "refused", "rolled-back", "unknown")
+
+UNREADABLE = "its record could not be read"
+"""What lists say where a record was set aside."""
+
+_CHANGE, _SAVED_MAPS = Shape(ChangeAnswer), Shape(SavedMaps)
+_MAP = TypeAdapter(list[str] | None)
+# Records of older versions lack some of these.
+_NO_CHANGE: Mapping[str, Any] = {
+    **dict.fromkeys(("message", "by", "origin"), ""),
+    **{key: {} for key in ("changes", "before", "wanted", "commits", "stages_s")},
+    **{key: [] for key in ("adopted", "notes")},
+    **{"started_at": 0.0, "finished_at": None, "reverts": None},
+}
+
 _written = lru_cache(1 << 12)(repr)  # powers have few digits, and repeat
 
 Record = Mapping[str, Any]
 T = TypeVar("T")
+
+
+def read_change(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A change in the form of the API; ``ValueError`` if it is not one."""
+    return {**row, **_CHANGE.read({**_NO_CHANGE, **row})}
+
 
 BaselineKey = tuple[str, int, int, str]
 """The OCS, the input, the output, and the transmitter (or ``""``)."""
@@ -34,6 +66,9 @@ BaselineKey = tuple[str, int, int, str]
 
 class Store(Database):
     """The store of circuits and events. A change is journalled before a device is touched."""
+
+    lab_id = ""
+    """A text that only the files of this lab's controller have."""
 
     def prepared_intent(self, number: int, record: Record) -> Callable[[], int]:
         """A function that journals an intent (as ``number``, or 0 for a new one), possibly in
@@ -97,17 +132,56 @@ class Store(Database):
             undone.pop(of.get(reverted, 0), None)
         return undone
 
-    def unfinished_reconfigurations(self, read: Callable[[dict[str, Any]], T]) -> list[T]:
-        """The changes that an earlier controller started; unreadable ones are set aside."""
-        return self._changes("WHERE state = 'intent' ORDER BY id", read=read)
+    def unfinished_reconfigurations(
+        self,
+        read: Callable[[dict[str, Any]], T],
+        unreadable: Callable[[int, dict[str, Any]], Record],
+    ) -> list[T]:
+        """The changes that an earlier controller started. Those that cannot be read have an unknown
+        result: ``unreadable`` gets the number and what can be read, and returns the record."""
+
+        def instead(number: int, record: object) -> Instead[T]:
+            try:
+                known = decoded(record)
+            except Exception:
+                known = {}
+            row = json.dumps(unreadable(number, known))
+            sql = "INSERT INTO reconfigurations VALUES (?, 'unknown', ?, ?)"
+            return Instead((), [(sql, (number, row, time.time()))])
+
+        return self.each(
+            "reconfigurations",
+            f"WHERE state NOT IN {_RESULTS} ORDER BY id",
+            lambda row, number, _: read({**row, "id": number, "state": "intent"}),
+            *("id", "record"),
+            unreadable=instead,
+        )
+
+    def unknown_reconfigurations(self, read: Callable[[dict[str, Any]], T]) -> list[T]:
+        """The changes whose result is not known."""
+        return self._changes("WHERE state = 'unknown' ORDER BY id", read=read)
 
     def _changes(
-        self, which: str, *values: object, read: Callable[[dict[str, Any]], Any] = dict
+        self, which: str, *values: object, read: Callable[[dict[str, Any]], Any] = read_change
     ) -> list[Any]:
-        def change(row: dict[str, Any], number: int, state: str) -> Any:
+        def change(row: dict[str, Any], number: int, state: str, *_: object) -> Any:
             return read({**row, "id": number, "state": state})
 
-        return self.each("reconfigurations", which, change, "id", "state", values=values)
+        def instead(number: int, state: str, at: object) -> Instead[Any]:
+            # The row stays: its number must not be used again.
+            began = {"started_at": at if isinstance(at, float) else 0.0}
+            record = {**_NO_CHANGE, **began, "why": "", "message": UNREADABLE}
+            if state not in _RESULTS:  # ``unfinished_reconfigurations`` decides
+                return Instead([change(record, number, "intent")], stays=True)
+            row = number, state, json.dumps(record), record["started_at"]
+            sql = "INSERT INTO reconfigurations VALUES (?, ?, ?, ?)"
+            return Instead([change(record, number, state)], [(sql, row)])
+
+        return self.each(
+            *("reconfigurations", which, change, "id", "state", "started_at"),
+            unreadable=instead,
+            values=values,
+        )
 
     def reconfiguration_counts(self) -> dict[str, int]:
         """How many changes there are in each state."""
@@ -118,8 +192,17 @@ class Store(Database):
         self.write_all(_SAVE_COMMITTED, _committed_rows(maps))
 
     def committed_maps(self, read: Callable[[str, dict[str, Any]], T]) -> dict[str, T]:
-        """The maps last committed for each OCS; unreadable ones are set aside."""
-        return dict(self.each("committed", "", lambda row, ocs: (ocs, read(ocs, row)), "ocs"))
+        """The maps last committed for each OCS; ``map`` is ``None`` for unreadable ones."""
+
+        def committed(row: dict[str, Any], ocs: str) -> tuple[str, T]:
+            _MAP.validate_python(row["map"], strict=True)
+            return ocs, read(ocs, row)
+
+        def instead(ocs: str) -> Instead[tuple[str, T]]:
+            row = {"map": None, "reconfiguration": None, "at": time.time()}
+            return Instead([(ocs, read(ocs, row))], [(_SAVE_COMMITTED, (ocs, json.dumps(row)))])
+
+        return dict(self.each("committed", "", committed, "ocs", unreadable=instead))
 
     def save_baselines(self, baselines: Mapping[BaselineKey, Sequence[float]]) -> None:
         """Replace the readings of these circuits."""
@@ -133,13 +216,15 @@ class Store(Database):
             values=(ocs,),
             record="readings",
             at="ocs || ' ' || inp || '>' || out || ' ' || source",
-            decode=lambda text: tuple(map(float, text.split())),
+            decode=_readings,
+            # Such a circuit is judged by its loss budget, like a new one.
+            unreadable=left_out,
         )
         return dict(rows)
 
     def save_locks(self, records: Sequence[Record], *, soon: bool = False) -> None:
         """Insert or replace locks by place. ``soon``: when the disk has space."""
-        rows = [(r["ocs"], r["port"], r["channel"], json.dumps(r)) for r in records]
+        rows = _lock_rows(records)
         if soon:
             self.write_soon(*((_SAVE_LOCK, row) for row in rows), always=True)
         else:
@@ -150,21 +235,41 @@ class Store(Database):
         self.write_rest()  # otherwise a lock could be written after its end
         self.write_all("DELETE FROM locks WHERE ocs = ? AND port = ? AND channel = ?", places)
 
-    def locks(self, read: Callable[[dict[str, Any]], T]) -> list[T]:
-        """Every lock; unreadable ones are set aside."""
-        return self.each("locks", "ORDER BY ocs, port, channel", read)
+    def locks(
+        self,
+        read: Callable[[dict[str, Any], str, int, str], T],
+        unreadable: Callable[[str, int, str], Sequence[Record]],
+    ) -> list[T]:
+        """Every lock, by ``read`` of its record and place; ``unreadable`` returns the records that
+        count instead of an unreadable one at this place."""
+
+        def instead(*place: Any) -> Instead[T]:
+            records = unreadable(*place)
+            found = [read(dict(r), r["ocs"], r["port"], r["channel"]) for r in records]
+            return Instead(found, [(_SAVE_LOCK, row) for row in _lock_rows(records)])
+
+        which, columns = "ORDER BY ocs, port, channel", ("ocs", "port", "channel")
+        return self.each("locks", which, read, *columns, unreadable=instead)
 
     def save_map(self, name: str, record: Record) -> None:
         """Insert or replace maps saved under a name."""
-        self.write("INSERT OR REPLACE INTO saved VALUES (?, ?)", name, json.dumps(record))
+        self.write(_SAVE_MAP, name, json.dumps(record))
 
     def delete_map(self, name: str) -> None:
         """Delete the maps of that name."""
         self.write("DELETE FROM saved WHERE name = ?", name)
 
     def saved_maps(self) -> dict[str, dict[str, Any]]:
-        """All saved maps, by name."""
-        return dict(self.each("saved", "ORDER BY name", lambda row, name: (name, row), "name"))
+        """All saved maps, by name; unreadable ones have none."""
+
+        def saved(row: dict[str, Any], name: str) -> tuple[str, dict[str, Any]]:
+            return name, dict(_SAVED_MAPS.read({**row, "name": name}))
+
+        def instead(name: str) -> Instead[tuple[str, dict[str, Any]]]:
+            row = {"name": name, "maps": {}, "by": "", "why": UNREADABLE, "at": 0.0}
+            return Instead([(name, row)], [(_SAVE_MAP, (name, json.dumps(row)))])
+
+        return dict(self.each("saved", "ORDER BY name", saved, "name", unreadable=instead))
 
     def set_mark(self, name: str, record: Record | None) -> None:
         """Store one record under a name; ``None`` deletes it."""
@@ -177,15 +282,21 @@ class Store(Database):
         return self.write_soon(_mark(name, record), told, always=True)
 
     def mark(
-        self, name: str, read: Callable[[dict[str, Any]], T], unreadable: Record | None = None
+        self,
+        name: str,
+        read: Callable[[dict[str, Any]], T],
+        unreadable: Callable[[], Record] | None,
     ) -> T | None:
-        """The record under that name; an unreadable one is replaced by ``unreadable``."""
-        if not self.rows("SELECT 1 FROM marks WHERE name = ?", name):
-            return None
-        found = self.each("marks", "WHERE name = ?", read, values=(name,))
-        if not found and unreadable is not None:
-            self.write_soon(_mark(name, unreadable), always=True)
-            return read(dict(unreadable))
+        """The record under that name. An unreadable one is replaced by ``unreadable``, which must
+        be as safe as it can have been; ``None``: as if there were none."""
+
+        def instead() -> Instead[T]:
+            if unreadable is None:
+                return Instead()
+            record = unreadable()
+            return Instead([read(dict(record))], [_mark(name, record)])
+
+        found = self.each("marks", "WHERE name = ?", read, values=(name,), unreadable=instead)
         return next(iter(found), None)
 
     def add_event(self, at: float, kind: str, record: Record) -> None:
@@ -218,9 +329,10 @@ class Store(Database):
 
     def _events(self, which: str, *values: object) -> list[dict[str, Any]]:
         def event(row: dict[str, Any], number: int, at: float, kind: str) -> dict[str, Any]:
-            return {**row, "number": number, "at": at, "kind": kind}
+            return {**row, "number": number, "at": float(at), "kind": kind}
 
-        return self.each("events", which, event, "number", "at", "kind", values=values)
+        columns = ("number", "at", "kind")
+        return self.each("events", which, event, *columns, values=values, unreadable=left_out)
 
     def forget(self, before: float, most: int = 500) -> int:
         """Delete some events and changes that ended before then; returns their number. The last
@@ -239,6 +351,17 @@ def _mark(name: str, record: Record | None) -> Statement:
     return "INSERT OR REPLACE INTO marks VALUES (?, ?)", (name, json.dumps(record))
 
 
+def _readings(text: str) -> tuple[float, ...]:
+    found = tuple(map(float, text.split()))
+    if not found or not all(map(math.isfinite, found)):
+        raise ValueError(f"expected powers, found {text[:40]!r}")
+    return found
+
+
+def _lock_rows(records: Sequence[Record]) -> list[tuple[Any, ...]]:
+    return [(r["ocs"], r["port"], r["channel"], json.dumps(r)) for r in records]
+
+
 def _committed_rows(maps: Mapping[str, Record]) -> list[tuple[str, str]]:
     return [(ocs, json.dumps(row)) for ocs, row in maps.items()]
 
@@ -247,35 +370,3 @@ def _baseline_rows(
     baselines: Mapping[BaselineKey, Sequence[float]],
 ) -> list[tuple[str, int, int, str, str]]:
     return [(*key, " ".join(map(_written, readings))) for key, readings in baselines.items()]
-
-
-def open_store(state_dir: Path) -> Store:
-    """The store in a directory, created if missing, for its owner only. ``PatchlightError`` for an
-    empty file where a controller ran: its records are lost."""
-    path = state_dir / "controller.db"
-    others = ("samples.db", "outputs", "controller.db-wal")
-    beside = [name for name in others if (state_dir / name).exists()]
-    if beside and path.exists() and not path.stat().st_size:
-        raise PatchlightError(
-            f"{path} is empty, but an earlier controller left {' and '.join(beside)}: its "
-            "journal, committed maps, locks and jobs are gone",
-            hint=f"restore {path} from a backup; to start as a new lab, move {state_dir} away",
-        )
-    return Store(private_file(state_dir, "controller.db"))
-
-
-def private_file(state_dir: Path, name: str) -> Path:
-    """An SQLite file in the state's folder, both created if missing, for their owner only."""
-    path = state_dir / name
-    try:
-        private_folder(state_dir, 0o750)
-        path.touch(mode=0o600)
-        # SQLite gives its other files the mode of this one.
-        for each in (path, *state_dir.glob(f"{name}-*")):
-            each.chmod(0o600)
-    except OSError as error:
-        raise PatchlightError(
-            f"keeping the journal in {state_dir}: {error.strerror}",
-            hint="use another folder with --state",
-        ) from error
-    return path

@@ -21,6 +21,7 @@ from patchlight.console.connection import labs_up, with_client
 from patchlight.console.options import ANY, AT_LEAST_0, chosen_policies, policy_options
 from patchlight.console.shared import lab_option
 from patchlight.controller.changes.power import DEFAULT_TOLERANCES, POWER_CEILING_DBM, Tolerances
+from patchlight.controller.storage.state_folder import CHECK, DATABASE, SAMPLES
 from patchlight.testbed.errors import BadInput, PatchlightError, reason
 
 if TYPE_CHECKING:
@@ -210,7 +211,7 @@ def drain(client: ControllerClient, end: bool, why: str, as_json: bool) -> None:
     out.print_answer({"ended": ended}, text, as_json=as_json)
 
 
-_KEPT = "controller.db", "samples.db"
+_KEPT = DATABASE, SAMPLES
 _LAB_FILE = "lab.yaml"
 
 
@@ -305,6 +306,7 @@ def restore(file: Path, state: Path) -> None:
                 (state / member.name).touch(mode=0o600)
                 with (state / member.name).open("wb") as target:
                     shutil.copyfileobj(found or io.BytesIO(), target)
+            (state / CHECK).touch(mode=0o600)  # the database is whole
     except (OSError, tarfile.TarError) as error:
         raise PatchlightError(f"restoring {file} to {state}: {reason(error)}") from error
     lab_file = state / _LAB_FILE

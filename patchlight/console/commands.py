@@ -110,7 +110,7 @@ def report(error: BaseException, settings: CrashReport) -> int:
             say(f"  see: {error.ctx.command_path} --help", err=True)
         return error.exit_code
     if settings.traceback:
-        traceback.print_exception(error)
+        say("".join(traceback.format_exception(error)), err=True)
     if isinstance(error, PatchlightError):
         # Mistakes in a file have one line each and nothing before it: editors jump to the place.
         say(str(error) if isinstance(error, FileError) else f"patchlight: {error}", err=True)

@@ -27,7 +27,8 @@ from patchlight.controller.changes.transaction import Transactions
 from patchlight.controller.circuits import registry
 from patchlight.controller.circuits.contract import AnyDriver, Drivers
 from patchlight.controller.circuits.registry import open_driver, password_of
-from patchlight.controller.storage.store import Store, open_store
+from patchlight.controller.storage.state_folder import open_store
+from patchlight.controller.storage.store import Store
 from patchlight.testbed.errors import (
     BadInput,
     OutcomeUnknown,

@@ -21,6 +21,7 @@ import click
 
 from patchlight.console.shared import SharedOption
 from patchlight.testbed.errors import BadInput, PatchlightError
+from patchlight.testbed.errors import harmless as harmless
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -62,18 +63,6 @@ def is_wide() -> bool:
 def listing_options(command: Command) -> Command:
     """Give a command that prints tables ``--json``, as ``as_json``, and ``--wide``."""
     return json_option(wide_option(command))
-
-
-def harmless(text: str, keep: str = "") -> str:
-    r"""``text`` with control characters written as ``\x1b``, but for those in ``keep``.
-
-    So are half characters that no encoding can write, and marks that turn the direction of text.
-    """
-    if text.isprintable():
-        return text
-    return "".join(
-        c if c.isprintable() or c in keep else c.encode("unicode_escape").decode() for c in text
-    )
 
 
 def say(text: str, *, err: bool = False, meaning: Meaning | None = None) -> None:

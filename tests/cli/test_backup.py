@@ -5,7 +5,7 @@ from pathlib import Path
 from click.testing import CliRunner, Result
 
 from patchlight.cli.main import cli
-from patchlight.controller.storage.store import open_store
+from patchlight.controller.storage.state_folder import open_store
 
 
 def run(*words: str | Path) -> Result:

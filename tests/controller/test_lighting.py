@@ -8,7 +8,7 @@ import pytest
 from patchlight.controller.changes.parts import CircuitParts
 from patchlight.controller.changes.record import Refused
 from patchlight.controller.changes.wanted import lighting
-from patchlight.controller.storage.store import open_store
+from patchlight.controller.storage.state_folder import open_store
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab.model import Endpoint
 from patchlight.testbed.lab.portmap import PortMap

@@ -6,7 +6,7 @@ import pytest
 
 from patchlight.controller.hosts.fleet import NicMacs
 from patchlight.controller.packet_switches.openflow.forwarding import Forwarding
-from patchlight.controller.storage.store import open_store
+from patchlight.controller.storage.state_folder import open_store
 from patchlight.testbed.jobs import JobSpec, JobState
 from patchlight.testbed.lab.wiring import trace_links
 from patchlight.testbed.wire.agent_status import AgentStatus, NicStatus

@@ -206,7 +206,9 @@ def test_records_that_nobody_can_read_are_set_aside_and_the_controller_starts(
         controller.stop()
         controller.start()
         assert len([e for e in controller.client.events() if e["kind"] == "record-set-aside"]) == 4
-        assert controller.client.jobs()[0]["id"] == job["id"]
+        lost, found = controller.client.jobs()
+        assert (lost["state"], found["id"]) == ("failed", job["id"])
+        assert "its record could not be read" in lost["message"]
     finally:
         controller.stop()
 
@@ -218,14 +220,14 @@ def test_one_bad_record_hides_no_others_and_is_told_once(controller: ControllerP
         "INSERT INTO reconfigurations (state, record, started_at) VALUES ('committed', ?, 2.0)",
         "INSERT INTO events (at, kind, record) VALUES (1.0, 'x', ?)",
         f"INSERT INTO events (at, kind, record, job) VALUES (1.0, 'job-x', ?, '{job}')",
-        "INSERT INTO saved VALUES ('x', ?)",
+        "INSERT OR REPLACE INTO saved VALUES ('x', ?)",
         "INSERT INTO marks VALUES ('stop', ?)",
         "INSERT INTO marks VALUES ('drained', ?)",
         "INSERT INTO tokens VALUES ('x', 'y', ?)",
         "INSERT INTO audit (at, who, outcome, record) VALUES (1.0, 'x', 'done', ?)",
         f"INSERT INTO iterations (job, record) VALUES ('{job}', ?)",
         f"INSERT INTO decisions (job, at, record) VALUES ('{job}', 1.0, ?)",
-        "INSERT INTO jobs (id, state, record) VALUES ('x', 'done', ?)",
+        "INSERT OR REPLACE INTO jobs (id, state, record) VALUES ('x', 'done', ?)",
     }
     paths = (
         *("reconfigurations", "reconfigurations?since=0", "events", "events?last=9", "maps"),
@@ -246,7 +248,9 @@ def test_one_bad_record_hides_no_others_and_is_told_once(controller: ControllerP
                 assert answer.status_code == 200, (path, answer.text)
             told.append(answer.text.partition('kind="set_aside"} ')[2].partition("\n")[0])
         assert told[0] == told[1] == f"{(number + 1) * 11.0}"
-        assert controller.client.reconfigurations()[-1]["id"] == change["id"]
+        first, *lost = controller.client.reconfigurations()
+        assert first["id"] == change["id"]
+        assert [each["message"] for each in lost] == ["its record could not be read"] * (number + 1)
         # What cannot be read of a stop button counts as pressed, and of a drain as one.
         pressed = controller.client.stop_button()
         assert pressed is not None

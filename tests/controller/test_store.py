@@ -9,7 +9,8 @@ import pytest
 
 from patchlight.controller.jobs.ledger import JobLedger
 from patchlight.controller.storage.database import SCHEMA_VERSION, SCHEMAS
-from patchlight.controller.storage.store import Store, open_store
+from patchlight.controller.storage.state_folder import open_store
+from patchlight.controller.storage.store import Store
 from patchlight.testbed.errors import PatchlightError
 from tests.support.full_disk import limit_size
 
@@ -21,7 +22,8 @@ def test_everything_written_is_there_when_opened_again(tmp_path: Path) -> None:
     store.add_event(12.5, "job-done", {"job": "b"})
     # Not closed: what a kill would leave.
     again = Store(path)
-    assert again.reconfigurations() == [{"why": "test", "id": number, "state": "intent"}]
+    (change,) = again.reconfigurations()
+    assert (change["why"], change["id"], change["state"]) == ("test", number, "intent")
     assert again.events() == [{"job": "b", "number": 1, "at": 12.5, "kind": "job-done"}]
 
 
@@ -54,8 +56,8 @@ def test_a_store_says_in_words_that_it_cannot_be_written(tmp_path: Path) -> None
     with pytest.raises(PatchlightError, match=r"controller\.db: .*full"):
         store.save_map("test", {"words": "x" * 400_000})
     limit_size(store, 100000)
-    store.save_map("test", {})
-    assert store.saved_maps() == {"test": {}}
+    store.save_map("test", {"maps": {}, "by": "", "why": "", "at": 1.0})
+    assert store.saved_maps()["test"]["at"] == 1.0
 
 
 def test_a_store_that_a_newer_version_wrote_is_refused_and_left_alone(tmp_path: Path) -> None:
@@ -96,10 +98,10 @@ def test_locks_of_an_older_file_are_those_of_whole_ports(tmp_path: Path) -> None
     db.close()
     store = Store(path)
     store.save_locks([{**lock, "ocs": "wss1", "channel": channel} for channel in ("", "193.100")])
-    read = [(each["ocs"], each.get("channel", "")) for each in store.locks(dict)]
+    read = store.locks(lambda row, ocs, port, channel: (ocs, channel), unreadable=lambda *_: [])
     assert read == [("ocs1", ""), ("wss1", ""), ("wss1", "193.100")]
     store.delete_locks([("ocs1", 3, ""), ("wss1", 3, "193.100")])
-    assert [each["ocs"] for each in store.locks(dict)] == ["wss1"]
+    assert store.locks(lambda row, ocs, *_: ocs, unreadable=lambda *_: []) == ["wss1"]
 
 
 def test_the_state_is_for_its_owner_alone(tmp_path: Path) -> None:
@@ -146,11 +148,11 @@ def test_changes_of_an_older_file_are_found_by_their_time(tmp_path: Path) -> Non
     with sqlite3.connect(path) as db:
         db.executescript(f"{''.join(SCHEMAS[:5])} PRAGMA user_version = 5;")
         insert = "INSERT INTO reconfigurations (state, record) VALUES ('committed', ?)"
-        db.execute(insert, (json.dumps({"started_at": 7.0}),))
+        db.execute(insert, (json.dumps({"why": "", "started_at": 7.0}),))
         db.execute(insert, ("no JSON",))
     db.close()
     (found,) = Store(path).past_reconfigurations((6.0, 8.0), 9, 9)
-    assert found == {"started_at": 7.0, "id": 1, "state": "committed"}
+    assert (found["started_at"], found["id"], found["state"]) == (7.0, 1, "committed")
 
 
 def test_a_baseline_that_is_no_number_is_set_aside(tmp_path: Path) -> None:

@@ -6,7 +6,8 @@ The agents' workers are what a test says that they are. No process, no network.
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -29,11 +30,12 @@ from patchlight.controller.jobs.rewiring import JobTraffic
 from patchlight.controller.jobs.scheduler import DEFAULT_DISCIPLINE, Scheduler
 from patchlight.controller.storage.store import Store
 from patchlight.testbed.jobs import JobSpec, JobState
-from patchlight.testbed.lab.model import CircuitSwitch, Lab
+from patchlight.testbed.lab.model import CircuitSwitch, Host, Lab
 from patchlight.testbed.lab.portmap import PortMap
 from patchlight.testbed.lab.rules import Discipline, PolicyChoice
 from patchlight.testbed.lab.wiring import Links, trace_links
 from patchlight.testbed.labfile.reader import builtin_lab, read_lab
+from patchlight.testbed.wire.agent_status import AgentStatus
 from patchlight.testbed.wire.worker_api import (
     LogPart,
     Report,
@@ -56,7 +58,8 @@ class FakeFleet(Fleet):
     ``"worker ID"``, that end in an error which nobody foresaw. NICs of workers in ``dark`` do not
     come back when their circuits have moved; every worker misses those at addresses in ``unheard``.
     Workers begin only while ``may_create`` is set, and end
-    only while ``may_delete`` is; those that are told to end print ``last_words``.
+    only while ``may_delete`` is; those that are told to end print ``last_words``. ``heard`` are the
+    last samples of agents, by server.
     """
 
     def __init__(self, lab: Lab) -> None:
@@ -69,6 +72,7 @@ class FakeFleet(Fleet):
         self.bugs: set[str] = set()
         self.found = HostFaults()
         self.quiet: set[str] = set()
+        self.heard: dict[str, AgentStatus] = {}
         self.dark: set[str] = set()
         self.unheard: set[str] = set()
         self.calls: list[tuple[str, str]] = []
@@ -87,6 +91,10 @@ class FakeFleet(Fleet):
 
     def silent(self) -> frozenset[str]:
         return frozenset(self.quiet)
+
+    def held_for(self, job_ids: Collection[str], hosts: Sequence[Host]) -> dict[str, str]:
+        self._samples = {name: deque([status]) for name, status in self.heard.items()}
+        return super().held_for(job_ids, hosts)
 
     def job_workers(self, job_id: str) -> list[str]:
         """The workers that a job has now, in the order of ranks."""

@@ -75,3 +75,13 @@ async def test_a_read_cancelled_as_its_answer_comes_is_no_trouble(
     while "InvalidStateError" not in caplog.text:
         assert time.monotonic() < deadline
         await asyncio.sleep(0.01)
+
+
+def test_what_is_logged_of_others_moves_no_cursor_of_a_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = logging.Logger("root")
+    monkeypatch.setattr(logging, "root", root)
+    log_to_stderr(logging.INFO, "%(message)s")
+    root.warning("ocs1 says %s", "\x1b[2Jgone")
+    assert capsys.readouterr().err == "ocs1 says \\x1b[2Jgone\n"

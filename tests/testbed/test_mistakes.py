@@ -9,7 +9,14 @@ import pytest
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic_core.core_schema import ErrorType
 
-from patchlight.testbed.errors import BadInput, mistake_in_words, mistakes_in_words
+from patchlight.testbed.errors import (
+    BadInput,
+    FileError,
+    FileIssue,
+    PatchlightError,
+    mistake_in_words,
+    mistakes_in_words,
+)
 from patchlight.testbed.jobs import checked_specs
 
 
@@ -112,3 +119,17 @@ def test_a_job_s_bounds() -> None:
     assert second.startswith("job a b: name: 'a b': expected letters, digits")
     with pytest.raises(BadInput, match=r"^jobs: expected a list, found 5$"):
         checked_specs(5)
+
+
+def test_what_an_error_quotes_moves_no_cursor_of_a_terminal() -> None:
+    """A file's column, a device's answer or a name may have any character in it."""
+    said = "columns submit_\x1b[31mtime, a\x07b, \x9b2J, \u202egnp"
+    for error in (
+        PatchlightError(said, hint=said),
+        BadInput(said),
+        FileError([FileIssue("f\x1b.csv", 1, 1, said)]),
+    ):
+        assert str(error).replace("\n", "").isprintable()
+        assert r"submit_\x1b[31mtime" in str(error)
+        assert "\x1b" in error.message, "programs get it as it is"
+    assert str(PatchlightError("two\n\tlines")) == "two\n\tlines"

@@ -171,6 +171,8 @@ def _of_status(status: shapes.JobAnswer) -> Iterator[tuple[str, out.Cell]]:
         yield "energy", f"{sum(energy_j.values()):,.0f} J: {each}"
     yield "attempt", f"{status['attempt'] + 1}" if status["attempt"] else ""
     yield "restarts", str(status["restarts"] or "")
+    kept, made = status.get("reports_kept", 0), status.get("reports_made", 0)
+    yield "reports", f"thinned: kept {kept:,} of {made:,}" if kept < made else ""
     yield "topology", status["topology"]
 
 

@@ -69,13 +69,16 @@ class JobInList(TypedDict):
 class JobAnswer(JobInList):
     """One job with its outages, and how its workers are held.
 
-    ``rigid_because``: why a split job's number of workers cannot change.
+    ``rigid_because``: why a split job's number of workers cannot change. ``reports_kept``: how many
+    of the ``reports_made`` are stored; older ones are thinned out evenly.
     """
 
     measured_iteration_s: float | None
     light_moves: list[LightMove]
     holds_by: list[Literal["iteration", "protocol", "freeze"] | None]
     rigid_because: NotRequired[str | None]
+    reports_kept: NotRequired[int]
+    reports_made: NotRequired[int]
 
 
 class Preview(TypedDict):

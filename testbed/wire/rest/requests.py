@@ -162,6 +162,9 @@ class LockRequest(UnlockRequest):
     keep: bool = False
 
 
+LONGEST_LEASE_S = 3600
+
+
 class PathRequest(Strict):
     """A flow that requests a path. ``deadline_s`` is from now; ``lease_s``: see docs/paths.md."""
 
@@ -171,7 +174,7 @@ class PathRequest(Strict):
     deadline_s: Annotated[float, Gt(0), Le(1e9)] | None = None
     collective: Text | None = None
     round: Number = 0
-    lease_s: Annotated[float, Ge(0.1), Le(3600)] = 10.0
+    lease_s: Annotated[float, Ge(0.1), Le(LONGEST_LEASE_S)] = 10.0
 
 
 class DiscoveryRequest(Strict):

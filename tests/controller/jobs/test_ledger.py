@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,6 +22,10 @@ def status(job_id: str, state: JobState = JobState.QUEUED, by: str = "") -> JobS
 @pytest.fixture
 def ledger(tmp_path: Path) -> JobLedger:
     return JobLedger(Store(tmp_path / "controller.db"))
+
+
+def report(index: int, rank: int = 0, attempt: int = 0) -> dict[str, Any]:
+    return {"index": index, "rank": rank, "attempt": attempt, "finished_at": float(index)}
 
 
 def ids(statuses: list[JobStatus]) -> list[str]:
@@ -73,10 +78,10 @@ def test_a_job_is_meant_by_its_name_or_the_start_of_its_id(ledger: JobLedger) ->
 
 
 def test_reports_are_read_on_from_where_one_was_and_counted_by_rank(ledger: JobLedger) -> None:
-    ledger.add_iterations("a", [{"index": 0, "rank": 0, "attempt": 0}])
+    ledger.add_iterations("a", [report(0)])
     first, seen = ledger.iterations("a")
-    ledger.add_iterations("other", [{"index": 9, "rank": 0}])
-    ledger.add_iterations("a", [{"index": n, "rank": 1, "attempt": 1} for n in (1, 2)])
+    ledger.add_iterations("other", [report(9)])
+    ledger.add_iterations("a", [report(n, rank=1, attempt=1) for n in (1, 2)])
     second, last = ledger.iterations("a", seen)
     assert [report["index"] for report in (*first, *second)] == [0, 1, 2]
     assert ledger.iterations("a", last) == ([], last)
@@ -91,7 +96,7 @@ def test_old_jobs_are_forgotten_with_all_that_was_kept_of_them(tmp_path: Path) -
     ended = [replace(status(f"j-{n}", JobState.DONE), finished_at=float(n)) for n in range(5)]
     ledger.save([*ended, status("waits-1")])
     for n in range(5):
-        ledger.add_iterations(f"j-{n}", [{"index": 0, "rank": 0}])
+        ledger.add_iterations(f"j-{n}", [report(0)])
         ledger.add_decision(f"j-{n}", 1.0, {"policy": "packed"})
         store.add_event(1.0, "job-done", {"job": f"j-{n}"})
     assert ledger.forget(before=1.5, keep=2) == (["j-0", "j-1", "j-2"], False)
@@ -109,7 +114,7 @@ def test_old_jobs_are_forgotten_with_all_that_was_kept_of_them(tmp_path: Path) -
 
 def test_jobs_are_forgotten_a_little_at_a_time(ledger: JobLedger) -> None:
     ledger.save([replace(status(f"j-{n}", JobState.DONE), finished_at=1.0) for n in range(5)])
-    ledger.add_iterations("j-1", [{"index": n, "rank": 0} for n in range(5000)])
+    ledger.add_iterations("j-1", [report(n) for n in range(5000)])
     pieces = []
     more = True
     while more:
@@ -138,8 +143,10 @@ def test_a_job_of_another_version_and_one_with_half_a_character_are_read(tmp_pat
     newer = {**status("b-1").as_record, "of_a_newer_version": [1]}
     store.write("UPDATE jobs SET record = ? WHERE id = 'b-1'", json.dumps(newer))
     store.write("UPDATE jobs SET record = '{}' WHERE id = 'c-1'")
-    assert ledger.page(9) == [odd, status("b-1")]
-    assert [event["origin"] for event in store.events()] == ["jobs 3"]
+    first, second, lost = ledger.page(9)
+    assert [first, second] == [odd, status("b-1")]
+    assert (lost.id, lost.state, lost.by) == ("c-1", JobState.FAILED, "")
+    assert store.events()[0]["origin"] == "jobs 3"
 
 
 def test_a_jobs_history_is_its_own(ledger: JobLedger) -> None:

@@ -126,7 +126,8 @@ async def test_what_earlier_changes_took_is_a_cost() -> None:
         (job_id,) = await submit_running(cluster, large("spread", SPREAD))
         first = await cluster.scheduler.rewiring.proposal()
         assert first is not None
-        row = {"state": "committed", "changes": {"ocs1": {"breaks": [], "makes": []}}}
+        changes: dict[str, Any] = {"ocs1": {"breaks": [], "makes": []}}
+        row = {"why": "", "state": "committed", "changes": changes}
         for spent_s in (20.0, 30.0, 1000.0):
             stages = {"read": 500.0, "drain": 100.0, "make": 0.025, "verify": spent_s}
             record = {**row, "finished_at": 0.0, "stages_s": stages}
@@ -142,7 +143,7 @@ async def test_changes_of_a_switch_that_the_lab_has_no_more_end_nothing() -> Non
     async with at_work(PolicyChoice()) as cluster:
         await submit_running(cluster, large("spread", SPREAD))
         changes = {"gone": {"breaks": ["1>2@193.100"], "makes": []}}
-        record = {"state": "committed", "changes": changes, "finished_at": 0.0, "stages_s": {}}
+        record = {"why": "", "changes": changes, "finished_at": 0.0, "stages_s": {}}
         number = cluster.store.prepared_intent(0, record)()
         cluster.store.update_reconfiguration(number, "committed", record)
         assert await cluster.scheduler.rewiring.proposal() is not None

@@ -45,7 +45,7 @@ def test_events_and_changes_go_with_the_time_but_not_those_that_are_open(tmp_pat
     store = Store(tmp_path / "controller.db")
     numbers = [store.prepared_intent(0, {"why": str(n)})() for n in range(4)]
     for number, state in zip(numbers, ("committed", "unknown", "refused"), strict=False):
-        store.update_reconfiguration(number, state, {"finished_at": float(number)})
+        store.update_reconfiguration(number, state, {"why": "", "finished_at": float(number)})
     store.add_event(2.0, "job-done", {"job": "j-1"})
     store.add_event(50.0, "test", {})
     assert store.forget(before=10.0) > 0

@@ -249,7 +249,7 @@ async def test_a_job_that_waits_is_stopped_with_its_gang(cluster: Cluster) -> No
 async def test_a_job_is_stopped_while_its_circuits_change(cluster: Cluster) -> None:
     cluster.flows.open.clear()
     (job_id,) = cluster.submit(job("four", *SPREAD), topology="regroup")
-    await cluster.until(lambda: cluster.store.unfinished_reconfigurations(dict))
+    await cluster.until(lambda: cluster.store.reconfigurations())
     assert (await cluster.scheduler.stop(job_id)).state is JobState.STOPPED
     assert not cluster.fleet.calls
     # The change itself comes to its own end.

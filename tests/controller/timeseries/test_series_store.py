@@ -5,13 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from patchlight.controller.storage.series_store import (
-    WIDTHS_S,
-    SeriesStore,
-    SeriesWindow,
-    Spread,
-    open_series,
-)
+from patchlight.controller.storage.series_store import WIDTHS_S, SeriesStore, SeriesWindow, Spread
+from patchlight.controller.storage.state_folder import open_series
 
 HOUR = WIDTHS_S[-1]
 

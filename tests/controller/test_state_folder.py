@@ -1,0 +1,230 @@
+"""A controller's state folder of which something is missing or damaged: all is true, or refused."""
+
+import contextlib
+import itertools
+import os
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from patchlight.controller.storage.series_store import SeriesStore, SeriesWindow
+from patchlight.controller.storage.state_folder import CHECK, open_series, open_store
+from patchlight.controller.storage.store import Store
+from patchlight.testbed.errors import PatchlightError
+
+DB, WAL = "controller.db", "controller.db-wal"
+FILES = (DB, WAL, "controller.db-shm", "samples.db", "samples.db-wal", CHECK)
+DAMAGES = ("missing", "empty", "truncated", "garbage", "another lab's")
+
+
+def lock(port: int) -> dict[str, object]:
+    told = {"kind": "locked", "by": "ann", "why": "", "at": 1.0, "channel": ""}
+    return {"ocs": "o1", "port": port, **told}
+
+
+def ports(store: Store) -> list[int]:
+    return store.locks(lambda row, ocs, port, *_: port, unreadable=lambda *_: [])
+
+
+def killed(live: Path, folder: Path) -> None:
+    """The state that a controller killed at any moment would leave in ``folder``; some of it only
+    in the write-ahead log."""
+    store = open_store(live)
+    store.save_locks([lock(1)])
+    store.close()
+    store = open_store(live)
+    with closing(open_series(live, store.lab_id)) as series:
+        series.add([SeriesWindow(0, "", 2)])
+        store.save_locks([lock(2)])
+        for number in range(40):
+            store.save_map(f"map{number}", {"maps": {}, "by": "", "why": "x" * 200, "at": 1.0})
+        store.set_mark("stop", {"by": "ann", "why": "", "at": 1.0})
+        shutil.copytree(live, folder)
+    store.close()
+
+
+@pytest.fixture(scope="module")
+def states(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    folder = tmp_path_factory.mktemp("states")
+    for name in ("one", "other"):
+        killed(folder / f"{name}-live", folder / name)
+    return folder / "one", folder / "other"
+
+
+def damage(folder: Path, other: Path, file: str, how: str) -> None:
+    path = folder / file
+    data = path.read_bytes()
+    if how == "missing":
+        path.unlink()
+    elif how == "another lab's":
+        shutil.copyfile(other / file, path)
+    else:
+        changed = {"empty": b"", "truncated": data[: len(data) // 2], "garbage": os.urandom(9000)}
+        path.write_bytes(changed[how])
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {name: (folder / name).read_bytes() for name in (DB, WAL) if (folder / name).exists()}
+
+
+def cases() -> list[tuple[tuple[str, str], ...]]:
+    subsets = itertools.chain.from_iterable(itertools.combinations(FILES, n) for n in range(1, 7))
+    gone = [tuple((file, "missing") for file in files) for files in subsets]
+    single = [((file, how),) for file in FILES for how in DAMAGES]
+    pairs = [
+        ((one, how), (two, also))
+        for one, two in itertools.combinations(FILES, 2)
+        for how, also in itertools.product(DAMAGES, DAMAGES)
+    ]
+    return [*dict.fromkeys([*gone, *single, *pairs])]
+
+
+def refusal(folder: Path) -> str:
+    """Why the folder is refused, with what to do; empty if it starts with all that was written."""
+    try:
+        store = open_store(folder)
+    except PatchlightError as error:
+        return f"{error.message}: {error.hint}"
+    with contextlib.ExitStack() as stack:
+        stack.callback(store.close)
+        assert ports(store) == [1, 2]
+        assert store.mark("stop", dict, unreadable=None)
+        try:
+            open_series(folder, store.lab_id).close()
+        except PatchlightError as error:
+            return f"{error.message}: {error.hint}"
+    return ""
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_whatever_is_missing_or_damaged_it_starts_whole_or_says_what_to_do(
+    states: tuple[Path, Path], tmp_path: Path, part: int
+) -> None:
+    one, other = states
+    started = []
+    for number, damages in enumerate(cases()[part::4]):
+        if (CHECK, "empty") in damages or len([how for _, how in damages if how == "missing"]) == 6:
+            continue  # accepted as it is; a new lab
+        folder = tmp_path / str(number)
+        shutil.copytree(one, folder)
+        for file, how in damages:
+            damage(folder, other, file, how)
+        before = contents(folder)
+        why = refusal(folder)
+        if why:
+            assert "restore a backup" in why or "move" in why, damages
+            assert "samples.db" in why or contents(folder) == before, damages
+        else:
+            started.append(damages)
+        shutil.rmtree(folder)
+    assert started, "not all is refused"
+
+
+def test_what_is_lost_without_its_log_is_named_and_can_be_accepted(
+    states: tuple[Path, Path], tmp_path: Path
+) -> None:
+    folder = tmp_path / "state"
+    shutil.copytree(states[0], folder)
+    for name in (WAL, "controller.db-shm"):
+        (folder / name).unlink()
+    with pytest.raises(PatchlightError, match=r"lacks the last 42 writes.*-wal is missing") as told:
+        open_store(folder)
+    assert f"empty {folder / CHECK}" in str(told.value.hint)
+    (folder / CHECK).write_bytes(b"")
+    with closing(open_store(folder)) as store:
+        assert ports(store) == [1]
+        store.save_locks([lock(3)])
+    with closing(open_store(folder)) as store:
+        assert ports(store) == [1, 3]
+
+
+@pytest.mark.parametrize("alone", [(DB,), (DB, "samples.db"), (DB, WAL)])
+def test_a_copy_of_some_files_is_no_backup(
+    states: tuple[Path, Path], tmp_path: Path, alone: tuple[str, ...]
+) -> None:
+    folder = tmp_path / "state"
+    folder.mkdir()
+    for name in alone:
+        shutil.copyfile(states[0] / name, folder / name)
+    with pytest.raises(PatchlightError, match="a copy of some files") as told:
+        open_store(folder)
+    assert "restore a backup" in str(told.value.hint)
+
+
+@pytest.mark.parametrize("beside", ["", "samples.db"])
+def test_a_database_without_tables_is_no_new_lab(tmp_path: Path, beside: str) -> None:
+    """As an older version left it: all is in the log, which is gone."""
+    path = tmp_path / "state" / DB
+    path.parent.mkdir(mode=0o750)
+    with closing(sqlite3.connect(path)) as db:
+        db.execute("PRAGMA journal_mode=WAL")
+        db.execute("CREATE TABLE locks (ocs TEXT)")
+        shutil.copyfile(path, path.with_name("copied"))
+    path.with_name("copied").replace(path)
+    assert path.stat().st_size == 4096
+    if beside:
+        SeriesStore(path.with_name(beside)).close()
+    for _ in range(2):
+        with pytest.raises(PatchlightError, match="has no tables: they were in"):
+            open_store(path.parent)
+
+
+def test_all_is_in_the_file_after_an_orderly_end_and_at_the_first_start(tmp_path: Path) -> None:
+    state, copy = tmp_path / "state", tmp_path / "copy.db"
+    store = open_store(state)
+    shutil.copyfile(state / DB, copy)
+    assert ports(Store(copy)) == []
+    store.save_locks([lock(7)])
+    with closing(sqlite3.connect(state / DB)) as reader:  # so that SQLite keeps the log
+        reader.execute("SELECT * FROM locks").fetchall()
+        store.close()
+        shutil.copyfile(state / DB, tmp_path / "after.db")
+    assert ports(Store(tmp_path / "after.db")) == [7]
+
+
+def test_a_file_that_another_program_read_after_a_crash_is_whole(
+    states: tuple[Path, Path], tmp_path: Path
+) -> None:
+    shutil.copytree(states[0], tmp_path / "state")
+    with closing(sqlite3.connect(tmp_path / "state" / DB)) as db:
+        assert db.execute("SELECT count(*) FROM locks").fetchone() == (2,)
+    assert not (tmp_path / "state" / WAL).exists()
+    with closing(open_store(tmp_path / "state")) as store:
+        assert ports(store) == [1, 2]
+
+
+_WRITE_FOR_EVER = """
+import sys
+from pathlib import Path
+from patchlight.controller.storage.state_folder import open_series, open_store
+store = open_store(Path(sys.argv[1]))
+series = open_series(Path(sys.argv[1]), store.lab_id)
+number = 0
+while True:
+    number += 1
+    store.save_map("latest", {"maps": {}, "by": "", "why": str(number), "at": 1.0})
+    print(number, flush=True)
+"""
+
+
+def test_what_a_kill_leaves_starts_with_all_that_was_written(tmp_path: Path) -> None:
+    state, latest = tmp_path / "state", 0
+    for lines in (0, 1, 2, 30):
+        process = subprocess.Popen(
+            [sys.executable, "-c", _WRITE_FOR_EVER, str(state)], stdout=subprocess.PIPE, text=True
+        )
+        assert process.stdout is not None
+        said = [process.stdout.readline() for _ in range(lines)]
+        process.send_signal(signal.SIGKILL)
+        said += process.stdout.readlines()
+        process.wait()
+        with closing(open_store(state)) as store, closing(open_series(state, store.lab_id)):
+            latest = int(said[-1]) if said else latest
+            written = int(store.saved_maps()["latest"]["why"]) if latest else 0
+        assert written >= latest

@@ -1,0 +1,452 @@
+"""Records that cannot be read, in every table: the lab is never less safe than before."""
+
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from patchlight.controller.access.tokens import Attempt, AuditLog, Tokens
+from patchlight.controller.api.admission import KeptAnswers
+from patchlight.controller.changes.record import ChangeOptions, Reconfiguration, Refused
+from patchlight.controller.circuits.registry import open_driver
+from patchlight.controller.hosts.fleet import NicMacs
+from patchlight.controller.jobs.ledger import JobLedger
+from patchlight.controller.paths.service import PathService
+from patchlight.controller.storage.database import SCHEMAS
+from patchlight.controller.storage.store import Store
+from patchlight.testbed.errors import BadInput
+from patchlight.testbed.jobs import JobState
+from patchlight.testbed.lab.portmap import PortMap
+from patchlight.testbed.lab.rules import Allowance, Discipline, PolicyChoice, Role
+from patchlight.testbed.wire.agent_status import AgentStatus
+from patchlight.testbed.wire.rest import requests
+from patchlight.testbed.wire.worker_api import WorkerState
+from tests.support.change_bench import LAB, CircuitsOf
+from tests.support.job_cluster import at_work, job, submit_running
+
+BAD: Mapping[str, object] = {
+    "cut": '{"why": "cut',
+    "text": '"text"',
+    "a list": "[1, 2]",
+    "nothing": "null",
+    "empty": "",
+    "no keys": "{}",
+    "other keys": '{"x": {"y": [1]}}',
+    "wrong types": json.dumps(
+        {key: [[]] for key in ("ocs", "port", "map", "maps", "id", "by", "at", "until", "used")}
+    ),
+    "not a number": '{"at": NaN, "until": Infinity, "port": NaN}',
+    "bytes": b"\xff\xfe{}",
+    "binary": b"{}",
+    "deep": "[" * 100_000,
+}
+NOBODY = ChangeOptions()
+bad_records = pytest.mark.parametrize("bad", BAD.values(), ids=BAD.keys())
+
+
+@pytest.fixture
+def store() -> Store:
+    return Store(":memory:")
+
+
+def spoil(store: Store, table: str, bad: object, where: str = "1") -> None:
+    """Put a bad record into these rows; bytes that are no UTF-8 as SQLite's text."""
+    value = "CAST(? AS TEXT)" if bad == BAD["bytes"] else "?"
+    store.write(f"UPDATE {table} SET record = {value} WHERE {where}", bad)
+
+
+def circuits(store: Store) -> CircuitsOf:
+    """What a controller finds that starts now."""
+    switch = replace(LAB.circuit_switch("ocs1"), driver="dry-run", address="127.0.0.1:1")
+    lab = LAB.with_changes(circuit_switches=(switch,))
+    return CircuitsOf(lab, {"ocs1": open_driver(switch)}, store)
+
+
+async def connect(lab: CircuitsOf, *texts: str) -> str:
+    await lab.parts.devices.open()
+    more = PortMap.parse(texts)
+    record = await lab.change(lambda maps: {"ocs1": maps["ocs1"].joined(more)}, "test")
+    return record.message if record.state == "refused" else record.state
+
+
+@bad_records
+async def test_a_locked_port_stays_locked(store: Store, bad: object) -> None:
+    circuits(store).parts.locks.lock("ocs1", [100, 101], "locked", "ann", "")
+    spoil(store, "locks", bad, "port = 100")
+    for _ in range(2):  # also for the next controller
+        lab = circuits(store)
+        assert "ocs1.100 is bad" in await connect(lab, "99>100")
+        assert {(k.port, k.kind) for k in lab.parts.locks.all()} == {(100, "bad"), (101, "locked")}
+        assert lab.parts.locks.objections({}, "") == []
+    lab.parts.locks.unlock("ocs1", [100], "ann", "looked at it")
+    assert await connect(circuits(store), "99>100") == "committed"
+
+
+@pytest.mark.parametrize(
+    ("columns", "locked"),
+    [
+        (("ocs1", 100, "x"), 320),
+        (("ocs1", "x", ""), 320),
+        (("ocs1", 5000, ""), 320),
+        (("", 7, ""), 320),
+        ((b"\x00", 7, ""), 320),
+        (("another", 7, ""), 1),
+    ],
+)
+async def test_a_lock_of_an_unreadable_port_is_one_of_the_whole_switch(
+    store: Store, columns: tuple[object, ...], locked: int
+) -> None:
+    store.write("INSERT INTO locks VALUES (?, ?, ?, '{}')", *columns)
+    for _ in range(2):
+        locks = circuits(store).parts.locks.all()
+        assert len(locks) == locked
+        assert {lock.kind for lock in locks} == {"bad"}
+    assert ("is bad" in await connect(circuits(store), "99>100")) == (locked > 1)
+
+
+async def test_a_lock_that_is_another_ports_locks_its_own_place(store: Store) -> None:
+    circuits(store).parts.locks.lock("ocs1", [100, 101], "locked", "ann", "")
+    store.write("UPDATE locks SET record = (SELECT record FROM locks WHERE port = 101)")
+    kinds = {lock.port: lock.kind for lock in circuits(store).parts.locks.all()}
+    assert kinds == {100: "bad", 101: "locked"}
+
+
+@bad_records
+async def test_a_stop_stays_a_stop(store: Store, bad: object) -> None:
+    circuits(store).parts.stop.press("ann", "smoke")
+    spoil(store, "marks", bad)
+    assert "the stop button was pressed" in await connect(circuits(store), "99>100")
+    circuits(store).parts.stop.clear("ann", "")
+    assert await connect(circuits(store), "99>100") == "committed"
+
+
+def intent(**more: Any) -> dict[str, Any]:
+    """A change that a controller left when it was killed."""
+    changes = {"ocs1": {"breaks": [], "makes": ["99>100"]}}
+    before, wanted = {"ocs1": list[str]()}, {"ocs1": ["99>100"]}
+    record = Reconfiguration("test", 1.0, changes=changes, before=before, wanted=wanted)
+    return record.as_row | more
+
+
+@bad_records
+async def test_what_an_unreadable_change_may_have_touched_is_locked(
+    store: Store, bad: object
+) -> None:
+    store.prepared_intent(0, intent())()
+    spoil(store, "reconfigurations", bad)
+    assert [row["state"] for row in store.reconfigurations()] == ["intent"]
+    for _ in range(2):
+        lab = circuits(store)
+        await lab.parts.devices.open()
+        await lab.watch.begin()
+        (row,) = store.reconfigurations()
+        assert (row["id"], row["state"]) == (1, "unknown")
+        assert "its record could not be read: what it changed at ocs1" in row["message"]
+        assert len(lab.parts.locks.all()) == 320
+    assert "is bad" in await connect(lab, "99>100")
+    lab.parts.locks.unlock("ocs1", [99, 100], "ann", "")
+    assert await connect(lab, "99>100") == "committed"
+
+
+@pytest.mark.parametrize(
+    ("record", "ports"),
+    [
+        ({"wanted": 5}, [99, 100]),
+        ({"started_at": "x"}, [99, 100]),
+        ({"before": {}, "wanted": {}}, [99, 100]),
+        ({"wanted": {"ocs1": []}}, [99, 100]),
+        ({"changes": {"ocs1": {"makes": ["99>100"]}}, "wanted": 5}, range(1, 321)),
+        ({"changes": {"ocs1": {"breaks": [], "makes": ["9"]}}, "wanted": 5}, range(1, 321)),
+        ({"changes": {"another": {}}, "wanted": 5}, range(1, 321)),
+    ],
+)
+async def test_the_ports_that_an_unreadable_change_names_are_locked(
+    store: Store, record: dict[str, Any], ports: Any
+) -> None:
+    store.prepared_intent(0, intent(**record))()
+    lab = circuits(store)
+    await lab.parts.devices.open()
+    await lab.watch.begin()
+    assert [lock.port for lock in lab.parts.locks.all()] == [*ports]
+    assert store.reconfigurations()[0]["state"] == "unknown"
+
+
+async def test_a_change_in_an_unknown_state_is_one_that_has_not_ended(store: Store) -> None:
+    store.prepared_intent(0, intent())()
+    store.write("UPDATE reconfigurations SET state = 'commit'")
+    lab = circuits(store)
+    await lab.parts.devices.open()
+    await lab.watch.begin()
+    assert store.reconfigurations()[0]["state"] == "rolled-back"
+
+
+@bad_records
+async def test_the_history_names_what_it_cannot_show_and_gives_no_number_twice(
+    store: Store, bad: object
+) -> None:
+    lab = circuits(store)
+    for text in ("99>100", "98>101"):
+        await connect(lab, text)
+    spoil(store, "reconfigurations", bad, "id = 2")
+    spoil(store, "events", bad, "number = (SELECT max(number) FROM events)")
+    latest = store.last_event()
+    lab = circuits(store)
+    first, lost = store.reconfigurations()
+    assert first["changes"]
+    assert (lost["id"], lost["message"]) == (2, "its record could not be read")
+    assert [event["number"] for event in store.events() if event["number"] > latest] == [latest + 1]
+    await connect(lab, "97>102")
+    assert [row["id"] for row in store.reconfigurations()] == [1, 2, 3]
+    with pytest.raises(BadInput, match="its record could not be read"):
+        await lab.service.roll_back(2, requests.ChangeRequest(), replace(NOBODY))
+
+
+@bad_records
+async def test_an_unreadable_committed_map_hides_no_drift(store: Store, bad: object) -> None:
+    lab = circuits(store)
+    await lab.parts.devices.open()
+    await lab.watch.begin()
+    spoil(store, "committed", bad)
+    for _ in range(2):
+        again = CircuitsOf(lab.lab, lab.drivers, store)
+        await again.parts.devices.open()
+        await again.watch.begin()
+        assert again.watch.drift["ocs1"].unknown, "all circuits are drift"
+        assert (await again.service.drift())["drift"]["ocs1"]["unknown"]
+        with pytest.raises(Refused, match="committed map of ocs1 could not be read"):
+            await again.service.repair(requests.RepairRequest(ocs=["ocs1"], why=""), NOBODY)
+        assert await connect(again, "99>100") == "committed"
+    await again.service.adopt(requests.PresentMapsRequest(ocs=["ocs1"], why=""), NOBODY)
+    again = CircuitsOf(lab.lab, lab.drivers, store)
+    assert not (await again.transactions.drift())["ocs1"]
+
+
+@bad_records
+async def test_unreadable_saved_maps_are_named_and_not_restored(store: Store, bad: object) -> None:
+    lab = circuits(store)
+    await lab.parts.devices.open()
+    for name in ("good", "lost"):
+        request = requests.PresentMapsRequest(ocs=["ocs1"], why="")
+        await lab.service.save(name, request, NOBODY)
+    spoil(store, "saved", bad, "name = 'lost'")
+    for _ in range(2):
+        rows = {row["name"]: row for row in (await lab.service.saved_maps())["maps"]}
+        assert rows["good"]["maps"]["ocs1"]
+        assert rows["lost"]["why"] == "its record could not be read"
+        with pytest.raises(Refused, match="its record could not be read"):
+            await lab.service.restore("lost", requests.ChangeRequest(), NOBODY)
+    await lab.service.forget("lost")
+    assert list(store.saved_maps()) == ["good"]
+
+
+@pytest.mark.parametrize("readings", ["", "x", "nan", "inf", "-3.5 nan", b"\xff"])
+def test_an_unreadable_baseline_is_none(store: Store, readings: object) -> None:
+    store.save_baselines({("ocs1", 1, 2, ""): [-3.5], ("ocs1", 3, 4, ""): [-4.0]})
+    store.write("UPDATE baselines SET readings = ? WHERE inp = 3", readings)
+    assert store.baselines("ocs1") == {("ocs1", 1, 2, ""): (-3.5,)}
+
+
+@bad_records
+def test_an_unreadable_token_gives_no_rights(store: Store, bad: object) -> None:
+    tokens = Tokens(store)
+    (_, good), (lost, text) = (tokens.create(name, Role.ADMIN, "root") for name in ("a", "b"))
+    spoil(store, "tokens", bad, f"id = '{lost['id']}'")
+    assert tokens.holder(text) is None
+    assert tokens.holder(good) is not None
+    assert [each["user"] for each in tokens.all()] == ["a"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"id": "0"}, {"role": "king"}, {"expires_at": 1e12}, {"revoked_at": "x"}, {"user": None}],
+)
+def test_a_token_with_another_ones_record_gives_no_rights(
+    store: Store, change: dict[str, Any]
+) -> None:
+    tokens = Tokens(store)
+    made, text = tokens.create("ann", Role.VIEWER, "root")
+    spoil(store, "tokens", json.dumps({**made, **change}))
+    assert tokens.holder(text) is None
+    assert tokens.all() == []
+
+
+@pytest.mark.parametrize("bad", [None, 5, b"\x00"])
+def test_a_token_without_a_hash_gives_no_rights(store: Store, bad: object) -> None:
+    tokens = Tokens(store)
+    _, text = tokens.create("ann", Role.VIEWER, "root")
+    store.write("UPDATE tokens SET hash = coalesce(?, '')", bad)
+    assert tokens.holder(text) is None
+
+
+@bad_records
+def test_the_audit_log_names_what_it_cannot_show(store: Store, bad: object) -> None:
+    store.write(
+        "INSERT INTO audit (at, who, outcome, record) VALUES (1.0, 'ann', 'done', "
+        f"{'CAST(? AS TEXT)' if bad == BAD['bytes'] else '?'})",
+        bad,
+    )
+    log = AuditLog(store)
+    log.add(Attempt("ben", "", "user", "POST /v1/jobs", "done", 200))
+    lost, found = log.rows(9)
+    assert (lost["by"], lost["what"]) == ("ann", "its record could not be read")
+    assert found["by"] == "ben"
+
+
+@pytest.mark.parametrize(
+    "columns", ["status = 'x', body = x'00'", "status = 7, body = x'00'", "status = 200"]
+)
+def test_an_unreadable_answer_is_an_unknown_one(store: Store, columns: str) -> None:
+    kept = KeptAnswers(store)
+    assert kept.begin("ann", "key", "POST /v1/jobs", b"{}") is None
+    store.write(f"UPDATE answered SET {columns}")
+    again = kept.begin("ann", "key", "POST /v1/jobs", b"{}")
+    assert again is not None
+    assert again.status_code == 409
+
+
+@bad_records
+def test_paths_that_may_be_in_use_are_waited_for(store: Store, bad: object) -> None:
+    store.set_mark("paths", {"until": time.time() + 60, "last": 7})
+    name = store.rows("SELECT name FROM marks")[0][0]
+    before = PathService(LAB, lambda: None, store=store).book
+    spoil(store, "marks", bad)
+    book = PathService(LAB, lambda: None, store=store).book
+    assert name == "paths"
+    assert book.last > before.last
+    assert book._quiet_until >= time.time() + 3500
+
+
+@bad_records
+def test_macs_are_those_of_the_lab_file(store: Store, bad: object) -> None:
+    store.set_mark("macs", {"server1.nic0": "02:00:00:00:00:01"})
+    spoil(store, "marks", bad)
+    macs = NicMacs(LAB, store)
+    assert [macs.of(host) for host in LAB.hosts] == [host.nic.mac for host in LAB.hosts]
+
+
+@bad_records
+async def test_nothing_moves_by_itself_without_a_readable_choice(bad: object) -> None:
+    async with at_work(PolicyChoice(defragment=True, interleave=True)) as first:
+        await first.scheduler.policies.use(PolicyChoice(defragment=False))
+    spoil(first.store, "marks", bad, "name = 'policies'")
+    async with at_work(PolicyChoice(defragment=True, interleave=True), first) as second:
+        assert not second.scheduler.policies.choice.defragment
+        assert not second.scheduler.policies.choice.interleave
+
+
+@bad_records
+async def test_a_drained_controller_stays_drained(bad: object) -> None:
+    async with at_work(PolicyChoice()) as first:
+        await first.scheduler.drain("maintenance")
+    spoil(first.store, "marks", bad, "name = 'drained'")
+    async with at_work(PolicyChoice(), first) as second:
+        assert second.scheduler.drained
+
+
+@pytest.mark.parametrize("bad", [*BAD.values(), '{"ann": [0, 1e12, 0]}', '{"ann": [-9, 1, -9]}'])
+async def test_used_quotas_are_counted_again_from_the_jobs(bad: object) -> None:
+    discipline = Discipline(each_user=Allowance(gpu_hours=1e-6), quota_window_s=1e9)
+    async with at_work(PolicyChoice(), discipline=discipline) as first:
+        first.scheduler.submit([job("used", "gpu0")], "keep", by="ann")
+        await first.until(lambda: first.table.running)
+        (used,) = first.table.running
+        await first.until_state(used, JobState.RUNNING)
+        first.fleet.put(used, WorkerState.DONE)
+        await first.until_state(used, JobState.DONE)
+    first.store.set_mark("usage", {"ann": [9.0, time.time(), 9.0]})
+    spoil(first.store, "marks", bad, "name = 'usage'")
+    if bad in (BAD["no keys"],):
+        return  # nobody has used anything
+    async with at_work(PolicyChoice(), first, discipline) as second:
+        (waits,) = second.scheduler.submit([job("more", "gpu0")], "keep", by="ann")
+        await second.until(lambda: "the quota" in second.scheduler.job(waits.id).message)
+
+
+@bad_records
+async def test_the_hosts_of_a_job_without_a_record_are_not_given_to_others(bad: object) -> None:
+    async with at_work(PolicyChoice()) as first:
+        ran, other = await submit_running(first, job("ran", "gpu0"), job("other", "gpu1"))
+    spoil(first.store, "jobs", bad, f"id = '{ran}'")
+    worker = first.fleet.workers[f"{ran}-0"].model_copy(
+        update={"job": ran, "nic": "nic0", "gpu": "gpu0"}
+    )
+    server = LAB.host("gpu0").server.name
+    sample = AgentStatus(
+        server=server, version="1", runner="process", gpus=[], nics=[], workers=[worker]
+    )
+    first.fleet.heard[server] = sample
+    async with at_work(PolicyChoice(), first) as second:
+        assert second.table[other].state is JobState.RUNNING
+        lost = second.table[ran]
+        assert (lost.state, lost.by) == (JobState.FAILED, "")
+        assert "its record could not be read: its workers go on" in lost.message
+        (waits,) = second.submit(job("waits", "gpu0"))
+        await second.until(lambda: f"a worker of job {ran}" in second.scheduler.job(waits).message)
+        await second.until(lambda: second.fleet.on_status)
+        assert second.fleet.on_status is not None
+        await second.fleet.on_status(sample)
+        assert f"{ran}-0" in second.fleet.workers, "it goes on"
+    second.fleet.on_status = None
+    async with at_work(PolicyChoice(), second) as third:
+        await third.until(lambda: f"a worker of job {ran}" in third.scheduler.job(waits).message)
+        await third.scheduler.stop(ran)
+        await third.until(lambda: third.fleet.on_status)
+        assert third.fleet.on_status is not None
+        await third.fleet.on_status(sample)
+        assert f"{ran}-0" not in third.fleet.workers
+        del third.fleet.heard[server]
+        await third.until_state(waits, JobState.RUNNING)
+
+
+@pytest.mark.parametrize("change", ["state = 'done'", "id = 'x-1'", "name = 'y', id = 'z-1'"])
+async def test_a_job_whose_columns_differ_from_its_record_is_unreadable(change: str) -> None:
+    async with at_work(PolicyChoice()) as first:
+        await submit_running(first, job("ran", "gpu0"))
+    first.store.write(f"UPDATE jobs SET {change}")
+    async with at_work(PolicyChoice(), first) as second:
+        assert second.table.live() == []
+        (lost,) = second.table.page()
+        assert "could not be read" in lost.message
+
+
+async def test_a_job_on_a_host_that_the_lab_does_not_have_ends_alone() -> None:
+    async with at_work(PolicyChoice()) as first:
+        ran, other = await submit_running(first, job("ran", "gpu0"), job("other", "gpu1"))
+        record = {**first.table[ran].as_record, "hosts": ["nowhere"]}
+    spoil(first.store, "jobs", json.dumps(record), f"id = '{ran}'")
+    async with at_work(PolicyChoice(), first) as second:
+        await second.until_state(ran, JobState.FAILED)
+        assert "the lab file has no nowhere" in second.table[ran].message
+        assert second.table[other].state is JobState.RUNNING
+
+
+@bad_records
+def test_reports_and_decisions_that_cannot_be_read_are_missing(store: Store, bad: object) -> None:
+    ledger = JobLedger(store)
+    report = {"rank": 0, "finished_at": 1.0}
+    ledger.add_iterations("j", [{**report, "index": n, "ordinal": n} for n in range(3)])
+    for n in range(3):
+        ledger.add_decision("j", 1.0, {"policy": "packed", "answer": n})
+    spoil(store, "iterations", bad, "number = 2")
+    spoil(store, "decisions", bad, "number = 2")
+    assert [each["index"] for each in ledger.iterations("j")[0]] == [0, 2]
+    assert ledger.reports_by_rank("j", 0) == {0: 3}
+    if not str(bad).startswith("{") or bad == BAD["cut"]:  # what is an object is shown
+        assert [each["answer"] for each in ledger.decisions("j")] == [0, 2]
+    spoil(store, "decisions", '{"light": 5}', "number = 3")
+    assert 3 not in [each["number"] for each in ledger.decisions("j")]
+
+
+TABLES = {
+    *("reconfigurations", "jobs", "iterations", "events", "committed", "locks", "saved", "marks"),
+    *("baselines", "set_aside", "decisions", "tokens", "audit", "answered"),
+}
+
+
+def test_every_table_is_tried_here(store: Store) -> None:
+    assert len(SCHEMAS) == 6, "a new table needs a test of records that cannot be read"
+    found = {name for (name,) in store.rows("SELECT name FROM sqlite_master WHERE type = 'table'")}
+    assert found == TABLES
