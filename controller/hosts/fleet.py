@@ -18,6 +18,7 @@ from patchlight.controller.hosts.agent_client import (
     AgentClient,
     AgentTls,
 )
+from patchlight.controller.hosts.on_time import clock
 from patchlight.controller.storage.store import Store
 from patchlight.testbed.errors import in_words
 from patchlight.testbed.lab.model import Host, Lab
@@ -44,8 +45,8 @@ class Presence(StrEnum):
 
 @dataclass(slots=True)
 class Heartbeat:
-    """Since when an agent has not answered (monotonic seconds). Only calls count: an agent that was
-    not called is not silent."""
+    """Since when an agent has not answered, by ``on_time.clock``. Only calls count: an agent that
+    was not called is not silent."""
 
     silent_since: float | None = None
     heard: bool = False
@@ -279,7 +280,7 @@ class Fleet:
 
     def presence(self, server: str) -> Presence:
         """Whether the agent of a server answers, is suspected or lost."""
-        return self._heartbeats[server].presence(time.monotonic())
+        return self._heartbeats[server].presence(clock.now())
 
     def silent(self) -> frozenset[str]:
         """The servers with suspected or lost agents: nothing new is started there."""
@@ -288,7 +289,7 @@ class Fleet:
     def status(self) -> list[dict[str, Any]]:
         """The state of each agent; ``words``: why it does not answer, ``problems``: other
         faults."""
-        now, faults = time.monotonic(), self.faults().words
+        now, faults = clock.now(), self.faults().words
         answer = []
         for name, heartbeat in self._heartbeats.items():
             hosts = (host.name for host in self._lab.hosts if host.server.name == name)
@@ -343,6 +344,7 @@ class Fleet:
         """Sample every agent once per period; none waits for another."""
         try:
             async with asyncio.TaskGroup() as watching:
+                watching.create_task(clock.run())
                 for client in self.clients.values():
                     watching.create_task(self._watch(client, period_s))
                 while True:  # also without an agent
@@ -371,7 +373,7 @@ class Fleet:
             await self.on_macs()
 
     async def _sample(self, client: AgentClient) -> None:
-        name, asked_at = client.server, time.monotonic()
+        name, asked_at = client.server, clock.now()
         try:
             status = await client.status()
         except Exception as error:  # a failing agent is called again

@@ -10,6 +10,7 @@ from typing import Any
 
 from patchlight.controller.hosts import agent_client
 from patchlight.controller.hosts.fleet import Fleet, Heartbeat, Presence
+from patchlight.controller.hosts.on_time import clock
 from patchlight.controller.jobs.specs import JobFailed, worker_specs
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.jobs import JobSpec
@@ -77,12 +78,12 @@ class RankWorker:
 
     async def refresh(self) -> None:
         """Read the worker's state; ``AgentSilent`` if the agent has not answered for too long."""
-        asked_at = time.monotonic()
+        asked_at = clock.now()
         try:
             self.status = await self.agent.worker(self.spec.id)
         except agent_client.AgentSilent:
             self.heartbeat.missed(asked_at)
-            if self.heartbeat.presence(time.monotonic()) is Presence.LOST:
+            if self.heartbeat.presence(clock.now()) is Presence.LOST:
                 raise
         else:
             self.heartbeat.answered()

@@ -1,9 +1,12 @@
 """When an agent counts as suspected, and when as lost."""
 
+import asyncio
+
 import pytest
 
 from patchlight.controller.hosts.agent_client import INTERVAL_S
 from patchlight.controller.hosts.fleet import Heartbeat, Presence
+from patchlight.controller.hosts.on_time import OnTimeClock
 
 
 @pytest.mark.parametrize(
@@ -36,3 +39,25 @@ def test_who_never_answered_is_lost_as_well() -> None:
     heartbeat.missed(0.0)
     assert heartbeat.presence(INTERVAL_S) is Presence.UNHEARD
     assert heartbeat.presence(10 * INTERVAL_S) is Presence.LOST
+
+
+async def test_what_the_controller_was_late_for_is_no_silence_of_others() -> None:
+    now = [1000.0]
+    clock = OnTimeClock(lambda: now[0])
+    running = asyncio.create_task(clock.run())
+    await asyncio.sleep(0)
+    began, heartbeat = clock.now(), Heartbeat()
+    heartbeat.answered()
+    heartbeat.missed(began)
+    # Load, or a SIGSTOP: not even the clock was looked at.
+    now[0] += 100.0
+    assert heartbeat.presence(clock.now()) is Presence.ANSWERS
+    await asyncio.sleep(0.5)  # it looks four times a second
+    assert heartbeat.presence(clock.now()) is Presence.ANSWERS
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    # Without it, it is a usual clock.
+    at = clock.now()
+    now[0] += 10 * INTERVAL_S
+    assert clock.now() == at + 10 * INTERVAL_S
+    assert heartbeat.presence(clock.now()) is Presence.LOST
