@@ -15,6 +15,7 @@ import ssl
 from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace import SpanProcessor
 
 
+# Connections at a time, and new ones in two seconds.
+_PER_USER = 32
 _LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
 
 
@@ -95,16 +98,18 @@ async def _run(
         await controller.circuits.devices.open()
         # Imported while the speaker starts.
         from patchlight.controller.api.app import create_app, metrics_app, metrics_routes
-        from patchlight.testbed.linux.http_server import http_server
+        from patchlight.controller.api.caller import keepers
+        from patchlight.testbed.linux.http_server import ServerLimits, http_server
 
         app = create_app(controller)
         app.include_router(metrics_routes(metrics))
+        limits = ServerLimits(per_user=_PER_USER, trusted=keepers())
+        serving_with = partial(http_server, limits=limits, lifespan="off")
         servers = [
-            (http_server(app, hosts=front.hosts, tls=front.tls, lifespan="off"), front.socket)
-            for front in fronts
+            (serving_with(app, hosts=front.hosts, tls=front.tls), front.socket) for front in fronts
         ]
         if metrics_socket is not None:
-            readers = http_server(metrics_app(metrics), hosts=_LOCAL_NAMES, lifespan="off")
+            readers = serving_with(metrics_app(metrics), hosts=_LOCAL_NAMES)
             servers.append((readers, metrics_socket))
         await speaking
         stack.push_async_callback(controller.switches.close)

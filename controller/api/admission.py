@@ -11,14 +11,17 @@ from functools import partial
 from typing import Any
 
 from fastapi import Request
+from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from patchlight.controller.access.tokens import Attempt, AuditLog, without_tokens
 from patchlight.controller.api.caller import Caller, Doorman, NotKnown
 from patchlight.controller.api.openapi import explained, problem_answer
+from patchlight.controller.api.turns import READS, Turns
 from patchlight.controller.storage.database import Database, JournalError
 from patchlight.testbed.errors import PROBLEM_MEDIA_TYPE
+from patchlight.testbed.lab.rules import Role
 
 _MOST_KEPT = 1 << 20
 
@@ -34,6 +37,7 @@ class HttpExchange:
         self._receive, self._send = receive, send
         self._request, self._answer = bytearray(), bytearray()
         self._put_back: list[Message] = []
+        self._too_long: HTTPException | None = None
         self._start: Message | None = None
         self.on_answer: Callable[[], Awaitable[None]] | None = None
         self.status = 0
@@ -42,6 +46,8 @@ class HttpExchange:
         """The next message of the client."""
         if self._put_back:
             return self._put_back.pop(0)
+        if self._too_long is not None:
+            raise self._too_long
         message = await self._receive()
         if len(self._request) < _MOST_KEPT:
             self._request += message.get("body", b"")
@@ -62,10 +68,14 @@ class HttpExchange:
         await self._send(message)
 
     async def whole_request(self) -> bytes:
-        """The body of the request, which the application can still receive."""
-        messages = [await self.receive()]
-        while messages[-1].get("more_body"):
-            messages.append(await self.receive())
+        """The body of the request, which the application can still receive, and its error then if
+        it is too long."""
+        messages: list[Message] = []
+        try:
+            while not messages or messages[-1].get("more_body"):
+                messages.append(await self.receive())
+        except HTTPException as error:
+            self._too_long = error
         self._put_back = messages
         return b"".join(message.get("body", b"") for message in messages)
 
@@ -209,7 +219,6 @@ class KeptAnswers:
         self._store.write_soon((sql, (status, body, who, key)), always=True)
 
 
-_READS = ("GET", "HEAD", "OPTIONS")
 _STOP = "/v1/stop"
 _LONGEST_TEXT = 1000
 
@@ -217,8 +226,9 @@ _LONGEST_TEXT = 1000
 class Admission:
     """Identifies callers, writes the ``audit`` log of changes, and delays refused callers.
 
-    Routes find the caller in the request's state. The response to a request with an idempotency key
-    is ``kept``, and sent again.
+    Requests wait for their turn: those of operators not for those of others, and the stop button
+    for none. Routes find the caller in the request's state. The response to a request with an
+    idempotency key is ``kept``, and sent again.
     """
 
     def __init__(
@@ -230,29 +240,47 @@ class Admission:
     ) -> None:
         self._app, self._doorman, self._audit, self._kept = app, doorman, audit, kept
         self._slowdown = Slowdown()
+        self._of_operators = Turns(at_once=16)
+        self._of_others = Turns(at_once=4, share=0.25)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request, or let the application answer it."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        request, exchange = Request(scope), HttpExchange(receive, send)
+        request = Request(scope)
         try:
             caller = await self._doorman.caller(request)
         except NotKnown as error:
-            await self._turn_away(request, exchange, error)
+            turn_away = partial(self._turn_away, error)
+            await self._of_others.answer(
+                (request.client or ("", 0))[0], turn_away, scope, receive, send
+            )
             return
         state = scope.setdefault("state", {})
         state["caller"] = caller
         state.get("connection", {})["owner"] = caller.by, caller.place
-        if request.method in _READS:
-            await self._app(scope, receive, send)
-        elif self._slowdown.is_full(caller.place):
-            await _LATER(scope, receive, send)
+        app = self._app
+        if request.method not in READS:
+            exchange = HttpExchange(receive, send)
+            # It has its turn when it is complete.
+            await exchange.whole_request()
+            receive, send = exchange.receive, exchange.send
+            app = partial(self._write, caller, exchange)
+        if caller.role < Role.OPERATOR:
+            await self._of_others.answer(caller.by, app, scope, receive, send)
+        elif request.url.path.startswith(_STOP):
+            await app(scope, receive, send)
         else:
-            await self._write(request, caller, exchange)
+            await self._of_operators.answer(caller.by, app, scope, receive, send)
 
-    async def _write(self, request: Request, caller: Caller, exchange: HttpExchange) -> None:
+    async def _write(
+        self, caller: Caller, exchange: HttpExchange, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        request = Request(scope)
+        if self._slowdown.is_full(caller.place):
+            await _LATER(scope, receive, send)
+            return
         exchange.on_answer = partial(self._on_answer, request, caller, exchange)
         key = request.headers.get(KEY_HEADER)
         if self._kept is not None and key is not None:
@@ -264,10 +292,10 @@ class Admission:
                 # The stop button is idempotent anyway.
                 again = None if request.url.path.startswith(_STOP) else explained(error)
             if again is not None:
-                await again(request.scope, exchange.receive, exchange.send)
+                await again(scope, receive, send)
                 return
         try:
-            await self._app(request.scope, exchange.receive, exchange.send)
+            await self._app(scope, receive, send)
         finally:
             if not exchange.status:
                 self._note(request, caller, exchange)
@@ -279,14 +307,14 @@ class Admission:
         repeated = await self._slowdown.refused(caller.place) if refused else 0
         self._note(request, caller, exchange, repeated)
 
-    async def _turn_away(self, request: Request, exchange: HttpExchange, error: NotKnown) -> None:
-        host, port = request.client or ("", 0)
-        stranger = Caller(by="", origin=f"{host}:{port}")
+    async def _turn_away(self, error: NotKnown, scope: Scope, receive: Receive, send: Send) -> None:
+        request, exchange = Request(scope), HttpExchange(receive, send)
+        stranger = Caller(by="", origin=":".join(map(str, request.client or ("", 0))))
         if self._slowdown.is_full(stranger.place):
-            await _LATER(request.scope, exchange.receive, exchange.send)
+            await _LATER(scope, receive, send)
             return
         exchange.on_answer = partial(self._on_answer, request, stranger, exchange)
-        await explained(error)(request.scope, exchange.receive, exchange.send)
+        await explained(error)(scope, receive, exchange.send)
 
     def _note(
         self, request: Request, caller: Caller, exchange: HttpExchange, repeated: int = 0
@@ -313,7 +341,10 @@ class Admission:
 
 
 _LATER = problem_answer(
-    429, "too many requests from your address were just refused", "wait ten seconds"
+    429,
+    "too many requests from your address were just refused",
+    "wait ten seconds",
+    headers={"Retry-After": "10"},
 )
 
 

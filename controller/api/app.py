@@ -20,6 +20,7 @@ from patchlight.controller.api.circuits import circuit_routes
 from patchlight.controller.api.events import EventFeed
 from patchlight.controller.api.jobs import job_routes
 from patchlight.controller.api.openapi import JsonAnswer, docs_routes, gives, new_app, under_way
+from patchlight.controller.api.turns import InTurn, Turns
 from patchlight.controller.changes.record import Refused
 from patchlight.controller.metrics.exposition import ControllerMetrics
 from patchlight.controller.paths.bounds import BoundsService
@@ -313,4 +314,5 @@ def metrics_app(metrics: ControllerMetrics) -> FastAPI:
     """An application with only ``/metrics``."""
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
     app.include_router(metrics_routes(metrics))
+    app.add_middleware(InTurn, turns=Turns(at_once=4, share=0.25))
     return app

@@ -11,10 +11,11 @@ import pwd
 import re
 import socket
 from collections.abc import Awaitable, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from fastapi import Depends, Request
 
@@ -32,6 +33,7 @@ _LONGEST_UID = 10
 _BEARER = "bearer "
 UNKNOWN = "(unknown)"
 _logins: dict[int, str] = {}
+T = TypeVar("T")
 
 
 class NotKnown(PatchlightError):
@@ -56,15 +58,21 @@ class Caller(ChangeOptions):
         return at.rpartition(":")[0] + user if ":" in at else self.origin
 
 
+def keepers() -> frozenset[int]:
+    """The user ids that are admins of this process."""
+    # A user who started it by ``sudo`` can be root anyway.
+    sudo_uid = os.environ.get("SUDO_UID", "")
+    return frozenset({0, os.geteuid()} | ({int(sudo_uid)} if sudo_uid.isdecimal() else set()))
+
+
 class Doorman:
     """Identifies the callers of one lab's API."""
 
     def __init__(self, access: Access, tokens: Tokens | None = None) -> None:
         self._access, self._tokens = access, tokens
-        self._keepers = {0, os.geteuid()}
-        # A user who started this process by ``sudo`` can be root anyway.
-        if (sudo_uid := os.environ.get("SUDO_UID", "")).isdecimal():
-            self._keepers.add(int(sudo_uid))
+        self._keepers = keepers()
+        # Others' reads in the loop's own threads do not delay it.
+        self._looking_up = ThreadPoolExecutor(4, "users")
 
     async def caller(self, request: Request) -> Caller:
         """The user, the origin of the request, and the role.
@@ -79,13 +87,14 @@ class Doorman:
         shown = request.headers.get("authorization", "")
         if shown or not here:
             return self._holder(shown, "unix" if host == UNIX_CLIENT else origin)
-        # The kernel's table may be long, and a connection keeps its user.
+        # A connection keeps its user.
         seen: dict[str, Any] = request.scope.get("state", {}).get("connection", {})
         if "uid" not in seen:
             server = request.scope.get("server")
             seen["uid"] = port
             if host != UNIX_CLIENT:
-                seen["uid"] = await asyncio.to_thread(user_id_of, (host, port), server)
+                # The kernel's table may be long.
+                seen["uid"] = await self._look_up(user_id_of, (host, port), server)
         uid: int | None = seen["uid"]
         origin = host if host == UNIX_CLIENT else origin
         if uid is None:
@@ -99,10 +108,24 @@ class Doorman:
             name = request.headers.get(USER_HEADER, "")[:_LONGEST_NAME]
             declared = "".join(c if c.isprintable() else "?" for c in name)
         uid = uid if spoken_for is None else spoken_for
-        login, roles = await _login(uid), seen.setdefault("roles", {})
+        login, roles = await self._login(uid), seen.setdefault("roles", {})
         if uid not in roles:
-            roles[uid] = await asyncio.to_thread(self._role_of, uid, login)
+            roles[uid] = await self._look_up(self._role_of, uid, login)
         return Caller(by=declared or login, origin=f"{origin} ({who})", role=roles[uid])
+
+    async def _look_up(self, function: Callable[..., T], *arguments: object) -> T:
+        """The result of a function that may read long tables, or use the network."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._looking_up, function, *arguments)
+
+    async def _login(self, uid: int) -> str:
+        """The name of a user, cached."""
+        if uid not in _logins:
+            try:
+                _logins[uid] = (await self._look_up(pwd.getpwuid, uid)).pw_name
+            except KeyError:
+                return f"uid {uid}"
+        return _logins[uid]
 
     def _holder(self, shown: str, origin: str) -> Caller:
         is_bearer = shown[: len(_BEARER)].lower() == _BEARER
@@ -231,13 +254,3 @@ def _as_kernel(address: tuple[str, int]) -> str:
     # Like the kernel: on a little-endian machine the bytes of each word are reversed.
     host = "".join(f"{socket.ntohl(int.from_bytes(word, 'big')):08X}" for word in words)
     return f"{host}:{address[1]:04X}"
-
-
-async def _login(uid: int) -> str:
-    """The name of a user, cached: the lookup may use the network."""
-    if uid not in _logins:
-        try:
-            _logins[uid] = (await asyncio.to_thread(pwd.getpwuid, uid)).pw_name
-        except KeyError:
-            return f"uid {uid}"
-    return _logins[uid]

@@ -1,5 +1,6 @@
 """Builds the application: responses, errors, and the API description with examples."""
 
+import asyncio
 import json
 from collections.abc import Awaitable, Callable, Mapping
 from functools import cache
@@ -55,7 +56,7 @@ def _problem(
 PROBLEMS: dict[int | str, Json] = {
     "4XX": _problem(
         "The request was refused: 401 without a valid token, 403 without the role, 409 in the "
-        "present state, 422 if it is invalid, 429 after too many refusals.",
+        "present state, 422 if it is invalid, 429 for too many requests (Retry-After).",
         403,
         "POST /v1/stop needs the role operator; eva is a user",
         "an admin gives roles with 'patchlight token create', or with controller: {access: …} in "
@@ -155,6 +156,15 @@ def examples() -> list[Example]:
 
 class DescribedByExample(FastAPI):
     """An application whose description includes the examples of its routes."""
+
+    _described: asyncio.Task[bytes] | None = None
+
+    async def description_as_json(self) -> bytes:
+        """It as JSON, made once, in a thread: that takes as long as a hundred requests."""
+        if self._described is None:
+            making = asyncio.to_thread(lambda: as_json(self.openapi()))
+            self._described = asyncio.create_task(making)
+        return await asyncio.shield(self._described)
 
     def openapi(self) -> dict[str, Any]:
         """The cached description."""
@@ -270,12 +280,18 @@ def new_app(title: str) -> FastAPI:
         # FastAPI's pages load scripts from other sites, which could send requests.
         docs_url=None,
         redoc_url=None,
+        openapi_url=None,
     )
+    app.add_route("/openapi.json", _describe, include_in_schema=False)
     app.exception_handler(errors.PatchlightError)(explain)
     app.exception_handler(RequestValidationError)(explain_request)
     app.exception_handler(HTTPException)(explain_http)
     app.exception_handler(Exception)(explain_bug)
     return app
+
+
+async def _describe(request: Request) -> Response:
+    return Response(await request.app.description_as_json(), media_type="application/json")
 
 
 def problem_answer(
@@ -336,6 +352,7 @@ async def explain_http(request: Request, error: Exception) -> JSONResponse:
         hint = "do client and controller have the same version? /openapi.json has all routes"
     headers = dict(error.headers or {})
     if error.status_code == 405:
+        await request.app.description_as_json()
         headers["Allow"] = ", ".join(_methods(request))
     return problem_answer(error.status_code, words, hint, headers=headers)
 

@@ -5,7 +5,6 @@ import itertools
 import logging
 import socket
 import ssl
-import time
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import httpx
 from pydantic import BaseModel, ValidationError
 
+from patchlight.controller.hosts.on_time import clock
 from patchlight.testbed.errors import BadInput, PatchlightError, mistakes_in_words, reason
 from patchlight.testbed.linux import credentials
 from patchlight.testbed.linux.sockets import split_address
@@ -93,8 +93,8 @@ class Presence(StrEnum):
 
 @dataclass(slots=True)
 class Heartbeat:
-    """Since when an agent has not answered (monotonic seconds). Only calls count: an agent that was
-    not called is not silent. ``answers_s``: how long its latest answers took."""
+    """Since when an agent has not answered, by ``on_time.clock``. Only calls count: an agent that
+    was not called is not silent. ``answers_s``: how long its latest answers took."""
 
     silent_since: float | None = None
     heard_at: float | None = None
@@ -238,7 +238,7 @@ class AgentClient:
         """The answer. A lost call is repeated until the agent is lost, or for ``patience_s``: the
         same call twice is one, and what an agent is still doing is not begun again. ``grace_s``:
         how much longer the answer may take, because a worker has this time to end."""
-        began = time.monotonic()
+        began = clock.now()
         limit_s = (_DEADLINE_S if deadline_s is None else deadline_s) + grace_s
         if not (self._is_unix or (self._tls and self._tls.credentials)):
             self.heartbeat.missed(began)
@@ -256,7 +256,7 @@ class AgentClient:
         # The name expected in the agent's certificate, whatever its address.
         name = {"sni_hostname": self._tls.agent(self.server)} if self._tls else {}
         for pause_s in itertools.chain(_PAUSES_S, itertools.repeat(_PAUSES_S[-1])):
-            asked_at = time.monotonic()
+            asked_at = clock.now()
             try:
                 response = await self._http.request(
                     method, f"/v1{path}", json=body, timeout=limit_s, extensions=name
@@ -266,13 +266,13 @@ class AgentClient:
             except (httpx.HTTPError, ssl.SSLError) as error:
                 self.heartbeat.missed(asked_at)
                 await self._check_trust(error)
-                now = time.monotonic()
+                now = clock.now()
                 is_lost = self.heartbeat.presence(now) is Presence.LOST
                 if is_lost or now + pause_s - began > patience_s + grace_s:
                     raise self._silent(f"{method} {path}", error, now - asked_at) from error
             await asyncio.sleep(pause_s)
         if path != _STATUS:
-            self.heartbeat.answered(time.monotonic())
+            self.heartbeat.answered(clock.now())
         if response.is_success:
             return response.content
         try:
@@ -319,7 +319,7 @@ class AgentClient:
     async def status(self) -> agent_status.AgentStatus:
         """What the server has and who uses it; not repeated. After ``AgentIncompatible`` (another
         server or API version) all other calls fail until this call succeeds."""
-        asked_at = time.monotonic()
+        asked_at = clock.now()
         status = await self._ask(agent_status.AgentStatus, "GET", _STATUS, patience_s=0)
         self._refused = None
         self._knows_no_users = status.worker_user is None
@@ -336,7 +336,7 @@ class AgentClient:
                 f"{api}",
                 hint=f"upgrade the {older}",
             )
-        now = time.monotonic()
+        now = clock.now()
         if self._refused is not None:
             self.heartbeat.missed(asked_at)
             raise self._refused

@@ -21,6 +21,7 @@ from patchlight.controller.hosts.agent_client import (
     Heartbeat,
     Presence,
 )
+from patchlight.controller.hosts.on_time import clock
 from patchlight.controller.storage.store import Store
 from patchlight.testbed.errors import in_words
 from patchlight.testbed.lab.model import Host, Lab
@@ -242,7 +243,7 @@ class Fleet:
 
     def presence(self, server: str) -> Presence:
         """Whether the agent of a server answers, is suspected or lost."""
-        return self._heartbeats[server].presence(time.monotonic())
+        return self._heartbeats[server].presence(clock.now())
 
     def silent(self) -> frozenset[str]:
         """The servers with suspected or lost agents: nothing new is started there."""
@@ -251,7 +252,7 @@ class Fleet:
     def status(self) -> list[dict[str, Any]]:
         """The state of each agent; ``words``: why it does not answer, ``problems``: other
         faults."""
-        now, faults = time.monotonic(), self.faults().words
+        now, faults = clock.now(), self.faults().words
         answer = []
         for name, heartbeat in self._heartbeats.items():
             hosts = (host.name for host in self._lab.hosts if host.server.name == name)
@@ -325,6 +326,7 @@ class Fleet:
         """Sample every agent once per period; none waits for another."""
         try:
             async with asyncio.TaskGroup() as watching:
+                watching.create_task(clock.run())
                 for client in self.clients.values():
                     watching.create_task(self._watch(client, period_s))
                 while True:  # also without an agent
@@ -353,7 +355,7 @@ class Fleet:
             await self.on_macs()
 
     async def _sample(self, client: AgentClient) -> None:
-        name, asked_at = client.server, time.monotonic()
+        name, asked_at = client.server, clock.now()
         # From now on, not from when the call is given up: an answer may take that long.
         self._heartbeats[name].missed(asked_at)
         after_s = SUSPECTED_AFTER * INTERVAL_S
@@ -389,7 +391,7 @@ class Fleet:
                 self.gpu_samples.append({"at": now, "gpu": f"{name}.{gpu.name}", **sample})
         if self.on_status is not None:
             await self.on_status(status)  # before it is used again
-        self._heartbeats[name].answered(time.monotonic())
+        self._heartbeats[name].answered(clock.now())
         self._troubles.pop(name, None)
         self._said.pop(name, None)
 

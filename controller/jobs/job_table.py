@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections import Counter, OrderedDict
+from collections import ChainMap, Counter, OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -23,6 +23,7 @@ from patchlight.testbed.lab.model import Lab
 from patchlight.testbed.lab.wiring import Links
 
 _RECENT = 64  # as many as policies see
+_LISTED = 1000  # the longest page
 
 
 class JobTable:
@@ -37,6 +38,8 @@ class JobTable:
         self._live = {status.id: status for status in ledger.unfinished()}
         self.unreadable = ledger.unreadable()
         """Jobs whose records were lost while they ran; their workers may go on."""
+        # Ended jobs of the last pages: reading them takes most of the time of a list.
+        self._listed: OrderedDict[str, JobStatus] = OrderedDict()
         self._texts: dict[str, tuple[JobStatus, bytes]] = {}
         self._recent = OrderedDict((each.id, each) for each in ledger.page(_RECENT))
 
@@ -63,14 +66,22 @@ class JobTable:
         self, last: int = 100, after: str | None = None, period: Period | None = None, **which: str
     ) -> list[JobStatus]:
         """As ``JobLedger.page``."""
-        return self.ledger.page(last, after, period, **which, known=self._live)
+        known = ChainMap(self._live, self._listed)
+        found = self.ledger.page(last, after, period, **which, known=known)
+        for status in found:
+            if status.state.is_final:
+                self._listed[status.id] = status
+                self._listed.move_to_end(status.id)
+        while len(self._listed) > _LISTED:
+            self._texts.pop(self._listed.popitem(last=False)[0], None)
+        return found
 
     def text(self, status: JobStatus) -> bytes:
-        """``status.as_text``, cached while the job has not ended."""
+        """``status.as_text``, cached for unfinished jobs and those of the last pages."""
         known, text = self._texts.get(status.id, (None, b""))
         if known is not status:
             text = status.as_text
-            if self._live.get(status.id) is status:
+            if any(each.get(status.id) is status for each in (self._live, self._listed)):
                 self._texts[status.id] = status, text
         return text
 
@@ -131,6 +142,7 @@ class JobTable:
                 self.move(job_id, state, message, last_lines)
 
     def _remember(self, status: JobStatus, *, is_new_state: bool = False) -> None:
+        self._listed.pop(status.id, None)
         if status.state.is_final:
             self._live.pop(status.id, None)
             self._texts.pop(status.id, None)

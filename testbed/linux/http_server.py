@@ -10,13 +10,13 @@ import logging
 import resource
 import socket
 import ssl
-import struct
 from asyncio.sslproto import SSLProtocol
 from collections import Counter
 from collections.abc import Collection, Iterator, MutableMapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
+from http import HTTPStatus
 from typing import Any, cast
 from urllib.parse import urlsplit
 
@@ -29,14 +29,17 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from patchlight.testbed.errors import PROBLEM_MEDIA_TYPE, problem
-from patchlight.testbed.linux.sockets import UNIX_CLIENT
+from patchlight.testbed.linux.limited_listener import LimitedListener
+from patchlight.testbed.linux.sockets import UNIX_CLIENT, user_of_peer
 
 _READS = ("GET", "HEAD", "OPTIONS")
 # Accepted in one batch before any of them is examined.
 _ACCEPTED_AT_ONCE = 32
 # Backlog in the kernel; without room there a client waits for seconds.
-_WAITING = 1024
+_WAITING = 4096
 _AT_WORK = 2
+# A read without an answer for so long is a long poll.
+_LONG_READ_S = 6.0
 # An idle keep-alive peer does not notice that it is closed.
 _GOODBYE_S = 1.0
 _LOOK_AROUND_S = 1.0
@@ -48,9 +51,15 @@ class ServerLimits:
     """Limits of one server. Beyond ``connections`` (fewer if few files may be open), one connection
     of the user with the most is closed: first long reads (event streams, long polls), the oldest
     first, then the one that has waited longest for its peer. ``peer_s``: how long a peer may take
-    to send a request, or to continue reading a response."""
+    to send a request, or to continue reading a response.
+
+    With ``per_user``, each user has at most so many connections, and half as many new ones a
+    second, and so has each address of another machine before it is known whose they are;
+    ``trusted`` users of this machine are not limited."""
 
     connections: int = 256
+    per_user: int | None = None
+    trusted: frozenset[int] = frozenset()
     peer_s: float = 10.0
     body_bytes: int = 4 << 20
 
@@ -71,10 +80,11 @@ def http_server(
 
     ``hosts``: the accepted host names, in addition to the address of the connection; empty: any.
     With ``tls``, the client of a request is the name in its certificate. The ``state`` of a
-    request's scope keeps facts about its connection under ``connection``; its owner is ``owner``
-    there, else its local user or address. ``websockets``: whether they are allowed, never from
-    other sites' pages. Set ``should_exit`` to stop: uvicorn's signal handlers would end the process
-    before the caller can clean up.
+    request's scope keeps facts about its connection under ``connection``: the ``uid`` of its peer
+    if the kernel tells it, and whether it ``is_closed``. Its owner is ``owner`` there, else its
+    local user or address. ``websockets``: whether they are allowed, never from other sites' pages.
+    Set ``should_exit`` to stop: uvicorn's signal handlers would end the process before the caller
+    can clean up.
     """
     connection = partial(_Encrypted, tls, limits) if tls else partial(_Connection, limits)
     config = uvicorn.Config(
@@ -89,15 +99,39 @@ def http_server(
         backlog=_ACCEPTED_AT_ONCE,
         **options,
     )
-    return _Server(config)
+    return _Server(config, limits, is_plain=tls is None)
+
+
+def _last_answer(status: int, detail: str, hint: str, *headers: str) -> bytes:
+    """A response with problem details, after which the connection is closed."""
+    body = json.dumps(problem(status, detail, hint))
+    lines = (
+        f"HTTP/1.1 {status} {HTTPStatus(status).phrase}",
+        f"Content-Type: {PROBLEM_MEDIA_TYPE}",
+        f"Content-Length: {len(body)}",
+        "Connection: close",
+        *headers,
+        "",
+        body,
+    )
+    return "\r\n".join(lines).encode()
+
+
+_REFUSAL = _last_answer(
+    429,
+    "you have too many connections to this server, or make them too fast",
+    "close some, or use one for several requests; wait a second",
+    "Retry-After: 1",
+)
 
 
 class _Server(uvicorn.Server):
     """Checks once a second, and immediately at shutdown: uvicorn checks ten times a second, which
     takes 1.2 ms of CPU instead of 0.2 in each agent of an emulated lab."""
 
-    def __init__(self, config: uvicorn.Config) -> None:
+    def __init__(self, config: uvicorn.Config, limits: ServerLimits, *, is_plain: bool) -> None:
         self._told_to_end = asyncio.Event()
+        self._limits, self._refusal = limits, _REFUSAL if is_plain else b""
         super().__init__(config)
 
     @property
@@ -110,6 +144,9 @@ class _Server(uvicorn.Server):
             self._told_to_end.set()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        most, trusted = self._limits.per_user, self._limits.trusted
+        if most is not None and sockets is not None:
+            sockets = [LimitedListener(each, most / 2, trusted, self._refusal) for each in sockets]
         await super().startup(sockets)
         for each in sockets or ():
             each.listen(_WAITING)
@@ -132,7 +169,9 @@ class _Connection(H11Protocol):
         super().__init__(*arguments, **options)
         self._limits = limits
         # Each request gets a copy of the outer one.
-        self.app_state = {**self.app_state, "connection": {}}
+        self._facts: dict[str, Any] = {}
+        self.app_state = {**self.app_state, "connection": self._facts}
+        self._uid: int | None = None
         self._waits: asyncio.TimerHandle | None = None
         self._since = self.loop.time()
         self._is_websocket = False
@@ -140,10 +179,9 @@ class _Connection(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         peer: socket.socket = transport.get_extra_info("socket")
+        self._know(peer)
         if peer.family == socket.AF_UNIX:
-            credentials = struct.Struct("3i")  # pid, uid and gid of the peer
-            raw = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, credentials.size)
-            self.client = (UNIX_CLIENT, int(credentials.unpack(raw)[1]))
+            self.client = (UNIX_CLIENT, self._facts["uid"])
         elif shown := transport.get_extra_info("peercert"):
             names = [name for kind, name in shown.get("subjectAltName", ()) if kind == "DNS"]
             self.client = (next(iter(names), ""), self.client[1] if self.client else 0)
@@ -152,8 +190,13 @@ class _Connection(H11Protocol):
     def arrive(self, transport: asyncio.Transport) -> None:
         """Count as a connection before the peer has authenticated."""
         self.transport = transport
+        self._know(transport.get_extra_info("socket"))
         self.connections.add(self)
         self._wait_among_others()
+
+    def _know(self, peer: socket.socket) -> None:
+        with suppress(LookupError):
+            self._facts["uid"] = self._uid = user_of_peer(peer)
 
     def leave(self) -> None:
         self._rest()
@@ -168,22 +211,53 @@ class _Connection(H11Protocol):
             ours = [each for each in ours if each.value < _AT_WORK] or ours
             counts = Counter(each.owner for each in ours)
             min(ours, key=lambda each: (-counts[each.owner], each.value, each._since)).give_up()
+        self._keep_to_own_share()
+
+    def _keep_to_own_share(self) -> None:
+        """Beyond the user's limit, close another of their connections, or this if all work."""
+        most = self._limits.per_user
+        if most is None or self._uid in self._limits.trusted:
+            return
+        own = [each for each in self.connections if isinstance(each, _Connection)]
+        if self._uid is not None:  # for whomever they call
+            own = [each for each in own if each._uid == self._uid]
+        else:
+            own = [each for each in own if each.owner == self.owner]
+        if len(own) <= most:
+            return
+        own.remove(self)
+        idle = [each for each in own if each.is_idle]
+        if idle:
+            min(idle, key=lambda each: (each.value, each._since)).give_up()
+        elif self.flow is None:  # no handshake yet
+            self.give_up()
+        else:
+            self.transport.write(_REFUSAL)
+            self.transport.close()
 
     @property
     def owner(self) -> object:
         peer = self.client or self.transport.get_extra_info("peername") or ("",)
-        by_address = peer if peer[0] == UNIX_CLIENT else peer[0]
-        return self.app_state["connection"].get("owner", by_address)
+        return self._facts.get("owner", peer[0] if self._uid is None else self._uid)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request would be lost with it, but for a stream or a long poll."""
+        if self.value == _AT_WORK:
+            return False
+        lasts = self.loop.time() - self._since > _LONG_READ_S
+        return self.value > 0 or self.cycle.response_started or lasts
 
     @property
     def value(self) -> int:
         """The cost of closing it: lowest for a known user's read, highest for a change."""
         if self._waits is not None or self.scope is None:
             return 1
-        known = "owner" in self.app_state["connection"]
+        known = "owner" in self._facts
         return 0 if known and self.scope["method"] in _READS else _AT_WORK
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._facts["is_closed"] = True
         self._rest()
         super().connection_lost(exc)
 
@@ -230,12 +304,7 @@ class _Connection(H11Protocol):
 
     def send_400_response(self, msg: str) -> None:
         """Refuse non-HTTP data with the usual error format."""
-        body = json.dumps(problem(400, msg, "expected an HTTP/1.1 request")).encode()
-        head = {"content-type": PROBLEM_MEDIA_TYPE, "content-length": str(len(body))}
-        headers = [*head.items(), ("connection", "close")]
-        begin = h11.Response(status_code=400, reason=b"Bad Request", headers=headers)
-        for event in (begin, h11.Data(data=body), h11.EndOfMessage()):
-            self.transport.write(self.conn.send(event) or b"")
+        self.transport.write(_last_answer(400, msg, "expected an HTTP/1.1 request"))
         self.transport.close()
 
 
@@ -295,7 +364,10 @@ class _Guard:
                 await self._app(scope, receive, send)
             return
         if refusal := self._refusal(scope, headers):
-            answer = JSONResponse(problem(*refusal), refusal[0], media_type=PROBLEM_MEDIA_TYPE)
+            # A further request needs a further connection, which costs the peer more than this.
+            head = {"Connection": "close"}
+            body = problem(*refusal)
+            answer = JSONResponse(body, refusal[0], head, media_type=PROBLEM_MEDIA_TYPE)
             await answer(scope, receive, send)
             return
         taken = 0

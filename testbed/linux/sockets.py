@@ -4,7 +4,9 @@ import errno
 import ipaddress
 import os
 import socket
+import struct
 from contextlib import ExitStack, suppress
+from functools import lru_cache
 from pathlib import Path
 
 from patchlight.testbed.errors import BadInput, PatchlightError, reason
@@ -19,6 +21,15 @@ UNIX_CLIENT = "unix"
 """A server's name for a peer on a Unix socket; the user id replaces the port."""
 
 
+_CREDENTIALS = struct.Struct("3i")  # pid, uid and gid of the peer
+# Of sock_diag(7): the request for one socket, and where its answer has the user and the inode.
+_DIAG_HEAD = struct.Struct("=IHHII4BI")
+_SOCK_DIAG, _SOCK_DIAG_BY_FAMILY, _REQUEST = 4, 20, 1
+_ANY_STATE = 0xFFFFFFFF
+_ESTABLISHED = 1
+_DIAG_ANSWER = struct.Struct("=4xH11xB62xII")  # message type, state, user and inode
+
+
 class PortTaken(PatchlightError):
     """A port that Patchlight should listen on is in use."""
 
@@ -31,6 +42,7 @@ def split_address(text: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
+@lru_cache
 def is_loopback(address: str) -> bool:
     """Whether only this machine can reach an IP address; ``::ffff:127.0.0.1`` does not count."""
     ip = ipaddress.ip_address(address.partition("%")[0])
@@ -61,6 +73,48 @@ def listen(address: str) -> socket.socket:
             hint="choose an address of this machine, and a port that you are allowed to use",
         ) from error
     return server
+
+
+def is_open(connection: socket.socket) -> bool:
+    """Whether the other end of a TCP connection has neither closed it nor ended its sending."""
+    return connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == _ESTABLISHED
+
+
+def user_of_peer(connection: socket.socket) -> int | None:
+    """The user id at the other end of a Unix or loopback connection; ``None`` if that end is on
+    another machine, or closed. ``LookupError`` if the kernel does not tell."""
+    if connection.family == socket.AF_UNIX:
+        raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        return int(_CREDENTIALS.unpack(raw)[1])
+    try:
+        theirs, ours = connection.getpeername(), connection.getsockname()
+        if not is_loopback(theirs[0]):
+            return None
+        with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _SOCK_DIAG) as kernel:
+            kernel.send(_question_about(connection.family, theirs, ours))
+            answer = kernel.recv(4096, socket.MSG_DONTWAIT)
+        if len(answer) >= _DIAG_ANSWER.size:
+            kind, state, uid, inode = _DIAG_ANSWER.unpack_from(answer)
+            # A closed socket has no inode, and is shown as root's; another may listen on its port.
+            if kind == _SOCK_DIAG_BY_FAMILY and inode and f"{state:02X}" != _LISTEN:
+                return int(uid)
+        if not is_open(connection):
+            return None
+    except OSError as error:
+        if error.errno == errno.ENOTCONN:
+            return None
+    raise LookupError("the kernel does not tell the users of TCP connections")
+
+
+def _question_about(family: int, local: tuple[str, int], remote: tuple[str, int]) -> bytes:
+    """A request to sock_diag(7) for the TCP socket with these ends."""
+    ends = struct.pack("!HH", local[1], remote[1])
+    for host in (local[0], remote[0]):
+        ends += socket.inet_pton(family, host).ljust(16, b"\0")
+    any_interface, any_cookie = bytes(4), b"\xff" * 8
+    wanted = ends + any_interface + any_cookie
+    head = (_DIAG_HEAD.size + len(wanted), _SOCK_DIAG_BY_FAMILY, _REQUEST, 0, 0)
+    return _DIAG_HEAD.pack(*head, family, socket.IPPROTO_TCP, 0, 0, _ANY_STATE) + wanted
 
 
 def free_ports(count: int, preferred: int = 0) -> list[int]:

@@ -1,8 +1,11 @@
 """When an agent counts as suspected, and when as lost."""
 
+import asyncio
+
 import pytest
 
 from patchlight.controller.hosts.agent_client import INTERVAL_S, Heartbeat, Presence
+from patchlight.controller.hosts.on_time import OnTimeClock
 
 
 @pytest.mark.parametrize(
@@ -55,3 +58,25 @@ def test_slow_answers_are_an_overloaded_machine_and_stretch_limits() -> None:
     assert heartbeat.slowness == 3.0
     heartbeat.answers_s += [0.5] * 10  # it is over
     assert (heartbeat.overload, heartbeat.slowness) == ("", 1.0)
+
+
+async def test_what_the_controller_was_late_for_is_no_silence_of_others() -> None:
+    now = [1000.0]
+    clock = OnTimeClock(lambda: now[0])
+    running = asyncio.create_task(clock.run())
+    await asyncio.sleep(0)
+    began, heartbeat = clock.now(), Heartbeat()
+    heartbeat.answered(clock.now())
+    heartbeat.missed(began)
+    # Load, or a SIGSTOP: not even the clock was looked at.
+    now[0] += 100.0
+    assert heartbeat.presence(clock.now()) is Presence.ANSWERS
+    await asyncio.sleep(0.5)  # it looks four times a second
+    assert heartbeat.presence(clock.now()) is Presence.ANSWERS
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    # Without it, it is a usual clock.
+    at = clock.now()
+    now[0] += 10 * INTERVAL_S
+    assert clock.now() == at + 10 * INTERVAL_S
+    assert heartbeat.presence(clock.now()) is Presence.LOST

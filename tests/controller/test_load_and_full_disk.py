@@ -14,6 +14,17 @@ from click.testing import CliRunner
 
 from patchlight.cli.main import cli
 from patchlight.client.client import ControllerClient
+from patchlight.testbed.jobs import JobSpec
+from patchlight.testbed.wire.lab_api import keepers_socket
+from tests.support.api_attack import (
+    ATTACK_S,
+    THREADS,
+    as_text,
+    attacked,
+    check_waited,
+    first_answer_of,
+    waited_s,
+)
 from tests.support.controller_process import ControllerProcess
 from tests.support.waiting import PATIENCE_S, wait_until
 
@@ -74,6 +85,35 @@ def test_streams_of_one_viewer_keep_nobody_else_out(tmp_path: Path, kind: str) -
                     # Another user who may only look; and once more the one who holds them all.
                     for uid in (65533, 65534):
                         assert _looks(process.api, uid) == "200"
+        finally:
+            process.stop()
+
+
+@pytest.mark.root
+def test_the_stop_button_answers_whatever_viewers_do(tmp_path: Path) -> None:
+    with tempfile.TemporaryDirectory() as open_to_all:
+        Path(open_to_all).chmod(0o755)
+        process = ControllerProcess(tmp_path)
+        process.api = f"unix:{open_to_all}/api.sock"
+        process.client = ControllerClient(process.api)
+        process.start()
+        try:
+            process.client.drain("no job begins")
+            spec = JobSpec("ended", 1, 4, {"M": 1.0}, workers=2)
+            for _ in range(64):
+                process.client.stop(process.client.submit([spec])[0]["id"])
+            address = f"{open_to_all}/api.sock"
+            # Root's commands use it; others can keep the queue of that for all full.
+            own = str(keepers_socket(Path(address)))
+            for kinds in (("lists", "streams", "bursts"), ("abandoned", "kept")):
+                attacks = [(uid, kind, THREADS[kind]) for uid in (65534, 65533) for kind in kinds]
+                with attacked(address, *attacks) as got:
+                    waited = waited_s(own, ATTACK_S)
+                print(f"\n{as_text(waited)}\nattackers {got}")
+                check_waited(waited)
+                wait_until(lambda: first_answer_of(address, 65534) == "200")
+                check_waited(waited_s(own, 0.5))
+            assert "Traceback" not in process.log.read_text()
         finally:
             process.stop()
 

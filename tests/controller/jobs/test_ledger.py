@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from patchlight.controller.jobs import job_table
 from patchlight.controller.jobs.job_table import JobTable
 from patchlight.controller.jobs.ledger import JobLedger
 from patchlight.controller.storage.store import Store
@@ -165,3 +166,26 @@ def test_the_table_keeps_in_memory_only_what_has_not_ended(ledger: JobLedger) ->
     assert table["j-1"].message == "over"
     assert ids(JobTable(ledger).live()) == ["j-0", "j-2"]
     assert ids(JobTable(ledger).recent()) == ["j-0", "j-1", "j-2"]
+
+
+def test_a_list_of_ended_jobs_is_read_once_and_shows_what_became_of_them(
+    ledger: JobLedger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job_table, "_LISTED", 3)
+    table = JobTable(ledger)
+    table.add([status(f"j-{n}") for n in range(4)])
+    for n in range(4):
+        table.move(f"j-{n}", JobState.DONE, "over")
+    listed = table.page(3)
+    texts = [table.text(each) for each in listed]
+    assert [a is b for a, b in zip(table.page(3), listed, strict=True)] == [True] * 3
+    assert [a is b for a, b in zip(map(table.text, listed), texts, strict=True)] == [True] * 3
+    # One more than are kept.
+    assert ids(table.page(4)) == ["j-0", "j-1", "j-2", "j-3"]
+    assert ids(table.page(4)) == ["j-0", "j-1", "j-2", "j-3"]
+    again = table.move("j-3", JobState.QUEUED, "once more")
+    assert table.page(1) == [again]
+    assert b'"queued"' in table.text(again)
+    table.move("j-3", JobState.FAILED, "in the end")
+    assert [each.message for each in table.page(1)] == ["in the end"]
+    assert b'"failed"' in table.text(table.page(1)[0])

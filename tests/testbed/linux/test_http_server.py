@@ -2,7 +2,11 @@
 
 import asyncio
 import contextlib
+import dataclasses
+import json
+import os
 import socket
+from collections import Counter
 from collections.abc import AsyncIterator
 
 import pytest_asyncio
@@ -21,10 +25,16 @@ held = list[asyncio.StreamWriter]()
 
 @pytest_asyncio.fixture
 async def port() -> AsyncIterator[int]:
+    """A server that takes eight connections."""
+    async with serving(ServerLimits(connections=8, peer_s=PEER_S)) as at:
+        yield at
+
+
+@contextlib.asynccontextmanager
+async def serving(limits: ServerLimits) -> AsyncIterator[int]:
     """A server on this port of the machine that gives its peers half a second.
 
-    It takes eight connections. Whoever asks for ``/USER`` is that user; one who waits is answered
-    when the server ends.
+    Whoever asks for ``/USER`` is that user; one who waits is answered when the server ends.
     """
     ending = asyncio.Event()
 
@@ -39,7 +49,6 @@ async def port() -> AsyncIterator[int]:
 
     routes = [Route("/", hello, methods=["GET", "POST"])]
     app = Starlette(routes=[*routes, Route("/{name}", user, methods=["GET", "POST"])])
-    limits = ServerLimits(connections=8, peer_s=PEER_S)
     server = http_server(app, limits=limits, loop="asyncio", lifespan="off")
     with socket.create_server(("127.0.0.1", 0)) as listener:
         serving = asyncio.create_task(server.serve(sockets=[listener]))
@@ -98,3 +107,48 @@ async def test_reads_that_last_make_room_for_others_and_changes_do_not(port: int
     assert not any(reader.at_eof() for reader, _ in changes)
     assert not other.at_eof()
     assert not polls[-1][0].at_eof()
+
+
+ONE_USER = ServerLimits(per_user=4, peer_s=PATIENCE_S)
+"""Four connections of each user, and two new ones a second."""
+
+
+async def test_too_many_new_connections_of_a_user_are_told_so_and_closed() -> None:
+    async with serving(ONE_USER) as port:
+        answers = await asyncio.gather(*(asked(port, "GET", "/", PATIENCE_S) for _ in range(12)))
+        counts = Counter(text.split()[1] for _, text in answers)
+        assert counts[b"429"] >= 6
+        assert counts[b"200"] >= 4
+        refused = next(text for _, text in answers if b" 429 " in text)
+        assert b"\r\nRetry-After: 1\r\n" in refused
+        assert json.loads(refused.partition(b"\r\n\r\n")[2])["hint"].startswith("close some")
+        assert b"application/problem+json" in refused
+        await asyncio.sleep(1.0)  # as it was told
+        assert b" 200 " in (await asked(port, "GET", "/", PATIENCE_S))[1]
+
+
+async def test_a_user_trusted_by_name_has_no_limit() -> None:
+    limits = dataclasses.replace(ONE_USER, trusted=frozenset({os.getuid()}))
+    async with serving(limits) as port:
+        answers = await asyncio.gather(*(asked(port, "GET", "/", PATIENCE_S) for _ in range(20)))
+        assert all(b" 200 " in text for _, text in answers)
+
+
+async def test_beyond_the_limit_a_user_loses_the_oldest_idle_connection() -> None:
+    async with serving(ONE_USER) as port:
+        idle = []
+        for _ in range(5):
+            idle.append((await asked(port, "GET", "/", PATIENCE_S))[0])
+            await asyncio.sleep(0.3)
+        assert await asyncio.wait_for(idle[0].read(), PATIENCE_S) == b""
+        assert not any(reader.at_eof() for reader in idle[1:])
+
+
+async def test_beyond_the_limit_a_new_request_is_refused_while_all_others_work() -> None:
+    async with serving(ONE_USER) as port:
+        at_work = []
+        for _ in range(4):
+            at_work.append((await asked(port, "POST", "/eve?waits", 0.3))[0])
+        _, text = await asked(port, "GET", "/", PATIENCE_S)
+        assert b" 429 " in text
+        assert not any(reader.at_eof() for reader in at_work)
