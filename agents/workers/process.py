@@ -241,9 +241,10 @@ class _ProcessWorker:
 
     async def ended(self) -> contract.ExitInfo:
         await self._gone.wait()
-        code = keeper.exit_code(self._directory)
+        code, unreadable = keeper.exit_code(self._directory)
         lines = await asyncio.to_thread(keeper.last_lines, self._directory / keeper.OUTPUT)
-        return contract.ExitInfo(code, lines, self._cgroups.ran_out_of_memory(self._namespace))
+        out_of_memory = self._cgroups.ran_out_of_memory(self._namespace)
+        return contract.ExitInfo(code, lines, out_of_memory, unreadable)
 
     async def stop(self, grace_s: float) -> None:
         self._signal(signal.SIGTERM)
