@@ -155,7 +155,7 @@ def test_a_program_that_replaces_its_exit_code_has_failed_at_once(
     assert everything_is_back(agent, "job-0")
 
 
-@pytest.mark.parametrize("reply", ["'[' * 60_000", "'{\"ok\": true, \"iteration\": 1e999}'"])
+@pytest.mark.parametrize("reply", ["'[' * 60_000", '\'{"ok": true, "iteration": 1e999}\''])
 def test_a_program_that_answers_nonsense_has_not_answered(
     make_bench: MakeBench, reply: str
 ) -> None:
