@@ -81,6 +81,9 @@ def refused_calls() -> bytes:
     for family in {*range(_FAMILIES)} - _FAMILIES_OF_WORKERS:
         rules.add_rule(no, "socket", seccomp.Arg(0, seccomp.EQ, family))
     rules.add_rule(no, "socket", seccomp.Arg(0, seccomp.GE, _FAMILIES))
+    # A keeper that is stopped by a tracer would never end. It is process 1 of the worker's own.
+    for name, argument in (("ptrace", 1), ("process_vm_writev", 0)):
+        rules.add_rule(no, name, seccomp.Arg(argument, seccomp.EQ, 1))
     rules.add_rule(no, "personality", seccomp.Arg(0, seccomp.NE, _PERSONALITY_NOW))
     with tempfile.TemporaryFile() as file:
         rules.export_bpf(file)
