@@ -249,9 +249,15 @@ class Forwarding:
             owner_of_address[int(host.nic.address)] = owner
             (self._plugged[other] if is_plugged else self._loose).append(host)
         matches: dict[str | Endpoint, list[tuple[int, Match]]] = defaultdict(list)
+        ignored = 0
+        if len({mac >> _OUI_BITS for mac in owner_of_mac}) == 1:
+            # The groups differ from the MACs in the same bits: without these, one block is both.
+            first, group_of_first = next(iter(owner_of_mac)), next(iter(owner_of_group))
+            ignored, owner_of_group = first ^ group_of_first, {}
         for owner_of in (owner_of_mac, owner_of_group):
             for block in address_blocks(owner_of, _MAC_BITS, _OUI_BITS):
-                matches[block.owner].append(_to_mac(_masked(block.first, block.length, _MAC_BITS)))
+                to_block = _to_mac(_masked(block.first, block.length, _MAC_BITS, ignored))
+                matches[block.owner].append(to_block)
         for address in address_blocks(owner_of_address, _IPV4_BITS):
             asked = _masked(address.first, address.length, _IPV4_BITS)
             matches[address.owner].append(_asking_for(asked))
@@ -393,13 +399,14 @@ def _asking_for(address: MatchValue) -> tuple[int, Match]:
     return PRIORITY_ARP, match
 
 
-def _masked(first: int, length: int, bits: int) -> MatchValue:
-    numbers = first, (1 << bits) - (1 << (bits - length))
+def _masked(first: int, length: int, bits: int, ignored: int = 0) -> MatchValue:
+    mask = ((1 << bits) - (1 << (bits - length))) & ~ignored
+    numbers = first & mask, mask
     if bits == _IPV4_BITS:
-        address, mask = (str(IPv4Address(number)) for number in numbers)
+        address, masked = (str(IPv4Address(number)) for number in numbers)
     else:
-        address, mask = (number.to_bytes(bits // 8, "big").hex(":") for number in numbers)
-    return address if length == bits else (address, mask)
+        address, masked = (number.to_bytes(bits // 8, "big").hex(":") for number in numbers)
+    return address if length == bits and not ignored else (address, masked)
 
 
 def _spread(
