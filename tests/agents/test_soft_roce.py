@@ -30,7 +30,7 @@ FAMILIES = {socket.AF_INET: ("0.0.0.0", "10.79.0.11")}
 FAMILIES[socket.AF_INET6] = ("::", f"{link_local('02:4c:0a:4f:00:0b')}%p0")
 
 
-def listener(space: str, port: int, family: int = socket.AF_INET) -> socket.socket:
+def listener(space: str, port: int, family: socket.AddressFamily = socket.AF_INET) -> socket.socket:
     def opened() -> socket.socket:
         made = socket.socket(family, socket.SOCK_DGRAM)
         made.bind((FAMILIES[family][0], port))
