@@ -20,6 +20,7 @@ from patchlight.agents.workers.contract import Runner, RunningWorker, WorkerLaun
 from patchlight.testbed.errors import PatchlightError, in_words, reason
 from patchlight.testbed.lab.model import Lab, Nic, Server
 from patchlight.testbed.linux import files, namespaces
+from patchlight.testbed.linux.processes import memory_for_workers
 from patchlight.testbed.wire.agent_status import RdmaStatus
 from patchlight.testbed.wire.worker_api import WorkerSpec
 
@@ -221,7 +222,10 @@ class Tenancy:
                 cpus=site.pairings.cpus_near(spec.gpu, nic),
                 hosts=site.lab.names_by_address,
                 limits=limits.limits_of(
-                    spec, gpu, limits.memory_share(site.server), site.lab.workers
+                    spec,
+                    gpu,
+                    limits.memory_share(site.lab, site.server, memory_for_workers()),
+                    site.lab.workers,
                 ),
             )
         )

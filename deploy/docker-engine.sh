@@ -72,10 +72,11 @@ TOML
     echo $! >"$RUN/containerd.pid"
     wait_for "$RUN/containerd.pid" containerd "$RUN/containerd.log" test -S "$CONTAINERD"
     # Where containers cannot run real-time (the kernel wants a budget for that, which throttles
-    # them), the group of all of them counts for more than what else runs here.
+    # them), the group of all of them counts like four processes with a niceness of -10: for more
+    # than what else runs here, but the agents that end them get their part.
     local group=()
     if [ -e "$SHARES/cpu.rt_runtime_us" ] && mkdir -p "$SHARES/patchlight" 2>/dev/null &&
-        echo 262144 2>/dev/null >"$SHARES/patchlight/cpu.shares"; then
+        echo 38192 2>/dev/null >"$SHARES/patchlight/cpu.shares"; then
         group=(--cgroup-parent=/patchlight)
     fi
     setsid dockerd --host "unix://$SOCKET" --containerd "$CONTAINERD" --group root \
@@ -113,7 +114,9 @@ stop() {
         < <(awk -v run="$RUN/" -v data="$DATA/" \
             'index($2, run) == 1 || index($2, data) == 1 { print $2 }' /proc/self/mounts | sort -r)
     rm -rf "$RUN"
-    if [ -d "$SHARES/patchlight" ]; then rmdir "$SHARES/patchlight" 2>/dev/null || true; fi
+    for group in "$SHARES/patchlight/docker" "$SHARES/patchlight"; do
+        if [ -d "$group" ]; then rmdir "$group" 2>/dev/null || true; fi
+    done
 }
 
 case ${1:-} in

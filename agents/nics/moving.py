@@ -8,8 +8,10 @@ unless their docstring says otherwise.
 
 import errno
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from socket import AF_INET, AF_INET6
 from typing import Any
 from uuid import uuid4
 
@@ -25,6 +27,7 @@ from patchlight.agents.nics.state import (
     allowing,
     has_rdma_device,
     index_of,
+    link_local,
     name_inside,
     rtnetlink,
 )
@@ -37,7 +40,12 @@ _WITH_FUNCTIONS = 1
 _NUD_PERMANENT = 0x80
 # 50 ms is usual; on a slow link a queue may be seconds deep.
 _QUEUE_S = 10.0
-_PROTO_KERNEL = 2
+# Routes of the kernel, and those that routers advertise.
+_MADE_BY_ITSELF = (2, 9)
+_FAMILIES = {AF_INET: "0.0.0.0", AF_INET6: "::"}
+_EVERYWHERE = 0
+_IFA_F_NODAD, _IFA_F_PERMANENT = 0x02, 0x80
+_NONE_GENERATED = 1
 # Sysctls that decide which NIC of a server answers ARP for an address.
 _DEVICE_SYSCTLS = ("arp_announce", "arp_filter", "arp_ignore", "accept_local", "rp_filter")
 
@@ -68,19 +76,20 @@ def read_nic(access: NicAccess) -> NicState:
             mac=link.get_attr("IFLA_ADDRESS"),
             mtu=link.get_attr("IFLA_MTU"),
             up=bool(link["flags"] & _IFF_UP),
-            addresses=tuple(_address(message) for message in ip.get_addr(index=index, family=2)),
+            addresses=tuple(_addresses(ip, index)),
             neighbours=tuple(
                 sorted(
                     (message.get_attr("NDA_DST"), message.get_attr("NDA_LLADDR"))
-                    for message in ip.get_neighbours(ifindex=index, family=2)
-                    if message["state"] & _NUD_PERMANENT
+                    for family in _FAMILIES
+                    for message in ip.get_neighbours(ifindex=index, family=family)
+                    if message["state"] & _NUD_PERMANENT and message["family"] == family
                 )
             ),
             routes=tuple(
                 {
                     key: value
                     for key, value in {
-                        "dst": f"{message.get_attr('RTA_DST') or '0.0.0.0'}/{message['dst_len']}",
+                        "dst": f"{message.get_attr('RTA_DST') or anywhere}/{message['dst_len']}",
                         "gateway": message.get_attr("RTA_GATEWAY"),
                         "table": message.get_attr("RTA_TABLE") or message["table"],
                         "prefsrc": message.get_attr("RTA_PREFSRC"),
@@ -90,8 +99,9 @@ def read_nic(access: NicAccess) -> NicState:
                     }.items()
                     if value is not None
                 }
-                for message in ip.get_routes(oif=index, family=2)
-                if message["proto"] != _PROTO_KERNEL
+                for family, anywhere in _FAMILIES.items()
+                for message in ip.get_routes(oif=index, family=family)
+                if message["proto"] not in _MADE_BY_ITSELF and message["family"] == family
             ),
             shaping=limit,
             tx_checksum=devices.tx_checksum(interface),
@@ -136,7 +146,7 @@ def _set_up(state: NicState, network: WorkerNetwork) -> None:
     interface = state.interface
     # Training pauses for seconds between bursts; slow start after idle would throttle each burst.
     _set_sysctl("ipv4/tcp_slow_start_after_idle", 0)
-    _set_sysctl(f"ipv6/conf/{interface}/disable_ipv6", 1)
+    _silence_ipv6(interface)
     if network.window_bytes is not None:
         # Half of a socket's memory is window. The built-in trainer limits its window itself.
         memory = 2 * network.window_bytes
@@ -155,9 +165,11 @@ def _set_up(state: NicState, network: WorkerNetwork) -> None:
         with rtnetlink(interface, f"making VLAN {network.vlan} on") as ip:
             parent = index_of(ip, interface)
             ip.link("add", ifname=named, kind="vlan", link=parent, vlan_id=network.vlan)
+        _silence_ipv6(named)
         bare = NicState(named, bare.mac, bare.mtu, up=True)
     routes = tuple({"dst": to, "gateway": via} for to, via in network.routes)
     _restore(replace(_addressed(bare, network), routes=routes), loopback_up=True)
+    _give_link_local(named, bare.mac, network)
     if network.rendezvous is not None:
         address = network.rendezvous.address
         with rtnetlink(RENDEZVOUS, "setting up") as ip:
@@ -166,6 +178,33 @@ def _set_up(state: NicState, network: WorkerNetwork) -> None:
             ip.addr(
                 "add", index=index, address=str(address.ip), prefixlen=address.network.prefixlen
             )
+
+
+def _silence_ipv6(interface: str) -> None:
+    """Keep the kernel from announcing an interface and from taking what routers advertise. Harmless
+    if the kernel has no IPv6."""
+    quiet = {"disable_ipv6": 1, "addr_gen_mode": _NONE_GENERATED, "accept_ra": 0}
+    for name, value in quiet.items():
+        namespaces.set_sysctl(f"ipv6/conf/{interface}/{name}", value)
+
+
+def _give_link_local(interface: str, mac: str, network: WorkerNetwork) -> None:
+    """Give an interface the IPv6 address that is derived from its MAC, and as static neighbours
+    those of the job's other workers: not all packet switches forward neighbour discovery."""
+    if not namespaces.set_sysctl(f"ipv6/conf/{interface}/disable_ipv6", 0):
+        return  # a kernel without IPv6, or an MTU below its least
+    with rtnetlink(interface, "setting up IPv6 on") as ip, Netlink() as netlink:
+        index = index_of(ip, interface)
+        _add_address(ip, index, link_local(mac), 64)
+        neighbours = [(link_local(each), each) for _, each in network.neighbours]
+        set_neighbours(netlink, index, interface, neighbours)
+
+
+def _add_address(ip: Any, index: int, address: str, prefix: int) -> None:
+    """Add an address; an IPv6 one at once, without probing whether others have it."""
+    more = {"family": AF_INET6, "flags": _IFA_F_NODAD} if ":" in address else {}
+    with allowing(errno.EEXIST):
+        ip.addr("add", index=index, address=address, prefixlen=prefix, **more)
 
 
 def _bare(state: NicState, interface: str, network: WorkerNetwork) -> NicState:
@@ -225,8 +264,19 @@ def is_in(namespace: Path, interface: str) -> bool:
     return namespaces.is_one(namespace) and namespaces.inside(namespace, look)
 
 
-def _address(message: Any) -> tuple[str, int]:
-    return message.get_attr("IFA_LOCAL"), message["prefixlen"]
+def _addresses(ip: Any, index: int) -> Iterator[tuple[str, int]]:
+    """The addresses that somebody has set: not the link-local and advertised ones of IPv6."""
+    for family in _FAMILIES:
+        # A kernel without IPv6 answers with IPv4.
+        for found in ip.get_addr(index=index, family=family):
+            is_set = family == AF_INET or (
+                found["scope"] == _EVERYWHERE and found["flags"] & _IFA_F_PERMANENT
+            )
+            if is_set and found["family"] == family:
+                yield (
+                    found.get_attr("IFA_LOCAL") or found.get_attr("IFA_ADDRESS"),
+                    found["prefixlen"],
+                )
 
 
 def _move(ip: Any, interface: str, namespace: Path) -> None:
@@ -257,12 +307,12 @@ def _restore(state: NicState, *, loopback_up: bool = False) -> None:
             with Netlink() as netlink:
                 set_neighbours(netlink, index, interface, state.neighbours)
         for address, prefix in state.addresses:
-            with allowing(errno.EEXIST):
-                ip.addr("add", index=index, address=address, prefixlen=prefix)
+            _add_address(ip, index, address, prefix)
         for route in state.routes:
-            ip.route("replace", oif=index, family=2, **route)
+            family = AF_INET6 if ":" in route["dst"] else AF_INET
+            ip.route("replace", oif=index, family=family, **route)
         (link,) = ip.get_links(index)
-        addresses = {_address(message) for message in ip.get_addr(index=index, family=2)}
+        addresses = set(_addresses(ip, index))
     mac = link.get_attr("IFLA_ADDRESS")
     if mac != state.mac or not set(state.addresses) <= addresses:
         raise NicError(
@@ -303,8 +353,11 @@ def unblock_egress(namespace: Path) -> None:
 
 def _blackhole(namespace: Path, command: str, already: int) -> None:
     def switch() -> None:
-        with rtnetlink(namespace.name, "silencing") as ip, allowing(already):
-            ip.rule(command, priority=1, action="FR_ACT_BLACKHOLE")
+        with rtnetlink(namespace.name, "silencing") as ip:
+            for family in _FAMILIES:
+                # A kernel may have no IPv6.
+                with allowing(already, errno.EAFNOSUPPORT):
+                    ip.rule(command, family=family, priority=1, action="FR_ACT_BLACKHOLE")
 
     namespaces.inside(namespace, switch)
 

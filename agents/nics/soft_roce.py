@@ -14,8 +14,12 @@ from patchlight.agents.nics.state import NicState, index_of
 _PEER = "roce{}"
 _INGRESS = 0xFFFFFFF2
 _ACCEPTED = 0x10000  # any class: a match without action goes on to the kernel
-_IP, _ANY_PROTOCOL = 0x0800, 0x0003
-_ROCE_V2 = ["0x00110000/0x00ff0000+8", "0x000012b7/0x0000ffff+20"]  # UDP, destination port 4791
+_ANY_PROTOCOL = 0x0003
+# By EtherType (IPv4, IPv6): UDP, destination port 4791.
+_ROCE_V2 = {
+    0x0800: ["0x00110000/0x00ff0000+8", "0x000012b7/0x0000ffff+20"],
+    0x86DD: ["0x00001100/0x0000ff00+4", "0x000012b7/0x0000ffff+40"],
+}
 _EVERY_FRAME = ["0x0/0x0+0"]
 _FILTERED = ("clsact", "ingress")
 _NUD_PERMANENT = 0x80
@@ -34,11 +38,17 @@ def give(ip: Any, index: int, state: NicState, namespace: Path, mtu: int) -> Non
     ip.link("set", index=other, state="up")
     for each in (index, other):
         ip.tc("add", "clsact", each)
-    roce = {"prio": 1, "protocol": _IP, "keys": _ROCE_V2, "target": _ACCEPTED}
-    ip.tc("add-filter", "u32", index, parent=_INGRESS, **roce)
+    for prio, (protocol, keys) in enumerate(_ROCE_V2.items(), 1):
+        roce = {"prio": prio, "protocol": protocol, "keys": keys, "target": _ACCEPTED}
+        ip.tc("add-filter", "u32", index, parent=_INGRESS, **roce)
     for source, target in ((index, other), (other, index)):
         pass_on = {"kind": "mirred", "direction": "egress", "action": "redirect", "ifindex": target}
-        every = {"prio": 2, "protocol": _ANY_PROTOCOL, "keys": _EVERY_FRAME, "action": pass_on}
+        every = {
+            "prio": 1 + len(_ROCE_V2),
+            "protocol": _ANY_PROTOCOL,
+            "keys": _EVERY_FRAME,
+            "action": pass_on,
+        }
         ip.tc("add-filter", "u32", source, parent=_INGRESS, target=_ACCEPTED, **every)
 
 

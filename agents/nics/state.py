@@ -103,6 +103,13 @@ def _read(path: Path) -> str | None:
         return None
 
 
+def link_local(mac: str) -> str:
+    """The IPv6 link-local address that is derived from a MAC (RFC 4291, appendix A)."""
+    octets = bytes.fromhex(mac.replace(":", ""))
+    interface = bytes([octets[0] ^ 2]) + octets[1:3] + b"\xff\xfe" + octets[3:]
+    return str(IPv6Address(b"\xfe\x80" + bytes(6) + interface))
+
+
 RENDEZVOUS = "rdv0"
 """The name of a worker's second interface, if it has one."""
 
@@ -303,12 +310,12 @@ def index_of(ip: Any, interface: str) -> int:
 
 
 @contextmanager
-def allowing(code: int) -> Iterator[None]:
-    """Ignore a kernel error with this ``errno``: the state is already the wanted one."""
+def allowing(*codes: int) -> Iterator[None]:
+    """Ignore kernel errors with these ``errno``: the state is already the wanted one."""
     from pyroute2 import NetlinkError
 
     try:
         yield
     except NetlinkError as exc:
-        if exc.code != code:
+        if exc.code not in codes:
             raise

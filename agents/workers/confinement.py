@@ -11,7 +11,7 @@ import shutil
 import socket
 import subprocess
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -82,6 +82,9 @@ def refused_calls() -> bytes:
     for family in {*range(_FAMILIES)} - _FAMILIES_OF_WORKERS:
         rules.add_rule(no, "socket", seccomp.Arg(0, seccomp.EQ, family))
     rules.add_rule(no, "socket", seccomp.Arg(0, seccomp.GE, _FAMILIES))
+    # A keeper that is stopped by a tracer would never end. It is process 1 of the worker's own.
+    for name, argument in (("ptrace", 1), ("process_vm_writev", 0)):
+        rules.add_rule(no, name, seccomp.Arg(argument, seccomp.EQ, 1))
     rules.add_rule(no, "personality", seccomp.Arg(0, seccomp.NE, _PERSONALITY_NOW))
     with tempfile.TemporaryFile() as file:
         rules.export_bpf(file)
@@ -120,14 +123,14 @@ def begin(
     launch: WorkerLaunch,
     user: WorkerUser,
     groups: Sequence[Path],
-    processes: int | None,
+    rlimits: Mapping[str, int],
     code: Sequence[Path],
     tries: int = 5,
 ) -> tuple[subprocess.Popen[bytes], int]:
-    """Start ``command`` confined, within its cgroups by the files ``groups``, with at most that
-    many processes, seeing the folders ``code``. Returns the child and the worker's first process,
+    """Start ``command`` confined, within its cgroups by the files ``groups`` and these ``rlimits``
+    by name, seeing the folders ``code``. Returns the child and the worker's first process,
     whose end ends all others. Up to ``tries`` times if mounts of other programs end meanwhile."""
-    limits = [] if processes is None else [f"--nproc={processes}"]
+    limits = [f"--{name}={value}" for name, value in rlimits.items()]
     if launch.rdma_devices:
         limits.append("--memlock=unlimited")
     environment = ENVIRONMENT | ({_MARK: os.environ[_MARK]} if _MARK in os.environ else {})
@@ -170,7 +173,7 @@ def begin(
             why = " | ".join(keeper.last_lines(log)) or "bubblewrap gave no reason"
             if tries > 1 and _VANISHED in why:
                 os.truncate(log, 0)
-                return begin(command, launch, user, groups, processes, code, tries - 1)
+                return begin(command, launch, user, groups, rlimits, code, tries - 1)
             raise LaunchError(f"confining worker {launch.spec.id}: {why}") from error
 
 

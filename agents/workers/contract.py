@@ -64,15 +64,18 @@ class WorkerHandle:
 @dataclass(frozen=True, slots=True)
 class ExitInfo:
     """How a worker ended; an exit code above 128 may be 128 + a signal. ``out_of_memory``: the
-    kernel killed one of its processes at its memory limit."""
+    kernel killed one of its processes at its memory limit. ``unreadable``: why there is no code."""
 
     exit_code: int
     last_lines: tuple[str, ...] = field(default=())
     out_of_memory: bool = False
+    unreadable: str = ""
 
     @property
     def in_words(self) -> str:
         """The exit code as part of a sentence."""
+        if self.unreadable:
+            return f"ended, but its exit code cannot be read: {self.unreadable}"
         killed = 128 < self.exit_code < 128 + 65
         signal = f" (killed by signal {self.exit_code - 128})" if killed else ""
         memory = ": it exceeded its memory limit" if self.out_of_memory else ""

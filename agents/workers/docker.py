@@ -48,6 +48,7 @@ class DockerRunner:
 
     name = "docker"
     _mapped_root: limits.WorkerUser | None = None
+    _parent: str | None = None
 
     def __init__(self, options: contract.BackendOptions) -> None:
         self.worker_user, self._user = options.worker_user, limits.named_user(options.worker_user)
@@ -72,6 +73,9 @@ class DockerRunner:
             ) from exc
         self._check_image(self._image)
         engine = self._client.info()
+        # With systemd's driver the parent would have to be a unit of systemd.
+        if engine.get("CgroupDriver") == "cgroupfs" and processes.Cgroups().controllers:
+            self._parent = f"{processes.Cgroups.PARENT}/docker"
         self.gpu_access = limits.find_access(self.gpu_access, engine)
         self._mapped_root = mapped_root(engine)
         if self._mapped_root is not None:
@@ -173,6 +177,7 @@ class DockerRunner:
             "mem_limit": launch.limits.memory_bytes,
             "memswap_limit": launch.limits.memory_bytes,  # equal to mem_limit, so no swap
             "pids_limit": launch.limits.processes,
+            "cgroup_parent": self._parent,
             **gpu,
         }
         if launch.limits.cpus is not None:

@@ -205,9 +205,11 @@ def _prctl(option: int, value: int) -> None:
 
 
 def _keep(order: ForkRequest, train: Any) -> int:
+    result = open("exit", "w")  # before the worker can put a pipe there  # noqa: SIM115
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     program = os.fork()
     if not program:
+        result.close()
         for number in (signal.SIGINT, signal.SIGQUIT):  # as a shell does for background jobs
             signal.signal(number, signal.SIG_IGN)
         _run(order, train)
@@ -218,8 +220,8 @@ def _keep(order: ForkRequest, train: Any) -> int:
     _, status = os.waitpid(program, 0)
     code = os.waitstatus_to_exitcode(status)
     code = 128 - code if code < 0 else code
-    with open("exit", "w") as file:
-        file.write(f"{code}\n")
+    with result:
+        result.write(f"{code}\n")
     return code
 
 

@@ -13,6 +13,7 @@ import asyncio
 import codecs
 import json
 import os
+import re
 import stat
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -25,25 +26,26 @@ from pydantic.dataclasses import dataclass as checked_dataclass
 from patchlight.agents.errors import AgentError, Conflict, log
 from patchlight.agents.gpus import PhysicalGpu
 from patchlight.agents.workers.contract import ExitInfo
-from patchlight.testbed.errors import mistakes_in_words, reason
+from patchlight.testbed.errors import mistakes_in_words, reason, short
 from patchlight.testbed.linux import files
 from patchlight.testbed.units import format_size
 from patchlight.testbed.wire.worker_api import LogPart, Report, WorkerState
 
 START, STARTED, EXIT, OUTPUT = "start", "started", "exit", "output.log"
 
+# ``exit`` is opened before the program runs, which could put a pipe there that blocks the keeper.
 # SIGTERM is passed on to the whole process group. A shell's ``wait`` is interrupted by it and
 # has to be called again; 127 then means that the first call had the true exit code already.
 _KEEPER = r"""
 folder=$1 mode=$2 gpu=$3 minor=$4 root=$5
 shift 5
-exec </dev/null >>"$folder/output.log" 2>&1
+exec </dev/null >>"$folder/output.log" 2>&1 3>"$folder/exit"
 
 refuse() {
     echo "patchlight: $1"
     set -- '"state": "failed", "iterations_done": 0, "message"' "$1"
     echo "{$1: \"$2\"}" >"$folder/state.json"
-    echo 126 >"$folder/exit"
+    echo 126 >&3
     exit 126
 }
 
@@ -84,7 +86,7 @@ if [ -n "$gpu" ]; then
     [ "$uuid" = "$gpu" ] ||
         refuse "this worker needs the GPU $gpu, but$nodes is ${uuid:-of unknown UUID}"
 fi
-if [ "$mode" = direct ]; then exec "$@"; fi
+if [ "$mode" = direct ]; then exec "$@" 3>&-; fi
 if [ "$mode" = gated ]; then
     trap 'exit 143' TERM
     read -r go <"$folder/start" || exit 125
@@ -92,7 +94,7 @@ if [ "$mode" = gated ]; then
 fi
 told=
 trap 'trap "" TERM; told=yes; kill -TERM 0' TERM
-"$@" &
+"$@" 3>&- &
 program=$! code=
 while :; do
     told=
@@ -102,7 +104,7 @@ while :; do
     code=$next
     [ -n "$told" ] || break
 done
-echo "$code" >"$folder/exit"
+echo "$code" >&3
 exit "$code"
 """
 
@@ -125,6 +127,10 @@ def kept(
     return ["sh", "-c", _KEEPER, "patchlight-keeper", folder, mode, *only, root, *program]
 
 
+_LONGEST_EXIT_BYTES = 16
+_EXIT_CODE = re.compile(rb"([0-9]{1,3})\n")
+
+
 def make_gate(folder: Path) -> None:
     """The pipe at which a gated program waits."""
     os.mkfifo(folder / START, 0o600)
@@ -145,14 +151,20 @@ def open_gate(folder: Path) -> bool:
     return True
 
 
-def exit_code(folder: Path) -> int:
-    """The program's exit code; 137 (killed) if its keeper could not write it."""
+def exit_code(folder: Path) -> tuple[int, str]:
+    """The program's exit code, 137 (killed) if its keeper could not write it; or 255, and why what
+    the worker has made of the file is not one."""
+    path = folder / EXIT
     try:
-        with files.open_plain(folder / EXIT) as file:
-            text = file.read(16).decode("ascii")
-        return int(text) if text.endswith("\n") else 137
-    except (OSError, ValueError):
-        return 137
+        with files.open_plain(path) as file:
+            text = file.read(_LONGEST_EXIT_BYTES)
+    except OSError as exc:
+        return 255, f"{path}: {exc.strerror}"
+    if not text.endswith(b"\n") and len(text) < _LONGEST_EXIT_BYTES:
+        return 137, ""
+    if (found := _EXIT_CODE.fullmatch(text)) and int(found[1]) <= 255:
+        return int(found[1]), ""
+    return 255, f"{path} contains {short(repr(text))}"
 
 
 MOST_KEPT_BYTES = 64 * 2**20
@@ -354,6 +366,13 @@ def has_control(directory: Path) -> bool:
         return False
 
 
+# What a program at the socket can make of a reply, also "[[[[…" and an iteration of 1e999.
+_NO_REPLY = (
+    *(OSError, ValueError, KeyError, TypeError, AttributeError),
+    *(RecursionError, OverflowError),
+)
+
+
 async def tell(directory: Path, request: Mapping[str, Any], deadline_s: float = 5.0) -> int:
     """Send a running worker a request; returns its iteration. ``Conflict`` if it is not up yet or
     refuses, ``AgentError`` if it does not answer."""
@@ -378,7 +397,7 @@ async def tell(directory: Path, request: Mapping[str, Any], deadline_s: float = 
         return int(reply["iteration"])
     except ConnectionRefusedError as exc:
         raise not_up from exc
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as exc:
+    except _NO_REPLY as exc:
         is_late = isinstance(exc, TimeoutError)
         why = f"no answer after {deadline_s:g} s" if is_late else reason(exc)
         raise AgentError(f"sending {request.get('op')} to the worker: {why}") from exc

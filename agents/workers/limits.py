@@ -24,15 +24,14 @@ from patchlight.agents.errors import BadRequest, Forbidden, LaunchError
 from patchlight.agents.gpus import PhysicalGpu
 from patchlight.testbed.errors import BadInput, reason, short
 from patchlight.testbed.jobs import CommandTask
-from patchlight.testbed.lab.model import Server
+from patchlight.testbed.lab.model import Lab, Server
 from patchlight.testbed.lab.rules import DYNAMIC, WRITABLE, WorkerPolicy
 from patchlight.testbed.linux.processes import Limits
 from patchlight.testbed.units import format_size
 from patchlight.testbed.wire.worker_api import SyntheticTask, TorchTask, WorkerSpec
 
 _MIB = 2**20
-# Memory reserved for the server itself.
-_FOR_WORKERS = 0.9
+_LEAST_SHARE_BYTES = 2 * 2**30
 
 
 def limits_of(
@@ -44,17 +43,20 @@ def limits_of(
     if isinstance(task, SyntheticTask) and gpu is None:
         memory_bytes, processes = 1024 * _MIB + 8 * task.gradient_bytes, 256
     else:
-        memory_bytes, processes = share_bytes, 4096
+        memory_bytes, processes = share_bytes, policy.processes
     memory_bytes = spec.memory_bytes or memory_bytes
     if policy.memory_bytes is not None:
         memory_bytes = min(memory_bytes, policy.memory_bytes)
     return Limits(memory_bytes, processes, spec.cpus or policy.cpus)
 
 
-def memory_share(server: Server) -> int:
-    """Bytes of memory for each worker that the server can run at a time."""
-    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return int(_FOR_WORKERS * total) // max(1, len(server.nics))
+def memory_share(lab: Lab, server: Server, memory_bytes: int) -> int:
+    """Bytes of memory for each worker: an even share of ``memory_bytes`` among all NICs on the
+    server's machine, which all emulated servers share, but at least 2 GiB: labs of many servers
+    rarely use all."""
+    here = [each for each in lab.servers if (each.management or "").startswith("unix:")]
+    nics = sum(len(each.nics) for each in (here if server in here else [server]))
+    return max(min(_LEAST_SHARE_BYTES, memory_bytes), memory_bytes // max(1, nics))
 
 
 _OF_THE_KERNEL = [Path("/proc"), Path("/sys"), Path("/dev"), Path("/run")]

@@ -8,7 +8,7 @@ import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Container, Sequence
+from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
 
 from patchlight.agents.errors import BadRequest, LaunchError, log
@@ -45,10 +45,11 @@ class ProcessRunner(contract.Runner):
                 "workers need network namespaces, which need root", hint="run the agent as root"
             )
         await asyncio.to_thread(confinement.check_possible)
-        unlimited = {"memory", "pids"} - set(self._cgroups.controllers)
+        unlimited = {"memory", "pids", "cpu"} - set(self._cgroups.controllers)
         if unlimited:
             log.warning(
-                "no limits for workers on %s: cgroups cannot be created on this machine",
+                "no cgroups for workers' %s on this machine: memory is limited for each process, "
+                "processes for each user, CPUs not at all",
                 ", ".join(sorted(unlimited)),
             )
 
@@ -100,11 +101,13 @@ class ProcessRunner(contract.Runner):
             # A cgroup counts processes better than the kernel's limit for a user, which includes
             # the user's other workers and zombies. Root's processes are not counted.
             counted = user.is_root or "pids" in self._cgroups.controllers
-            most = None if counted else launch.limits.processes
+            rlimits = {} if counted else {"nproc": launch.limits.processes}
+            if "memory" not in self._cgroups.controllers:
+                rlimits["data"] = launch.limits.memory_bytes
             if self._fork_from is not None and _can_be_forked(program, launch, user):
                 limits.hand_over(user, folder)
                 with contextlib.suppress(OSError):  # no forking process: start it the slow way
-                    return _fork(self._fork_from, program, launch, user, groups, most), None
+                    return _fork(self._fork_from, program, launch, user, groups, rlimits), None
             command = _write_program(program, launch, user)
             (folder / keeper.OUTPUT).touch()  # the tools that confine it write there too
             limits.hand_over(user, folder)
@@ -112,7 +115,7 @@ class ProcessRunner(contract.Runner):
             # A process starts in the namespace of the thread that creates it.
             with namespaces.entered(namespaces.namespace_path(launch.namespace)):
                 child, pid = confinement.begin(
-                    ["/bin/sh", *kept[1:]], launch, user, groups, most, _code()
+                    ["/bin/sh", *kept[1:]], launch, user, groups, rlimits, _code()
                 )
             return contract.WorkerHandle(pid=pid, started=process_start(pid), boot=boot_id()), child
         except (OSError, PatchlightError) as exc:
@@ -190,14 +193,14 @@ def _fork(
     launch: contract.WorkerLaunch,
     user: limits.WorkerUser,
     groups: Sequence[Path],
-    most: int | None,
+    rlimits: Mapping[str, int],
 ) -> contract.WorkerHandle:
     order = forking.ForkRequest(
         folder=program.directory,
         namespace=str(namespaces.namespace_path(launch.namespace)),
         uid=user.uid,
         gid=user.gid,
-        processes=most,
+        processes=rlimits.get("nproc"),
         groups=[str(group) for group in groups],
         cpus=sorted(cpus_of(launch.cpus)) if launch.cpus else [],
         environment=_environment(program, launch, user),
@@ -241,9 +244,10 @@ class _ProcessWorker:
 
     async def ended(self) -> contract.ExitInfo:
         await self._gone.wait()
-        code = keeper.exit_code(self._directory)
+        code, unreadable = keeper.exit_code(self._directory)
         lines = await asyncio.to_thread(keeper.last_lines, self._directory / keeper.OUTPUT)
-        return contract.ExitInfo(code, lines, self._cgroups.ran_out_of_memory(self._namespace))
+        out_of_memory = self._cgroups.ran_out_of_memory(self._namespace)
+        return contract.ExitInfo(code, lines, out_of_memory, unreadable)
 
     async def stop(self, grace_s: float) -> None:
         self._signal(signal.SIGTERM)
@@ -272,7 +276,7 @@ class _ProcessWorker:
     async def dispose(self) -> None:
         def remove() -> None:
             # A program that forks faster than it is killed would never end.
-            self._cgroups.forbid_forks(self._namespace)
+            self._cgroups.kill(self._namespace)
             namespaces.end_all(self._namespace)
             if self._child is not None:
                 self._child.wait()

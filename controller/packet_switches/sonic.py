@@ -2,8 +2,9 @@
 
 For the lab's VLAN it switches learning and the flooding of unknown frames off, and enters each MAC
 in the table ``FDB`` of the configuration (sonic-net/SONiC pull request 2468), by
-``config apply-patch``; nothing is saved. Broadcasts are flooded, for ARP. An entry counts once the
-switch's hardware has it. Not run against hardware: tested with the emulated switch only.
+``config apply-patch``; nothing is saved. Broadcasts are flooded, for ARP, and multicasts, for IPv6
+neighbour discovery. An entry counts once the switch's hardware has it. Not run against hardware:
+tested with the emulated switch only.
 """
 
 import json
@@ -16,11 +17,7 @@ from patchlight.controller.packet_switches.fdb import FdbDriver, Found, Record, 
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab.model import PacketSwitch
 
-_WANTED = {
-    "mac_learning": "disabled",
-    "unknown_unicast_flood": "disabled",
-    "unknown_multicast_flood": "disabled",
-}
+_WANTED = {"mac_learning": "disabled", "unknown_unicast_flood": "disabled"}
 
 
 class Sonic(FdbDriver):

@@ -203,6 +203,7 @@ OURS = "patchlight-servers"
 # All servers together get the weight of four processes: the lab's other processes are in no group,
 # and a group counts like one process.
 _WEIGHTS = {"cpu.shares": 4 * 1024, "cpu.weight": 4 * 100}
+_MEMORY = ("memory.max", "memory.limit_in_bytes")  # of all together
 
 
 def server_group(lab: str, server: str) -> str:
@@ -227,13 +228,16 @@ def make_groups(lab: str, server: str, root: Path = GROUPS) -> None:
                     # Version 1: a new group has none, so it cannot have processes.
                     if (group / file).exists() and not (group / file).read_text().strip():
                         (group / file).write_text((group.parent / file).read_text())
-                for file, weight in _WEIGHTS.items():
+                most = dict.fromkeys(
+                    _MEMORY if name == OURS else (), processes.memory_for_workers()
+                )
+                for file, value in {**_WEIGHTS, **most}.items():
                     if (group / file).exists():
-                        (group / file).write_text(str(weight))
+                        (group / file).write_text(str(value))
     except OSError as error:
         raise processes.CgroupError(
             f"making cgroups for {server}: {error.strerror} ({error.filename})",
-            hint="use a machine with writable cgroups, or omit --docker",
+            hint="use a machine with writable cgroups, or --server-kind ssh",
         ) from error
 
 

@@ -355,6 +355,7 @@ class WorkerPolicy:
     Its image matches one of the patterns ``images`` (``pytorch/*``). It mounts folders below
     ``mounts``, and writes only below those with the suffix ``:rw``, including checkpoints. ``user``
     is the user it runs as: one of the servers' users, or ``dynamic``, one per job owner.
+    ``processes`` includes threads: DDP with 16 data loaders has 70, a fork bomb all of them.
     """
 
     images: tuple[str, ...] | None = None
@@ -362,6 +363,7 @@ class WorkerPolicy:
     memory_bytes: int | None = None
     cpus: float | None = None
     user: str = DYNAMIC
+    processes: int = 1024
 
     def allows_image(self, image: str) -> bool:
         """Whether containers may use this image."""

@@ -161,6 +161,13 @@ WORKERS = Group(
     ),
     Key("cpus", Number("a number of CPUs", 0.01, 4096), "the limit of a worker", "no limit", "16"),
     Key(
+        "processes",
+        Whole("a number of processes", 16, 2**22),
+        "the most processes and threads of a worker",
+        default="1024",
+        example="4096",
+    ),
+    Key(
         "user",
         Text("a user of the servers", _user, {"pattern": _USER}, example="trainer"),
         "the user that workers run as: a user of the servers, or dynamic, one for each person "

@@ -6,7 +6,7 @@ import os
 import socket
 import struct
 from collections.abc import Iterable, Iterator, Sequence
-from ipaddress import IPv4Address
+from ipaddress import ip_address
 from pathlib import Path
 from typing import NamedTuple, Self
 
@@ -180,7 +180,6 @@ def attribute(kind: int, payload: bytes | Iterable[bytes]) -> bytes:
 
 _NEWNEIGH = 28
 _NDMSG = struct.Struct("=BxxxiHBB")
-_INET = 2
 _PERMANENT = 0x80
 _NDA_DST, _NDA_LLADDR = 1, 2
 
@@ -188,15 +187,15 @@ _NDA_DST, _NDA_LLADDR = 1, 2
 def set_neighbours(
     netlink: Netlink, index: int, name: str, neighbours: Iterable[tuple[str, str]]
 ) -> None:
-    """Give an interface these static neighbours, (IPv4 address, MAC), or raise."""
-    header = _NDMSG.pack(_INET, index, _PERMANENT, 0, 0)
+    """Give an interface these static neighbours, (IP address, MAC), or raise."""
+    family = {4: socket.AF_INET, 6: socket.AF_INET6}
     netlink.run(
         [
             Request(
                 _NEWNEIGH,
                 F_CREATE | F_REPLACE,
-                header
-                + attribute(_NDA_DST, IPv4Address(address).packed)
+                _NDMSG.pack(family[ip_address(address).version], index, _PERMANENT, 0, 0)
+                + attribute(_NDA_DST, ip_address(address).packed)
                 + attribute(_NDA_LLADDR, bytes.fromhex(mac.replace(":", ""))),
                 f"adding {address} as a neighbour of {name}",
             )

@@ -227,6 +227,18 @@ class ProgressWatch:
 
 _OURS = "patchlight"
 _PERIOD_US = 100_000
+_MEMORY_FOR_WORKERS, _PIDS_FOR_WORKERS = 0.9, 0.5
+
+
+def memory_for_workers() -> int:
+    """Bytes of this machine's memory that all workers may use together."""
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return int(_MEMORY_FOR_WORKERS * memory)
+
+
+def _pids_for_workers() -> int:
+    numbers = [Path("/proc/sys/kernel", each).read_text() for each in ("pid_max", "threads-max")]
+    return int(_PIDS_FOR_WORKERS * min(map(int, numbers)))
 
 
 class CgroupError(PatchlightError):
@@ -257,8 +269,11 @@ def remove_group(folder: Path, ends_s: float, hint: str | None = None) -> None:
 
 
 class Cgroups:
-    """Cgroups, of version 2 or 1, in a folder ``patchlight``. If none can be created, as in some
-    containers, nothing is limited."""
+    """Cgroups, of version 2 or 1, in a folder ``patchlight``, which limits what all workers of this
+    machine use together. If none can be created, as in some containers, nothing is limited."""
+
+    PARENT = f"/{_OURS}"
+    """The path of that folder in every hierarchy."""
 
     def __init__(self, root: Path = Path("/sys/fs/cgroup")) -> None:
         self._root = root
@@ -281,6 +296,12 @@ class Cgroups:
             except OSError:
                 continue
             usable.append(controller)
+            together = Limits(memory_for_workers(), _pids_for_workers())
+            for file, value in self._settings(controller, together).items():
+                # CPUs need no limit: the folder has the weight of one process beside the others.
+                if controller != "cpu":
+                    with suppress(OSError):  # no swap accounting, or they use more at present
+                        (folder / file).write_text(value)
         return tuple(usable)
 
     def _folder(self, controller: str) -> Path:
@@ -334,11 +355,17 @@ class Cgroups:
         counts = dict(zip(words[::2], words[1::2], strict=False))
         return int(counts.get("oom_kill", "0")) > 0
 
-    def forbid_forks(self, name: str) -> None:
-        """Forbid all forks in the group; harmless if it is missing."""
-        if "pids" in self.controllers:
-            with suppress(OSError):
-                (self._folders(name)["pids"] / "pids.max").write_text("0")
+    def kill(self, name: str) -> None:
+        """Forbid forks in the group, and kill its processes if the kernel can (version 2, Linux
+        5.14); else the caller has to. Harmless if it is missing."""
+        files = {"pids.max": "0", "cgroup.kill": "1"}
+        for folder in dict.fromkeys(self._folders(name).values()):
+            for file, value in files.items():
+                with (
+                    suppress(OSError),
+                    open(os.open(folder / file, os.O_WRONLY | os.O_TRUNC), "w") as opened,
+                ):
+                    opened.write(value)
 
     def remove(self, name: str, deadline_s: float = 5.0) -> None:
         """Remove a group whose processes have ended; harmless if it is missing."""

@@ -4,12 +4,15 @@ import contextlib
 import os
 import signal
 import subprocess
+import sys
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
 import pytest
 
+from patchlight.testbed.lab.rules import WorkerPolicy
 from tests.support.agent_bench import Agent, Bench, ip
 from tests.support.waiting import PATIENCE_S, wait_until
 from tests.support.worker_jobs import everything_is_back, run_job, start_all
@@ -17,6 +20,15 @@ from tests.support.worker_jobs import everything_is_back, run_job, start_all
 pytestmark = pytest.mark.root
 
 MakeBench = Callable[[int], Bench]
+
+BOMB = """
+import os
+while True:
+    try:
+        os.fork()
+    except OSError:
+        pass
+"""
 
 
 def nic_problem(agent: Agent) -> str:
@@ -223,6 +235,28 @@ def test_a_worker_that_fills_the_disk_is_ended_before_it_is_full(
     assert agent.client.delete("/workers/job-0").is_success
     disk = os.statvfs(larger_disk)
     assert disk.f_bavail > 0.9 * disk.f_blocks
+
+
+@pytest.mark.parametrize("runner", ["process", pytest.param("docker", marks=pytest.mark.docker)])
+def test_a_fork_bomb_leaves_the_agent_its_part_and_is_ended_soon(
+    make_bench: MakeBench, runner: str
+) -> None:
+    agent = make_bench(1).agent("server1", runner).start()
+    python = sys.executable if runner == "process" else "python3"
+    spec = agent.bench.command(0, 1, python, "-c", BOMB)
+    assert agent.client.post("/workers", json=spec).status_code == 201
+    start_all([agent])
+    space = agent.bench.namespace("server1.w-job-0")
+    most = WorkerPolicy().processes
+    # Those that have ended and are not waited for are counted, too.
+    wait_until(lambda: len(ip("netns", "pids", space).split()) > most / 2, "it to fork")
+    began = time.monotonic()
+    for _ in range(20):
+        assert agent.client.get("/status").status_code == 200
+        assert len(ip("netns", "pids", space).split()) <= most
+    assert agent.client.delete("/workers/job-0").json()["state"] == "stopped"
+    assert time.monotonic() - began < 30
+    assert everything_is_back(agent, "job-0")
 
 
 def test_a_program_that_forks_wildly_is_ended_with_all_it_forked(make_bench: MakeBench) -> None:

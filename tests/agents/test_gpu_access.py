@@ -176,7 +176,7 @@ def test_a_worker_that_sees_anything_else_runs_nothing_and_says_why(
     assert state.state is WorkerState.FAILED
     assert words in state.message
     assert words in (inside.worker / keeper.OUTPUT).read_text()
-    assert keeper.exit_code(inside.worker) == 126
+    assert keeper.exit_code(inside.worker) == (126, "")
 
 
 def test_where_the_driver_says_nothing_its_tool_is_believed(inside: Inside, tmp_path: Path) -> None:

@@ -10,12 +10,13 @@ import httpx
 import pytest
 
 from patchlight.agents.nics.moving import is_in, read_nic
-from patchlight.agents.nics.state import NicAccess, NicState
+from patchlight.agents.nics.state import NicAccess, NicState, link_local
 from patchlight.controller.hosts.agent_client import AgentClient, NicWithoutCarrier
 from patchlight.controller.hosts.fleet import Fleet
 from patchlight.testbed.lab.model import Lab, default_mac
 from patchlight.testbed.linux import namespaces
 from tests.support.agent_bench import Agent, Bench, ip, with_nics
+from tests.support.nic_spaces import ping
 from tests.support.waiting import PATIENCE_S, wait_until
 from tests.support.worker_jobs import everything_is_back, run_job, start_all
 
@@ -55,6 +56,17 @@ def test_a_worker_has_the_port_s_own_mac_and_the_controller_learns_it(
     agent.client.delete("/workers/job-0")
     assert everything_is_back(agent, "job-0")
     assert nic_of(bench, "server1").mac == own
+
+
+def test_a_worker_is_reached_by_ipv6_with_either_runner(make_bench: MakeBench, runner: str) -> None:
+    bench = make_bench(1)
+    (agent,) = run_job(bench, runner, 1, iterations=10_000)
+    address = link_local(nic_of(bench, "server1.w-job-0").mac)
+    assert address not in ip("-n", bench.namespace("server1"), "-6", "addr")
+    fabric = bench.namespace("fabric")
+    wait_until(lambda: ping(fabric, f"{address}%br0"), "an answer over IPv6")
+    agent.client.delete("/workers/job-0")
+    assert everything_is_back(agent, "job-0")
 
 
 def test_a_worker_goes_on_once_its_carrier_is_back_or_says_that_it_is_not(

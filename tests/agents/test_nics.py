@@ -2,7 +2,9 @@
 
 import json
 import os
+import socket
 import subprocess
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -10,13 +12,13 @@ import pytest
 from pydantic import TypeAdapter
 
 from patchlight.agents.errors import NicError
-from patchlight.agents.nics.moving import read_nic
-from patchlight.agents.nics.state import NicAccess, NicState
+from patchlight.agents.nics.moving import block_egress, read_nic, unblock_egress
+from patchlight.agents.nics.state import NicAccess, NicState, link_local
 from patchlight.testbed.linux import namespaces
 from patchlight.testbed.linux.namespaces import NamespaceError
 from tests.support.agent_bench import ip
 from tests.support.nic_spaces import Spaces, furnish, ping, tc
-from tests.support.waiting import wait_until
+from tests.support.waiting import PATIENCE_S, wait_until
 
 pytestmark = pytest.mark.root
 
@@ -26,6 +28,8 @@ def test_a_nic_comes_back_as_it_was(spaces: Spaces, rate: str) -> None:
     furnish(spaces, rate)
     before = spaces.read()
     assert before.shaping is not None
+    assert ("2001:db8::5", 64) in before.addresses
+    assert "2001:db8:1::/48" in [route["dst"] for route in before.routes]
     # The way through the lease's file keeps all of it.
     kept = TypeAdapter(NicState).validate_json(json.dumps(asdict(before)))
     assert kept == before
@@ -37,7 +41,8 @@ def test_a_nic_comes_back_as_it_was(spaces: Spaces, rate: str) -> None:
         )
         assert inside.addresses == (("10.79.0.11", 24),)
         assert inside.mac == "02:4c:0a:4f:00:0b"
-        assert inside.neighbours == (("10.79.0.1", "02:00:00:00:00:01"),)
+        peer = "02:00:00:00:00:01"
+        assert inside.neighbours == (("10.79.0.1", peer), (link_local(peer), peer))
         assert (inside.mtu, inside.tx_checksum) == (1400, False)
         assert inside.shaping == before.shaping
         assert f"rate {rate}" in tc(spaces.worker, "qdisc", "show", "dev", "nic0")
@@ -49,6 +54,39 @@ def test_a_nic_comes_back_as_it_was(spaces: Spaces, rate: str) -> None:
         wait_until(lambda: ping(spaces.fabric, "10.79.0.5"), "an answer from 10.79.0.5")
         assert not ping(spaces.fabric, "10.79.0.11")
         spaces.take(kept)  # again is harmless
+
+
+def test_a_worker_reaches_others_by_ipv6_and_is_silent_while_it_is_held(spaces: Spaces) -> None:
+    worker, fabric = map(namespaces.namespace_path, (spaces.worker, spaces.fabric))
+    spaces.give(spaces.read())
+    mine, theirs = link_local("02:4c:0a:4f:00:0b"), link_local("02:00:00:00:00:01")
+    shown = json.loads(ip("-n", spaces.worker, "-j", "-6", "addr", "show", "dev", "nic0"))
+    assert [each["local"] for each in shown[0]["addr_info"]] == [mine]
+    ip("-n", spaces.fabric, "neigh", "replace", mine, "lladdr", "02:4c:0a:4f:00:0b", "dev", "p0",
+       "nud", "permanent")  # fmt: skip
+    wait_until(lambda: ping(spaces.worker, f"{theirs}%nic0"), "an answer over IPv6")
+    with ExitStack() as stack:
+
+        def heard() -> bytes:
+            with suppress(TimeoutError):
+                return near.recv(10)
+            return b""
+
+        listener = namespaces.inside(
+            fabric, lambda: socket.create_server(("::", 5001), family=socket.AF_INET6)
+        )
+        stack.enter_context(listener)
+        far = namespaces.inside(
+            worker, lambda: socket.create_connection((f"{theirs}%nic0", 5001), timeout=PATIENCE_S)
+        )
+        near = stack.enter_context(listener.accept()[0])
+        near.settimeout(0.5)
+        block_egress(worker, "nic0")
+        stack.enter_context(far).sendall(b"held")
+        assert heard() == b""
+        assert not ping(spaces.worker, f"{theirs}%nic0")
+        unblock_egress(worker)
+        wait_until(lambda: heard() == b"held", "what was held")
 
 
 def test_a_nic_that_was_down_and_bare_is_so_again(spaces: Spaces) -> None:

@@ -76,8 +76,15 @@ def test_a_gate_that_a_program_has_replaced_is_not_written_to(
 
 
 def test_an_exit_code_that_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / keeper.EXIT)
-    assert keeper.exit_code(tmp_path) == 137
-    (tmp_path / keeper.EXIT).unlink()
-    (tmp_path / keeper.EXIT).write_text("3\n")
-    assert keeper.exit_code(tmp_path) == 3
+    path = tmp_path / keeper.EXIT
+    os.mkfifo(path)
+    assert keeper.exit_code(tmp_path) == (255, f"{path}: not a plain file")
+    path.unlink()
+    assert keeper.exit_code(tmp_path) == (255, f"{path}: No such file or directory")
+    for text, code in (("3\n", 3), ("255\n", 255), ("", 137), ("3", 137)):
+        path.write_text(text)
+        assert keeper.exit_code(tmp_path) == (code, "")
+    for text in ("256\n", "-1\n", " 0\n", "0\n0\n", "no\n", "0" * 100):
+        path.write_text(text)
+        code, why = keeper.exit_code(tmp_path)
+        assert (code, str(path) in why) == (255, True), text

@@ -143,6 +143,38 @@ def test_an_agent_outlasts_whatever_a_program_says_of_itself(make_bench: MakeBen
         assert not list((bench.directory / "state-server1/workers").iterdir())
 
 
+@pytest.mark.parametrize("put", ["mkfifo exit", "mkdir exit", "ln -s /dev/zero exit", "true"])
+def test_a_program_that_replaces_its_exit_code_has_failed_at_once(
+    make_bench: MakeBench, put: str
+) -> None:
+    agent = make_bench(1).agent("server1").start()
+    spec = agent.bench.command(0, 1, "sh", "-c", f"rm exit; {put}; exit 0")
+    assert agent.client.post("/workers", json=spec).status_code == 201
+    tell(agent, "start")
+    failed = agent.until_state("job-0", "failed")
+    assert "its exit code cannot be read: " in failed["message"]
+    assert everything_is_back(agent, "job-0")
+
+
+@pytest.mark.parametrize("reply", ["'[' * 60_000", '\'{"ok": true, "iteration": 1e999}\''])
+def test_a_program_that_answers_nonsense_has_not_answered(
+    make_bench: MakeBench, reply: str
+) -> None:
+    agent = make_bench(1).agent("server1").start()
+    code = (
+        "import socket; s = socket.socket(socket.AF_UNIX); s.bind('control.sock'); s.listen()\n"
+        f"while True: c, _ = s.accept(); c.recv(999); c.sendall(({reply}).encode() + b'\\n')"
+    )
+    spec = agent.bench.command(0, 1, sys.executable, "-c", code, hold="protocol")
+    assert agent.client.post("/workers", json=spec).status_code == 201
+    tell(agent, "start")
+    control = agent.bench.directory / "state-server1/workers/job-0/control.sock"
+    wait_until(control.exists, "the program's socket")
+    answer = agent.client.post("/workers/job-0/hold", json={"iteration": 1})
+    assert answer.status_code == 500
+    assert "sending hold to the worker" in answer.json()["error"], answer.text
+
+
 def test_each_report_is_told_once_in_as_many_calls_as_that_takes(make_bench: MakeBench) -> None:
     bench = make_bench(1)
     agent = bench.agent("server1").start()

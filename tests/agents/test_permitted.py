@@ -1,12 +1,14 @@
 """What a worker may not ask for."""
 
+from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
 
 import pytest
 
 from patchlight.agents.errors import AgentError, BadRequest, Forbidden
-from patchlight.agents.workers.limits import limits_of, permitted
+from patchlight.agents.workers.limits import limits_of, memory_share, permitted
 from patchlight.testbed.jobs import CommandTask
+from patchlight.testbed.lab.model import Lab, Nic, Server, default_mac
 from patchlight.testbed.lab.rules import WorkerPolicy
 from patchlight.testbed.wire.worker_api import TorchTask, WorkerSpec
 
@@ -176,5 +178,28 @@ def test_the_lab_says_which_images_and_how_much_of_a_server(tmp_path: Path) -> N
     plain = spec(str(tmp_path))
     permitted(plain, WorkerPolicy((), mounts, memory_bytes=2**33, cpus=4))
     limits = limits_of(plain, None, 2**40, WorkerPolicy(memory_bytes=2**33, cpus=4))
-    assert (limits.memory_bytes, limits.processes, limits.cpus) == (2**33, 4096, 4)
+    assert (limits.memory_bytes, limits.processes, limits.cpus) == (2**33, 1024, 4)
     assert limits_of(asked, None, 2**40, WorkerPolicy()).memory_bytes == 2**34
+    assert limits_of(plain, None, 2**40, WorkerPolicy(processes=99)).processes == 99
+
+
+def test_servers_on_one_machine_share_its_memory() -> None:
+    def lab(servers: int, nics: int, management: str) -> Lab:
+        addresses = [IPv4Address(f"10.0.0.{n}") for n in range(1, 1 + nics)]
+        network = tuple(Nic(f"nic{n}", n, default_mac(n)) for n in addresses)
+        names = [f"server{n}" for n in range(servers)]
+        made = tuple(Server(each, management.format(each), nics=network) for each in names)
+        return Lab("shared", IPv4Network("10.0.0.0/24"), servers=made)
+
+    memory = 24 * 2**30
+    for servers, nics, management, share in (
+        (1, 8, "10.0.0.1:8471", memory // 8),
+        (6, 1, "10.0.0.1:8471", memory),
+        (6, 1, "unix:/run/{}.sock", memory // 6),
+        (3, 2, "unix:/run/{}.sock", memory // 6),
+        (256, 1, "unix:/run/{}.sock", 2 * 2**30),
+    ):
+        found = lab(servers, nics, management)
+        assert memory_share(found, found.servers[0], memory) == share, (servers, nics, management)
+    small = lab(8, 1, "unix:/run/{}.sock")
+    assert memory_share(small, small.servers[0], 2**30) == 2**30

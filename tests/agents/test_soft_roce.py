@@ -8,10 +8,11 @@ import pytest
 
 from patchlight.agents.errors import NicError
 from patchlight.agents.nics.moving import read_nic
-from patchlight.agents.nics.state import NicAccess, NicState, RdmaDevice
+from patchlight.agents.nics.state import NicAccess, NicState, RdmaDevice, link_local
 from patchlight.testbed.linux import namespaces
 from tests.support.agent_bench import ip
 from tests.support.nic_spaces import Spaces, made_spaces, tc
+from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(60)]
 SOFT = RdmaDevice("rxe0", is_soft=True)
@@ -25,10 +26,14 @@ def spaces() -> Iterator[Spaces]:
         yield made
 
 
-def listener(space: str, port: int) -> socket.socket:
+FAMILIES = {socket.AF_INET: ("0.0.0.0", "10.79.0.11")}
+FAMILIES[socket.AF_INET6] = ("::", f"{link_local('02:4c:0a:4f:00:0b')}%p0")
+
+
+def listener(space: str, port: int, family: socket.AddressFamily = socket.AF_INET) -> socket.socket:
     def opened() -> socket.socket:
-        made = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-        made.bind(("10.79.0.11", port))
+        made = socket.socket(family, socket.SOCK_DGRAM)
+        made.bind((FAMILIES[family][0], port))
         return made
 
     return namespaces.inside(namespaces.namespace_path(space), opened)
@@ -48,18 +53,23 @@ def state_of(spaces: Spaces) -> NicState:
     return replace(spaces.read(), mode="physical", rdma=SOFT)
 
 
-def test_roce_stays_and_all_else_goes_to_the_worker(spaces: Spaces) -> None:
+@pytest.mark.parametrize("family", FAMILIES)
+def test_roce_stays_and_all_else_goes_to_the_worker(
+    spaces: Spaces, family: socket.AddressFamily
+) -> None:
     state = state_of(spaces)
     spaces.give(state)
-    at_home = [listener(spaces.server, port) for port in (4791, 5000)]
-    of_worker = [listener(spaces.worker, port) for port in (4791, 5000)]
+    for space in (spaces.server, spaces.fabric):
+        wait_until(lambda: "tentative" not in ip("-n", space, "-6", "addr"), "its addresses")  # noqa: B023
+    at_home = [listener(spaces.server, port, family) for port in (4791, 5000)]
+    of_worker = [listener(spaces.worker, port, family) for port in (4791, 5000)]
 
     def send() -> None:
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
+        with socket.socket(family, socket.SOCK_DGRAM) as sender:
             for port in (4791, 5000):
-                sender.sendto(b"x", ("10.79.0.11", port))
+                sender.sendto(b"x", (FAMILIES[family][1], port))
 
-    # ARP is the worker's: the sender finds the NIC's address by it.
+    # ARP and neighbour discovery are the worker's: the sender finds the NIC's address by it.
     namespaces.inside(namespaces.namespace_path(spaces.fabric), send)
     assert heard(at_home[0])
     assert heard(of_worker[1])

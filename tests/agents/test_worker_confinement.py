@@ -6,6 +6,7 @@
 import json
 import os
 import shutil
+import socket
 import stat
 import subprocess
 import sys
@@ -64,6 +65,23 @@ def call(name, *arguments):
     if getattr(libc, name)(*arguments) == -1:
         raise OSError(ctypes.get_errno(), name)
 
+def trace(pid):
+    call("ptrace", 16, pid, 0, 0)
+    os.waitpid(pid, 0)
+    call("ptrace", 17, pid, 0, 0)
+
+def meet():
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind("\\0mine")
+    listener.listen()
+    connect("\\0mine")
+
+def mark(name, number, value, family=socket.AF_INET):
+    socket.socket(family, socket.SOCK_DGRAM).setsockopt(name, number, value)
+
+child = os.fork()
+if not child:
+    os.execvp("sleep", ["sleep", "60"])
 status = dict(line.split(":\\t", 1) for line in open("/proc/self/status"))
 thread = threading.Thread(target=print)
 thread.start()
@@ -90,6 +108,12 @@ print(json.dumps({
     "machine sockets": able(lambda: socket.socket(40, socket.SOCK_STREAM)),
     "other sockets": [each for each in (17, 21, 31, 38, 39, 42, 43, 45, 70) if refusal(each) != 1],
     "other networks": sorted(name for _, name in socket.if_nameindex()),
+    "traced": [each for each in (child, 1) if able(lambda: trace(each))] == [child],
+    "own abstract name": able(meet),
+    "others' abstract name": able(lambda: connect(wanted["abstract"])),
+    "priorities": [each for each in (6, 7) if able(lambda: mark(1, socket.SO_PRIORITY, each))],
+    "DSCP": able(lambda: mark(0, socket.IP_TOS, 46 << 2))
+    and able(lambda: mark(41, socket.IPV6_TCLASS, 46 << 2, socket.AF_INET6)),
     "names": [socket.gethostname(), socket.gethostbyname(socket.gethostname())],
 }))
 """
@@ -176,7 +200,7 @@ def test_nothing_of_the_server_and_of_others_is_in_reach(
         for name in names:
             listener = stack.enter_context(bind_unix(run_folder / name, "test", mode=0o666))
             listener.listen()
-        wanted = {
+        wanted: dict[str, Any] = {
             "read": ["/etc/shadow", str(secret), f"/proc/{os.getpid()}/environ"],
             "list": [*root, str(agent.socket.parent / "state-server2"), "/var/lib/patchlight/x"],
             "write": ["/proc/sys/kernel/core_pattern", "/etc/hostname", str(secret)],
@@ -189,11 +213,15 @@ def test_nothing_of_the_server_and_of_others_is_in_reach(
             # 1, which the tests may have been started by in a container, is a worker's own.
             "signal": sorted({os.getpid(), os.getppid(), max(process_ids())} - {1}),
         }
+        wanted["abstract"] = f"\0patchlight-test-{os.getpid()}"
+        abstract = stack.enter_context(socket.socket(socket.AF_UNIX))
+        abstract.bind(wanted["abstract"])
+        abstract.listen()
         python = sys.executable if runner == "process" else "python3"
         spec = bench.command(0, 1, python, "-c", PROBE, json.dumps(wanted))
         lines = run(agent, {**spec, "user": "eva"})
     found = json.loads(lines[-1])
-    for tried in wanted:
+    for tried in wanted.keys() - {"abstract"}:
         assert found[tried] == [], tried
     assert found["uid"] == user_for(bench.name, "eva").uid
     assert found["groups"] in ([], [found["uid"]])
@@ -208,6 +236,12 @@ def test_nothing_of_the_server_and_of_others_is_in_reach(
         # Docker's own profile refuses the last from version 23 on.
         assert not found[refused] or (runner, refused) == ("docker", "machine sockets"), refused
     assert runner == "docker" or found["other sockets"] == []
+    # With Docker's own profile a worker can also stop its keeper, and thus keep its job running.
+    assert runner == "docker" or found["traced"]
+    assert found["own abstract name"]
+    assert not found["others' abstract name"]
+    # A worker chooses the class of its packets: see "What a job can reach".
+    assert (found["priorities"], found["DSCP"]) == ([6], True)
     assert found["other networks"] == ["lo", "nic0"]
     devices = (
         "core fd full mqueue null ptmx pts random shm stderr stdin stdout tty urandom zero console"

@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.root, pytest.mark.ovs, pytest.mark.docker]
 
 _ENGINE_OF_OURS = "unix:///run/patchlight-docker/docker.sock"
 _OUR_GROUP = Path("/sys/fs/cgroup/cpu/patchlight")
-_USUAL_SHARES = 1024
+_SHARES_OF_THE_LAB = 9548  # of one process with a niceness of -10
 
 
 @pytest.fixture(scope="module")
@@ -71,5 +71,5 @@ def test_every_thread_of_a_worker_is_real_time_or_its_group_counts_for_more(
     groups = [processor_group(pid) for pid in workers]
     if docker_engine.engine_url() != _ENGINE_OF_OURS or not all(groups) or not _OUR_GROUP.exists():
         pytest.skip("the kernel makes no container real-time, and no group of ours holds them")
-    assert {group.parent for group in groups if group} == {_OUR_GROUP}
-    assert int((_OUR_GROUP / "cpu.shares").read_text()) > 100 * _USUAL_SHARES
+    assert all(_OUR_GROUP in group.parents for group in groups if group)
+    assert int((_OUR_GROUP / "cpu.shares").read_text()) > 3 * _SHARES_OF_THE_LAB

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from patchlight import EmulatedLab
+from patchlight.agents.nics.state import link_local
 from patchlight.client.client import ControllerClient
 from patchlight.client.connection import ControllerError
 from patchlight.emulation.fabric.build import OpenVSwitch
@@ -17,6 +18,7 @@ from patchlight.testbed.jobs import JobSpec
 from patchlight.testbed.lab.model import PacketSwitch
 from patchlight.testbed.lab.packet_drivers import PACKET_DRIVERS
 from patchlight.testbed.lab.portmap import PortMap
+from patchlight.testbed.linux import namespaces
 from patchlight.testbed.linux.namespaces import namespace_path
 from patchlight.testbed.linux.processes import command_line
 from tests.support.agent_bench import ip
@@ -133,6 +135,30 @@ def test_jobs_train_while_their_nics_move(lab: EmulatedLab, client: ControllerCl
         wait_until(partial(beyond, client, job_id, before))
     assert client.job(job_id)["restarts"] == 0
     checked_iterations(client, job_id)
+
+
+def test_workers_reach_each_other_by_ipv6_wherever_their_nics_move(
+    lab: EmulatedLab, client: ControllerClient
+) -> None:
+    begun(client, spec("ipv6", 100_000))
+    (sender,) = namespaces.names_with_prefix(f"{namespace_name(lab.lab.name, 'server1')}.w-")
+    peers = {link_local(h.nic.mac): h.nic.mac for h in lab.lab.hosts if h.server.name != "server1"}
+
+    def reach_all() -> None:
+        for address in peers:
+            wait_until(lambda: ping(sender, f"{address}%nic0"), f"an answer from {address}")  # noqa: B023
+
+    for maps in ({}, *map(all_on, range(1, 1 + len(lab.lab.packet_switches)))):
+        if maps:
+            assert client.reconfigure(maps, only=True)["state"] == "committed"
+        reach_all()
+        if all(switch.driver != "linux-bridge" for switch in lab.lab.packet_switches):
+            for address in peers:  # those of other jobs are found by neighbour discovery
+                ip("-n", sender, "neigh", "del", address, "dev", "nic0")
+            reach_all()
+            for address, mac in peers.items():
+                ip("-n", sender, "neigh", "replace", address, "lladdr", mac, "dev", "nic0",
+                   "nud", "permanent")  # fmt: skip
 
 
 def test_a_job_that_is_regrouped_ends_with_right_sums(

@@ -101,6 +101,11 @@ def arp_request(receiver: Host) -> Packet:
     }
 
 
+def solicitation(receiver: Host) -> Packet:
+    """An IPv6 neighbour solicitation for the address that is derived from the receiver's MAC."""
+    return {"eth_dst": f"33:33:ff{receiver.nic.mac[8:]}", "eth_type": 0x86DD}
+
+
 def make_lab(
     trunks: Iterable[tuple[int, int]],
     hosts: Iterable[int],

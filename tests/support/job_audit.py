@@ -160,6 +160,7 @@ def _flows(lab: Lab, run_dir: Path) -> Iterator[str]:
         for switch, entries in wanted.items():
             out = port if switch == tor else trunks[switch].partition(".")[2]
             entries.add(f"dl_dst={host.nic.mac} output:{out}")
+            entries.add(f"dl_dst=33:33:ff{host.nic.mac[8:]} output:{out}")
             entries.add(f"arp_tpa={host.nic.address} output:{out}")
     for switch, entries in wanted.items():
         there = _entries_of(lab, run_dir, switch)

@@ -77,6 +77,10 @@ def furnish(spaces: Spaces, rate: str) -> None:
     space = spaces.server
     ip("-n", space, "link", "set", "nic0", "mtu", "1400", "up")
     ip("-n", space, "addr", "add", "10.79.0.5/24", "dev", "nic0")
+    ip("-n", space, "addr", "add", "2001:db8::5/64", "dev", "nic0", "nodad")
+    ip("-n", space, "route", "add", "2001:db8:1::/48", "via", "2001:db8::1", "metric", "7")
+    ip("-n", space, "neigh", "add", "2001:db8::77", "lladdr", "02:00:00:00:00:77", "dev", "nic0",
+       "nud", "permanent")  # fmt: skip
     ip("-n", space, "neigh", "add", "10.79.0.77", "lladdr", "02:00:00:00:00:77", "dev", "nic0",
        "nud", "permanent")  # fmt: skip
     ip("-n", space, "route", "add", "10.80.0.0/16", "via", "10.79.0.1", "metric", "7")

@@ -1,9 +1,11 @@
 """Computes the flow table of every packet switch from the NICs' connections.
 
-On the switch that a NIC is connected to, it has two entries: frames to its MAC, and ARP requests
-for its address. The other switches know *destinations*: NICs plugged into a packet switch cannot
-move, so they share blocks of addresses with a mask; a NIC behind an OCS is a destination of its
-own. Nothing is flooded: unmatched frames are dropped, so loops of switches are harmless.
+On the switch that a NIC is connected to, it has three entries: frames to its MAC, ARP requests for
+its address, and IPv6 neighbour solicitations for addresses that end like its MAC, as those do that
+are derived from it (RFC 4291, 2.7.1 and appendix A). The other switches know *destinations*: NICs
+plugged into a packet switch cannot move, so they share blocks of addresses with a mask; a NIC
+behind an OCS is a destination of its own. Nothing is flooded: unmatched frames are dropped, so
+loops of switches are harmless.
 """
 
 from bisect import bisect_left
@@ -223,29 +225,39 @@ class Forwarding:
     def __init__(self, lab: Lab, mac_of: Callable[[Host], str] = assumed_mac) -> None:
         self._lab, self._mac_of = lab, mac_of
         self._names = {switch.name for switch in lab.packet_switches}
-        self._nics = {
-            host.endpoint: _Destination(
-                drawn_by(host), (_to_mac(mac_of(host).lower()), _asking_for(str(host.nic.address)))
-            )
-            for host in lab.hosts
-        }
+        self._nics: dict[Endpoint, _Destination] = {}
         self._plugged: dict[str, list[Host]] = defaultdict(list)
         self._loose: list[Host] = []
         owner_of_mac: dict[int, str | Endpoint] = {}
         owner_of_address: dict[int, str | Endpoint] = {}
+        owner_of_group: dict[int, str | Endpoint] = {}
         for host in lab.hosts:
             if host.endpoint not in lab.fibre_ends:
                 continue
+            mac = mac_of(host).lower()
+            own = [_to_mac(mac), _asking_for(str(host.nic.address))]
+            group = solicited_group(mac)
             other = lab.fibre_ends[host.endpoint][0].device
             # A movable NIC is its own owner, so it never shares a block.
             is_plugged = other in self._names
             owner = other if is_plugged else host.endpoint
-            owner_of_mac[int(mac_of(host).replace(":", ""), 16)] = owner
+            owner_of_mac[_number(mac)] = owner
+            if _number(group) not in owner_of_group:  # else another maker's MAC ends like it
+                owner_of_group[_number(group)] = owner
+                own.append(_to_mac(group))
+            self._nics[host.endpoint] = _Destination(drawn_by(host), tuple(own))
             owner_of_address[int(host.nic.address)] = owner
             (self._plugged[other] if is_plugged else self._loose).append(host)
         matches: dict[str | Endpoint, list[tuple[int, Match]]] = defaultdict(list)
-        for mac in address_blocks(owner_of_mac, _MAC_BITS, _OUI_BITS):
-            matches[mac.owner].append(_to_mac(_masked(mac.first, mac.length, _MAC_BITS)))
+        ignored = 0
+        if len({mac >> _OUI_BITS for mac in owner_of_mac}) == 1:
+            # The groups differ from the MACs in the same bits: without these, one block is both.
+            first, group_of_first = next(iter(owner_of_mac)), next(iter(owner_of_group))
+            ignored, owner_of_group = first ^ group_of_first, {}
+        for owner_of in (owner_of_mac, owner_of_group):
+            for block in address_blocks(owner_of, _MAC_BITS, _OUI_BITS):
+                to_block = _to_mac(_masked(block.first, block.length, _MAC_BITS, ignored))
+                matches[block.owner].append(to_block)
         for address in address_blocks(owner_of_address, _IPV4_BITS):
             asked = _masked(address.first, address.length, _IPV4_BITS)
             matches[address.owner].append(_asking_for(asked))
@@ -346,18 +358,24 @@ def entries_of(mac: str, address: IPv4Address, port: int) -> tuple[FlowEntry, Fl
     return entry_to(mac, port), _entry(*_asking_for(str(address)), (port,))
 
 
+def solicited_group(mac: str) -> str:
+    """The Ethernet address of neighbour solicitations for addresses that end like a MAC."""
+    return f"33:33:ff{mac[8:]}"
+
+
 def leads_to(match: Match, mac: str, address: IPv4Address) -> bool:
     """Whether a frame for this NIC, or an ARP request for its address, matches."""
-
-    def number(text: Any) -> int:
-        return int(text.replace(":", ""), 16) if ":" in text else int(IPv4Address(text))
 
     for field, own in (("eth_dst", mac), ("arp_tpa", str(address))):
         if (wanted := match.get(field)) is not None:
             value, mask = wanted if isinstance(wanted, tuple) else (wanted, None)
-            bits = -1 if mask is None else number(mask)
-            return number(value) & bits == number(own) & bits
+            bits = -1 if mask is None else _number(mask)
+            return _number(value) & bits == _number(own) & bits
     return False
+
+
+def _number(text: Any) -> int:
+    return int(text.replace(":", ""), 16) if ":" in text else int(IPv4Address(text))
 
 
 @lru_cache(maxsize=1 << 16)
@@ -381,13 +399,14 @@ def _asking_for(address: MatchValue) -> tuple[int, Match]:
     return PRIORITY_ARP, match
 
 
-def _masked(first: int, length: int, bits: int) -> MatchValue:
-    numbers = first, (1 << bits) - (1 << (bits - length))
+def _masked(first: int, length: int, bits: int, ignored: int = 0) -> MatchValue:
+    mask = ((1 << bits) - (1 << (bits - length))) & ~ignored
+    numbers = first & mask, mask
     if bits == _IPV4_BITS:
-        address, mask = (str(IPv4Address(number)) for number in numbers)
+        address, masked = (str(IPv4Address(number)) for number in numbers)
     else:
-        address, mask = (number.to_bytes(bits // 8, "big").hex(":") for number in numbers)
-    return address if length == bits else (address, mask)
+        address, masked = (number.to_bytes(bits // 8, "big").hex(":") for number in numbers)
+    return address if length == bits and not ignored else (address, masked)
 
 
 def _spread(

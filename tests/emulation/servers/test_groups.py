@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from patchlight.emulation.servers.server import make_groups, remove_groups, server_group
-from patchlight.testbed.linux.processes import CgroupError
+from patchlight.testbed.linux.processes import CgroupError, memory_for_workers
 
 GROUP = server_group("lab", "server1")
 
@@ -37,10 +37,12 @@ def test_version_two_hands_down_its_controllers(tmp_path: Path) -> None:
     weighed = tmp_path / "patchlight-servers"
     weighed.mkdir()
     (weighed / "cpu.weight").write_text("100\n")
+    (weighed / "memory.max").write_text("max\n")
     make_groups("lab", "server1", tmp_path)
     assert (tmp_path / GROUP).is_dir()
     assert (tmp_path / "cgroup.subtree_control").read_text() == "+memory"
     assert (weighed / "cpu.weight").read_text() == "400"
+    assert int((weighed / "memory.max").read_text()) == memory_for_workers()
 
 
 def test_one_server_or_all_of_a_lab_are_removed(tmp_path: Path) -> None:
@@ -66,4 +68,4 @@ def test_what_cannot_be_made_says_what_to_do(tmp_path: Path) -> None:
     (tmp_path / "memory/patchlight-servers").touch()
     with pytest.raises(CgroupError, match="making cgroups for server1") as error:
         make_groups("lab", "server1", tmp_path)
-    assert "or omit --docker" in (error.value.hint or "")
+    assert "or --server-kind ssh" in (error.value.hint or "")

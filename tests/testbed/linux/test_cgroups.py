@@ -36,6 +36,10 @@ def test_version_two_has_one_group_for_all(tmp_path: Path) -> None:
     (folder / "memory.events").write_text("low 0\nhigh 0\nmax 7\noom 1\noom_kill 1\n")
     assert groups.ran_out_of_memory("w")
     assert list(groups.names()) == ["w"]
+    (folder / "cgroup.kill").touch()
+    groups.kill("w")
+    assert (folder / "pids.max").read_text() == "0"
+    assert (folder / "cgroup.kill").read_text() == "1"
     empty(folder)
     groups.remove("w")
     groups.remove("w")
@@ -59,8 +63,27 @@ def test_version_one_has_a_group_for_each(tmp_path: Path) -> None:
     groups.remove("w")
     assert groups.make("w", Limits(2**28, 100)) == joined  # beside others its part is fair
     assert (cpu / "cpu.cfs_quota_us").read_text() == "-1"
-    groups.forbid_forks("w")
+    groups.kill("w")
+    assert not (pids / "cgroup.kill").exists()
     assert (pids / "pids.max").read_text() == "0"
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_all_workers_together_leave_the_machine_a_part(tmp_path: Path, version: int) -> None:
+    (tmp_path / "cgroup.controllers").write_text("cpu memory pids\n" if version == 2 else "")
+    for controller in ("memory", "pids", "cpu"):
+        (tmp_path / controller).mkdir()
+    Cgroups(tmp_path)
+    memory, pids, cpu = (
+        tmp_path / ("" if version == 2 else each) / "patchlight"
+        for each in ("memory", "pids", "cpu")
+    )
+    file = "memory.max" if version == 2 else "memory.limit_in_bytes"
+    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    assert int((memory / file).read_text()) == int(0.9 * total)
+    pid_max = int(Path("/proc/sys/kernel/pid_max").read_text())
+    assert 1000 < int((pids / "pids.max").read_text()) <= pid_max // 2
+    assert not [each for each in cpu.iterdir() if each.name.startswith("cpu")]
 
 
 def test_a_machine_without_groups_limits_nothing(tmp_path: Path) -> None:
@@ -74,6 +97,7 @@ def test_a_machine_without_groups_limits_nothing(tmp_path: Path) -> None:
 def test_what_cannot_be_limited_is_said_and_leaves_nothing(tmp_path: Path) -> None:
     (tmp_path / "memory").mkdir()
     groups = Cgroups(tmp_path)
+    empty(tmp_path / "memory/patchlight")
     (tmp_path / "memory/patchlight").rmdir()
     (tmp_path / "memory/patchlight").write_text("in the way")
     with pytest.raises(CgroupError, match="limiting w by a cgroup: Not a directory"):
@@ -93,7 +117,7 @@ def test_the_kernel_counts_the_processes_of_a_group() -> None:
         ended = subprocess.run(command, capture_output=True, text=True, check=False)
         assert "fork" in ended.stderr
         assert groups.make(name, Limits(2**28, 100)) == joined
-        groups.forbid_forks(name)
+        groups.kill(name)
         ended = subprocess.run(command, capture_output=True, text=True, check=False)
         assert "fork" in ended.stderr
     finally:

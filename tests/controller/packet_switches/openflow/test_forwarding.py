@@ -27,7 +27,15 @@ from patchlight.testbed.lab.model import (
 )
 from patchlight.testbed.lab.portmap import PortMap
 from patchlight.testbed.lab.wiring import Links, trace_links
-from tests.support.fake_network import FakeNetwork, Packet, Walk, arp_request, make_lab, unicast
+from tests.support.fake_network import (
+    FakeNetwork,
+    Packet,
+    Walk,
+    arp_request,
+    make_lab,
+    solicitation,
+    unicast,
+)
 
 
 @st.composite
@@ -43,10 +51,14 @@ def labs(draw: st.DrawFn) -> Lab:
     # Addresses in another order than the hosts, and MACs that follow neither.
     places = draw(st.permutations(range(2 * len(hosts))))
     macs = draw(st.lists(st.integers(0, 63), min_size=len(hosts), max_size=len(hosts), unique=True))
+    makers = draw(st.lists(st.sampled_from(["02:00:00", "0c:42:a1"]), min_size=8, max_size=8))
     servers = tuple(
         replace(server, nics=(replace(server.nics[0], address=lab.network[1 + place], mac=mac),))
         for server, place, mac in zip(
-            lab.servers, places, (f"02:00:00:00:00:{mac:02x}" for mac in macs), strict=False
+            lab.servers,
+            places,
+            (f"{maker}:00:00:{mac:02x}" for maker, mac in zip(makers, macs, strict=False)),
+            strict=False,
         )
     )
     return lab.with_changes(servers=servers)
@@ -66,7 +78,7 @@ def check(lab: Lab, links: Links) -> int:
         for receiver in lab.hosts:
             start, end = (links.switch_of(lab, h.endpoint) for h in (sender, receiver))
             joined = start and end and sender != receiver and nx.has_path(graph, start, end)
-            for packet in (unicast(receiver), arp_request(receiver)):
+            for packet in (unicast(receiver), arp_request(receiver), solicitation(receiver)):
                 walk = network.send(sender, packet)
                 assert walk.arrived == ((receiver.endpoint,) if joined else ())
                 assert len(set(walk.switches)) == len(walk.switches), "a switch was met twice"
@@ -103,6 +115,8 @@ def to_nobody(lab: Lab) -> Iterator[Packet]:
         yield arp_request(nobody)
         if stranger.mac not in macs:
             yield unicast(nobody)
+        if not any(mac.endswith(stranger.mac[8:]) for mac in macs):
+            yield solicitation(nobody)
 
 
 @given(labs(), st.data())
@@ -132,13 +146,28 @@ def test_other_switches_need_two_entries_for_all_hosts_of_a_switch() -> None:
     tables = flow_tables(lab, trace_links(lab, {}))
     leaves = len(lab.packet_switches) - 1
     assert len(tables["s1"]) == 1 + 2 * leaves
-    assert {len(tables[s.name]) for s in lab.packet_switches[1:]} == {1 + 2 * 16 + 2 * (leaves - 1)}
+    assert {len(tables[s.name]) for s in lab.packet_switches[1:]} == {1 + 3 * 16 + 2 * (leaves - 1)}
+
+
+def test_of_macs_that_end_alike_the_first_hears_solicitations() -> None:
+    lab = make_lab([(0, 1)], [0, 0, 1])
+    macs = dict(
+        zip(lab.hosts, ("b8:59:9f:00:00:01", "0c:42:a1:00:00:01", "02:00:00:00:00:03"), strict=True)
+    )
+    links = trace_links(lab, {})
+    tables = Forwarding(lab, lambda host: macs[host]).tables(links)
+    network, (first, second, far) = FakeNetwork(lab, links, tables), lab.hosts
+    for host in (first, second):
+        packet: Packet = {"eth_dst": macs[host], "eth_type": 0x86DD}
+        assert network.send(far, packet).arrived == (host.endpoint,)
+    asked: Packet = {"eth_dst": "33:33:ff:00:00:01", "eth_type": 0x86DD}
+    assert network.send(far, asked).arrived == (first.endpoint,)
 
 
 def test_in_a_large_lab_with_many_ways_destinations_are_switches() -> None:
     lab = generate.fat_tree(128)  # 80 switches, four hosts on each of 32
     tables = flow_tables(lab, trace_links(lab, {}))
-    assert max(map(len, tables.values())) <= 1 + 2 * 32 + 2 * 4
+    assert max(map(len, tables.values())) <= 1 + 2 * 32 + 3 * 4
     links = trace_links(lab, {})
     network, ways = FakeNetwork(lab, links, tables), Ways(lab, links)
     first = lab.hosts[0]
@@ -147,7 +176,7 @@ def test_in_a_large_lab_with_many_ways_destinations_are_switches() -> None:
     for receiver in lab.hosts[1:]:
         last = links.switch_of(lab, receiver.endpoint)
         assert last is not None
-        for packet in (unicast(receiver), arp_request(receiver)):
+        for packet in (unicast(receiver), arp_request(receiver), solicitation(receiver)):
             walk = network.send(first, packet)
             assert walk.arrived == (receiver.endpoint,)
             assert way_of(network, walk, packet) == ways.to_nic(start, receiver, last)
@@ -233,7 +262,7 @@ def test_what_is_dark_or_lit_one_way_has_no_entry() -> None:
     dark = tables_with(lab, [(1, 11)])
     one_way = flow_tables(lab, trace_links(lab, {"ocs": PortMap.of([(1, 11), (11, 1), (2, 13)])}))
     assert dark == one_way
-    assert len(dark["tor1"]) == len(dark["tor2"]) == 3
+    assert len(dark["tor1"]) == len(dark["tor2"]) == 4
     assert all(TABLE_MISS in table for table in dark.values())
     # NIC to NIC, no packet switch between: nothing for a packet switch to do.
     assert set(tables_with(lab, [(1, 2)])["tor1"]) == {TABLE_MISS}
