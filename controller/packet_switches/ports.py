@@ -88,10 +88,12 @@ class NumberedPorts:
         self._home = {name: number for number, name in enumerate(names, 1)}
         self.now: dict[int, str] = {}
         """The names of the present ports, by number."""
+        self.is_known = False
 
     def see(self, ports: Mapping[int, str]) -> Mapping[int, str]:
         """These are all ports now; returns which of those used are missing, and why."""
         self.now = dict(ports)
+        self.is_known = True
         names = [*ports.values()]
         for number in self._used & ports.keys():
             name = ports[number]

@@ -354,7 +354,7 @@ class PacketSwitches:
             now[port["port"]] = port["name"]
             if is_gone:
                 del now[port["port"]]
-        if whole or numbered.now:
+        if whole or numbered.is_known:
             self.miss("switch", self._name_of[datapath_id], numbered.see(now))
         self._route_around()
 

@@ -19,14 +19,16 @@ PORTS = (1, 2, 3)
 SWITCH = PacketSwitch("tor1", 1, 3)
 
 
+def add_port(bench: OpenFlowBench, bridge: str, port: int) -> None:
+    name = f"{bridge}p{port}"
+    kind = ("--", "set", "Interface", name, "type=internal", f"ofport_request={port}")
+    bench.ovs.vsctl("add-port", bridge, name, *kind)
+
+
 async def test_the_driver_passes_every_check(bench: OpenFlowBench) -> None:
     async with bench.connected() as (speaker, events, name):
         for port in PORTS:
-            bench.ovs.vsctl(
-                *("add-port", name, f"{name}p{port}"),
-                *("--", "set", "Interface", f"{name}p{port}", "type=internal"),
-                f"ofport_request={port}",
-            )
+            add_port(bench, name, port)
 
         def counted() -> bool:
             seen = [{port["port"] for port in e["ports"]} for e in events.of("counters")]
@@ -41,11 +43,7 @@ async def test_a_port_that_goes_is_noticed(bench: OpenFlowBench) -> None:
     async with bench.connected() as (speaker, _, name):
 
         async def restore(port: int) -> None:
-            bench.ovs.vsctl(
-                *("add-port", name, f"{name}p{port}"),
-                *("--", "set", "Interface", f"{name}p{port}", "type=internal"),
-                f"ofport_request={port}",
-            )
+            add_port(bench, name, port)
 
         async def remove(port: int) -> None:
             bench.ovs.vsctl("del-port", f"{name}p{port}")
@@ -60,6 +58,8 @@ async def test_a_port_that_goes_is_noticed(bench: OpenFlowBench) -> None:
 
 async def test_an_entry_of_others_above_is_told_and_stays(bench: OpenFlowBench) -> None:
     async with bench.connected() as (speaker, _, name):
+        for port in PORTS:
+            add_port(bench, name, port)
 
         async def meddle(station: Station, port: int) -> None:
             bench.ovs.ofctl("add-flow", name, "priority=40000,actions=drop")
