@@ -20,7 +20,7 @@ from patchlight.controller.jobs.job_table import JobTable
 from patchlight.controller.jobs.scheduler import Scheduler
 from patchlight.controller.packet_switches.openflow.client import Speaker
 from patchlight.controller.packet_switches.openflow.flowtable import Message
-from patchlight.controller.packet_switches.ports import Claims
+from patchlight.controller.packet_switches.ports import EndNames
 from patchlight.controller.packet_switches.switches import PacketSwitches
 from patchlight.controller.packet_switches.telemetry import Telemetry
 from patchlight.testbed.errors import BadInput, PatchlightError, in_words
@@ -409,7 +409,7 @@ class NeighbourNames:
         claims: Iterable[tuple[str, str]] = (),
         macs: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        self._claims = Claims(claims)
+        self._claims = EndNames(claims)
         self._nics = Counter(host.server.name for host in lab.hosts)
         for host in lab.hosts:
             end = str(host.endpoint)

@@ -146,7 +146,7 @@ class MissingPorts:
         return [f"{switch} has {why}" for end, why in self.ports.items() if end.device == switch]
 
 
-class Claims:
+class EndNames:
     """Which ends go by a name, among all devices of a lab: MACs, ``tor1 swp3``. A name of several
     names none of them: all ports of a switch may have one MAC."""
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from patchlight.controller.packet_switches.ports import Claims, Matched, match_ports
+from patchlight.controller.packet_switches.ports import EndNames, Matched, match_ports
 from patchlight.controller.packet_switches.snmp import Column, SnmpAgent, SnmpFailed, Value
 from patchlight.testbed.errors import PatchlightError, in_words
 from patchlight.testbed.lab.model import Endpoint, Lab, PacketSwitch
@@ -242,7 +242,7 @@ class Telemetry:
         found.up = {end for index, end in by_index.items() if states.get((index,)) == _UP}
         remote = await polled.agent.walk(*_REMOTE)
         local = await polled.agent.walk(_LOCAL_ID, _LOCAL_ABOUT)
-        claims = Claims(polled.claims)
+        claims = EndNames(polled.claims)
         ends = dict[int, str]()
         for column in local:
             for (number, *_), said in column.items():

@@ -55,7 +55,7 @@ class DeviceKeyRefused(LoginRefused):
     """The device's host key is not the pinned one; no password was sent."""
 
 
-class OtherKeyShown(ConnectionError):
+class HasThatKeyToo(ConnectionError):
     """The device has the expected key, and has shown another one: the next login asks for it."""
 
 
@@ -63,7 +63,7 @@ def check_host_key(
     session: Session, key: paramiko.PKey, connect: Callable[[], paramiko.Transport]
 ) -> None:
     """``DeviceKeyRefused`` unless ``key`` is pinned, or the first, or has the fingerprint in the
-    lab file; ``OtherKeyShown`` if the device has that key, too, and is to be asked for it.
+    lab file; ``HasThatKeyToo`` if the device has that key, too, and is to be asked for it.
 
     Reads and writes a file and may ``connect``: call it in a thread.
     """
@@ -73,7 +73,7 @@ def check_host_key(
             return
         offered = offered_keys(connect, key, session.timeouts.connect_s)
         if has_key(offered, session.host_key):
-            raise OtherKeyShown
+            raise HasThatKeyToo
         raise DeviceKeyRefused(
             f"{name} at {where} has {_listed(offered)}, not {session.host_key}, which the lab file "
             "says: somebody may be in between",
@@ -249,7 +249,7 @@ def log_in(session: Session) -> paramiko.Transport:
     """
     try:
         return _log_in(session)
-    except OtherKeyShown:
+    except HasThatKeyToo:
         # Now the type of the key in the lab file is known.
         return _log_in(session)
 
