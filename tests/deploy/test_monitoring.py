@@ -143,6 +143,7 @@ _WELL = {
     'patchlight_speaker_up{lab="l"}': "1x80",
     'patchlight_packet_switch_connected{lab="l",switch="t1"}': "1x80",
     'patchlight_packet_switch_lacking_entries{lab="l",switch="t1"}': "0x80",
+    'patchlight_packet_switch_missing_ports{lab="l",switch="t1"}': "0x80",
     'patchlight_ocs_up{lab="l",ocs="o1"}': "1x80",
     'patchlight_ocs_circuits{lab="l",ocs="o1",verdict="degraded"}': "0x80",
     'patchlight_ocs_circuits{lab="l",ocs="o1",verdict="failed"}': "0x80",
