@@ -125,9 +125,14 @@ class Controller:
             for switch in lab.packet_switches
             if switch.driver != DEFAULT_DRIVER
         ]
-        self.switches = PacketSwitches(lab, self.speaker, self.fleet.macs.of, packet_drivers)
+        self.switches = PacketSwitches(
+            lab, self.speaker, self.fleet.macs.of, packet_drivers, self._port_changed
+        )
         self.telemetry = Telemetry(
-            lab, partial(self.switches.count, "snmp"), settings.openflow_netns
+            lab,
+            partial(self.switches.count, "snmp"),
+            settings.openflow_netns,
+            partial(self.switches.miss, "snmp"),
         )
         self.fleet.on_macs = self.switches.learn
         self.fleet.on_counters = self.switches.count_nics
@@ -179,6 +184,7 @@ class Controller:
         connected, second_from = self.switches.connected(), self.switches.second_from(time.time())
         lacking, foreign = self.switches.lacking(), self.switches.foreign()
         troubles, without_groups = self.switches.troubles(), self.switches.without_groups()
+        missing = self.switches.missing_by_switch()
         return {
             "lab": self.lab.name,
             "version": VERSION,
@@ -205,6 +211,7 @@ class Controller:
                     "snmp_problem": self.telemetry.problems.get(s.name),
                     "without_groups": s.name in without_groups,
                     "ports_down": self.switches.ports_down(s.name),
+                    "ports_missing": missing[s.name],
                 }
                 for s in self.lab.packet_switches
             ],
@@ -225,6 +232,13 @@ class Controller:
             name: f"; {behind[mac]} has its MAC" for name, mac in macs.items() if mac in behind
         }
         return [{"host": h, "reason": reason + words.get(h, "")} for h, reason in found.items()]
+
+    def _port_changed(self, switch: str, port: int, why: str) -> None:
+        """A packet switch has lost one of the lab's ports, or has it again."""
+        kind = "port-missing" if why else "port-back"
+        words = f"{switch} has {why or f'port {port} again'}"
+        _log.warning("%s", words)
+        self.store.add_event(time.time(), kind, {"switch": switch, "port": port, "message": words})
 
     def _maps_as_known(self) -> Mapping[str, AnyMap] | None:
         last = self.circuits.maps.last

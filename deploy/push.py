@@ -23,12 +23,12 @@ import paramiko
 from patchlight.controller.access.authority import Authority
 from patchlight.deploy.bundle import BundleFile, Part, Role, Supply
 from patchlight.deploy.check_machine import Workers
-from patchlight.deploy.host_keys import known_name
 from patchlight.deploy.image_file import image_ids
 from patchlight.deploy.remote import ConnectionCut, Remote
 from patchlight.deploy.ssh import openssh_words, ssh_place
 from patchlight.deploy.units import HOME, Run, agent_command, controller_command, gpus_command
 from patchlight.testbed.errors import PatchlightError
+from patchlight.testbed.host_keys import known_name
 from patchlight.testbed.lab.model import Lab, Server
 from patchlight.testbed.lab.rules import SshAccess
 from patchlight.testbed.labfile.writer import write_lab

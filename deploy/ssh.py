@@ -4,7 +4,7 @@ import base64
 import logging
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -14,8 +14,9 @@ from typing import Any
 import paramiko
 from paramiko.pkey import UnknownKeyType
 
-from patchlight.deploy.host_keys import KnownHosts, OnlyVouchedFor, known_name, other_key
+from patchlight.deploy.host_keys import OnlyVouchedFor, OtherKeyShown, other_key, read_known_hosts
 from patchlight.testbed.errors import PatchlightError, reason
+from patchlight.testbed.host_keys import KnownHosts, ask_first, has_key, offered_keys, types_of
 from patchlight.testbed.lab.model import Server
 from patchlight.testbed.legacy_ssh import allow_legacy, explained
 from patchlight.testbed.linux.sockets import split_address
@@ -118,7 +119,7 @@ class Connections:
     @cached_property
     def _known(self) -> KnownHosts:
         # Read only where the lab file has no fingerprint.
-        return KnownHosts.read()
+        return read_known_hosts()
 
     @contextmanager
     def to(self, server: Server) -> Iterator[paramiko.SSHClient]:
@@ -129,7 +130,7 @@ class Connections:
         """
         place = SshHost.of(server)
         with paramiko.SSHClient() as client:
-            self._connect(client, place, self.passwords.login, self.channel(server))
+            self._connect(client, place, self.passwords.login, lambda: self.channel(server))
             yield client
 
     def channel(self, server: Server) -> paramiko.Channel | None:
@@ -155,24 +156,30 @@ class Connections:
         return self._known.of(place.host, place.port) if place.host_key is None else []
 
     def shown_key(self, place: SshHost, server: Server | None = None) -> paramiko.PKey:
-        """The key that a host shows, through ``server``'s jump host; nobody logs in to it."""
+        """The key that a host shows, through ``server``'s jump host: one that is known, if it has
+        one. Nobody logs in to it."""
+
+        def connect() -> paramiko.Transport:
+            return self._asking(place, server and self.channel(server))
+
         try:
-            sock = (server and self.channel(server)) or socket.create_connection(
-                (place.host, place.port), _PATIENCE_S
-            )
-            with _transport(sock, place) as transport:
-                transport.banner_timeout = _PATIENCE_S
-                # Of several keys, the one of a kind that is known: as when it is logged in to.
-                options, kinds = transport.get_security_options(), self._known_kinds(place)
-                options.key_types = sorted(options.key_types, key=lambda kind: kind not in kinds)
+            with connect() as transport:
                 transport.start_client(timeout=_PATIENCE_S)
-                return transport.get_remote_server_key()
+                key = transport.get_remote_server_key()
         except _BROKEN as error:
             raise _unreachable(place, error) from error
+        if place.host_key is None or key.fingerprint == place.host_key:
+            return key
+        keys = offered_keys(connect, key, _PATIENCE_S)
+        return next((each for each in keys if each.fingerprint == place.host_key), key)
 
-    def _known_kinds(self, place: SshHost) -> set[str]:
-        names = {key.get_name() for key in self.known_keys(place)[:1]}
-        return names | ({"rsa-sha2-512", "rsa-sha2-256"} if "ssh-rsa" in names else set())
+    def _asking(self, place: SshHost, sock: Any = None, **options: Any) -> paramiko.Transport:
+        """A connection that asks for a key of a known type first; may raise ``OSError``."""
+        sock = sock or socket.create_connection((place.host, place.port), _PATIENCE_S)
+        transport = _transport(sock, place, **options)
+        transport.banner_timeout = _PATIENCE_S
+        ask_first(transport, types_of(self.known_keys(place), place.host_key))
+        return transport
 
     def _jump(self, place: SshHost) -> paramiko.Transport:
         with self._lock:
@@ -181,7 +188,7 @@ class Connections:
                 client = self._open.enter_context(paramiko.SSHClient())
                 try:
                     # Keys alone: the password is the servers', and this host is none of them.
-                    self._connect(client, place, None, None)
+                    self._connect(client, place, None, lambda: None)
                     transport = client.get_transport()
                     assert transport is not None
                     self._jumps[place] = transport
@@ -198,13 +205,35 @@ class Connections:
         client: paramiko.SSHClient,
         place: SshHost,
         password: str | None,
+        channel: Callable[[], paramiko.Channel | None],
+    ) -> None:
+        known = self.known_keys(place)
+        try:
+            self._log_in(client, place, password, channel())
+            return
+        except OtherKeyShown as other:
+            client.close()
+
+            def connect() -> paramiko.Transport:
+                return self._asking(place, channel())
+
+            offered = offered_keys(connect, other.key, _PATIENCE_S)
+            if place.host_key is None or not has_key(offered, place.host_key):
+                raise other_key(place.name, offered, known, place.host_key) from None
+        # Now the type of the key in the lab file is known.
+        self._log_in(client, place, password, channel())
+
+    def _log_in(
+        self,
+        client: paramiko.SSHClient,
+        place: SshHost,
+        password: str | None,
         sock: paramiko.Channel | None,
     ) -> None:
-        for key in self.known_keys(place):
-            name = known_name(place.host, place.port)
-            client.get_host_keys().add(name, key.get_name(), key)
+        known = self.known_keys(place)
         revoked = self._known.revoked if place.host_key is None else set[bytes]()
-        client.set_missing_host_key_policy(OnlyVouchedFor(place.name, place.host_key, revoked))
+        only = OnlyVouchedFor(place.name, known, place.host_key, revoked)
+        client.set_missing_host_key_policy(only)
         try:
             with _own_keys(place) as keys:
                 client.connect(
@@ -213,14 +242,12 @@ class Connections:
                     place.user,
                     password,
                     sock=sock,
-                    transport_factory=partial(_transport, place=place),
+                    transport_factory=partial(self._asking, place),
                     timeout=_PATIENCE_S,
                     banner_timeout=_PATIENCE_S,
                     auth_timeout=_PATIENCE_S,
                     **keys,
                 )
-        except paramiko.BadHostKeyException as error:
-            raise other_key(place.name, error.key, "the one in known_hosts") from error
         except paramiko.AuthenticationException as error:
             raise _refused(place, error, may_ask=password is None and place.is_server) from error
         except _BROKEN as error:

@@ -11,9 +11,10 @@ from typing import Literal
 import paramiko
 import yaml
 
-from patchlight.deploy.host_keys import USER_FILE, is_named, known_name
+from patchlight.deploy.host_keys import USER_FILE
 from patchlight.deploy.ssh import Connections, SshHost
 from patchlight.testbed.errors import BadInput, FileError, PatchlightError, reason
+from patchlight.testbed.host_keys import is_named, known_name
 from patchlight.testbed.lab.model import Lab, Server
 from patchlight.testbed.labfile.reader import parse_lab, text_of
 from patchlight.testbed.labfile.writer import Change, values_of, with_changes

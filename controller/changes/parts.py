@@ -254,6 +254,15 @@ class FlowHook(Protocol):
         """Hosts to which a packet switch does not forward, by name, and the reason."""
         return {}
 
+    def missing_ports(self) -> Mapping[Endpoint, str]:
+        """The lab's ports that packet switches do not have, and why, in words that follow "tor1
+        has"."""
+        return {}
+
+    def trunks_down(self) -> Collection[Endpoint]:
+        """Ports of packet switches to others that have no link, or are missing."""
+        return ()
+
     def rates_bps(self) -> Mapping[str, tuple[float, float]]:
         """The recent rates of each host, by name, if they are counted."""
         return {}
@@ -329,7 +338,8 @@ class CircuitParts:
         self.executor = PlanExecutor(lab, drivers, self.power_check, self.stop)
 
     async def closed_ports(self) -> tuple[PortsByOcs, PortsByOcs]:
-        """Ports whose circuits stay (locked here or on the device), and failed ports, by OCS."""
+        """Ports whose circuits stay (locked here or on the device), and failed ports, by OCS: of
+        the device, or with a fibre to a port that a packet switch does not have."""
         away = self.devices.unread
         staying: dict[str, set[int]] = {}
         failed: dict[str, set[int]] = {}
@@ -345,6 +355,11 @@ class CircuitParts:
                     staying.setdefault(name, set()).add(port.number)
                 elif state.condition != "ready":
                     failed.setdefault(name, set()).add(port.number)
+        missing = self.flows.missing_ports()
+        for name, fibres in self.lab.circuit_fibres.items():
+            gone = {number for number, (end, _) in fibres.items() if end in missing}
+            if gone:
+                failed.setdefault(name, set()).update(gone)
         return staying, failed
 
     def journal_end(

@@ -5,7 +5,8 @@ import contextlib
 import logging
 import secrets
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
@@ -276,11 +277,22 @@ def found_wiring(
     both = {(min(a, b), max(a, b)) for a, b in elsewhere if (b, a) in elsewhere or b in mute}
     direct = both if whole else set()
     beside = list(_other_fibres(lab, both, direct, ends))
+    pairs = [(str(port), end) for port, end in certain.items()] + sorted(direct)
+    partners = defaultdict[str, set[str]](set)
+    for a, b in pairs:
+        partners[a].add(b)
+        partners[b].add(a)
+    several = {end: sorted(others) for end, others in partners.items() if len(others) > 1}
+    doubts = [
+        f"{end} was found at {' and at '.join(others)}: none of these is taken as a fibre"
+        for end, others in sorted(several.items())
+    ]
+    barred = several.keys() | found.twice
     return FoundWiring(
         ports,
         tuple(row.words for row in ports if row.verdict == "differs") + tuple(beside),
-        tuple(found.doubts),
-        _corrected(lab, certain, direct),
+        (*found.doubts, *doubts),
+        _corrected(lab, [pair for pair in pairs if not {*pair} & barred]),
     )
 
 
@@ -349,17 +361,15 @@ def _other_fibres(
         )
 
 
-def _corrected(
-    lab: Lab, certain: Mapping[search.OcsPort, str], direct: Collection[tuple[str, str]]
-) -> tuple[Fibre, ...]:
-    """The lab's actual fibres, each with its device's end, rate and losses; new ones last."""
+def _corrected(lab: Lab, pairs: Iterable[tuple[str, str]]) -> tuple[Fibre, ...]:
+    """The lab's fibres with these pairs of ends as they are, each with its device's end, rate and
+    losses; new ones last."""
     named = {str(host.endpoint): host.endpoint for host in lab.hosts}
     counts = [(switch.name, switch.ports) for switch in lab.packet_switches]
     counts += [(switch.name, switch.ports) for switch in lab.circuit_switches]
     for name, count in counts:
         ports = (Endpoint(name, str(number)) for number in range(1, count + 1))
         named |= {str(end): end for end in ports}
-    pairs = [(str(port), end) for port, end in certain.items()] + list(direct)
     other: dict[Endpoint, Endpoint] = {}
     for a, b in pairs:
         if a in named and b in named:

@@ -52,11 +52,12 @@ class SearchRound:
 @dataclass
 class Findings:
     """The end at each input and output (``tor1.3``, or a port of another OCS), ``None`` if it was
-    silent, and contradictions as text."""
+    silent, and contradictions as text; ``twice`` are ends that seem to be at two ports."""
 
     inputs: dict[OcsPort, str | None] = field(default_factory=dict)
     outputs: dict[OcsPort, str | None] = field(default_factory=dict)
     doubts: list[str] = field(default_factory=list)
+    twice: set[str] = field(default_factory=set)
 
 
 Search = Generator[SearchRound, Heard, Findings]
@@ -237,6 +238,7 @@ class _Searching:
         others = [p for p, n in side.items() if once and n == name and p != port]
         if others:
             self._found.doubts.append(f"{name} {verb} {others[0]} and {port}")
+            self._found.twice.add(str(name))
         side[port] = None if others else name
         if side is self._found.outputs and name in self._mute:
             self._found.inputs[port] = side[port]

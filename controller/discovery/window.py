@@ -3,9 +3,12 @@ stored before any changes, so that the next controller can restore them."""
 
 import asyncio
 import logging
+import re
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
+from types import MappingProxyType
 from typing import Any
 
 from pydantic import TypeAdapter
@@ -20,6 +23,7 @@ from patchlight.controller.jobs.job_table import JobTable
 from patchlight.controller.jobs.scheduler import Scheduler
 from patchlight.controller.packet_switches.openflow.client import Speaker
 from patchlight.controller.packet_switches.openflow.flowtable import Message
+from patchlight.controller.packet_switches.ports import EndNames
 from patchlight.controller.packet_switches.switches import PacketSwitches
 from patchlight.controller.packet_switches.telemetry import Telemetry
 from patchlight.testbed.errors import BadInput, PatchlightError, in_words
@@ -255,12 +259,17 @@ def _with_their_ends(numbers: Collection[int], port_map: PortMap) -> set[int]:
 @dataclass
 class Listened:
     """The result of a round; ``silent`` has the lab's other ends with a fibre, and the reasons.
-    ``mute`` are the ends that hear, but cannot be made to send: ports that SNMP tells of."""
+    ``mute`` are the ends that hear, but cannot be made to send: ports that SNMP tells of.
+    ``neighbours`` were heard at these ends, the ``older`` ones perhaps before the round; ``claims``
+    are names of switches' ports."""
 
     heard: set[tuple[str, str]] = field(default_factory=set)
     carriers: set[str] = field(default_factory=set)
     ends: set[str] = field(default_factory=set)
     mute: set[str] = field(default_factory=set)
+    neighbours: list[tuple[probe_frames.LldpNeighbour, str]] = field(default_factory=list)
+    older: list[tuple[probe_frames.LldpNeighbour, str]] = field(default_factory=list)
+    claims: list[tuple[str, str]] = field(default_factory=list)
     silent: dict[str, str] = field(default_factory=dict)
 
     def beside(self, dark: "Listened") -> Heard:
@@ -306,13 +315,15 @@ class SwitchListening:
             if (source := probe_frames.probe_source(frame, token)) is not None:
                 found.heard.add((source, end))
             elif (neighbour := probe_frames.lldp_neighbour(frame)) is not None:
-                found.heard.add((self._end_of(neighbour), end))
+                found.neighbours.append((neighbour, end))
+        macs = {str(host.endpoint): self._fleet.macs.of(host) for host in self._lab.hosts}
+        names = NeighbourNames(self._lab, [*found.claims, *self._telemetry.claims()], macs)
+        # Of NICs that probe, older neighbours may be from another circuit.
+        probing = {source for source, _ in found.heard}
+        older = {(names.end_of(neighbour), end) for neighbour, end in found.older}
+        found.heard |= {pair for pair in older if pair[0] not in probing}
+        found.heard |= {(names.end_of(neighbour), end) for neighbour, end in found.neighbours}
         return found
-
-    def _end_of(self, neighbour: probe_frames.LldpNeighbour) -> str:
-        named = self._telemetry.ends()
-        by_mac, by_name = named.get(neighbour.port), f"{neighbour.device} {neighbour.port}"
-        return by_mac or named.get(by_name) or end_of(self._lab, neighbour)
 
     async def _ask_agent(
         self, server: Server, token: str, listen_s: float, found: Listened
@@ -334,7 +345,7 @@ class SwitchListening:
                         continue
                     found.ends.add(name)
                     found.heard |= {(source, name) for source in nic.heard}
-                    found.heard |= {(self._end_of(each), name) for each in nic.lldp}
+                    found.neighbours += [(each, name) for each in nic.lldp]
                     if nic.carrier:
                         found.carriers.add(name)
         except PatchlightError as error:
@@ -369,6 +380,9 @@ class SwitchListening:
                 found.silent |= dict.fromkeys(names, in_words(error))
                 continue
             there = {f"{switch.name}.{port['port']}": bool(port["up"]) for port in ports}
+            for port in ports:
+                end = f"{switch.name}.{port['port']}"
+                found.claims += [(port["mac"], end), (f"{switch.name} {port['name']}", end)]
             found.ends |= there.keys() & set(names)
             found.carriers |= {name for name in names if there.get(name)}
             gone = f"{switch.name} reports that it has no such port"
@@ -392,28 +406,50 @@ class SwitchListening:
         found.ends |= said.ends
         found.mute |= said.ends
         found.carriers |= said.up
+        found.silent |= said.silent
         found.heard |= said.probes
-        probing = {source for source, _ in found.heard}
-        for neighbour, end in said.neighbours:
-            # Of NICs that probe, older neighbours may be from another circuit.
-            if (source := self._end_of(neighbour)) not in probing:
-                found.heard.add((source, end))
+        found.older += said.neighbours
 
     def _connected(self) -> Iterator[PacketSwitch]:
         connected = self._switches.connected()
         return (s for s in self._lab.packet_switches if connected.get(s.name) and s.datapath_id)
 
 
-def end_of(lab: Lab, neighbour: probe_frames.LldpNeighbour) -> str:
-    """The lab's end with that LLDP, by MAC or switch and port; else the neighbour as text."""
-    by_mac = {host.nic.mac.lower(): str(host.endpoint) for host in lab.hosts}
-    for said in (neighbour.port, neighbour.device):
-        if said.lower() in by_mac:
-            return by_mac[said.lower()]
-    ports = {switch.name: switch.ports for switch in lab.packet_switches}.get(neighbour.device, 0)
-    if neighbour.port.isdecimal() and 1 <= int(neighbour.port) <= ports:
-        return f"{neighbour.device}.{int(neighbour.port)}"
-    return str(neighbour)
+class NeighbourNames:
+    """Finds the lab's end that a neighbour is: by the MAC of its port, or by its device with the
+    name, number or description of its port. ``macs`` are the NICs' present ones."""
+
+    def __init__(
+        self,
+        lab: Lab,
+        claims: Iterable[tuple[str, str]] = (),
+        macs: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        self._claims = EndNames(claims)
+        self._nics = Counter(host.server.name for host in lab.hosts)
+        for host in lab.hosts:
+            end = str(host.endpoint)
+            called = {host.nic.name, host.nic.interface or host.nic.name}
+            self._claims.add((f"{host.server.name} {name}", end) for name in called)
+            self._claims.add((mac.lower(), end) for mac in {host.nic.mac, macs.get(end, "")})
+        for switch in lab.packet_switches:
+            numbers = tuple(map(str, range(1, switch.ports + 1)))
+            for names in (numbers, switch.interfaces):
+                for number, name in enumerate(names, start=1):
+                    self._claims.add([(f"{switch.name} {name}", f"{switch.name}.{number}")])
+
+    def end_of(self, neighbour: probe_frames.LldpNeighbour) -> str:
+        """The lab's end; the neighbour as text if it is none, or that is not certain."""
+        port, mac = neighbour.port, neighbour.device.lower()
+        # Ports with one MAC still tell their device by it.
+        owners = {re.split("[. ]", end)[0] for end in self._claims.ends(mac)}
+        devices = {neighbour.device, *(owners if len(owners) == 1 else ())}
+        said = [port.lower()] if ":" in port else []
+        said += [f"{device} {text}" for device in devices for text in (port, neighbour.about)]
+        found = {end for name in said if (end := self._claims.only(name)) is not None}
+        if not found and all(self._nics[owner] == 1 for owner in owners):
+            found = {*self._claims.ends(mac)}
+        return found.pop() if len(found) == 1 else str(neighbour)
 
 
 def _ports_of(switch: PacketSwitch) -> list[str]:

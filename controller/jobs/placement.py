@@ -28,7 +28,6 @@ from patchlight.testbed.lab.model import Lab
 from patchlight.testbed.lab.portmap import AnyMap, PortMap
 from patchlight.testbed.lab.reach import Reach, as_text
 from patchlight.testbed.lab.rules import Waiting, WaitReason
-from patchlight.testbed.lab.wiring import Links
 
 HostsOfJobs = Mapping[str, Collection[str]]
 """The hosts of each running job, by the job's id."""
@@ -153,7 +152,7 @@ class Placement:
         self._circuits = transactions.parts
         self.nic_bps = slowest_nic_bps(lab)
         self.ending: dict[str, Sequence[str]] = {}
-        self._reach_of: tuple[Links | None, Mapping[str, str]] = None, {}
+        self._reach_of: tuple[object, ...] = ()
         self._reach = Reach(lab, None)
 
     def reach(self) -> Reach:
@@ -161,8 +160,10 @@ class Placement:
         entries that packet switches refused."""
         links = self._circuits.maps.present_links()
         lost = {**self._circuits.flows.unserved(), **self._fleet.faults().lost}
-        if (links, lost) != self._reach_of:
-            self._reach_of, self._reach = (links, lost), Reach(self._lab, links, lost)
+        down = self._circuits.flows.trunks_down()
+        if (links, lost, down) != self._reach_of:
+            self._reach_of = links, lost, down
+            self._reach = Reach(self._lab, links, lost, down)
         return self._reach
 
     async def look(self, *, ports: bool = True) -> Callable[[], LabSnapshot]:
@@ -173,6 +174,13 @@ class Placement:
         unfit = unfit_hosts(self._lab, silent, self._fleet.faults(), links)
         maps = await self._circuits.maps.read()
         # With unknown links a job might wait for its ring forever.
+        missing = self._circuits.flows.missing_ports()
+        plugged = ((host.name, self._lab.fibre_ends.get(host.endpoint)) for host in self._lab.hosts)
+        unfit |= {
+            name: f"{end[0].device} has {missing[end[0]]}"
+            for name, end in plugged
+            if end is not None and end[0] in missing
+        }
         ending = {h: f"worker {w} is still ending" for w, each in self.ending.items() for h in each}
         held = self._fleet.held_for(self._table.unreadable, self._lab.hosts)
         unseen = {**self._circuits.devices.unseen_hosts(), **unfit, **ending, **held}

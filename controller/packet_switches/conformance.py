@@ -24,6 +24,7 @@ Ports = tuple[int, int, int]
 Check = Callable[[PacketSwitchDriver, Ports], Awaitable[None]]
 Meddle = Callable[[Station, int], Awaitable[None]]
 """Makes another application's entry in the switch, which leads to a station at a port."""
+_READINGS = 20
 _FIRST = IPv4Address("198.51.100.1")
 
 
@@ -114,6 +115,14 @@ async def knows_its_ports(driver: PacketSwitchDriver, ports: Ports) -> None:
             raise CheckFailed(f"the bytes of port {port} decrease: {state}, then {later}")
 
 
+async def has_only_its_ports(driver: PacketSwitchDriver, ports: Ports) -> None:
+    """A port of the wish that the switch has not is not among its ports; the others are."""
+    wish = Wish(_wish(ports, 0, 1).places, frozenset({*ports, 60_000}))
+    await _set(driver, wish)
+    if not getattr(driver, "learns", False):
+        _expect("its ports", wish.ports & (await driver.read()).ports.keys(), frozenset(ports))
+
+
 async def closing_changes_nothing(driver: PacketSwitchDriver, ports: Ports) -> None:
     """The forwarding outlives the connection; closing twice is not an error."""
     await _set(driver, _wish(ports, 0, 1))
@@ -140,6 +149,7 @@ CHECKS: Sequence[Check] = (
     sets_many,
     says_what_it_lacks,
     knows_its_ports,
+    has_only_its_ports,
     closing_changes_nothing,
     releases_everything,
 )
@@ -165,7 +175,38 @@ async def leaves_what_others_set(
     _expect("entries of others", (await driver.read()).foreign, ())
 
 
-MEDDLING_CHECKS = (leaves_what_others_set,)
+async def notices_a_port_that_goes(
+    driver: PacketSwitchDriver,
+    ports: Ports,
+    remove: Callable[[int], Awaitable[None]],
+    restore: Callable[[int], Awaitable[None]],
+) -> None:
+    """A port that goes is told, with its station, and the others are served; then it is back."""
+    wish = _wish(ports, 0, 1)
+    station = stations(1)[0]
+    await _set(driver, wish)
+    await remove(ports[0])
+    try:
+        await _until_it_has(driver, {*ports[1:]}, wish)
+        applied = await driver.set_forwarding(wish)
+        _expect("what it lacks", [lack.station for lack in applied.lacks], [station])
+        if f"port {ports[0]}" not in applied.lacks[0].reason:
+            raise CheckFailed(f"the reason names no port {ports[0]}: {applied.lacks[0].reason}")
+    finally:
+        await restore(ports[0])
+    await _until_it_has(driver, {*ports}, wish)
+    await _set(driver, wish)
+
+
+async def _until_it_has(driver: PacketSwitchDriver, ports: set[int], wish: Wish) -> None:
+    for _ in range(_READINGS):
+        if (there := wish.ports & (await driver.read()).ports.keys()) == ports:
+            return
+        await asyncio.sleep(getattr(driver, "period_s", 1.0) / 2)
+    raise CheckFailed(f"its ports: expected {ports}, got {there}")
+
+
+MEDDLING_CHECKS = (leaves_what_others_set, notices_a_port_that_goes)
 """The checks of drivers whose switch others can change meanwhile."""
 
 

@@ -61,12 +61,15 @@ class SwitchState:
     """What a switch reports.
 
     ``places``: how it forwards to stations of the last wish, its own entries or others'.
-    ``foreign``: entries of others that take precedence over Patchlight's, as text.
+    ``ports``: those of the wish that it has; ``missing``: why others are not among them, in words
+    that follow "tor1 has". ``foreign``: entries of others that take precedence over Patchlight's,
+    as text.
     """
 
     places: Places
     ports: Mapping[int, PortState]
     foreign: tuple[str, ...] = ()
+    missing: Mapping[int, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ from patchlight.controller.packet_switches.contract import (
     SwitchState,
     Wish,
 )
+from patchlight.controller.packet_switches.ports import Matched
 from patchlight.testbed.lab.model import PacketSwitch
 
 Table = Mapping[str, str]
@@ -96,7 +97,8 @@ class FdbDriver(ABC):
         self._switch = switch
         self._client = CommandClient(Session.of(switch, password, timeouts), CommandDialect())
         self._wish = Wish()
-        self._interfaces: dict[int, str] = dict(enumerate(switch.interfaces, 1))
+        self._interfaces: Mapping[int, str] = {}
+        self._missing: Mapping[int, str] = {}
 
     @property
     def name(self) -> str:
@@ -152,7 +154,8 @@ class FdbDriver(ABC):
             for port, interface in self._interfaces.items()
             if interface in found.ports
         }
-        return SwitchState(places, ports, self._foreign(found, wanted))
+        missing = {port: self._missing_words(port) for port in self._wish.ports - ports.keys()}
+        return SwitchState(places, ports, self._foreign(found, wanted), missing)
 
     async def release(self) -> None:
         """Remove what Patchlight has set, and restore the settings from before."""
@@ -170,7 +173,7 @@ class FdbDriver(ABC):
 
     @abstractmethod
     async def _found(self) -> Found:
-        """What the switch has now."""
+        """What the switch has now; calls ``_know_ports``."""
 
     @abstractmethod
     async def _change(
@@ -213,6 +216,21 @@ class FdbDriver(ABC):
         _, errors = await self._client.run(command, text, changes=True)
         return errors
 
+    def _know_ports(self, matched: Matched[str], there: Collection[str]) -> None:
+        """These are the ports' interfaces, as far as they are ``there``."""
+        self._interfaces = {p: name for p, name in matched.found.items() if name in there}
+        self._missing = {
+            **matched.missing,
+            **{
+                port: f"no port {port}: {name} is not a port of {self._joined_in()}"
+                for port, name in matched.found.items()
+                if name not in there
+            },
+        }
+
+    def _missing_words(self, port: int) -> str:
+        return self._missing.get(port, f"no port {port}")
+
     def _keys(self, station: Station) -> list[str]:
         return [station.mac, *([str(station.address)] if self._answers_arp else [])]
 
@@ -228,10 +246,9 @@ class FdbDriver(ABC):
         self, wish: Wish, wanted: Table, found: Found, held: Table, words: str
     ) -> Iterable[Lack]:
         for station, port in wish.places.items():
-            interface = self._interfaces.get(port, f"port {port}")
             keys = self._keys(station)
-            if interface not in found.ports:
-                yield Lack(station, f"{interface} is not a port of {self._joined_in()}")
+            if port not in self._interfaces:
+                yield Lack(station, self._missing_words(port))
             elif other := next((held[key] for key in keys if key in held), None):
                 yield Lack(station, f"another entry leads to {other}")
             elif any(found.table.get(key) != wanted[key] for key in keys):

@@ -45,15 +45,16 @@ class RetryPauses:
 class KeptSwitch:
     """One switch, read each second, and set where it differs from the last wish.
 
-    ``on_ports`` gets its name, the Unix time and its ports after each reading.
+    ``on_ports`` gets its name, the Unix time, its ports and the missing ones after each reading.
     """
 
     def __init__(
         self,
         driver: PacketSwitchDriver,
-        on_ports: Callable[[str, float, Mapping[int, PortState]], None],
+        on_ports: Callable[[str, float, Mapping[int, PortState], Mapping[int, str]], None],
     ) -> None:
         self.driver = driver
+        self._learns = getattr(driver, "learns", False)
         self.reachable = False
         self.trouble = "it has not answered yet"
         """Why it is not reachable."""
@@ -65,6 +66,7 @@ class KeptSwitch:
         self._pauses = RetryPauses()
         self._silent, self._pause_s = 0, 0.0
         self._settled = False
+        self._missing: Mapping[int, str] = {}
         self._keeping: asyncio.Task[None] | None = None
 
     async def close(self) -> None:
@@ -133,14 +135,17 @@ class KeptSwitch:
     async def _look(self) -> None:
         assert self._wish is not None
         state = await self.driver.read()
-        self._on_ports(self.driver.name, time.time(), state.ports)
+        gone = set[int]() if self._learns else self._wish.ports - state.ports.keys()
+        missing = {port: state.missing.get(port, f"no port {port}") for port in gone}
+        is_other, self._missing = missing != self._missing, missing
+        self._on_ports(self.driver.name, time.time(), state.ports, missing)
         self._answered()
         self.foreign = state.foreign
         lacking = {lack.station for lack in self.lacks}
         wanted = {s: p for s, p in self._wish.places.items() if s not in lacking}
         have = {s: p for s, p in state.places.items() if s not in lacking}
         due = self._pauses.is_due(bool(lacking), time.monotonic())
-        if have == wanted and self._settled and not due:
+        if have == wanted and self._settled and not due and not is_other:
             return
         before = self.lacks
         applied = await self._set(self._wish)

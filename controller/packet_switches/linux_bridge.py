@@ -16,6 +16,7 @@ from typing import Any
 
 from patchlight.controller.packet_switches.contract import PortState
 from patchlight.controller.packet_switches.fdb import FdbDriver, Found, Record, Table, quoted_lines
+from patchlight.controller.packet_switches.ports import match_ports
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab.model import PacketSwitch
 
@@ -32,11 +33,11 @@ class LinuxBridge(FdbDriver):
 
     def __init__(self, switch: PacketSwitch, password: str, **more: Any) -> None:
         super().__init__(switch, password, **more)
-        self._interfaces = dict(enumerate(switch.interface_names, 1))
+        self._names = dict(enumerate(switch.interface_names, 1))
         self._vlan = "" if switch.vlan is None else f" vlan {switch.vlan}"
         self._answering = switch.bridge if switch.vlan is None else f"{switch.bridge}.{switch.vlan}"
         self._record = f"/run/patchlight-{self._answering}.json"
-        for name in (*self._interfaces.values(), switch.bridge):
+        for name in (*self._names.values(), switch.bridge):
             if not name.replace("-", "").replace("_", "").replace(".", "").isalnum():
                 raise BadInput(f"{switch.name}: {name!r} is not the name of an interface")
 
@@ -50,12 +51,14 @@ class LinuxBridge(FdbDriver):
         )
         try:
             ports, settings = {}, {}
+            called = dict[str, list[str]]()
             for link in json.loads(links or "[]"):
                 if name := link.get("ifname"):
                     counters = link["stats64"]
                     up = link.get("operstate") == "UP"
                     rx, tx = (int(counters[side]["bytes"]) for side in ("rx", "tx"))
                     ports[name] = PortState(rx, tx, up)
+                    called[name] = [name, *link.get("altnames", ())]
                     said = link["linkinfo"]["info_slave_data"]
                     settings[name] = {key: bool(said[key]) for key in _WANTED}
             table = {
@@ -69,6 +72,7 @@ class LinuxBridge(FdbDriver):
                     table[each["dst"]] = each["lladdr"]
         except (ValueError, KeyError, TypeError) as error:
             raise self._nonsense("ip and bridge", links + fdb + neighbours, error) from error
+        self._know_ports(match_ports(self._names, called), ports)
         return Found(table, ports, settings, Record.parse(record))
 
     def _settings_to_change(self, found: Found) -> Mapping[str, Any]:

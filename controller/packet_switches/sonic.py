@@ -14,6 +14,7 @@ from typing import Any
 from patchlight.controller.circuits.contract import DeviceRefused
 from patchlight.controller.packet_switches.contract import PortState
 from patchlight.controller.packet_switches.fdb import FdbDriver, Found, Record, Table, quoted_lines
+from patchlight.controller.packet_switches.ports import Matched, match_numbers, match_ports
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab.model import PacketSwitch
 
@@ -49,9 +50,6 @@ class Sonic(FdbDriver):
         )
         try:
             config, hardware, links, names, counters = map(_rows, dumps)
-            if not self._switch.interfaces:
-                numbered = _table(config, "PORT")
-                self._interfaces = {int(row["index"]): name for name, row in numbered.items()}
             programmed = {
                 json.loads(key.partition("FDB_ENTRY:")[2])["mac"].lower() for key in hardware
             }
@@ -75,10 +73,20 @@ class Sonic(FdbDriver):
                 is_up = links.get(f"PORT_TABLE:{name}", {}).get("oper_status") == "up"
                 states[name] = PortState(rx, tx, is_up)
             of_vlan = _table(config, "VLAN").get(vlan)
+            there = {name for name in states if f"PORT_TABLE:{name}" in links}
+            self._know_ports(self._matched(_table(config, "PORT")), there)
         except (ValueError, KeyError, TypeError) as error:
             raise self._nonsense("sonic-db-dump", "\n".join(dumps), error) from error
         settings = {} if of_vlan is None else {key: of_vlan.get(key) for key in _WANTED}
         return Found(table, states, settings, Record.parse(record))
+
+    def _matched(self, ports: Mapping[str, Mapping[str, str]]) -> Matched[str]:
+        if self._switch.interfaces:
+            called = {name: (name, row.get("alias", "")) for name, row in ports.items()}
+            return match_ports(dict(enumerate(self._switch.interfaces, 1)), called)
+        # Ports of a breakout share the index of their plug.
+        indices = {name: row.get("index", "") for name, row in ports.items()}
+        return match_numbers(range(1, self._switch.ports + 1), indices)
 
     def _settings_to_change(self, found: Found) -> Mapping[str, Any]:
         return {key: want for key, want in _WANTED.items() if found.settings.get(key, want) != want}

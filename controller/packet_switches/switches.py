@@ -22,6 +22,7 @@ from patchlight.controller.packet_switches.openflow.forwarding import (
     Forwarding,
     assumed_mac,
 )
+from patchlight.controller.packet_switches.ports import MissingPorts, NumberedPorts, used_ports
 from patchlight.controller.packet_switches.trunks import Trunks, Uplink
 from patchlight.testbed.errors import PatchlightError, in_words
 from patchlight.testbed.lab.model import Endpoint, Host, Lab
@@ -67,7 +68,8 @@ class PacketSwitches:
 
     Those with OpenFlow are behind the speaker, and set together; ``drivers`` are those of the
     others. With tables set while ``hand_over_probes``, switches send probes and LLDP to the
-    controller as ``frame``.
+    controller as ``frame``. ``on_missing`` gets a switch, a port and why it is missing, empty once
+    it is back.
     """
 
     def __init__(
@@ -76,6 +78,7 @@ class PacketSwitches:
         speaker: Speaker,
         mac_of: Callable[[Host], str] = assumed_mac,
         drivers: Iterable[PacketSwitchDriver] = (),
+        on_missing: Callable[[str, int, str], None] = lambda *_: None,
     ) -> None:
         self.hand_over_probes = False
         self._lab, self._speaker, self._mac_of = lab, speaker, mac_of
@@ -83,6 +86,14 @@ class PacketSwitches:
         self._forwarding = Forwarding(lab, mac_of)
         self._links: Links | None = None
         self._trunks = Trunks(lab)
+        self._missing = MissingPorts(on_missing)
+        self._numbered = {
+            s.datapath_id: NumberedPorts(used_ports(lab.fibre_ends, s), s.interfaces)
+            for s in lab.packet_switches
+            if s.datapath_id
+        }
+        self._counted_ports: dict[int, set[int]] = {}
+        self._looking: dict[int, asyncio.Task[None]] = {}
         self._routing: asyncio.Task[None] | None = None
         self._is_released = False
         # Tables of other MACs or links must not overtake each other.
@@ -105,9 +116,13 @@ class PacketSwitches:
 
     async def close(self) -> None:
         """Stop keeping the switches' forwarding, which stays."""
-        if (routing := self._routing) is not None:
-            routing.cancel()
-            await asyncio.wait([routing])
+        ending = [*self._looking.values()]
+        if self._routing is not None:
+            ending.append(self._routing)
+        for task in ending:
+            task.cancel()
+        if ending:
+            await asyncio.wait(ending)
         await run_all((self._flows.close(), *(kept.close() for kept in self._kept.values())))
 
     async def follow(self, links: Links) -> list[str]:
@@ -233,7 +248,26 @@ class PacketSwitches:
 
     def ports_down(self, switch: str) -> list[int]:
         """The ports of a switch to others that have no link, though a fibre is there."""
-        return sorted(int(end.port) for end in self._trunks.down if end.device == switch)
+        down = self._trunks.down - self._missing.ports.keys()
+        return sorted(int(end.port) for end in down if end.device == switch)
+
+    def trunks_down(self) -> frozenset[Endpoint]:
+        """The ports to other switches that have no link, or are missing."""
+        return self._trunks.down
+
+    def missing_ports(self) -> Mapping[Endpoint, str]:
+        """The lab's ports that switches do not have, and why, in words that follow "tor1 has"."""
+        return self._missing.ports
+
+    def missing_by_switch(self) -> dict[str, list[str]]:
+        """The same as sentences: "tor1 has no port 1"; for each switch of the lab."""
+        return {name: self._missing.words(name) for name in sorted(self._switch_names)}
+
+    def miss(self, by: Source, switch: str, missing: Mapping[int, str]) -> None:
+        """Take which of the lab's ports a switch does not have."""
+        if self._missing.told(by, switch, missing):
+            self._trunks.miss(self._missing.ports)
+            self._route_around()
 
     def uplinks(self) -> list[Uplink]:
         """What goes by each of several equally near ports of a switch."""
@@ -273,8 +307,10 @@ class PacketSwitches:
         return foreign | {name: [*k.foreign] for name, k in self._kept.items() if k.foreign}
 
     def unserved(self) -> Mapping[str, str]:
-        """Hosts to which a switch refused to forward, by name, and the reason."""
-        of = (self._flows.refused, *(kept.lacks for kept in self._kept.values()))
+        """Hosts to which a switch does not forward, by name, and the reason: it refused that, or
+        does not have their port."""
+        refused = (self._flows.refused, *(kept.lacks for kept in self._kept.values()))
+        of = (*refused, self._missing.ports, self._host_at)
         if of != self._unserved_of:
             self._unserved_of = of
             words = self.lacking()
@@ -283,6 +319,10 @@ class PacketSwitches:
                 for name, lacks in self._all_lacks().items()
                 for host in self._lab.hosts
                 if any(lack.concerns(self._mac_of(host), host.nic.address) for lack in lacks)
+            } | {
+                host: f"{end.device} has {why}"
+                for end, why in self._missing.ports.items()
+                if (host := self._host_at.get((end.device, int(end.port)))) is not None
             }
         return self._unserved
 
@@ -309,11 +349,40 @@ class PacketSwitches:
             self._connected.add(int(switch["datapath_id"]))
             self._see_ports(switch["datapath_id"], switch["ports"])
 
-    def _see_ports(self, datapath_id: int, ports: Iterable[Mapping[str, Any]]) -> None:
+    def _see_ports(
+        self, datapath_id: int, ports: Iterable[Mapping[str, Any]], *, whole: bool = True
+    ) -> None:
+        """These are all ports of a switch, or one that has changed."""
+        numbered = self._numbered[datapath_id]
+        now = {} if whole else dict(numbered.now)
         for port in ports:
-            up = port["up"] and port.get("change") != "removed"
-            self._trunks.heard(self.endpoint(datapath_id, port["port"]), up)
+            is_gone = port.get("change") == "removed"
+            self._trunks.heard(self.endpoint(datapath_id, port["port"]), port["up"] and not is_gone)
+            now[port["port"]] = port["name"]
+            if is_gone:
+                del now[port["port"]]
+        if whole or numbered.is_known:
+            self.miss("switch", self._name_of[datapath_id], numbered.see(now))
         self._route_around()
+
+    def _compare_ports(self, datapath_id: int, counted: set[int]) -> None:
+        """Read the ports of a switch that counts for others than it has described: not all report
+        changes."""
+        is_new = self._counted_ports.get(datapath_id) != counted
+        self._counted_ports[datapath_id] = counted
+        if is_new and counted != self._numbered[datapath_id].now.keys():
+            task = asyncio.create_task(self._look_at_ports(datapath_id))
+            self._looking[datapath_id] = task
+
+    async def _look_at_ports(self, datapath_id: int) -> None:
+        try:
+            ports = await self._speaker.request("ports", datapath_id=datapath_id)
+        except PatchlightError as error:
+            # The next counters are compared again.
+            self._counted_ports.pop(datapath_id, None)
+            LOG.info("reading the ports of %s: %s", self._name_of[datapath_id], error.message)
+        else:
+            self._see_ports(datapath_id, ports)
 
     def on_event(self, event: Mapping[str, Any], now: float) -> None:
         """Handle an event of the speaker: connections, counters."""
@@ -322,7 +391,7 @@ class PacketSwitches:
             self._connected.add(event["datapath_id"])
             self._see_ports(event["datapath_id"], event["ports"])
         elif kind == "port":
-            self._see_ports(event["datapath_id"], [event])
+            self._see_ports(event["datapath_id"], [event], whole=False)
         elif kind == "switch-down":
             self._connected.discard(event["datapath_id"])
         elif kind == "second-switch":
@@ -363,10 +432,14 @@ class PacketSwitches:
         name, at = self._name_of[int(event["datapath_id"])], float(event["at"])
         octets = {int(p["port"]): (int(p["rx_bytes"]), int(p["tx_bytes"])) for p in event["ports"]}
         self.count("switch", name, at, octets)
+        self._compare_ports(int(event["datapath_id"]), set(octets))
 
-    def _count_ports(self, switch: str, at: float, ports: Mapping[int, PortState]) -> None:
+    def _count_ports(
+        self, switch: str, at: float, ports: Mapping[int, PortState], missing: Mapping[int, str]
+    ) -> None:
         for number, port in ports.items():
             self._trunks.heard(Endpoint(switch, str(number)), port.up)
+        self.miss("switch", switch, missing)
         self._route_around()
         octets = {number: (port.rx_bytes, port.tx_bytes) for number, port in ports.items()}
         self.count("switch", switch, at, octets)

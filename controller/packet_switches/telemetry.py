@@ -7,11 +7,13 @@ import math
 import re
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
+from patchlight.controller.packet_switches.ports import EndNames, Matched, match_ports
 from patchlight.controller.packet_switches.snmp import Column, SnmpAgent, SnmpFailed, Value
 from patchlight.testbed.errors import PatchlightError, in_words
 from patchlight.testbed.lab.model import Endpoint, Lab, PacketSwitch
@@ -23,13 +25,13 @@ Octets = tuple[int, int]
 """Received and sent bytes."""
 
 _MIB = (1, 3, 6, 1, 2, 1)
-# IF-MIB: state and MAC; names, counters of 64 bits, and the operator's description.
-_IF_MAC, _IF_STATE = ((*_MIB, 2, 2, 1, n) for n in (6, 8))
+# IF-MIB: long name, MAC and state; names, counters of 64 bits, and the operator's description.
+_IF_DESCR, _IF_MAC, _IF_STATE = ((*_MIB, 2, 2, 1, n) for n in (2, 6, 8))
 _IF_NAME, _IF_IN, _IF_OUT, _IF_ALIAS = ((*_MIB, 31, 1, 1, 1, n) for n in (1, 6, 10, 18))
-_UP = 1
+_UP, _NOT_PRESENT = 1, 6
 # LLDP-MIB (IEEE 802.1AB): its own ports; the ids, description and name of the senders heard there.
 _LLDP = (1, 0, 8802, 1, 1, 2, 1)
-_LOCAL_ID = (*_LLDP, 3, 7, 1, 3)
+_LOCAL_ID, _LOCAL_ABOUT = ((*_LLDP, 3, 7, 1, n) for n in (3, 4))
 _REMOTE = tuple((*_LLDP, 4, 1, 1, n) for n in (4, 5, 6, 7, 8, 9))
 # Q-BRIDGE-MIB and BRIDGE-MIB: the bridge port of each learned MAC, and its interface.
 _LEARNED = (*_MIB, 17, 7, 1, 2, 2, 1, 2), (*_MIB, 17, 4, 3, 1, 2)
@@ -96,11 +98,14 @@ class _Cache:
 
 @dataclass
 class _Polled:
-    """What is known of one switch: the interface of each port, and the last new counters."""
+    """What is known of one switch: the interface of each port, why others are ``missing``, what
+    ports were ``called``, the names of all interfaces with their ends; the last new counters."""
 
     agent: SnmpAgent
     ports: Mapping[int, int] = field(default_factory=dict)
-    names: Mapping[str, str] = field(default_factory=dict)
+    missing: Mapping[int, str] = field(default_factory=dict)
+    called: Mapping[int, str] = field(default_factory=dict)
+    claims: Sequence[tuple[str, str]] = ()
     since: float = -_INTERFACES_EVERY_S
     octets: Mapping[int, Octets] = field(default_factory=dict)
     new_at: float = 0.0
@@ -110,9 +115,11 @@ class _Polled:
 
 @dataclass
 class HeardBySwitch:
-    """A switch's ports, those that are up, and senders heard there: of probes, of other LLDP."""
+    """A switch's ports, why others are ``silent``, those that are up, and senders heard there: of
+    probes, of other LLDP."""
 
     ends: set[str] = field(default_factory=set)
+    silent: dict[str, str] = field(default_factory=dict)
     up: set[str] = field(default_factory=set)
     probes: set[tuple[str, str]] = field(default_factory=set)
     neighbours: set[tuple[LldpNeighbour, str]] = field(default_factory=set)
@@ -120,15 +127,17 @@ class HeardBySwitch:
 
 class Telemetry:
     """The SNMP agents of a lab's packet switches. ``count`` receives a switch's counters: its name,
-    the time, and bytes by port number."""
+    the time, and bytes by port number; ``miss`` the ports that a switch without a driver does not
+    have, and why."""
 
     def __init__(
         self,
         lab: Lab,
         count: Callable[[str, float, Mapping[int, Octets]], None],
         netns: Path | None = None,
+        miss: Callable[[str, Mapping[int, str]], None] = lambda *_: None,
     ) -> None:
-        self._lab, self._count = lab, count
+        self._lab, self._count, self._miss = lab, count, miss
         self._polled = {
             s.name: _Polled(SnmpAgent(s.name, s.snmp, netns)) for s in lab.packet_switches if s.snmp
         }
@@ -196,24 +205,28 @@ class Telemetry:
                 f"{name} has no 64-bit counters of {ports} (SNMP's ifHCInOctets): what NICs count "
                 "is shown there"
             )
+        if polled.missing:
+            raise SnmpFailed(f"{name} has {polled.missing[min(polled.missing)]} (SNMP)")
 
     async def _know_interfaces(self, name: str, polled: _Polled) -> None:
         if time.monotonic() - polled.since < _INTERFACES_EVERY_S:
             return
         names, aliases = await polled.agent.walk(_IF_NAME, _IF_ALIAS)
-        (macs,) = await polled.agent.walk(_IF_MAC)
+        long_names, macs, states = await polled.agent.walk(_IF_DESCR, _IF_MAC, _IF_STATE)
+        # A part that was taken out may keep its row.
+        names = {row: name for row, name in names.items() if states.get(row) != _NOT_PRESENT}
         switch = self._switch(name)
         used = {int(end.port) for end in self._lab.fibre_ends if end.device == name} or {1}
-        named = {index: _text(value) for (index, *_), value in names.items()}
-        polled.ports = interfaces_of(
-            switch, used, named, {index: _text(value) for (index, *_), value in aliases.items()}
-        )
-        polled.names = {
-            said: f"{name}.{port}"
-            for port, index in polled.ports.items()
-            for said in (named.get(index), _mac(macs.get((index,))))
-            if said
-        }
+        named = _by_index(names)
+        called = Interfaces(named, _by_index(long_names), _by_index(aliases))
+        matched = _interfaces_again(switch, used, called, polled.called)
+        polled.ports, polled.missing = matched.found, matched.missing
+        was_there = polled.called.keys()
+        polled.called = {**polled.called, **{p: named[i] for p, i in matched.found.items()}}
+        if switch.learns:
+            told = matched.missing.items()
+            self._miss(name, {p: w for p, w in told if switch.interfaces or p in was_there})
+        polled.claims = [*_claims_of(name, polled.ports, called, macs)]
         polled.since = time.monotonic()
 
     async def heard(self, name: str, token: str) -> HeardBySwitch | None:
@@ -225,19 +238,23 @@ class Telemetry:
         (states,) = await polled.agent.walk(_IF_STATE, rows=polled.ports.values())
         by_index = {index: f"{name}.{port}" for port, index in polled.ports.items()}
         found = HeardBySwitch(ends=set(by_index.values()))
+        found.silent = {f"{name}.{p}": f"{name} has {why}" for p, why in polled.missing.items()}
         found.up = {end for index, end in by_index.items() if states.get((index,)) == _UP}
         remote = await polled.agent.walk(*_REMOTE)
-        (ids,) = await polled.agent.walk(_LOCAL_ID)
-        ends = {
-            number: polled.names.get(_text(said)) or polled.names.get(_mac(said))
-            for (number, *_), said in ids.items()
-        }
+        local = await polled.agent.walk(_LOCAL_ID, _LOCAL_ABOUT)
+        claims = EndNames(polled.claims)
+        ends = dict[int, str]()
+        for column in local:
+            for (number, *_), said in column.items():
+                end = claims.only(f"{name} {_text(said)}") or claims.only(_mac(said))
+                if end is not None:
+                    ends.setdefault(number, end)
         for row in remote[0]:
             number = row[1]
-            # A port of LLDP without an interface's name or MAC has its number.
+            # A port of LLDP without an interface's name or own MAC has its number.
             end = ends.get(number) or by_index.get(number)
             chassis, chassis_id, port, port_id, about, system = (_of(c, row) for c in remote)
-            if end is None:
+            if end not in found.ends:
                 continue
             source = lldp_probe_source(port_id, about, token)
             if source is not None:
@@ -251,7 +268,7 @@ class Telemetry:
     async def behind(self, macs: Collection[str]) -> dict[str, str]:
         """The port of a packet switch behind which each of these MACs is, as the switch says by
         SNMP; none where another packet switch is plugged in."""
-        found = dict[str, str]()
+        found = defaultdict[str, set[str]](set)
         switches = {switch.name for switch in self._lab.packet_switches}
         answering = {name: p for name, p in self._polled.items() if macs and not p.problem}
         for name, polled in answering.items():
@@ -262,8 +279,8 @@ class Telemetry:
             for mac, end in learned:
                 there = self._lab.fibre_ends.get(Endpoint.parse(end))
                 if mac in macs and (there is None or there[0].device not in switches):
-                    found[mac] = end
-        return found
+                    found[mac].add(end)
+        return {mac: min(ends) for mac, ends in found.items() if len(ends) == 1}
 
     async def _learned(self, name: str, polled: _Polled) -> list[tuple[str, str]]:
         await self._know_interfaces(name, polled)
@@ -280,27 +297,31 @@ class Telemetry:
                 return found
         return []
 
-    def ends(self) -> dict[str, str]:
-        """The lab's name of switches' ports by MAC, and as the switch names them: ``tor1 swp3``."""
-        return {
-            said if ":" in said else f"{end.partition('.')[0]} {said}": end
-            for polled in self._polled.values()
-            for said, end in polled.names.items()
-        }
+    def claims(self) -> Iterator[tuple[str, str]]:
+        """The names of all switches' interfaces, each with its end: MACs, and ``tor1 swp3``."""
+        for polled in self._polled.values():
+            yield from polled.claims
 
     def _switch(self, name: str) -> PacketSwitch:
         return next(s for s in self._lab.packet_switches if s.name == name)
 
 
-def interfaces_of(
-    switch: PacketSwitch, used: Collection[int], names: Mapping[int, str], about: Mapping[int, str]
-) -> dict[int, int]:
-    """The interface's index of each ``used`` port of a switch, from the interfaces' names and
-    descriptions. ``SnmpFailed`` if that is not certain.
+class Interfaces(NamedTuple):
+    """A switch's interfaces by index: names, long names, and the operator's descriptions."""
 
-    Port 3 is the third of the lab file's ``interfaces``; else the one described as ``tor1.3``; else
-    the one that a 3 ends the name of, if the names of all ports begin alike.
+    names: Mapping[int, str]
+    long_names: Mapping[int, str]
+    about: Mapping[int, str]
+
+
+def interfaces_of(switch: PacketSwitch, used: Collection[int], there: Interfaces) -> Matched[int]:
+    """The interface's index of each ``used`` port of a switch, where that is certain.
+
+    Port 3 is the third of the lab file's ``interfaces``: a name, long name or index; else the one
+    described as ``tor1.3``; else the one that a 3 ends the name of, if the names of all ports begin
+    alike and count from 1. ``SnmpFailed`` if no port can be told.
     """
+    names = there.names
     if not names:
         raise SnmpFailed(
             f"{switch.name} shows no ifXTable by SNMP, with names and 64-bit counters: let its "
@@ -308,20 +329,24 @@ def interfaces_of(
         )
     if switch.interfaces:
         wanted = {port: switch.interfaces[port - 1] for port in used}
-        known = {**names, **{n: str(n) for n in names if str(n) in wanted.values()}}
-        return _by_name(switch.name, wanted, known)
+        rows = {n: [name, there.long_names.get(n, ""), str(n)] for n, name in names.items()}
+        return match_ports(wanted, rows, shown=names)
     wanted = {port: f"{switch.name}.{port}" for port in used}
-    if set(wanted.values()) & set(about.values()):
-        return _by_name(switch.name, wanted, about)
+    if set(wanted.values()) & set(there.about.values()):
+        rows = {n: [name, there.about.get(n, "")] for n, name in names.items()}
+        return match_ports(wanted, rows, shown=names)
     beginnings = defaultdict[str, set[int]](set)
     for name in names.values():
         if match := _LAST_NUMBER.fullmatch(name):
             beginnings[match[1]].add(int(match[2]))
     fit = [begin for begin, numbers in sorted(beginnings.items()) if numbers >= set(used)]
     fit = [begin for begin in fit if begin.rstrip("-._") == switch.name] or fit
-    if len(fit) == 1:
-        return _by_name(switch.name, {port: f"{fit[0]}{port}" for port in used}, names)
+    if len(fit) == 1 and 0 not in beginnings[fit[0]]:
+        wanted = {port: f"{fit[0]}{port}" for port in used}
+        return match_ports(wanted, {n: [name] for n, name in names.items()}, shown=names)
     why = f"ports may be {', '.join(f'{f}{min(used)}' for f in fit)}" if fit else "no names fit"
+    if len(fit) == 1:
+        why = f"those of {fit[0]} begin with 0, the lab file's ports with 1"
     raise SnmpFailed(
         f"{switch.name} has interfaces {', '.join(sorted(names.values())[:5])}…, and {why}: "
         "name its ports in the lab file with 'interfaces', or describe them there as "
@@ -329,18 +354,39 @@ def interfaces_of(
     )
 
 
-def _by_name(switch: str, wanted: Mapping[int, str], names: Mapping[int, str]) -> dict[int, int]:
-    indices = defaultdict[str, list[int]](list)
-    for index, name in names.items():
-        indices[name].append(index)
-    for port, name in wanted.items():
-        if len(indices[name]) != 1:
-            there = f"{len(indices[name])} interfaces" if indices[name] else "no interface"
-            raise SnmpFailed(
-                f"{switch} has {there} called {name} (its port {port}): expected one, see "
-                "'interfaces' in the lab file"
-            )
-    return {port: indices[name][0] for port, name in wanted.items()}
+def _interfaces_again(
+    switch: PacketSwitch, used: Collection[int], there: Interfaces, called: Mapping[int, str]
+) -> Matched[int]:
+    """The same of a switch whose ports were ``called`` so: if one has gone, the names of the others
+    may no longer show which they are."""
+    rows = {index: [name] for index, name in there.names.items()}
+    before = match_ports(called, rows, shown=there.names)
+    try:
+        matched = interfaces_of(switch, used, there)
+    except SnmpFailed:
+        if not before.found:
+            raise
+        return before
+    return before if matched.missing and before.found else matched
+
+
+def _claims_of(
+    switch: str, ports: Mapping[int, int], there: Interfaces, macs: Column
+) -> Iterator[tuple[str, str]]:
+    numbers = {index: port for port, index in ports.items()}
+    for index, name in there.names.items():
+        end = f"{switch}.{numbers[index]}" if index in numbers else f"{switch} port {name}"
+        said = {name, there.long_names.get(index, ""), there.about.get(index, "")}
+        if index in numbers:
+            said.add(str(index))
+        for text in sorted(said - {""}):
+            yield f"{switch} {text}", end
+        if mac := _mac(macs.get((index,))):
+            yield mac, end
+
+
+def _by_index(column: Column) -> dict[int, str]:
+    return {index: _text(value) for (index, *_), value in column.items()}
 
 
 def _text(value: Value) -> str:

@@ -1,7 +1,7 @@
 """The links between packet switches: which have no signal, and what each carries."""
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 from patchlight.testbed.lab.model import Endpoint, Lab
@@ -28,15 +28,15 @@ class Trunks:
         self._scale = lab.scale
         self._names = names = {switch.name for switch in lab.packet_switches}
         # At ports to an OCS, signals come and go with the circuits.
-        self._fixed = {
+        self._fixed = frozenset(
             end
             for end, (other, _) in lab.fibre_ends.items()
             if end.device in names and other.device in names
-        }
+        )
         self._peers: Mapping[Endpoint, str] = {}
         self._sent: dict[tuple[Endpoint, str], deque[tuple[float, int]]] = {}
-        self.down: frozenset[Endpoint] = frozenset()
-        """Ports with a fibre to another switch that have no link, as far as switches have said."""
+        self._silent: frozenset[Endpoint] = frozenset()
+        self._missing: frozenset[Endpoint] = frozenset()
 
     def follow(self, links: Links) -> None:
         """These are the links now."""
@@ -46,7 +46,17 @@ class Trunks:
     def heard(self, end: Endpoint, up: bool) -> None:
         """A switch said whether this port has a link."""
         if end in self._fixed:
-            self.down = self.down - {end} if up else self.down | {end}
+            self._silent = self._silent - {end} if up else self._silent | {end}
+
+    def miss(self, ends: Collection[Endpoint]) -> None:
+        """Switches have said that they do not have these ports."""
+        self._missing = self._fixed & frozenset(ends)
+
+    @property
+    def down(self) -> frozenset[Endpoint]:
+        """Ports with a fibre to another switch that have no link or are missing, as far as switches
+        have said."""
+        return self._silent | self._missing
 
     def count(self, by: str, end: Endpoint, at: float, sent: int) -> None:
         """Take what a port has sent in all, as ``by`` counts, at this Unix time."""

@@ -218,6 +218,9 @@ def _packet_switches(found: Scrape) -> out.Coloured:
     lacking = found.by("packet_switch_lacking_entries", "switch")
     if full := [f"{name} lacks {n:.0f} entries" for name, n in lacking.items() if n]:
         return out.Coloured(f"{said.text}; {_named(full)}", "bad")
+    missing = found.by("packet_switch_missing_ports", "switch")
+    if gone := [f"{name} misses {out.counted(n, 'port')}" for name, n in missing.items() if n]:
+        return out.Coloured(f"{said.text}; {_named(gone)}", "bad")
     if mute := [n for n, up in found.by("packet_switch_snmp_up", "switch").items() if not up]:
         return out.Coloured(f"{said.text}; no SNMP from {_named(mute)}", "caution")
     return said
@@ -281,6 +284,9 @@ def _devices(answer: Status) -> out.Table:
             state = out.Coloured(f"connected; of others: {foreign[0]}{more}", "caution")
         if switch["lacks"]:
             state = out.Coloured(f"connected; {switch['lacks']}", "bad")
+        if missing := switch["ports_missing"]:
+            more = f" and {len(missing) - 1} more" if missing[1:] else ""
+            state = out.Coloured(f"{state.text}; {missing[0]}{more}", "bad")
         if switch["second_from"]:
             state = out.Coloured(
                 f"connected; another from {switch['second_from']} is refused", "bad"

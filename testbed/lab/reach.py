@@ -1,7 +1,7 @@
 """Finds hosts without a link, which hosts reach each other, and the reasons."""
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 from types import MappingProxyType
 
@@ -15,12 +15,19 @@ _MOST_NAMES = 4
 class Reach:
     """What the hosts of a lab reach over these links; ``None``: the links are not known.
 
-    ``lost`` has hosts whose circuit carries no signal, with the reason. If the lab has wavelength
-    channels, only hosts without any path count as cut off.
+    ``lost`` has hosts whose circuit carries no signal, with the reason; ``down`` are ports of
+    packet switches to others that carry none. If the lab has wavelength channels, only hosts
+    without any path count as cut off.
     """
 
-    def __init__(self, lab: Lab, links: Links | None, lost: Mapping[str, str] = _NOTHING) -> None:
-        self._lab, self._links, self._lost = lab, links, lost
+    def __init__(
+        self,
+        lab: Lab,
+        links: Links | None,
+        lost: Mapping[str, str] = _NOTHING,
+        down: Collection[Endpoint] = (),
+    ) -> None:
+        self._lab, self._links, self._lost, self._down = lab, links, lost, down
 
     @property
     def is_known(self) -> bool:
@@ -106,6 +113,8 @@ class Reach:
 
         joined: defaultdict[str, list[str]] = defaultdict(list)
         for a, b in self._links.pairs():
+            if a in self._down or b in self._down:
+                continue
             joined[node(a)].append(node(b))
             joined[node(b)].append(node(a))
         groups: dict[str, int] = {}

@@ -25,10 +25,11 @@ _LONGEST_NAME = 120
 
 @dataclass(frozen=True, slots=True)
 class LldpNeighbour:
-    """The sender of LLDP: the device's name or id, and its port."""
+    """The sender of LLDP: the device's name or id, its port, and the port's description."""
 
     device: str
     port: str
+    about: str = ""
 
     def __str__(self) -> str:
         return f"{self.device} port {self.port}"
@@ -67,12 +68,13 @@ def sender_of(fields: Mapping[int, bytes]) -> LldpNeighbour | None:
         if number in _MAC_OF and len(value) > 1:
             is_mac = value[0] == _MAC_OF[number] and len(value) == 7
             said[number] = value[1:].hex(":") if is_mac else _text(value[1:])
-        elif number == _SYSTEM_NAME and value:
+        elif number in (_SYSTEM_NAME, _PORT_DESCRIPTION) and value:
             said[number] = _text(value)
     is_probe = fields.get(_PORT_DESCRIPTION, b"").startswith(_LLDP_MAGIC)
     if is_probe or _PORT not in said or _CHASSIS not in said:
         return None
-    return LldpNeighbour(said.get(_SYSTEM_NAME, said[_CHASSIS]), said[_PORT])
+    device = said.get(_SYSTEM_NAME, said[_CHASSIS])
+    return LldpNeighbour(device, said[_PORT], said.get(_PORT_DESCRIPTION, ""))
 
 
 def lldp_probe(source: str, token: str, mac: str) -> bytes:

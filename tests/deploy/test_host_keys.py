@@ -5,10 +5,11 @@ from pathlib import Path
 import paramiko
 import pytest
 
-from patchlight.deploy.host_keys import HostKeyRefused, KnownHosts, known_name
+from patchlight.deploy.host_keys import HostKeyRefused, read_known_hosts
 from patchlight.deploy.ssh import SshHost
 from patchlight.deploy.trust import Shown, read_fingerprints, vouch_in_known_hosts
 from patchlight.testbed.errors import BadInput, PatchlightError
+from patchlight.testbed.host_keys import KnownHosts, known_name
 
 KEYS = [paramiko.ECDSAKey.generate() for _ in range(3)]
 LINES = [f"{key.get_name()} {key.get_base64()}" for key in KEYS]
@@ -42,9 +43,13 @@ def test_a_key_that_is_revoked_is_not_known(tmp_path: Path) -> None:
     assert known.revoked == {KEYS[0].asbytes()}
 
 
-def test_known_hosts_that_cannot_be_read_are_an_error(tmp_path: Path) -> None:
+def test_known_hosts_that_cannot_be_read_are_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / ".ssh/known_hosts").mkdir(parents=True)
     with pytest.raises(HostKeyRefused, match="reading the known host keys in"):
-        KnownHosts.read(tmp_path)
+        read_known_hosts()
 
 
 def test_new_keys_come_last_and_a_changed_one_takes_the_place_of_the_old(tmp_path: Path) -> None:

@@ -88,6 +88,10 @@ _FIRES: dict[str, tuple[dict[str, str], dict[str, str]]] = {
         {'patchlight_packet_switch_lacking_entries{lab="l",switch="t1"}': "4x80"},
         {"lab": "l", "switch": "t1", "severity": "warning"},
     ),
+    "PacketSwitchPortMissing": (
+        {'patchlight_packet_switch_missing_ports{lab="l",switch="t1"}': "1x80"},
+        {"lab": "l", "switch": "t1", "severity": "warning"},
+    ),
     "OcsUnreachable": (
         {'patchlight_ocs_up{lab="l",ocs="o1"}': "0x80"},
         {"lab": "l", "ocs": "o1", "severity": "critical"},
@@ -139,6 +143,7 @@ _WELL = {
     'patchlight_speaker_up{lab="l"}': "1x80",
     'patchlight_packet_switch_connected{lab="l",switch="t1"}': "1x80",
     'patchlight_packet_switch_lacking_entries{lab="l",switch="t1"}': "0x80",
+    'patchlight_packet_switch_missing_ports{lab="l",switch="t1"}': "0x80",
     'patchlight_ocs_up{lab="l",ocs="o1"}': "1x80",
     'patchlight_ocs_circuits{lab="l",ocs="o1",verdict="degraded"}': "0x80",
     'patchlight_ocs_circuits{lab="l",ocs="o1",verdict="failed"}': "0x80",

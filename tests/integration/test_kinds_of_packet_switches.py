@@ -202,6 +202,79 @@ def test_a_change_that_fails_in_the_middle_leaves_no_trace(
     assert client.job(job_id)["restarts"] == 0
 
 
+def lose_port(lab: EmulatedLab, switch: PacketSwitch, *, again: bool = False) -> None:
+    """Port 1 of a switch goes, or is there again."""
+    if switch.driver == "openflow":
+        name = f"{switch.name}-1"
+        request = ["--", "set", "Interface", name, "ofport_request=1"]
+        ovs(lab, *(["add-port", switch.name, name, *request] if again else ["del-port", name]))
+    else:
+        master = ["master", "br0"] if again else ["nomaster"]
+        space = f"pl.{lab.lab.name}.{switch.name}"
+        ip("-n", space, "link", "set", switch.interface_names[0], *master)
+
+
+def missing(client: ControllerClient) -> str:
+    return "; ".join(
+        words for each in client.status()["switches"] for words in each["ports_missing"]
+    )
+
+
+@pytest.mark.parametrize("again_elsewhere", [False, True])
+def test_a_port_that_vanishes_is_told_and_its_host_is_not_used(
+    lab: EmulatedLab, client: ControllerClient, again_elsewhere: bool
+) -> None:
+    switch = lab.lab.packet_switches[0]
+    if switch.learns:
+        pytest.skip("nobody asks a switch that learns, without SNMP")
+    assert missing(client) == ""
+    job_id = begun(client, spec("pauses", 100_000))
+    lose_port(lab, switch)
+    try:
+        wait_until(lambda: missing(client))
+        assert missing(client).startswith("tor1 has no port 1")
+        wait_until(lambda: client.job(job_id)["state"] == "paused")
+        assert "tor1 has no port 1" in client.job(job_id)["message"]
+        (cut,) = client.status()["hosts_without_link"]
+        assert (cut["host"], "tor1 has no port 1" in cut["reason"]) == (lab.lab.hosts[0].name, True)
+        assert 'patchlight_packet_switch_missing_ports{switch="tor1"} 1' in client.metrics()
+        if again_elsewhere:
+            client.stop(job_id)
+            ended(client, job_id)
+            (waits,) = client.submit([spec("waits", 3)])
+            wait_until(lambda: "tor1 has no port 1" in client.job(waits["id"])["message"])
+            client.stop(waits["id"])
+            # One that may move circuits uses other ports.
+            (moves,) = client.submit([spec("moves", 3)], "regroup")
+            assert ended(client, moves["id"])["state"] == "done"
+            assert "tor1.1" not in str(client.links())
+    finally:
+        lose_port(lab, switch, again=True)
+    wait_until(lambda: not missing(client))
+    if not again_elsewhere:
+        before = client.job(job_id)["iterations_done"]
+        wait_until(partial(beyond, client, job_id, before))
+        assert client.job(job_id)["restarts"] == 0
+        client.stop(job_id)
+        ended(client, job_id)
+    kinds = [e["kind"] for e in client.events() if e["kind"].startswith("port-")]
+    assert kinds[-2:] == ["port-missing", "port-back"]
+
+
+def test_a_port_with_another_number_is_told_with_it(
+    lab: EmulatedLab, client: ControllerClient
+) -> None:
+    switch = lab.lab.packet_switches[0]
+    if switch.driver != "openflow":
+        pytest.skip("only OpenFlow numbers ports")
+    ovs(lab, "set", "Interface", "tor1-1", "ofport_request=17")
+    try:
+        wait_until(lambda: missing(client) == "tor1 has no port 1: tor1-1 has number 17 now")
+    finally:
+        ovs(lab, "set", "Interface", "tor1-1", "ofport_request=1")
+    wait_until(lambda: not missing(client))
+
+
 def test_entries_are_removed_from_switches_with_the_controller(
     lab: EmulatedLab, client: ControllerClient
 ) -> None:

@@ -60,7 +60,8 @@ class Example:
         """The stations of the last wish as the switch has them, and its counters."""
         table = TABLES[self._switch.address]
         places = {s: table[s] for s in self._wish.places if s in table}
-        return SwitchState(places, dict.fromkeys(self._wish.ports, PortState(0, 0, up=True)))
+        ports = [port for port in self._wish.ports if port <= self._switch.ports]
+        return SwitchState(places, dict.fromkeys(ports, PortState(0, 0, up=True)))
 
     async def release(self) -> None:
         """Remove what was set."""

@@ -166,6 +166,11 @@ class SwitchUnderTest:
         command = ["ssh", "-q", "-F", str(config), self.name, f"sudo sh -c '{kill}'"]
         subprocess.run(command, capture_output=True, check=False, timeout=60)
 
+    def lose_port(self, port: int, *, again: bool = False) -> None:
+        """A port leaves the bridge, or is in it again."""
+        where = "master br0" if again else "nomaster"
+        self.sudo(f"ip link set {self.switch.interface_names[port - 1]} {where}")
+
     def meddle(self, mac: str, port: int) -> None:
         """An operator has this MAC lead to a port."""
         interface = self.switch.interface_names[port - 1]

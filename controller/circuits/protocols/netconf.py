@@ -20,9 +20,14 @@ from patchlight.controller.circuits.contract import Alarm, Severity
 from patchlight.controller.circuits.dialect import Dialect, Session, shortened
 from patchlight.controller.circuits.protocols import tcp
 from patchlight.controller.circuits.protocols.session import KeptSession
-from patchlight.controller.circuits.protocols.ssh import check_host_key, finished
+from patchlight.controller.circuits.protocols.ssh import (
+    check_host_key,
+    connected,
+    finished,
+    prepared,
+)
 from patchlight.testbed.errors import PatchlightError, reason
-from patchlight.testbed.legacy_ssh import allow_legacy, explained
+from patchlight.testbed.legacy_ssh import explained
 
 try:
     from ncclient import NCClientError
@@ -156,8 +161,8 @@ class _PromptSession(SSHSession):  # type: ignore[misc]  # ncclient has no types
     Received data is limited: ncclient keeps whatever is not read.
     """
 
-    def __init__(self, handler: DefaultDeviceHandler, legacy: str) -> None:
-        self._legacy = legacy
+    def __init__(self, handler: DefaultDeviceHandler, session: Session) -> None:
+        self._device = session
         self._connection: Any = None
         super().__init__(handler)
         self.flooded, self.hearing = False, tcp.Hearing()
@@ -170,7 +175,7 @@ class _PromptSession(SSHSession):  # type: ignore[misc]  # ncclient has no types
     @_transport.setter
     def _transport(self, made: Any) -> None:
         # ncclient creates and starts it at once: this is the only place in between.
-        self._connection = allow_legacy(made, self._legacy) if made and self._legacy else made
+        self._connection = prepared(made, self._device) if made else made
 
     def _transport_read(self) -> Any:
         data = super()._transport_read()
@@ -196,14 +201,14 @@ class _PromptSession(SSHSession):  # type: ignore[misc]  # ncclient has no types
 
 def _establish(session: Session, sock: socket.socket) -> Any:
     handler = DefaultDeviceHandler()
-    connection = _PromptSession(handler, session.name if session.legacy_ssh else "")
+    connection = _PromptSession(handler, session)
     # Uses Patchlight's pins: ncclient's list is by host only and would restrict algorithms to ones
     # that paramiko has removed.
     connection.load_known_hosts = lambda filename=None: None
 
     def check(host: str, _: str) -> bool:
         key = connection.transport.get_remote_server_key()
-        check_host_key(session.name, session.host, session.port, key)
+        check_host_key(session, key, functools.partial(connected, session))
         return True
 
     try:

@@ -11,11 +11,9 @@ sides are out of step, and the session reconnects. For unanswered commands see `
 """
 
 import asyncio
-import base64
 import codecs
 import contextlib
 import functools
-import hashlib
 import logging
 import os
 import re
@@ -28,7 +26,6 @@ from pathlib import Path
 from typing import ClassVar, TypeVar, cast
 
 import paramiko
-from paramiko.hostkeys import InvalidHostKey
 from paramiko.pkey import UnknownKeyType
 
 from patchlight.controller.circuits.contract import Alarm, LoginRefused, Severity
@@ -36,6 +33,15 @@ from patchlight.controller.circuits.dialect import Dialect, Pattern, Session, Te
 from patchlight.controller.circuits.protocols import tcp
 from patchlight.controller.circuits.protocols.session import DeviceSession
 from patchlight.testbed.errors import reason
+from patchlight.testbed.host_keys import (
+    KnownHosts,
+    ask_first,
+    has_key,
+    is_named,
+    known_name,
+    offered_keys,
+    types_of,
+)
 from patchlight.testbed.legacy_ssh import allow_legacy, explained
 from patchlight.testbed.linux.files import append_line, user_folder
 
@@ -50,52 +56,65 @@ class DeviceKeyRefused(LoginRefused):
     """The device's host key is not the pinned one; no password was sent."""
 
 
-def fingerprint(key: paramiko.PKey) -> str:
-    """As ``ssh-keygen -l`` prints it: ``SHA256:…``."""
-    digest = hashlib.sha256(key.asbytes()).digest()
-    return "SHA256:" + base64.b64encode(digest).decode().rstrip("=")
+class HasThatKeyToo(ConnectionError):
+    """The device has the expected key, and has shown another one: the next login asks for it."""
 
 
 def check_host_key(
-    name: str, host: str, port: int, key: paramiko.PKey, expected: str | None = None
+    session: Session, key: paramiko.PKey, connect: Callable[[], paramiko.Transport]
 ) -> None:
-    """``DeviceKeyRefused`` unless ``key`` is pinned for ``host:port``, or the first, or has the
-    fingerprint that is ``expected``.
+    """``DeviceKeyRefused`` unless ``key`` is pinned, or the first, or has the fingerprint in the
+    lab file; ``HasThatKeyToo`` if the device has that key, too, and is to be asked for it.
 
-    ``name`` is the device in errors. Reads and writes a file: call it in a thread.
+    Reads and writes a file and may ``connect``: call it in a thread.
     """
-    path, where = pins_path(), f"[{host}]:{port}"
-    shown = f"{key.get_name()} {fingerprint(key)}"
-    if expected is not None:
-        if fingerprint(key) != expected:
-            raise DeviceKeyRefused(
-                f"{name} at {where} has the host key {shown}, not {expected}, which the lab file "
-                "says: somebody may be in between",
-                hint="correct 'host_key' in the lab file if the device is new or was reset",
-            )
-        return
-    try:
-        pins = paramiko.HostKeys(str(path)) if path.exists() else paramiko.HostKeys()
-    except (OSError, ValueError, paramiko.SSHException, InvalidHostKey) as error:
-        raise DeviceKeyRefused(
-            f"the host key of {name} at {where} cannot be checked: reading {path}: {reason(error)}",
-            hint="correct or remove that file",
-        ) from error
-    # OpenSSH omits the port if it is the default.
-    pinned = pins.lookup(where) or (pins.lookup(host) if port == 22 else None)
-    if pinned:
-        if any(known.asbytes() == key.asbytes() for known in pinned.values()):
+    name, path, where = session.name, pins_path(), f"[{session.host}]:{session.port}"
+    if session.host_key is not None:
+        if key.fingerprint == session.host_key:
             return
+        offered = offered_keys(connect, key, session.timeouts.connect_s)
+        if has_key(offered, session.host_key):
+            raise HasThatKeyToo
         raise DeviceKeyRefused(
-            f"{name} at {where} has the host key {shown}, not the one pinned in {path}: "
+            f"{name} at {where} has {_listed(offered)}, not {session.host_key}, which the lab file "
+            "says: somebody may be in between",
+            hint="correct 'host_key' in the lab file if the device is new or was reset",
+        )
+    known = _pins(session)
+    if key.asbytes() in known.revoked:
+        raise DeviceKeyRefused(
+            f"{name} at {where} has {_listed([key])}, which {path} revokes",
+            hint="it may have leaked: make a new one on the device",
+        )
+    pinned = known.of(session.host, session.port)
+    if any(each.asbytes() == key.asbytes() for each in pinned):
+        return
+    # From here on, a device is new only if nothing at all is written of it.
+    ports = f"-p {session.port} {session.host}"
+    types = known.types(session.host, session.port)
+    if types and key.get_name() not in types:
+        offered = offered_keys(connect, key, session.timeouts.connect_s)
+        scanned = key.get_name().removeprefix("ssh-").split("-")[0]
+        sha1 = "; if it has RSA with SHA-1 only: 'legacy_ssh: true'" if "ssh-rsa" in types else ""
+        raise DeviceKeyRefused(
+            f"{name} at {where} offers {_listed(offered)}, and none of the type that is pinned in "
+            f"{path}, {', '.join(sorted(types))}: the type of its key has changed",
+            hint="compare the fingerprint with the device's console, then pin the key too: "
+            f"ssh-keyscan -t {scanned} {ports} >> {path}{sha1}",
+        )
+    if types:
+        named = [each for names, _ in known.entries for each in names]
+        is_whole = any(is_named(where, each) for each in named)
+        raise DeviceKeyRefused(
+            f"{name} at {where} has {_listed([key])}, not the one pinned in {path}: "
             "somebody may be in between",
-            hint=f"if the device is new or was reset: ssh-keygen -R '{where}' -f {path}",
+            hint="if the device is new or was reset: ssh-keygen -R "
+            f"'{where if is_whole else known_name(session.host, session.port)}' -f {path}",
         )
     if os.environ.get(POLICY_VARIABLE) == STRICT:
         raise DeviceKeyRefused(
-            f"{name} at {where} has the host key {shown}, which is not in {path}",
-            hint=f"compare it with the device's console, then: ssh-keyscan -p {port} {host} "
-            f">> {path}",
+            f"{name} at {where} has {_listed([key])}, which is not in {path}",
+            hint=f"compare it with the device's console, then: ssh-keyscan {ports} >> {path}",
         )
     try:
         append_line(path, f"{where} {key.get_name()} {key.get_base64()}")
@@ -105,7 +124,51 @@ def check_host_key(
             f"the host key of {name} cannot be pinned in {path}: {error.strerror}",
             hint=f"set {FILE_VARIABLE} to a writable file",
         ) from error
+    shown = f"{key.get_name()} {key.fingerprint}"
     log.warning("%s at %s: pinned its host key %s in %s", name, where, shown, path)
+
+
+def _listed(keys: Sequence[paramiko.PKey]) -> str:
+    shown = " and ".join(f"{key.get_name()} {key.fingerprint}" for key in keys)
+    return f"the host key{'s' * (len(keys) > 1)} {shown}"
+
+
+def _pins(session: Session) -> KnownHosts:
+    path = pins_path()
+    try:
+        return KnownHosts.read(path)
+    except OSError as error:
+        raise DeviceKeyRefused(
+            f"the host key of {session.name} at [{session.host}]:{session.port} cannot be checked: "
+            f"reading {path}: {error.strerror}",
+            hint="correct or remove that file",
+        ) from error
+
+
+def prepared(transport: paramiko.Transport, session: Session) -> paramiko.Transport:
+    """A connection before its handshake: it asks for a host key of a pinned type first."""
+    if session.legacy_ssh:
+        allow_legacy(transport, session.name)
+    if session.host_key is None:
+        types = _pins(session).types(session.host, session.port)
+    else:
+        types = types_of((), session.host_key)
+    ask_first(transport, types)
+    return transport
+
+
+def connected(session: Session) -> paramiko.Transport:
+    """A prepared connection; may raise ``OSError``."""
+    wait_s = session.timeouts.connect_s
+    transport = paramiko.Transport(socket.create_connection((session.host, session.port), wait_s))
+    try:
+        prepared(transport, session)
+    except BaseException:
+        transport.sock.close()
+        raise
+    transport.set_log_channel(f"{_LOG}.transport")
+    transport.banner_timeout = transport.auth_timeout = wait_s
+    return transport
 
 
 def pins_path() -> Path:
@@ -185,16 +248,18 @@ def log_in(session: Session) -> paramiko.Transport:
 
     Raises ``OSError`` (also for anything that is not SSH) and ``LoginRefused``.
     """
-    wait_s = session.timeouts.connect_s
-    transport = paramiko.Transport(socket.create_connection((session.host, session.port), wait_s))
-    if session.legacy_ssh:
-        allow_legacy(transport, session.name)
-    transport.set_log_channel(f"{_LOG}.transport")
-    transport.banner_timeout = transport.auth_timeout = wait_s
     try:
-        transport.start_client(timeout=wait_s)
-        key = transport.get_remote_server_key()
-        check_host_key(session.name, session.host, session.port, key, session.host_key)
+        return _log_in(session)
+    except HasThatKeyToo:
+        # Now the type of the key in the lab file is known.
+        return _log_in(session)
+
+
+def _log_in(session: Session) -> paramiko.Transport:
+    transport = connected(session)
+    try:
+        transport.start_client(timeout=session.timeouts.connect_s)
+        check_host_key(session, transport.get_remote_server_key(), partial(connected, session))
         if session.identity is None:
             transport.auth_password(session.user, session.password)
         else:

@@ -25,7 +25,7 @@ class OpenFlowSwitch:
 
     def __init__(self, switch: PacketSwitch, speaker: Speaker) -> None:
         assert switch.datapath_id is not None
-        self._name, self._datapath_id, self._ports = switch.name, switch.datapath_id, switch.ports
+        self._name, self._datapath_id = switch.name, switch.datapath_id
         self._speaker, self._wish = speaker, Wish()
         self._flows = FlowSync(speaker)
 
@@ -45,14 +45,15 @@ class OpenFlowSwitch:
     async def set_forwarding(self, wish: Wish) -> Applied:
         """Change what differs from the wish."""
         self._wish = wish
-        absent = {s: p for s, p in wish.places.items() if p > self._ports}
+        there = await self._ports()
+        absent = {s: p for s, p in wish.places.items() if p not in there}
         wanted = {s: entries_of(*s, p) for s, p in wish.places.items() if s not in absent}
         entries = {entry for of_one in wanted.values() for entry in of_one}
         table = FlowTable.of({TABLE_MISS, *entries})
         applied = await self._flows.set_table(self._datapath_id, table)
         if applied.error is not None:
             raise DeviceUnreachable(f"setting the flows of {self._name}: {applied.error}")
-        lacks = [Lack(s, f"it has no port {p}") for s, p in absent.items()]
+        lacks = [Lack(s, f"no port {p}") for s, p in absent.items()]
         refused = {each.entry: each.reason for each in applied.failed}
         refused |= dict.fromkeys(applied.held, "another application's entry is in the way")
         for station, of_one in wanted.items():
@@ -67,16 +68,18 @@ class OpenFlowSwitch:
             counters = await self._speaker.request("counters")
         except PatchlightError as error:
             raise DeviceUnreachable(f"reading {self._name}: {error.message}") from error
+        there = await self._ports()
         places = {}
         for station in self._wish.places:
             for port in {port for entry in table for port in entry.outputs}:
                 if table.entries.issuperset(entries_of(*station, port)):
                     places[station] = port
         ports = {
-            int(port["port"]): PortState(int(port["rx_bytes"]), int(port["tx_bytes"]), True)
+            number: PortState(int(port["rx_bytes"]), int(port["tx_bytes"]), there[number])
             for each in counters
             if each["datapath_id"] == self._datapath_id
             for port in each["ports"]
+            if (number := int(port["port"])) in there
         }
         return SwitchState(places, ports, self._foreign())
 
@@ -84,6 +87,14 @@ class OpenFlowSwitch:
         """Remove Patchlight's entries."""
         self._wish = Wish()
         await self._flows.set_table(self._datapath_id, FlowTable())
+
+    async def _ports(self) -> dict[int, bool]:
+        """The numbers of its ports, and whether each has a link."""
+        try:
+            ports = await self._speaker.request("ports", datapath_id=self._datapath_id)
+        except PatchlightError as error:
+            raise DeviceUnreachable(f"reading {self._name}: {error.message}") from error
+        return {int(port["port"]): bool(port["up"]) for port in ports}
 
     def _foreign(self) -> tuple[str, ...]:
         return tuple(str(entry) for entry in self._flows.above.get(self._datapath_id, ()))

@@ -50,7 +50,7 @@ class SshServer(ProtocolServer):
 
     def __init__(self, device: EmulatedSwitch) -> None:
         super().__init__(device)
-        self._key = _host_key()
+        self._keys = _host_keys()
 
     @abstractmethod
     async def _session(
@@ -64,7 +64,8 @@ class SshServer(ProtocolServer):
         ours, theirs = socket.socketpair()
         transport = paramiko.Transport(theirs)
         transport.set_log_channel(_LOG)
-        transport.add_server_key(self._key)
+        for key in self._keys:
+            transport.add_server_key(key)
         inner = await asyncio.open_connection(sock=ours)
         tasks = [
             asyncio.create_task(_copy(reader, inner[1])),
@@ -153,8 +154,9 @@ async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
             await writer.drain()
 
 
-def _host_key() -> paramiko.PKey:
-    """The host key of this machine's emulated devices, created once so that clients can pin it.
+def _host_keys() -> list[paramiko.PKey]:
+    """The host key of this machine's emulated devices, created once so that clients can pin it, and
+    those of other types that are beside it, like ``emulated_ssh_host_key_rsa``.
 
     If it cannot be saved, the key is only for this process.
     """
@@ -168,10 +170,11 @@ def _host_key() -> paramiko.PKey:
                 paramiko.ECDSAKey.generate().write_private_key_file(new)
                 with contextlib.suppress(FileExistsError):
                     os.link(new, path)
-        return paramiko.ECDSAKey(filename=str(path))
+        others = sorted(path.parent.glob(f"{path.name}_*"))
+        return [paramiko.ECDSAKey(filename=str(path)), *map(paramiko.PKey.from_path, others)]
     except (OSError, NoHome, paramiko.SSHException) as error:
         log.warning("using a new host key for this start only: %s", reason(error))
-        return paramiko.ECDSAKey.generate()
+        return [paramiko.ECDSAKey.generate()]
 
 
 # NETCONF (RFC 6241, 6242): framing 1.0 and 1.1, and operations of ``running``.

@@ -55,6 +55,7 @@ _ABOUT: Mapping[str, tuple[str, ...]] = {
     "baselines": ("light",),
     "discovery": ("circuits",),
     "openflow": ("status",),
+    "port-": ("status",),
     "part-fault": ("status",),
     "policies": ("status",),
     "skipped": ("circuits", "changes", "operated", "drift", "light", "status"),

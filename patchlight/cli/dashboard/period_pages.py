@@ -199,7 +199,7 @@ _CHANGES = {
 _HEALTH = {"name": "name", "kind": "kind", "words": "state"}
 _EVENTS = {"at": "at", "words": "event"}
 TROUBLES = (
-    *("alarm", "drift", "unreachable", "reachable"),
+    *("alarm", "drift", "unreachable", "reachable", "port-missing", "port-back"),
     *("openflow-switch-down", "openflow-speaker-down", "openflow-second-switch"),
     *("openflow-refused-switch", "openflow-unknown-switch"),
     *("part-fault", "policy-fault", "record-set-aside", "worker-left-behind"),

@@ -41,7 +41,8 @@ class PacketSwitchStatus(TypedDict):
     ``connected`` is null for one that learns, which is not asked; ``trouble``: why another does
     not answer. ``lacks``: refused entries, like "lacks 4 flow entries: table full". ``foreign``:
     entries of others that go before Patchlight's. ``without_groups``: it has fixed paths only.
-    ``ports_down``: ports to other packet switches that have no link.
+    ``ports_down``: ports to other packet switches that have no link. ``ports_missing``: the lab
+    file's ports that it does not have, like "tor1 has no port 3".
     """
 
     name: str
@@ -55,6 +56,7 @@ class PacketSwitchStatus(TypedDict):
     snmp_problem: str | None
     without_groups: bool
     ports_down: list[int]
+    ports_missing: list[str]
 
 
 class CircuitSwitchStatus(TypedDict):

@@ -7,10 +7,14 @@ import logging
 import os
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import paramiko
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from patchlight.controller.circuits.contract import (
     CircuitDriver,
@@ -18,7 +22,8 @@ from patchlight.controller.circuits.contract import (
     DeviceUnreachable,
     LoginRefused,
 )
-from patchlight.controller.circuits.protocols.ssh import DeviceKeyRefused
+from patchlight.controller.circuits.dialect import Session
+from patchlight.controller.circuits.protocols.ssh import FILE_VARIABLE, DeviceKeyRefused, log_in
 from patchlight.controller.circuits.registry import open_driver
 from patchlight.emulation.optical.protocols.http_server import server_context
 from patchlight.testbed.errors import OutcomeUnknown, PatchlightError
@@ -241,6 +246,108 @@ async def test_a_pin_does_not_join_a_last_line_without_its_end(
     by_hand, pin = pins.read_text().splitlines()
     assert by_hand == "# written by hand"
     assert pin.startswith("[127.0.0.1]:")
+
+
+# A device with keys of several types, and what is pinned of them.
+RSA = paramiko.RSAKey.generate(2048)
+OTHER_RSA = paramiko.RSAKey.generate(1024)
+ED25519 = (
+    Ed25519PrivateKey.generate().public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
+).decode()
+
+
+def line_of(key: paramiko.PKey) -> str:
+    return f"{key.get_name()} {key.get_base64()}"
+
+
+@pytest.fixture(params=SSH)
+def two_keys(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Running]:
+    """A device that has an ECDSA key, which paramiko asks for first, and an RSA key."""
+    state = tmp_path / "state/patchlight"
+    state.mkdir(parents=True)
+    RSA.write_private_key_file(str(state / "emulated_ssh_host_key_rsa"))
+    extra = ", password_env: OCS1_PASSWORD"
+    lab = lab_file(tmp_path, driver=request.param, ports=96, initial=("1-7",), extra=extra)
+    variables = {"OCS1_PASSWORD": PASSWORD, "XDG_STATE_HOME": str(tmp_path / "state")}
+    with running(tmp_path, lab, "--no-fabric", **variables) as device:
+        yield device
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        "{at} {rsa}",
+        "{hashed} {rsa}",
+        "{at} {ed25519}\n{at} {rsa}",
+        "{at} {other}\n{at} {rsa}",
+        "@cert-authority {at} {other}\n@revoked {at} {other}\n{at} {rsa}",
+        "{at} ecdsa-sha2-nistp521 damaged\n{at} {rsa}",
+    ],
+)
+async def test_a_key_of_a_pinned_type_is_asked_for_first(
+    two_keys: Running, lines: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pins = tmp_path / "known_hosts"
+    monkeypatch.setenv(FILE_VARIABLE, str(pins))
+    at = "[{}]:{}".format(*two_keys.switch.address.rsplit(":", 1))
+    text = lines.format(
+        at=at,
+        hashed=paramiko.HostKeys.hash_host(at),
+        rsa=line_of(RSA),
+        other=line_of(OTHER_RSA),
+        ed25519=ED25519,
+    )
+    pins.write_text(text)
+    async with opened(two_keys.switch) as driver:
+        assert await driver.read_map() == FIRST_MAP
+    assert pins.read_text() == text
+
+
+@pytest.mark.parametrize(
+    ("line", "said", "hint"),
+    [
+        (ED25519, "none of the type that is pinned in {pins}, ssh-ed25519: the type", "-t ecdsa"),
+        ("ssh-dss AAAA", "pinned in {pins}, ssh-dss: the type of its key has changed", "-t ecdsa"),
+        (line_of(OTHER_RSA), "not the one pinned in {pins}: somebody may", "ssh-keygen -R"),
+        (f"{line_of(RSA)}\n@revoked * {line_of(RSA)}", "which {pins} revokes", "leaked"),
+        ("ssh-rsa damaged", "not the one pinned in {pins}: somebody may", "ssh-keygen -R"),
+    ],
+)
+async def test_another_type_of_key_is_not_called_an_attack_and_another_key_is(
+    two_keys: Running,
+    line: str,
+    said: str,
+    hint: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pins = tmp_path / "known_hosts"
+    monkeypatch.setenv(FILE_VARIABLE, str(pins))
+    at = "[{}]:{}".format(*two_keys.switch.address.rsplit(":", 1))
+    pins.write_text(f"{at} {line}\n")
+    error = await refused(driver_of(two_keys.switch), DeviceKeyRefused)
+    assert said.format(pins=pins) in error.message
+    assert hint in str(error.hint)
+    if "type" in said:
+        # Which keys it offers.
+        assert "ecdsa-sha2-nistp256 SHA256:" in error.message
+        assert f"ssh-rsa {RSA.fingerprint}" in error.message
+        assert "in between" not in error.message
+    assert pins.read_text() == f"{at} {line}\n"
+
+
+@pytest.mark.parametrize("key", [RSA, OTHER_RSA])
+async def test_the_key_in_the_lab_file_is_found_among_several(
+    two_keys: Running, key: paramiko.PKey
+) -> None:
+    session = Session.of(two_keys.switch, PASSWORD)
+    session = replace(session, host_key=key.fingerprint)
+    if key is RSA:
+        (await asyncio.to_thread(log_in, session)).close()
+        return
+    with pytest.raises(DeviceKeyRefused, match="in between") as caught:
+        await asyncio.to_thread(log_in, session)
+    assert f"ssh-rsa {RSA.fingerprint}" in caught.value.message
 
 
 @drivers(*SSH)

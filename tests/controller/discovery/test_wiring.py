@@ -202,3 +202,23 @@ circuit_switches:
         frozenset(("t.2", "o2.2")),
         frozenset(("o1.3", "o2.4")),
     }
+
+
+def test_an_end_that_is_found_twice_is_told_and_not_written() -> None:
+    # Two switches with one name, say.
+    found = _found({9: None, 8: "tor1.7", 200: "tor1.3", 201: "tor1.4"})
+    found.twice.add("tor1.3")
+    wiring = _wiring(found)
+    assert wiring.doubts == (
+        "tor1.4 was found at ocs1.10 and at ocs1.201: none of these is taken as a fibre",
+        "tor1.7 was found at ocs1.8 and at tor2.7: none of these is taken as a fibre",
+    )
+    assert wiring.fibres == LAB.fibres
+
+
+def test_what_is_heard_without_circuits_at_two_ports_is_not_written() -> None:
+    pairs = {("tor1.7", "tor2.7"), ("server1.nic0", "tor2.7")}
+    heard = frozenset(pairs | {(b, a) for a, b in pairs})
+    wiring = _wiring(_found({1: None}), heard)
+    assert wiring.doubts[0].startswith("tor2.7 was found at server1.nic0 and at tor1.7: none")
+    assert wiring.fibres == LAB.fibres

@@ -195,6 +195,22 @@ async def test_a_job_waits_for_hosts_that_a_full_packet_switch_does_not_serve(
     await cluster.until_state(waits, JobState.RUNNING)
 
 
+async def test_hosts_at_ports_that_their_packet_switch_has_not_are_not_used(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lab = cluster.lab
+    ends = [lab.fibre_ends[host.endpoint][0] for host in lab.hosts]
+    missing = {end: f"no port {end.port}" for end in ends}
+    monkeypatch.setattr(cluster.flows, "missing_ports", lambda: missing)
+    # One that needs no network, too, as with a NIC without a carrier.
+    (waits,) = cluster.submit(job("waits", workers=1))
+    words = f"{ends[0].device} has no port {ends[0].port}"
+    await cluster.until(lambda: words in cluster.scheduler.job(waits).message)
+    missing.clear()
+    cluster.submit(job("next", workers=1))  # the lab is looked at
+    await cluster.until_state(waits, JobState.RUNNING)
+
+
 @pytest.mark.parametrize(
     "agents", [{"create": "GPU gpu1 is leased"}, {"start": "the worker is gone"}]
 )

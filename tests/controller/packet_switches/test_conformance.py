@@ -1,8 +1,9 @@
 """The conformance suite on every driver of packet switches, each against a switch that forwards."""
 
 import asyncio
+import json
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -13,9 +14,11 @@ from patchlight.controller.packet_switches.conformance import (
     CHECKS,
     Check,
     leaves_what_others_set,
+    notices_a_port_that_goes,
     releases_everything,
     run_check,
     sets_and_reads,
+    stations,
 )
 from patchlight.controller.packet_switches.contract import Station, Wish
 from patchlight.controller.packet_switches.registry import open_packet_driver
@@ -90,6 +93,19 @@ def test_an_entry_of_others_is_told_and_stays(under_test: SwitchUnderTest) -> No
     asyncio.run(run_check(check, lambda: open_packet_driver(under_test.switch), PORTS))
 
 
+def test_a_port_that_goes_is_noticed(under_test: SwitchUnderTest) -> None:
+    async def remove(port: int) -> None:
+        await asyncio.to_thread(under_test.lose_port, port)
+
+    async def restore(port: int) -> None:
+        await asyncio.to_thread(under_test.lose_port, port, again=True)
+
+    async def check(driver: object, ports: tuple[int, int, int]) -> None:
+        await notices_a_port_that_goes(driver, ports, remove, restore)  # type: ignore[arg-type]
+
+    asyncio.run(run_check(check, lambda: open_packet_driver(under_test.switch), PORTS))
+
+
 def test_settings_from_before_are_restored(under_test: SwitchUnderTest) -> None:
     async def run() -> None:
         await run_check(CHECKS[1], lambda: open_packet_driver(under_test.switch), PORTS)
@@ -144,3 +160,69 @@ def test_a_bridge_that_filters_vlans(tmp_path: Path) -> None:
         for check in (sets_and_reads, releases_everything):
             asyncio.run(run_check(check, lambda: open_packet_driver(switch), PORTS))
         assert bridge.table() == {}
+
+
+class SonicPorts:
+    """The table PORT of an emulated switch that runs SONiC, for a while another one."""
+
+    def __init__(self, under_test: SwitchUnderTest, rows: Mapping[str, Mapping[str, str]]) -> None:
+        self._under_test, self._rows = under_test, rows
+
+    def __enter__(self) -> None:
+        self._before = json.loads(self._under_test.sudo("cat /var/lib/sonic/config_db.json"))
+        self._write({**self._before, "PORT": self._rows})
+
+    def __exit__(self, *_: object) -> None:
+        self._write(self._before)
+
+    def _write(self, database: object) -> None:
+        self._under_test.sudo("cat >/var/lib/sonic/config_db.json", json.dumps(database))
+
+
+@pytest.mark.root
+@pytest.mark.ovs
+@pytest.mark.timeout(600)
+@pytest.mark.xdist_group("switches with an sshd")
+@pytest.mark.parametrize(
+    ("indices", "reasons"),
+    [
+        (("1", "1", "1"), ["no certain port 1: each of Ethernet1, Ethernet2, Ethernet3 has index"]),
+        ((None, None, None), ["no port 1: none has index 1, of Ethernet1, Ethernet2, Ethernet3"]),
+        (("0", "1", "2"), ["no certain port 1: Ethernet1 has index 0, and the lab file's ports"]),
+        (("one", "2", "3"), ["no port 1: none has index 1, of Ethernet1, Ethernet2, Ethernet3"]),
+        (("2", "1", "3"), []),
+    ],
+)
+def test_ports_of_sonic_without_an_index_of_their_own_get_nothing(
+    lab: EmulatedLab, indices: Sequence[str | None], reasons: list[str]
+) -> None:
+    under_test = SwitchUnderTest(lab, "sonic1")
+    names = under_test.switch.interface_names
+    rows = {
+        name: {} if index is None else {"index": index}
+        for name, index in zip(names, indices, strict=True)
+    }
+    nics = stations(2)
+
+    async def forward(interfaces: Sequence[str] = ()) -> tuple[list[str], dict[str, str]]:
+        switch = replace(under_test.switch, interfaces=tuple(interfaces))
+        driver = open_packet_driver(switch)
+        await driver.open()
+        try:
+            wish = Wish({nics[0]: 1, nics[1]: 3}, frozenset(PORTS))
+            applied = await driver.set_forwarding(wish)
+            table = await asyncio.to_thread(under_test.table)
+            return [lack.reason for lack in applied.lacks if lack.station == nics[0]], table
+        finally:
+            await driver.release()
+            await driver.close()
+
+    with SonicPorts(under_test, rows):
+        said, table = asyncio.run(forward())
+        assert all(words.startswith(reason) for words, reason in zip(said, reasons, strict=True))
+        assert all("'interfaces' in the lab file" in words for words in said)
+        # The second one is port 1 where its index says so.
+        assert table.get(nics[0].mac) == (None if reasons else names[1])
+        # What the message says helps.
+        said, table = asyncio.run(forward(names))
+        assert (said, table[nics[0].mac]) == ([], names[0])

@@ -7,14 +7,19 @@ import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from patchlight.controller.packet_switches.snmp import SnmpFailed
-from patchlight.controller.packet_switches.telemetry import Octets, Telemetry, interfaces_of
+from patchlight.controller.packet_switches.telemetry import (
+    Interfaces,
+    Octets,
+    Telemetry,
+    interfaces_of,
+)
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab.model import Lab
 from patchlight.testbed.labfile.reader import parse_lab
@@ -62,9 +67,9 @@ def test_the_interface_of_a_port_is_told_by_lab_file_description_or_name(
     extra: str, names: Mapping[int, str], about: Mapping[int, str], indices: Sequence[int]
 ) -> None:
     (switch,) = _lab(extra=extra).packet_switches
-    assert interfaces_of(switch, {1, 2, 3, 4}, names, about) == dict(
-        zip(range(1, 5), indices, strict=True)
-    )
+    matched = interfaces_of(switch, {1, 2, 3, 4}, Interfaces(names, {}, about))
+    assert matched.found == dict(zip(range(1, 5), indices, strict=True))
+    assert matched.missing == {}
 
 
 @pytest.mark.parametrize(
@@ -72,20 +77,34 @@ def test_the_interface_of_a_port_is_told_by_lab_file_description_or_name(
     [
         ("", {1: "lo", 2: "Gi0/x"}, {}, "no names fit"),
         ("", SLOTS, {}, "Eth1/1, Eth2/1"),
-        ("", {**SWP, 15: "swp3"}, {}, "2 interfaces called swp3 (its port 3)"),
-        ("", SWP, {11: "tor1.1", 12: "tor1.1"}, "2 interfaces called tor1.1 (its port 1)"),
-        (", interfaces: [a, b, c, d]", SWP, {}, "no interface called a (its port 1)"),
+        ("", {**SWP, 15: "swp3"}, {}, "no certain port 3: each of swp3, swp3 is called swp3"),
+        ("", SWP, {11: "tor1.1", 12: "tor1.1"}, "port 1: each of swp1, swp2 is called tor1.1"),
+        ("", {**SWP, 15: "tor1.1"}, {12: "tor1.1"}, "port 1: each of swp2, tor1.1 is called"),
+        (", interfaces: [a, b, c, d]", SWP, {}, "no port 1: none is called a, of lo, eth0, swp1,"),
+        (", interfaces: ['2', b, c, d]", {**SWP, 15: "2"}, {}, "port 1: each of eth0, 2 is called"),
+        (", interfaces: [swp1, '11', swp3, swp4]", SWP, {}, "port 1: swp1 is ports 1, 2"),
+        ("", {n + 5: f"lan{n}" for n in range(6)}, {}, "those of lan begin with 0"),
     ],
 )
 def test_an_uncertain_interface_is_one_line_that_names_the_remedy(
     extra: str, names: Mapping[int, str], about: Mapping[int, str], said: str
 ) -> None:
     (switch,) = _lab(extra=extra).packet_switches
-    with pytest.raises(SnmpFailed) as failed:
-        interfaces_of(switch, {1, 2, 3, 4}, names, about)
-    assert said in failed.value.message
-    assert "interfaces" in failed.value.message
-    assert "\n" not in failed.value.message
+    try:
+        missing = interfaces_of(switch, {1, 2, 3, 4}, Interfaces(names, {}, about)).missing
+        words = missing[min(missing)]
+    except SnmpFailed as failed:
+        words = failed.message
+    assert said in words
+    assert "interfaces" in words
+    assert "\n" not in words
+
+
+def test_the_long_name_of_an_interface_is_one_of_its_names() -> None:
+    (switch,) = _lab(extra=", interfaces: [Eth0, Ethernet1, Eth2, Ethernet3]").packet_switches
+    names, long_names = ({n: f"{kind}{n}" for n in range(5)} for kind in ("Eth", "Ethernet"))
+    matched = interfaces_of(switch, {1, 2, 3, 4}, Interfaces(names, long_names, {}))
+    assert matched.found == {1: 0, 2: 1, 3: 2, 4: 3}
 
 
 # --- with net-snmp and lldpd --------------------------------------------------------------------
@@ -334,7 +353,12 @@ async def test_a_switch_tells_behind_which_port_a_mac_is(switch: Switch, column:
 
 @pytest.mark.root
 @pytest.mark.snmp
-async def test_a_switch_tells_which_probes_and_which_neighbours_it_hears(switch: Switch) -> None:
+@pytest.mark.parametrize("one_mac", [False, True])
+async def test_a_switch_tells_which_probes_and_which_neighbours_it_hears(
+    switch: Switch, one_mac: bool
+) -> None:
+    for n in range(1, 5) if one_mac else ():
+        ip("-n", switch.name, "link", "set", f"swp{n}", "address", "02:00:00:00:07:07")
     with switch.answering(lldp=True):
         telemetry = Telemetry(_lab(), lambda *_: None, switch.namespace)
         heard = await telemetry.heard("tor1", "t-2")
@@ -367,5 +391,39 @@ async def test_a_switch_tells_which_probes_and_which_neighbours_it_hears(switch:
                 break
             assert time.monotonic() < deadline, again
             await asyncio.sleep(0.1)
-        assert telemetry.ends()["tor1 swp3"] == "tor1.3"
+        assert ("tor1 swp3", "tor1.3") in telemetry.claims()
+        telemetry.close()
+
+
+@pytest.mark.root
+@pytest.mark.snmp
+async def test_a_port_that_goes_is_told_and_the_others_count(switch: Switch) -> None:
+    """Of a switch without a driver, which nobody else asks."""
+    lab = _lab()
+    (tor1,) = lab.packet_switches
+    lab = lab.with_changes(packet_switches=(replace(tor1, driver="learning", datapath_id=None),))
+    counted: list[Mapping[int, Octets]] = []
+    missing: list[Mapping[int, str]] = []
+    telemetry = Telemetry(
+        lab,
+        lambda _, __, octets: counted.append(octets),
+        switch.namespace,
+        lambda _, ports: missing.append(ports),
+    )
+    # By default net-snmp keeps the row of an interface that is gone for five minutes.
+    with switch.answering("rocommunity public", "interface_fadeout 1"):
+        polling = asyncio.create_task(telemetry.run())
+        await eventually(lambda: counted and len(counted[-1]) == 4, "the counters")
+        assert not any(missing)
+        ip("-n", switch.name, "link", "del", "swp3")
+        await eventually(lambda: missing[-1], "a missing port")
+        (words,) = missing[-1].values()
+        assert words.startswith("no port 3: none is called swp3, of lo, ")
+        await eventually(lambda: len(counted[-1]) == 3, "the counters of the others")
+        said = "tor1 has no port 3: none is called swp3"
+        await eventually(lambda: said in str(telemetry.problems["tor1"]), "the reason")
+        ip("-n", switch.name, "link", "add", "swp3", "type", "veth", "peer", "name", "h3x")
+        await eventually(lambda: not missing[-1] and len(counted[-1]) == 4, "it to be back")
+        await eventually(lambda: telemetry.problems["tor1"] is None, "no problem")
+        polling.cancel()
         telemetry.close()

@@ -5,6 +5,7 @@ import pytest
 from patchlight.controller.packet_switches.conformance import (
     CHECKS,
     leaves_what_others_set,
+    notices_a_port_that_goes,
     run_check,
 )
 from patchlight.controller.packet_switches.contract import PacketSwitchDriver, Station
@@ -18,14 +19,16 @@ PORTS = (1, 2, 3)
 SWITCH = PacketSwitch("tor1", 1, 3)
 
 
+def add_port(bench: OpenFlowBench, bridge: str, port: int) -> None:
+    name = f"{bridge}p{port}"
+    kind = ("--", "set", "Interface", name, "type=internal", f"ofport_request={port}")
+    bench.ovs.vsctl("add-port", bridge, name, *kind)
+
+
 async def test_the_driver_passes_every_check(bench: OpenFlowBench) -> None:
     async with bench.connected() as (speaker, events, name):
         for port in PORTS:
-            bench.ovs.vsctl(
-                *("add-port", name, f"{name}p{port}"),
-                *("--", "set", "Interface", f"{name}p{port}", "type=internal"),
-                f"ofport_request={port}",
-            )
+            add_port(bench, name, port)
 
         def counted() -> bool:
             seen = [{port["port"] for port in e["ports"]} for e in events.of("counters")]
@@ -36,8 +39,27 @@ async def test_the_driver_passes_every_check(bench: OpenFlowBench) -> None:
             await run_check(check, lambda: OpenFlowSwitch(SWITCH, speaker), PORTS)
 
 
+async def test_a_port_that_goes_is_noticed(bench: OpenFlowBench) -> None:
+    async with bench.connected() as (speaker, _, name):
+
+        async def restore(port: int) -> None:
+            add_port(bench, name, port)
+
+        async def remove(port: int) -> None:
+            bench.ovs.vsctl("del-port", f"{name}p{port}")
+
+        async def check(driver: PacketSwitchDriver, ports: tuple[int, int, int]) -> None:
+            await notices_a_port_that_goes(driver, ports, remove, restore)
+
+        for port in PORTS:
+            await restore(port)
+        await run_check(check, lambda: OpenFlowSwitch(SWITCH, speaker), PORTS)
+
+
 async def test_an_entry_of_others_above_is_told_and_stays(bench: OpenFlowBench) -> None:
     async with bench.connected() as (speaker, _, name):
+        for port in PORTS:
+            add_port(bench, name, port)
 
         async def meddle(station: Station, port: int) -> None:
             bench.ovs.ofctl("add-flow", name, "priority=40000,actions=drop")

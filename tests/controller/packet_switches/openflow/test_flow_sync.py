@@ -141,6 +141,39 @@ async def test_a_full_table_is_told_and_filled_once_there_is_room(
         await switches.close()
 
 
+@pytest.mark.parametrize("kinds", [("switch-up", "port"), ("switch-up", "counters")])
+async def test_a_port_that_goes_or_is_renumbered_is_told_by_events_or_else_by_counters(
+    bench: OpenFlowBench, kinds: tuple[str, str]
+) -> None:
+    """Not every switch reports changes of its ports."""
+    lab = load_lab("ofc2022")
+    datapath_id = lab.packet_switches[0].datapath_id
+    assert datapath_id is not None
+    async with bench.speaker(datapath_id) as (speaker, events):
+        switches = PacketSwitches(lab, speaker)
+        speaker.subscribe(lambda e: switches.on_event(e, 0.0) if e["event"] in kinds else None)
+        name = bench.bridge(datapath_id)
+        for port in range(1, 8):
+            kind = ["--", "set", "Interface", f"{name}-{port}", "type=internal"]
+            bench.ovs.vsctl("add-port", name, f"{name}-{port}", *kind, f"ofport_request={port}")
+        await events.wait("switch-up", datapath_id=datapath_id)
+        await switches.follow(trace_links(lab, lab.initial_maps))
+        await eventually(lambda: not switches.missing_ports(), "all ports")
+        host = switches._host_at["tor1", 1]
+        bench.ovs.vsctl("del-port", f"{name}-1")
+        await eventually(lambda: switches.missing_ports(), "a missing port")
+        assert switches.missing_by_switch()["tor1"] == ["tor1 has no port 1"]
+        assert switches.unserved() == {host: "tor1 has no port 1"}
+        again = ["--", "set", "Interface", f"{name}-1", "type=internal", "ofport_request=17"]
+        bench.ovs.vsctl("add-port", name, f"{name}-1", *again)
+        words = f"tor1 has no port 1: {name}-1 has number 17 now"
+        await eventually(lambda: switches.unserved() == {host: words}, "its new number")
+        bench.ovs.vsctl("set", "Interface", f"{name}-1", "ofport_request=1")
+        await eventually(lambda: not switches.missing_ports(), "the port to be back")
+        assert switches.unserved() == {}
+        await switches.close()
+
+
 def test_a_block_of_addresses_leads_to_each_of_them() -> None:
     address = IPv4Address("10.0.0.5")
     for match, yes in (
