@@ -72,6 +72,13 @@ _OPTIONS = (
         is_flag=True,
         help="Skip and count jobs with mistakes; with --chakra, dependencies on missing nodes.",
     ),
+    click.option(
+        "--peak-flops",
+        type=click.FloatRange(min=0, min_open=True),
+        metavar="NUMBER",
+        help="With --chakra: operations per second of a GPU, like 312e12, for nodes that have "
+        "num_ops and no duration.",
+    ),
     click.option("--jobs", type=_COUNT, help="Only the first N.  [default: all; drawn: 2000]"),
     click.option("--speed", default=1.0, help="Divide inter-arrival times by this."),
     click.option(
@@ -259,6 +266,8 @@ def simulate(
         simulate_chakra(context, {**given, "output": output, "as_json": as_json})
         return
     del given["chakra"]
+    if given.pop("peak_flops") is not None:
+        raise BadInput("--peak-flops is for --chakra only: other traces say how long jobs take")
     if given["trace"] is None:
         raise BadInput("there are no jobs to simulate: give a --trace FILE, or --chakra PREFIX")
     options = simulation_of(given)
