@@ -54,9 +54,9 @@ _OPTIONS = (
     click.option(
         "--trace",
         type=_FILE,
-        help="Jobs: a CSV of Philly or Helios, Alibaba's PAI, openb or spot GPU tables, Philly's "
-        "JSON, each also as .gz; with --lab a job file (.yaml); helios or pai: random jobs with "
-        "the statistics of that trace.",
+        help="Jobs: a CSV of Philly or Helios, Alibaba's PAI, openb, DLRM or spot GPU tables, "
+        "Philly's JSON, a log in SWF or of 'sacct -P', each also as .gz; with --lab a job file "
+        "(.yaml); helios or pai: random jobs with the statistics of that trace.",
     ),
     click.option(
         "--chakra",
