@@ -20,6 +20,7 @@ from patchlight.testbed.lab.optical_links import Light, Meeting
 from patchlight.testbed.lab.packet_sizes import too_small
 from patchlight.testbed.lab.rules import NOTHING_SAID
 from patchlight.testbed.labfile.check import check_lab
+from patchlight.testbed.labfile.foreign import BEGIN, recognised
 from patchlight.testbed.labfile.schema import COMMON, LAB
 
 # Keys that accept ranges; free text (a GPU's model) does not.
@@ -344,7 +345,10 @@ def parse_lab(text: str, name: str = "lab") -> Lab:
 def checked_fields(text: str, name: str) -> Fields:
     """The keys of a valid lab file, with their positions."""
     issues = FileIssues(name, LabFileError)
-    root = compose(text, issues, LAB.what, LAB.expected())
+    if kind := recognised(text):
+        issues.add(1, 1, kind)
+        issues.raise_if_any()
+    root = compose(text, issues, LAB.what, f"{LAB.expected()}; {BEGIN}")
     located = None if root is None else LAB.read(_write_out(root, issues), issues)
     if located is not None:
         check_lab(located.value, issues)
