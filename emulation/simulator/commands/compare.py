@@ -151,8 +151,17 @@ def _ratio(found: dict[str, float]) -> str:
     return f"{found['mean']:.3f} ({found['low']:.2f}–{found['high']:.2f})"
 
 
-_TAKEN = ("chakra", "network", "skip_bad", "peak_flops", "slow", "failures", "seed")
-_TAKEN += ("output", "as_json")
+_TAKEN = (
+    "chakra",
+    "network",
+    "skip_bad",
+    "peak_flops",
+    "slow",
+    "failures",
+    "seed",
+    "output",
+    "as_json",
+)
 
 
 def simulate_chakra(context: click.Context, given: dict[str, Any]) -> None:

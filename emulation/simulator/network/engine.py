@@ -180,7 +180,8 @@ def run(
         followers=numbers(0) if order is None else order.followers,
         delays_s=zeros(jobs) if order is None else order.delays_s,
     )
-    t = turns_of(*([()] * jobs, numbers(jobs)) if order is None else (order.lanes, order.ranks))
+    lanes = [()] * jobs if order is None else order.lanes
+    t = turns_of(lanes, numbers(jobs) if order is None else order.ranks)
     s = sharing(program.capacity_bps.copy(), program.first, program.links, program.weights)
     _play(r, s, t, d, least, unmeasured, jobs if watched is None else watched)
     wanted = program.iterations if least == 0 else np.minimum(program.iterations, least)

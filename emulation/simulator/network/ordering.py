@@ -29,8 +29,8 @@ def ordered(
     followers = _users(needs)
     ahead = [deque(lane) for lane in lanes]
     lanes_of: list[list[int]] = [[] for _ in needs]
-    for number, lane in enumerate(ahead):
-        for item in lane:
+    for number, waiting in enumerate(ahead):
+        for item in waiting:
             lanes_of[item].append(number)
     last: dict[int, int] = {}
     done = bytearray(len(needs))
