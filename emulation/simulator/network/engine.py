@@ -40,7 +40,7 @@ class Order(NamedTuple):
     """Which jobs wait for others: job j for ``needs[j]`` of them.
 
     ``followers[first[j]:first[j + 1]]`` are those that wait for j. Each begins ``delays_s`` after
-    all ``lanes`` that it needs are its, by ``ranks`` (see ``turns``).
+    all of its ``lanes``, of which it has one or more, are its: by ``ranks`` (see ``turns``).
     """
 
     needs: Ints
@@ -209,15 +209,6 @@ def _begin_iteration(r: Any, d: Any, size: int, job: int, now_s: float) -> int:
 
 
 @compiled
-def _ready(r: Any, t: Any, d: Any, size: int, job: int, now_s: float) -> int:
-    """What a job needs is done: it waits for its turn, or begins; how many items then."""
-    if t.first[job] < t.first[job + 1]:
-        wait_turn(t, job)
-        return size
-    return _begin_iteration(r, d, size, job, max(now_s, r.begins_s[job]) + r.delays_s[job])
-
-
-@compiled
 def _begin_turns(r: Any, t: Any, d: Any, size: int, now_s: float) -> int:
     """Begin the jobs whose turn it is, once all that ends now has ended; how many items then."""
     job = next_turn(t)
@@ -229,23 +220,26 @@ def _begin_turns(r: Any, t: Any, d: Any, size: int, now_s: float) -> int:
 
 
 @compiled
-def _end_iteration(
-    r: Any, t: Any, d: Any, size: int, job: int, now_s: float, unmeasured: int
-) -> int:
-    """Count an iteration and begin the next, or who waits for the last; how many items then."""
+def _end_iteration(r: Any, d: Any, size: int, job: int, now_s: float, unmeasured: int) -> int:
+    """Count an iteration and begin the next; how many items then."""
     r.done[job] += 1
     r.ends_s[job] = now_s
     if r.done[job] == unmeasured:
         r.marks_s[job] = now_s
     if r.done[job] < r.iterations[job]:
         return _begin_iteration(r, d, size, job, now_s)
+    return size
+
+
+@compiled
+def _end_job(r: Any, t: Any, job: int) -> None:
+    """Free a job's lanes, and let those wait for theirs that waited for it."""
     end_turn(t, job)
     for number in range(r.first_follower[job], r.first_follower[job + 1]):
         follower = r.followers[number]
         r.needs[follower] -= 1
         if r.needs[follower] == 0:
-            size = _ready(r, t, d, size, follower, now_s)
-    return size
+            wait_turn(t, follower)
 
 
 @compiled
@@ -306,9 +300,13 @@ def _fail_or_mend(
 def _play(r: Any, s: Any, t: Any, d: Any, least: int, unmeasured: int, watched: int) -> None:
     sessions, jobs = len(r.bits), len(r.begins_s)
     size = 0
+    # State is passed by value, so calls cost time: those for an order are made where there is one.
+    in_order = len(t.jobs) > 0
     for job in range(jobs):
-        if r.needs[job] == 0:
-            size = _ready(r, t, d, size, job, r.begins_s[job])
+        if r.needs[job] == 0 and in_order:
+            wait_turn(t, job)
+        elif r.needs[job] == 0:
+            size = _begin_iteration(r, d, size, job, r.begins_s[job])
     size = _begin_turns(r, t, d, size, 0.0)
     events = sessions + 2 * jobs
     for event in range(len(d.at_s)):
@@ -352,11 +350,14 @@ def _play(r: Any, s: Any, t: Any, d: Any, least: int, unmeasured: int, watched: 
                 else:
                     r.communicated_s[job] += now_s - r.communicates_since_s[job]
             if not r.computes[job] and r.current[job] == r.rounds[job + 1]:
-                size = _end_iteration(r, t, d, size, job, now_s, unmeasured)
+                size = _end_iteration(r, d, size, job, now_s, unmeasured)
+                if in_order and r.done[job] == r.iterations[job]:
+                    _end_job(r, t, job)
                 enough = r.done[job] == least
                 if job < watched and (enough or r.done[job] == r.iterations[job] < least):
                     behind -= 1
-        size = _begin_turns(r, t, d, size, now_s)
+        if in_order:
+            size = _begin_turns(r, t, d, size, now_s)
         for number in range(ended):
             changing = release(s, r.ended[number], changing)
         changing = reshare(s, changing)
