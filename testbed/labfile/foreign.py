@@ -15,7 +15,9 @@ _IMAGE = "a job runs an image: patchlight job submit NAME --image IMAGE"
 _SONIC = f"its switch is one of the packet_switches there; {BEGIN}"
 _SUBMIT = "submit it: patchlight job submit FILE"
 _POLICY = "a policy is named in its 'policies', as FILE.py:CLASS"
-_TRACE = r"\A(?:;|JobID(?:Raw)?\||(?:\s*-?\d\S*){18}\s*$|[\w,]*(?:submit|creation)_time\b[\w,]*$)"
+_TRACE = (
+    r"\A\s*(?:;|JobID(?:Raw)?\||(?:-?\d\S*\s+){17}-?\d|[\w,]*(?:submit|creation)_time\b[\w,]*\s*$)"
+)
 
 
 class _Kind(NamedTuple):
@@ -29,7 +31,9 @@ class _Kind(NamedTuple):
 
 
 _KINDS = (
-    _Kind("a Mininet program", _WIRE, r"^\s*(?:from|import) +(?:mininet|mn_wifi|containernet)\b"),
+    _Kind(
+        "a Mininet program", _WIRE, r"^[ \t]*(?:from|import) +(?:mininet|mn_wifi|containernet)\b"
+    ),
     _Kind("a topology of Mininet's MiniEdit", _WIRE, keys=("hosts", "switches", "links")),
     _Kind("a GNS3 project", _WIRE, keys=("project_id", "topology")),
     _Kind("a containerlab topology", _WIRE, r"\b(?:nodes|kinds)[\"']?\s*:", ("topology",)),
@@ -42,14 +46,16 @@ _KINDS = (
     _Kind("a GNPy equipment library", _GNPY, any_key=("Edfa", "Roadm", "Span")),
     _Kind("a GNPy list of services", _GNPY, keys=("path-request",)),
     _Kind("a network of ASTRA-sim", "simulate it: --network astra:FILE", keys=("npus_count",)),
-    _Kind("Slurm's topology.conf", f"{_SHOW} slurm-conf", r"^\s*SwitchName *="),
+    _Kind("Slurm's topology.conf", f"{_SHOW} slurm-conf", r"^[ \t]*SwitchName *="),
     _Kind("Slurm's topology.yaml", f"{_SHOW} slurm", r"^- +topology *:"),
-    _Kind("Slurm's gres.conf", _NODES, r"^[^#\n]*\bName *= *gpu\b|^\s*AutoDetect *="),
-    _Kind("Slurm's slurm.conf", _NODES, r"^\s*(?:ClusterName|SlurmctldHost|NodeName) *="),
+    _Kind("Slurm's gres.conf", _NODES, r"^[^#\n]*\bName *= *gpu\b|^[ \t]*AutoDetect *="),
+    _Kind("Slurm's slurm.conf", _NODES, r"^[ \t]*(?:ClusterName|SlurmctldHost|NodeName) *="),
     _Kind("a Kubernetes manifest", f"{_SHOW} kueue", keys=("apiVersion", "kind")),
-    _Kind("a Docker Compose file", _IMAGE, r"^\s+[\"']?(?:image|build)[\"']?\s*:", ("services",)),
+    _Kind(
+        "a Docker Compose file", _IMAGE, r"^[ \t]+[\"']?(?:image|build)[\"']?\s*:", ("services",)
+    ),
     _Kind("a SONiC configuration", _SONIC, any_key=("DEVICE_METADATA", "PORT", "VLAN_MEMBER")),
-    _Kind("a Patchlight job file", _SUBMIT, r"^\s*-?\s*[\"']?workers[\"']?\s*:", ("jobs",)),
+    _Kind("a Patchlight job file", _SUBMIT, r"^[ \t]*-?\s*[\"']?workers[\"']?\s*:", ("jobs",)),
     _Kind("a Patchlight job file", _SUBMIT, any_key=("model", "iterations", "command", "gradient")),
     _Kind("a learned policy's card", "it is named in its 'policies'", r'"format": *"patchlight-p'),
     _Kind("an experiment's result", "its report.html shows it", keys=("experiment", "provenance")),
@@ -79,4 +85,4 @@ def _keys(text: str) -> set[str]:
             return set(json.loads(text))
         except (ValueError, RecursionError):
             return set()
-    return set(re.findall(r"^[\"']?([\w./-]+)[\"']?\s*:(?=\s|$)", text, re.MULTILINE))
+    return set(re.findall(r"^[\"']?([\w./-]+)[\"']?[ \t]*:(?=\s|$)", text, re.MULTILINE))

@@ -74,7 +74,7 @@ _OPTIONS = (
     ),
     click.option(
         "--peak-flops",
-        type=click.FloatRange(min=0, min_open=True),
+        type=opts.FiniteFloat(min=0, min_open=True),
         metavar="NUMBER",
         help="With --chakra: operations per second of a GPU, like 312e12, for nodes that have "
         "num_ops and no duration.",

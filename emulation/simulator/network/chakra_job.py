@@ -217,7 +217,7 @@ class _Reading:
             operations = node.whole("num_ops") if "num_ops" in node.attributes else 0
             if operations and node.on_cpu:
                 raise BadInput(f"{node.place}{_NO_TIME}", hint="give it a duration_micros")
-            if operations and not self.peak_flops:
+            if operations and not (self.peak_flops or 0.0) > 0.0:
                 raise BadInput(f"{node.place}{_NO_TIME}", hint=_PEAK)
             if not operations and not node.on_cpu:
                 self.notes["GPU computations that take no time"] += 1

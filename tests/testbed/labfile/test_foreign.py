@@ -2,6 +2,7 @@
 
 import json
 import textwrap
+import time
 from pathlib import Path
 
 import pytest
@@ -98,7 +99,8 @@ FOREIGN = {
     "astra.yml": ("topology: [Ring]\nnpus_count: [8]\n", ("ASTRA-sim", "--network astra:FILE")),
     "log.swf": ("; Version: 2.2\n1 0 5\n", ("a job trace", "patchlight simulate --trace")),
     "jobs.txt": ("JobID|Submit|State\n1|2|3\n", ("a job trace",)),
-    "trace.csv": ("job_id,submit_time,duration\n1,2,3\n", ("a job trace",)),
+    "trace.csv": ("job_id,submit_time,duration\r\n1,2,3\r\n", ("a job trace",)),
+    "bare.swf": (f"\n 1{' -1' * 17}\n", ("a job trace",)),
 }
 
 
@@ -132,6 +134,15 @@ def test_a_binary_file_is_named(tmp_path: Path, content: bytes, what: str) -> No
     (tmp_path / "lab.yaml").write_bytes(content)
     with pytest.raises(LabFileError, match=f"1:1: it is {what}, not a text file in UTF-8: exp"):
         load_lab(str(tmp_path / "lab.yaml"))
+
+
+def test_long_files_of_no_kind_are_read_once(tmp_path: Path) -> None:
+    begun = time.process_time()
+    for text in ("9" * 10**6, "\n" * 10**6, "a b\n" * 10**5, "[" * 10**6, "graph " * 10**5):
+        (tmp_path / "lab.yaml").write_text(text)
+        with pytest.raises(LabFileError):
+            load_lab(str(tmp_path / "lab.yaml"))
+    assert time.process_time() - begun < 5.0  # 0.4 s measured
 
 
 def test_an_empty_file_says_how_to_begin(tmp_path: Path) -> None:

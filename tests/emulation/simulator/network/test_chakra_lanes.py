@@ -304,9 +304,10 @@ def test_what_costs_time_is_counted_or_refused(tmp_path: Path) -> None:
 def test_numbers_of_operations_need_the_speed_of_the_gpu(tmp_path: Path, suffix: str) -> None:
     counted = node(1, "COMP_NODE", num_ops=3 * 10**12, tensor_size=8)
     files = written(tmp_path, [[counted, node(2, "COMP_NODE", [1], 0.5, num_ops=7)]], suffix)
-    with pytest.raises(BadInput, match="node 1 says how many operations") as caught:
-        read_chakra(files)
-    assert "--peak-flops" in (caught.value.hint or "")
+    for no_speed in (None, 0.0, -1.0):
+        with pytest.raises(BadInput, match="node 1 says how many operations") as caught:
+            read_chakra(files, peak_flops=no_speed)
+        assert "--peak-flops" in (caught.value.hint or "")
     job = read_chakra(files, peak_flops=2e12)
     # What was measured counts where it is there.
     assert run_chakra(IDEAL, [PlacedTrace(job, np.arange(4))]) == pytest.approx([1.5 + 0.5])
