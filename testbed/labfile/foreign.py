@@ -46,10 +46,10 @@ _KINDS = (
     _Kind("a GNPy equipment library", _GNPY, any_key=("Edfa", "Roadm", "Span")),
     _Kind("a GNPy list of services", _GNPY, keys=("path-request",)),
     _Kind("a network of ASTRA-sim", "simulate it: --network astra:FILE", keys=("npus_count",)),
-    _Kind("Slurm's topology.conf", f"{_SHOW} slurm-conf", r"^[ \t]*SwitchName *="),
+    _Kind("Slurm's topology.conf", f"{_SHOW} slurm-conf", r"(?i)^[ \t]*SwitchName *="),
     _Kind("Slurm's topology.yaml", f"{_SHOW} slurm", r"^- +topology *:"),
-    _Kind("Slurm's gres.conf", _NODES, r"^[^#\n]*\bName *= *gpu\b|^[ \t]*AutoDetect *="),
-    _Kind("Slurm's slurm.conf", _NODES, r"^[ \t]*(?:ClusterName|SlurmctldHost|NodeName) *="),
+    _Kind("Slurm's gres.conf", _NODES, r"(?i)^[^#\n]*\bName *= *gpu\b|^[ \t]*AutoDetect *="),
+    _Kind("Slurm's slurm.conf", _NODES, r"(?i)^[ \t]*(?:ClusterName|SlurmctldHost|NodeName) *="),
     _Kind("a Kubernetes manifest", f"{_SHOW} kueue", keys=("apiVersion", "kind")),
     _Kind(
         "a Docker Compose file", _IMAGE, r"^[ \t]+[\"']?(?:image|build)[\"']?\s*:", ("services",)
