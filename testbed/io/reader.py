@@ -97,6 +97,18 @@ _SPECIAL = {
     stat.S_IFBLK: "it is a device",
     stat.S_IFSOCK: "it is a socket",
 }
+_BINARY = {
+    b"\x1f\x8b": "packed by gzip",
+    b"PK\x03\x04": "a ZIP archive or a spreadsheet",
+    b"\xd0\xcf\x11\xe0": "a spreadsheet",
+    b"\x89PNG": "a picture",
+    b"%PDF": "a PDF",
+    b"\x7fELF": "a program",
+    b"SQLite": "a database",
+    b"\xff\xfe": "text in UTF-16",
+    b"\xfe\xff": "text in UTF-16",
+}
+"""What files begin with that are no text in UTF-8."""
 _Base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
@@ -119,6 +131,11 @@ def read_text(
         why = getattr(error, "strerror", None) or reason(error)
         message = f"cannot be read ({why}): expected {expected}"
         raise error_class([FileIssue(str(path), 1, 1, message)]) from None
+    start = content[:4096]
+    binary = next((what for mark, what in _BINARY.items() if start.startswith(mark)), None)
+    if binary or b"\0" in start:
+        message = f"it is {binary or 'binary'}, not a text file in UTF-8: expected {expected}"
+        raise error_class([FileIssue(str(path), 1, 1, message)])
     return _decoded(content, str(path), error_class)
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import yaml
 
-from patchlight.testbed.errors import BadInput, FileError, nearest, short
+from patchlight.testbed.errors import BadInput, FileError, FileIssue, nearest, short
 from patchlight.testbed.io.fields import Fields, locate, plain
 from patchlight.testbed.io.reader import FileIssues, Located, compose, read_text
 from patchlight.testbed.lab.model import Endpoint, Lab
@@ -343,8 +343,20 @@ def parse_lab(text: str, name: str = "lab") -> Lab:
 
 def checked_fields(text: str, name: str) -> Fields:
     """The keys of a valid lab file, with their positions."""
+    try:
+        return _checked(text, name)
+    except LabFileError:
+        from patchlight.testbed.labfile.foreign import recognised
+
+        if kind := recognised(text):
+            raise LabFileError([FileIssue(name, 1, 1, kind)]) from None
+        raise
+
+
+def _checked(text: str, name: str) -> Fields:
     issues = FileIssues(name, LabFileError)
-    root = compose(text, issues, LAB.what, LAB.expected())
+    expected = f"{LAB.expected()}; 'patchlight lab init' writes a first one"
+    root = compose(text, issues, LAB.what, expected)
     located = None if root is None else LAB.read(_write_out(root, issues), issues)
     if located is not None:
         check_lab(located.value, issues)

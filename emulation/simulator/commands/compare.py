@@ -151,7 +151,17 @@ def _ratio(found: dict[str, float]) -> str:
     return f"{found['mean']:.3f} ({found['low']:.2f}–{found['high']:.2f})"
 
 
-_TAKEN = ("chakra", "network", "skip_bad", "slow", "failures", "seed", "output", "as_json")
+_TAKEN = (
+    "chakra",
+    "network",
+    "skip_bad",
+    "peak_flops",
+    "slow",
+    "failures",
+    "seed",
+    "output",
+    "as_json",
+)
 
 
 def simulate_chakra(context: click.Context, given: dict[str, Any]) -> None:
@@ -185,7 +195,8 @@ def simulate_chakra(context: click.Context, given: dict[str, Any]) -> None:
         traces.append((name, files_of_ranks(Path(name)), begins_s))
     folder = results_folder(given["output"], "chakra")
     trouble = Trouble.parse(given["slow"], given["failures"], given["seed"])
-    result = result_of_chakra(network_of(given["network"]), traces, trouble, given["skip_bad"])
+    network = network_of(given["network"])
+    result = result_of_chakra(network, traces, trouble, given["skip_bad"], given["peak_flops"])
     result |= {"slow": list(given["slow"]), "fail": list(given["failures"])}
     write_report(result, folder)
     if given["as_json"]:
@@ -195,8 +206,8 @@ def simulate_chakra(context: click.Context, given: dict[str, Any]) -> None:
         several = f"{job['chakra']} from {job['begins_s']:g} s: " if len(traces) > 1 else ""
         out.say(
             f"{several}{job['ranks']} ranks, {job['operations']} operations on "
-            f"{result['network']}: {job['completion_s']:.6g} s; the busiest rank computes for "
-            f"{job['compute_s']:.6g} s in all"
+            f"{result['network']}: {job['completion_s']:.6g} s; the busiest GPU stream or CPU "
+            f"thread computes for {job['compute_s']:.6g} s in all"
         )
         for note, count in job["notes"].items():
             out.say(f"{job['chakra']}: {note}: {count}", meaning="caution")

@@ -54,9 +54,9 @@ _OPTIONS = (
     click.option(
         "--trace",
         type=_FILE,
-        help="Jobs: a CSV of Philly or Helios, Alibaba's PAI, openb or spot GPU tables, Philly's "
-        "JSON, each also as .gz; with --lab a job file (.yaml); helios or pai: random jobs with "
-        "the statistics of that trace.",
+        help="Jobs: a CSV of Philly or Helios, Alibaba's PAI, openb, DLRM or spot GPU tables, "
+        "Philly's JSON, a log in SWF or of 'sacct -P', each also as .gz; with --lab a job file "
+        "(.yaml); helios or pai: random jobs with the statistics of that trace.",
     ),
     click.option(
         "--chakra",
@@ -71,6 +71,13 @@ _OPTIONS = (
         "--skip-bad",
         is_flag=True,
         help="Skip and count jobs with mistakes; with --chakra, dependencies on missing nodes.",
+    ),
+    click.option(
+        "--peak-flops",
+        type=opts.FiniteFloat(min=0, min_open=True),
+        metavar="NUMBER",
+        help="With --chakra: operations per second of a GPU, like 312e12, for nodes that have "
+        "num_ops and no duration.",
     ),
     click.option("--jobs", type=_COUNT, help="Only the first N.  [default: all; drawn: 2000]"),
     click.option("--speed", default=1.0, help="Divide inter-arrival times by this."),
@@ -259,6 +266,8 @@ def simulate(
         simulate_chakra(context, {**given, "output": output, "as_json": as_json})
         return
     del given["chakra"]
+    if given.pop("peak_flops") is not None:
+        raise BadInput("--peak-flops is for --chakra only: other traces say how long jobs take")
     if given["trace"] is None:
         raise BadInput("there are no jobs to simulate: give a --trace FILE, or --chakra PREFIX")
     options = simulation_of(given)

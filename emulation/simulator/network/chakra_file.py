@@ -42,7 +42,7 @@ _VALUES |= {"sfixed64": 25, "bool": 27, "string": 29}
 class TraceNode(NamedTuple):
     """A node of a rank's trace, with the numbers of those that it waits for.
 
-    ``place`` names file and node in messages.
+    ``place`` names file and node in messages. ``starts_us`` is 0 where the trace does not say it.
     """
 
     place: str
@@ -50,8 +50,14 @@ class TraceNode(NamedTuple):
     type: str
     data: tuple[int, ...]
     control: tuple[int, ...]
+    starts_us: int
     duration_s: float
     attributes: Mapping[str, Any]
+
+    @property
+    def on_cpu(self) -> bool:
+        """Whether it is the processor's; numbers of 64 bits are text in JSON."""
+        return str(self.attributes.get("is_cpu_op")).lower() in ("true", "1")
 
     def whole(self, name: str) -> int:
         """An attribute that is a number of 0 or more; ``BadInput`` if it is none."""
@@ -100,7 +106,7 @@ def files_of_ranks(prefix: Path) -> list[Path]:
 
 
 def read_rank(path: Path) -> list[TraceNode]:
-    """The nodes of one rank's trace, in the order of the file.
+    """The nodes of one rank's trace as it ran: by start time, then by number.
 
     ``BadInput`` for a file that cannot be read, has no nodes or is of another kind, and for a node
     that appears twice or has a type that there is not.
@@ -117,14 +123,14 @@ def read_rank(path: Path) -> list[TraceNode]:
             raise BadInput(f"{node.place}: there are two nodes of this number")
         if node.type not in NODE_TYPES[1:]:
             raise BadInput(f"{node.place}: no type {node.type}: {nearest(node.type, NODE_TYPES)}")
-        on_cpu = node.attributes.get("is_cpu_op") and "comm_type" not in node.attributes
+        on_cpu = node.on_cpu and "comm_type" not in node.attributes
         if node.type == "COMM_COLL_NODE" and on_cpu:
             # The call that launches a collective: the collective is another node.
             node = node._replace(type="COMP_NODE")
         found[node.number] = node
     if not found:
         raise BadInput(f"{path} has no nodes: it is empty, or no Chakra trace")
-    return list(found.values())
+    return sorted(found.values(), key=lambda node: (node.starts_us, node.number))
 
 
 def _json_nodes(path: Path, content: bytes) -> Iterator[TraceNode]:
@@ -163,23 +169,24 @@ def _of_json(path: Path, value: Mapping[str, Any]) -> TraceNode:
     # Numbers of 64 bits are text there, and what is 0 is left out.
     needs = [value.get(key, ()) for key in ("dataDeps", "ctrlDeps")]
     kind = str(value.get("type", NODE_TYPES[0]))
-    micros = value.get("durationMicros", 0)
-    return _node(path, int(value.get("id", 0)), kind, needs, int(micros), attributes)
+    times = [value.get(key, 0) for key in ("startTimeMicros", "durationMicros")]
+    return _node(path, int(value.get("id", 0)), kind, needs, times, attributes)
 
 
 def _of_graph(path: Path, value: Mapping[str, Any]) -> TraceNode:
     """A node of a workload graph: its attributes stand beside its other keys."""
     needs = [value.get(key, ()) for key in ("data_deps", "ctrlDeps")]
-    kind, micros = _NUMBERED.get(value["NodeType"], "INVALID_NODE"), int(value.get("runtime", 0))
-    return _node(path, int(value["Id"]), kind, needs, micros, value)
+    kind = _NUMBERED.get(value["NodeType"], "INVALID_NODE")
+    return _node(path, int(value["Id"]), kind, needs, [0, value.get("runtime", 0)], value)
 
 
 def _node(
-    path: Path, number: int, kind: str, needs: Any, micros: int, attributes: Mapping[str, Any]
+    path: Path, number: int, kind: str, needs: Any, times: Any, attributes: Mapping[str, Any]
 ) -> TraceNode:
     data, control = (tuple(dict.fromkeys(map(int, each))) for each in needs)
+    starts_us, lasts_us = map(int, times)
     place = f"{path}: node {number}"
-    return TraceNode(place, number, kind, data, control, micros / 1e6, attributes)
+    return TraceNode(place, number, kind, data, control, starts_us, lasts_us / 1e6, attributes)
 
 
 def _binary_nodes(path: Path, content: bytes) -> Iterator[TraceNode]:
@@ -203,7 +210,8 @@ def _binary_nodes(path: Path, content: bytes) -> Iterator[TraceNode]:
                 if (which := each.WhichOneof("value")) is not None
             }
             kind = _NUMBERED.get(node.type, str(node.type))
-            yield _node(path, node.id, kind, needs, node.duration_micros, attributes)
+            times = [node.start_time_micros, node.duration_micros]
+            yield _node(path, node.id, kind, needs, times, attributes)
         elif message[:1] not in (b"", b"\x0a", b"\x12"):  # The fields of the metadata.
             raise BadInput(f"{path} is no Chakra trace: it does not begin with its metadata")
         first = False
@@ -245,6 +253,7 @@ def _messages() -> tuple[Any, type[Exception]]:
         ("type", 3, field.TYPE_INT32, 1),  # An enumeration has the same bytes.
         ("ctrl_deps", 4, field.TYPE_UINT64, 3),
         ("data_deps", 5, field.TYPE_UINT64, 3),
+        ("start_time_micros", 6, field.TYPE_UINT64, 1),
         ("duration_micros", 7, field.TYPE_UINT64, 1),
     ):
         node.field.add(name=name, number=number, type=code, label=label)

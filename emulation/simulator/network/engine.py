@@ -9,6 +9,7 @@ links fall into a rhythm in which their communication interleaves (Rajasekaran e
 NSDI 2024) comes of itself.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -29,6 +30,7 @@ from patchlight.emulation.simulator.network.sharing import (
     sharing,
 )
 from patchlight.emulation.simulator.network.specs import Disturbances, undisturbed
+from patchlight.emulation.simulator.network.turns import end_turn, next_turn, turns_of, wait_turn
 
 # Events that are less than this apart, as a part of the time, are one: so equal flows end as one.
 _AT_ONCE = 1e-12
@@ -37,12 +39,16 @@ _AT_ONCE = 1e-12
 class Order(NamedTuple):
     """Which jobs wait for others: job j for ``needs[j]`` of them.
 
-    ``followers[first[j]:first[j + 1]]`` are those that wait for j.
+    ``followers[first[j]:first[j + 1]]`` are those that wait for j. Each begins ``delays_s`` after
+    all of its ``lanes``, of which it has one or more, are its: by ``ranks`` (see ``turns``).
     """
 
     needs: Ints
     first: Ints
     followers: Ints
+    delays_s: Floats
+    lanes: Sequence[Sequence[int]]
+    ranks: Ints
 
 
 @dataclass(frozen=True)
@@ -52,8 +58,7 @@ class Program:
     ``capacity_bps`` has a value for each link that ``links`` names. Job j has the sessions
     ``rounds[j]`` to ``rounds[j + 1]``; session s uses the links
     ``links[first[s]:first[s + 1]]``, each so often as ``weights`` says and never named twice.
-    Where there is an ``order``, ``begins_s`` counts from the moment at which what a job needs is
-    done.
+    With an ``order``, a job begins at ``begins_s`` at the earliest.
     """
 
     capacity_bps: Floats
@@ -126,6 +131,7 @@ class _Running(NamedTuple):
     needs: Ints
     first_follower: Ints
     followers: Ints
+    delays_s: Floats
 
 
 def run(
@@ -172,9 +178,12 @@ def run(
         needs=numbers(jobs) if order is None else order.needs.copy(),
         first_follower=numbers(jobs + 1) if order is None else order.first,
         followers=numbers(0) if order is None else order.followers,
+        delays_s=zeros(jobs) if order is None else order.delays_s,
     )
+    lanes = [()] * jobs if order is None else order.lanes
+    t = turns_of(lanes, numbers(jobs) if order is None else order.ranks)
     s = sharing(program.capacity_bps.copy(), program.first, program.links, program.weights)
-    _play(r, s, d, least, unmeasured, jobs if watched is None else watched)
+    _play(r, s, t, d, least, unmeasured, jobs if watched is None else watched)
     wanted = program.iterations if least == 0 else np.minimum(program.iterations, least)
     stuck = np.flatnonzero(r.done < wanted)
     measured = r.ends_s, r.done, r.marks_s, r.communicated_s, r.sessions_done
@@ -200,20 +209,37 @@ def _begin_iteration(r: Any, d: Any, size: int, job: int, now_s: float) -> int:
 
 
 @compiled
+def _begin_turns(r: Any, t: Any, d: Any, size: int, now_s: float) -> int:
+    """Begin the jobs whose turn it is, once all that ends now has ended; how many items then."""
+    job = next_turn(t)
+    while job >= 0:
+        at_s = max(now_s, r.begins_s[job]) + r.delays_s[job]
+        size = _begin_iteration(r, d, size, job, at_s)
+        job = next_turn(t)
+    return size
+
+
+@compiled
 def _end_iteration(r: Any, d: Any, size: int, job: int, now_s: float, unmeasured: int) -> int:
-    """Count an iteration and begin the next, or who waits for the last; how many items then."""
+    """Count an iteration and begin the next; how many items then."""
     r.done[job] += 1
     r.ends_s[job] = now_s
     if r.done[job] == unmeasured:
         r.marks_s[job] = now_s
     if r.done[job] < r.iterations[job]:
         return _begin_iteration(r, d, size, job, now_s)
+    return size
+
+
+@compiled
+def _end_job(r: Any, t: Any, job: int) -> None:
+    """Free a job's lanes, and let those wait for theirs that waited for it."""
+    end_turn(t, job)
     for number in range(r.first_follower[job], r.first_follower[job + 1]):
         follower = r.followers[number]
         r.needs[follower] -= 1
         if r.needs[follower] == 0:
-            size = _begin_iteration(r, d, size, follower, now_s + r.begins_s[follower])
-    return size
+            wait_turn(t, follower)
 
 
 @compiled
@@ -271,12 +297,17 @@ def _fail_or_mend(
 
 
 @compiled
-def _play(r: Any, s: Any, d: Any, least: int, unmeasured: int, watched: int) -> None:
+def _play(r: Any, s: Any, t: Any, d: Any, least: int, unmeasured: int, watched: int) -> None:
     sessions, jobs = len(r.bits), len(r.begins_s)
     size = 0
+    # State is passed by value, so calls cost time: those for an order are made where there is one.
+    in_order = len(t.jobs) > 0
     for job in range(jobs):
-        if r.needs[job] == 0:
+        if r.needs[job] == 0 and in_order:
+            wait_turn(t, job)
+        elif r.needs[job] == 0:
             size = _begin_iteration(r, d, size, job, r.begins_s[job])
+    size = _begin_turns(r, t, d, size, 0.0)
     events = sessions + 2 * jobs
     for event in range(len(d.at_s)):
         size = put(r.keys, r.heap, r.places, size, events + event, d.at_s[event])
@@ -320,9 +351,13 @@ def _play(r: Any, s: Any, d: Any, least: int, unmeasured: int, watched: int) -> 
                     r.communicated_s[job] += now_s - r.communicates_since_s[job]
             if not r.computes[job] and r.current[job] == r.rounds[job + 1]:
                 size = _end_iteration(r, d, size, job, now_s, unmeasured)
+                if in_order and r.done[job] == r.iterations[job]:
+                    _end_job(r, t, job)
                 enough = r.done[job] == least
                 if job < watched and (enough or r.done[job] == r.iterations[job] < least):
                     behind -= 1
+        if in_order:
+            size = _begin_turns(r, t, d, size, now_s)
         for number in range(ended):
             changing = release(s, r.ended[number], changing)
         changing = reshare(s, changing)

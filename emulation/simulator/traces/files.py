@@ -13,6 +13,13 @@ from statistics import NormalDist
 import numpy as np
 
 from patchlight.emulation.simulator.traces import tables
+from patchlight.emulation.simulator.traces.batch_logs import (
+    SACCT,
+    is_sacct,
+    is_swf,
+    read_sacct,
+    read_swf,
+)
 from patchlight.emulation.simulator.traces.model import Gathering, Trace, TraceJob
 from patchlight.emulation.simulator.traces.tables import read_log
 from patchlight.testbed.errors import BadInput, reason
@@ -155,6 +162,8 @@ LAWS: Mapping[str, TraceLaw] = {law.name: law for law in (HELIOS, PAI)}
 
 
 _MOST_BYTES = 512 * 2**20
+_READERS = {"philly-json": read_log, "swf": read_swf, "sacct": read_sacct}
+"""Of the formats that are no CSV tables."""
 
 
 def read_trace(path: str | Path, *, skip_bad: bool = False) -> list[TraceJob]:
@@ -177,8 +186,8 @@ def load_trace(path: str | Path, *, skip_bad: bool = False) -> Trace:
     into = Gathering(str(path), skip_bad)
     try:
         format = _recognised(text, into)
-        if format == "philly-json":
-            read_log(text, into)
+        if reader := _READERS.get(format):
+            reader(text, into)
         elif format == "pai-tables":
             _read_pai_tables(path, text, into)
         else:
@@ -204,6 +213,10 @@ def _recognised(text: str, into: Gathering) -> str:
         raise into.refuse(1, "the file is empty")
     if text.lstrip().startswith(("[", "{")):
         return "philly-json"
+    if is_swf(text.lstrip().partition("\n")[0]):
+        return "swf"
+    if is_sacct(text.partition("\n")[0].rstrip("\r")):
+        return "sacct"
     header = tables.header_of(text)
     if any(
         tables.looks_like(header, columns) for columns in (tables.TASK_COLUMNS, tables.JOB_COLUMNS)
@@ -215,7 +228,8 @@ def _recognised(text: str, into: Gathering) -> str:
     raise into.refuse(
         1,
         f"cannot tell the trace's format from its columns ({', '.join(header)[:200]}): expected "
-        f"those of {known}; or PAI's own tables, or Philly's JSON log",
+        f"those of {known}; or PAI's own tables, Philly's JSON log, the Standard Workload Format, "
+        f"or what this prints: {SACCT}",
     )
 
 

@@ -63,6 +63,8 @@ class Trace:
     def notes(self) -> tuple[str, ...]:
         """What a user should know of how it was read: nothing, or a sentence for each thing."""
         said = []
+        if self.format == "swf":
+            said.append(f"{self.file}: its processors count as GPUs")
         if self.out_of_order:
             said.append(
                 f"{self.file}: {self.out_of_order:,} of {len(self.jobs):,} jobs stood behind one "
@@ -143,7 +145,7 @@ class Gathering:
 
 
 _EPOCH, _EPOCH_UTC = datetime(1970, 1, 1), datetime(1970, 1, 1, tzinfo=UTC)
-_NOTHING = frozenset({"", "none", "nan", "null", "na", "nat"})
+_NOTHING = frozenset({"", "none", "nan", "null", "na", "nat", "n/a", "unknown"})
 _GPUS_AT_MOST = 1_000_000
 
 

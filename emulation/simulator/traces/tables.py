@@ -58,6 +58,15 @@ LAYOUTS = {
     "pai": Layout("submit_time", "duration", "num_gpu", "job_id", None, "num_inst", "user"),
     # cluster-trace-gpu-v2023: openb_pod_list_*.csv. A pod of part of a GPU has num_gpu 1.
     "openb": Layout("creation_time", "deletion_time", "num_gpu", "name", began="scheduled_time"),
+    # cluster-trace-gpu-v2025: disaggregated_DLRM_trace.csv. Its instances of CPU nodes have no GPU.
+    "dlrm": Layout(
+        "creation_time",
+        "deletion_time",
+        "gpu_request",
+        "instance_sn",
+        user="app_name",
+        began="scheduled_time",
+    ),
     # cluster-trace-v2026-spot-gpu: job_info_df.csv.
     "spot-gpu": Layout(
         "submit_time", "duration", "gpu_request", "job_name", None, "worker_num", "organization"

@@ -2,95 +2,24 @@
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
 from patchlight.cli.main import cli
-from patchlight.emulation.simulator.network.chakra import (
-    COLLECTIVE_TYPES,
-    PlacedTrace,
-    read_chakra,
-    run_chakra,
-)
-from patchlight.emulation.simulator.network.chakra_file import NODE_TYPES
+from patchlight.emulation.simulator.network.chakra import PlacedTrace, run_chakra
+from patchlight.emulation.simulator.network.chakra_job import read_chakra
 from patchlight.emulation.simulator.network.specs import Failure, Slowness, Trouble, network_of
 from patchlight.testbed.errors import BadInput
+from tests.support.chakra_traces import Node, exchange, meets, node, written
 
 # Loops are compiled once, where nothing is on the disk yet.
 pytestmark = pytest.mark.xdist_group("networks")
 
 IDEAL = network_of("ideal:nodes=4,rate=8Gbps,latency=0ns")
-Node = dict[str, Any]
-
-
-def node(number: int, kind: str, needs: Sequence[int] = (), s: float = 0.0, **attr: Any) -> Node:
-    return {
-        "id": number,
-        "type": kind,
-        "needs": list(needs),
-        "micros": round(s * 1e6),
-        "attr": attr,
-    }
-
-
-def meets(number: int, what: str, size: int, needs: Sequence[int] = (), group: str = "") -> Node:
-    attr: Node = {"comm_type": COLLECTIVE_TYPES.index(what), "comm_size": size}
-    attr |= {"pg_name": group} if group else {}
-    return node(number, "COMM_COLL_NODE", needs, **attr)
-
-
-def varint(value: int) -> bytes:
-    more = value >> 7
-    return bytes([value & 0x7F | (0x80 if more else 0)]) + (varint(more) if more else b"")
-
-
-def field(number: int, value: int | bytes) -> bytes:
-    if isinstance(value, int):
-        return varint(number << 3) + varint(value)
-    return varint(number << 3 | 2) + varint(len(value)) + value
-
-
-def binary(each: Mapping[str, Any]) -> bytes:
-    """A node as the schema has it; needs as one packed list, and as repeated numbers."""
-    message = field(1, each["id"]) + field(3, NODE_TYPES.index(each["type"]))
-    message += field(2, b"a name") + field(5, b"".join(map(varint, each["needs"])))
-    message += b"".join(field(4, need) for need in each["needs"])
-    message += field(7, each["micros"]) if each["micros"] else b""
-    for name, value in each["attr"].items():
-        text = isinstance(value, str)
-        inside = field(29, value.encode()) if text else field(9, value)
-        message += field(10, field(1, name.encode()) + inside)
-    return message
-
-
-def as_json(each: Mapping[str, Any]) -> str:
-    """As protobuf writes it: numbers of 64 bits as text, nothing for 0."""
-    attr = [
-        {"name": k, **({"stringVal": v} if isinstance(v, str) else {"int64Val": str(v)})}
-        for k, v in each["attr"].items()
-    ]
-    found: Node = {"type": each["type"], "attr": attr}
-    found |= {"id": str(each["id"])} if each["id"] else {}
-    found |= {"dataDeps": [str(need) for need in each["needs"]]} if each["needs"] else {}
-    found |= {"ctrlDeps": [str(need) for need in each["control"]]} if "control" in each else {}
-    found |= {"durationMicros": str(each["micros"])} if each["micros"] else {}
-    return json.dumps(found, indent=2)
-
-
-def written(folder: Path, ranks: Sequence[Sequence[Node]], suffix: str = ".json") -> list[Path]:
-    files = [folder / f"job.{number}{suffix}" for number in range(len(ranks))]
-    for file, nodes in zip(files, ranks, strict=True):
-        if suffix == ".json":
-            file.write_text('{"version": "0.0.4"}' + "".join(map(as_json, nodes)))
-        else:
-            messages = [field(1, b"0.0.4"), *map(binary, nodes)]
-            file.write_bytes(b"".join(varint(len(each)) + each for each in messages))
-    return files
 
 
 def seconds(files: Sequence[Path], trouble: Trouble | None = None, spec: str = "") -> float:
@@ -152,12 +81,6 @@ def test_collectives_of_groups_sends_and_all_types_have_their_closed_forms(tmp_p
     gets = node(4, "COMM_RECV_NODE", comm_src=0, comm_tag=3, comm_size=size)
     stages = [[sends], [gets, node(5, "COMP_NODE", [4], 0.1)]]
     assert seconds(written(tmp_path, stages)) == pytest.approx(0.9, rel=1e-9)
-
-
-def exchange(number: int, what: str, other: int, size: int, needs: Sequence[int] = ()) -> Node:
-    ends = {"SEND": "comm_dst", "RECV": "comm_src"}
-    attr = {ends[what]: other, "comm_size": size}
-    return node(number, f"COMM_{what}_NODE", needs, **attr)
 
 
 @pytest.mark.parametrize("suffix", [".json", ".et"])
@@ -311,7 +234,7 @@ def test_several_jobs_share_a_network(tmp_path: Path) -> None:
     [
         (
             [[node(1, "COMP_NODE", [2], 1.0), node(2, "COMP_NODE", [1], 1.0)]],
-            r"in a circle: .*job\.0\.json: node [12]",
+            r"in a circle, .*job\.0\.json: node [12]",
         ),
         ([[node(1, "COMP_NODE", [8], 1.0)]], r"job\.0\.json: node 1 waits for node 8"),
         ([[node(1, "COMPUTE", s=1.0)]], r"node 1: no type COMPUTE"),
@@ -390,6 +313,10 @@ def test_traces_from_the_command_line(tmp_path: Path) -> None:
     found = json.loads(one.stdout)
     assert found["completion_s"] == pytest.approx(0.75 + 1.5 + 1.0 + 3.0 + 0.375, rel=1e-9)
     assert found["slow"] == ["2:3.0"]
+    # The time of computations is that of their operations, where they say only these.
+    written(tmp_path, [[node(n, "COMP_NODE", num_ops=10**12) for n in (1, 2)]] * 4)
+    done = simulated("--chakra", str(tmp_path / "job"), *network, *out, "--peak-flops", "2e12")
+    assert ": 1 s; the busiest GPU stream or CPU thread computes for 1 s in all" in done.output
 
 
 def test_what_cannot_be_simulated_is_said_with_its_place(tmp_path: Path) -> None:
@@ -411,6 +338,9 @@ def test_what_cannot_be_simulated_is_said_with_its_place(tmp_path: Path) -> None
     missing = simulated("--chakra", f"{job}.2.json", *network)
     assert isinstance(missing.exception, BadInput)
     assert re.search(r"job\.1\.json is missing: rank 2", missing.exception.message)
+    speed = simulated("--trace", "helios", "--peak-flops", "312e12")
+    assert isinstance(speed.exception, BadInput)
+    assert "--peak-flops is for --chakra only" in speed.exception.message
     nothing = simulated(*network)
     assert isinstance(nothing.exception, BadInput)
     assert "give a --trace FILE, or --chakra" in nothing.exception.message

@@ -41,6 +41,33 @@ job_name,organization,gpu_model,cpu_request,gpu_request,worker_num,submit_time,d
 7,13,A10,20,1,1,0,2764799,HP
 9,57,A100-SXM4-80GB,15,0.5,9,60,41060,Spot
 """
+DLRM = """\
+instance_sn,role,app_name,cpu_request,gpu_request,max_instance_per_node,creation_time,scheduled_time,deletion_time
+instance_7,HN,app_0,12,1,8,1000.0,1010.0,2010.5
+instance_9,HN,app_3,12,1,-1,1005.0,1005.0,1135.0
+"""
+SWF = """\
+; Version: 2.2
+; MaxNodes: 4
+; MaxProcs: 16
+; UnixStartTime: 1700000000
+
+  1  0  5  60  8 -1 -1  8  120 -1  1  3 1 -1 1  2 -1 -1
+  2 30 -1 12.5 -1 -1 -1 4  -1 -1  0 -1 1 -1 1 -1 -1 -1
+  2 30 -1  6.5 -1 -1 -1 4  -1 -1  2 -1 1 -1 1 -1 -1 -1
+"""
+SACCT = "\n".join(
+    (
+        "JobID|Submit|Start|End|Elapsed|ElapsedRaw|State|AllocTRES|User|Partition",
+        "12|2024-01-02T03:04:05|2024-01-02T03:05:00|2024-01-02T03:06:00|00:01:00|60|COMPLETED|"
+        "billing=8,cpu=8,gres/gpu:a100=4,gres/gpu=4,node=1|u1|p1",
+        "12.batch|2024-01-02T03:05:00|2024-01-02T03:05:00|2024-01-02T03:06:00|00:01:00|60|"
+        "COMPLETED|cpu=8,gres/gpu=4||",
+        "13_4|2024-01-02T03:04:15|2024-01-02T03:05:00|2024-01-03T03:05:00|1-00:00:00|86400|"
+        "CANCELLED by 7|gres/gpu:a=2,gres/gpu:b=1|u2|p1",
+        "",
+    )
+)
 PAI_TASKS = """\
 j1,ps,1.0,Terminated,100.0,160.0,600.0,29.3,,
 j1,worker,3.0,Terminated,110.0,190.0,600.0,29.3,50.0,MISC
@@ -105,6 +132,9 @@ def test_helios(tmp_path: Path) -> None:
         (PAI, ["u", "u"]),
         (OPENB, ["", ""]),
         (SPOT, ["13", "57"]),
+        (DLRM, ["app_0", "app_3"]),
+        (SWF, ["3", ""]),
+        (SACCT, ["u1", "u2"]),
         (json.dumps(LOG), ["u", "u"]),
     ],
 )
@@ -151,7 +181,112 @@ def test_openb_and_spot_gpus_of_alibaba(tmp_path: Path) -> None:
     assert plain(spot.jobs) == [("7", 0, 2764799, 1, ""), ("9", 60, 41060, 5, "")]
 
 
-@pytest.mark.parametrize("text", [PHILLY, HELIOS, PAI, OPENB, SPOT, json.dumps(LOG)])
+def test_gpus_of_alibabas_recommenders(tmp_path: Path) -> None:
+    trace = load_trace(written(tmp_path, DLRM))
+    assert trace.format == "dlrm"
+    assert plain(trace.jobs) == [("instance_7", 0, 1000.5, 1, ""), ("instance_9", 5, 130, 1, "")]
+    # One that was there before the trace or outlives it, and one of a node without GPUs.
+    more = "i1,HN,a,12,1,8,,,9.0\ni2,HN,a,12,1,8,1.0,2.0,\ni3,CN,a,12,0,8,1.0,2.0,9.0\n"
+    with pytest.raises(TraceFileError) as caught:
+        read_trace(written(tmp_path, DLRM + more))
+    found = [(each.line, each.column, each.message[:24]) for each in caught.value.issues]
+    assert found == [
+        (4, 16, "creation_time is missing"),
+        (5, 24, "deletion_time is missing"),
+        (6, 12, "gpu_request is 0: a job "),
+    ]
+
+
+def test_the_standard_workload_format(tmp_path: Path) -> None:
+    trace = load_trace(written(tmp_path, SWF, "log.txt"))
+    assert trace.format == "swf"
+    # Of an unknown number of processors it is what was asked for; status 2 is a part of a run.
+    assert plain(trace.jobs) == [("1", 0, 60, 8, "2"), ("2", 30, 12.5, 4, "")]
+    assert any("its processors count as GPUs" in note for note in trace.notes)
+    bare = SWF.partition("\n\n")[2]
+    assert plain(read_trace(written(tmp_path, bare))) == plain(trace.jobs)
+
+
+@pytest.mark.parametrize(
+    ("row", "column", "message"),
+    [
+        ("3 -1 0 5 1 -1 -1 1 -1 -1 1 1 1 1 1 1 -1 -1", 3, "the submit time is missing"),
+        ("3 40 0 -1 1 -1 -1 1 -1 -1 5 1 1 1 1 1 -1 -1", 8, "the run time is missing"),
+        (" 3 40 0 0 1 -1 -1 1 -1 -1 5 1 1 1 1 1 -1 -1", 9, "the run time is 0 s"),
+        ("3 40 0 5 -1 -1 -1 -1 -1 -1 1 1 1 1 1 1 -1 -1", 19, "the number of processors is mis"),
+        ("3 40 0 x 1 -1 -1 1 -1 -1 1 1 1 1 1 1 -1 -1", 8, "the run time is 'x'"),
+        ("3 40 0 5 1.5 -1 -1 1 -1 -1 1 1 1 1 1 1 -1 -1", 10, "expected a whole number"),
+        ("1 40 0 5 1 -1 -1 1 -1 -1 1 1 1 1 1 1 -1 -1", 1, "job '1' is there twice"),
+        ("3 40 0 5 1", 1, "5 values, expected the 18 of the format"),
+    ],
+)
+def test_a_broken_line_of_the_standard_workload_format(
+    tmp_path: Path, row: str, column: int, message: str
+) -> None:
+    path = written(tmp_path, f"{SWF}{row}\n")
+    with pytest.raises(TraceFileError) as caught:
+        read_trace(path)
+    (mistake,) = caught.value.issues
+    assert (mistake.line, mistake.column) == (9, column)
+    assert message in mistake.message
+    assert len(read_trace(path, skip_bad=True)) == 2
+
+
+def test_what_sacct_prints(tmp_path: Path) -> None:
+    trace = load_trace(written(tmp_path, SACCT))
+    assert trace.format == "sacct"
+    jobs = [("12", 0, 60, 4, "p1"), ("13_4", 10, 86400, 3, "p1")]
+    assert plain(trace.jobs) == jobs
+    # As sacct -p prints it, and with other columns for the same.
+    parsable = "".join(f"{line}|\n" for line in SACCT.splitlines())
+    assert plain(read_trace(written(tmp_path, parsable))) == jobs
+    elapsed = SACCT.replace("ElapsedRaw", "other")
+    assert plain(read_trace(written(tmp_path, elapsed))) == jobs
+    ends = elapsed.replace("Elapsed|", "another|")
+    assert plain(read_trace(written(tmp_path, ends))) == jobs
+    asked = SACCT.replace("AllocTRES", "ReqTRES").replace("JobID|", "JobIDRaw|")
+    assert plain(read_trace(written(tmp_path, asked))) == jobs
+
+
+@pytest.mark.parametrize(
+    ("row", "column", "message"),
+    [
+        ("14|2024-01-02T03:04:05|Unknown|Unknown|00:00:00|0|PENDING||u|p", 51, "State is PENDING"),
+        ("14|Unknown|x|x|x|5|FAILED|gres/gpu=1|u|p", 4, "Submit is missing"),
+        ("14|2024-01-02T03:04:05|x|x|x|0|CANCELLED by 1|gres/gpu=1|u|p", 30, "ElapsedRaw is 0 s"),
+        ("14|2024-01-02T03:04:05|x|x|x|5|FAILED|cpu=8,node=1|u|p", 39, "a job without a GPU"),
+        ("14|2024-01-02T03:04:05|x|x|x|5|FAILED||u|p", 39, "a job without a GPU"),
+        ("14|2024-01-02T03:04:05|x|x|x|5|FAILED|gres/gpu=a|u|p", 39, "gres/gpu is 'a'"),
+        ("12|2024-01-02T03:04:05|x|x|x|5|FAILED|gres/gpu=1|u|p", 1, "job '12' is there twice"),
+        ("14|2024-01-02T03:04:05", 1, "2 values, expected 10"),
+    ],
+)
+def test_a_broken_line_of_sacct(tmp_path: Path, row: str, column: int, message: str) -> None:
+    path = written(tmp_path, f"{SACCT}{row}\n")
+    with pytest.raises(TraceFileError) as caught:
+        read_trace(path)
+    (mistake,) = caught.value.issues
+    assert (mistake.line, mistake.column) == (5, column)
+    assert message in mistake.message
+    assert len(read_trace(path, skip_bad=True)) == 2
+
+
+def test_columns_that_sacct_was_not_asked_for_are_named_with_the_command(tmp_path: Path) -> None:
+    for column in ("Submit", "AllocTRES"):
+        path = written(tmp_path, SACCT.replace(column, "Other"))
+        with pytest.raises(TraceFileError, match=r":1:1: the columns are JobID, .*sacct -a -X -P"):
+            read_trace(path, skip_bad=True)
+    broken = SACCT.replace("ElapsedRaw", "a").replace("1-00:00:00", "1 day")
+    with pytest.raises(TraceFileError, match=r":4:66: Elapsed is '1 day': expected \[DAYS-\]"):
+        read_trace(written(tmp_path, broken))
+    ends = SACCT.replace("ElapsedRaw", "a").replace("Elapsed|", "b|")
+    with pytest.raises(TraceFileError, match=r":4:26: Start is missing"):
+        read_trace(written(tmp_path, ends.replace("15|2024-01-02T03:05:00", "15|None")))
+
+
+@pytest.mark.parametrize(
+    "text", [PHILLY, HELIOS, PAI, OPENB, SPOT, DLRM, SWF, SACCT, json.dumps(LOG)]
+)
 def test_each_format_is_read_as_gzip_packs_it(tmp_path: Path, text: str) -> None:
     packed = tmp_path / "trace.csv.gz"
     packed.write_bytes(gzip.compress(text.encode()))

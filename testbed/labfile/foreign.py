@@ -1,0 +1,88 @@
+"""Says what a file is that is given as a lab file and belongs to something else."""
+
+import json
+import re
+from typing import NamedTuple
+
+BEGIN = "'patchlight lab init' writes a first one"
+_OWN = {"servers", "packet_switches", "circuit_switches", "wavelength_switches", "fibres"}
+_OWN |= {"passive_parts", "network"}
+_WIRE = f"its nodes and links become servers, switches and fibres there; {BEGIN}"
+_GNPY = f"there an optical path is switches, and fibres with a loss; {BEGIN}"
+_SHOW = "Patchlight writes the topology for it: patchlight lab show LAB --format"
+_NODES = f"its nodes with GPUs are servers there; {BEGIN}"
+_IMAGE = "a job runs an image: patchlight job submit NAME --image IMAGE"
+_SONIC = f"its switch is one of the packet_switches there; {BEGIN}"
+_SUBMIT = "submit it: patchlight job submit FILE"
+_POLICY = "a policy is named in its 'policies', as FILE.py:CLASS"
+_TRACE = (
+    r"\A\s*(?:;|JobID(?:Raw)?\||(?:-?\d\S*\s+){17}-?\d|[\w,]*(?:submit|creation)_time\b[\w,]*\s*$)"
+)
+
+
+class _Kind(NamedTuple):
+    """A kind of file, by a ``pattern`` of its text, all of its top ``keys``, one of ``any_key``."""
+
+    what: str
+    to_do: str
+    pattern: str = ""
+    keys: tuple[str, ...] = ()
+    any_key: tuple[str, ...] = ()
+
+
+_KINDS = (
+    _Kind(
+        "a Mininet program", _WIRE, r"^[ \t]*(?:from|import) +(?:mininet|mn_wifi|containernet)\b"
+    ),
+    _Kind("a topology of Mininet's MiniEdit", _WIRE, keys=("hosts", "switches", "links")),
+    _Kind("a GNS3 project", _WIRE, keys=("project_id", "topology")),
+    _Kind("a containerlab topology", _WIRE, r"\b(?:nodes|kinds)[\"']?\s*:", ("topology",)),
+    _Kind("a topology of nodes and links, as of netlab or CML", _WIRE, keys=("nodes", "links")),
+    _Kind("a Kathará lab", _WIRE, r"^\w+\[(?:\d+|image)\] *="),
+    _Kind("a graph (GraphML, GML or DOT)", _WIRE, r"<graphml\b|^(?:strict +)?(?:di)?graph\b.*[{[]"),
+    _Kind("an InfraGraph infrastructure", _WIRE, keys=("infrastructure",)),
+    _Kind("an InfraGraph infrastructure", _WIRE, keys=("devices", "instances")),
+    _Kind("a GNPy network", _GNPY, keys=("elements", "connections")),
+    _Kind("a GNPy equipment library", _GNPY, any_key=("Edfa", "Roadm", "Span")),
+    _Kind("a GNPy list of services", _GNPY, keys=("path-request",)),
+    _Kind("a network of ASTRA-sim", "simulate it: --network astra:FILE", keys=("npus_count",)),
+    _Kind("Slurm's topology.conf", f"{_SHOW} slurm-conf", r"(?i)^[ \t]*SwitchName *="),
+    _Kind("Slurm's topology.yaml", f"{_SHOW} slurm", r"^- +topology *:"),
+    _Kind("Slurm's gres.conf", _NODES, r"(?i)^[^#\n]*\bName *= *gpu\b|^[ \t]*AutoDetect *="),
+    _Kind("Slurm's slurm.conf", _NODES, r"(?i)^[ \t]*(?:ClusterName|SlurmctldHost|NodeName) *="),
+    _Kind("a Kubernetes manifest", f"{_SHOW} kueue", keys=("apiVersion", "kind")),
+    _Kind(
+        "a Docker Compose file", _IMAGE, r"^[ \t]+[\"']?(?:image|build)[\"']?\s*:", ("services",)
+    ),
+    _Kind("a SONiC configuration", _SONIC, any_key=("DEVICE_METADATA", "PORT", "VLAN_MEMBER")),
+    _Kind("a Patchlight job file", _SUBMIT, r"^[ \t]*-?\s*[\"']?workers[\"']?\s*:", ("jobs",)),
+    _Kind("a Patchlight job file", _SUBMIT, any_key=("model", "iterations", "command", "gradient")),
+    _Kind("a learned policy's card", "it is named in its 'policies'", r'"format": *"patchlight-p'),
+    _Kind("an experiment's result", "its report.html shows it", keys=("experiment", "provenance")),
+    _Kind("a Python program", _POLICY, r"^(?:import|from|class|def) +\w+"),
+    _Kind("a job trace", "simulate it: patchlight simulate --trace FILE", _TRACE),
+)
+"""Of several that fit, the first is meant."""
+
+
+def recognised(text: str) -> str | None:
+    """What a text is that is no lab file, and what to do with it; ``None`` if it may be one."""
+    keys = _keys(text)
+    if not keys.isdisjoint(_OWN):
+        return None
+    for kind in _KINDS:
+        if not keys.issuperset(kind.keys) or (kind.any_key and keys.isdisjoint(kind.any_key)):
+            continue
+        if re.search(kind.pattern, text, re.MULTILINE):
+            return f"this is {kind.what}, not a lab file: {kind.to_do}"
+    return None
+
+
+def _keys(text: str) -> set[str]:
+    """The keys at the top of a JSON or YAML text, several documents and all that is not YAML."""
+    if text.lstrip().startswith("{"):
+        try:
+            return set(json.loads(text))
+        except (ValueError, RecursionError):
+            return set()
+    return set(re.findall(r"^[\"']?([\w./-]+)[\"']?[ \t]*:(?=\s|$)", text, re.MULTILINE))
