@@ -19,16 +19,32 @@ run_here() {
     exec .venv/bin/python -m pytest -p no:cacheprovider -m kernel -rs "${@:2}"
 }
 fail() { printf 'in-vm: %s\n' "$*" >&2; exit 1; }
+# Of the checkout and of what its Python is made of, the folders in those that are empty in the machine.
+kept() {
+    cd "$here"
+    { pwd; pwd -P; .venv/bin/python -c 'import os, sys
+print(os.path.realpath(".venv"), sys.base_prefix, sep="\n")'; } |
+        grep -E '^/(dev|run|tmp|var/lib/patchlight)(/|$)' | sort -u
+}
 
 # In the machine, as its first process.
 if [ "${1:-}" = --inside ]; then
     shift
     mount -t proc proc /proc
+    mapfile -t kept < <(kept)
+    for folder in "${kept[@]}"; do # what the empty folders below would hide
+        mkdir -p "/kept$folder"
+        mount --bind "$folder" "/kept$folder"
+    done
     mount -t sysfs sys /sys
     mount -t devtmpfs dev /dev
     mkdir -p /dev/pts /dev/shm /var/lib/patchlight
     mount -t devpts devpts /dev/pts
     for folder in /dev/shm /run /tmp /var/lib/patchlight; do mount -t tmpfs -o mode=1777 tmpfs "$folder"; done
+    for folder in "${kept[@]}"; do
+        mkdir -p "$folder"
+        mount --bind "/kept$folder" "$folder"
+    done
     mount -t cgroup2 cgroup /sys/fs/cgroup
     export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/root TERM=dumb CI=true
     export PYTHONDONTWRITEBYTECODE=1 OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
@@ -98,7 +114,7 @@ if has_igb; then
         -device igb,bus=root,netdev=port,mac=02:4c:ff:00:00:01
         -device virtio-net-pci,netdev=wire,mac=02:4c:ff:00:00:02,romfile=)
 fi
-timeout "$LIMIT_S" qemu-system-x86_64 "${igb[@]}" -accel "$how" -cpu "$processor" -smp 2 -m 2048 \
+timeout --foreground "$LIMIT_S" qemu-system-x86_64 "${igb[@]}" -accel "$how" -cpu "$processor" -smp 2 -m 2048 \
     -nodefaults -no-user-config -display none -serial stdio -no-reboot \
     -kernel "$base/vmlinuz" -initrd "$work/initrd" \
     -append 'console=ttyS0 panic=-1 mitigations=off loglevel=3' \
