@@ -29,15 +29,15 @@ MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
     release lint style types pages server-bases docs clean
 
 demo:
-	@deploy/bootstrap.sh
+	@bash deploy/bootstrap.sh
 	@$(ROOT_RUN) deploy/with-docker-engine.sh $(BIN)/patchlight experiment ofc2022 --dashboard $(DEMO_ARGS)
 
 lab-demo:
-	@deploy/bootstrap.sh
+	@bash deploy/bootstrap.sh
 	@$(ROOT_RUN) deploy/lab-demo.sh $(LAB_DEMO_ARGS)
 
 first-hour:
-	@deploy/bootstrap.sh
+	@bash deploy/bootstrap.sh
 	@$(ROOT_RUN) tests/first-hour.sh
 
 # Threads that wait for each other in a loop take the cores from what runs beside them.
@@ -47,7 +47,7 @@ ONE_THREAD := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
 PARTS := $(if $(PYTEST_ARGS),,os-ken test-vm) style,types,pages,bytecode,server-bases no-worse suite
 
 test:
-	@deploy/bootstrap.sh --test
+	@bash deploy/bootstrap.sh --test
 	@$(BIN)/python tests/run_parts.py $(PARTS)
 
 parts:
@@ -60,17 +60,17 @@ suite:
 	    $(or $(PYTEST_ARGS),--numprocesses=4 -m "not kernel")
 
 test-vm:
-	@deploy/bootstrap.sh --test
+	@bash deploy/bootstrap.sh --test
 	@$(ROOT_RUN) tests/in-vm.sh $(PYTEST_ARGS)
 
 core:
-	@deploy/bootstrap.sh --test
+	@bash deploy/bootstrap.sh --test
 	@$(ONE_THREAD) tests/core.sh $(or $(PYTEST_ARGS),--quiet --numprocesses=4)
 
 OS_KEN_ARGS := --numprocesses=4 tests/controller/packet_switches/openflow \
     tests/emulation/lab/test_operations.py::test_light_and_jobs_from_python_and_what_lab_show_says
 os-ken:
-	@deploy/bootstrap.sh --test
+	@bash deploy/bootstrap.sh --test
 	$(ROOT_RUN) $(ONE_THREAD) PYTHONPATH="$$PWD/tests/support/without_ryu" $(BIN)/python -m pytest \
 	    -p no:cacheprovider $(or $(PYTEST_ARGS),$(OS_KEN_ARGS))
 
@@ -83,12 +83,12 @@ bytecode:
 
 # Tests that need root, Open vSwitch or Docker run most of it in processes of their own.
 coverage:
-	@deploy/bootstrap.sh --test
+	@bash deploy/bootstrap.sh --test
 	$(BIN)/python -m pytest -p no:cacheprovider -m "not root and not ovs and not docker" \
 	    --cov --cov-report=term $(PYTEST_ARGS)
 
 lint:
-	@deploy/bootstrap.sh --test
+	@bash deploy/bootstrap.sh --test
 	@$(MAKE) --no-print-directory --jobs=2 style types pages
 
 style:
@@ -114,22 +114,22 @@ no-worse:
 	@$(ROOT_RUN) $(BIN)/python -m benchmarks.house --no-worse
 
 docs:
-	@deploy/bootstrap.sh --docs
+	@bash deploy/bootstrap.sh --docs
 	$(MKDOCS)
 	@echo "open build/site/index.html, or for the search: $(BIN)/python -m http.server -d build/site"
 
 bench:
-	@deploy/bootstrap.sh --bench
+	@bash deploy/bootstrap.sh --bench
 	$(ROOT_RUN) $(BIN)/python -m benchmarks --output benchmarks.json $(BENCH_ARGS)
 
 audit:
-	@deploy/bootstrap.sh --release
+	@bash deploy/bootstrap.sh --release
 	@deploy/audit.sh
 
 # The SBOM lists what deploy/lock.txt has for those who run Patchlight: nothing of the tests.
 release: VERSION := $(shell sed -n 's/^version = //p' setup.cfg)
 release:
-	@deploy/bootstrap.sh --release
+	@bash deploy/bootstrap.sh --release
 	@mkdir -p build dist
 	@rm -rf build/lib build/bdist.*
 	$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .

@@ -54,8 +54,9 @@ if [ "${1:-}" = --inside ]; then
     status=1
     # shellcheck disable=SC2086  # names of modules are words
     modprobe --all $MODULES && .venv/bin/python -m pytest -p no:cacheprovider "$@" && status=0 || status=$?
-    sleep 1
     echo "$END_MARK $status"
+    stty sane # ends when all of it is out: what the kernel says next must not come between
+    sleep 1
     echo o >/proc/sysrq-trigger
     while :; do :; done # the files are gone at once, and the first process must not end
 fi

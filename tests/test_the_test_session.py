@@ -92,7 +92,7 @@ def run_parts(folder: Path, *arguments: str, test: str = "") -> subprocess.Popen
     (folder / "test_it.py").write_text(test)
     (folder / "Makefile").write_text(
         "suite:\n"
-        f"\t{sys.executable} -m pytest -p no:cacheprovider $(or $(PYTEST_ARGS),-n2 test_it.py)\n"
+        f"\t'{sys.executable}' -m pytest -p no:cacheprovider $(or $(PYTEST_ARGS),-n2 test_it.py)\n"
         "good:\n\techo good ran\n"
         "bad:\n\tfalse\n"
         "long:\n\techo begun; exec sleep 60\n"

@@ -1,6 +1,7 @@
 """The ``patchlight`` command as a whole: help, errors, exit codes."""
 
 import os
+import shlex
 import subprocess
 import sys
 import types
@@ -153,7 +154,7 @@ def test_shared_options_are_described_once() -> None:
 
 def test_a_reader_that_goes_is_no_error() -> None:
     result = subprocess.run(
-        f"{sys.executable} -m patchlight lab generate single --servers 5000 | head -1",
+        f"{shlex.quote(sys.executable)} -m patchlight lab generate single --servers 5000 | head -1",
         shell=True,
         executable="/bin/bash",
         capture_output=True,
@@ -173,7 +174,7 @@ def shell(line: str, **variables: str) -> subprocess.CompletedProcess[str]:
             "-o",
             "pipefail",
             "-c",
-            line.replace("patchlight", f"{sys.executable} -m patchlight"),
+            line.replace("patchlight", f"{shlex.quote(sys.executable)} -m patchlight"),
         ],
         capture_output=True,
         text=True,
