@@ -80,12 +80,12 @@ class LabOptions:
             raise BadInput(
                 "servers that are network namespaces cannot have Docker engines: docker needs "
                 "servers='ssh' or 'vm'",
-                hint="omit --docker: their agents use this machine's engine",
+                hint="omit docker: their agents use this machine's engine",
             )
         if self.real_time and (self.docker or self.servers == "vm"):
             raise BadInput(
                 "virtual machines cannot run in real time, nor can servers with a Docker engine",
-                hint="omit --real-time; or omit --docker, and use --server-kind ssh",
+                hint="omit --real-time, or use --server-kind ssh",
             )
 
 

@@ -233,7 +233,7 @@ def make_groups(lab: str, server: str, root: Path = GROUPS) -> None:
     except OSError as error:
         raise processes.CgroupError(
             f"making cgroups for {server}: {error.strerror} ({error.filename})",
-            hint="use a machine with writable cgroups, or omit --docker",
+            hint="use a machine with writable cgroups, or --server-kind ssh",
         ) from error
 
 

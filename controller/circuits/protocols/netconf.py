@@ -21,7 +21,7 @@ from patchlight.controller.circuits.dialect import Dialect, Session, shortened
 from patchlight.controller.circuits.protocols import tcp
 from patchlight.controller.circuits.protocols.session import KeptSession
 from patchlight.controller.circuits.protocols.ssh import check_host_key, finished
-from patchlight.testbed.errors import PatchlightError
+from patchlight.testbed.errors import PackageMissing
 from patchlight.testbed.legacy_ssh import allow_legacy, explained
 
 try:
@@ -33,10 +33,7 @@ try:
     from ncclient.transport.session import END_DELIM, MSG_DELIM, NetconfBase
     from ncclient.xml_ import new_ele, to_ele
 except ImportError as error:
-    raise PatchlightError(
-        f"NETCONF needs the Python package ncclient: {error}",
-        hint="install it with: pip install 'patchlight[netconf]'",
-    ) from error
+    raise PackageMissing("NETCONF", error) from error
 
 _LOOK_S = 0.25
 _GRACE_S = 1.0  # ncclient's deadline comes first: then nothing waits any longer

@@ -66,4 +66,4 @@ def test_what_cannot_be_made_says_what_to_do(tmp_path: Path) -> None:
     (tmp_path / "memory/patchlight-servers").touch()
     with pytest.raises(CgroupError, match="making cgroups for server1") as error:
         make_groups("lab", "server1", tmp_path)
-    assert "or omit --docker" in (error.value.hint or "")
+    assert "or --server-kind ssh" in (error.value.hint or "")
