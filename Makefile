@@ -74,12 +74,13 @@ os-ken:
 	$(ROOT_RUN) $(ONE_THREAD) PYTHONPATH="$$PWD/tests/support/without_ryu" $(BIN)/python -m pytest \
 	    -p no:cacheprovider $(or $(PYTEST_ARGS),$(OS_KEN_ARGS))
 
-# What the tests import, compiled once and as who called make: hundreds of processes that do not
-# write bytecode then read it.
+# What the tests import, and the loops that Numba makes machine code of, compiled once and as who
+# called make: hundreds of processes that do not write bytecode then read it.
 bytecode:
 	@$(BIN)/python -m compileall -q agents controller deploy emulation patchlight testbed
 	-@env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -p no:cacheprovider --collect-only \
 	    --quiet >/dev/null
+	-@$(BIN)/python -m tests.support.compiled_loops
 
 # Tests that need root, Open vSwitch or Docker run most of it in processes of their own.
 coverage:
