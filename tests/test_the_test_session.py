@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -176,3 +177,27 @@ def test_parts_can_be_stopped_wholly(tmp_path: Path, to_all: bool) -> None:
     output, _ = parts.communicate(timeout=30)
     assert parts.returncode == 130
     assert "good" not in output
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("folder", ["/tmp", "/run", "/dev/shm", "/var/lib/patchlight"])
+def test_the_virtual_machine_has_the_checkout_wherever_it_is(folder: str) -> None:
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="a checkout ", dir=folder) as checkout:
+        script = Path(checkout, "tests", "in-vm.sh")
+        script.parent.mkdir()
+        shutil.copy(ROOT / "tests/in-vm.sh", script)
+        Path(checkout, ".venv", "bin").mkdir(parents=True)
+        Path(checkout, ".venv", "bin", "python").symlink_to(sys.executable)
+        look = ["sh", "-c", f"pwd; ls tests; ls -A {folder}"]
+        done = subprocess.run(
+            ["unshare", "--mount", "bash", script, "--mounted", *look],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        # The command mount keeps a folder of its own in /run.
+        seen = [line for line in done.stdout.splitlines() if line != "mount"]
+        assert seen == [checkout, script.name, Path(checkout).name]
+        assert script.is_file()
