@@ -55,7 +55,9 @@ class Done:
         """What pytest printed of that failed test."""
         name = re.escape(test.partition("::")[2].replace("::", "."))
         title = rf"^_{{3,}} (?:ERROR at \w+ of )?{name} _{{3,}}$"
-        found = re.findall(rf"(?ms){title}.*?(?=^_{{3,}} .* _{{3,}}$|^={{3,}} |^failed-test: )", self.output)
+        found = re.findall(
+            rf"(?ms){title}.*?(?=^_{{3,}} .* _{{3,}}$|^={{3,}} |^failed-test: )", self.output
+        )
         return "".join(found) or "(pytest printed nothing of it)\n"
 
 

@@ -4,7 +4,17 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.house import ROOT, House, Row, budgets, recorded, tokens_in, way_of, worse_than
+from tests.support.house import (
+    ROOT,
+    House,
+    Row,
+    budgets,
+    recorded,
+    start_s,
+    tokens_in,
+    way_of,
+    worse_than,
+)
 
 pytestmark = pytest.mark.xdist_group("the source")
 
@@ -150,6 +160,11 @@ def test_each_room_has_a_budget_on_the_page(house: House) -> None:
     assert sum(page.values()) == 700_000
     assert {house.tokens(room) > 0 for room in page} == {True}
     assert sum(house.tokens(room) for room in page) == house.tokens()
+
+
+def test_a_command_that_does_not_start_shows_what_it_said() -> None:
+    with pytest.raises(RuntimeError, match=r"(?s)--nonsense ended with 2: .*no such option"):
+        start_s("--nonsense")
 
 
 def test_the_modules_that_a_call_passes(tmp_path: Path) -> None:
