@@ -25,63 +25,71 @@ LAB_DEMO_ARGS ?=
 # The variable silences a notice about a successor of mkdocs.
 MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
-.PHONY: demo lab-demo first-hour test test-vm core os-ken bytecode coverage bench house audit release lint style types pages \
-    server-bases docs clean
+.PHONY: demo lab-demo first-hour test parts suite test-vm core os-ken bytecode coverage bench house no-worse audit \
+    release lint style types pages server-bases docs clean
 
 demo:
-	@deploy/bootstrap.sh
+	@bash deploy/bootstrap.sh
 	@$(ROOT_RUN) deploy/with-docker-engine.sh $(BIN)/patchlight experiment ofc2022 --dashboard $(DEMO_ARGS)
 
 lab-demo:
-	@deploy/bootstrap.sh
+	@bash deploy/bootstrap.sh
 	@$(ROOT_RUN) deploy/lab-demo.sh $(LAB_DEMO_ARGS)
 
 first-hour:
-	@deploy/bootstrap.sh
+	@bash deploy/bootstrap.sh
 	@$(ROOT_RUN) tests/first-hour.sh
 
 # Threads that wait for each other in a loop take the cores from what runs beside them.
 ONE_THREAD := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
 
+# The parts of `make test`, one after the other; with commas, at the same time.
+PARTS := $(if $(PYTEST_ARGS),,os-ken test-vm) style,types,pages,bytecode,server-bases no-worse suite
+
+test:
+	@bash deploy/bootstrap.sh --test
+	@$(BIN)/python tests/run_parts.py $(PARTS)
+
+parts:
+	@echo $(PARTS)
+
 # Four processes: whole labs, agents and servers, what else needs root, and the rest, which all of
 # them share in the end. test-vm runs what is marked kernel.
-test: PYTEST_ARGS ?= --numprocesses=4 -m "not kernel"
-test: $(if $(PYTEST_ARGS),,os-ken test-vm)
-	@deploy/bootstrap.sh --test
-	@$(MAKE) --no-print-directory --jobs=2 style types pages bytecode server-bases
-	@$(ROOT_RUN) $(BIN)/python -m benchmarks.house
+suite:
 	$(ROOT_RUN) $(ONE_THREAD) deploy/with-docker-engine.sh $(BIN)/python -m pytest -p no:cacheprovider \
-	    $(PYTEST_ARGS)
+	    $(or $(PYTEST_ARGS),--numprocesses=4 -m "not kernel")
 
 test-vm:
-	@deploy/bootstrap.sh --test
-	@$(ROOT_RUN) tests/in-vm.sh
+	@bash deploy/bootstrap.sh --test
+	@$(ROOT_RUN) tests/in-vm.sh $(PYTEST_ARGS)
 
 core:
-	@deploy/bootstrap.sh --test
-	@$(ONE_THREAD) tests/core.sh --quiet --numprocesses=4
+	@bash deploy/bootstrap.sh --test
+	@$(ONE_THREAD) tests/core.sh $(or $(PYTEST_ARGS),--quiet --numprocesses=4)
 
+OS_KEN_ARGS := --numprocesses=4 tests/controller/packet_switches/openflow \
+    tests/emulation/lab/test_operations.py::test_light_and_jobs_from_python_and_what_lab_show_says
 os-ken:
-	@deploy/bootstrap.sh --test
-	$(ROOT_RUN) $(ONE_THREAD) PYTHONPATH=$(CURDIR)/tests/support/without_ryu $(BIN)/python -m pytest \
-	    -p no:cacheprovider --numprocesses=4 tests/controller/packet_switches/openflow \
-	    tests/emulation/lab/test_operations.py::test_light_and_jobs_from_python_and_what_lab_show_says
+	@bash deploy/bootstrap.sh --test
+	$(ROOT_RUN) $(ONE_THREAD) PYTHONPATH="$$PWD/tests/support/without_ryu" $(BIN)/python -m pytest \
+	    -p no:cacheprovider $(or $(PYTEST_ARGS),$(OS_KEN_ARGS))
 
-# What the tests import, compiled once and as who called make: hundreds of processes that do not
-# write bytecode then read it.
+# What the tests import, and the loops that Numba makes machine code of, compiled once and as who
+# called make: hundreds of processes that do not write bytecode then read it.
 bytecode:
 	@$(BIN)/python -m compileall -q agents controller deploy emulation patchlight testbed
 	-@env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -p no:cacheprovider --collect-only \
 	    --quiet >/dev/null
+	-@$(BIN)/python -m tests.support.compiled_loops
 
 # Tests that need root, Open vSwitch or Docker run most of it in processes of their own.
 coverage:
-	@deploy/bootstrap.sh --test
+	@bash deploy/bootstrap.sh --test
 	$(BIN)/python -m pytest -p no:cacheprovider -m "not root and not ovs and not docker" \
 	    --cov --cov-report=term $(PYTEST_ARGS)
 
 lint:
-	@deploy/bootstrap.sh --test
+	@bash deploy/bootstrap.sh --test
 	@$(MAKE) --no-print-directory --jobs=2 style types pages
 
 style:
@@ -102,23 +110,27 @@ server-bases:
 house:
 	$(BIN)/python -m benchmarks.house
 
+# What is over its limit today must not grow.
+no-worse:
+	@$(ROOT_RUN) $(BIN)/python -m benchmarks.house --no-worse
+
 docs:
-	@deploy/bootstrap.sh --docs
+	@bash deploy/bootstrap.sh --docs
 	$(MKDOCS)
 	@echo "open build/site/index.html, or for the search: $(BIN)/python -m http.server -d build/site"
 
 bench:
-	@deploy/bootstrap.sh --bench
+	@bash deploy/bootstrap.sh --bench
 	$(ROOT_RUN) $(BIN)/python -m benchmarks --output benchmarks.json $(BENCH_ARGS)
 
 audit:
-	@deploy/bootstrap.sh --release
+	@bash deploy/bootstrap.sh --release
 	@deploy/audit.sh
 
 # The SBOM lists what deploy/lock.txt has for those who run Patchlight: nothing of the tests.
 release: VERSION := $(shell sed -n 's/^version = //p' setup.cfg)
 release:
-	@deploy/bootstrap.sh --release
+	@bash deploy/bootstrap.sh --release
 	@mkdir -p build dist
 	@rm -rf build/lib build/bdist.*
 	$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .

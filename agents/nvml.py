@@ -16,7 +16,7 @@ from typing import Any
 
 from patchlight.agents.errors import GpuError, log
 from patchlight.agents.gpus import GpuBackend, GpuReading, PhysicalGpu
-from patchlight.testbed.errors import in_words
+from patchlight.testbed.errors import PackageMissing, in_words
 from patchlight.testbed.lab.model import Gpu, Server
 from patchlight.testbed.wire.agent_status import GpuTelemetry
 
@@ -258,10 +258,8 @@ class NvmlGpus(GpuBackend):
         try:
             import pynvml
         except ImportError as exc:
-            raise GpuError(
-                "reading NVIDIA GPUs needs the package nvidia-ml-py",
-                hint="pip install nvidia-ml-py",
-            ) from exc
+            missing = PackageMissing("reading NVIDIA GPUs", exc)
+            raise GpuError(missing.message, hint=missing.hint) from exc
         try:
             pynvml.nvmlInit()
         except pynvml.NVMLError as exc:

@@ -22,6 +22,17 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 fail() { printf 'bootstrap: %s\n' "$*" >&2; exit 1; }
 say() { printf 'bootstrap: %s\n' "$*" >&2; }
 
+# Where no environment of Python can be, or its libraries cannot be loaded, or Docker cannot mount it.
+odd=$(printf %s "$PWD" | tr -d '[:alnum:]/ _.,@=+~()\200-\377-' && echo .)
+if [ "$odd" != . ]; then
+    fail "cannot work in $(printf %q "$PWD"), because of $(printf %q "${odd%.}"): clone elsewhere, for instance to" \
+        "~/patchlight (a path may have letters, digits, spaces and _ - . , @ = + ~ ( ) in it)"
+fi
+if findmnt --noheadings --output OPTIONS --target . 2>/dev/null | grep -qw noexec; then
+    fail "cannot work in $PWD: its file system is mounted noexec; clone elsewhere, for instance to ~/patchlight"
+fi
+if ! [ -w . ]; then fail "cannot write to $PWD: run it as its owner, or clone elsewhere"; fi
+
 packages=(openvswitch-switch docker.io bubblewrap iproute2 ethtool iputils-ping libseccomp2 util-linux mmdebstrap
     openssh-client python3-venv)
 # A kernel with AppArmor on lets Docker start containers only where its parser is there too.
@@ -182,7 +193,8 @@ config.read("setup.cfg")
 print(config["options.extras_require"]["ryu"].strip().replace(" ", ""))
 PY
     )
-    PIP_CONSTRAINT=$PWD/deploy/ryu-constraint.txt PIP_BUILD_CONSTRAINT=$PWD/deploy/ryu-constraint.txt \
+    # Relative, because pip takes a space for the end of a path.
+    PIP_CONSTRAINT=deploy/ryu-constraint.txt PIP_BUILD_CONSTRAINT=deploy/ryu-constraint.txt \
         pip_install --no-deps --use-pep517 "$ryu"
 }
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from patchlight.testbed.errors import PatchlightError, reason
-from patchlight.testbed.linux import deploy_file, docker_engine
+from patchlight.testbed.linux import deploy_file, deploy_word, docker_engine
 
 _PATIENCE_S = 90.0
 _MOST_BYTES = 1 << 20
@@ -251,5 +251,5 @@ def facts_here(root: Path | None = None) -> ServerFacts:
     except (OSError, NoFacts, subprocess.TimeoutExpired) as error:
         raise PatchlightError(
             f"asking this machine what it has: {reason(error)}",
-            hint=f"Run it by hand, and see: sh {deploy_file('facts.sh')}",
+            hint=f"Run it by hand, and see: sh {deploy_word('facts.sh')}",
         ) from error

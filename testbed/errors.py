@@ -1,7 +1,11 @@
 """Defines Patchlight's exceptions, and formats errors as text and problem details (RFC 9457)."""
 
 import difflib
+import re
+import shlex
+import sys
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Literal
@@ -51,6 +55,63 @@ class OutcomeUnknown(PatchlightError):
     """A device did not report the result of a change: read it again first."""
 
     exit_code = 3
+
+
+# Packages that have not the name of the module that is imported.
+_PACKAGES = {
+    "google": "protobuf",
+    "opentelemetry": "opentelemetry-sdk",
+    "os_ken": "os-ken",
+    "pynvml": "nvidia-ml-py",
+    "yaml": "PyYAML",
+}
+
+
+class PackageMissing(PatchlightError):
+    """``what`` needs Python packages that cannot be imported: says which, and how to install them.
+
+    ``modules`` are their names, or the error of an import.
+    """
+
+    def __init__(self, what: str, *modules: str | ImportError) -> None:
+        names, broken = dict.fromkeys(map(_package_of, modules)), ""
+        for error in modules:
+            if isinstance(error, ImportError) and not isinstance(error, ModuleNotFoundError):
+                broken = f"cannot be imported: {error}"
+        packages, are = ("packages", "are") if len(names) > 1 else ("package", "is")
+        super().__init__(
+            f"{what} needs the Python {packages} {', '.join(names)}, which "
+            f"{broken or f'{are} not installed'}",
+            hint=f"install it: {shlex.quote(sys.executable)} -m pip install "
+            + " ".join(dict.fromkeys(map(_installed_by, names))),
+        )
+
+
+def _package_of(module: str | ImportError) -> str:
+    name = module if isinstance(module, str) else module.name or "?"
+    first = name.partition(".")[0]
+    return _PACKAGES.get(first, first)
+
+
+def _installed_by(package: str) -> str:
+    """What pip installs it by: the first extra of Patchlight that has it, or its own name."""
+    # Imported here: this takes longer than a short command.
+    from importlib.metadata import PackageNotFoundError, requires
+
+    with suppress(PackageNotFoundError):
+        for requirement in requires("patchlight") or ():
+            found = re.match(rf"{re.escape(package)}\b.*extra == ['\"](\w+)", requirement)
+            if found:
+                return f"'patchlight[{found[1]}]'"
+    return package
+
+
+def need_packages(what: str, *modules: str) -> None:
+    """``PackageMissing`` if one of these top-level modules is not installed; imports none."""
+    from importlib.util import find_spec
+
+    if missing := [name for name in modules if find_spec(name) is None]:
+        raise PackageMissing(what, *missing)
 
 
 @dataclass(frozen=True, slots=True)

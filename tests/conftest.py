@@ -105,6 +105,10 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
     return True if ours and absent and absent & wings_used_by(collection_path) else None
 
 
+def _under_ci() -> bool:
+    return os.environ.get("CI", "").lower() in ("true", "1")
+
+
 def _is_worker(config: pytest.Config) -> bool:
     """Whether this process runs tests for another one (pytest-xdist)."""
     return hasattr(config, "workerinput")
@@ -193,7 +197,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         for marker, need in NEEDS.items()
         if item.get_closest_marker(marker) and (reason := need())
     ]
-    if lacking and os.environ.get("CI", "").lower() in ("true", "1"):
+    if lacking and _under_ci():
         pytest.fail(f"CI must be able to run this: {'; '.join(lacking)}", pytrace=False)
     if lacking:
         pytest.skip("; ".join(lacking))
@@ -298,3 +302,12 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
                 when="teardown",
             )
         )
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, exitstatus: int) -> None:
+    """Under CI, name each failed test on a line, for ``tests/run_parts.py --again``."""
+    if not _under_ci() or exitstatus != pytest.ExitCode.TESTS_FAILED:
+        return
+    for kind in ("failed", "error"):
+        for report in terminalreporter.stats.get(kind, ()):
+            terminalreporter.write_line(f"failed-test: {report.when} {report.nodeid}")

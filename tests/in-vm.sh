@@ -20,26 +20,49 @@ run_here() {
 }
 fail() { printf 'in-vm: %s\n' "$*" >&2; exit 1; }
 
-# In the machine, as its first process.
-if [ "${1:-}" = --inside ]; then
-    shift
-    mount -t proc proc /proc
-    mount -t sysfs sys /sys
-    mount -t devtmpfs dev /dev
+# Mounts what each Linux has, and empty folders where tests and labs write. The checkout, and what its Python is
+# made of, stay where they are, be it in one of these.
+mount_all() {
+    local kept folder
+    cd "$here"
+    mountpoint -q /proc || mount -t proc proc /proc
+    mapfile -t kept < <({ pwd; pwd -P; .venv/bin/python -c 'import os, sys
+print(os.path.realpath(".venv"), sys.base_prefix, sep="\n")'; } |
+        grep -E '^/(dev|run|tmp|var/lib/patchlight)(/|$)' | sort -u)
+    mount --rbind / /mnt
+    mountpoint -q /sys || mount -t sysfs sys /sys
+    mountpoint -q /dev || mount -t devtmpfs dev /dev
     mkdir -p /dev/pts /dev/shm /var/lib/patchlight
     mount -t devpts devpts /dev/pts
     for folder in /dev/shm /run /tmp /var/lib/patchlight; do mount -t tmpfs -o mode=1777 tmpfs "$folder"; done
+    for folder in "${kept[@]}"; do
+        mkdir -p "$folder"
+        mount --bind "/mnt$folder" "$folder"
+    done
+    umount --recursive --lazy /mnt
+    cd "$here"
+}
+
+if [ "${1:-}" = --mounted ]; then # a command, for tests: in a mount namespace of its own
+    mount_all
+    exec "${@:2}"
+fi
+
+# In the machine, as its first process.
+if [ "${1:-}" = --inside ]; then
+    shift
+    mount_all
     mount -t cgroup2 cgroup /sys/fs/cgroup
     export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/root TERM=dumb CI=true
     export PYTHONDONTWRITEBYTECODE=1 OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
     ip link set lo up
     hostname in-vm
-    cd "$here"
     status=1
     # shellcheck disable=SC2086  # names of modules are words
     modprobe --all $MODULES && .venv/bin/python -m pytest -p no:cacheprovider "$@" && status=0 || status=$?
-    sleep 1
     echo "$END_MARK $status"
+    stty sane # ends when all of it is out: what the kernel says next must not come between
+    sleep 1
     echo o >/proc/sysrq-trigger
     while :; do :; done # the files are gone at once, and the first process must not end
 fi
@@ -98,7 +121,7 @@ if has_igb; then
         -device igb,bus=root,netdev=port,mac=02:4c:ff:00:00:01
         -device virtio-net-pci,netdev=wire,mac=02:4c:ff:00:00:02,romfile=)
 fi
-timeout "$LIMIT_S" qemu-system-x86_64 "${igb[@]}" -accel "$how" -cpu "$processor" -smp 2 -m 2048 \
+timeout --foreground "$LIMIT_S" qemu-system-x86_64 "${igb[@]}" -accel "$how" -cpu "$processor" -smp 2 -m 2048 \
     -nodefaults -no-user-config -display none -serial stdio -no-reboot \
     -kernel "$base/vmlinuz" -initrd "$work/initrd" \
     -append 'console=ttyS0 panic=-1 mitigations=off loglevel=3' \

@@ -1,10 +1,14 @@
 """What the pages say is there: commands, files, public names; what examples say they print."""
 
+import ast
+import configparser
+import functools
 import os
 import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -13,7 +17,9 @@ import pytest
 
 import patchlight
 from patchlight.cli.main import cli
+from patchlight.conformance import conformance
 from patchlight.testbed.lab.ocs_drivers import OCS_DRIVERS, WSS_DRIVERS
+from tests.support.house import House
 from tests.support.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.wings
@@ -32,21 +38,35 @@ def _commands(text: str) -> list[str]:
     return [match[1] for line in lines if (match := re.match(starts, line))]
 
 
+@functools.cache
+def _options(command: click.Command) -> set[str]:
+    """The options of a command; of a group, those of its commands."""
+    found = {name for option in command.params for name in (*option.opts, *option.secondary_opts)}
+    if isinstance(command, click.Group):
+        context = click.Context(command)
+        below = [command.get_command(context, name) for name in command.list_commands(context)]
+        found = found.union(*(_options(each) for each in below if each))
+    return {*found, "--help"}
+
+
+def _command(words: Sequence[str]) -> tuple[click.Command, Sequence[str]]:
+    """The command that these words begin with, and the words after it; ``KeyError`` if none."""
+    command: click.Command = cli
+    while isinstance(command, click.Group) and words and re.fullmatch(r"[a-z][\w-]*", words[0]):
+        found = command.get_command(click.Context(command), words[0])
+        if found is None:
+            raise KeyError(words[0])
+        command, words = found, words[1:]
+    return command, words
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_commands_are_there_with_their_options(page: Path) -> None:
     for line in _commands(page.read_text(encoding="utf-8")):
         arguments = shlex.split(re.split(r"\s{2,}| \| | -- ", line)[0], comments=True)
-        command: click.Command = cli
-        context = click.Context(cli)
-        while isinstance(command, click.Group) and arguments:
-            found = command.get_command(context, arguments.pop(0))
-            assert found is not None, line
-            command = found
-        known = {
-            name for option in command.params for name in (*option.opts, *option.secondary_opts)
-        }
-        options = {text.partition("=")[0] for text in arguments if text.startswith("--")}
-        assert options <= {*known, "--help"}, line
+        command, rest = _command(arguments)
+        options = {text.partition("=")[0] for text in rest if text.startswith("--")}
+        assert options <= _options(command), line
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -56,6 +76,127 @@ def test_files_that_are_named_are_there(page: Path) -> None:
     # What is to be written is called acme; Gymnasium's environments end in -v0.
     there = [name for name in names if "acme" not in name and not name.endswith("-v0")]
     assert [name for name in there if not (ROOT / name).exists()] == []
+
+
+# Texts with options of other programs than ours.
+_OTHERS = (
+    r"pip install|python3? -m|useradd|nvidia-ctk|setpriv|ip netns|ray start|\.sh\b|^… -|^--pl-|{"
+)
+
+
+def _texts(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """All strings of a module by line, help included; what an f-string fills in is ``…``."""
+    inside = set[int]()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.JoinedStr):
+            inside.update(map(id, node.values))
+            parts = [
+                part.value
+                if isinstance(part, ast.Constant)
+                else ("patchlight" if "own_program" in ast.unparse(part) else "…")
+                for part in node.values
+            ]
+            yield node.lineno, _in_one_line("".join(map(str, parts)))
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield from [(node.lineno, _in_one_line(node.value))] * (id(node) not in inside)
+
+
+def _in_one_line(text: str) -> str:
+    # What stands in another column is not of the command.
+    return " ".join(re.sub(r"(?<=\S)  +(?=\S)", " | ", text).split())
+
+
+def _missing(text: str) -> Iterator[str]:
+    """What a message, a hint or a help text names and is not there."""
+    # 'ocs show' is a command too.
+    quoted = [each for each in re.findall(r"'([a-z]+(?: [a-z-]+)+)", text) if _is_command(each)]
+    text = re.sub(r" -- .*?(?= patchlight |$)", "", text)  # the user's own program
+    for words in [*re.findall(r"(?<![\w/])patchlight ([\w… -]+)", text), *quoted]:
+        try:
+            command, rest = _command(words.split())
+        except KeyError as error:
+            yield f"patchlight {words}: no command {error}"
+            continue
+        if command is not cli:
+            given = {word for word in rest if word.startswith("--")}
+            yield from (f"patchlight {words}: no {word}" for word in given - _options(command))
+    if " " in text and not re.search(_OTHERS, text):
+        known = _options(cli) | _options(conformance)
+        messages = re.sub(r"``.*?``", "", text)  # the others tell programmers of code
+        given = set(re.findall(r"(?<![\w-])--[a-z][\w-]*\w(?![\w…-]|\.\w)", messages))
+        yield from (f"no option {word}" for word in given - known)
+    for name in re.findall(rf"(?<![\w/.…-])(?!patchlight)((?:{FOLDERS})/[\w./-]*\w\.\w+)", text):
+        if not (ROOT / name).exists():
+            yield f"no file {name}"
+    for target in re.findall(r"(?:^|['`])make ([a-z-]+)(?:['`]|$)", text):
+        if target not in _targets():
+            yield f"no make {target}"
+    for extra in re.findall(r"patchlight\[(\w+)\]", text):
+        if extra not in _extras():
+            yield f"no extra {extra}"
+
+
+@functools.cache
+def _targets() -> list[str]:
+    return re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+
+
+@functools.cache
+def _extras() -> set[str]:
+    settings = configparser.ConfigParser()
+    settings.read(ROOT / "setup.cfg")
+    return {*settings["options.extras_require"]}
+
+
+def _is_command(words: str) -> bool:
+    return cli.get_command(click.Context(cli), words.partition(" ")[0]) is not None
+
+
+def test_what_a_message_names_is_found_missing() -> None:
+    def found(line: str) -> list[str]:
+        return [each for _, text in _texts(ast.parse(line)) for each in _missing(text)]
+
+    assert found("f'run: {own_program()} job cancel {id}'") == [
+        "patchlight job cancel …: no command 'cancel'"
+    ]
+    assert found("'(patchlight job stop --sofort), or so'") == [
+        "patchlight job stop --sofort: no --sofort",
+        "no option --sofort",
+    ]
+    assert found("\"see 'ocs shaw', or omit --docker\"") == [
+        "patchlight ocs shaw: no command 'shaw'",
+        "no option --docker",
+    ]
+    assert found("'deploy/worker-image.sh --docker, docs/nowhere.md'") == [
+        "no file docs/nowhere.md"
+    ]
+    assert found("\"'make tests', pip install 'patchlight[lern]'\"") == [
+        "no make tests",
+        "no extra lern",
+    ]
+
+
+def test_what_messages_hints_and_help_name_is_there() -> None:
+    missing = [
+        f"{source.path.relative_to(ROOT)}:{line}: {what}"
+        for source in House().sources
+        for line, text in _texts(source.tree)
+        for what in _missing(text)
+    ]
+    assert missing == []
+
+
+def test_what_scripts_say_is_there() -> None:
+    missing = [
+        f"{script.relative_to(ROOT)}: {what}"
+        for folder in ("deploy", "emulation", "tests", ".ci")
+        for script in [*(ROOT / folder).rglob("*.sh"), *(ROOT / folder).glob("run")]
+        for line in script.read_text().splitlines()
+        for what in _missing(line.replace("$", "…"))
+        # They run many programs, and have the names of folders and entry points in them.
+        if not what.startswith("no option") and not what.endswith("no command 'testbed'")
+    ]
+    assert missing == []
 
 
 def test_every_driver_is_in_a_table() -> None:

@@ -4,7 +4,17 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.house import House, way_of
+from tests.support.house import (
+    ROOT,
+    House,
+    Row,
+    budgets,
+    recorded,
+    start_s,
+    tokens_in,
+    way_of,
+    worse_than,
+)
 
 pytestmark = pytest.mark.xdist_group("the source")
 
@@ -100,12 +110,61 @@ def test_measures_of_a_small_house(tmp_path: Path) -> None:
     }
     _write(tmp_path, files)
     house = House(tmp_path)
-    assert (house.lines(), house.lines(core=True)) == (15, 14)
+    # Comments, ends of lines and indents are free; the end of a file is a token.
+    sizes = {None: 37, "core": 33, "wings": 4, "testbed": 22, "controller": 11}
+    assert {room: house.tokens(room) for room in sizes} == sizes
+    assert house.density("controller") == 11 / 5
     assert house.import_share() == 100 * 3 / 7
     assert house.imported_once() == ["patchlight.deploy.push", "patchlight.testbed.lab"]
     twice = {"Lab": ["patchlight.controller.service", "patchlight.testbed.lab"]}
     assert house.names_of_several_classes() == twice
     assert [line.split(": ")[0] for line in house.violations()] == ["controller/service.py:2"]
+
+
+def test_an_f_string_is_one_token() -> None:
+    assert tokens_in("x = 1") == tokens_in("x = f'{a + b:{width}}' # why") == 4
+    assert tokens_in("x = f'a{f\"b{c}\"}d'\n") == 4
+
+
+def test_what_is_over_its_limit_only_falls() -> None:
+    def judged(**now: float) -> list[str]:
+        return [": ".join(line.split(": ")[:2]) for line in worse_than(record, rows(**now))]
+
+    limits = {"size": 1_000, "density": 5.6, "modules": 30}
+
+    def rows(**now: float) -> list[Row]:
+        return [Row(what, value, limits[what]) for what, value in now.items()]
+
+    red = {"size": 2_000, "density": 7.0, "modules": 40}
+    record = recorded(rows(**red))
+    assert record == {"size": 2_006, "density": 7.02, "modules": 40}
+    assert recorded(rows(size=1_000, density=5.6, modules=30)) == {}
+    assert judged(**red) == judged(size=1_970, density=6.9, modules=40) == []
+    assert judged(size=2_007, density=7.0, modules=41) == [
+        "size: 2,007, more than the 2,006 recorded",
+        "modules: 41, more than the 40 recorded",
+    ]
+    assert judged(size=1_965, density=5.6, modules=40) == [
+        "size: 1,965, 2.0% less than the 2,006 recorded",
+        "density: 5.6, within its limit of 5.6",
+    ]
+    record = {"another": 7}
+    assert judged(size=1_001, density=1.0, modules=1) == [
+        "size: 1,001, over its limit of 1,000",
+        "another: recorded, but no longer measured",
+    ]
+
+
+def test_each_room_has_a_budget_on_the_page(house: House) -> None:
+    page = budgets((ROOT / "docs" / "architecture.md").read_text())
+    assert sum(page.values()) == 700_000
+    assert {house.tokens(room) > 0 for room in page} == {True}
+    assert sum(house.tokens(room) for room in page) == house.tokens()
+
+
+def test_a_command_that_does_not_start_shows_what_it_said() -> None:
+    with pytest.raises(RuntimeError, match=r"(?s)--nonsense ended with 2: .*no such option"):
+        start_s("--nonsense")
 
 
 def test_the_modules_that_a_call_passes(tmp_path: Path) -> None:

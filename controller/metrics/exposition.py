@@ -16,7 +16,7 @@ from prometheus_client.process_collector import ProcessCollector
 from patchlight.controller.changes.record import Reconfiguration, State
 from patchlight.controller.metrics.lab_state import OpticalPower, lab_metrics
 from patchlight.controller.packet_switches.openflow.flowtable import OPERATIONS
-from patchlight.testbed.errors import BadInput
+from patchlight.testbed.errors import BadInput, PackageMissing
 from patchlight.testbed.jobs import JobState, JobStatus
 from patchlight.testbed.linux.sockets import is_loopback, listen, split_address
 
@@ -306,9 +306,7 @@ def sending_to(address: str) -> SpanProcessor:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
     except ImportError as error:
-        raise BadInput(
-            f"traces cannot be sent: {error}", hint="pip install 'patchlight[telemetry]'"
-        ) from error
+        raise PackageMissing("sending traces", error) from error
     endpoint = f"{address.rstrip('/')}/v1/traces"
     return BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint, timeout=_SEND_WITHIN_S))
 

@@ -19,7 +19,7 @@ from types import ModuleType
 from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
 
 from patchlight.controller.policies.contract import KINDS, METHODS, Policy, PolicyKind, kind_of
-from patchlight.testbed.errors import BadInput, PatchlightError, nearest, reason
+from patchlight.testbed.errors import BadInput, PackageMissing, nearest, reason
 from patchlight.testbed.lab.model import Lab
 
 _ARGUMENTS = {
@@ -234,9 +234,7 @@ def open_model(path: Path, read_card: Callable[[Path], C]) -> tuple[C, Any]:
     try:
         import onnxruntime
     except ModuleNotFoundError as error:
-        raise PatchlightError(
-            "learned policies need the Python package 'onnxruntime'", hint="pip install onnxruntime"
-        ) from error
+        raise PackageMissing("a learned policy", error) from error
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     options.log_severity_level = 4

@@ -7,6 +7,7 @@ import json
 import os
 import platform
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -21,7 +22,7 @@ import click
 from patchlight.console import rendering as out
 from patchlight.console.shared import lab_option
 from patchlight.testbed.errors import BadInput, PatchlightError, reason
-from patchlight.testbed.linux import deploy_file
+from patchlight.testbed.linux import deploy_file, deploy_word
 
 if TYPE_CHECKING:
     from patchlight.testbed.lab.model import Server
@@ -267,7 +268,7 @@ def _start_docker() -> str:
     start = "sudo systemctl start docker"
     if not Path("/run/systemd/system").exists():
         # A private engine that leaves the machine's iptables alone.
-        start = f"export DOCKER_HOST=$(sudo bash {deploy_file('docker-engine.sh')} start)"
+        start = f"export DOCKER_HOST=$(sudo bash {deploy_word('docker-engine.sh')} start)"
     return start if shutil.which("dockerd", path=_PATH) else f"{_apt('docker.io')} && {start}"
 
 
@@ -287,9 +288,9 @@ def _packages() -> Iterator[Check]:
     failure = process.stderr.strip()[-120:] or "cannot be imported"
     for requirement, package, module in zip(requirements, packages, modules, strict=True):
         good, what = imported.get(module, (False, failure))
-        install = f"{sys.executable} -m pip install '{requirement}'"
+        install = f"{shlex.quote(sys.executable)} -m pip install '{requirement}'"
         if package == "ryu":
-            install = f"PIP_CONSTRAINT={deploy_file('ryu-constraint.txt')} {install}"
+            install = f"PIP_CONSTRAINT={deploy_file('ryu-constraint.txt').as_uri()} {install}"
         purpose = _PURPOSES.get(package, DEMO)
         yield Check(f"Python package {package}", good, what, purpose, "" if good else install)
 

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from patchlight.testbed.errors import BadInput, PatchlightError, nearest, reason
+from patchlight.testbed.errors import BadInput, PackageMissing, PatchlightError, nearest, reason
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -234,10 +234,7 @@ def connected(engine: Engine) -> Iterator[Any]:
     try:
         import ray
     except ModuleNotFoundError as error:
-        raise EngineFailure(
-            "engine ray needs the Python package 'ray', which is not installed",
-            hint="pip install 'patchlight[ray]'",
-        ) from error
+        raise PackageMissing("engine ray", error) from error
     ours = not ray.is_initialized()
     if ours:
         options: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}

@@ -17,7 +17,7 @@ import click
 
 from patchlight.console.rendering import listing_options, say
 from patchlight.console.shared import address_option, lab_option, let_go_of_output
-from patchlight.testbed.errors import FileError, PatchlightError
+from patchlight.testbed.errors import FileError, PackageMissing, PatchlightError
 from patchlight.testbed.linux.processes import own_program
 
 INTERRUPTED = 130
@@ -111,6 +111,8 @@ def report(error: BaseException, settings: CrashReport) -> int:
         return error.exit_code
     if settings.traceback:
         say("".join(traceback.format_exception(error)), err=True)
+    if isinstance(error, ModuleNotFoundError) and not (error.name or "").startswith("patchlight"):
+        error = PackageMissing("this command", error)
     if isinstance(error, PatchlightError):
         # Mistakes in a file have one line each and nothing before it: editors jump to the place.
         say(str(error) if isinstance(error, FileError) else f"patchlight: {error}", err=True)

@@ -11,7 +11,7 @@ import click
 from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 
-from patchlight.testbed.errors import BadInput, PatchlightError, nearest
+from patchlight.testbed.errors import BadInput, PackageMissing, PatchlightError, nearest
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
@@ -210,11 +210,7 @@ def _load(called: str, command: Command) -> click.Command:
                 f"{called} is not part of this installation: {missing} is missing",
                 hint="install all of Patchlight again: pip install --force-reinstall patchlight",
             ) from error
-        raise PatchlightError(
-            f"{called} needs the Python package {missing.partition('.')[0]!r}, which is not "
-            "installed",
-            hint=f"what this machine lacks: patchlight doctor (this Python is {sys.executable})",
-        ) from error
+        raise PackageMissing(called, error) from error
     defined = (each for each in vars(module).values() if isinstance(each, click.Command))
     return next(each for each in defined if each.name == name)
 

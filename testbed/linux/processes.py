@@ -3,6 +3,7 @@
 import ctypes
 import errno
 import os
+import shlex
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -19,9 +20,11 @@ def boot_id() -> str:
 
 
 def own_program() -> str:
-    """The command ``patchlight`` of this Python, by its full path, for sudo's PATH."""
+    """The command ``patchlight`` of this Python as a shell takes it, by its path, for sudo."""
     program = os.path.join(os.path.dirname(sys.executable), "patchlight")
-    return program if os.path.exists(program) else f"{sys.executable} -m patchlight"
+    if os.path.exists(program):
+        return shlex.quote(program)
+    return f"{shlex.quote(sys.executable)} -m patchlight"
 
 
 def process_ids() -> list[int]:

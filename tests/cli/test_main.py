@@ -1,6 +1,7 @@
 """The ``patchlight`` command as a whole: help, errors, exit codes."""
 
 import os
+import shlex
 import subprocess
 import sys
 import types
@@ -12,7 +13,7 @@ import click
 import pytest
 
 from patchlight.cli import main as command_line
-from patchlight.console.commands import kept, require_root
+from patchlight.console.commands import CrashReport, kept, report, require_root
 from patchlight.console.shared import Command, SharedOption
 from patchlight.testbed.errors import FileIssue, OutcomeUnknown, PatchlightError
 from patchlight.testbed.labfile.reader import LabFileError
@@ -153,7 +154,7 @@ def test_shared_options_are_described_once() -> None:
 
 def test_a_reader_that_goes_is_no_error() -> None:
     result = subprocess.run(
-        f"{sys.executable} -m patchlight lab generate single --servers 5000 | head -1",
+        f"{shlex.quote(sys.executable)} -m patchlight lab generate single --servers 5000 | head -1",
         shell=True,
         executable="/bin/bash",
         capture_output=True,
@@ -173,7 +174,7 @@ def shell(line: str, **variables: str) -> subprocess.CompletedProcess[str]:
             "-o",
             "pipefail",
             "-c",
-            line.replace("patchlight", f"{sys.executable} -m patchlight"),
+            line.replace("patchlight", f"{shlex.quote(sys.executable)} -m patchlight"),
         ],
         capture_output=True,
         text=True,
@@ -309,8 +310,23 @@ def test_a_missing_package_is_named(
         command_line.main(["much"])
     assert caught.value.code == 1
     said = capsys.readouterr().err
-    assert "needs the Python package 'not_there', which is not installed" in said
-    assert "patchlight doctor" in said
+    assert "patchlight much needs the Python package not_there, which is not installed" in said
+    assert f"install it: {shlex.quote(sys.executable)} -m pip install not_there" in said
+
+
+def test_a_package_that_is_missed_while_a_command_runs_is_no_bug(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def said(*modules: str) -> str:
+        error = ModuleNotFoundError(f"No module named {modules[0]!r}", name=modules[0])
+        assert report(error, CrashReport()) == 1
+        return capsys.readouterr().err
+
+    assert "needs the Python package httpx, which is not installed" in said("httpx")
+    assert "-m pip install httpx\n" in said("httpx._client")
+    assert "-m pip install PyYAML\n" in said("yaml")
+    assert "-m pip install 'patchlight[telemetry]'\n" in said("opentelemetry.sdk")
+    assert "this is a bug in Patchlight" in said("patchlight.cli.gone")
 
 
 def test_what_needs_root_says_so_and_what_to_run(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,6 @@
 """Policies that users wrote decide in an emulated lab; ones that fail do not stop it."""
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -158,7 +159,7 @@ def test_a_topology_policy_sees_who_else_runs(client: ControllerClient) -> None:
 
 def test_a_placement_of_no_use_is_reported_and_the_default_decides(mine: Path) -> None:
     with (
-        lab_with("polbad", placement=f"{mine}:OfNoUse", deadline_s=0.3) as lab,
+        lab_with("polbad", placement=f"{mine}:OfNoUse", deadline_s=3.0) as lab,
         connected(lab) as client,
     ):
         for name in ("raises", "nonsense", "hangs", "begins-anew"):
@@ -170,16 +171,17 @@ def test_a_placement_of_no_use_is_reported_and_the_default_decides(mine: Path) -
             ends = [lab.lab.host(host).endpoint for host in job["hosts"]]
             assert len({lit.switch_of(lab.lab, end) for end in ends}) == 1
         faults = [e for e in client.events() if e["kind"] == "policy-fault"]
-        # One for each job; more if a job was placed anew, as its GPUs were not free yet.
+        # One for each job; more if a job was placed again, as its GPUs were not free yet, and on a
+        # busy machine others than expected: no answer in time, or a process that still starts.
         assert len(faults) >= 4
         assert {e["policy_kind"] for e in faults} == {"placement"}
-        assert "RuntimeError: no idea" in faults[0]["message"]
-        assert "mine.py:" in faults[0]["message"]
-        assert "it answered GPU 0 (server1.gpu0): it appears twice" in faults[1]["message"]
-        assert "no answer within 0.3 s" in faults[2]["message"]
-        # It was ended, and knows nothing of what it did; or its new process is not there yet.
-        last = faults[-1]["message"]
-        assert "RuntimeError: no idea" in last or "is still starting" in last
+        said = [event["message"] for event in faults]
+        assert any("RuntimeError: no idea" in each and "mine.py:" in each for each in said), said
+        assert any("it answered GPU 0 (server1.gpu0): it appears twice" in each for each in said)
+        assert any("no answer within 3 s" in each for each in said), said
+        # Its next process knows nothing of what it did.
+        known = "RuntimeError: no idea|it appears twice|no answer within 3 s|is still starting"
+        assert all(re.search(known, each) for each in said), said
         status = client.status()
         assert str(status["policies"]["placement"]).endswith("mine.py:OfNoUse")
         assert [counted["faults"] for counted in status["policy_faults"]] == [len(faults)]

@@ -2,15 +2,19 @@
 
 import ast
 import os
+import re
 import subprocess
 import sys
 import time
+import tokenize
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
+from io import StringIO
 from pathlib import Path
 from types import CodeType, FrameType
+from typing import NamedTuple
 
 import click
 import networkx as nx
@@ -62,6 +66,21 @@ KEPT_APART = {
 }
 
 
+# These give code the lines and the words that a reader needs: they cost nothing.
+_FREE = {"COMMENT", "NL", "NEWLINE", "INDENT", "DEDENT"}
+
+
+def tokens_in(text: str) -> int:
+    """Tokens of Python code; an f-string is one, as any string is, whatever this Python makes of
+    it."""
+    found = nested = 0
+    for token in tokenize.generate_tokens(StringIO(text).readline):
+        name = tokenize.tok_name[token.type]
+        found += not nested and name not in _FREE
+        nested += name.endswith("STRING_START") - name.endswith("STRING_END")
+    return found
+
+
 def module_of(path: Path, root: Path) -> str:
     """The dotted name by which a file of the source is imported."""
     parts = path.relative_to(root).with_suffix("").parts
@@ -88,6 +107,11 @@ class Source:
     def tree(self) -> ast.Module:
         """Its syntax tree."""
         return ast.parse(self.text, filename=str(self.path))
+
+    @cached_property
+    def tokens(self) -> int:
+        """Its size."""
+        return tokens_in(self.text)
 
     @cached_property
     def imported(self) -> list[tuple[int, str]]:
@@ -212,13 +236,20 @@ class House:
             if not nx.is_directed_acyclic_graph(graph)
         ]
 
-    def lines(self, *, core: bool = False) -> int:
-        """Lines of source; with ``core``, without those of the wings."""
-        return sum(
-            source.text.count("\n")
-            for source in self.sources
-            if not (core and room_of(source.module) in WINGS)
-        )
+    def tokens(self, room: str | None = None) -> int:
+        """Tokens of all source, of ``core``, of the ``wings``, or of one folder of the core."""
+        sizes: defaultdict[str | None, int] = defaultdict(int)
+        for source in self.sources:
+            wing = room_of(source.module) in WINGS
+            folder = source.path.relative_to(self.root).parts[0]
+            for name in (None, "wings") if wing else (None, "core", folder):
+                sizes[name] += source.tokens
+        return sizes[room]
+
+    def density(self, folder: str) -> float:
+        """Tokens per line of a folder, wings included."""
+        inside = [s for s in self.sources if s.path.is_relative_to(self.root / folder)]
+        return sum(s.tokens for s in inside) / sum(s.text.count("\n") for s in inside)
 
     def import_share(self) -> float:
         """Lines of imports per line of code (no blank, comment or docstring), in percent."""
@@ -267,6 +298,59 @@ class House:
 def _last(node: ast.stmt) -> int:
     assert node.end_lineno is not None
     return node.end_lineno
+
+
+class Row(NamedTuple):
+    """Something measured of the source, and its limit."""
+
+    what: str
+    now: float
+    limit: float
+
+    @property
+    def over(self) -> bool:
+        """Whether it is over the limit."""
+        return self.now > self.limit
+
+
+# So much more than was measured is recorded: not each small change has to write the record again.
+_ROOM = 1.003
+# A record that is so much more than what is measured would let the source grow back.
+_SLACK = 0.02
+
+
+def recorded(rows: Iterable[Row]) -> dict[str, float]:
+    """The record of what is over its limit."""
+    most = {row.what: round(row.now * _ROOM, 6) for row in rows if row.over}
+    return {what: int(value) if value > 10 else round(value, 2) for what, value in most.items()}
+
+
+def worse_than(record: Mapping[str, float], rows: Iterable[Row]) -> list[str]:
+    """Rows over their limit that are above their record too, and records that could be lower."""
+    rewrite = "write the record again: python -m benchmarks.house --write-record"
+    unused, found = dict(record), list[str]()
+    for row in rows:
+        last = unused.pop(row.what, None)
+        now = f"{row.what}: {row.now:,.5g}" if row.now < 1000 else f"{row.what}: {row.now:,}"
+        if not row.over and last is not None:
+            found.append(f"{now}, within its limit of {row.limit:,}: {rewrite}")
+        elif row.over and last is None:
+            found.append(f"{now}, over its limit of {row.limit:,}: make it smaller")
+        elif row.over and last is not None and row.now > last:
+            found.append(f"{now}, more than the {last:,} recorded: make it smaller")
+        elif row.over and last is not None and row.now < last * (1 - _SLACK):
+            found.append(
+                f"{now}, {1 - row.now / last:.1%} less than the {last:,} recorded: {rewrite}"
+            )
+    return [*found, *(f"{what}: recorded, but no longer measured: {rewrite}" for what in unused)]
+
+
+def budgets(page: str) -> dict[str, int]:
+    """The tokens that each room may have, as the table in docs/architecture.md says."""
+    return {
+        what.partition("/")[0]: int(tokens.replace(",", ""))
+        for what, tokens in re.findall(r"^\| `?([a-z/]+)`?[^|]* \| ([\d,]+) \|", page, re.MULTILINE)
+    }
 
 
 @dataclass
@@ -354,7 +438,9 @@ def start_s(*arguments: str) -> float:
     def once() -> float:
         begin = time.perf_counter()
         command = [sys.executable, "-m", "patchlight", *arguments]
-        subprocess.run(command, check=True, capture_output=True)
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode:
+            raise RuntimeError(f"{' '.join(command)} ended with {done.returncode}: {done.stderr}")
         return time.perf_counter() - begin
 
     return min(once() for _ in range(5))

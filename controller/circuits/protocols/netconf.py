@@ -26,7 +26,7 @@ from patchlight.controller.circuits.protocols.ssh import (
     finished,
     prepared,
 )
-from patchlight.testbed.errors import PatchlightError, reason
+from patchlight.testbed.errors import PackageMissing, reason
 from patchlight.testbed.legacy_ssh import explained
 
 try:
@@ -38,10 +38,7 @@ try:
     from ncclient.transport.session import END_DELIM, MSG_DELIM, NetconfBase
     from ncclient.xml_ import new_ele, to_ele
 except ImportError as error:
-    raise PatchlightError(
-        f"NETCONF needs the Python package ncclient: {error}",
-        hint="install it with: pip install 'patchlight[netconf]'",
-    ) from error
+    raise PackageMissing("NETCONF", error) from error
 
 _LOOK_S = 0.25
 _GRACE_S = 1.0  # ncclient's deadline comes first: then nothing waits any longer

@@ -14,7 +14,7 @@ from patchlight.console.rendering import (
     print_json,
     say,
 )
-from patchlight.testbed.errors import BadInput, PatchlightError
+from patchlight.testbed.errors import BadInput, PatchlightError, need_packages
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,13 +29,7 @@ def env() -> None:
 
     NAME is one that 'env show' lists, or your own FILE.py:CLASS.
     """
-    from importlib.util import find_spec
-
-    if not find_spec("gymnasium"):
-        raise PatchlightError(
-            "learning environments need the Python package gymnasium, which is not installed",
-            hint="install what learning needs: pip install 'patchlight[learn]'",
-        )
+    need_packages("a learning environment", "gymnasium")
 
 
 def _list(as_json: bool) -> None:

@@ -9,7 +9,7 @@ import click
 from patchlight.console.rendering import say
 from patchlight.emulation.experiments.commands.pac_ml import profiles_option
 from patchlight.emulation.simulator.commands.run_options import engine_of, run_options
-from patchlight.testbed.errors import BadInput, PatchlightError
+from patchlight.testbed.errors import BadInput, need_packages
 
 
 def _load_torch() -> None:
@@ -17,14 +17,7 @@ def _load_torch() -> None:
 
     Small networks lose more to several threads than they gain, and a fit gives other weights then.
     """
-    from importlib.util import find_spec
-
-    missing = [name for name in ("torch", "onnx", "gymnasium") if not find_spec(name)]
-    if missing:
-        raise PatchlightError(
-            f"learning needs Python packages that are not installed: {', '.join(missing)}",
-            hint="install what learning needs: pip install 'patchlight[learn]'",
-        )
+    need_packages("learning", "torch", "onnx", "gymnasium")
     import torch
 
     torch.set_num_threads(1)

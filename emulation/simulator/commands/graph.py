@@ -6,7 +6,7 @@ import click
 
 from patchlight.console import rendering as out
 from patchlight.testbed import graphs
-from patchlight.testbed.errors import BadInput, PatchlightError, nearest
+from patchlight.testbed.errors import BadInput, PackageMissing, nearest
 from patchlight.testbed.graphs.files import graph_to_json
 from patchlight.testbed.units import format_size
 
@@ -173,10 +173,7 @@ def profile(
     try:
         import torch
     except ImportError as error:
-        raise PatchlightError(
-            f"measuring {model!r} needs PyTorch, which cannot be imported: {error}",
-            hint="install it with: pip install 'patchlight[learn]'",
-        ) from error
+        raise PackageMissing(f"measuring {model!r}", error) from error
     from patchlight.emulation.simulator.graphs.profile import profile as measure
     from patchlight.testbed.graphs.torch_models import load_model
 

@@ -14,7 +14,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from patchlight.testbed.errors import BadInput, PatchlightError, nearest
+from patchlight.testbed.errors import BadInput, PackageMissing, nearest
 
 NODE_TYPES = (
     *("INVALID_NODE", "METADATA_NODE", "MEM_LOAD_NODE", "MEM_STORE_NODE", "COMP_NODE"),
@@ -233,9 +233,8 @@ def _messages() -> tuple[Any, type[Exception]]:
     try:
         schema: Any = import_module("google.protobuf.descriptor_pb2")
     except ImportError as error:
-        raise PatchlightError(
-            "Chakra traces in .et files need the package protobuf",
-            hint="pip install 'patchlight[chakra]', or make JSON of them with chakra_jsonizer",
+        raise PackageMissing(
+            "a Chakra trace that chakra_jsonizer has not made JSON of", error
         ) from error
     pool: Any = import_module("google.protobuf.descriptor_pool").DescriptorPool()
     factory: Any = import_module("google.protobuf.message_factory")

@@ -38,7 +38,8 @@ PACKAGES = {"ryu": "ryu", "os-ken": "os_ken"}
 # The two engines name only this base class differently.
 _BASE_CLASSES = {"ryu": "RyuApp", "os-ken": "OSKenApp"}
 _INSTALL = {
-    "ryu": f"PIP_CONSTRAINT={deploy_file('ryu-constraint.txt')} pip install 'ryu==4.34' "
+    # As an address: pip takes what is before a space for a path of its own.
+    "ryu": f"PIP_CONSTRAINT={deploy_file('ryu-constraint.txt').as_uri()} pip install 'ryu==4.34' "
     "(it builds only with setuptools < 67.3)",
     "os-ken": "pip install os-ken",
 }

@@ -24,7 +24,7 @@ from tests.support.private_ovs import until
 from tests.support.waiting import PATIENCE_S
 
 FREE = "127.0.0.1:0"
-CONSTRAINT = deploy_file("ryu-constraint.txt")
+CONSTRAINT = deploy_file("ryu-constraint.txt").as_uri()
 
 
 def options(

@@ -150,5 +150,5 @@ def test_profile_refuses_what_it_cannot_do(tmp_path: Path) -> None:
 def test_profile_without_pytorch_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
     error = run("profile", "alexnet").exception
-    assert "needs PyTorch" in str(error)
+    assert "needs the Python package torch" in str(error)
     assert "pip install 'patchlight[learn]'" in str(error)

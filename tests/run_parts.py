@@ -1,0 +1,169 @@
+"""Runs parts of ``make test``, targets of the Makefile, and says at the end which of them failed.
+
+A part that fails keeps none of the others from running. ``style,types`` is one part whose targets
+run at the same time. With ``--again``, for ``.ci/run``, each failed test is run once more, alone,
+when all parts have ended. What passes then is put down to chance: it is named with the output of
+both runs, and more than two such tests fail the run. The last line is then pytest's closing line
+of the last part.
+"""
+
+import argparse
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from types import FrameType
+
+MOST_BY_CHANCE = 2
+# Of more failed tests than this, chance is not the cause, and running them again takes long.
+_MOST_AGAIN = 10
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+# What tests/conftest.py prints under CI.
+_FAILED = re.compile(r"^failed-test: (?P<when>\w+) (?P<test>.+)$", re.MULTILINE)
+_COUNT = r"\d+ (?:passed|failed|errors?|skipped|deselected|xfailed|xpassed|warnings?)"
+_CLOSING = re.compile(
+    rf"^=* ?(?P<counts>{_COUNT}(?:, {_COUNT})*|no tests ran) in (?P<rest>[0-9.]+s.*)$", re.MULTILINE
+)
+
+
+@dataclass
+class Done:
+    """A part that has ended; ``output`` is empty where it was not kept."""
+
+    part: str
+    code: int
+    took_s: float
+    output: str
+
+    @property
+    def failed(self) -> dict[str, str]:
+        """Failed tests, each with the first phase that failed."""
+        return {
+            found["test"]: found["when"] for found in reversed([*_FAILED.finditer(self.output)])
+        }
+
+    @property
+    def closing(self) -> re.Match[str] | None:
+        """The last closing line of pytest."""
+        return next(reversed([*_CLOSING.finditer(self.output)]), None)
+
+    def about(self, test: str) -> str:
+        """What pytest printed of that failed test."""
+        name = re.escape(test.partition("::")[2].replace("::", "."))
+        title = rf"^_{{3,}} (?:ERROR at \w+ of )?{name} _{{3,}}$"
+        found = re.findall(
+            rf"(?ms){title}.*?(?=^_{{3,}} .* _{{3,}}$|^={{3,}} |^failed-test: )", self.output
+        )
+        return "".join(found) or "(pytest printed nothing of it)\n"
+
+
+class Interrupted(Exception):
+    """A signal asked for the end."""
+
+
+def run(part: str, *arguments: str, keep: bool) -> Done:
+    """Run the targets of a part; ``keep`` its output while it is printed."""
+    command = ["make", "--no-print-directory", "--keep-going", "--jobs=2", *arguments]
+    begin, asked = time.monotonic(), []
+    process = subprocess.Popen(
+        [*command, *part.split(",")],
+        stdout=subprocess.PIPE if keep else None,
+        stderr=subprocess.STDOUT if keep else None,
+    )
+
+    def end(number: int, _: FrameType | None) -> None:
+        asked.append(number)
+        if number == signal.SIGTERM:  # Ctrl-C reaches the whole process group by itself
+            process.terminate()
+
+    before = {each: signal.signal(each, end) for each in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        pieces = []
+        while process.stdout is not None and (piece := os.read(process.stdout.fileno(), 1 << 16)):
+            pieces.append(piece)
+            sys.stdout.buffer.write(piece)
+            sys.stdout.flush()
+        code = process.wait()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if asked:
+        raise Interrupted
+    text = b"".join(pieces).decode(errors="replace").replace("\r", "")
+    return Done(part, code, time.monotonic() - begin, _COLOURS.sub("", text))
+
+
+def closing_line(done: Done, by_chance: int) -> str:
+    """Pytest's closing line of a part, in which so many failed tests passed the second time."""
+    if (found := done.closing) is None:
+        return f"{done.part} ended with {done.code} before pytest had finished"
+    if not by_chance:
+        return found[0]
+    counts = {what: int(count) for count, what in re.findall(r"(\d+) (\w+)", found["counts"])}
+    # A test that failed after it had passed is counted twice.
+    new = sum(when != "teardown" for when in done.failed.values())
+    counts = {"passed": counts.pop("passed", 0) + new, **counts, "rerun": by_chance}
+    listed = [f"{n} {what}" for what, n in counts.items() if not re.match("failed|error", what)]
+    return f"=== {', '.join(listed)} in {found['rest'].rstrip(' =')} ==="
+
+
+def again(parts: list[Done]) -> set[str]:
+    """Run failed tests once more; the parts in which all of them passed, if they are so few."""
+    failed = [(done, test) for done in parts if done.code for test in done.failed]
+    if len(failed) > _MOST_AGAIN:
+        print(f"{len(failed)} tests failed: too many to run each of them once more")
+        return set()
+    passed = []
+    for done, test in failed:
+        print(f"--- once more, alone: {test}", flush=True)
+        argument = shlex.quote(test).replace("$", "$$")
+        second = run(done.part, f"PYTEST_ARGS={argument}", keep=True)
+        if second.code == 0:
+            passed.append((done, test, second.output))
+    for done, test, output in passed:
+        print(f"\n=== by chance: {test} failed in {done.part} and passed alone; the first run:")
+        print(f"{done.about(test)}--- the second run:\n{output}")
+    if len(passed) > MOST_BY_CHANCE:
+        print(f"{len(passed)} tests failed by chance, more than {MOST_BY_CHANCE}")
+        return set()
+    good = {(done.part, test) for done, test, _ in passed}
+    return {
+        done.part
+        for done in parts
+        if done.failed and all((done.part, test) in good for test in done.failed)
+    }
+
+
+def main() -> int:
+    """Run the parts; 1 if one of them failed."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("parts", nargs="+", metavar="PART", help="targets of the Makefile")
+    parser.add_argument(
+        "--again", action="store_true", help="run failed tests once more, and end as pytest does"
+    )
+    options = parser.parse_args()
+    ended: list[Done] = []
+    try:
+        for part in options.parts:
+            print(f"--- {part}", flush=True)
+            ended.append(run(part, keep=options.again))
+        forgiven = again(ended) if options.again else set()
+    except Interrupted:
+        print("interrupted", flush=True)
+        return 130
+    for done in ended:
+        how = f"FAILED ({done.code})" if done.code else "passed"
+        how = "passed but for tests that failed by chance" if done.part in forgiven else how
+        print(f"{done.part}: {how} in {done.took_s:.0f} s")
+    last = ended[-1]
+    if options.again:
+        print(closing_line(last, len(last.failed) if last.part in forgiven else 0))
+    return int(any(done.code and done.part not in forgiven for done in ended))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
