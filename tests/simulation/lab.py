@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import httpx
@@ -10,9 +11,10 @@ import httpx
 from patchlight.controller.metrics.exposition import ControllerMetrics
 from patchlight.controller.parts import Controller, ControllerSettings, Rim
 from patchlight.controller.service import working
+from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.lab.model import Lab
 from tests.simulation.plant import Plant, located
-from tests.simulation.servers import Machine, ToProcess
+from tests.simulation.servers import Machine, ToProcess, Worker
 from tests.simulation.world import Process, World
 
 
@@ -29,8 +31,11 @@ class SimulatedLab:
         self.controller = Process(world, "controller")
         self.controller.alive = False
         self.app: Any = None
-        self.parts: Controller | None = None
         self.state = world.folder / "state"
+        self.on_worker: list[Callable[[Worker, str], None]] = []
+        """Called with each worker that is launched, told to start, or in a new state."""
+        for machine in self.machines.values():
+            machine.on_worker = self.on_worker
 
     async def open(self) -> None:
         """Start devices, agents and the controller, and wait until it serves."""
@@ -68,14 +73,21 @@ class SimulatedLab:
             state_dir=self.state, api=f"unix:{self.state}/api.sock", openflow="127.0.0.1:6653"
         )
         try:
-            self.parts = controller = Controller(self.lab, settings, rim)
+            controller = Controller(self.lab, settings, rim)
             async with working(controller, ControllerMetrics(controller)) as app:
-                self.app = app
-                self.world.log("controller", "serves")
+                self.world.log(process.name, "serves")
+                if process is self.controller:
+                    self.app = app
                 await asyncio.Event().wait()
-        except Exception as error:
-            self.world.log("controller", f"cannot start: {error}")
+        except PatchlightError as error:
+            self.world.log(process.name, f"cannot start: {error.message}")
             process.end()
+
+    def try_second(self) -> Process:
+        """Start another controller for the same lab, which must not run."""
+        second = Process(self.world, "second-controller")
+        second.start(self._run(second))
+        return second
 
     async def until_served(self) -> None:
         """Wait until the controller's API answers."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,10 +22,11 @@ from patchlight.controller.packet_switches.openflow.flowtable import (
 )
 from patchlight.emulation.optical.crossbar import NoCrossbar, arriving_dbm
 from patchlight.emulation.optical.device import EmulatedOcs
+from patchlight.emulation.optical.matrices import LightChange
 from patchlight.emulation.optical.protocols.server import server_class
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.lab.model import Host, Lab, PacketSwitch
-from patchlight.testbed.lab.portmap import PortMap
+from patchlight.testbed.lab.portmap import CrossConnect, PortMap
 from patchlight.testbed.lab.wiring import Links, trace_links
 from patchlight.testbed.wire.worker_api import WorkerSpec
 from tests.simulation.world import Process, World
@@ -33,6 +34,18 @@ from tests.support.fake_network import FakeNetwork, unicast
 
 if TYPE_CHECKING:
     from tests.simulation.servers import Worker
+
+
+class _Watched(NoCrossbar):
+    """Tells when light has moved."""
+
+    def __init__(self, moved: Callable[[], None]) -> None:
+        super().__init__()
+        self._moved = moved
+
+    async def change(self, change: LightChange) -> None:
+        """See ``Crossbar``."""
+        self._moved()
 
 
 class Device:
@@ -46,14 +59,18 @@ class Device:
         self.process = Process(world, name)
         self.process.alive = False
         self.emulated: EmulatedOcs | None = None
-        self._map = PortMap()
-
-    @property
-    def map(self) -> PortMap:
+        self.map = PortMap()
         """Which input is on which output, in truth."""
-        if self.process.alive and self.emulated is not None:
-            self._map = self.emulated.map
-        return self._map
+        self.meddled: set[CrossConnect] = set()
+        """What others than Patchlight have changed."""
+        self.on_change: list[Callable[[Device, PortMap, PortMap], None]] = []
+
+    def _moved(self) -> None:
+        assert self.emulated is not None
+        before, self.map = self.map, self.emulated.map
+        if before != self.map:
+            for hear in self.on_change:
+                hear(self, before, self.map)
 
     def start(self) -> None:
         """Switch it on: it has the map that it saved."""
@@ -63,16 +80,15 @@ class Device:
 
     def kill(self) -> None:
         """Switch it off."""
-        assert self.map is not None  # as it is in this moment
         self.process.kill()
 
     async def _serve(self) -> None:
-        crossbar = NoCrossbar()
-        device = EmulatedOcs(
-            self.switch, arriving_dbm(self.lab, self.switch), crossbar, state_file=self.state_file
-        )
-        await device.open()
+        crossbar = _Watched(self._moved)
+        arriving = arriving_dbm(self.lab, self.switch)
+        device = EmulatedOcs(self.switch, arriving, crossbar, state_file=self.state_file)
         self.emulated = device
+        await device.open()
+        self._moved()
         protocol = server_class(self.switch.driver)(device)
         host, _, port = self.switch.address.rpartition(":")
         await asyncio.start_server(protocol.serve, host, int(port))
@@ -104,6 +120,8 @@ class Plant:
         self.switches = {
             switch.name: FlowSwitch(switch) for switch in lab.packet_switches if switch.datapath_id
         }
+        self._links_of: tuple[PortMap, ...] | None = None
+        self._links: Links
         self.speakers: list[SimulatedSpeaker] = []
         self.rings: dict[str, list[Worker]] = {}
         """The workers that have joined a ring, by job and attempt."""
@@ -116,7 +134,11 @@ class Plant:
 
     def links(self) -> Links:
         """What the light joins now."""
-        return trace_links(self.lab, self.maps())
+        maps = tuple(device.map for device in self.devices.values())
+        if maps != self._links_of:
+            self._links_of = maps
+            self._links = trace_links(self.lab, self.maps())
+        return self._links
 
     def has_carrier(self, host: Host) -> bool:
         """Whether a NIC receives light."""
@@ -136,6 +158,14 @@ class Plant:
     def ring_of(self, spec: WorkerSpec) -> list[Worker]:
         """The workers that have joined one attempt's ring."""
         return self.rings.setdefault(spec.id.rpartition("-")[0], [])
+
+    def connect(self, switch: FlowSwitch, *, up: bool) -> None:
+        """A packet switch's connection to its controller comes or goes."""
+        if switch.connected != up:
+            switch.connected = up
+            for speaker in self.speakers:
+                if speaker.running:
+                    speaker.tell(switch)
 
     async def launch_speaker(self, command: Sequence[str]) -> SimulatedSpeaker:
         """Start a speaker as the controller does, by its command line."""
@@ -203,10 +233,9 @@ class SimulatedSpeaker:
         for client in self.clients:
             client.write(flowtable.encode(dict(event)))
 
-    def connect(self, switch: FlowSwitch, *, up: bool) -> None:
-        """A switch's connection came or went."""
-        switch.connected = up
-        if up:
+    def tell(self, switch: FlowSwitch) -> None:
+        """Tell every client that a switch has come or gone."""
+        if switch.connected:
             self.publish({"event": "switch-up", **self._described(switch)})
         else:
             self.publish({"event": "switch-down", "datapath_id": switch.datapath_id})

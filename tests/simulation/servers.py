@@ -57,6 +57,7 @@ class Machine:
         """The namespace that each interface is in, unless it is at home."""
         self.workers: dict[int, Worker] = {}
         self.dead_gpus: set[str] = set()
+        self.on_worker: list[Callable[[Worker, str], None]] = []
 
     def host_of(self, interface: str) -> Host:
         """The host with this interface."""
@@ -229,7 +230,7 @@ class SimulatedRunner(Runner):
 
     async def launch(self, launch: WorkerLaunch) -> RunningWorker:
         """See ``Runner``."""
-        await asyncio.sleep(self._machine.world.draw.uniform(0.05, 1.0))
+        await asyncio.sleep(self._machine.world.draw.randint(50, 500) / 1000)
         worker = Worker(self._machine, launch)
         self._machine.workers[worker.process.pid] = worker
         worker.begin()
@@ -261,7 +262,7 @@ class _Handle(RunningWorker):
 
     async def stop(self, grace_s: float) -> None:
         """See ``RunningWorker``."""
-        await asyncio.sleep(min(grace_s, self._worker.machine.world.draw.uniform(0.01, 0.5)))
+        await asyncio.sleep(min(grace_s, self._worker.machine.world.draw.randint(1, 300) / 1000))
         self._worker.kill(143)
 
     async def freeze(self) -> None:
@@ -300,7 +301,12 @@ class Worker:
     def begin(self) -> None:
         """Start its program."""
         self.machine.world.log(self.process.name, "starts")
+        self._tell("launched")
         self.process.start(self._main())
+
+    def _tell(self, what: str) -> None:
+        for hear in tuple(self.machine.on_worker):
+            hear(self, what)
 
     def kill(self, code: int) -> None:
         """End it with this exit code."""
@@ -390,7 +396,9 @@ class Worker:
         return ""
 
     def _say(self, state: str, message: str = "") -> None:
-        self.state = state
+        if state != self.state:
+            self.state = state
+            self._tell(state)
         words = {"state": state, "iterations_done": self.done_iterations, "message": message}
         new = self.launch.directory / "state.json.new"
         new.write_text(json.dumps(words))
@@ -410,6 +418,7 @@ class Worker:
         operation = request["op"]
         if operation == "start":
             self.started.set()
+            self._tell("start")
         elif operation == "release":
             self.hold_at = self.stop_at = None
         elif operation in ("hold", "stop-at"):
