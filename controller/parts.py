@@ -40,6 +40,7 @@ from patchlight.controller.paths.service import PathService
 from patchlight.controller.storage import series_store
 from patchlight.controller.storage.database import JournalError
 from patchlight.controller.storage.store import open_store
+from patchlight.testbed.clock import unix_s
 from patchlight.testbed.errors import BadInput, in_words
 from patchlight.testbed.lab.model import Host, Lab
 from patchlight.testbed.lab.packet_drivers import DEFAULT_DRIVER
@@ -331,7 +332,7 @@ class Recorder:
         table: JobTable,
         forecasts: Forecasts,
         keep_for_s: float | None = None,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = unix_s,
         on_sources: Callable[[Mapping[str, int]], None] = lambda _: None,
     ) -> None:
         self._store, self._fleet, self._switches = store, fleet, switches

@@ -8,7 +8,6 @@ import hmac
 import json
 import re
 import secrets
-import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -16,6 +15,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from patchlight.controller.storage.database import Database, numbered
+from patchlight.testbed.clock import unix_s
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab.rules import Role
 from patchlight.testbed.wire.rest.lab import TokenShape
@@ -35,7 +35,7 @@ _read = TypeAdapter(TokenShape).validate_python
 class Tokens:
     """The tokens of one lab, in the controller's database."""
 
-    def __init__(self, store: Database, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, store: Database, clock: Callable[[], float] = unix_s) -> None:
         self._store, self._clock = store, clock
 
     def create(
@@ -127,7 +127,7 @@ class Attempt:
 class AuditLog:
     """The log of one lab, in the controller's database, which prevents changes to it."""
 
-    def __init__(self, store: Database, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, store: Database, clock: Callable[[], float] = unix_s) -> None:
         self._store, self._clock = store, clock
 
     def add(self, attempt: Attempt) -> None:

@@ -5,7 +5,6 @@ import contextlib
 import json
 import logging
 import shutil
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -15,6 +14,7 @@ from patchlight.controller.hosts.agent_client import AgentClient, NotOnServer
 from patchlight.controller.jobs.running_job import RunningJob
 from patchlight.controller.storage.database import ADD_EVENT, Database, Period, numbered
 from patchlight.controller.storage.store import Store
+from patchlight.testbed.clock import unix_s
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.jobs import JobState, JobStatus
 from patchlight.testbed.lab.rules import Discipline
@@ -291,7 +291,7 @@ class Retention:
         ledger: JobLedger,
         outputs: JobOutputs,
         settings: Discipline,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = unix_s,
     ) -> None:
         self._store, self._ledger, self._outputs = store, ledger, outputs
         self._settings, self._clock = settings, clock

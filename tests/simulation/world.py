@@ -491,6 +491,7 @@ class World:
         patches = {
             (time, "time"): self.wall,
             (time, "monotonic"): lambda: self.now + 1000.0,
+            (time, "perf_counter"): lambda: self.now + 1000.0,
             (time, "sleep"): self._sleep,
             (uuid, "uuid4"): lambda: uuid.UUID(int=self._ids.getrandbits(128), version=4),
             (secrets, "token_hex"): lambda n=32: self._ids.randbytes(n).hex(),
