@@ -6,7 +6,6 @@ import asyncio
 import contextvars
 import dataclasses
 import logging
-import os
 import random
 import tempfile
 from collections.abc import Sequence
@@ -140,6 +139,9 @@ class History:
                 self.lasted_s = world.now
             self.lines = world.lines
             self.wrong = self.judge.found
+            # What is left of the dead goes now, and not in the middle of the next history.
+            del self.lab, self.judge, self._clients
+            world.bury()
         return self.wrong
 
     async def _play(self, world: World) -> None:
@@ -500,15 +502,3 @@ class History:
 
 def _models(lab: Lab) -> set[str]:
     return {gpu.model for server in lab.servers for gpu in server.gpus}
-
-
-def play(seed: int | str) -> tuple[list[str], list[str], float]:
-    """What a history's judge found, its lines, and its simulated seconds."""
-    history = History(seed)
-    wrong = history.run()
-    return wrong, history.lines, history.lasted_s
-
-
-def is_reproducible() -> bool:
-    """Whether sets have the same order in each process."""
-    return os.environ.get("PYTHONHASHSEED") == "0"

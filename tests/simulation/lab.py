@@ -31,6 +31,7 @@ class SimulatedLab:
         self.controller = Process(world, "controller")
         self.controller.alive = False
         self.app: Any = None
+        self.serving = asyncio.Event()
         self.state = world.folder / "state"
         self.on_worker: list[Callable[[Worker, str], None]] = []
         """Called with each worker that is launched, told to start, or in a new state."""
@@ -56,6 +57,7 @@ class SimulatedLab:
 
     def _stopped(self) -> None:
         self.app = None
+        self.serving.clear()
         for speaker in self.plant.speakers:
             # Its standard input closes with the controller.
             speaker.process.end()
@@ -78,6 +80,7 @@ class SimulatedLab:
                 self.world.log(process.name, "serves")
                 if process is self.controller:
                     self.app = app
+                    self.serving.set()
                 await asyncio.Event().wait()
         except PatchlightError as error:
             self.world.log(process.name, f"cannot start: {error.message}")
@@ -91,8 +94,7 @@ class SimulatedLab:
 
     async def until_served(self) -> None:
         """Wait until the controller's API answers."""
-        while self.app is None:
-            await asyncio.sleep(0.1)
+        await self.serving.wait()
 
     def client(self, name: str, user: int = 0) -> httpx.AsyncClient:
         """An HTTP client of the API: root's, or another user's by number."""

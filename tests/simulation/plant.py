@@ -187,8 +187,8 @@ class SimulatedSpeaker:
         self.options = options
         self.process = Process(plant.world, "speaker")
         self.clients: list[asyncio.StreamWriter] = []
-        self.over = plant.world.loop.create_future()
-        self.process.at_end.append(lambda: self.over.done() or self.over.set_result(None))
+        self.over: asyncio.Future[None] = plant.world.loop.create_future()
+        self.process.at_end.append(lambda: self.over.set_result(None))
 
     @property
     def pid(self) -> int:

@@ -20,6 +20,7 @@ import os
 import random
 import secrets
 import selectors
+import sys
 import time
 import uuid
 from collections import deque
@@ -53,16 +54,13 @@ class Process:
         self.steps = 0
         self.dies_at: int | None = None
         """The step before which it dies."""
-        self.at_end: list[Callable[[], None]] = []
-        self.tasks: list[asyncio.Task[Any]] = []
+        self.at_end: list[Callable[[], object]] = []
         self.context = contextvars.Context()
         self.context.run(_PROCESS.set, self)
 
     def start(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Run a coroutine in this process."""
-        task = self.world.loop.create_task(work, context=self.context.copy())
-        self.tasks.append(task)  # a task that is forgotten would run its ``finally``
-        return task
+        return self.world.loop.create_task(work, context=self.context.copy())
 
     def kill(self) -> None:
         """End it at once; peers notice later."""
@@ -127,8 +125,18 @@ class Loop(asyncio.SelectorEventLoop):
         selector.world = world
         self._world = world
         self.numbers = itertools.count()
+        self._most_pending = 1000
         super().__init__(selector)
-        self.set_task_factory(lambda loop, work, **more: _Task(work, loop=loop, **more))
+        self.set_task_factory(self._new_task)
+
+    def _new_task(self, _: Any, work: Any, **more: Any) -> asyncio.Task[Any]:
+        task: asyncio.Task[Any] = _Task(work, loop=self, **more)
+        pending = self._world.pending
+        pending.append(task)
+        if len(pending) > self._most_pending:
+            pending[:] = [each for each in pending if not each.done()]
+            self._most_pending = 2 * len(pending) + 1000
+        return task
 
     def time(self) -> float:
         """Seconds since the world began."""
@@ -136,9 +144,12 @@ class Loop(asyncio.SelectorEventLoop):
 
     def create_future(self) -> asyncio.Future[Any]:
         """A future whose place in sets is the same in each replay."""
-        return _Future(loop=self)
+        made: asyncio.Future[Any] = _Future(loop=self)
+        return made
 
-    def call_soon(self, callback: Any, *args: Any, context: Any = None) -> asyncio.Handle:
+    def call_soon(  # type: ignore[override]
+        self, callback: Any, *args: Any, context: Any = None
+    ) -> asyncio.Handle:
         """As in ``asyncio``, unless the process has died by then."""
         context = context or contextvars.copy_context()
         process = context.get(_PROCESS)
@@ -146,9 +157,11 @@ class Loop(asyncio.SelectorEventLoop):
             return super().call_soon(callback, *args, context=context)
         return super().call_soon(self._step, process, callback, *args, context=context)
 
-    call_soon_threadsafe = call_soon
+    call_soon_threadsafe = call_soon  # type: ignore[assignment]
 
-    def call_at(self, when: float, callback: Any, *args: Any, context: Any = None) -> Any:
+    def call_at(  # type: ignore[override]
+        self, when: float, callback: Any, *args: Any, context: Any = None
+    ) -> Any:
         """As in ``asyncio``, unless the process has died by then."""
         context = context or contextvars.copy_context()
         process = context.get(_PROCESS)
@@ -166,7 +179,9 @@ class Loop(asyncio.SelectorEventLoop):
             return
         callback(*args)
 
-    def run_in_executor(self, executor: Any, func: Any, *args: Any) -> asyncio.Future[Any]:
+    def run_in_executor(  # type: ignore[override]
+        self, executor: Any, func: Any, *args: Any
+    ) -> asyncio.Future[Any]:
         """Run a function of a thread: whole, some time later, on the simulated clock."""
         future = self.create_future()
 
@@ -199,7 +214,7 @@ class Loop(asyncio.SelectorEventLoop):
         where = os.path.realpath(path)  # noqa: ASYNC240 - nothing blocks a simulated clock
         return await self._world.network.connect(where, protocol_factory)
 
-    async def create_server(  # type: ignore[override]
+    async def create_server(
         self, protocol_factory: Any, host: str = "", port: int = 0, **more: Any
     ) -> Any:
         """Listen at a simulated address."""
@@ -232,6 +247,21 @@ class Listener(asyncio.AbstractServer):
 
     async def wait_closed(self) -> None:
         """Nothing to wait for."""
+
+    def get_loop(self) -> asyncio.AbstractEventLoop:
+        """The world's loop."""
+        return self.network.world.loop
+
+    def is_serving(self) -> bool:
+        """Whether it accepts connections."""
+        return self.network.listeners.get(self.address) is self
+
+    async def start_serving(self) -> None:
+        """It does already."""
+
+    async def serve_forever(self) -> None:
+        """Until it is cancelled."""
+        await self.network.world.loop.create_future()
 
 
 class Stream(asyncio.Transport):
@@ -352,7 +382,7 @@ class Network:
         self.world = world
         self.listeners: dict[str, Listener] = {}
         self.cuts: set[tuple[str, str]] = set()
-        self.held: list[tuple[str, str, Callable[[], None]]] = []
+        self.held: list[tuple[str, str, Callable[[], object]]] = []
 
     def listen(self, address: str, protocol_factory: Any) -> Listener:
         """Accept connections at an address."""
@@ -411,7 +441,7 @@ class Network:
 
         self.when_open(_name(sender.process), _name(receiver.process), deliver)
 
-    def when_open(self, sender: str, receiver: str, deliver: Callable[[], None]) -> None:
+    def when_open(self, sender: str, receiver: str, deliver: Callable[[], object]) -> None:
         """Deliver now, or when the link is whole again."""
         if (sender, receiver) in self.cuts:
             self.held.append((sender, receiver, deliver))
@@ -449,6 +479,8 @@ class World:
         """By how much threads and messages take longer than usual."""
         self.pids = iter(range(_FIRST_PID, 1 << 30))
         self.lines: list[str] = []
+        self.pending: list[asyncio.Task[Any]] = []
+        """Tasks that may not have ended: one that is forgotten would run its ``finally``."""
         self.loop = Loop(self)
         self.network = Network(self)
         self._locks: dict[tuple[int, int], Process | None] = {}
@@ -479,7 +511,7 @@ class World:
 
     def run(self, work: Awaitable[T]) -> T:
         """Run until this is done."""
-        return self.loop.run_until_complete(work)  # type: ignore[arg-type]
+        return self.loop.run_until_complete(work)
 
     @contextmanager
     def entered(self) -> Iterator[World]:
@@ -513,6 +545,16 @@ class World:
             self.loop.close()
             if was_on:
                 gc.enable()
+
+    def bury(self) -> None:
+        """Collect what was under way, once nobody refers to it: its ``finally`` blocks run now, and
+        fail, as no loop is left."""
+        hook, sys.unraisablehook = sys.unraisablehook, lambda unraisable: None
+        try:
+            self.pending.clear()
+            gc.collect()
+        finally:
+            sys.unraisablehook = hook
 
     def _sleep(self, seconds: float) -> None:
         # A thread that sleeps holds up nobody else; here everything waits.
