@@ -214,7 +214,7 @@ class Loop(asyncio.SelectorEventLoop):
         where = os.path.realpath(path)  # noqa: ASYNC240 - nothing blocks a simulated clock
         return await self._world.network.connect(where, protocol_factory)
 
-    async def create_server(
+    async def create_server(  # type: ignore[override]
         self, protocol_factory: Any, host: str = "", port: int = 0, **more: Any
     ) -> Any:
         """Listen at a simulated address."""
