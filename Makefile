@@ -5,6 +5,8 @@
 # make test-vm   what needs another kernel than this one (netem, VLANs, RDMA), in a virtual machine
 # make os-ken    the OpenFlow tests and a lab where Ryu is not installed; make test does this first
 # make core      the core's tests in a copy without the wings
+# make histories SEEDS=1-100  a lab's days on a simulated clock, with faults, each from one seed
+# make history SEED=7  replays one of them; its log goes to build/history.txt
 # make coverage  the tests that need no root, and which lines they ran
 # make bench     the benchmarks; writes benchmarks.json
 # make house     size and structure of the source, beside their limits
@@ -26,7 +28,7 @@ LAB_DEMO_ARGS ?=
 MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
 .PHONY: demo lab-demo first-hour test parts suite test-vm core os-ken bytecode coverage bench house no-worse audit \
-    release lint style types pages server-bases docs clean
+    release lint style types pages server-bases docs clean histories history
 
 demo:
 	@bash deploy/bootstrap.sh
@@ -73,6 +75,15 @@ os-ken:
 	@bash deploy/bootstrap.sh --test
 	$(ROOT_RUN) $(ONE_THREAD) PYTHONPATH="$$PWD/tests/support/without_ryu" $(BIN)/python -m pytest \
 	    -p no:cacheprovider $(or $(PYTEST_ARGS),$(OS_KEN_ARGS))
+
+SEEDS ?= 1-20
+histories:
+	@bash deploy/bootstrap.sh --test
+	@$(BIN)/python -m tests.simulation --seeds $(SEEDS)
+
+history:
+	@bash deploy/bootstrap.sh --test
+	@$(BIN)/python -m tests.simulation --seed $(SEED) --shrink
 
 # What the tests import, and the loops that Numba makes machine code of, compiled once and as who
 # called make: hundreds of processes that do not write bytecode then read it.

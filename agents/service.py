@@ -23,13 +23,13 @@ from patchlight.agents.errors import (
     log,
 )
 from patchlight.agents.gpus import SILENT_S, GpuBackend, Pairings
-from patchlight.agents.leases import Claims, LeaseBook
-from patchlight.agents.nics.status import idle_status, leased_status, nic_of, probe
+from patchlight.agents.leases import CLAIMS, Claims, LeaseBook
+from patchlight.agents.nics.backend import KernelNics, NicBackend
+from patchlight.agents.nics.status import nic_of
 from patchlight.agents.worker_life import LeasedWorker
 from patchlight.agents.workers import contract, keeper, limits
 from patchlight.testbed.errors import in_words, reason
 from patchlight.testbed.lab.model import Gpu, Lab, Nic, Server
-from patchlight.testbed.linux import namespaces
 from patchlight.testbed.tasks import run_all
 from patchlight.testbed.wire import agent_status, worker_api
 
@@ -56,19 +56,31 @@ class AgentService:
         gpus: GpuBackend,
         state: Path,
         light: Path | None = None,
+        *,
+        nics: NicBackend | None = None,
+        claims: Path = CLAIMS,
     ) -> None:
-        """``light`` is the socket at which the NICs' transceivers are tuned, if they can be."""
+        """``light`` is the socket at which the NICs' transceivers are tuned, if they can be;
+        ``nics`` are by default those of this machine, ``claims`` the folder that all labs on the
+        server share."""
         self._server = server
         self._runner, self._gpus = runner, gpus
         self.seen_at: dict[tuple[str, str], float] = {}
         """When a GPU or NIC (kind, name) was last seen to be well, on the monotonic clock."""
         self.paths = path_nodes.PathNodes(server, state / "paths", light)
         self._book = LeaseBook(state / "leases")
-        home = namespaces.process_namespace()
         self._pairings = Pairings(server, gpus)
         self.site = tenancy.AgentSite(
-            *(lab, server, runner, gpus, self._pairings, self._book),
-            *(Claims(lab.name), home, state / "workers", self.paths),
+            lab=lab,
+            server=server,
+            runner=runner,
+            gpus=gpus,
+            nics=nics or KernelNics(),
+            pairings=self._pairings,
+            book=self._book,
+            claims=Claims(lab.name, claims),
+            folders=state / "workers",
+            paths=self.paths,
         )
         self._workers: dict[str, LeasedWorker] = {}
         self._unwanted: deque[str] = deque(maxlen=MOST_ENDED)
@@ -302,9 +314,7 @@ class AgentService:
             for nic in self._server.nics
             if holders[nic.name] is None
         }
-        ears = await asyncio.to_thread(
-            namespaces.inside, self.site.home, lambda: probe(names, request.token, request.listen_s)
-        )
+        ears = await asyncio.to_thread(self.site.nics.probe, names, request.token, request.listen_s)
         nics = []
         for name, holder in holders.items():
             if holder is not None:
@@ -337,10 +347,10 @@ class AgentService:
     def _nic_status(self, nic: Nic) -> agent_status.NicStatus:
         holder = self._workers.get(self._holder(nic=nic.name) or "")
         if holder is None:
-            return idle_status(nic, self.site.home)
+            return self.site.nics.idle_status(nic)
         place, problem = holder.tenancy.place, holder.nic_problem  # which reads the RDMA device
         rdma = holder.tenancy.rdma
-        return leased_status(nic, self.site.home, holder.spec.id, place, rdma, problem)
+        return self.site.nics.leased_status(nic, holder.spec.id, place, rdma, problem)
 
     def _holder(self, *, gpu: str | None = None, nic: str | None = None) -> str | None:
         for name, worker in self._workers.items():

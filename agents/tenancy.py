@@ -9,10 +9,11 @@ from ipaddress import IPv4Address
 from pathlib import Path
 from typing import Any
 
-from patchlight.agents.errors import AgentError, Conflict, GpuError, NicDark, NicError, NicGone, log
+from patchlight.agents.errors import AgentError, Conflict, GpuError, NicDark, NicError, log
 from patchlight.agents.gpus import GpuBackend, Pairings, read_patiently
 from patchlight.agents.leases import Claims, Lease, LeaseBook
-from patchlight.agents.nics import announcing, moving, status
+from patchlight.agents.nics import status
+from patchlight.agents.nics.backend import NicBackend
 from patchlight.agents.nics.state import RENDEZVOUS, NicAccess, NicState, WorkerNetwork, name_inside
 from patchlight.agents.path_nodes import PathNodes
 from patchlight.agents.workers import limits, programs
@@ -33,16 +34,16 @@ _MOST_PEERS = 32
 
 @dataclass(frozen=True, slots=True)
 class AgentSite:
-    """What the workers of one server share. ``home`` is the NICs' own network namespace."""
+    """What the workers of one server share."""
 
     lab: Lab
     server: Server
     runner: Runner
     gpus: GpuBackend
+    nics: NicBackend
     pairings: Pairings
     book: LeaseBook
     claims: Claims
-    home: Path
     folders: Path
     paths: PathNodes
 
@@ -52,7 +53,7 @@ class AgentSite:
 
     def things_of(self, spec: WorkerSpec, interface: str) -> dict[str, str]:
         """The names of a worker's NIC and GPU, by keys that all labs on this server share."""
-        things = {f"nic {namespaces.inode(self.home)} {interface}": f"NIC {spec.nic}"}
+        things = {f"nic {self.nics.key(interface)}": f"NIC {spec.nic}"}
         if spec.gpu is not None:
             physical, socket = self.gpus.physical(spec.gpu), self.gpus.socket_of(spec.gpu)
             if physical is not None:
@@ -96,11 +97,6 @@ class Tenancy:
         return self._is_forgotten or (self._lease is not None and self._lease.returned)
 
     @property
-    def namespace(self) -> Path:
-        """The worker's network namespace."""
-        return namespaces.namespace_path(self.lease.namespace)
-
-    @property
     def place(self) -> status.NicPlace | None:
         """Where its NIC is, once it has one."""
         lease = self._lease
@@ -108,7 +104,7 @@ class Tenancy:
             return None
         nic, state, spec = self._nic, lease.nic_state, self._spec
         inside = name_inside(state.interface, state.mode, nic.vlan if nic else None)
-        space = self._site.home if state.stays else namespaces.namespace_path(lease.namespace)
+        space = self._site.nics.home if state.stays else namespaces.namespace_path(lease.namespace)
         own = next(member for member in spec.ring if member.rank == spec.rank)
         return status.NicPlace(space, state, inside, IPv4Address(str(own.address)))
 
@@ -122,10 +118,10 @@ class Tenancy:
         the worker's program reads."""
         if (place := self.place) is None:
             return None
-        problem = status.problem_of(place.namespace, place.state.interface)
+        problem = self._site.nics.problem(place)
         if problem is not None or place.state.rdma is None:
             return problem
-        before, self.rdma = self.rdma, status.rdma_status(place)
+        before, self.rdma = self.rdma, self._site.nics.rdma(place)
         told = [each and each.model_copy(update={"counters": {}}) for each in (before, self.rdma)]
         if told[0] != told[1]:
             programs.publish(self.folder, place, told[1])
@@ -137,7 +133,7 @@ class Tenancy:
         await self._until_usable()
         if (place := self.place) is not None:
             with contextlib.suppress(OSError):
-                await asyncio.to_thread(announcing.announce_once, place)
+                await asyncio.to_thread(self._site.nics.announce_once, place)
 
     async def _until_usable(self) -> None:
         relock_s = self._nic.relock_s if self._nic else None
@@ -162,7 +158,7 @@ class Tenancy:
         if place is None:
             raise Conflict(f"worker {spec.id} has no NIC yet", hint="wait until it is ready")
         # A NIC with soft RoCE passes greetings on to the worker's veth.
-        place = replace(place, namespace=self.namespace)
+        place = replace(place, namespace=namespaces.namespace_path(self.lease.namespace))
         address_of = {each.mac.lower(): str(each.address) for each in spec.neighbours}
         if (size := len(spec.ring)) > _MOST_PEERS:
             ranks = {(spec.rank + step) % size for step in (-1, 1)}
@@ -170,7 +166,7 @@ class Tenancy:
             address_of = {mac: address for mac, address in address_of.items() if address in near}
         mtu = self._nic.mtu if self._nic else None
         try:
-            return await announcing.announce(place, address_of, token, wait_s, mtu)
+            return await self._site.nics.announce(place, address_of, token, wait_s, mtu)
         except OSError as exc:
             where = f"announcing {place.inside} of worker {spec.id}"
             raise NicError(f"{where}: {exc.strerror or reason(exc)}") from exc
@@ -191,7 +187,7 @@ class Tenancy:
         reading = await read_patiently(site.gpus, spec.gpu) if spec.gpu else None
 
         def take() -> tuple[NicAccess, NicState]:
-            access = moving.find_access(nic)
+            access = site.nics.find(nic)
             if access.rdma is None and getattr(spec.task, "transport", "tcp") == "rdma":
                 raise NicError(
                     f"worker {spec.id} trains over RDMA, but {nic.name} has no RDMA device that it "
@@ -200,9 +196,9 @@ class Tenancy:
                     "bnxt_re, irdma, rdma_rxe), and rdma: none not in the lab file?",
                 )
             site.claims.take(spec.id, name, site.things_of(spec, access.interface))
-            return access, moving.read_nic(access)
+            return access, site.nics.read(access)
 
-        access, before = await asyncio.to_thread(namespaces.inside, site.home, take)
+        access, before = await asyncio.to_thread(take)
         energy_j = reading.telemetry.energy_j if reading and reading.telemetry else None
         self._write(Lease(spec, name, before, site.runner.name, time.time(), gpu_energy_j=energy_j))
         gpu = site.gpus.physical(spec.gpu) if spec.gpu else None
@@ -232,14 +228,14 @@ class Tenancy:
 
         def give() -> None:
             network = WorkerNetwork.of(site.lab, nic, spec)
-            moving.give_nic(before, namespaces.namespace_path(name), network)
+            site.nics.give(before, name, network)
 
         try:
-            await asyncio.to_thread(namespaces.inside, site.home, give)
+            await asyncio.to_thread(give)
             self.record(handle=running.handle)
             assert self.place is not None
             # Its circuit may have moved since a switch last saw a frame from it.
-            await asyncio.to_thread(announcing.announce_once, self.place)
+            await asyncio.to_thread(site.nics.announce_once, self.place)
             programs.publish(self.folder, self.place, None)
             await asyncio.to_thread(lambda: self.nic_problem)  # publishes its RDMA device
         except BaseException:
@@ -280,29 +276,14 @@ class Tenancy:
             log.error("worker %s: %s", spec.id, in_words(exc))
 
     def _take_back(self) -> str:
-        lost = self._take_nic_back() if self._lease is not None else ""
+        lost = ""
+        if (lease := self._lease) is not None:
+            lost = self._site.nics.take_back(lease.nic_state, lease.namespace)
         try:
             self._site.claims.give_up(self._site.namespace_of(self._spec.id))
         except PatchlightError as exc:
             # Everything is back, but other labs may have to wait until this agent ends.
             log.error("worker %s: %s", self._spec.id, exc)
-        return lost
-
-    def _take_nic_back(self) -> str:
-        lease, namespace = self.lease, self.namespace
-        lost = ""
-        namespaces.end_all(lease.namespace)
-        try:
-            moving.take_nic_back(lease.nic_state, namespace, self._site.home)
-        except NicGone:
-            lost = status.GONE.format(lease.nic_state.interface)
-            log.error("worker %s: %s", self._spec.id, lost)
-        except NicError:
-            # Keep a namespace that still has the NIC: a virtual NIC would be destroyed with it.
-            if not moving.is_in(namespace, lease.nic_state.interface):
-                namespaces.delete(lease.namespace)
-            raise
-        namespaces.delete(lease.namespace)
         return lost
 
     def record(self, **changes: Any) -> None:

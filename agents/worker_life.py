@@ -9,7 +9,6 @@ from dataclasses import asdict, replace
 from patchlight.agents.errors import AgentError, Conflict, GpuError, GpuSilent, log
 from patchlight.agents.gpus import SILENT_S
 from patchlight.agents.leases import Ended, Lease
-from patchlight.agents.nics.moving import block_egress, unblock_egress
 from patchlight.agents.nics.status import GONE, NicProblem
 from patchlight.agents.tenancy import AgentSite, Tenancy
 from patchlight.agents.workers import keeper
@@ -48,6 +47,7 @@ class LeasedWorker:
         self._command = spec.task if isinstance(spec.task, CommandTask) else None
         self.reports = keeper.ReportReader(self._folder, foreign=self._command is not None)
         self._runner, self._gpus, self._paths = site.runner, site.gpus, site.paths
+        self._nics = site.nics
         self._gpu_misses = 0
         self._gpu_seen_at = time.monotonic()
         self._is_silent = self._is_leaving = False
@@ -203,7 +203,7 @@ class LeasedWorker:
             self._alive()
             self._is_silent = False
             if self._running is not None:
-                await asyncio.to_thread(unblock_egress, self.tenancy.namespace)
+                await asyncio.to_thread(self._nics.unblock_egress, self.tenancy.lease.namespace)
                 await self._running.thaw()
             self.tenancy.note(frozen=False)
         return status.iterations_done
@@ -231,8 +231,9 @@ class LeasedWorker:
 
     async def _freeze(self, running: RunningWorker) -> None:
         await running.freeze()
-        interface = self.tenancy.lease.nic_state.interface
-        await asyncio.to_thread(block_egress, self.tenancy.namespace, interface)
+        lease = self.tenancy.lease
+        interface = lease.nic_state.interface
+        await asyncio.to_thread(self._nics.block_egress, lease.namespace, interface)
         self._is_silent = True
 
     @property

@@ -11,6 +11,8 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
+import httpx
+
 from patchlight.controller.access.tokens import Attempt, AuditLog
 from patchlight.controller.changes.device_watch import DeviceWatch
 from patchlight.controller.changes.parts import CircuitParts
@@ -28,7 +30,7 @@ from patchlight.controller.jobs.job_table import Forecasts, JobTable
 from patchlight.controller.jobs.rewiring import JobTraffic
 from patchlight.controller.jobs.running_job import RunningJob
 from patchlight.controller.jobs.scheduler import Scheduler
-from patchlight.controller.packet_switches.openflow.client import Speaker, UnknownSwitches
+from patchlight.controller.packet_switches.openflow.client import Launch, Speaker, UnknownSwitches
 from patchlight.controller.packet_switches.openflow.flowtable import SpeakerOptions, SwitchTls
 from patchlight.controller.packet_switches.registry import open_packet_driver
 from patchlight.controller.packet_switches.switches import PacketSwitches
@@ -38,6 +40,7 @@ from patchlight.controller.paths.service import PathService
 from patchlight.controller.storage import series_store
 from patchlight.controller.storage.database import JournalError
 from patchlight.controller.storage.state_folder import open_series, open_store
+from patchlight.testbed.clock import unix_s
 from patchlight.testbed.errors import BadInput, PatchlightError, in_words
 from patchlight.testbed.lab.model import Host, Lab
 from patchlight.testbed.lab.packet_drivers import DEFAULT_DRIVER
@@ -75,10 +78,20 @@ class ControllerSettings:
     traces: str | None = None
 
 
+@dataclass(frozen=True)
+class Rim:
+    """Where a controller meets other processes: what carries requests to an agent, by server
+    (``None``: its socket), and what starts the OpenFlow speaker. A simulation has its own."""
+
+    transport_to: Callable[[str], httpx.AsyncBaseTransport | None] = lambda server: None
+    launch_speaker: Launch | None = None
+
+
 class Controller:
     """All parts of a controller."""
 
-    def __init__(self, lab: Lab, settings: ControllerSettings) -> None:
+    def __init__(self, lab: Lab, settings: ControllerSettings, rim: Rim | None = None) -> None:
+        rim = rim or Rim()
         self.lab, self.settings = lab, settings
         self.identity = LabIdentity.of(lab, settings.lab_file)
         tls = AgentTls(lab.name, settings.tls) if settings.tls else None
@@ -103,7 +116,7 @@ class Controller:
                 time.time(), "part-fault", {"part": part, "message": why}
             )
         )
-        self.fleet = Fleet(lab, tls, NicMacs(lab, self.store))
+        self.fleet = Fleet(lab, tls, NicMacs(lab, self.store), rim.transport_to)
         self.drivers: dict[str, AnyDriver] = {
             switch.name: open_driver(switch, password_of(switch))
             for switch in lab.optical_switches
@@ -118,7 +131,8 @@ class Controller:
                 engine=settings.engine,
                 apps=tuple(settings.ryu_apps),
                 tls=switch_tls,
-            )
+            ),
+            rim.launch_speaker,
         )
         packet_drivers = [
             open_packet_driver(switch, password_of(switch))
@@ -336,7 +350,7 @@ class Recorder:
         table: JobTable,
         forecasts: Forecasts,
         keep_for_s: float | None = None,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = unix_s,
         on_sources: Callable[[Mapping[str, int]], None] = lambda _: None,
     ) -> None:
         self._store, self._fleet, self._switches = store, fleet, switches
@@ -348,11 +362,15 @@ class Recorder:
 
     async def run(self) -> None:
         """Write each window at its end."""
+        written = 0
         while True:
             now = self._clock() - _LATE_S
             begin = int(now - now % WIDTH_S)
+            if begin == written:  # a timer may be a little early
+                begin += WIDTH_S
             await asyncio.sleep(begin + WIDTH_S - now)
             await self.write(begin)
+            written = begin
 
     async def write(self, begin: int) -> None:
         """Write the window that began then, with the iterations reported since the last one."""

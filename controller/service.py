@@ -12,8 +12,8 @@ import os
 import signal
 import socket
 import ssl
-from collections.abc import Callable, Iterator
-from contextlib import AsyncExitStack, ExitStack, contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -31,6 +31,7 @@ from patchlight.testbed.logs import log_to_stderr, log_trouble
 from patchlight.testbed.wire.lab_api import keepers_socket, own_socket
 
 if TYPE_CHECKING:
+    from fastapi import FastAPI
     from opentelemetry.sdk.trace import SpanProcessor
 
 
@@ -71,10 +72,50 @@ async def _run(
     on_ready: Callable[[], None],
 ) -> None:
     asyncio.get_running_loop().set_exception_handler(log_trouble)
-    metrics = exposition.ControllerMetrics(controller)
     told_to_stop = asyncio.Event()
     for signal_number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(signal_number, told_to_stop.set)
+    metrics = exposition.ControllerMetrics(controller)
+    async with working(controller, metrics, receiver) as app:
+        from patchlight.controller.api.app import metrics_app
+        from patchlight.controller.api.caller import keepers
+        from patchlight.testbed.linux.http_server import ServerLimits, http_server
+
+        limits = ServerLimits(per_user=_PER_USER, trusted=keepers())
+        serving_with = partial(http_server, limits=limits, lifespan="off")
+        servers = [
+            (serving_with(app, hosts=front.hosts, tls=front.tls), front.socket) for front in fronts
+        ]
+        if metrics_socket is not None:
+            readers = serving_with(metrics_app(metrics), hosts=_LOCAL_NAMES)
+            servers.append((readers, metrics_socket))
+        serving = [
+            asyncio.create_task(server.serve(sockets=[at]), name="api") for server, at in servers
+        ]
+        stopping = asyncio.create_task(told_to_stop.wait(), name="stop")
+        # Without the objects made so far, a garbage collection takes 0.1 s less.
+        gc.freeze()
+        try:
+            on_ready()
+            # The end of its API ends the controller; its background parts restart.
+            done, _ = await asyncio.wait([*serving, stopping], return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            app.state.events.close()
+            for server, _ in servers:
+                server.should_exit = True
+            stopping.cancel()
+            await asyncio.gather(*serving, stopping, return_exceptions=True)
+
+
+@asynccontextmanager
+async def working(
+    controller: Controller,
+    metrics: exposition.ControllerMetrics,
+    receiver: "SpanProcessor | None" = None,
+) -> AsyncIterator["FastAPI"]:
+    """Run the controller's parts during the block; yields its API, which has to be served."""
     async with AsyncExitStack() as stack:
         stack.callback(controller.store.close)
         stack.callback(controller.series.close)
@@ -97,20 +138,10 @@ async def _run(
         # Devices that do not answer are opened later.
         await controller.circuits.devices.open()
         # Imported while the speaker starts.
-        from patchlight.controller.api.app import create_app, metrics_app, metrics_routes
-        from patchlight.controller.api.caller import keepers
-        from patchlight.testbed.linux.http_server import ServerLimits, http_server
+        from patchlight.controller.api.app import create_app, metrics_routes
 
         app = create_app(controller)
         app.include_router(metrics_routes(metrics))
-        limits = ServerLimits(per_user=_PER_USER, trusted=keepers())
-        serving_with = partial(http_server, limits=limits, lifespan="off")
-        servers = [
-            (serving_with(app, hosts=front.hosts, tls=front.tls), front.socket) for front in fronts
-        ]
-        if metrics_socket is not None:
-            readers = serving_with(metrics_app(metrics), hosts=_LOCAL_NAMES)
-            servers.append((readers, metrics_socket))
         await speaking
         stack.push_async_callback(controller.switches.close)
         await controller.switches.look()
@@ -140,24 +171,7 @@ async def _run(
             controller.background.start("SNMP", controller.telemetry.run)
         if controller.lab.paths == "nodes":
             controller.background.start("bounds of paths", controller.path_bounds.run)
-        serving = [
-            asyncio.create_task(server.serve(sockets=[at]), name="api") for server, at in servers
-        ]
-        stopping = asyncio.create_task(told_to_stop.wait(), name="stop")
-        # Without the objects made so far, a garbage collection takes 0.1 s less.
-        gc.freeze()
-        try:
-            on_ready()
-            # The end of its API ends the controller; its background parts restart.
-            done, _ = await asyncio.wait([*serving, stopping], return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                task.result()
-        finally:
-            app.state.events.close()
-            for server, _ in servers:
-                server.should_exit = True
-            stopping.cancel()
-            await asyncio.gather(*serving, stopping, return_exceptions=True)
+        yield app
 
 
 async def _cancel(task: asyncio.Task[None]) -> None:

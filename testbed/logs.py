@@ -6,11 +6,11 @@ Libraries log what they receive, sometimes with a traceback, so the limit is in 
 import asyncio
 import logging
 import sys
-import time
 from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
+from patchlight.testbed.clock import monotonic_s
 from patchlight.testbed.errors import harmless
 
 _MOST = 10
@@ -38,7 +38,7 @@ class Sparing(logging.Filter):
     ``clock`` returns seconds.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, clock: Callable[[], float] = monotonic_s) -> None:
         super().__init__()
         self._clock = clock
         self._began = clock()

@@ -8,13 +8,13 @@ import hmac
 import json
 import re
 import secrets
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from patchlight.controller.storage.database import Database, Instead, Shape, left_out
 from patchlight.controller.storage.store import UNREADABLE
+from patchlight.testbed.clock import unix_s
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab.rules import Role
 from patchlight.testbed.wire.rest.lab import AttemptRow, TokenShape
@@ -34,7 +34,7 @@ _TOKEN, _AUDITED = Shape(TokenShape), Shape(AttemptRow)
 class Tokens:
     """The tokens of one lab, in the controller's database."""
 
-    def __init__(self, store: Database, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, store: Database, clock: Callable[[], float] = unix_s) -> None:
         self._store, self._clock = store, clock
 
     def create(
@@ -138,7 +138,7 @@ class Attempt:
 class AuditLog:
     """The log of one lab, in the controller's database, which prevents changes to it."""
 
-    def __init__(self, store: Database, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, store: Database, clock: Callable[[], float] = unix_s) -> None:
         self._store, self._clock = store, clock
 
     def add(self, attempt: Attempt) -> None:

@@ -3,7 +3,6 @@
 import asyncio
 import hashlib
 import json
-import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
@@ -20,6 +19,7 @@ from patchlight.controller.api.caller import Caller, Doorman, NotKnown
 from patchlight.controller.api.openapi import explained, problem_answer
 from patchlight.controller.api.turns import READS, Turns
 from patchlight.controller.storage.database import Database, JournalError
+from patchlight.testbed.clock import monotonic_s, unix_s
 from patchlight.testbed.errors import PROBLEM_MEDIA_TYPE
 from patchlight.testbed.lab.rules import Role
 
@@ -128,7 +128,7 @@ class Slowdown:
 
     def __init__(
         self,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = monotonic_s,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._clock, self._sleep = clock, sleep
@@ -172,7 +172,7 @@ _LONGEST_KEY = 200
 class KeptAnswers:
     """The responses to requests with idempotency keys, by user and key, for a day."""
 
-    def __init__(self, store: Database, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, store: Database, clock: Callable[[], float] = unix_s) -> None:
         self._store, self._clock = store, clock
 
     def begin(self, who: str, key: str, what: str, body: bytes) -> Response | None:

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from patchlight.controller.changes.record import ChangePlan, Changes, Reconfiguration, Refused
 from patchlight.controller.circuits.contract import Alarm, DeviceUnreachable, Drivers, LoginRefused
 from patchlight.controller.storage.store import Store
+from patchlight.testbed.clock import unix_s
 from patchlight.testbed.errors import PatchlightError, in_words
 from patchlight.testbed.lab.model import Lab
 from patchlight.testbed.lab.portmap import AnyMap, PortMap, SwitchMap
@@ -98,7 +99,7 @@ Decide = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 @dataclass
 class _Unreachable:
     message: str
-    since: float = field(default_factory=time.time)
+    since: float = field(default_factory=unix_s)
     pause_s: float = _FIRST_PAUSE_S
 
 

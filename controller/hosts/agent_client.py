@@ -197,20 +197,30 @@ class AgentIncompatible(AgentSilent):
 
 
 class AgentClient:
-    """The agent of ``server``; ``management`` is ``unix:/path``, or ``host:port`` with ``tls``."""
+    """The agent of ``server``; ``management`` is ``unix:/path``, or ``host:port`` with ``tls``.
 
-    def __init__(self, server: str, management: str, tls: AgentTls | None = None) -> None:
+    ``transport`` carries the requests instead of a socket.
+    """
+
+    def __init__(
+        self,
+        server: str,
+        management: str,
+        tls: AgentTls | None = None,
+        transport: httpx.AsyncBaseTransport | None = None,
+    ) -> None:
         self.server = server
         self._where = management
         unix = management.removeprefix("unix:") if management.startswith("unix:") else None
         self._tls = None if unix else tls
-        self._is_unix = unix is not None
+        self._is_unix = unix is not None or transport is not None
         self._refused: AgentIncompatible | None = None
         self._knows_no_users = False
         self.heartbeat = Heartbeat()
         """By all calls, those included that other parts of the controller make."""
         self._http = httpx.AsyncClient(
-            transport=httpx.AsyncHTTPTransport(
+            transport=transport
+            or httpx.AsyncHTTPTransport(
                 verify=self._tls.context if self._tls else _NO_TLS,
                 uds=unix,
                 retries=0 if unix else 1,

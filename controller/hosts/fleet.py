@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+import httpx
 from pydantic import TypeAdapter
 
 from patchlight.controller.hosts.agent_client import (
@@ -201,10 +202,17 @@ SAMPLES_KEPT_S = 600
 class Fleet:
     """The agents of the servers that have a management address in the lab file."""
 
-    def __init__(self, lab: Lab, tls: AgentTls | None = None, macs: NicMacs | None = None) -> None:
-        """``macs`` is updated with reports of NICs; by default nothing is stored."""
+    def __init__(
+        self,
+        lab: Lab,
+        tls: AgentTls | None = None,
+        macs: NicMacs | None = None,
+        transport_to: Callable[[str], httpx.AsyncBaseTransport | None] = lambda server: None,
+    ) -> None:
+        """``macs`` is updated with reports of NICs; by default nothing is stored.
+        ``transport_to`` an agent replaces its socket."""
         self.clients = {
-            server.name: AgentClient(server.name, server.management, tls)
+            server.name: AgentClient(server.name, server.management, tls, transport_to(server.name))
             for server in lab.servers
             if server.management
         }

@@ -3,10 +3,10 @@
 import hashlib
 import json
 import math
+import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from time import perf_counter
 from types import MappingProxyType
 from typing import Any, Protocol, Self, TypeVar
 
@@ -237,9 +237,9 @@ def decided(
     saw: Callable[[], Mapping[str, Any]],
 ) -> tuple[A, Decision]:
     """A policy's answer, also as a decision."""
-    began = perf_counter()
+    began = time.perf_counter()
     answer = ask()
-    took_s = perf_counter() - began
+    took_s = time.perf_counter() - began
     told = policy.explanation, policy.fault
     return answer, Decision(kind, policy.name, plain(answer), took_s, saw, *told)
 

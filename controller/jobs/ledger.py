@@ -27,6 +27,7 @@ from patchlight.controller.storage.database import (
     left_out,
 )
 from patchlight.controller.storage.store import UNREADABLE, Store
+from patchlight.testbed.clock import unix_s
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.jobs import JOB_NAME, JobSpec, JobState, JobStatus
 from patchlight.testbed.lab.rules import Discipline
@@ -345,7 +346,7 @@ class Retention:
         ledger: JobLedger,
         outputs: JobOutputs,
         settings: Discipline,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = unix_s,
     ) -> None:
         self._store, self._ledger, self._outputs = store, ledger, outputs
         self._settings, self._clock = settings, clock

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, get_args
@@ -16,6 +15,7 @@ from prometheus_client.process_collector import ProcessCollector
 from patchlight.controller.changes.record import Reconfiguration, State
 from patchlight.controller.metrics.lab_state import OpticalPower, lab_metrics
 from patchlight.controller.packet_switches.openflow.flowtable import OPERATIONS
+from patchlight.testbed.clock import monotonic_s, unix_s
 from patchlight.testbed.errors import BadInput, PackageMissing
 from patchlight.testbed.jobs import JobState, JobStatus
 from patchlight.testbed.linux.sockets import is_loopback, listen, split_address
@@ -163,7 +163,7 @@ class JobProgress:
         registry: prometheus.CollectorRegistry,
         running: Collection[str],
         scale: float,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = monotonic_s,
     ) -> None:
         self._running, self._scale, self._clock = running, scale, clock
         labels = ("job_id", "rank", "host")
@@ -230,7 +230,7 @@ class JobTraces:
         lab: str,
         table: JobTable,
         processor: SpanProcessor,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = unix_s,
     ) -> None:
         from opentelemetry.sdk.resources import Resource
         from opentelemetry.sdk.trace import TracerProvider

@@ -4,7 +4,6 @@ the service with a clock. A path whose user is silent for a lease ends."""
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -14,6 +13,7 @@ from typing import Any, Literal, cast
 
 from patchlight.controller.changes.record import Refused
 from patchlight.controller.storage.store import Store
+from patchlight.testbed.clock import unix_s
 from patchlight.testbed.errors import BadInput, nearest
 from patchlight.testbed.lab.model import Lab
 from patchlight.testbed.lab.portmap import AnyMap
@@ -189,7 +189,7 @@ class PathService:
         self,
         lab: Lab,
         maps: Callable[[], Mapping[str, AnyMap] | None],
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = unix_s,
         store: Store | None = None,
     ) -> None:
         self._store = store

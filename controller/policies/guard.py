@@ -10,9 +10,9 @@ import itertools
 import math
 import operator
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from time import perf_counter
 from typing import Any, NamedTuple
 
 from patchlight.controller.policies import contract
@@ -258,9 +258,9 @@ class _Guard:
             ask = partial(answer_of, self.policy, self.kind)
             if self._alone is not None:
                 return self._alone.ask(ask, arguments)
-            began = perf_counter()
+            began = time.perf_counter()
             answer = ask(*arguments)
-            took_s = perf_counter() - began
+            took_s = time.perf_counter() - began
             if took_s > self._deadline_s:
                 late = f"it took {took_s:.1f} s, more than {self._deadline_s:g} s"
                 self._report(Fault(self.kind, self.name, jobs, late, overruled=False))

@@ -197,7 +197,7 @@ async def test_the_controller_says_what_answers_instead_of_the_agent(
         "expired": lambda: past.for_agent("server1", tmp_path / "x"),
     }[what]()
     async with serving(agent_app, own) as address, calling(address, controller) as client:
-        for call in (client.status, lambda: client.delete("w")):
+        for call in (client.status, lambda: client.delete("w", 0.0)):
             with pytest.raises(AgentNotTrusted, match=words) as caught:
                 await call()
             assert caught.value.hint

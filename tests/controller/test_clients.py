@@ -143,7 +143,7 @@ async def test_what_goes_over_the_wire(agent: Agent, client: AgentClient) -> Non
     await client.hold("w", 3)
     await client.release("w")
     agent.say({"id": "w", "state": "stopped", "energy_j": 12.5})
-    assert (await client.delete("w")).energy_j == 12.5
+    assert (await client.delete("w", 0.0)).energy_j == 12.5
     assert [(line, json.loads(body or "null")) for line, body in agent.requests] == [
         ("POST /v1/workers/w/start", {}),
         ("POST /v1/workers/w/hold", {"iteration": 3}),
@@ -206,9 +206,9 @@ async def test_an_order_that_is_lost_is_repeated_until_the_agent_counts_as_lost(
     assert client.heartbeat.presence(time.monotonic()) is Presence.LOST
     # An agent that is lost is not waited for again: each call is one attempt.
     before = len(agent.requests)
-    for call in (client.start, client.end, client.release):
+    for call in (client.start("j-1"), client.end("j-1", 0.0), client.release("j-1")):
         with pytest.raises(AgentSilent):
-            await call("j-1")
+            await call
     assert len(agent.requests) == before + 3
 
 

@@ -7,7 +7,7 @@ import itertools
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Any, Protocol
 
@@ -132,6 +132,27 @@ class SpeakerProcess:
             SPEAKER_LOG.warning("%s", text)
 
 
+class AnySpeakerProcess(Protocol):
+    """What the controller does with a speaker's process; see ``SpeakerProcess``."""
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+
+    @property
+    def running(self) -> bool:
+        """Whether it has not ended yet."""
+
+    async def ended(self) -> SpeakerFailed:
+        """Wait for its end; returns an error that describes it."""
+
+    async def stop(self) -> None:
+        """End it."""
+
+
+Launch = Callable[[Sequence[str]], Awaitable[AnySpeakerProcess]]
+
+
 class SpeakerAnswer(Protocol):
     """Called at the end of each request."""
 
@@ -154,17 +175,18 @@ class Speaker:
 
     Every subscriber gets the protocol's events in order, and ``{"event": "speaker-down", "error":
     ...}`` and ``{"event": "speaker-up", ...}``. ``on_answer`` are called after each request.
+    ``launch`` starts the process, which serves at the socket of the options.
     """
 
-    def __init__(self, options: SpeakerOptions) -> None:
-        self.options = options
+    def __init__(self, options: SpeakerOptions, launch: Launch | None = None) -> None:
+        self.options, self._launch = options, launch or SpeakerProcess.start
         self.restarts = 0
         self.on_answer: list[SpeakerAnswer] = []
         self.info: Message = {}
         self._numbers = itertools.count(1)
         self._waiting: dict[int, asyncio.Future[Message]] = {}
         self._subscribers: list[Callback] = []
-        self._process: SpeakerProcess | None = None
+        self._process: AnySpeakerProcess | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._reading: asyncio.Task[None] | None = None
         self._supervising: asyncio.Task[None] | None = None
@@ -245,7 +267,7 @@ class Speaker:
     # -- the process and the connection -----------------------------------------------------
 
     async def _begin(self) -> None:
-        self._process = await SpeakerProcess.start(self.options.command())
+        self._process = await self._launch(self.options.command())
         try:
             reader, self._writer = await asyncio.open_unix_connection(
                 self.options.socket, limit=flowtable.LONGEST_LINE

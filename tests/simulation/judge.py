@@ -1,0 +1,132 @@
+"""Judges a history by calls, answers and the world's true state; it knows no implementation."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from patchlight.testbed.lab.portmap import PortMap
+from tests.simulation.lab import SimulatedLab
+from tests.simulation.plant import Device
+from tests.simulation.servers import Worker
+
+FINAL = ("done", "failed", "stopped")
+
+
+class Judge(logging.Handler):
+    """Watches one lab. ``found`` has what was wrong, each with the time."""
+
+    def __init__(self, lab: SimulatedLab) -> None:
+        super().__init__(logging.ERROR)
+        self.lab = lab
+        self.found: list[str] = []
+        self.submitted: dict[str, dict[str, Any]] = {}
+        self.locked: dict[tuple[str, int], str] = {}
+        """Ports whose lock was acknowledged and whose release nobody has requested since."""
+        self.stopped_since: float | None = None
+        self.drained_since: float | None = None
+        for device in lab.plant.devices.values():
+            device.on_change.append(self.light_moved)
+        lab.on_worker.append(self.worker_started)
+
+    def wrong(self, what: str) -> None:
+        """Note a violation."""
+        self.found.append(what)
+        self.lab.world.log("judge", what)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """An exception that nobody foresaw is a violation, wherever it is logged."""
+        if record.exc_info and record.exc_info[0] is not None:
+            kind, error, _ = record.exc_info
+            self.wrong(f"unforeseen {kind.__name__}: {error} ({record.getMessage()[:200]})")
+
+    # -- at all times --------------------------------------------------------------------------
+
+    def light_moved(self, device: Device, before: PortMap, after: PortMap) -> None:
+        """Light of a device has moved."""
+        change = before.diff(after)
+        self.lab.world.log(
+            device.switch.name,
+            f"light −{','.join(map(str, change.breaks))} +{','.join(map(str, change.makes))}",
+        )
+        for c in (*change.breaks, *change.makes):
+            if c in device.meddled:
+                continue
+            for port in {c.inp, c.out}:
+                if who := self.locked.get((device.switch.name, port)):
+                    self.wrong(f"{device.switch.name}: {c} moved, and {who} had locked port {port}")
+
+    def worker_started(self, worker: Worker, what: str) -> None:
+        """A worker's program has begun."""
+        if what != "launched":
+            return
+        for machine in self.lab.machines.values():
+            for other in machine.workers.values():
+                if other is worker or not other.process.alive:
+                    continue
+                if other.id == worker.id:
+                    self.wrong(f"worker {worker.id} runs twice")
+                if machine is worker.machine:
+                    for part in ("gpu", "nic"):
+                        own = getattr(worker.launch.spec, part)
+                        if own is not None and getattr(other.launch.spec, part) == own:
+                            self.wrong(f"{part} {own} belongs to {worker.id} and {other.id}")
+
+    def answered(self, user: str, call: str, status: int, body: Any) -> None:
+        """A user has got an answer."""
+        if status >= 500 and status not in (503, 504):
+            self.wrong(f"{user}: {call} was answered with {status}: {str(body)[:300]}")
+
+    # -- at rest -------------------------------------------------------------------------------
+
+    def at_rest(
+        self,
+        jobs: Iterable[Mapping[str, Any]],
+        circuits: Mapping[str, Any],
+        status: Mapping[str, Any],
+    ) -> None:
+        """All faults have ended long ago, and nothing is under way."""
+        known = {job["id"]: job for job in jobs}
+        for job_id in self.submitted:
+            job = known.get(job_id)
+            if job is None:
+                self.wrong(f"job {job_id} was acknowledged and is not known any more")
+            elif job["state"] not in FINAL:
+                self.wrong(f"job {job_id} is {job['state']} for ever: {job['message']}")
+            elif job["state"] == "done":
+                self._check_done(job)
+        for machine in self.lab.machines.values():
+            for worker in machine.workers.values():
+                if worker.process.alive:
+                    self.wrong(f"worker {worker.id} still runs")
+            for interface, namespace in machine.in_namespace.items():
+                self.wrong(f"{machine.server.name}.{interface} is still in {namespace}")
+            assert machine.service is not None
+            if any(machine.service.leases().values()):
+                self.wrong(f"{machine.server.name} has leases: {machine.service.leases()}")
+        for name, device in self.lab.plant.devices.items():
+            said = PortMap.parse(circuits[name]["map"])
+            if said != device.map:
+                self.wrong(f"{name} has {device.map}, but the API says {said}")
+        for part in status["parts"]:
+            if part["faults"]:
+                self.wrong(f"{part['name']} failed: {part['last_fault']}")
+        for agent in status["agents"]:
+            if not agent["reachable"]:
+                self.wrong(f"the agent of {agent['server']} is {agent['presence']}")
+
+    def _check_done(self, job: Mapping[str, Any]) -> None:
+        job_id, spec = job["id"], job["spec"]
+        workers = [
+            worker
+            for machine in self.lab.machines.values()
+            for worker in machine.workers.values()
+            if worker.launch.spec.job == job_id and worker.state == "done"
+        ]
+        finished = [w for w in workers if w.done_iterations == spec["iterations"]]
+        if len(finished) != (spec["workers"] or len(spec["hosts"])):
+            self.wrong(
+                f"job {job_id} is done, but {len(finished)} of its {spec['workers']} workers "
+                "finished all iterations"
+            )

@@ -1,0 +1,103 @@
+"""A whole simulated lab: its plant, its servers, and its controller, which is the real one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+
+from patchlight.controller.metrics.exposition import ControllerMetrics
+from patchlight.controller.parts import Controller, ControllerSettings, Rim
+from patchlight.controller.service import working
+from patchlight.testbed.errors import PatchlightError
+from patchlight.testbed.lab.model import Lab
+from tests.simulation.plant import Plant, located
+from tests.simulation.servers import Machine, ToProcess, Worker
+from tests.simulation.world import Process, World
+
+
+class SimulatedLab:
+    """One lab in a world; ``open`` starts everything."""
+
+    def __init__(self, world: World, lab: Lab) -> None:
+        self.world = world
+        self.lab = located(lab, world.folder)
+        self.plant = Plant(world, self.lab)
+        self.machines = {
+            server.name: Machine(world, self.plant, server) for server in self.lab.servers
+        }
+        self.controller = Process(world, "controller")
+        self.controller.alive = False
+        self.app: Any = None
+        self.serving = asyncio.Event()
+        self.state = world.folder / "state"
+        self.on_worker: list[Callable[[Worker, str], None]] = []
+        """Called with each worker that is launched, told to start, or in a new state."""
+        for machine in self.machines.values():
+            machine.on_worker = self.on_worker
+
+    async def open(self) -> None:
+        """Start devices, agents and the controller, and wait until it serves."""
+        for device in self.plant.devices.values():
+            device.start()
+        for machine in self.machines.values():
+            machine.start()
+        self.start_controller()
+        await self.until_served()
+
+    def start_controller(self) -> Process:
+        """Start the controller's process on what is on its disk."""
+        self.controller = Process(self.world, "controller")
+        self.controller.at_end.append(self._stopped)
+        self.world.log("controller", "starts")
+        self.controller.start(self._run(self.controller))
+        return self.controller
+
+    def _stopped(self) -> None:
+        self.app = None
+        self.serving.clear()
+        for speaker in self.plant.speakers:
+            # Its standard input closes with the controller.
+            speaker.process.end()
+
+    async def _run(self, process: Process) -> None:
+        rim = Rim(
+            transport_to=lambda server: ToProcess(
+                self.world,
+                process,
+                lambda: (self.machines[server].agent, self.machines[server].app),
+            ),
+            launch_speaker=self.plant.launch_speaker,
+        )
+        settings = ControllerSettings(
+            state_dir=self.state, api=f"unix:{self.state}/api.sock", openflow="127.0.0.1:6653"
+        )
+        try:
+            controller = Controller(self.lab, settings, rim)
+            async with working(controller, ControllerMetrics(controller)) as app:
+                self.world.log(process.name, "serves")
+                if process is self.controller:
+                    self.app = app
+                    self.serving.set()
+                await asyncio.Event().wait()
+        except PatchlightError as error:
+            self.world.log(process.name, f"cannot start: {error.message}")
+            process.end()
+
+    def try_second(self) -> Process:
+        """Start another controller for the same lab, which must not run."""
+        second = Process(self.world, "second-controller")
+        second.start(self._run(second))
+        return second
+
+    async def until_served(self) -> None:
+        """Wait until the controller's API answers."""
+        await self.serving.wait()
+
+    def client(self, name: str, user: int = 0) -> httpx.AsyncClient:
+        """An HTTP client of the API: root's, or another user's by number."""
+        process = Process(self.world, name)
+        transport = ToProcess(self.world, process, lambda: (self.controller, self.app), user)
+        return httpx.AsyncClient(base_url="http://localhost/v1", transport=transport, timeout=60)

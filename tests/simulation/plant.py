@@ -1,0 +1,338 @@
+"""The true state of a simulated lab: light, flow tables, optical devices, the OpenFlow speaker.
+
+The devices are the emulated ones, with their protocols' real bytes, and keep their maps when they
+die. Packet switches are flow tables that forward. Nothing here is read by the controller but by
+its drivers and its speaker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from patchlight.controller.packet_switches.openflow import flowtable
+from patchlight.controller.packet_switches.openflow.client import SpeakerFailed
+from patchlight.controller.packet_switches.openflow.flowtable import (
+    FlowEntry,
+    FlowTable,
+    SpeakerOptions,
+)
+from patchlight.emulation.optical.crossbar import NoCrossbar, arriving_dbm
+from patchlight.emulation.optical.device import EmulatedOcs
+from patchlight.emulation.optical.matrices import LightChange
+from patchlight.emulation.optical.protocols.server import server_class
+from patchlight.testbed.errors import PatchlightError
+from patchlight.testbed.lab.model import Host, Lab, PacketSwitch
+from patchlight.testbed.lab.portmap import CrossConnect, PortMap
+from patchlight.testbed.lab.wiring import Links, trace_links
+from patchlight.testbed.wire.worker_api import WorkerSpec
+from tests.simulation.world import Process, World
+from tests.support.fake_network import FakeNetwork, unicast
+
+if TYPE_CHECKING:
+    from tests.simulation.servers import Worker
+
+
+class _Watched(NoCrossbar):
+    """Tells when light has moved."""
+
+    def __init__(self, moved: Callable[[], None]) -> None:
+        super().__init__()
+        self._moved = moved
+
+    async def change(self, change: LightChange) -> None:
+        """See ``Crossbar``."""
+        self._moved()
+
+
+class Device:
+    """One optical circuit switch, on or off. Its mirrors stay where they are when it dies."""
+
+    def __init__(self, world: World, lab: Lab, name: str) -> None:
+        self.world = world
+        self.lab = lab
+        self.switch = lab.circuit_switch(name)
+        self.state_file = world.folder / f"{name}.json"
+        self.process = Process(world, name)
+        self.process.alive = False
+        self.emulated: EmulatedOcs | None = None
+        self.map = PortMap()
+        """Which input is on which output, in truth."""
+        self.meddled: set[CrossConnect] = set()
+        """What others than Patchlight have changed."""
+        self.on_change: list[Callable[[Device, PortMap, PortMap], None]] = []
+
+    def _moved(self) -> None:
+        assert self.emulated is not None
+        before, self.map = self.map, self.emulated.map
+        if before != self.map:
+            for hear in self.on_change:
+                hear(self, before, self.map)
+
+    def start(self) -> None:
+        """Switch it on: it has the map that it saved."""
+        self.process = Process(self.world, self.switch.name)
+        self.world.log(self.switch.name, "starts")
+        self.process.start(self._serve())
+
+    def kill(self) -> None:
+        """Switch it off."""
+        self.process.kill()
+
+    async def _serve(self) -> None:
+        crossbar = _Watched(self._moved)
+        arriving = arriving_dbm(self.lab, self.switch)
+        device = EmulatedOcs(self.switch, arriving, crossbar, state_file=self.state_file)
+        self.emulated = device
+        await device.open()
+        self._moved()
+        protocol = server_class(self.switch.driver)(device)
+        host, _, port = self.switch.address.rpartition(":")
+        await asyncio.start_server(protocol.serve, host, int(port))
+
+
+class FlowSwitch:
+    """A packet switch: its flow table outlives whoever controls it."""
+
+    def __init__(self, switch: PacketSwitch) -> None:
+        assert switch.datapath_id is not None
+        self.name = switch.name
+        self.datapath_id = switch.datapath_id
+        self.ports = switch.ports
+        self.table: dict[flowtable.FlowKey, FlowEntry] = {}
+        self.connected = True
+        self.refuses = 0
+        """How many of the next entries it refuses."""
+
+
+class Plant:
+    """Everything that carries light and packets, in truth."""
+
+    def __init__(self, world: World, lab: Lab) -> None:
+        self.world = world
+        self.lab = lab
+        self.devices = {
+            switch.name: Device(world, lab, switch.name) for switch in lab.circuit_switches
+        }
+        self.switches = {
+            switch.name: FlowSwitch(switch) for switch in lab.packet_switches if switch.datapath_id
+        }
+        self._links_of: tuple[PortMap, ...] | None = None
+        self._links: Links
+        self.speakers: list[SimulatedSpeaker] = []
+        self.rings: dict[str, list[Worker]] = {}
+        """The workers that have joined a ring, by job and attempt."""
+        self.dark: set[str] = set()
+        """Hosts whose fibre is cut."""
+
+    def maps(self) -> Mapping[str, PortMap]:
+        """The map of each device."""
+        return {name: device.map for name, device in self.devices.items()}
+
+    def links(self) -> Links:
+        """What the light joins now."""
+        maps = tuple(device.map for device in self.devices.values())
+        if maps != self._links_of:
+            self._links_of = maps
+            self._links = trace_links(self.lab, self.maps())
+        return self._links
+
+    def has_carrier(self, host: Host) -> bool:
+        """Whether a NIC receives light."""
+        return host.name not in self.dark and self.links().peer(host.endpoint) is not None
+
+    def hears(self, sender: Host, receiver: Host) -> bool:
+        """Whether a packet from one NIC reaches another."""
+        if sender.name in self.dark or receiver.name in self.dark:
+            return False
+        tables = {
+            name: FlowTable(frozenset(switch.table.values()))
+            for name, switch in self.switches.items()
+        }
+        network = FakeNetwork(self.lab, self.links(), tables)
+        return receiver.endpoint in network.send(sender, unicast(receiver)).arrived
+
+    def ring_of(self, spec: WorkerSpec) -> list[Worker]:
+        """The workers that have joined one attempt's ring."""
+        return self.rings.setdefault(spec.id.rpartition("-")[0], [])
+
+    def connect(self, switch: FlowSwitch, *, up: bool) -> None:
+        """A packet switch's connection to its controller comes or goes."""
+        if switch.connected != up:
+            switch.connected = up
+            for speaker in self.speakers:
+                if speaker.running:
+                    speaker.tell(switch)
+
+    async def launch_speaker(self, command: Sequence[str]) -> SimulatedSpeaker:
+        """Start a speaker as the controller does, by its command line."""
+        options = SpeakerOptions.from_command(command[-1])
+        speaker = SimulatedSpeaker(self, options)
+        self.speakers.append(speaker)
+        await asyncio.sleep(0.3)
+        await speaker.serve()
+        return speaker
+
+
+class SimulatedSpeaker:
+    """The speaker's process: its line protocol at a Unix socket in memory."""
+
+    COUNT_EVERY_S = 5.0
+
+    def __init__(self, plant: Plant, options: SpeakerOptions) -> None:
+        self.plant = plant
+        self.options = options
+        self.process = Process(plant.world, "speaker")
+        self.clients: list[asyncio.StreamWriter] = []
+        self.over: asyncio.Future[None] = plant.world.loop.create_future()
+        self.process.at_end.append(lambda: self.over.set_result(None))
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self.process.pid
+
+    @property
+    def running(self) -> bool:
+        """Whether it has not ended yet."""
+        return self.process.alive
+
+    async def ended(self) -> SpeakerFailed:
+        """Wait for its end."""
+        await asyncio.shield(self.over)
+        return SpeakerFailed("the OpenFlow speaker ended: it was killed")
+
+    async def stop(self) -> None:
+        """End it."""
+        self.process.end()
+
+    async def serve(self) -> None:
+        """Listen, and count."""
+        await self.process.start(self._listen())
+
+    async def _listen(self) -> None:
+        await asyncio.start_unix_server(
+            self._converse, self.options.socket, limit=flowtable.LONGEST_LINE
+        )
+        self.process.start(self._count())
+
+    async def _count(self) -> None:
+        while True:
+            await asyncio.sleep(self.COUNT_EVERY_S)
+            for switch in self._connected():
+                self.publish(self._counters(switch))
+
+    def _connected(self) -> list[FlowSwitch]:
+        return [switch for switch in self.plant.switches.values() if switch.connected]
+
+    def publish(self, event: Mapping[str, Any]) -> None:
+        """Tell every client."""
+        for client in self.clients:
+            client.write(flowtable.encode(dict(event)))
+
+    def tell(self, switch: FlowSwitch) -> None:
+        """Tell every client that a switch has come or gone."""
+        if switch.connected:
+            self.publish({"event": "switch-up", **self._described(switch)})
+        else:
+            self.publish({"event": "switch-down", "datapath_id": switch.datapath_id})
+
+    def _counters(self, switch: FlowSwitch) -> dict[str, Any]:
+        ports = [
+            {"port": port, "rx_bytes": 0, "tx_bytes": 0, "rx_packets": 0, "tx_packets": 0}
+            for port in range(1, switch.ports + 1)
+        ]
+        flows = [
+            {"cookie": entry.cookie, "bytes": 0, "packets": 0} for entry in switch.table.values()
+        ]
+        return {
+            "event": "counters",
+            "datapath_id": switch.datapath_id,
+            "at": self.plant.world.wall(),
+            "ports": ports,
+            "flows": flows,
+            "read_s": 0.001,
+        }
+
+    def _described(self, switch: FlowSwitch) -> dict[str, Any]:
+        links = self.plant.links()
+        lit = {int(end.port) for pair in links.pairs() for end in pair if end.device == switch.name}
+        ports = [
+            {"port": port, "name": f"p{port}", "up": port in lit}
+            for port in range(1, switch.ports + 1)
+        ]
+        return {"datapath_id": switch.datapath_id, "address": "10.1.1.1:1", "ports": ports}
+
+    async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.clients.append(writer)
+        while line := await reader.readline():
+            request = flowtable.decode(line)
+            try:
+                answer = {"ok": True, "result": self._answer(request)}
+            except _Refused as refused:
+                answer = {"ok": False, "error": refused.message, **refused.fields}
+            except PatchlightError as error:
+                answer = {"ok": False, "error": error.message, "kind": "SwitchGone"}
+            await asyncio.sleep(self.plant.world.latency_s())
+            writer.write(flowtable.encode({"id": request["id"], **answer}))
+        self.clients.remove(writer)
+        writer.close()
+
+    def _answer(self, request: Mapping[str, Any]) -> Any:
+        operation = request["op"]
+        if operation == "hello":
+            about = {"engine": "simulated", "engine_version": "1"}
+            return {"protocol": 1, "datapaths": sorted(self.options.datapath_ids), **about}
+        if operation == "switches":
+            return [self._described(switch) for switch in self._connected()]
+        if operation == "counters":
+            return [self._counters(switch) for switch in self._connected()]
+        switch = next(
+            (s for s in self._connected() if s.datapath_id == request["datapath_id"]), None
+        )
+        if switch is None:
+            raise PatchlightError(f"switch {request['datapath_id']:#x} is not connected")
+        if operation == "read_flows":
+            flows = [entry.to_json() for entry in switch.table.values()]
+            return {"flows": flows, "selects": True if request.get("spread") else None}
+        if operation == "ports":
+            return self._described(switch)["ports"]
+        assert operation == "apply", operation
+        return self._apply(switch, request)
+
+    def _apply(self, switch: FlowSwitch, request: Mapping[str, Any]) -> dict[str, int]:
+        removed = added = 0
+        failed = []
+        for item in request.get("removes", []):
+            entry = FlowEntry.from_json(item)
+            removed += switch.table.pop(entry.key, None) is not None
+        for item in request.get("adds", []):
+            entry = FlowEntry.from_json(item)
+            if switch.refuses:
+                switch.refuses -= 1
+                failed.append({"entry": item, "error": "table full"})
+                continue
+            switch.table[entry.key] = entry
+            added += 1
+        result = {"removed": removed, "added": added}
+        if failed:
+            raise _Refused("refused entries", {"failed": failed, "result": result})
+        return result
+
+
+@dataclasses.dataclass
+class _Refused(Exception):
+    message: str
+    fields: dict[str, Any]
+
+
+def located(lab: Lab, folder: Path) -> Lab:
+    """The lab with an address of the world for each agent and device."""
+    servers = tuple(
+        dataclasses.replace(server, management=f"unix:{folder}/{server.name}.sock")
+        for server in lab.servers
+    )
+    return lab.with_changes(servers=servers)

@@ -1,0 +1,59 @@
+"""Histories of a whole lab: ``make histories SEEDS=1-100`` plays more of them."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.simulation.history import History, draw_lab, draw_steps
+
+ROOT = Path(__file__).parents[2]
+
+
+def _replay(seed: int, output: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "tests.simulation", "--seed", str(seed)]
+    return subprocess.run(
+        [*command, "--output", str(output)],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONHASHSEED": "0"},
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("seed", [2, 12])
+def test_a_history_ends_well_and_its_replay_is_the_same(seed: int, tmp_path: Path) -> None:
+    first = _replay(seed, tmp_path / "first")
+    assert "nothing wrong" in first.stdout, first.stdout + first.stderr
+    if seed == 12:
+        _replay(seed, tmp_path / "second")
+        assert (tmp_path / "first").read_bytes() == (tmp_path / "second").read_bytes()
+
+
+def test_seeds_draw_labs_and_steps() -> None:
+    assert draw_lab(1) == draw_lab(1)
+    assert draw_steps(1) == draw_steps(1) != draw_steps(2)
+    drivers = {s.driver for seed in range(30) for s in draw_lab(seed).circuit_switches}
+    assert len(drivers) >= 4
+
+
+def test_the_judge_finds_a_circuit_that_moved_though_it_was_locked() -> None:
+    history = History(1, [])
+    moved = []
+
+    async def play(world: object) -> None:
+        await history.lab.open()
+        device = next(iter(history.lab.plant.devices.values()))
+        first = next(iter(device.map))
+        history.judge.locked[device.switch.name, first.inp] = "operator"
+        assert device.emulated is not None
+        await device.emulated.lose(str(first))
+        moved.extend(history.judge.found)
+
+    history._play = play  # type: ignore[method-assign]
+    history.run()
+    assert "had locked port" in moved[0]

@@ -1,0 +1,577 @@
+"""A world in one process: simulated time, processes that crash at any await, streams in memory.
+
+One seed decides every delay, loss and order. The clock jumps to the next timer. What runs in the
+world is ordinary asyncio code: its loop, its sockets and the clock belong to the world. Each task
+belongs to a simulated process, found by a context variable. A killed process never runs again:
+not even its ``finally`` blocks, as after SIGKILL.
+
+Left out: the kernel, TLS, and threads of other libraries; a disk that lies about fsync.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import fcntl
+import gc
+import hashlib
+import itertools
+import os
+import random
+import secrets
+import selectors
+import sys
+import time
+import uuid
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+from unittest import mock
+
+T = TypeVar("T")
+
+EPOCH_S = 1_900_000_000.0
+"""The Unix time at which every history begins."""
+
+_FIRST_PID = 5_000_000  # above those of the kernel
+_PROCESS: contextvars.ContextVar[Process | None] = contextvars.ContextVar("process", default=None)
+
+
+class Deadlock(Exception):
+    """Nothing will ever happen again in the world."""
+
+
+class Process:
+    """One simulated process, or a machine that only the world knows as a whole."""
+
+    def __init__(self, world: World, name: str) -> None:
+        self.world = world
+        self.name = name
+        self.alive = True
+        self.pid = next(world.pids)
+        self.steps = 0
+        self.dies_at: int | None = None
+        """The step before which it dies."""
+        self.at_end: list[Callable[[], object]] = []
+        self.context = contextvars.Context()
+        self.context.run(_PROCESS.set, self)
+
+    def start(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Run a coroutine in this process."""
+        return self.world.loop.create_task(work, context=self.context.copy())
+
+    def kill(self) -> None:
+        """End it at once; peers notice later."""
+        if self.alive:
+            self.alive = False
+            self.world.log(self.name, "is killed")
+            self._over()
+
+    def end(self) -> None:
+        """It has ended by itself."""
+        if self.alive:
+            self.alive = False
+            self.world.log(self.name, "has ended")
+            self._over()
+
+    def _over(self) -> None:
+        for hear in self.at_end:
+            hear()
+        self.at_end.clear()
+
+
+class _Numbered:
+    """Hashed by number, so that sets of tasks have the same order in each replay."""
+
+    number: int
+
+    def __new__(cls, *args: Any, loop: Loop, **more: Any) -> Any:
+        made = super().__new__(cls)
+        made.number = next(loop.numbers)
+        return made
+
+    def __hash__(self) -> int:
+        return self.number
+
+
+class _Task(_Numbered, asyncio.Task[T]):
+    pass
+
+
+class _Future(_Numbered, asyncio.Future[T]):
+    pass
+
+
+class _JumpingSelector(selectors.SelectSelector):
+    """Waits for no file: it moves the clock to the next timer."""
+
+    world: World
+
+    def select(self, timeout: float | None = None) -> list[Any]:
+        """Jump."""
+        if timeout is None:
+            raise Deadlock
+        self.world.now += max(timeout, 0.0)
+        return []
+
+
+class Loop(asyncio.SelectorEventLoop):
+    """The event loop of a world, whose clock and network are simulated."""
+
+    def __init__(self, world: World) -> None:
+        selector = _JumpingSelector()
+        selector.world = world
+        self._world = world
+        self.numbers = itertools.count()
+        self._most_pending = 1000
+        super().__init__(selector)
+        self.set_task_factory(self._new_task)
+
+    def _new_task(self, _: Any, work: Any, **more: Any) -> asyncio.Task[Any]:
+        task: asyncio.Task[Any] = _Task(work, loop=self, **more)
+        pending = self._world.pending
+        pending.append(task)
+        if len(pending) > self._most_pending:
+            pending[:] = [each for each in pending if not each.done()]
+            self._most_pending = 2 * len(pending) + 1000
+        return task
+
+    def time(self) -> float:
+        """Seconds since the world began."""
+        return self._world.now
+
+    def create_future(self) -> asyncio.Future[Any]:
+        """A future whose place in sets is the same in each replay."""
+        made: asyncio.Future[Any] = _Future(loop=self)
+        return made
+
+    def call_soon(  # type: ignore[override]
+        self, callback: Any, *args: Any, context: Any = None
+    ) -> asyncio.Handle:
+        """As in ``asyncio``, unless the process has died by then."""
+        context = context or contextvars.copy_context()
+        process = context.get(_PROCESS)
+        if process is None:
+            return super().call_soon(callback, *args, context=context)
+        return super().call_soon(self._step, process, callback, *args, context=context)
+
+    call_soon_threadsafe = call_soon  # type: ignore[assignment]
+
+    def call_at(  # type: ignore[override]
+        self, when: float, callback: Any, *args: Any, context: Any = None
+    ) -> Any:
+        """As in ``asyncio``, unless the process has died by then."""
+        context = context or contextvars.copy_context()
+        process = context.get(_PROCESS)
+        if process is None:
+            return super().call_at(when, callback, *args, context=context)
+        return super().call_at(when, self._step, process, callback, *args, context=context)
+
+    @staticmethod
+    def _step(process: Process, callback: Any, *args: Any) -> None:
+        if not process.alive:
+            return
+        process.steps += 1
+        if process.dies_at is not None and process.steps >= process.dies_at:
+            process.kill()
+            return
+        callback(*args)
+
+    def run_in_executor(  # type: ignore[override]
+        self, executor: Any, func: Any, *args: Any
+    ) -> asyncio.Future[Any]:
+        """Run a function of a thread: whole, some time later, on the simulated clock."""
+        future = self.create_future()
+
+        def work() -> None:
+            # A thread that has begun goes on though nobody waits for it.
+            if future.cancelled() and self._world.draw.random() < 0.5:
+                return
+            try:
+                result = func(*args)
+            except BaseException as error:
+                if not future.cancelled():
+                    future.set_exception(error)
+                return
+            if not future.cancelled():
+                future.set_result(result)
+
+        self.call_later(self._world.thread_s(), work)
+        return future
+
+    async def create_connection(  # type: ignore[override]
+        self, protocol_factory: Any, host: str = "", port: int = 0, **more: Any
+    ) -> tuple[Any, Any]:
+        """Connect to a simulated server."""
+        return await self._world.network.connect(f"{host}:{port}", protocol_factory)
+
+    async def create_unix_connection(
+        self, protocol_factory: Any, path: Any = None, **more: Any
+    ) -> tuple[Any, Any]:
+        """Connect to a simulated Unix socket."""
+        where = os.path.realpath(path)  # noqa: ASYNC240 - nothing blocks a simulated clock
+        return await self._world.network.connect(where, protocol_factory)
+
+    async def create_server(  # type: ignore[override]
+        self, protocol_factory: Any, host: str = "", port: int = 0, **more: Any
+    ) -> Any:
+        """Listen at a simulated address."""
+        return self._world.network.listen(f"{host}:{port}", protocol_factory)
+
+    async def create_unix_server(self, protocol_factory: Any, path: Any = None, **more: Any) -> Any:
+        """Listen at a simulated Unix socket."""
+        where = os.path.realpath(path)  # noqa: ASYNC240
+        return self._world.network.listen(where, protocol_factory)
+
+
+class Listener(asyncio.AbstractServer):
+    """A simulated server's socket."""
+
+    def __init__(self, network: Network, address: str, protocol_factory: Any) -> None:
+        self.network = network
+        self.address = address
+        self.protocol_factory = protocol_factory
+        self.process = _PROCESS.get()
+
+    @property
+    def alive(self) -> bool:
+        """Whether somebody accepts connections."""
+        return self.process is None or self.process.alive
+
+    def close(self) -> None:
+        """Accept no more."""
+        if self.network.listeners.get(self.address) is self:
+            del self.network.listeners[self.address]
+
+    async def wait_closed(self) -> None:
+        """Nothing to wait for."""
+
+    def get_loop(self) -> asyncio.AbstractEventLoop:
+        """The world's loop."""
+        return self.network.world.loop
+
+    def is_serving(self) -> bool:
+        """Whether it accepts connections."""
+        return self.network.listeners.get(self.address) is self
+
+    async def start_serving(self) -> None:
+        """It does already."""
+
+    async def serve_forever(self) -> None:
+        """Until it is cancelled."""
+        await self.network.world.loop.create_future()
+
+
+class Stream(asyncio.Transport):
+    """One end of a connection in memory."""
+
+    def __init__(self, network: Network, process: Process | None, protocol: Any, to: str) -> None:
+        super().__init__({"peername": (to, 0), "sockname": ("world", 0)})
+        self.network = network
+        self.process = process
+        self.protocol = protocol
+        self.peer: Stream | None = None
+        self.closing = False
+        self.over = False
+        self.paused = False
+        self.waiting: deque[bytes] = deque()
+        self.free_at = 0.0
+        if process is not None:
+            process.at_end.append(self._reset_peer)
+
+    def write(self, data: Any) -> None:
+        """Send bytes, in order."""
+        if not self.closing and data:
+            self.network.carry(self, "data", bytes(data))
+
+    def close(self) -> None:
+        """Send what is left, then end."""
+        if not self.closing:
+            self.closing = True
+            self.network.carry(self, "end", None)
+            self._soon_over(None)
+
+    def abort(self) -> None:
+        """End at once."""
+        if not self.over:
+            self.closing = True
+            self.network.carry(self, "reset", None)
+            self._soon_over(None)
+
+    def is_closing(self) -> bool:
+        """Whether nothing more can be sent."""
+        return self.closing
+
+    def write_eof(self) -> None:
+        """End this direction."""
+        self.network.carry(self, "eof", None)
+
+    def can_write_eof(self) -> bool:
+        """It can."""
+        return True
+
+    def set_protocol(self, protocol: Any) -> None:
+        """Change who is told of data."""
+        self.protocol = protocol
+
+    def get_protocol(self) -> Any:
+        """Who is told of data."""
+        return self.protocol
+
+    def pause_reading(self) -> None:
+        """Keep data back."""
+        self.paused = True
+
+    def resume_reading(self) -> None:
+        """Hand over what was kept."""
+        self.paused = False
+        while self.waiting and not self.paused:
+            self.protocol.data_received(self.waiting.popleft())
+
+    def is_reading(self) -> bool:
+        """Whether data is handed over as it comes."""
+        return not (self.paused or self.closing)
+
+    def get_write_buffer_size(self) -> int:
+        """The network takes everything at once."""
+        return 0
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        """Without effect."""
+
+    def receive(self, kind: str, data: Any) -> None:
+        """Something has come from the other end."""
+        if self.over:
+            return
+        if kind == "data" and self.closing:
+            return
+        if kind == "data" and self.paused:
+            self.waiting.append(data)
+        elif kind == "data":
+            self.protocol.data_received(data)
+        elif kind == "reset":
+            self.closing = True
+            self._over(ConnectionResetError("the connection was reset"))
+        elif not self.protocol.eof_received() or kind == "end":
+            self.close()
+
+    def _soon_over(self, error: Exception | None) -> None:
+        self.network.world.loop.call_soon(self._over, error)
+
+    def _over(self, error: Exception | None) -> None:
+        if not self.over:
+            self.over = True
+            self.protocol.connection_lost(error)
+
+    def _reset_peer(self) -> None:
+        if not self.over:
+            self.over = self.closing = True
+            self.network.carry(self, "reset", None)
+
+
+class Network:
+    """Streams between processes, by address. Links between two processes can be cut, in one
+    direction or both: data waits, as TCP repeats it, and new connections hang."""
+
+    CONNECT_S = 60.0
+    """A connection that nobody answers is given up after this time."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.listeners: dict[str, Listener] = {}
+        self.cuts: set[tuple[str, str]] = set()
+        self.held: list[tuple[str, str, Callable[[], object]]] = []
+
+    def listen(self, address: str, protocol_factory: Any) -> Listener:
+        """Accept connections at an address."""
+        known = self.listeners.get(address)
+        if known is not None and known.alive:
+            raise OSError(98, f"{address} is in use")
+        self.listeners[address] = listener = Listener(self, address, protocol_factory)
+        return listener
+
+    async def connect(self, address: str, protocol_factory: Any) -> tuple[Stream, Any]:
+        """A new connection to an address; ``OSError`` if nobody accepts it."""
+        client = _PROCESS.get()
+        await asyncio.sleep(self.world.latency_s())
+        listener = self.listeners.get(address)
+        if listener is None or not listener.alive:
+            raise ConnectionRefusedError(111, f"nobody listens at {address}")
+        both = (_name(client), _name(listener.process))
+        if both in self.cuts or both[::-1] in self.cuts:
+            await asyncio.sleep(self.CONNECT_S)
+            raise TimeoutError(110, f"no answer from {address}")
+        if listener.process is None:
+            return self._join(client, listener, address, protocol_factory)
+        return listener.process.context.copy().run(
+            self._join, client, listener, address, protocol_factory
+        )
+
+    def _join(
+        self, client: Process | None, listener: Listener, address: str, protocol_factory: Any
+    ) -> tuple[Stream, Any]:
+        server_protocol = listener.protocol_factory()
+        here = contextvars.Context() if client is None else client.context.copy()
+        protocol = here.run(protocol_factory)
+        near = here.run(Stream, self, client, protocol, address)
+        far = Stream(self, listener.process, server_protocol, _name(client))
+        near.peer, far.peer = far, near
+        here.run(protocol.connection_made, near)
+        server_protocol.connection_made(far)
+        return near, protocol
+
+    def carry(self, sender: Stream, kind: str, data: bytes | None) -> None:
+        """Bring something to the other end, in order and later."""
+        receiver = sender.peer
+        if receiver is None:
+            return
+        sender.free_at = max(sender.free_at, self.world.now) + self.world.latency_s()
+
+        def deliver() -> None:
+            context = receiver.process.context.copy() if receiver.process else None
+            self.world.loop.call_at(
+                max(sender.free_at, self.world.now),
+                receiver.receive,
+                kind,
+                data,
+                context=context or contextvars.Context(),
+            )
+
+        self.when_open(_name(sender.process), _name(receiver.process), deliver)
+
+    def when_open(self, sender: str, receiver: str, deliver: Callable[[], object]) -> None:
+        """Deliver now, or when the link is whole again."""
+        if (sender, receiver) in self.cuts:
+            self.held.append((sender, receiver, deliver))
+        else:
+            deliver()
+
+    def cut(self, sender: str, receiver: str) -> None:
+        """Let nothing pass from one process to another."""
+        self.cuts.add((sender, receiver))
+
+    def heal(self) -> None:
+        """All links are whole again."""
+        self.cuts.clear()
+        held, self.held = self.held, []
+        for _, _, deliver in held:
+            deliver()
+
+
+def _name(process: Process | None) -> str:
+    return process.name if process is not None else "outside"
+
+
+class World:
+    """One world, by its seed. Use it as a context manager, then ``run``."""
+
+    def __init__(self, seed: int | str, folder: Path) -> None:
+        self.seed = seed
+        self.folder = folder
+        self.draw = random.Random(f"world {seed}")
+        self._ids = random.Random(f"ids {seed}")
+        self.now = 0.0
+        self.skew_s = 0.0
+        """How far the wall clock is ahead: it may jump."""
+        self.slow = 1.0
+        """By how much threads and messages take longer than usual."""
+        self.pids = iter(range(_FIRST_PID, 1 << 30))
+        self.lines: list[str] = []
+        self.pending: list[asyncio.Task[Any]] = []
+        """Tasks that may not have ended: one that is forgotten would run its ``finally``."""
+        self.loop = Loop(self)
+        self.network = Network(self)
+        self._locks: dict[tuple[int, int], Process | None] = {}
+
+    def log(self, who: str, what: str) -> None:
+        """Write one line of the history."""
+        self.lines.append(f"{self.now:13.6f} {who}: {what}".replace(str(self.folder), "~"))
+
+    @property
+    def digest(self) -> str:
+        """A hash of all lines so far."""
+        return hashlib.sha256("\n".join(self.lines).encode()).hexdigest()
+
+    # Delays are whole milliseconds, so that much happens in the same turn of the loop: races that
+    # need two things at once are found.
+
+    def latency_s(self) -> float:
+        """How long a message takes."""
+        return self.draw.choice((0.0, 0.0, 0.001, 0.001, 0.002, 0.005)) * self.slow
+
+    def thread_s(self) -> float:
+        """How long it takes until the function of a thread has run."""
+        return self.draw.choice((0.0, 0.001, 0.001, 0.003)) * self.slow
+
+    def wall(self) -> float:
+        """The Unix time."""
+        return EPOCH_S + self.now + self.skew_s
+
+    def run(self, work: Awaitable[T]) -> T:
+        """Run until this is done."""
+        return self.loop.run_until_complete(work)
+
+    @contextmanager
+    def entered(self) -> Iterator[World]:
+        """Let clocks, random numbers and locks of the process be those of the world."""
+        was_on = gc.isenabled()
+        gc.collect()
+        gc.disable()  # a collection would run code of the dead, at a moment that is not drawn
+        asyncio.set_event_loop(self.loop)
+        patches = {
+            (time, "time"): self.wall,
+            (time, "monotonic"): lambda: self.now + 1000.0,
+            (time, "perf_counter"): lambda: self.now + 1000.0,
+            (time, "sleep"): self._sleep,
+            (uuid, "uuid4"): lambda: uuid.UUID(int=self._ids.getrandbits(128), version=4),
+            (secrets, "token_hex"): lambda n=32: self._ids.randbytes(n).hex(),
+            (secrets, "token_bytes"): lambda n=32: self._ids.randbytes(n),
+            (secrets, "token_urlsafe"): lambda n=32: self._ids.randbytes(n).hex(),
+            (os, "getpid"): self._pid,
+            (fcntl, "flock"): self._flock,
+        }
+        applied = [mock.patch.object(where, name, new) for (where, name), new in patches.items()]
+        for patch in applied:
+            patch.start()
+        try:
+            yield self
+        finally:
+            for patch in applied:
+                patch.stop()
+            asyncio.set_event_loop(None)
+            self.loop.set_exception_handler(lambda loop, context: None)
+            self.loop.close()
+            if was_on:
+                gc.enable()
+
+    def bury(self) -> None:
+        """Collect what was under way, once nobody refers to it: its ``finally`` blocks run now, and
+        fail, as no loop is left."""
+        hook, sys.unraisablehook = sys.unraisablehook, lambda unraisable: None
+        try:
+            self.pending.clear()
+            gc.collect()
+        finally:
+            sys.unraisablehook = hook
+
+    def _sleep(self, seconds: float) -> None:
+        # A thread that sleeps holds up nobody else; here everything waits.
+        self.now += seconds
+
+    _own_pid = os.getpid()
+
+    def _pid(self) -> int:
+        process = _PROCESS.get()
+        return self._own_pid if process is None else process.pid
+
+    def _flock(self, descriptor: Any, operation: int) -> None:
+        found = os.fstat(descriptor if isinstance(descriptor, int) else descriptor.fileno())
+        key = (found.st_dev, found.st_ino)
+        own, holder = _PROCESS.get(), self._locks.get(key)
+        if not operation & fcntl.LOCK_NB:
+            return  # held within one step only
+        if holder is not None and holder.alive and holder is not own:
+            raise BlockingIOError(11, "locked")
+        self._locks[key] = own
