@@ -13,7 +13,6 @@ import pytest
 from patchlight.controller.hosts.agent_client import AgentClient
 from patchlight.controller.jobs.job_table import JobTable
 from patchlight.controller.jobs.ledger import JobLedger
-from patchlight.controller.storage.database import left_out
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.jobs import JobSpec, JobState
 from patchlight.testbed.lab.portmap import PortMap
@@ -259,7 +258,9 @@ async def cancel_a_change_that_waits(when: When) -> None:
         await until(lambda: not cluster.transactions.busy, cluster)
         await until(lambda: cluster.transactions.under_way(record.id) is None, cluster)
         assert record.state == ("committed" if second is None else "refused")
-        assert not cluster.store.unfinished_reconfigurations(lambda row: row, left_out)
+        assert not cluster.store.unfinished_reconfigurations(
+            lambda row: row, lambda number, known: known
+        )
 
 
 CASES: list[Case] = [
