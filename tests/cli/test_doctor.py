@@ -5,6 +5,7 @@ import itertools
 import json
 import os
 import re
+import shlex
 import shutil
 import socketserver
 import subprocess
@@ -12,6 +13,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import unquote
 
 import pytest
 from click.testing import CliRunner
@@ -84,9 +86,11 @@ def test_what_is_wrong_comes_first_and_hints_name_files_that_are_there(checks: l
     order = ["missing", "untested", "ok"]
     assert states == sorted(states, key=order.index)
     for check in checks:
-        for word in check.install.replace("'", " ").split():
+        # Of a command in a command, too.
+        for word in shlex.split(check.install.replace("$(", " ").replace(" start)", "")):
             if "deploy/" in word:
-                assert Path(word.rpartition("=")[2].rstrip(")")).exists()
+                file = unquote(word.rpartition("=")[2].removeprefix("file://"))
+                assert Path(file).exists(), check
 
 
 def test_it_runs_without_the_packages_that_it_looks_for() -> None:

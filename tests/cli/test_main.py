@@ -335,7 +335,7 @@ def test_what_needs_root_says_so_and_what_to_run(monkeypatch: pytest.MonkeyPatch
     with pytest.raises(PatchlightError) as caught:
         require_root("building a lab")
     # Root's PATH does not lead into a virtual environment.
-    program = Path(sys.executable).with_name("patchlight")
+    program = shlex.quote(str(Path(sys.executable).with_name("patchlight")))
     assert str(caught.value) == (
         f"building a lab needs root\n  run: sudo {program} emulate up 'my lab.yaml'"
     )
