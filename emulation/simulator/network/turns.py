@@ -13,7 +13,7 @@ import numpy as np
 from patchlight.emulation.simulator.network.sharing import Floats, Ints, compiled, drop, put
 
 
-class Turns(NamedTuple):
+class LaneTurns(NamedTuple):
     """The jobs of each lane, and who waits there.
 
     Lane l has the slots ``begins[l]:begins[l + 1]``, by the rank of ``jobs``; job j has the slots
@@ -35,8 +35,8 @@ class Turns(NamedTuple):
     listed: Ints
 
 
-def turns_of(lanes: Sequence[Sequence[int]], ranks: Ints) -> Turns:
-    """Turns of jobs that need these lanes, numbered from 0; of equal ranks, the first job's."""
+def turns_of(lanes: Sequence[Sequence[int]], ranks: Ints) -> LaneTurns:
+    """LaneTurns of jobs that need these lanes, numbered from 0; of equal ranks, the first job's."""
     first: Ints = np.cumsum([0, *map(len, lanes)], dtype=np.int64)
     lane_of: Ints = np.array([lane for each in lanes for lane in each], np.int64)
     jobs = np.repeat(np.arange(len(lanes), dtype=np.int64), np.diff(first))
@@ -49,7 +49,7 @@ def turns_of(lanes: Sequence[Sequence[int]], ranks: Ints) -> Turns:
     def zeros() -> Ints:
         return np.zeros(count, np.int64)
 
-    return Turns(
+    return LaneTurns(
         begins=np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64),
         jobs=jobs[by_lane],
         lanes=lane_of[by_lane],
