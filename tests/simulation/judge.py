@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -117,16 +118,16 @@ class Judge(logging.Handler):
                 self.wrong(f"the agent of {agent['server']} is {agent['presence']}")
 
     def _check_done(self, job: Mapping[str, Any]) -> None:
+        """All workers of one attempt have finished all iterations."""
         job_id, spec = job["id"], job["spec"]
-        workers = [
-            worker
+        finished = Counter(
+            worker.id.rpartition("-")[0]
             for machine in self.lab.machines.values()
             for worker in machine.workers.values()
-            if worker.launch.spec.job == job_id and worker.state == "done"
-        ]
-        finished = [w for w in workers if w.done_iterations == spec["iterations"]]
-        if len(finished) != (spec["workers"] or len(spec["hosts"])):
-            self.wrong(
-                f"job {job_id} is done, but {len(finished)} of its {spec['workers']} workers "
-                "finished all iterations"
-            )
+            if worker.launch.spec.job == job_id
+            and worker.state == "done"
+            and worker.done_iterations == spec["iterations"]
+        )
+        size = spec["workers"] or len(spec["hosts"])
+        if size not in finished.values():
+            self.wrong(f"job {job_id} of {size} workers is done, but finished: {dict(finished)}")

@@ -23,6 +23,7 @@ import selectors
 import sys
 import time
 import uuid
+import warnings
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import contextmanager
@@ -551,8 +552,9 @@ class World:
         fail, as no loop is left."""
         hook, sys.unraisablehook = sys.unraisablehook, lambda unraisable: None
         try:
-            self.pending.clear()
-            gc.collect()
+            with warnings.catch_warnings(action="ignore"):
+                self.pending.clear()
+                gc.collect()
         finally:
             sys.unraisablehook = hook
 

@@ -312,6 +312,8 @@ async def test_a_key_of_a_pinned_type_is_asked_for_first(
         (f"{line_of(RSA)}\n@revoked * {line_of(RSA)}", "which {pins} revokes", "leaked"),
         ("ssh-rsa damaged", "not the one pinned in {pins}: somebody may", "ssh-keygen -R"),
     ],
+    # Keys are new in each process, and names of tests must not be.
+    ids=["other type", "unsupported type", "other key", "revoked", "damaged"],
 )
 async def test_another_type_of_key_is_not_called_an_attack_and_another_key_is(
     two_keys: Running,
