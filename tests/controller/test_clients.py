@@ -16,6 +16,7 @@ import pytest
 import pytest_asyncio
 from fastapi import Request
 
+from patchlight.agents.worker_life import START_S
 from patchlight.client.client import ControllerClient, ControllerError
 from patchlight.controller.api.admission import Admission
 from patchlight.controller.api.caller import Doorman
@@ -35,6 +36,7 @@ from patchlight.testbed.errors import BadInput, OutcomeUnknown
 from patchlight.testbed.jobs import JobSpec
 from patchlight.testbed.lab.model import Lab, Server
 from patchlight.testbed.lab.rules import Access
+from patchlight.testbed.labfile.check import MOST_RELOCK_S
 from patchlight.testbed.labfile.reader import builtin_lab, read_lab
 from patchlight.testbed.linux.sockets import UNIX_CLIENT
 from patchlight.testbed.wire.worker_api import WorkerSpec, WorkerState
@@ -150,6 +152,20 @@ async def test_what_goes_over_the_wire(agent: Agent, client: AgentClient) -> Non
         ("POST /v1/workers/w/release", {}),
         ("DELETE /v1/workers/w", None),
     ]
+
+
+async def test_an_agent_can_say_that_a_worker_does_not_start() -> None:
+    limits: list[float] = []
+
+    async def refuse(request: httpx.Request) -> httpx.Response:
+        limits.append(request.extensions["timeout"]["read"])
+        return httpx.Response(500, json={"error": "worker w does not start"})
+
+    client = AgentClient("server1", "unix:", transport=httpx.MockTransport(refuse))
+    with pytest.raises(AgentCallError, match="worker w does not start"):
+        await client.start("w")
+    await client.close()
+    assert limits[0] > MOST_RELOCK_S + START_S
 
 
 async def test_an_agent_that_is_not_there_is_named(tmp_path: Path) -> None:
