@@ -249,9 +249,10 @@ class AgentClient:
     ) -> bytes:
         """The answer. A lost call is repeated until the agent is lost, or for ``patience_s``: the
         same call twice is one, and what an agent is still doing is not begun again. ``grace_s``:
-        how much longer the answer may take, because a worker has this time to end."""
+        how much longer that is, because a worker has this time to end; an agent that hangs is lost
+        before."""
         began = clock.now()
-        limit_s = (_DEADLINE_S if deadline_s is None else deadline_s) + grace_s
+        limit_s = _DEADLINE_S if deadline_s is None else deadline_s
         if not (self._is_unix or (self._tls and self._tls.credentials)):
             self.heartbeat.missed(began)
             raise AgentNotTrusted(

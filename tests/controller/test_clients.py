@@ -23,6 +23,8 @@ from patchlight.controller.api.caller import Doorman
 from patchlight.controller.api.openapi import explain, new_app
 from patchlight.controller.hosts import agent_client
 from patchlight.controller.hosts.agent_client import (
+    INTERVAL_S,
+    LOST_AFTER,
     VERSION,
     AgentCallError,
     AgentClient,
@@ -166,6 +168,26 @@ async def test_an_agent_can_say_that_a_worker_does_not_start() -> None:
         await client.start("w")
     await client.close()
     assert limits[0] > MOST_RELOCK_S + START_S
+
+
+async def test_an_agent_that_hangs_is_lost_however_long_its_worker_may_take_to_end() -> None:
+    limits: list[float] = []
+
+    async def hang(request: httpx.Request) -> httpx.Response:
+        limits.append(request.extensions["timeout"]["read"])
+        if len(limits) < 3:
+            raise httpx.ReadTimeout("", request=request)
+        return httpx.Response(200, json={"id": "w", "state": "stopped"})
+
+    client = AgentClient("server1", "unix:", transport=httpx.MockTransport(hang))
+    assert (await client.delete("w", grace_s=3600.0)).state is WorkerState.STOPPED
+    assert max(limits) <= LOST_AFTER * INTERVAL_S, "it is asked again"
+    limits.clear()
+    client.heartbeat.silent_since = agent_client.clock.now() - LOST_AFTER * INTERVAL_S
+    with pytest.raises(AgentSilent):
+        await client.delete("w", grace_s=3600.0)
+    assert len(limits) == 1
+    await client.close()
 
 
 async def test_an_agent_that_is_not_there_is_named(tmp_path: Path) -> None:
