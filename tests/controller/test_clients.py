@@ -33,6 +33,7 @@ from patchlight.controller.hosts.agent_client import (
     Presence,
 )
 from patchlight.controller.hosts.fleet import Fleet
+from patchlight.controller.hosts.on_time import clock
 from patchlight.controller.jobs.specs import worker_specs
 from patchlight.testbed.errors import BadInput, OutcomeUnknown
 from patchlight.testbed.jobs import JobSpec
@@ -183,7 +184,7 @@ async def test_an_agent_that_hangs_is_lost_however_long_its_worker_may_take_to_e
     assert (await client.delete("w", grace_s=3600.0)).state is WorkerState.STOPPED
     assert max(limits) <= LOST_AFTER * INTERVAL_S, "it is asked again"
     limits.clear()
-    client.heartbeat.silent_since = agent_client.clock.now() - LOST_AFTER * INTERVAL_S
+    client.heartbeat.silent_since = clock.now() - LOST_AFTER * INTERVAL_S
     with pytest.raises(AgentSilent):
         await client.delete("w", grace_s=3600.0)
     assert len(limits) == 1
