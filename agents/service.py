@@ -1,13 +1,13 @@
 """The agent of one server: its workers, and which of them has which GPU and NIC."""
 
 import asyncio
-import contextlib
 import importlib
 import math
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine
 from dataclasses import asdict
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeVar
@@ -88,6 +88,7 @@ class AgentService:
         self._launches: set[asyncio.Task[Any]] = set()
         self._ends: set[asyncio.Task[Any]] = set()
         self._shared: dict[tuple[str, str], asyncio.Task[worker_api.WorkerStatus]] = {}
+        self._limits: dict[str, float] = {}
         self._deleted: dict[str, worker_api.WorkerStatus] = {}
 
     async def open(self) -> None:
@@ -173,7 +174,8 @@ class AgentService:
                 f"{self._server.name} has {nic.address}"
             )
         limits.permitted(spec, self.site.lab.workers)
-        await self._until_ended(self._holder(nic=spec.nic), self._holder(gpu=spec.gpu))
+        holders = self._holder(nic=spec.nic), self._holder(gpu=spec.gpu)
+        await self._until_ended(spec.id, *holders)
         if spec.id in self._workers or spec.id in self._unwanted:  # by another call meanwhile
             return await self.create(spec)
         for kind, name, holder in (
@@ -210,19 +212,30 @@ class AgentService:
         """Carry out a call in a task of its own, as the client may be gone before it is done; the
         same call meanwhile waits for that one."""
         key = call, worker
-        if (task := self._shared.get(key)) is None:
+        task = self._shared.get(key)
+        if task is None or task.done():  # its callback may come only after the next call
             task = self._shared[key] = _begin(make(), tasks)
-            task.add_done_callback(lambda _: self._shared.pop(key, None))
+            task.add_done_callback(partial(self._is_over, key))
         return await asyncio.shield(task)
 
-    async def _until_ended(self, *holders: str | None) -> None:
-        """Wait for those of these workers that have been told to end."""
+    def _is_over(self, key: tuple[str, str], task: asyncio.Task[worker_api.WorkerStatus]) -> None:
+        if self._shared.get(key) is task:
+            del self._shared[key]
+
+    async def _until_ended(self, waiting: str, *holders: str | None) -> None:
+        """Wait for those of these workers that have been told to end. If the caller repeats the
+        call meanwhile, because its answer is late, the limit of the first one is that of all."""
         ending = [self._workers[name] for name in holders if name is not None]
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_MOST_WAIT_S):
+        limit = asyncio.get_running_loop().time() + _MOST_WAIT_S
+        try:
+            async with asyncio.timeout_at(self._limits.setdefault(waiting, limit)):
                 for worker in ending:
                     if worker.is_told_to_end:
                         await worker.end()
+        except TimeoutError:
+            pass
+        finally:
+            self._limits.pop(waiting, None)
 
     async def _abandon(self, worker: LeasedWorker, why: str) -> None:
         if await worker.abandon(why):

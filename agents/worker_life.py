@@ -30,8 +30,9 @@ from patchlight.testbed.wire.worker_api import (
 UNSTARTED_S = 600.0
 """A worker that is not started in this time is ended: its controller is gone."""
 
-# A program may begin late on a busy machine.
-_START_S = 30.0
+START_S = 30.0
+"""How long a program may take to begin: it may be late on a busy machine."""
+
 # A GPU that fails to answer this many times in a row has fallen off the bus.
 _GPU_MISSES = 3
 
@@ -166,10 +167,10 @@ class LeasedWorker:
             raise Conflict(f"worker {self.spec.id} is not ready yet", hint="wait until it is ready")
         await self.tenancy.until_lit()
         if self._command is None:
-            return await keeper.tell(self._folder, {"op": "start"}, _START_S)
+            return await keeper.tell(self._folder, {"op": "start"}, START_S)
         if self.tenancy.lease.frozen:
             raise Conflict(f"worker {self.spec.id} is held", hint="release it first")
-        deadline = time.monotonic() + _START_S
+        deadline = time.monotonic() + START_S
         while not keeper.open_gate(self._folder):
             self._alive()
             if time.monotonic() > deadline:

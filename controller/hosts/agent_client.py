@@ -58,6 +58,8 @@ _PAUSES_S = (0.2, 0.5, 1.0, 2.0)
 # An agent that answers other calls may work on one for so long: it ends a worker that was not
 # started by then.
 _LONGEST_S = 600.0
+# More than the agent waits for the worker's NIC and then for its program: it says which failed.
+_START_DEADLINE_S = 60.0
 # How long output is waited for.
 _LOG_PATIENCE_S = 10.0
 _SLOW_S = 1.0
@@ -247,9 +249,10 @@ class AgentClient:
     ) -> bytes:
         """The answer. A lost call is repeated until the agent is lost, or for ``patience_s``: the
         same call twice is one, and what an agent is still doing is not begun again. ``grace_s``:
-        how much longer the answer may take, because a worker has this time to end."""
+        how much longer that is, because a worker has this time to end; an agent that hangs is lost
+        before."""
         began = clock.now()
-        limit_s = (_DEADLINE_S if deadline_s is None else deadline_s) + grace_s
+        limit_s = _DEADLINE_S if deadline_s is None else deadline_s
         if not (self._is_unix or (self._tls and self._tls.credentials)):
             self.heartbeat.missed(began)
             raise AgentNotTrusted(
@@ -384,7 +387,8 @@ class AgentClient:
 
     async def start(self, worker_id: str) -> None:
         """Let a ready worker train."""
-        await self._call("POST", f"/workers/{worker_id}/start", {})
+        where = f"/workers/{worker_id}/start"
+        await self._call("POST", where, {}, deadline_s=_START_DEADLINE_S)
 
     async def hold(self, worker_id: str, iteration: int) -> None:
         """Make a worker pause before the all-reduce of ``iteration``."""

@@ -42,12 +42,14 @@ _SAVE = (
 )
 _FINAL = {str(state) for state in JobState if state.is_final}
 _ENDED = ", ".join(f"'{state}'" for state in JobState if state.is_final)
+_MESSAGE = "iif(json_valid(record), json_extract(record, '$.message'), '')"
 _FORGETTABLE = f"""
 SELECT id FROM jobs WHERE state IN ({_ENDED}) AND (finished_at < ? OR rowid <=
     (SELECT rowid FROM jobs WHERE state IN ({_ENDED}) ORDER BY rowid DESC LIMIT 1 OFFSET ?))
 AND id NOT IN (SELECT value FROM jobs AS waiting,
     json_each(iif(json_valid(waiting.record), waiting.record, 'null'), '$.spec.after')
     WHERE waiting.state NOT IN ({_ENDED}))
+AND {_MESSAGE} IS NOT ?
 ORDER BY rowid LIMIT ?"""
 # Unreadable records are included, so that they are set aside.
 _OF_PERIOD = (
@@ -151,9 +153,11 @@ class JobLedger(JobReports):
 
     def unreadable(self) -> set[str]:
         """The jobs whose records were set aside before they had ended, and that nobody stopped."""
-        message = "iif(json_valid(record), json_extract(record, '$.message'), '')"
-        sql = f"SELECT id FROM jobs WHERE state = ? AND {message} = ?"
-        return {job_id for (job_id,) in self._database.rows(sql, JobState.FAILED, UNREADABLE_JOB)}
+        sql = f"SELECT id FROM jobs WHERE state = ? AND {_MESSAGE} = ?"
+        aside = {job_id for (job_id,) in self._database.rows(sql, JobState.FAILED, UNREADABLE_JOB)}
+        # On a full disk, none is set aside yet.
+        others = self._read(f"WHERE state NOT IN ({_ENDED})")
+        return aside | {status.id for status in others if status.state.is_final}
 
     def find(self, job_id: str) -> JobStatus | None:
         """One job, or ``None``."""
@@ -245,11 +249,14 @@ class JobLedger(JobReports):
     def forget(self, before: float, keep: int, most: int = 20) -> tuple[list[str], bool]:
         """Delete jobs that ended before then, and all but the latest ``keep`` of the ended ones.
 
-        Their reports, decisions and events are deleted too. Dependencies of unfinished jobs stay.
-        Each call deletes a limited number. Returns their ids, and whether there are more.
+        Their reports, decisions and events are deleted too. Dependencies of unfinished jobs stay,
+        and ``unreadable`` jobs, so that they can be stopped. Each call deletes a limited number.
+        Returns their ids, and whether there are more.
         """
         with self._database.together() as db:
-            found = [row[0] for row in db.execute(_FORGETTABLE, (before, keep, most))]
+            found = [
+                row[0] for row in db.execute(_FORGETTABLE, (before, keep, UNREADABLE_JOB, most))
+            ]
             gone = []
             for job_id in found:
                 if db.execute(_FORGET_REPORTS, (job_id, _REPORTS)).rowcount == _REPORTS:

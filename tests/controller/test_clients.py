@@ -16,12 +16,15 @@ import pytest
 import pytest_asyncio
 from fastapi import Request
 
+from patchlight.agents.worker_life import START_S
 from patchlight.client.client import ControllerClient, ControllerError
 from patchlight.controller.api.admission import Admission
 from patchlight.controller.api.caller import Doorman
 from patchlight.controller.api.openapi import explain, new_app
 from patchlight.controller.hosts import agent_client
 from patchlight.controller.hosts.agent_client import (
+    INTERVAL_S,
+    LOST_AFTER,
     VERSION,
     AgentCallError,
     AgentClient,
@@ -30,11 +33,13 @@ from patchlight.controller.hosts.agent_client import (
     Presence,
 )
 from patchlight.controller.hosts.fleet import Fleet
+from patchlight.controller.hosts.on_time import clock
 from patchlight.controller.jobs.specs import worker_specs
 from patchlight.testbed.errors import BadInput, OutcomeUnknown
 from patchlight.testbed.jobs import JobSpec
 from patchlight.testbed.lab.model import Lab, Server
 from patchlight.testbed.lab.rules import Access
+from patchlight.testbed.labfile.check import MOST_RELOCK_S
 from patchlight.testbed.labfile.reader import builtin_lab, read_lab
 from patchlight.testbed.linux.sockets import UNIX_CLIENT
 from patchlight.testbed.wire.worker_api import WorkerSpec, WorkerState
@@ -150,6 +155,40 @@ async def test_what_goes_over_the_wire(agent: Agent, client: AgentClient) -> Non
         ("POST /v1/workers/w/release", {}),
         ("DELETE /v1/workers/w", None),
     ]
+
+
+async def test_an_agent_can_say_that_a_worker_does_not_start() -> None:
+    limits: list[float] = []
+
+    async def refuse(request: httpx.Request) -> httpx.Response:
+        limits.append(request.extensions["timeout"]["read"])
+        return httpx.Response(500, json={"error": "worker w does not start"})
+
+    client = AgentClient("server1", "unix:", transport=httpx.MockTransport(refuse))
+    with pytest.raises(AgentCallError, match="worker w does not start"):
+        await client.start("w")
+    await client.close()
+    assert limits[0] > MOST_RELOCK_S + START_S
+
+
+async def test_an_agent_that_hangs_is_lost_however_long_its_worker_may_take_to_end() -> None:
+    limits: list[float] = []
+
+    async def hang(request: httpx.Request) -> httpx.Response:
+        limits.append(request.extensions["timeout"]["read"])
+        if len(limits) < 3:
+            raise httpx.ReadTimeout("", request=request)
+        return httpx.Response(200, json={"id": "w", "state": "stopped"})
+
+    client = AgentClient("server1", "unix:", transport=httpx.MockTransport(hang))
+    assert (await client.delete("w", grace_s=3600.0)).state is WorkerState.STOPPED
+    assert max(limits) <= LOST_AFTER * INTERVAL_S, "it is asked again"
+    limits.clear()
+    client.heartbeat.silent_since = clock.now() - LOST_AFTER * INTERVAL_S
+    with pytest.raises(AgentSilent):
+        await client.delete("w", grace_s=3600.0)
+    assert len(limits) == 1
+    await client.close()
 
 
 async def test_an_agent_that_is_not_there_is_named(tmp_path: Path) -> None:

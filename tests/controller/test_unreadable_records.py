@@ -1,5 +1,6 @@
 """Records that cannot be read, in every table: the lab is never less safe than before."""
 
+import asyncio
 import json
 import time
 from collections.abc import Mapping
@@ -13,12 +14,13 @@ from patchlight.controller.api.admission import KeptAnswers
 from patchlight.controller.changes.record import ChangeOptions, Reconfiguration, Refused
 from patchlight.controller.circuits.registry import open_driver
 from patchlight.controller.hosts.fleet import NicMacs
+from patchlight.controller.jobs.job_table import JobTable
 from patchlight.controller.jobs.ledger import JobLedger
 from patchlight.controller.paths.service import PathService
 from patchlight.controller.storage.database import SCHEMAS
 from patchlight.controller.storage.store import Store
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.jobs import JobState
+from patchlight.testbed.jobs import JobSpec, JobState, JobStatus
 from patchlight.testbed.lab.portmap import PortMap
 from patchlight.testbed.lab.rules import Allowance, Discipline, PolicyChoice, Role
 from patchlight.testbed.wire.agent_status import AgentStatus
@@ -388,6 +390,7 @@ async def test_the_hosts_of_a_job_without_a_record_are_not_given_to_others(bad: 
         await second.until(lambda: second.fleet.on_status)
         assert second.fleet.on_status is not None
         await second.fleet.on_status(sample)
+        await asyncio.sleep(0.1)  # workers are ended in the background
         assert f"{ran}-0" in second.fleet.workers, "it goes on"
     second.fleet.on_status = None
     async with at_work(PolicyChoice(), second) as third:
@@ -396,9 +399,31 @@ async def test_the_hosts_of_a_job_without_a_record_are_not_given_to_others(bad: 
         await third.until(lambda: third.fleet.on_status)
         assert third.fleet.on_status is not None
         await third.fleet.on_status(sample)
-        assert f"{ran}-0" not in third.fleet.workers
+        await third.until(lambda: f"{ran}-0" not in third.fleet.workers)
         del third.fleet.heard[server]
         await third.until_state(waits, JobState.RUNNING)
+
+
+def test_a_job_without_a_record_is_kept_until_it_is_stopped(store: Store) -> None:
+    ledger = JobLedger(store)
+    ran = JobStatus("ran-1", JobSpec("ran"), JobState.RUNNING)
+    ledger.save([ran, replace(ran, id="ended-1", state=JobState.DONE, finished_at=1.0)])
+    spoil(store, "jobs", BAD["cut"], "id = 'ran-1'")
+    assert ledger.unfinished() == []
+    later = time.time() + 1e6
+    assert ledger.forget(before=later, keep=0) == (["ended-1"], False)
+    assert ledger.unreadable() == {"ran-1"}
+    (lost,) = ledger.page(9)
+    ledger.save([replace(lost, state=JobState.STOPPED, message="stopped by the user")])
+    assert ledger.forget(before=later, keep=0) == (["ran-1"], False)
+
+
+def test_the_workers_of_a_job_without_a_record_go_on_while_the_disk_is_full(store: Store) -> None:
+    JobLedger(store).save([JobStatus("ran-1", JobSpec("ran"), JobState.RUNNING)])
+    spoil(store, "jobs", BAD["cut"])
+    store.rows("PRAGMA query_only = ON")
+    full = JobTable(JobLedger(store))
+    assert (full.live(), full.unreadable) == ([], {"ran-1"})
 
 
 @pytest.mark.parametrize("change", ["state = 'done'", "id = 'x-1'", "name = 'y', id = 'z-1'"])

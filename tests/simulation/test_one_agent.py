@@ -1,0 +1,95 @@
+"""One agent in a world: calls that are repeated, because the answer to the first one is late."""
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from patchlight.agents.errors import AgentError, Conflict
+from patchlight.agents.service import AgentService
+from patchlight.testbed.wire.worker_api import SyntheticTask, WorkerSpec, WorkerState, WorkerStatus
+from tests.simulation.history import draw_lab
+from tests.simulation.lab import SimulatedLab
+from tests.simulation.servers import Machine
+from tests.simulation.world import World
+
+
+def play(folder: Path, part: Callable[[Machine, AgentService], Coroutine[Any, Any, None]]) -> None:
+    """Run this in the process of an agent."""
+    world = World(1, folder)
+
+    async def begin() -> None:
+        machine = next(iter(SimulatedLab(world, draw_lab(1)).machines.values()))
+        machine.start()
+        await asyncio.sleep(60)
+        assert machine.service is not None
+        await machine.agent.start(part(machine, machine.service))
+
+    with world.entered():
+        world.run(begin())
+
+
+def spec_of(machine: Machine, name: str) -> WorkerSpec:
+    nic, gpu = machine.server.nics[0], machine.server.gpus[0]
+    member = {"rank": 0, "address": str(nic.address), "port": 7000}
+    return WorkerSpec.model_validate(
+        {
+            "id": name,
+            "job": name,
+            "rank": 0,
+            "gpu": gpu.name,
+            "nic": nic.name,
+            "ring": [member],
+            "task": SyntheticTask(gradient_bytes=4, iterations=1, compute_s=0.1).model_dump(),
+        }
+    )
+
+
+def test_a_worker_is_made_again_at_once_after_its_launch_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def part(machine: Machine, service: AgentService) -> None:
+        spec = spec_of(machine, "w-0")
+        interface = machine.server.nics[0].interface or machine.server.nics[0].name
+        machine.in_namespace[interface] = "another"
+        again: list[asyncio.Task[tuple[WorkerStatus, bool]]] = []
+        end = service.site.book.end
+
+        def end_and_ask(worker: str) -> None:
+            # Another client's request, which comes in the moment of the failure.
+            end(worker)
+            machine.in_namespace.pop(interface, None)
+            again.append(asyncio.create_task(service.create(spec)))
+
+        with monkeypatch.context() as patch:
+            patch.setattr(service.site.book, "end", end_and_ask)
+            with pytest.raises(AgentError, match="is not here"):
+                await service.create(spec)
+        assert (await again[0])[1], "it is made, not refused with the first"
+        assert (await service.delete("w-0")).state is WorkerState.STOPPED
+        assert service.workers() == []
+
+    play(tmp_path, part)
+
+
+def test_repeated_calls_wait_for_a_gpu_no_longer_than_the_first(tmp_path: Path) -> None:
+    async def part(machine: Machine, service: AgentService) -> None:
+        await service.create(spec_of(machine, "old"))
+        spec, began = spec_of(machine, "new"), time.monotonic()
+        async with service.known("old").lock:
+            ending = asyncio.create_task(service.end("old"))
+            calls = []
+            for _ in range(4):
+                await asyncio.sleep(25)
+                calls.append(asyncio.create_task(service.create(spec)))
+            for call in calls:
+                with pytest.raises(Conflict, match="leased to worker old"):
+                    await call
+            assert time.monotonic() - began == pytest.approx(145, abs=1)
+        await ending
+        assert (await service.create(spec))[1]
+
+    play(tmp_path, part)
