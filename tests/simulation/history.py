@@ -331,8 +331,7 @@ class History:
             await asyncio.sleep(0.05)
         process.kill()
         await asyncio.sleep(draw.choice((0.1, 1.0, 20.0)))
-        if not self.lab.controller.alive:
-            self.lab.start_controller()
+        self.lab.restart()
 
     async def _kill_agent(self, draw: random.Random) -> None:
         machine = draw.choice(list(self.lab.machines.values()))
@@ -458,9 +457,13 @@ class History:
             machine.dead_gpus.clear()
             if not machine.agent.alive:
                 machine.start()
-        if not self.lab.controller.alive:
-            self.lab.start_controller()
-        await self.lab.until_served()
+        self.lab.restart()
+        try:
+            async with asyncio.timeout(REST_S):
+                await self.lab.until_served()
+        except TimeoutError:
+            self.judge.wrong("the controller does not serve though all faults have ended")
+            return
         await asyncio.sleep(60.0)
         for device in plant.devices.values():
             assert device.emulated is not None

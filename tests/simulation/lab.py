@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 from collections.abc import Callable
 from typing import Any
 
@@ -85,6 +86,13 @@ class SimulatedLab:
         except PatchlightError as error:
             self.world.log(process.name, f"cannot start: {error.message}")
             process.end()
+            if process is self.controller:  # as systemd does
+                self.world.loop.call_later(5.0, self.restart, context=contextvars.Context())
+
+    def restart(self) -> None:
+        """Start the controller unless it runs."""
+        if not self.controller.alive:
+            self.start_controller()
 
     def try_second(self) -> Process:
         """Start another controller for the same lab, which must not run."""

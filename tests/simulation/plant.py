@@ -173,7 +173,10 @@ class Plant:
         speaker = SimulatedSpeaker(self, options)
         self.speakers.append(speaker)
         await asyncio.sleep(0.3)
-        await speaker.serve()
+        serving = speaker.process.start(speaker.serve())
+        await asyncio.wait({serving, speaker.over}, return_when=asyncio.FIRST_COMPLETED)
+        if not speaker.running:
+            raise await speaker.ended()
         return speaker
 
 
@@ -210,10 +213,7 @@ class SimulatedSpeaker:
         self.process.end()
 
     async def serve(self) -> None:
-        """Listen, and count."""
-        await self.process.start(self._listen())
-
-    async def _listen(self) -> None:
+        """Listen, and count from now on."""
         await asyncio.start_unix_server(
             self._converse, self.options.socket, limit=flowtable.LONGEST_LINE
         )
