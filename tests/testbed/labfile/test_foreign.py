@@ -25,7 +25,7 @@ FOREIGN = {
         """,
         ("a containerlab topology", WIRE, INIT),
     ),
-    "topology.yml": ("provider: clab\nnodes: [a, b]\nlinks: [a-b]\n", ("as of netlab", INIT)),
+    "topology.yml": ("provider: clab\nnodes: [a, b]\nlinks: [a-b]\n", ("netlab's", INIT)),
     "net.py": (
         """
         #!/usr/bin/env python
