@@ -220,5 +220,5 @@ def test_what_is_heard_without_circuits_at_two_ports_is_not_written() -> None:
     pairs = {("tor1.7", "tor2.7"), ("server1.nic0", "tor2.7")}
     heard = frozenset(pairs | {(b, a) for a, b in pairs})
     wiring = _wiring(_found({1: None}), heard)
-    assert wiring.doubts[0].startswith("tor2.7 was found at server1.nic0 and at tor1.7: none")
+    assert wiring.doubts[0].startswith("tor2.7 was found at server1.nic0 and at tor1.7, so none")
     assert wiring.fibres == LAB.fibres

@@ -240,7 +240,7 @@ def test_several_jobs_share_a_network(tmp_path: Path) -> None:
         ([[node(1, "COMPUTE", s=1.0)]], r"node 1: no type COMPUTE"),
         ([[node(1, "COMP_NODE"), node(1, "COMP_NODE")]], r"node 1: there are two"),
         ([[meets(1, "ALL_REDUCE", 9)], IDLE], r"node 1: rank 1 does not take part"),
-        ([[meets(1, "GATHER", 9)]] * 2, r"node 1: a collective of the type GATHER"),
+        ([[meets(1, "GATHER", 9)]] * 2, r"node 1: collectives of the type GATHER"),
         ([[meets(1, "ALL_REDUCE", n)] for n in (8, 9)], r"node 1: ranks do not agree"),
         ([[node(1, "COMM_COLL_NODE", comm_size=3)]] * 2, r"node 1: .* without comm_type"),
         ([[meets(1, "ALL_REDUCE", -9)]] * 2, r"node 1: comm_size is -9"),
