@@ -39,7 +39,7 @@ BREAKOUT = {"Ethernet0": "1", "Ethernet1": "1", "Ethernet2": "1", "Ethernet3": "
             {},
             {1: "an ambiguous port 1: Ethernet0 has index 0, but", 2: "begin with 1"},
         ),
-        ({}, {}, {1: "none of its 0 ports", 2: "of none"}),
+        ({}, {}, {1: "none of its 0 ports", 2: "none of"}),
     ],
 )
 def test_a_number_of_several_ports_or_none_is_no_port(
