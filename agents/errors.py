@@ -63,7 +63,7 @@ class GpuError(AgentError):
 
 
 class GpuSilent(GpuError):
-    """A GPU has not answered in time: it or its machine may be busy."""
+    """A GPU did not answer in time: it or its machine may be busy."""
 
 
 class LaunchError(AgentError):

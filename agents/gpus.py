@@ -61,7 +61,7 @@ class GpuBackend(Protocol):
 
 
 SILENT_S = 30.0
-"""A GPU that gives no answer for so long is gone: until then its machine may be busy."""
+"""A GPU that has not answered for this long is gone; before, its machine may just be busy."""
 _AGAIN_S = 0.5
 
 
@@ -81,7 +81,7 @@ class SocketGpus(GpuBackend):
     """GPUs behind Unix sockets; each reading uses a new connection."""
 
     def __init__(self, server: Server, directory: Path, deadline_s: float = 2.0) -> None:
-        """``deadline_s``: of one reading. A later one may succeed on a busy machine."""
+        """``deadline_s`` limits one reading; on a busy machine a later one may succeed."""
         self._paths = {g.name: directory / f"{server.name}.{g.name}.sock" for g in server.gpus}
         self._deadline_s = deadline_s
 

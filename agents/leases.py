@@ -47,7 +47,7 @@ class Ended:
 class Lease:
     """One worker's GPU and NIC. ``nic_state``: the NIC before the worker got it; ``created_at``:
     Unix time; ``handle``: set after launch, when the worker has its NIC; ``frozen``: stopped
-    while circuits change; ``ending``: why it has been told to end, since ``ending_since``;
+    while circuits change; ``ending``: why it has to end, since ``ending_since``;
     ``returned``: GPU and NIC are back; ``gpu_energy_j``: its counter at the start."""
 
     spec: WorkerSpec

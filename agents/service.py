@@ -119,12 +119,12 @@ class AgentService:
                     await self._abandon(worker, "its launch was cut short")
                 else:
                     await worker.adopt()
-                    if worker.is_told_to_end:
+                    if worker.is_end_requested:
                         self._end_soon(worker)
             except Exception as exc:
                 log.error("taking over worker %s: %s", lease.spec.id, in_words(exc))
         self._looking = asyncio.create_task(self._look_after())
-        # What moves NICs takes a slow processor half a minute to import: not in the first call.
+        # A slow processor imports what moves NICs for half a minute: not during the first call.
         _begin(asyncio.to_thread(importlib.import_module, "pyroute2"), self._ends)
 
     async def close(self) -> None:
@@ -209,8 +209,8 @@ class AgentService:
         make: Callable[[], Coroutine[Any, Any, worker_api.WorkerStatus]],
         tasks: set[asyncio.Task[Any]],
     ) -> worker_api.WorkerStatus:
-        """Carry out a call in a task of its own, as the client may be gone before it is done; the
-        same call meanwhile waits for that one."""
+        """Carry out a call in its own task, as the client may disconnect before it is done; the
+        same call meanwhile waits for that task."""
         key = call, worker
         task = self._shared.get(key)
         if task is None or task.done():  # its callback may come only after the next call
@@ -223,14 +223,14 @@ class AgentService:
             del self._shared[key]
 
     async def _until_ended(self, waiting: str, *holders: str | None) -> None:
-        """Wait for those of these workers that have been told to end. If the caller repeats the
+        """Wait for those of these workers whose end has been requested. If the caller repeats the
         call meanwhile, because its answer is late, the limit of the first one is that of all."""
         ending = [self._workers[name] for name in holders if name is not None]
         limit = asyncio.get_running_loop().time() + _MOST_WAIT_S
         try:
             async with asyncio.timeout_at(self._limits.setdefault(waiting, limit)):
                 for worker in ending:
-                    if worker.is_told_to_end:
+                    if worker.is_end_requested:
                         await worker.end()
         except TimeoutError:
             pass
@@ -391,7 +391,7 @@ class AgentService:
 
 
 def _begin(coroutine: Coroutine[Any, Any, _T], tasks: set[asyncio.Task[Any]]) -> asyncio.Task[_T]:
-    """Carry this out in a task, which is one of ``tasks`` until it ends."""
+    """Run this in a task, which stays in ``tasks`` until it ends."""
     task = asyncio.create_task(coroutine)
     tasks.add(task)
     task.add_done_callback(tasks.discard)

@@ -293,8 +293,8 @@ class LeasedWorker:
         return None
 
     @property
-    def is_told_to_end(self) -> bool:
-        """Whether it has been told to end, and has not ended."""
+    def is_end_requested(self) -> bool:
+        """Whether its end was requested, and it has not ended."""
         return self._ending is not None and self._ended is None
 
     async def end(self, ending: keeper.Ending = keeper.ON_REQUEST) -> None:

@@ -79,9 +79,9 @@ class ControllerSettings:
 
 
 @dataclass(frozen=True)
-class Rim:
-    """Where a controller meets other processes: what carries requests to an agent, by server
-    (``None``: its socket), and what starts the OpenFlow speaker. A simulation has its own."""
+class ExternalIO:
+    """A controller's links to other processes: the transport to an agent, by server (``None``: its
+    socket), and what starts the OpenFlow speaker. A simulation has its own."""
 
     transport_to: Callable[[str], httpx.AsyncBaseTransport | None] = lambda server: None
     launch_speaker: Launch | None = None
@@ -90,8 +90,10 @@ class Rim:
 class Controller:
     """All parts of a controller."""
 
-    def __init__(self, lab: Lab, settings: ControllerSettings, rim: Rim | None = None) -> None:
-        rim = rim or Rim()
+    def __init__(
+        self, lab: Lab, settings: ControllerSettings, external: ExternalIO | None = None
+    ) -> None:
+        external = external or ExternalIO()
         self.lab, self.settings = lab, settings
         self.identity = LabIdentity.of(lab, settings.lab_file)
         tls = AgentTls(lab.name, settings.tls) if settings.tls else None
@@ -116,7 +118,7 @@ class Controller:
                 time.time(), "part-fault", {"part": part, "message": why}
             )
         )
-        self.fleet = Fleet(lab, tls, NicMacs(lab, self.store), rim.transport_to)
+        self.fleet = Fleet(lab, tls, NicMacs(lab, self.store), external.transport_to)
         self.drivers: dict[str, AnyDriver] = {
             switch.name: open_driver(switch, password_of(switch))
             for switch in lab.optical_switches
@@ -132,7 +134,7 @@ class Controller:
                 apps=tuple(settings.ryu_apps),
                 tls=switch_tls,
             ),
-            rim.launch_speaker,
+            external.launch_speaker,
         )
         packet_drivers = [
             open_packet_driver(switch, password_of(switch))
@@ -146,7 +148,7 @@ class Controller:
             lab,
             partial(self.switches.count, "snmp"),
             settings.openflow_netns,
-            partial(self.switches.miss, "snmp"),
+            partial(self.switches.report_missing, "snmp"),
         )
         self.fleet.on_macs = self.switches.learn
         self.fleet.on_counters = self.switches.count_nics

@@ -76,12 +76,12 @@ async def _run(
     for signal_number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(signal_number, told_to_stop.set)
     metrics = exposition.ControllerMetrics(controller)
-    async with working(controller, metrics, receiver) as app:
+    async with running_parts(controller, metrics, receiver) as app:
         from patchlight.controller.api.app import metrics_app
-        from patchlight.controller.api.caller import keepers
+        from patchlight.controller.api.caller import admin_uids
         from patchlight.testbed.linux.http_server import ServerLimits, http_server
 
-        limits = ServerLimits(per_user=_PER_USER, trusted=keepers())
+        limits = ServerLimits(per_user=_PER_USER, trusted=admin_uids())
         serving_with = partial(http_server, limits=limits, lifespan="off")
         servers = [
             (serving_with(app, hosts=front.hosts, tls=front.tls), front.socket) for front in fronts
@@ -110,7 +110,7 @@ async def _run(
 
 
 @asynccontextmanager
-async def working(
+async def running_parts(
     controller: Controller,
     metrics: exposition.ControllerMetrics,
     receiver: "SpanProcessor | None" = None,

@@ -22,11 +22,11 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 fail() { printf 'bootstrap: %s\n' "$*" >&2; exit 1; }
 say() { printf 'bootstrap: %s\n' "$*" >&2; }
 
-# Where no environment of Python can be, or its libraries cannot be loaded, or Docker cannot mount it.
+# Paths at which no Python environment can be, or its libraries cannot be loaded, or Docker cannot mount it.
 odd=$(printf %s "$PWD" | tr -d '[:alnum:]/ _.,@=+~()\200-\377-' && echo .)
 if [ "$odd" != . ]; then
-    fail "cannot work in $(printf %q "$PWD"), because of $(printf %q "${odd%.}"): clone elsewhere, for instance to" \
-        "~/patchlight (a path may have letters, digits, spaces and _ - . , @ = + ~ ( ) in it)"
+    fail "cannot work in $(printf %q "$PWD"), because its path has $(printf %q "${odd%.}"): clone elsewhere, for instance to" \
+        "~/patchlight (a path may have letters, digits, spaces and _ - . , @ = + ~ ( ))"
 fi
 if findmnt --noheadings --output OPTIONS --target . 2>/dev/null | grep -qw noexec; then
     fail "cannot work in $PWD: its file system is mounted noexec; clone elsewhere, for instance to ~/patchlight"

@@ -223,7 +223,7 @@ class Servers:
         if running and not end_workers:
             raise WorkersRun(
                 f"{running} workers run on {server.name}",
-                hint="End their jobs first (patchlight job stop), or give --end-workers.",
+                hint="End their jobs first (patchlight job stop), or use --end-workers.",
             )
         self._agents.drain(server, remote)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from patchlight.testbed.errors import PatchlightError, reason
-from patchlight.testbed.linux import deploy_file, deploy_word, docker_engine
+from patchlight.testbed.linux import deploy_file, docker_engine, quoted_deploy_file
 
 _PATIENCE_S = 90.0
 _MOST_BYTES = 1 << 20
@@ -250,6 +250,6 @@ def facts_here(root: Path | None = None) -> ServerFacts:
         return parse_facts(done.stdout[:_MOST_BYTES].splitlines(), now, time.time())
     except (OSError, NoFacts, subprocess.TimeoutExpired) as error:
         raise PatchlightError(
-            f"asking this machine what it has: {reason(error)}",
-            hint=f"Run it by hand, and see: sh {deploy_word('facts.sh')}",
+            f"collecting facts about this machine: {reason(error)}",
+            hint=f"Run it by hand to see more: sh {quoted_deploy_file('facts.sh')}",
         ) from error

@@ -10,29 +10,31 @@ from patchlight.testbed.host_keys import KnownHosts, types_of
 
 USER_FILE = Path("~/.ssh/known_hosts")
 _SYSTEM_FILE = Path("/etc/ssh/ssh_known_hosts")
-_DO_NOT = "Was the server reinstalled? If not, it may be another machine: do not go on."
+_DO_NOT = "Was the server reinstalled? If not, it may be another machine: do not continue."
 
 
 class HostKeyRefused(PatchlightError):
     """The server's host key is another than the one that is known, or none is known."""
 
 
-class OtherKeyShown(HostKeyRefused):
-    """The server has shown another ``key``; it may have the expected one, too."""
+class OtherKeyOffered(HostKeyRefused):
+    """The server has presented another ``key``; it may have the expected one, too."""
 
     def __init__(self, name: str, key: paramiko.PKey) -> None:
-        super().__init__(f"{name} shows the {described(key)}, another than before", hint=_DO_NOT)
+        super().__init__(
+            f"{name} presents the {described(key)}, not the one it had before", hint=_DO_NOT
+        )
         self.key = key
 
 
 def read_known_hosts() -> KnownHosts:
-    """What the user's and the system's files vouch for; may be ``HostKeyRefused``."""
+    """What the user's and the system's files vouch for; may raise ``HostKeyRefused``."""
     try:
         return KnownHosts.read(USER_FILE.expanduser(), _SYSTEM_FILE)
     except OSError as error:
         raise HostKeyRefused(
             f"reading the known host keys in {error.filename}: {error.strerror}",
-            hint="Let yourself read it: ls -l shows whose it is.",
+            hint="Make it readable to you: ls -l shows its owner.",
         ) from error
 
 
@@ -61,7 +63,7 @@ class OnlyVouchedFor(paramiko.MissingHostKeyPolicy):
                 f"the {described(key)} of {self._name} is not confirmed",
                 hint="Compare the keys that the servers show: patchlight deploy trust LAB",
             )
-        raise OtherKeyShown(self._name, key)
+        raise OtherKeyOffered(self._name, key)
 
 
 def other_key(
@@ -76,13 +78,13 @@ def other_key(
     types = types_of(known)
     if types and not types & types_of(offered):
         return HostKeyRefused(
-            f"{name} shows the {shown}; known_hosts has only {', '.join(sorted(types))}: the types "
-            "of its keys have changed",
+            f"{name} presents the {shown}; known_hosts has only {', '.join(sorted(types))}: the "
+            "types of its keys have changed",
             hint="Compare the keys with the server's console, then confirm them: "
             "patchlight deploy trust LAB --known-hosts --replace SERVER",
         )
-    what = f"{expected} of the lab file" if expected else "the one in known_hosts"
-    return HostKeyRefused(f"{name} shows the {shown} and not {what}", hint=_DO_NOT)
+    what = f"{expected} from the lab file" if expected else "the one in known_hosts"
+    return HostKeyRefused(f"{name} presents the {shown} and not {what}", hint=_DO_NOT)
 
 
 def described(key: paramiko.PKey) -> str:

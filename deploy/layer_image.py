@@ -53,4 +53,4 @@ if __name__ == "__main__":
     try:
         point(Path(sys.argv[1], "layer"), layer_image(Path(sys.argv[1])).name)
     except (PatchlightError, RequestRefused, OSError, subprocess.CalledProcessError) as error:
-        sys.exit(f"each push installs the packages of agents, too: {reason(error)}")
+        sys.exit(f"each push will also install the agents' packages: {reason(error)}")

@@ -42,7 +42,7 @@ _PATIENCE_S = 300.0
 _LAST_LINES = 12
 # A program that was started again so often does not get anywhere.
 _MOST_RESTARTS = 2
-# A late answer of a busy machine is one; where no agent listens yet, the refusal comes at once.
+# A busy machine may answer late; where no agent listens yet, the refusal comes at once.
 _ANSWER_PATIENCE_S = 30.0
 # Of a server's time that starts a program, questions to systemd take at most a tenth: one takes an
 # emulated processor half a second.

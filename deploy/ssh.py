@@ -14,9 +14,15 @@ from typing import Any
 import paramiko
 from paramiko.pkey import UnknownKeyType
 
-from patchlight.deploy.host_keys import OnlyVouchedFor, OtherKeyShown, other_key, read_known_hosts
+from patchlight.deploy.host_keys import OnlyVouchedFor, OtherKeyOffered, other_key, read_known_hosts
 from patchlight.testbed.errors import PatchlightError, reason
-from patchlight.testbed.host_keys import KnownHosts, ask_first, has_key, offered_keys, types_of
+from patchlight.testbed.host_keys import (
+    KnownHosts,
+    has_key,
+    offered_keys,
+    prefer_key_types,
+    types_of,
+)
 from patchlight.testbed.lab.model import Server
 from patchlight.testbed.legacy_ssh import allow_legacy, explained
 from patchlight.testbed.linux.sockets import split_address
@@ -156,8 +162,8 @@ class Connections:
         return self._known.of(place.host, place.port) if place.host_key is None else []
 
     def shown_key(self, place: SshHost, server: Server | None = None) -> paramiko.PKey:
-        """The key that a host shows, through ``server``'s jump host: one that is known, if it has
-        one. Nobody logs in to it."""
+        """The key that a host presents, through ``server``'s jump host: a known one, if it has
+        any. Without a login."""
 
         def connect() -> paramiko.Transport:
             return self._asking(place, server and self.channel(server))
@@ -174,11 +180,11 @@ class Connections:
         return next((each for each in keys if each.fingerprint == place.host_key), key)
 
     def _asking(self, place: SshHost, sock: Any = None, **options: Any) -> paramiko.Transport:
-        """A connection that asks for a key of a known type first; may raise ``OSError``."""
+        """A connection that prefers keys of known types; may raise ``OSError``."""
         sock = sock or socket.create_connection((place.host, place.port), _PATIENCE_S)
         transport = _transport(sock, place, **options)
         transport.banner_timeout = _PATIENCE_S
-        ask_first(transport, types_of(self.known_keys(place), place.host_key))
+        prefer_key_types(transport, types_of(self.known_keys(place), place.host_key))
         return transport
 
     def _jump(self, place: SshHost) -> paramiko.Transport:
@@ -211,7 +217,7 @@ class Connections:
         try:
             self._log_in(client, place, password, channel())
             return
-        except OtherKeyShown as other:
+        except OtherKeyOffered as other:
             client.close()
 
             def connect() -> paramiko.Transport:

@@ -57,7 +57,7 @@ class OutcomeUnknown(PatchlightError):
     exit_code = 3
 
 
-# Packages that have not the name of the module that is imported.
+# Packages whose name differs from that of their module.
 _PACKAGES = {
     "google": "protobuf",
     "opentelemetry": "opentelemetry-sdk",
@@ -106,7 +106,7 @@ def _installed_by(package: str) -> str:
     return package
 
 
-def need_packages(what: str, *modules: str) -> None:
+def require_packages(what: str, *modules: str) -> None:
     """``PackageMissing`` if one of these top-level modules is not installed; imports none."""
     from importlib.util import find_spec
 

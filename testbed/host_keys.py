@@ -1,6 +1,6 @@
-"""Reads pinned SSH host keys, and asks servers for keys of the pinned types first.
+"""Reads pinned SSH host keys, and requests keys of the pinned types from servers.
 
-A server with keys of several types shows one, of the type that the client asks for first.
+A server with keys of several types presents one, of the type that the client prefers.
 """
 
 import re
@@ -18,7 +18,7 @@ _HASHED = re.compile(r"\|1(\|[A-Za-z0-9+/]{27}=){2}")
 # A key of this type may sign by several algorithms (RFC 8332); ``ssh-rsa`` is the one with SHA-1.
 _ALGORITHMS = {"ssh-rsa": ("rsa-sha2-512", "rsa-sha2-256", "ssh-rsa")}
 _MOST_KEYS = 8
-# The types of keys that lab files have the fingerprints of, as far as servers have shown them.
+# The types of keys that lab files have the fingerprints of, as far as servers have presented them.
 _type_of: dict[str, str] = {}
 
 
@@ -98,8 +98,8 @@ def types_of(keys: Iterable[paramiko.PKey], fingerprint: str | None = None) -> s
     return types | {_type_of[fingerprint]} if fingerprint in _type_of else types
 
 
-def ask_first(transport: paramiko.Transport, types: Iterable[str]) -> None:
-    """Ask the server for a host key of these types first, before the handshake."""
+def prefer_key_types(transport: paramiko.Transport, types: Iterable[str]) -> None:
+    """Prefer host keys of these types in the handshake, which has not begun."""
     first = _algorithms(types)
     options = transport.get_security_options()
     options.key_types = sorted(options.key_types, key=lambda algorithm: algorithm not in first)
@@ -114,8 +114,8 @@ def has_key(keys: Collection[paramiko.PKey], fingerprint: str) -> bool:
 def offered_keys(
     connect: Callable[[], paramiko.Transport], shown: paramiko.PKey, within_s: float
 ) -> list[paramiko.PKey]:
-    """All host keys of a server that has ``shown`` one of them, as far as it answers: it shows one
-    in each new connection."""
+    """All host keys of a server that has ``shown`` one of them, as far as it answers: it presents
+    one in each new connection."""
     keys = [shown]
     with suppress(OSError, EOFError, paramiko.SSHException, PatchlightError):
         while len(keys) < _MOST_KEYS:

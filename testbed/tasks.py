@@ -15,18 +15,18 @@ async def run_all(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     return [task.result() for task in tasks]
 
 
-class EndOrdered(Exception):
-    """Work was interrupted, because its end was ordered."""
+class EndRequested(Exception):
+    """Work was interrupted, because its end was requested."""
 
 
-async def unless(ordered: asyncio.Event, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """The result of ``work``; ``EndOrdered`` if ``ordered`` is set before it is done.
+async def run_unless(ordered: asyncio.Event, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    """The result of ``work``; ``EndRequested`` if ``ordered`` is set before it is done.
 
     In each case ``work`` is over. It may never have begun, as a task that is cancelled before its
     first step runs no ``finally``: the caller, whom nobody cancels, cleans up after it.
     """
     if ordered.is_set():
-        raise EndOrdered
+        raise EndRequested
     task = asyncio.create_task(work())
     order = asyncio.create_task(ordered.wait())
     try:
@@ -38,5 +38,5 @@ async def unless(ordered: asyncio.Event, work: Callable[[], Coroutine[Any, Any, 
     if not task.cancelled():
         return task.result()
     if ordered.is_set():
-        raise EndOrdered
-    raise RuntimeError("what it waited for was cancelled")
+        raise EndRequested
+    raise RuntimeError("the awaited work was cancelled")

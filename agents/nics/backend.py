@@ -1,4 +1,4 @@
-"""Gives workers the NICs of one server: what an agent does with the kernel's network devices."""
+"""Gives the NICs of one server to workers, takes them back, and reads their status."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -30,14 +30,14 @@ class NicBackend(Protocol):
         """The present settings of a NIC, which ``take_back`` restores."""
 
     def give(self, state: NicState, namespace: str, network: WorkerNetwork) -> None:
-        """Move a NIC into a worker's namespace and set it up; ``NicError`` leaves it at home."""
+        """Move a NIC into a worker's namespace and set it up; on ``NicError`` it stays at home."""
 
     def take_back(self, state: NicState, namespace: str) -> str:
         """End a worker's processes, move its NIC home and delete its namespace. Returns what was
         lost, as text. ``NicError`` keeps a namespace that still has the NIC."""
 
     def block_egress(self, namespace: str, interface: str) -> None:
-        """Let nothing of a held worker out. Idempotent."""
+        """Drop everything that a held worker sends. Idempotent."""
 
     def unblock_egress(self, namespace: str) -> None:
         """Undo ``block_egress``. Idempotent."""
@@ -72,12 +72,12 @@ class NicBackend(Protocol):
         wait_s: float,
         mtu: int | None,
     ) -> list[str]:
-        """Announce a NIC; the addresses of the neighbours that were not heard in this time."""
+        """Announce a NIC; the addresses of the neighbours that nothing was received from."""
 
     def probe(
         self, names: Mapping[str, str], token: str, listen_s: float
     ) -> Mapping[str, status.Ear]:
-        """What idle NICs hear while all of them send probes of this token."""
+        """What idle NICs receive while all of them send probes with this token."""
 
 
 class KernelNics(NicBackend):

@@ -181,8 +181,8 @@ def _set_up(state: NicState, network: WorkerNetwork) -> None:
 
 
 def _silence_ipv6(interface: str) -> None:
-    """Keep the kernel from announcing an interface and from taking what routers advertise. Harmless
-    if the kernel has no IPv6."""
+    """Keep the kernel from announcing an interface and from accepting router advertisements.
+    Harmless if the kernel has no IPv6."""
     quiet = {"disable_ipv6": 1, "addr_gen_mode": _NONE_GENERATED, "accept_ra": 0}
     for name, value in quiet.items():
         namespaces.set_sysctl(f"ipv6/conf/{interface}/{name}", value)
@@ -192,7 +192,7 @@ def _give_link_local(interface: str, mac: str, network: WorkerNetwork) -> None:
     """Give an interface the IPv6 address that is derived from its MAC, and as static neighbours
     those of the job's other workers: not all packet switches forward neighbour discovery."""
     if not namespaces.set_sysctl(f"ipv6/conf/{interface}/disable_ipv6", 0):
-        return  # a kernel without IPv6, or an MTU below its least
+        return  # a kernel without IPv6, or an MTU below its minimum
     with rtnetlink(interface, "setting up IPv6 on") as ip, Netlink() as netlink:
         index = index_of(ip, interface)
         _add_address(ip, index, link_local(mac), 64)
@@ -201,7 +201,7 @@ def _give_link_local(interface: str, mac: str, network: WorkerNetwork) -> None:
 
 
 def _add_address(ip: Any, index: int, address: str, prefix: int) -> None:
-    """Add an address; an IPv6 one at once, without probing whether others have it."""
+    """Add an address; an IPv6 one without duplicate address detection."""
     more = {"family": AF_INET6, "flags": _IFA_F_NODAD} if ":" in address else {}
     with allowing(errno.EEXIST):
         ip.addr("add", index=index, address=address, prefixlen=prefix, **more)
@@ -265,7 +265,7 @@ def is_in(namespace: Path, interface: str) -> bool:
 
 
 def _addresses(ip: Any, index: int) -> Iterator[tuple[str, int]]:
-    """The addresses that somebody has set: not the link-local and advertised ones of IPv6."""
+    """The configured addresses, without IPv6's link-local and advertised ones."""
     for family in _FAMILIES:
         # A kernel without IPv6 answers with IPv4.
         for found in ip.get_addr(index=index, family=family):

@@ -85,7 +85,7 @@ class Neighbours:
 
 
 def join_ring(task: TrainingTask, tell: Callable[[str], None] = lambda _: None) -> Neighbours:
-    """Connect to both neighbours and check them; ``tell`` is called with what keeps it. After
+    """Connect to both neighbours and check them; ``tell`` is called with what it waits for. After
     ``task.join_s`` ``RingError`` with the neighbour, its address and the last failure."""
     end = time.monotonic() + task.join_s
     size = len(task.ring)

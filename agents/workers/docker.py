@@ -21,7 +21,7 @@ from patchlight.agents.errors import LaunchError, log
 from patchlight.agents.workers import contract, keeper, limits, programs
 from patchlight.testbed.errors import PatchlightError, reason
 from patchlight.testbed.jobs import CommandTask
-from patchlight.testbed.linux import deploy_word, namespaces, processes
+from patchlight.testbed.linux import namespaces, processes, quoted_deploy_file
 from patchlight.testbed.wire.worker_api import SyntheticTask, TorchTask
 
 T = TypeVar("T")
@@ -68,8 +68,8 @@ class DockerRunner:
         except _REFUSED as exc:
             raise LaunchError(
                 f"reaching the Docker engine at {where}: {reason(exc)}",
-                hint=f"start one: sudo bash {deploy_word('docker-engine.sh')} start; or run the "
-                "agent with --worker-kind process",
+                hint=f"start one: sudo bash {quoted_deploy_file('docker-engine.sh')} start; or run "
+                "the agent with --worker-kind process",
             ) from exc
         self._check_image(self._image)
         engine = self._client.info()
@@ -86,7 +86,7 @@ class DockerRunner:
         try:
             self._client.images.get(image)
         except ImageNotFound as exc:
-            make = f"build it: sudo bash {deploy_word('worker-image.sh')}"
+            make = f"build it: sudo bash {quoted_deploy_file('worker-image.sh')}"
             hints = {self._image: make, _TORCH_IMAGE: f"{make} --torch"}
             raise LaunchError(
                 f"the Docker engine has no image {image}",

@@ -266,7 +266,7 @@ def final_report(
     last: LastReport, exit_info: ExitInfo, ending: Ending | None = None, *, foreign: bool = False
 ) -> LastReport:
     """The result of a worker: its last report, unless its exit code contradicts it. A ``foreign``
-    program need not report: exit code 0 is success, unless it was told to end and saved."""
+    program need not report: exit code 0 is success, unless its end was requested and it saved."""
     unsaid = last.state is not WorkerState.STOPPED and ending is None
     if foreign and exit_info.exit_code == 0 and unsaid:
         last = replace(last, state=WorkerState.DONE)
@@ -366,7 +366,7 @@ def has_control(directory: Path) -> bool:
         return False
 
 
-# What a program at the socket can make of a reply, also "[[[[…" and an iteration of 1e999.
+# The errors that a program's reply can cause, such as "[[[[…" and an iteration of 1e999.
 _NO_REPLY = (
     *(OSError, ValueError, KeyError, TypeError, AttributeError),
     *(RecursionError, OverflowError),

@@ -48,8 +48,8 @@ class ProcessRunner(contract.Runner):
         unlimited = {"memory", "pids", "cpu"} - set(self._cgroups.controllers)
         if unlimited:
             log.warning(
-                "no cgroups for workers' %s on this machine: memory is limited for each process, "
-                "processes for each user, CPUs not at all",
+                "no cgroups for workers' %s on this machine: memory is limited per process, "
+                "processes per user, CPUs not at all",
                 ", ".join(sorted(unlimited)),
             )
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from patchlight.controller.storage.database import Database, Instead, Shape, left_out
+from patchlight.controller.storage.database import Database, Shape, Substitute, skip_record
 from patchlight.controller.storage.store import UNREADABLE
 from patchlight.testbed.clock import unix_s
 from patchlight.testbed.errors import BadInput
@@ -64,16 +64,16 @@ class Tokens:
     def _tokens(self, which: str, *values: object) -> list[tuple[TokenShape, str]]:
         # An unreadable token gives no rights.
         return self._store.each(
-            *("tokens", which, self._read, "id", "hash"), unreadable=left_out, values=values
+            *("tokens", which, self._read, "id", "hash"), unreadable=skip_record, values=values
         )
 
     def _read(self, row: dict[str, Any], token_id: str, known: str) -> tuple[TokenShape, str]:
-        """A token and its hash; ``ValueError`` if it could give rights that nobody gave."""
+        """A token and its hash; ``ValueError`` if it could grant rights that nobody granted."""
         token = _TOKEN.read(row)
         if token["id"] != token_id or not isinstance(known, str):
-            raise ValueError(f"it is the record of token {token['id']}")
+            raise ValueError(f"it belongs to token {token['id']}")
         if not token["expires_at"] <= self._clock() + LONGEST_LIFETIME_S + 1.0:
-            raise ValueError("its end is later than any token's")
+            raise ValueError("it expires later than any token can")
         Role.named(token["role"])
         return token, known
 
@@ -169,7 +169,9 @@ def _audited(
     return dict(_AUDITED.read({**row, **said}))
 
 
-def _not_readable(number: int, at: object, who: object, outcome: object) -> Instead[dict[str, Any]]:
+def _not_readable(
+    number: int, at: object, who: object, outcome: object
+) -> Substitute[dict[str, Any]]:
     attempt = Attempt(str(who), "", "", UNREADABLE, str(outcome), 0)
     at = at if isinstance(at, float) else 0.0
-    return Instead([{**asdict(attempt), "number": number, "at": at}])
+    return Substitute([{**asdict(attempt), "number": number, "at": at}])

@@ -226,9 +226,9 @@ _LONGEST_TEXT = 1000
 class Admission:
     """Identifies callers, writes the ``audit`` log of changes, and delays refused callers.
 
-    Requests wait for their turn: those of operators not for those of others, and the stop button
-    for none. Routes find the caller in the request's state. The response to a request with an
-    idempotency key is ``kept``, and sent again.
+    Requests are served in turn; those of operators do not wait for those of others, and the
+    stop button for none. Routes find the caller in the request's state. The response to a request
+    with an idempotency key is ``kept``, and sent again.
     """
 
     def __init__(
@@ -263,7 +263,7 @@ class Admission:
         app = self._app
         if request.method not in READS:
             exchange = HttpExchange(receive, send)
-            # It has its turn when it is complete.
+            # It takes its turn once it is complete.
             await exchange.whole_request()
             receive, send = exchange.receive, exchange.send
             app = partial(self._write, caller, exchange)

@@ -58,7 +58,7 @@ class Caller(ChangeOptions):
         return at.rpartition(":")[0] + user if ":" in at else self.origin
 
 
-def keepers() -> frozenset[int]:
+def admin_uids() -> frozenset[int]:
     """The user ids that are admins of this process."""
     # A user who started it by ``sudo`` can be root anyway.
     sudo_uid = os.environ.get("SUDO_UID", "")
@@ -70,7 +70,7 @@ class Doorman:
 
     def __init__(self, access: Access, tokens: Tokens | None = None) -> None:
         self._access, self._tokens = access, tokens
-        self._keepers = keepers()
+        self._admin_uids = admin_uids()
         # Others' reads in the loop's own threads do not delay it.
         self._looking_up = ThreadPoolExecutor(4, "users")
 
@@ -142,7 +142,7 @@ class Doorman:
         return Caller(token["user"], origin, role=Role.named(token["role"]), token=token["id"])
 
     def _role_of(self, uid: int, login: str) -> Role:
-        if uid in self._keepers:
+        if uid in self._admin_uids:
             return Role.ADMIN
         try:
             found = grp.getgrnam(self._access.group)

@@ -160,7 +160,7 @@ class DescribedByExample(FastAPI):
     _described: asyncio.Task[bytes] | None = None
 
     async def description_as_json(self) -> bytes:
-        """It as JSON, made once, in a thread: that takes as long as a hundred requests."""
+        """The description as JSON, made once in a thread: that takes as long as 100 requests."""
         if self._described is None:
             making = asyncio.to_thread(lambda: as_json(self.openapi()))
             self._described = asyncio.create_task(making)

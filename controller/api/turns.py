@@ -1,4 +1,4 @@
-"""Lets the requests of all users begin in turn, so that nobody's load keeps others waiting."""
+"""Serves the requests of all users in turn, so that nobody's load keeps others waiting."""
 
 import asyncio
 from collections import deque
@@ -16,7 +16,7 @@ _AT_WORK_S = 0.5
 _BURST_S = 0.2
 _TOO_BUSY = problem_answer(
     429,
-    f"the controller did not come to this request within {_LONGEST_WAIT_S:g} s, because of other "
+    f"the controller did not start this request within {_LONGEST_WAIT_S:g} s, because of other "
     "requests",
     "wait a second, and make fewer requests at a time",
     headers={"Retry-After": "1"},
@@ -31,7 +31,7 @@ class _Request:
 
 
 class Turns:
-    """Begins requests one after another, of each user in turn, ``at_once`` at the same time.
+    """Serves one request of each user in turn, ``at_once`` at the same time.
 
     Together they may use the ``share`` of the event loop's time. A request that has waited for 5 s
     gets 429; a read is dropped if its client is gone.

@@ -184,7 +184,7 @@ class PlanExecutor:
     async def settle(
         self, record: Reconfiguration, now: Mapping[str, AnyMap], *, interrupted: bool
     ) -> None:
-        """End a change by its devices' maps ``now``, and record how; raises a device's error.
+        """Settle a change by its devices' maps ``now``, and record it; raises a device's error.
 
         If all devices show all of it, it is committed. If each shows all or nothing of it, or if
         the controller's end ``interrupted`` it, it is undone. Otherwise it stays as it is.
@@ -202,7 +202,7 @@ class PlanExecutor:
         )
         if interrupted or whole:
             _, became = await self.undo(self._parsed(record.before), changed)
-            why = "interrupted by the controller's end" if interrupted else f"found undone {when}"
+            why = "interrupted when the controller ended" if interrupted else f"found undone {when}"
             record.state, record.message = "rolled-back", f"{why}; {became}"
 
     def _parsed(self, texts: Mapping[str, list[str]]) -> dict[str, AnyMap]:
@@ -255,8 +255,7 @@ class FlowHook(Protocol):
         return {}
 
     def missing_ports(self) -> Mapping[Endpoint, str]:
-        """The lab's ports that packet switches do not have, and why, in words that follow "tor1
-        has"."""
+        """The lab's ports that packet switches lack, and why, as text that follows "tor1 has"."""
         return {}
 
     def trunks_down(self) -> Collection[Endpoint]:
@@ -339,7 +338,7 @@ class CircuitParts:
 
     async def closed_ports(self) -> tuple[PortsByOcs, PortsByOcs]:
         """Ports whose circuits stay (locked here or on the device), and failed ports, by OCS: of
-        the device, or with a fibre to a port that a packet switch does not have."""
+        the device, or with a fibre to a port that a packet switch lacks."""
         away = self.devices.unread
         staying: dict[str, set[int]] = {}
         failed: dict[str, set[int]] = {}

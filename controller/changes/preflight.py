@@ -79,7 +79,7 @@ class PortLocks:
     def _read(self, row: dict[str, Any], ocs: str, port: int, channel: str) -> PortLock:
         lock = _LOCK.validate_python(row)
         if (lock.ocs, lock.port, lock.channel) != (ocs, port, channel):
-            raise ValueError(f"it is the record of {lock.ocs}.{lock.port}")
+            raise ValueError(f"it belongs to {lock.ocs}.{lock.port}")
         if (under := row.get("under")) is not None:
             self._under[_key(lock)] = _LOCK.validate_python(under)
         return lock
@@ -101,7 +101,7 @@ class PortLocks:
         for name in named:
             every = range(1, switches[name].ports + 1) if name in switches else ()
             for each in places or map(Place, every):
-                lock = _new_lock(name, each, "bad", _OURS, f"of a lock, {UNREADABLE}", time.time())
+                lock = _new_lock(name, each, "bad", _OURS, f"a lock: {UNREADABLE}", time.time())
                 found.append(asdict(lock))
         return found
 
@@ -130,13 +130,13 @@ class PortLocks:
         """Whether any port is locked because of a change of unknown result."""
         return any(lock.kind == "bad" for lock in self._locks.values())
 
-    def hold(self, changes: Changes, number: int) -> bool:
+    def still_holds(self, changes: Changes, number: int) -> bool:
         """Whether all that ``mark_bad`` locked for a change is still locked for it."""
         why, touched = _NOT_UNDONE.format(number), _touched(changes)
         locks = [self._locks.get((ocs, p)) for ocs, places in touched.items() for p in places]
         return bool(locks) and all(lock and (lock.kind, lock.why) == ("bad", why) for lock in locks)
 
-    def hold_unreadable(self, named: object, number: int) -> list[str]:
+    def lock_unreadable(self, named: object, number: int) -> list[str]:
         """Lock what an unreadable change may have touched, by its ``changes`` as far as they can be
         read; returns the switches."""
         switches = {switch.name: switch for switch in self._lab.optical_switches}
@@ -152,12 +152,12 @@ class PortLocks:
             except (KeyError, TypeError, ValueError, AttributeError, BadInput):
                 places = []
             every = [Place(port) for port in range(1, switches[name].ports + 1)]
-            why = f"of change {number}, {UNREADABLE}"
+            why = f"change {number}: {UNREADABLE}"
             self._save(name, places or every, "bad", _OURS, why)
         return [*(texts or switches)]
 
     def release(self, changes: Changes, record: Reconfiguration) -> None:
-        """Undo ``mark_bad`` for a change whose result is known now; earlier locks stand again."""
+        """Undo ``mark_bad`` for a change whose result is known now; earlier locks are restored."""
         for ocs, places in _touched(changes).items():
             under = [self._under[ocs, place] for place in places if (ocs, place) in self._under]
             self.unlock(ocs, places, _OURS, f"change {record.id} is {record.state}")

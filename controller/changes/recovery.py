@@ -1,4 +1,4 @@
-"""Ends changes whose result nobody saw: of a dead controller, and of switches that died in them."""
+"""Settles changes of unknown result, after a controller or a switch died during them."""
 
 import logging
 import time
@@ -41,7 +41,7 @@ class Recovery:
             if away := [name for name in changed if name not in maps]:
                 message = f"change {record.id} is unfinished: it waits for {', '.join(away)}"
                 parts.preflight.unfinished.update(dict.fromkeys(changed, message))
-                record.message = f"interrupted by the controller's end; waits for {away[0]}"
+                record.message = f"interrupted when the controller ended; waits for {away[0]}"
                 parts.store.update_reconfiguration(record.id, "intent", record.as_row)
                 continue
             if not record.before:
@@ -68,8 +68,8 @@ class Recovery:
         maps = await parts.maps.read()
         for record in parts.store.unknown_reconfigurations(self._read):
             changed = parts.executor.changes_of(record)
-            # Who unlocked any of its ports has taken over.
-            if not parts.locks.hold(changed, record.id) or changed.keys() - maps.keys():
+            # A user who unlocked one of its ports has taken over.
+            if not parts.locks.still_holds(changed, record.id) or changed.keys() - maps.keys():
                 continue
             try:
                 await parts.executor.settle(record, maps, interrupted=False)
@@ -91,9 +91,9 @@ class Recovery:
     def _unreadable(self, number: int, known: dict[str, Any]) -> dict[str, Any]:
         """The record of an unreadable change, which may have been written to the devices in part;
         what it touched is locked."""
-        switches = ", ".join(self.parts.locks.hold_unreadable(known.get("changes"), number))
+        switches = ", ".join(self.parts.locks.lock_unreadable(known.get("changes"), number))
         message = (
-            f"{UNREADABLE}: what it changed at {switches} is not known. Check with 'patchlight ocs "
+            f"{UNREADABLE}: what it changed at {switches} is unknown. Check with 'patchlight ocs "
             "show'; its ports stay locked until you unlock them"
         )
         now = time.time()
@@ -104,6 +104,6 @@ class Recovery:
         """An unfinished change from the journal; raises if it is incomplete."""
         record = _RECORD.validate_python(row)
         if self.parts.executor.changes_of(record).keys() != record.changes.keys():
-            raise ValueError("its maps do not differ by its changes")
+            raise ValueError("its maps before and after do not match its changes")
         self.parts.committed.of(record)
         return record

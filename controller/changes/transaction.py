@@ -29,7 +29,7 @@ from patchlight.testbed.lab.model import Lab
 from patchlight.testbed.lab.portmap import AnyMap
 from patchlight.testbed.lab.reach import Reach
 from patchlight.testbed.lab.wiring import Links
-from patchlight.testbed.tasks import EndOrdered, unless
+from patchlight.testbed.tasks import EndRequested, run_unless
 
 log = logging.getLogger("patchlight.circuits")
 NO_OPTIONS = ChangeOptions()
@@ -216,7 +216,7 @@ class _ChangeRun:
             record.message = (
                 f"{reason}; rolling back failed too: {in_words(second)}. Check the switch with "
                 "'patchlight ocs show' first; the ports of this change stay locked until you "
-                "unlock them, or its switches show all or nothing of it"
+                "unlock them, or its switches show the whole change or none of it"
             )
             parts.locks.mark_bad(plan.changes, record.id)
 
@@ -344,10 +344,10 @@ class Transactions:
         told_to_end = change.record.progress.told_to_end
         try:
             if self.busy or told_to_end.is_set():
-                await unless(told_to_end, self._one_at_a_time.acquire)
+                await run_unless(told_to_end, self._one_at_a_time.acquire)
             else:
                 await self._one_at_a_time.acquire()  # at once
-        except EndOrdered:
+        except EndRequested:
             change.give_up()
         else:
             try:

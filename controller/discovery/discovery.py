@@ -284,7 +284,7 @@ def found_wiring(
         partners[b].add(a)
     several = {end: sorted(others) for end, others in partners.items() if len(others) > 1}
     doubts = [
-        f"{end} was found at {' and at '.join(others)}: none of these is taken as a fibre"
+        f"{end} was found at {' and at '.join(others)}, so none of these is taken as a fibre"
         for end, others in sorted(several.items())
     ]
     barred = several.keys() | found.twice

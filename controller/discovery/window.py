@@ -259,9 +259,9 @@ def _with_their_ends(numbers: Collection[int], port_map: PortMap) -> set[int]:
 @dataclass
 class Listened:
     """The result of a round; ``silent`` has the lab's other ends with a fibre, and the reasons.
-    ``mute`` are the ends that hear, but cannot be made to send: ports that SNMP tells of.
-    ``neighbours`` were heard at these ends, the ``older`` ones perhaps before the round; ``claims``
-    are names of switches' ports."""
+    ``mute`` are the ends that receive, but cannot be made to send: ports read by SNMP.
+    ``neighbours`` were received at these ends, the ``older`` ones perhaps before the round;
+    ``claims`` are names of switches' ports."""
 
     heard: set[tuple[str, str]] = field(default_factory=set)
     carriers: set[str] = field(default_factory=set)
@@ -416,8 +416,8 @@ class SwitchListening:
 
 
 class NeighbourNames:
-    """Finds the lab's end that a neighbour is: by the MAC of its port, or by its device with the
-    name, number or description of its port. ``macs`` are the NICs' present ones."""
+    """Finds which of the lab's ends a neighbour is: by the MAC of its port, or by its device with
+    the name, number or description of its port. ``macs`` are the NICs' present ones."""
 
     def __init__(
         self,
@@ -439,7 +439,7 @@ class NeighbourNames:
                     self._claims.add([(f"{switch.name} {name}", f"{switch.name}.{number}")])
 
     def end_of(self, neighbour: probe_frames.LldpNeighbour) -> str:
-        """The lab's end; the neighbour as text if it is none, or that is not certain."""
+        """The lab's end; the neighbour as text if it is none, or ambiguous."""
         port, mac = neighbour.port, neighbour.device.lower()
         # Ports with one MAC still tell their device by it.
         owners = {re.split("[. ]", end)[0] for end in self._claims.ends(mac)}

@@ -50,10 +50,10 @@ LOST_AFTER = 10
 """After that many silent intervals, what an agent had is considered lost."""
 
 _STATUS = "/status"
-# An answer may come late: a call that is given up must be made again, which takes a busy machine
-# even longer. A server that is gone is found out by its kernel's silence.
+# An answer may come late: an abandoned call must be repeated, which takes a busy machine even
+# longer. A server that is gone is detected by its kernel's silence.
 _DEADLINE_S = LOST_AFTER * INTERVAL_S
-# The pauses before a lost call is repeated; the last one again and again.
+# The pauses before a lost call is repeated; the last one repeatedly.
 _PAUSES_S = (0.2, 0.5, 1.0, 2.0)
 # An agent that answers other calls may work on one for so long: it ends a worker that was not
 # started by then.
@@ -107,7 +107,7 @@ class Heartbeat:
         self.silent_since, self.heard_at = None, now
 
     def missed(self, asked_at: float) -> None:
-        """A call of that time is not answered. Others of a later time may have been."""
+        """A call made at that time was not answered. Later ones may have been."""
         if self.silent_since is None:
             self.silent_since = max(asked_at, self.heard_at or asked_at)
 
@@ -126,7 +126,7 @@ class Heartbeat:
 
     @property
     def slowness(self) -> float:
-        """By what limits of time are multiplied, as its machine was measured to be overloaded."""
+        """The factor for time limits: above 1 if its machine was measured to be overloaded."""
         return min(_MOST_SLOWNESS, max(1.0, max(self.answers_s, default=0.0) / _SLOW_S))
 
     @property
@@ -247,10 +247,9 @@ class AgentClient:
         deadline_s: float | None = None,
         grace_s: float = 0.0,
     ) -> bytes:
-        """The answer. A lost call is repeated until the agent is lost, or for ``patience_s``: the
-        same call twice is one, and what an agent is still doing is not begun again. ``grace_s``:
-        how much longer that is, because a worker has this time to end; an agent that hangs is lost
-        before."""
+        """The answer. A lost call is repeated until the agent is lost, or for ``patience_s``: calls
+        are idempotent, and an agent does not restart one in progress. ``grace_s``: how much longer
+        that is, because a worker has this time to end; an agent that hangs is lost before."""
         began = clock.now()
         limit_s = _DEADLINE_S if deadline_s is None else deadline_s
         if not (self._is_unix or (self._tls and self._tls.credentials)):

@@ -154,7 +154,7 @@ class NicMacs:
         self._store = store
         self._assumed = {str(host.endpoint): host.nic.mac for host in lab.hosts}
         self._unsure = {str(host.endpoint) for host in lab.hosts if host.nic.keeps_mac}
-        # Without a readable record agents are asked before a job starts.
+        # Without a readable record agents are polled before a job starts.
         kept = store.mark(_MARK, _MACS.validate_python, unreadable=None) if store else None
         self._said = {name: mac for name, mac in (kept or {}).items() if name in self._unsure}
         self._owners = {mac: name for name, mac in {**self._assumed, **self._said}.items()}

@@ -1,4 +1,4 @@
-"""A clock by which others are judged: it stands still while this process itself is late.
+"""A clock for judging other processes: it stops while this process itself is late.
 
 An agent that was not called in time, or whose answer was not read, is not silent.
 """
@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 
 _TICK_S = 0.25
-# What a busy machine delays a timer by.
+# How much a busy machine delays a timer.
 _USUAL_S = 0.1
 
 
@@ -38,4 +38,4 @@ class OnTimeClock:
 
 
 clock = OnTimeClock()
-"""That of this process."""
+"""The clock of this process."""

@@ -21,7 +21,7 @@ from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.jobs import JobSpec, JobState, JobStatus
 from patchlight.testbed.lab.model import Lab
 from patchlight.testbed.lab.reach import Reach, as_text
-from patchlight.testbed.tasks import EndOrdered, run_all, unless
+from patchlight.testbed.tasks import EndRequested, run_all, run_unless
 
 _JOURNAL_AGAIN_S = 0.5
 MOST_WAIT_S = 90.0  # less than clients of the API wait for an answer
@@ -126,14 +126,14 @@ class Gangs:
 
     async def end(self, gangs: Iterable[Gang], why: str, *, again: bool = False) -> None:
         """End these jobs: stop workers, free GPUs and NICs; ``again``: queue them again. Returns
-        earlier if workers have long to end; that is on record, and their hosts stay theirs."""
-        if tasks := self.order_end(gangs, why, again=again):
+        earlier if workers may take long to end: that is recorded, and they keep their hosts."""
+        if tasks := self.request_end(gangs, why, again=again):
             await asyncio.wait(tasks, timeout=MOST_WAIT_S)
 
-    def order_end(
+    def request_end(
         self, gangs: Iterable[Gang], why: str, *, again: bool = False
     ) -> list[asyncio.Task[None]]:
-        """The same without waiting: the tasks that will be done then."""
+        """The same without waiting; returns the tasks to wait for."""
         ending = [gang for gang in gangs if gang in self.active]
         for gang in ending:
             gang.end(why, again=again)
@@ -166,8 +166,8 @@ class Gangs:
     ) -> bool:
         failure: Exception | None = None
         try:
-            await unless(gang.ending, start)
-        except EndOrdered:
+            await run_unless(gang.ending, start)
+        except EndRequested:
             pass
         except JournalError as error:
             # Not their fault: none has begun, and they start when the journal is writable.
@@ -227,9 +227,9 @@ class Gangs:
     async def _see_through(self, gang: Gang, job: RunningJob) -> None:
         outcome: Callable[[RunningJob], object] | None = self._outcomes.done
         try:
-            while not await unless(gang.ending, job.watch):
+            while not await run_unless(gang.ending, job.watch):
                 await self._go_on_elsewhere(gang, job)
-        except EndOrdered:
+        except EndRequested:
             outcome = None
         except Exception as error:
             outcome = partial(self._outcomes.failed, error=error)
@@ -239,7 +239,7 @@ class Gangs:
     async def _go_on_elsewhere(self, gang: Gang, job: RunningJob) -> None:
         """Stop a job where all ranks are at one iteration, and start it on its next hosts; if it
         cannot be stopped, it continues unchanged."""
-        stops = await unless(gang.ending, job.hold_for_good)
+        stops = await run_unless(gang.ending, job.hold_for_good)
         try:
             if stops:  # recorded before its workers end
                 self._outcomes.held(job, job.changes_because)
@@ -247,10 +247,10 @@ class Gangs:
             stops = False
         if not stops:
             job.stay()
-            await unless(gang.ending, job.release)
+            await run_unless(gang.ending, job.release)
             self.queue.settled(job)
             return
-        await unless(gang.ending, job.end_held)
+        await run_unless(gang.ending, job.end_held)
         await self._outcomes.give_back(job)
         status = self._table[job.id].with_hosts(
             tuple(host.name for host in job.next_hosts), time.time()
@@ -260,8 +260,8 @@ class Gangs:
         job.begin_anew(status.attempt + 1, status.first_iteration)
         self.queue.settled(job)
         try:
-            await unless(gang.ending, partial(self._start, gang, [job]))
-        except EndOrdered:
+            await run_unless(gang.ending, partial(self._start, gang, [job]))
+        except EndRequested:
             raise
         except Exception as error:
             raise CannotGoOn(
@@ -280,8 +280,8 @@ class Gangs:
                 await on_record(partial(outcome, job))
             held, state = False, self._table[job.id].state
             if gang.again and state in (JobState.RUNNING, JobState.PAUSED):
-                with contextlib.suppress(EndOrdered):
-                    held = await unless(gang.stopping, job.hold_for_good)
+                with contextlib.suppress(EndRequested):
+                    held = await run_unless(gang.stopping, job.hold_for_good)
             # Before its workers end: a later controller resumes it here.
             await on_record(partial(self._conclude, gang, job))
             if held:

@@ -267,7 +267,7 @@ class LabQueue:
         site = self._site
         for entry in site.preempted:
             names = ", ".join(s.entry.name for s in site.started if entry in s.preempted)
-            self._gangs.order_end([entry.gang], f"preempted by {names}", again=True)
+            self._gangs.request_end([entry.gang], f"preempted by {names}", again=True)
             self._returns(entry)  # if it ended by itself during the pass
         for started in site.started:
             try:

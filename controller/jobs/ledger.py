@@ -20,11 +20,11 @@ from patchlight.controller.jobs.running_job import RunningJob
 from patchlight.controller.storage.database import (
     ADD_EVENT,
     Database,
-    Instead,
     Period,
     Shape,
     Statement,
-    left_out,
+    Substitute,
+    skip_record,
 )
 from patchlight.controller.storage.store import UNREADABLE, Store
 from patchlight.testbed.clock import unix_s
@@ -63,11 +63,11 @@ _FORGET_REPORTS = (
 
 _log = logging.getLogger(__name__)
 
-UNREADABLE_JOB = f"{UNREADABLE}: its workers go on, and keep their hosts, until you stop it"
+UNREADABLE_JOB = f"{UNREADABLE}: its workers keep running on their hosts until you stop it"
 """The message of an unfinished job whose record was set aside."""
 
 MOST_KEPT_BYTES, MOST_KEPT_OF_ALL_BYTES = 1 << 20, 4 << 30
-"""Per worker, of which only the end of a longer output is kept, and of all jobs."""
+"""Of a worker, where only the end of a longer output is kept, and of all jobs."""
 
 _PATIENCE_S = 15.0
 _BEYOND = 2**62  # Larger than any output; the answer ends with its end.
@@ -80,15 +80,15 @@ _PAUSE_S = 0.05
 def _job(text: str, job_id: str, state: str, *_: object) -> JobStatus:
     status = JobStatus.from_json(text)
     if (status.id, status.state) != (job_id, state):
-        raise ValueError(f"it is the record of job {status.id}, which is {status.state}")
+        raise ValueError(f"it belongs to job {status.id}, which is {status.state}")
     return status
 
 
-def _unreadable_job(job_id: object, state: str, name: str, owner: str) -> Instead[JobStatus]:
+def _unreadable_job(job_id: object, state: str, name: str, owner: str) -> Substitute[JobStatus]:
     """The job as ended, unless it had ended: without a record it cannot go on. Its workers do, and
     keep their hosts."""
     if not isinstance(job_id, str):
-        return Instead()
+        return Substitute()
     is_over = state in _FINAL
     spec = JobSpec(name if re.fullmatch(JOB_NAME, str(name)) else "unreadable")
     status = JobStatus(
@@ -103,7 +103,7 @@ def _unreadable_job(job_id: object, state: str, name: str, owner: str) -> Instea
     stored: list[Statement] = [(_SAVE, _row(status))]
     if not is_over:
         stored.append((ADD_EVENT, (time.time(), f"job-{status.state}", json.dumps(event))))
-    return Instead([status], stored)
+    return Substitute([status], stored)
 
 
 def _row(s: JobStatus) -> tuple[object, ...]:
@@ -243,7 +243,9 @@ class JobLedger(JobReports):
         """The decisions about a job, oldest first, each with its number and time."""
         which = "WHERE job = ? ORDER BY number"
         return self._database.each(
-            *("decisions", which, _decision, "number", "at"), unreadable=left_out, values=(job_id,)
+            *("decisions", which, _decision, "number", "at"),
+            unreadable=skip_record,
+            values=(job_id,),
         )
 
     def forget(self, before: float, keep: int, most: int = 20) -> tuple[list[str], bool]:
@@ -330,7 +332,7 @@ class JobOutputs:
         return LogPart(offset=offset, text=text, next=offset + whole)
 
     def bound(self, most: int = MOST_KEPT_OF_ALL_BYTES) -> None:
-        """Delete the output of the jobs that ended first, beyond a maximum of all."""
+        """Delete the output of the jobs that ended first, if all output exceeds ``most`` bytes."""
         folders = [each for each in self._folder.glob("*") if each.is_dir()]
         left = 0
         for folder in sorted(folders, key=lambda each: each.stat().st_mtime, reverse=True):

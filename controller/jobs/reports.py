@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from patchlight.controller.storage.database import Database, left_out
+from patchlight.controller.storage.database import Database, skip_record
 from patchlight.testbed.jobs import JobState
 from patchlight.testbed.wire.worker_api import Report
 
@@ -149,7 +149,10 @@ class JobReports:
             return _StoredReport.model_validate_json(text).model_dump(exclude={"ordinal"}), number
 
         return self._database.each(
-            *("iterations", which, report, "number"), unreadable=left_out, values=values, decode=str
+            *("iterations", which, report, "number"),
+            unreadable=skip_record,
+            values=values,
+            decode=str,
         )
 
     def reported(self, job_id: str) -> int:

@@ -50,7 +50,7 @@ class RankWorker:
 
     @property
     def progress(self) -> str:
-        """How far it is, as text, with what keeps it or its machine."""
+        """How far it is, as text, with what delays it or its machine."""
         overload = self.agent.heartbeat.overload
         keeps = self.status.message, overload and f"its agent answers {overload}"
         return "; ".join([self.state, *filter(None, keeps)])
@@ -104,7 +104,7 @@ class RankWorker:
         """Whether its agent had unread reports at the last call."""
         if self.is_silent:
             return False
-        # An agent reads on, and counts on, only when it is asked for what it has read.
+        # An agent reads and counts further reports only when they are requested.
         unread = self._had_many or self.status.iterations_done != self.last_iteration + 1
         return self.state.is_final or unread
 

@@ -230,10 +230,10 @@ class Scheduler:
         running = list(self._table.running)
         self._store.set_mark(DRAINED, {"why": why, "at": time.time()})
         said = "the controller was drained"
-        ending = self._gangs.order_end(self._gangs.active, said)
+        ending = self._gangs.request_end(self._gangs.active, said)
         await self.hold_queue(why)
         # What a pass has started meanwhile waits again.
-        ending += self._gangs.order_end(self._gangs.active, said, again=True)
+        ending += self._gangs.request_end(self._gangs.active, said, again=True)
         if ending:
             await asyncio.wait(ending, timeout=MOST_WAIT_S)
         return running

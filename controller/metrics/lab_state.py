@@ -228,7 +228,7 @@ def openflow_metrics(
     about = "Entries that a packet switch refused."
     yield gauge("packet_switch_lacking_entries", about, lacking, "switch")
     missing = {name: len(words) for name, words in switches.missing_by_switch().items()}
-    about = "Ports of the lab file that a packet switch does not have."
+    about = "Ports of the lab file that a packet switch lacks."
     yield gauge("packet_switch_missing_ports", about, missing, "switch")
     about = (
         "Rate that a packet switch sends by one of equally near ports, in the lab's scale: mean of "

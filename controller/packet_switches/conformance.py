@@ -115,8 +115,8 @@ async def knows_its_ports(driver: PacketSwitchDriver, ports: Ports) -> None:
             raise CheckFailed(f"the bytes of port {port} decrease: {state}, then {later}")
 
 
-async def has_only_its_ports(driver: PacketSwitchDriver, ports: Ports) -> None:
-    """A port of the wish that the switch has not is not among its ports; the others are."""
+async def reports_only_its_ports(driver: PacketSwitchDriver, ports: Ports) -> None:
+    """A port of the wish that the switch lacks is not reported; the others are."""
     wish = Wish(_wish(ports, 0, 1).places, frozenset({*ports, 60_000}))
     await _set(driver, wish)
     if not getattr(driver, "learns", False):
@@ -149,7 +149,7 @@ CHECKS: Sequence[Check] = (
     sets_many,
     says_what_it_lacks,
     knows_its_ports,
-    has_only_its_ports,
+    reports_only_its_ports,
     closing_changes_nothing,
     releases_everything,
 )
@@ -159,14 +159,14 @@ CHECKS: Sequence[Check] = (
 async def leaves_what_others_set(
     driver: PacketSwitchDriver, ports: Ports, meddle: Meddle, undo: Meddle
 ) -> None:
-    """Another's entry that takes precedence is told and stays; once it is gone, nothing lacks."""
+    """Another's entry that takes precedence is reported and stays; without it nothing lacks."""
     wish = _wish(ports, 0, 1)
     station = stations(1)[0]
     await meddle(station, ports[2])
     try:
         applied = await driver.set_forwarding(wish)
         if not applied.foreign:
-            raise CheckFailed("another's entry is not told")
+            raise CheckFailed("another's entry is not reported")
         if (await driver.read()).foreign != applied.foreign:
             raise CheckFailed("another's entry is gone, or is not read")
     finally:
@@ -175,13 +175,13 @@ async def leaves_what_others_set(
     _expect("entries of others", (await driver.read()).foreign, ())
 
 
-async def notices_a_port_that_goes(
+async def notices_a_missing_port(
     driver: PacketSwitchDriver,
     ports: Ports,
     remove: Callable[[int], Awaitable[None]],
     restore: Callable[[int], Awaitable[None]],
 ) -> None:
-    """A port that goes is told, with its station, and the others are served; then it is back."""
+    """A missing port is reported with its station, the others are served; then it is back."""
     wish = _wish(ports, 0, 1)
     station = stations(1)[0]
     await _set(driver, wish)
@@ -191,7 +191,9 @@ async def notices_a_port_that_goes(
         applied = await driver.set_forwarding(wish)
         _expect("what it lacks", [lack.station for lack in applied.lacks], [station])
         if f"port {ports[0]}" not in applied.lacks[0].reason:
-            raise CheckFailed(f"the reason names no port {ports[0]}: {applied.lacks[0].reason}")
+            raise CheckFailed(
+                f"the reason does not name port {ports[0]}: {applied.lacks[0].reason}"
+            )
     finally:
         await restore(ports[0])
     await _until_it_has(driver, {*ports}, wish)
@@ -206,7 +208,7 @@ async def _until_it_has(driver: PacketSwitchDriver, ports: set[int], wish: Wish)
     raise CheckFailed(f"its ports: expected {ports}, got {there}")
 
 
-MEDDLING_CHECKS = (leaves_what_others_set, notices_a_port_that_goes)
+MEDDLING_CHECKS = (leaves_what_others_set, notices_a_missing_port)
 """The checks of drivers whose switch others can change meanwhile."""
 
 

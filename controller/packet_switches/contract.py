@@ -61,8 +61,8 @@ class SwitchState:
     """What a switch reports.
 
     ``places``: how it forwards to stations of the last wish, its own entries or others'.
-    ``ports``: those of the wish that it has; ``missing``: why others are not among them, in words
-    that follow "tor1 has". ``foreign``: entries of others that take precedence over Patchlight's,
+    ``ports``: those of the wish that it has; ``missing``: why others are not among them, as text
+    that follows "tor1 has". ``foreign``: entries of others that take precedence over Patchlight's,
     as text.
     """
 

@@ -217,7 +217,7 @@ class FdbDriver(ABC):
         return errors
 
     def _know_ports(self, matched: Matched[str], there: Collection[str]) -> None:
-        """These are the ports' interfaces, as far as they are ``there``."""
+        """Store the ports' interfaces, as far as they are ``there``."""
         self._interfaces = {p: name for p, name in matched.found.items() if name in there}
         self._missing = {
             **matched.missing,

@@ -1,7 +1,7 @@
-"""Finds the lab file's ports among those that a switch reports, and keeps which are missing.
+"""Matches the lab file's ports with those that a switch reports, and records missing ones.
 
-One rule for all kinds of switches: a port is the only one that goes by its name or number. Where
-several do, or none, the port is missing, with the reason: nothing is guessed.
+One rule for all kinds of switches: exactly one port must have the name or number. With several
+or none the port is missing, with the reason: nothing is guessed.
 """
 
 import re
@@ -20,8 +20,8 @@ _MAC = re.compile(r"[0-9a-f]{2}(:[0-9a-f]{2}){5}")
 
 @dataclass(frozen=True, slots=True)
 class Matched(Generic[T]):
-    """What a switch calls each port that was ``found``, and why others are ``missing``, in words
-    that follow "tor1 has": "no port 1: …"."""
+    """What a switch calls each port that was ``found``, and why others are ``missing``, as text
+    that follows "tor1 has": "no port 1: …"."""
 
     found: Mapping[int, T]
     missing: Mapping[int, str]
@@ -34,8 +34,8 @@ def match_ports(
     said: str = "is called {}",
     shown: Mapping[T, str] | None = None,
 ) -> Matched[T]:
-    """Which of a switch's ``rows`` each port is: the only one that has the port's ``wanted`` name,
-    which no other port has led to. ``shown`` is how messages call a row."""
+    """Which of a switch's ``rows`` each port is: the only one with the port's ``wanted`` name, and
+    of no other port. ``shown`` are the rows' names in messages."""
     holders = defaultdict[str, list[T]](list)
     for row, names in rows.items():
         for name in {*names} - {""}:
@@ -47,18 +47,20 @@ def match_ports(
 
     def listed(some: Iterable[T]) -> str:
         names = [str(row) if shown is None else shown[row] for row in some]
-        return f"{', '.join(names[:_MOST_SHOWN])}{', …' * (len(names) > _MOST_SHOWN)}" or "none"
+        return (
+            f"{', '.join(names[:_MOST_SHOWN])}{', …' * (len(names) > _MOST_SHOWN)}" or "its 0 ports"
+        )
 
     found, missing = {}, {}
     for port, name in sorted(wanted.items()):
         there, what = holders[name], said.format(name)
         if not there:
-            missing[port] = f"no port {port}: none {what}, of {listed(rows)}: {SEE}"
+            missing[port] = f"no port {port}: none of {listed(rows)} {what}: {SEE}"
         elif len(there) > 1:
-            missing[port] = f"no certain port {port}: each of {listed(there)} {what}: {SEE}"
+            missing[port] = f"an ambiguous port {port}: each of {listed(there)} {what}: {SEE}"
         elif len(ports[there[0]]) > 1:
             several = ", ".join(map(str, ports[there[0]]))
-            missing[port] = f"no certain port {port}: {listed(there)} is ports {several}: {SEE}"
+            missing[port] = f"an ambiguous port {port}: {listed(there)} is ports {several}: {SEE}"
         else:
             found[port] = there[0]
     return Matched(found, missing)
@@ -70,8 +72,8 @@ def match_numbers(
     """The same by numbers, which count from 1: a row with another one cannot be a port."""
     numbers = {row: str(int(text)) if text.isdecimal() else "" for row, text in rows.items()}
     if zero := [row for row, number in numbers.items() if number == "0"]:
-        why = f"{zero[0]} {said.format(0)}, and the lab file's ports begin with 1: {SEE}"
-        return Matched({}, {port: f"no certain port {port}: {why}" for port in used})
+        why = f"{zero[0]} {said.format(0)}, but the lab file's ports begin with 1: {SEE}"
+        return Matched({}, {port: f"an ambiguous port {port}: {why}" for port in used})
     wanted = {port: str(port) for port in used}
     return match_ports(wanted, {row: [number] for row, number in numbers.items()}, said=said)
 
@@ -91,7 +93,7 @@ class NumberedPorts:
         self.is_known = False
 
     def see(self, ports: Mapping[int, str]) -> Mapping[int, str]:
-        """These are all ports now; returns which of those used are missing, and why."""
+        """Take all present ports; returns which of those used are missing, and why."""
         self.now = dict(ports)
         self.is_known = True
         names = [*ports.values()]
@@ -114,7 +116,7 @@ class NumberedPorts:
 
 
 class MissingPorts:
-    """The ports of the lab file that packet switches do not have, as far as those have said.
+    """The ports of the lab file that packet switches lack, as far as they have reported.
 
     ``on_change`` gets a switch, a port and the reason, which is empty once the port is back.
     """
@@ -123,10 +125,10 @@ class MissingPorts:
         self._on_change = on_change
         self._by_source: dict[tuple[str, str], Mapping[int, str]] = {}
         self.ports: Mapping[Endpoint, str] = {}
-        """Why each is missing, in words that follow "tor1 has"."""
+        """Why each is missing, as text that follows "tor1 has"."""
 
-    def told(self, by: str, switch: str, missing: Mapping[int, str]) -> bool:
-        """One source says which are missing at a switch; whether that changes anything."""
+    def report(self, by: str, switch: str, missing: Mapping[int, str]) -> bool:
+        """Take the missing ports of a switch from one source; returns whether anything changes."""
         if self._by_source.get((by, switch), {}) == missing:
             return False
         self._by_source[by, switch] = missing
@@ -141,14 +143,14 @@ class MissingPorts:
                 self._on_change(end.device, int(end.port), self.ports.get(end, ""))
         return True
 
-    def words(self, switch: str) -> list[str]:
+    def as_text(self, switch: str) -> list[str]:
         """Those of one switch, as text."""
         return [f"{switch} has {why}" for end, why in self.ports.items() if end.device == switch]
 
 
 class EndNames:
-    """Which ends go by a name, among all devices of a lab: MACs, ``tor1 swp3``. A name of several
-    names none of them: all ports of a switch may have one MAC."""
+    """Which ends have a name, among all devices of a lab: MACs, ``tor1 swp3``. A name of several
+    identifies none of them: all ports of a switch may have one MAC."""
 
     def __init__(self, claims: Iterable[tuple[str, str]] = ()) -> None:
         self._ends = defaultdict[str, set[str]](set)
@@ -157,7 +159,7 @@ class EndNames:
     def add(self, claims: Iterable[tuple[str, str]]) -> None:
         """These are further names, each with its end."""
         for name, end in claims:
-            if not _MAC.fullmatch(name) or is_own_mac(name):
+            if not _MAC.fullmatch(name) or is_port_mac(name):
                 self._ends[name].add(end)
 
     def ends(self, name: str) -> Collection[str]:
@@ -170,8 +172,8 @@ class EndNames:
         return next(iter(ends)) if len(ends) == 1 else None
 
 
-def is_own_mac(mac: str) -> bool:
-    """Whether a MAC can be a port's: it is not zero, and not a group's."""
+def is_port_mac(mac: str) -> bool:
+    """Whether a MAC can be a port's: it is neither zero nor multicast."""
     return int(mac[:2], 16) % 2 == 0 and any(int(part, 16) for part in mac.split(":"))
 
 

@@ -256,17 +256,17 @@ class PacketSwitches:
         return self._trunks.down
 
     def missing_ports(self) -> Mapping[Endpoint, str]:
-        """The lab's ports that switches do not have, and why, in words that follow "tor1 has"."""
+        """The lab's ports that switches lack, and why, as text that follows "tor1 has"."""
         return self._missing.ports
 
     def missing_by_switch(self) -> dict[str, list[str]]:
         """The same as sentences: "tor1 has no port 1"; for each switch of the lab."""
-        return {name: self._missing.words(name) for name in sorted(self._switch_names)}
+        return {name: self._missing.as_text(name) for name in sorted(self._switch_names)}
 
-    def miss(self, by: Source, switch: str, missing: Mapping[int, str]) -> None:
-        """Take which of the lab's ports a switch does not have."""
-        if self._missing.told(by, switch, missing):
-            self._trunks.miss(self._missing.ports)
+    def report_missing(self, by: Source, switch: str, missing: Mapping[int, str]) -> None:
+        """Record which of the lab's ports a switch lacks."""
+        if self._missing.report(by, switch, missing):
+            self._trunks.set_missing(self._missing.ports)
             self._route_around()
 
     def uplinks(self) -> list[Uplink]:
@@ -307,8 +307,8 @@ class PacketSwitches:
         return foreign | {name: [*k.foreign] for name, k in self._kept.items() if k.foreign}
 
     def unserved(self) -> Mapping[str, str]:
-        """Hosts to which a switch does not forward, by name, and the reason: it refused that, or
-        does not have their port."""
+        """Hosts to which a switch does not forward, by name, and the reason: it refused
+        their entries, or lacks their port."""
         refused = (self._flows.refused, *(kept.lacks for kept in self._kept.values()))
         of = (*refused, self._missing.ports, self._host_at)
         if of != self._unserved_of:
@@ -352,7 +352,7 @@ class PacketSwitches:
     def _see_ports(
         self, datapath_id: int, ports: Iterable[Mapping[str, Any]], *, whole: bool = True
     ) -> None:
-        """These are all ports of a switch, or one that has changed."""
+        """Take all ports of a switch, or one that has changed."""
         numbered = self._numbered[datapath_id]
         now = {} if whole else dict(numbered.now)
         for port in ports:
@@ -362,12 +362,12 @@ class PacketSwitches:
             if is_gone:
                 del now[port["port"]]
         if whole or numbered.is_known:
-            self.miss("switch", self._name_of[datapath_id], numbered.see(now))
+            self.report_missing("switch", self._name_of[datapath_id], numbered.see(now))
         self._route_around()
 
     def _compare_ports(self, datapath_id: int, counted: set[int]) -> None:
-        """Read the ports of a switch that counts for others than it has described: not all report
-        changes."""
+        """Read the ports of a switch whose counters are not of the ports it has described: not all
+        report changes."""
         is_new = self._counted_ports.get(datapath_id) != counted
         self._counted_ports[datapath_id] = counted
         if is_new and counted != self._numbered[datapath_id].now.keys():
@@ -439,7 +439,7 @@ class PacketSwitches:
     ) -> None:
         for number, port in ports.items():
             self._trunks.heard(Endpoint(switch, str(number)), port.up)
-        self.miss("switch", switch, missing)
+        self.report_missing("switch", switch, missing)
         self._route_around()
         octets = {number: (port.rx_bytes, port.tx_bytes) for number, port in ports.items()}
         self.count("switch", switch, at, octets)

@@ -115,8 +115,8 @@ class _Polled:
 
 @dataclass
 class HeardBySwitch:
-    """A switch's ports, why others are ``silent``, those that are up, and senders heard there: of
-    probes, of other LLDP."""
+    """A switch's ports, why others are ``silent``, those that are up, and senders received there:
+    of probes, of other LLDP."""
 
     ends: set[str] = field(default_factory=set)
     silent: dict[str, str] = field(default_factory=dict)
@@ -315,11 +315,11 @@ class Interfaces(NamedTuple):
 
 
 def interfaces_of(switch: PacketSwitch, used: Collection[int], there: Interfaces) -> Matched[int]:
-    """The interface's index of each ``used`` port of a switch, where that is certain.
+    """The interface's index of each ``used`` port of a switch, where it is unambiguous.
 
     Port 3 is the third of the lab file's ``interfaces``: a name, long name or index; else the one
-    described as ``tor1.3``; else the one that a 3 ends the name of, if the names of all ports begin
-    alike and count from 1. ``SnmpFailed`` if no port can be told.
+    described as ``tor1.3``; else the one whose name ends in 3, if all ports' names begin alike
+    and count from 1. ``SnmpFailed`` if no port can be identified.
     """
     names = there.names
     if not names:

@@ -48,14 +48,14 @@ class Trunks:
         if end in self._fixed:
             self._silent = self._silent - {end} if up else self._silent | {end}
 
-    def miss(self, ends: Collection[Endpoint]) -> None:
-        """Switches have said that they do not have these ports."""
+    def set_missing(self, ends: Collection[Endpoint]) -> None:
+        """Take the ports that switches have reported as missing."""
         self._missing = self._fixed & frozenset(ends)
 
     @property
     def down(self) -> frozenset[Endpoint]:
         """Ports with a fibre to another switch that have no link or are missing, as far as switches
-        have said."""
+        have reported."""
         return self._silent | self._missing
 
     def count(self, by: str, end: Endpoint, at: float, sent: int) -> None:

@@ -133,8 +133,8 @@ class JournalError(PatchlightError):
 
 
 @dataclass(frozen=True)
-class Instead(Generic[T]):
-    """What counts where a record cannot be read, and the statements that store it."""
+class Substitute(Generic[T]):
+    """What replaces an unreadable record, and the statements that store it."""
 
     found: Sequence[T] = ()
     stored: Sequence[Statement] = ()
@@ -142,22 +142,22 @@ class Instead(Generic[T]):
     """The record is not set aside yet."""
 
 
-Unreadable = Callable[..., Instead[T]]
-"""What counts instead of an unreadable record, from the row's other columns. It must be as safe as
-the record could have been: what was locked, stopped or in use stays so."""
+Unreadable = Callable[..., Substitute[T]]
+"""What replaces an unreadable record, made of the row's other columns. It must be as safe as the
+record could have been: what was locked, stopped or in use stays so."""
 
 
-def left_out(*_: object) -> Instead[Any]:
+def skip_record(*_: object) -> Substitute[Any]:
     """Only for tables on which nothing depends: an unreadable record is missing in lists."""
-    return Instead()
+    return Substitute()
 
 
 def decoded(text: object) -> dict[str, Any]:
     """A stored record; ``ValueError`` if it is not a JSON object."""
     if not isinstance(text, str):
         raise ValueError(f"expected text, found {type(text).__name__}")
-    found = json.loads(text, parse_constant=lambda _: None)  # NaN is no JSON
-    if "\\ud" in text:  # halves of characters, which older versions took from anybody
+    found = json.loads(text, parse_constant=lambda _: None)  # NaN is not JSON
+    if "\\ud" in text:  # unpaired surrogates, which older versions accepted
         whole = json.dumps(found, ensure_ascii=False).encode("utf-8", "replace")
         found = json.loads(whole)
     if not isinstance(found, dict):
@@ -364,11 +364,11 @@ class Database:
             try:
                 found.append(read(decode(text), *more))
             except Exception as error:
-                instead = unreadable(*more)
+                substitute = unreadable(*more)
                 why = f"{type(error).__name__}: {error}"
-                if not instead.stays:
-                    self._set_aside(table, at, number, text, why, instead.stored)
-                found += instead.found
+                if not substitute.stays:
+                    self._set_aside(table, at, number, text, why, substitute.stored)
+                found += substitute.found
         return found
 
     def _set_aside(

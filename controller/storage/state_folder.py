@@ -51,7 +51,7 @@ class CheckFile:
         return False
 
     def read(self) -> LastWrite | None:
-        """What it has; ``None`` if that is nothing readable."""
+        """Its content; ``None`` if it cannot be read."""
         try:
             lab, number = self.path.read_text("ascii").split()
             return lab, int(number)
@@ -76,8 +76,8 @@ class CheckFile:
 
 
 def open_store(state_dir: Path) -> Store:
-    """The store in a directory, created if missing, for its owner only. ``PatchlightError`` where a
-    controller ran whose newest records are not there."""
+    """The store in a directory, created if missing, for its owner only. ``PatchlightError`` if an
+    earlier controller's newest records are missing."""
     path, check = state_dir / DATABASE, CheckFile(state_dir / CHECK)
     try:
         private_folder(state_dir, 0o750)
@@ -127,7 +127,7 @@ def open_series(state_dir: Path, lab_id: str = "") -> SeriesStore:
 
 
 def _create(path: Path) -> None:
-    """Make a database that has all tables from the moment on that it is there."""
+    """Create a database, which has all tables from the moment it exists."""
     made = path.with_name(f"{path.name}.new-{os.getpid()}")
     made.unlink(missing_ok=True)
     made.touch(mode=0o600)
@@ -157,12 +157,12 @@ def _refuse_what_lacks_records(state_dir: Path, check: CheckFile, beside: list[s
     if known is None:
         if lab:
             raise _refusal(
-                f"{path} is there without its {CHECK}: a copy of some files of a controller's "
+                f"{path} has no {CHECK} beside it: a copy of some files of a controller's "
                 "state may lack the newest changes",
                 state_dir,
             )
     elif lab != known[0]:
-        raise _refusal(f"{path} is not the file that {check.path} belongs to", state_dir)
+        raise _refusal(f"{path} and {check.path} do not belong together", state_dir)
     elif writes < known[1]:
         raise _refusal(
             f"{path} lacks the last {known[1] - writes} writes: {wal} is missing or damaged, or "
@@ -195,8 +195,8 @@ def _looked_at(path: Path, hint: str) -> LastWrite | None:
 
 def _remedy(state_dir: Path) -> str:
     return (
-        "restore a backup into another folder (patchlight controller restore); to go on with what "
-        f"this file has, empty {state_dir / CHECK}; to start as a new lab, move {state_dir} away"
+        "restore a backup into another folder (patchlight controller restore); to continue with "
+        f"what this file has, empty {state_dir / CHECK}; to start a new lab, move {state_dir} away"
     )
 
 
@@ -206,7 +206,7 @@ def _refusal(why: str, state_dir: Path) -> PatchlightError:
 
 def _not_kept(state_dir: Path, error: OSError) -> PatchlightError:
     return PatchlightError(
-        f"keeping the journal in {state_dir}: {error.strerror}",
+        f"storing the journal in {state_dir}: {error.strerror}",
         hint="use another folder with --state",
     )
 

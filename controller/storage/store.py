@@ -12,12 +12,12 @@ from pydantic import TypeAdapter
 from patchlight.controller.storage.database import (
     ADD_EVENT,
     Database,
-    Instead,
     Period,
     Shape,
     Statement,
+    Substitute,
     decoded,
-    left_out,
+    skip_record,
 )
 from patchlight.testbed.wire.rest.circuits import ChangeAnswer, SavedMaps
 
@@ -140,21 +140,21 @@ class Store(Database):
         """The changes that an earlier controller started. Those that cannot be read have an unknown
         result: ``unreadable`` gets the number and what can be read, and returns the record."""
 
-        def instead(number: int, record: object) -> Instead[T]:
+        def substitute(number: int, record: object) -> Substitute[T]:
             try:
                 known = decoded(record)
             except Exception:
                 known = {}
             row = json.dumps(unreadable(number, known))
             sql = "INSERT INTO reconfigurations VALUES (?, 'unknown', ?, ?)"
-            return Instead((), [(sql, (number, row, time.time()))])
+            return Substitute((), [(sql, (number, row, time.time()))])
 
         return self.each(
             "reconfigurations",
             f"WHERE state NOT IN {_RESULTS} ORDER BY id",
             lambda row, number, _: read({**row, "id": number, "state": "intent"}),
             *("id", "record"),
-            unreadable=instead,
+            unreadable=substitute,
         )
 
     def unknown_reconfigurations(self, read: Callable[[dict[str, Any]], T]) -> list[T]:
@@ -167,19 +167,19 @@ class Store(Database):
         def change(row: dict[str, Any], number: int, state: str, *_: object) -> Any:
             return read({**row, "id": number, "state": state})
 
-        def instead(number: int, state: str, at: object) -> Instead[Any]:
+        def substitute(number: int, state: str, at: object) -> Substitute[Any]:
             # The row stays: its number must not be used again.
             began = {"started_at": at if isinstance(at, float) else 0.0}
             record = {**_NO_CHANGE, **began, "why": "", "message": UNREADABLE}
             if state not in _RESULTS:  # ``unfinished_reconfigurations`` decides
-                return Instead([change(record, number, "intent")], stays=True)
+                return Substitute([change(record, number, "intent")], stays=True)
             row = number, state, json.dumps(record), record["started_at"]
             sql = "INSERT INTO reconfigurations VALUES (?, ?, ?, ?)"
-            return Instead([change(record, number, state)], [(sql, row)])
+            return Substitute([change(record, number, state)], [(sql, row)])
 
         return self.each(
             *("reconfigurations", which, change, "id", "state", "started_at"),
-            unreadable=instead,
+            unreadable=substitute,
             values=values,
         )
 
@@ -198,11 +198,11 @@ class Store(Database):
             _MAP.validate_python(row["map"], strict=True)
             return ocs, read(ocs, row)
 
-        def instead(ocs: str) -> Instead[tuple[str, T]]:
+        def substitute(ocs: str) -> Substitute[tuple[str, T]]:
             row = {"map": None, "reconfiguration": None, "at": time.time()}
-            return Instead([(ocs, read(ocs, row))], [(_SAVE_COMMITTED, (ocs, json.dumps(row)))])
+            return Substitute([(ocs, read(ocs, row))], [(_SAVE_COMMITTED, (ocs, json.dumps(row)))])
 
-        return dict(self.each("committed", "", committed, "ocs", unreadable=instead))
+        return dict(self.each("committed", "", committed, "ocs", unreadable=substitute))
 
     def save_baselines(self, baselines: Mapping[BaselineKey, Sequence[float]]) -> None:
         """Replace the readings of these circuits."""
@@ -218,7 +218,7 @@ class Store(Database):
             at="ocs || ' ' || inp || '>' || out || ' ' || source",
             decode=_readings,
             # Such a circuit is judged by its loss budget, like a new one.
-            unreadable=left_out,
+            unreadable=skip_record,
         )
         return dict(rows)
 
@@ -241,15 +241,15 @@ class Store(Database):
         unreadable: Callable[[str, int, str], Sequence[Record]],
     ) -> list[T]:
         """Every lock, by ``read`` of its record and place; ``unreadable`` returns the records that
-        count instead of an unreadable one at this place."""
+        replace an unreadable one at this place."""
 
-        def instead(*place: Any) -> Instead[T]:
+        def substitute(*place: Any) -> Substitute[T]:
             records = unreadable(*place)
             found = [read(dict(r), r["ocs"], r["port"], r["channel"]) for r in records]
-            return Instead(found, [(_SAVE_LOCK, row) for row in _lock_rows(records)])
+            return Substitute(found, [(_SAVE_LOCK, row) for row in _lock_rows(records)])
 
         which, columns = "ORDER BY ocs, port, channel", ("ocs", "port", "channel")
-        return self.each("locks", which, read, *columns, unreadable=instead)
+        return self.each("locks", which, read, *columns, unreadable=substitute)
 
     def save_map(self, name: str, record: Record) -> None:
         """Insert or replace maps saved under a name."""
@@ -265,11 +265,11 @@ class Store(Database):
         def saved(row: dict[str, Any], name: str) -> tuple[str, dict[str, Any]]:
             return name, dict(_SAVED_MAPS.read({**row, "name": name}))
 
-        def instead(name: str) -> Instead[tuple[str, dict[str, Any]]]:
+        def substitute(name: str) -> Substitute[tuple[str, dict[str, Any]]]:
             row = {"name": name, "maps": {}, "by": "", "why": UNREADABLE, "at": 0.0}
-            return Instead([(name, row)], [(_SAVE_MAP, (name, json.dumps(row)))])
+            return Substitute([(name, row)], [(_SAVE_MAP, (name, json.dumps(row)))])
 
-        return dict(self.each("saved", "ORDER BY name", saved, "name", unreadable=instead))
+        return dict(self.each("saved", "ORDER BY name", saved, "name", unreadable=substitute))
 
     def set_mark(self, name: str, record: Record | None) -> None:
         """Store one record under a name; ``None`` deletes it."""
@@ -288,15 +288,15 @@ class Store(Database):
         unreadable: Callable[[], Record] | None,
     ) -> T | None:
         """The record under that name. An unreadable one is replaced by ``unreadable``, which must
-        be as safe as it can have been; ``None``: as if there were none."""
+        be as safe as it can have been; ``None``: there is none."""
 
-        def instead() -> Instead[T]:
+        def substitute() -> Substitute[T]:
             if unreadable is None:
-                return Instead()
+                return Substitute()
             record = unreadable()
-            return Instead([read(dict(record))], [_mark(name, record)])
+            return Substitute([read(dict(record))], [_mark(name, record)])
 
-        found = self.each("marks", "WHERE name = ?", read, values=(name,), unreadable=instead)
+        found = self.each("marks", "WHERE name = ?", read, values=(name,), unreadable=substitute)
         return next(iter(found), None)
 
     def add_event(self, at: float, kind: str, record: Record) -> None:
@@ -332,7 +332,7 @@ class Store(Database):
             return {**row, "number": number, "at": float(at), "kind": kind}
 
         columns = ("number", "at", "kind")
-        return self.each("events", which, event, *columns, values=values, unreadable=left_out)
+        return self.each("events", which, event, *columns, values=values, unreadable=skip_record)
 
     def forget(self, before: float, most: int = 500) -> int:
         """Delete some events and changes that ended before then; returns their number. The last

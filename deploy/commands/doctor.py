@@ -22,7 +22,7 @@ import click
 from patchlight.console import rendering as out
 from patchlight.console.shared import lab_option
 from patchlight.testbed.errors import BadInput, PatchlightError, reason
-from patchlight.testbed.linux import deploy_file, deploy_word
+from patchlight.testbed.linux import deploy_file, quoted_deploy_file
 
 if TYPE_CHECKING:
     from patchlight.testbed.lab.model import Server
@@ -268,7 +268,7 @@ def _start_docker() -> str:
     start = "sudo systemctl start docker"
     if not Path("/run/systemd/system").exists():
         # A private engine that leaves the machine's iptables alone.
-        start = f"export DOCKER_HOST=$(sudo bash {deploy_word('docker-engine.sh')} start)"
+        start = f"export DOCKER_HOST=$(sudo bash {quoted_deploy_file('docker-engine.sh')} start)"
     return start if shutil.which("dockerd", path=_PATH) else f"{_apt('docker.io')} && {start}"
 
 

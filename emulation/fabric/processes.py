@@ -110,7 +110,7 @@ class Supervisor:
                 pid = child.pid if child else nursery(service.imports).fork(*how)
             except OSError as error:
                 raise ServiceNotStarted(f"starting {service.name}: {reason(error)}") from error
-            # All others, workers too, are as urgent as the shell of the user who starts the lab.
+            # All others, workers too, have the niceness of the shell that starts the lab.
             if self._real_time or service.is_favoured:
                 processes.favour(pid, real_time=self._real_time)
             started = processes.process_start(pid) or 0

@@ -30,7 +30,7 @@ from patchlight.emulation.servers.server import remove_groups, service_name
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.lab.model import Lab, Server
 from patchlight.testbed.lab.tuning import LIGHT_SOCKET
-from patchlight.testbed.linux import deploy_word, docker_engine, namespaces, rate_limits
+from patchlight.testbed.linux import docker_engine, namespaces, quoted_deploy_file, rate_limits
 from patchlight.testbed.linux.sockets import (
     UNIX,
     is_beyond_this_machine,
@@ -293,7 +293,7 @@ class LabServices:
         if docker_engine.answers():
             self._say(
                 f"workers run as processes: image {DEFAULT_IMAGE} not found (make it: sudo bash "
-                f"{deploy_word('worker-image.sh')})"
+                f"{quoted_deploy_file('worker-image.sh')})"
             )
         return "process"
 

@@ -40,7 +40,7 @@ _BOOT_S = 600.0
 # Of one processor: with two, four machines were up in 13 s.
 _UP_S = 6.5
 _MUCH_SLOWER = 1.5
-"""Where everything takes so many times as long as on an idle machine, a user is warned."""
+"""The slowdown, compared with an idle machine, from which a user is warned."""
 _ASK_AGAIN_S = 1.0
 _TUNSETIFF, _TUNSETPERSIST = 0x400454CA, 0x400454CB
 _IFF_TAP, _IFF_NO_PI = 2, 0x1000
@@ -125,8 +125,8 @@ def check_machine(servers: int, *, docker: bool = False) -> None:
         ) from error
     if guests_mb > (free_mb := _free_mb()):
         raise NoRehearsalServers(
-            f"{servers} virtual machines need {guests_mb:,} MB of memory, and {free_mb:,} MB are "
-            "free here",
+            f"{servers} virtual machines need {guests_mb:,} MB of memory, but only {free_mb:,} MB "
+            "are free here",
             hint="Take a lab with fewer servers, or --server-kind ssh.",
         )
 
@@ -140,7 +140,7 @@ def _free_mb() -> int:
 def what_fits(
     servers: int, processors: int, others: float, free_mb: int, *, docker: bool = False
 ) -> list[str]:
-    """What a user should know before so many machines start beside ``others`` that run."""
+    """What to tell a user before so many machines start beside ``others``, the busy threads."""
     each = max(1.0, (servers + others) / processors)
     alone = max(1.0, servers / processors)
     needed_mb = servers * (_MEMORY_MB * (1 + docker) + _BESIDE_MB)
@@ -155,7 +155,7 @@ def what_fits(
             "machine: end other programs first, or use --server-kind ssh"
         )
     if needed_mb > free_mb:
-        said.append("warning: memory may not suffice: use fewer servers, or --server-kind ssh")
+        said.append("warning: memory may run short: use fewer servers, or --server-kind ssh")
     return said
 
 
@@ -174,7 +174,7 @@ def choose_accelerator(base: Path, servers: int, say: Callable[[str], None]) -> 
             say("no such machine: each server boots by itself")
     how = "emulated (TCG): none boots with KVM here" if is_emulated else "with KVM"
     say(f"servers are virtual machines, {how}")
-    cores, others = len(os.sched_getaffinity(0)), processes.running_now()
+    cores, others = len(os.sched_getaffinity(0)), processes.busy_threads()
     for line in what_fits(servers, cores, others, _free_mb(), docker="docker" in base.name):
         say(line)
     # A disk with the packages of agents, so that pushes send and install only Patchlight.

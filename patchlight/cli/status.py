@@ -219,7 +219,7 @@ def _packet_switches(found: Scrape) -> out.Coloured:
     if full := [f"{name} lacks {n:.0f} entries" for name, n in lacking.items() if n]:
         return out.Coloured(f"{said.text}; {_named(full)}", "bad")
     missing = found.by("packet_switch_missing_ports", "switch")
-    if gone := [f"{name} misses {out.counted(n, 'port')}" for name, n in missing.items() if n]:
+    if gone := [f"{name} lacks {out.counted(n, 'port')}" for name, n in missing.items() if n]:
         return out.Coloured(f"{said.text}; {_named(gone)}", "bad")
     if mute := [n for n, up in found.by("packet_switch_snmp_up", "switch").items() if not up]:
         return out.Coloured(f"{said.text}; no SNMP from {_named(mute)}", "caution")

@@ -22,7 +22,7 @@ _SENTENCES = {
     "baselines": "{by} accepted the present optical power as normal: {circuits}",
     "discovery-begun": "{by} began to discover the wiring",
     "discovery-ended": "{by} ended the discovery of the wiring",
-    "port-missing": "{message}: jobs keep off the hosts there",
+    "port-missing": "{message}: jobs avoid the hosts there",
     "port-back": "{message}",
     "policies": "policies in use: {policies}",
     "policy-fault": "policy {policy} failed: {message}",

@@ -98,17 +98,17 @@ _SPECIAL = {
     stat.S_IFSOCK: "it is a socket",
 }
 _BINARY = {
-    b"\x1f\x8b": "packed by gzip",
+    b"\x1f\x8b": "compressed with gzip",
     b"PK\x03\x04": "a ZIP archive or a spreadsheet",
     b"\xd0\xcf\x11\xe0": "a spreadsheet",
-    b"\x89PNG": "a picture",
+    b"\x89PNG": "an image",
     b"%PDF": "a PDF",
     b"\x7fELF": "a program",
     b"SQLite": "a database",
     b"\xff\xfe": "text in UTF-16",
     b"\xfe\xff": "text in UTF-16",
 }
-"""What files begin with that are no text in UTF-8."""
+"""The first bytes of files that are not UTF-8 text."""
 _Base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 

@@ -234,7 +234,7 @@ JOB = Group(
     ),
     Key("placement", _line("a policy", "regroup"), "what chooses its GPUs", "the lab's policy"),
     Key("dark_limit", _DARK_LIMIT, "how long it may pause without a circuit", "10min"),
-    Key("stop_grace", _STOP_GRACE, "how long a worker may go on after SIGTERM, to save", "30s"),
+    Key("stop_grace", _STOP_GRACE, "the time from SIGTERM to SIGKILL, for a worker to save", "30s"),
     Key(
         "transport",
         choice("a transport", *get_args(jobs.Transport)),

@@ -1,20 +1,20 @@
-"""Says what a file is that is given as a lab file and belongs to something else."""
+"""Recognises files of other programs that are given as lab files."""
 
 import json
 import re
 from typing import NamedTuple
 
-BEGIN = "'patchlight lab init' writes a first one"
+BEGIN = "'patchlight lab init' writes one to start from"
 _OWN = {"servers", "packet_switches", "circuit_switches", "wavelength_switches", "fibres"}
 _OWN |= {"passive_parts", "network"}
-_WIRE = f"its nodes and links become servers, switches and fibres there; {BEGIN}"
-_GNPY = f"there an optical path is switches, and fibres with a loss; {BEGIN}"
+_WIRE = f"describe its nodes and links as servers, switches and fibres; {BEGIN}"
+_GNPY = f"describe its optical paths as switches, and fibres with a loss; {BEGIN}"
 _SHOW = "Patchlight writes the topology for it: patchlight lab show LAB --format"
-_NODES = f"its nodes with GPUs are servers there; {BEGIN}"
+_NODES = f"describe its nodes with GPUs as servers; {BEGIN}"
 _IMAGE = "a job runs an image: patchlight job submit NAME --image IMAGE"
-_SONIC = f"its switch is one of the packet_switches there; {BEGIN}"
+_SONIC = f"describe its switch under 'packet_switches'; {BEGIN}"
 _SUBMIT = "submit it: patchlight job submit FILE"
-_POLICY = "a policy is named in its 'policies', as FILE.py:CLASS"
+_POLICY = "name a policy in a lab file's 'policies', as FILE.py:CLASS"
 _TRACE = (
     r"\A\s*(?:;|JobID(?:Raw)?\||(?:-?\d\S*\s+){17}-?\d|[\w,]*(?:submit|creation)_time\b[\w,]*\s*$)"
 )
@@ -37,7 +37,9 @@ _KINDS = (
     _Kind("a topology of Mininet's MiniEdit", _WIRE, keys=("hosts", "switches", "links")),
     _Kind("a GNS3 project", _WIRE, keys=("project_id", "topology")),
     _Kind("a containerlab topology", _WIRE, r"\b(?:nodes|kinds)[\"']?\s*:", ("topology",)),
-    _Kind("a topology of nodes and links, as of netlab or CML", _WIRE, keys=("nodes", "links")),
+    _Kind(
+        "a topology of nodes and links, such as netlab's or CML's", _WIRE, keys=("nodes", "links")
+    ),
     _Kind("a Kathará lab", _WIRE, r"^\w+\[(?:\d+|image)\] *="),
     _Kind("a graph (GraphML, GML or DOT)", _WIRE, r"<graphml\b|^(?:strict +)?(?:di)?graph\b.*[{[]"),
     _Kind("an InfraGraph infrastructure", _WIRE, keys=("infrastructure",)),
@@ -57,16 +59,18 @@ _KINDS = (
     _Kind("a SONiC configuration", _SONIC, any_key=("DEVICE_METADATA", "PORT", "VLAN_MEMBER")),
     _Kind("a Patchlight job file", _SUBMIT, r"^[ \t]*-?\s*[\"']?workers[\"']?\s*:", ("jobs",)),
     _Kind("a Patchlight job file", _SUBMIT, any_key=("model", "iterations", "command", "gradient")),
-    _Kind("a learned policy's card", "it is named in its 'policies'", r'"format": *"patchlight-p'),
+    _Kind(
+        "a learned policy's card", "name it in a lab file's 'policies'", r'"format": *"patchlight-p'
+    ),
     _Kind("an experiment's result", "its report.html shows it", keys=("experiment", "provenance")),
     _Kind("a Python program", _POLICY, r"^(?:import|from|class|def) +\w+"),
     _Kind("a job trace", "simulate it: patchlight simulate --trace FILE", _TRACE),
 )
-"""Of several that fit, the first is meant."""
+"""Of several that match, the first counts."""
 
 
 def recognised(text: str) -> str | None:
-    """What a text is that is no lab file, and what to do with it; ``None`` if it may be one."""
+    """What a text is if not a lab file, and what to do with it; ``None`` if it may be one."""
     keys = _keys(text)
     if not keys.isdisjoint(_OWN):
         return None

@@ -355,7 +355,7 @@ def checked_fields(text: str, name: str) -> Fields:
 
 def _checked(text: str, name: str) -> Fields:
     issues = FileIssues(name, LabFileError)
-    expected = f"{LAB.expected()}; 'patchlight lab init' writes a first one"
+    expected = f"{LAB.expected()}; 'patchlight lab init' writes one to start from"
     root = compose(text, issues, LAB.what, expected)
     located = None if root is None else LAB.read(_write_out(root, issues), issues)
     if located is not None:

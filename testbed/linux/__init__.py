@@ -9,6 +9,6 @@ def deploy_file(name: str) -> Path:
     return Path(__file__).resolve().parents[2] / "deploy" / name
 
 
-def deploy_word(name: str) -> str:
-    """That path as a word of a shell command."""
+def quoted_deploy_file(name: str) -> str:
+    """That path, quoted for a shell command."""
     return shlex.quote(str(deploy_file(name)))

@@ -119,7 +119,7 @@ def _last_answer(status: int, detail: str, hint: str, *headers: str) -> bytes:
 
 _REFUSAL = _last_answer(
     429,
-    "you have too many connections to this server, or make them too fast",
+    "you have too many connections to this server, or open them too fast",
     "close some, or use one for several requests; wait a second",
     "Retry-After: 1",
 )

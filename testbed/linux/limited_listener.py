@@ -1,7 +1,7 @@
 """Accepts connections at a limited rate from each user of the machine, or address of another.
 
-To refuse one takes some 20 µs: a queue full of one user's connections is emptied before others wait
-for long. That user is told only a second later, and until then does not try again.
+Refusing one takes some 20 µs: a queue full of one user's connections is emptied before others wait
+for long. That user gets the refusal a second later, and does not try again until then.
 """
 
 import asyncio
@@ -83,7 +83,7 @@ class LimitedListener(socket.socket):
                 self._logged_at = now
                 who = f"uid {peer}" if isinstance(peer, int) else peer
                 limit = self._per_second
-                _log.warning("%s makes more than %g connections a second: refused", who, limit)
+                _log.warning("%s opens more than %g connections a second: refused", who, limit)
             return False
         self._spent[peer] = spent  # the latest last
         if len(self._spent) > _MOST_PEERS:
@@ -92,7 +92,7 @@ class LimitedListener(socket.socket):
 
 
 def _peer_of(connection: socket.socket) -> Peer | None:
-    """The peer of a connection; ``None`` if the kernel does not tell users of loopback."""
+    """The peer of a connection; ``None`` if the kernel does not report users of loopback."""
     try:
         if connection.family != socket.AF_UNIX and not is_open(connection):
             return _CLOSED  # by many, perhaps: who it was takes longer to find out

@@ -131,7 +131,7 @@ def _place(which: slice) -> tuple[int, int]:
     return start, end - start
 
 
-def running_now(over_s: float = 0.5) -> float:
+def busy_threads(over_s: float = 0.5) -> float:
     """How many other threads run or wait for a processor, on average over that time."""
     found = list[int]()
     ends = time.monotonic() + over_s

@@ -82,7 +82,7 @@ def is_open(connection: socket.socket) -> bool:
 
 def user_of_peer(connection: socket.socket) -> int | None:
     """The user id at the other end of a Unix or loopback connection; ``None`` if that end is on
-    another machine, or closed. ``LookupError`` if the kernel does not tell."""
+    another machine, or closed. ``LookupError`` if the kernel does not report it."""
     if connection.family == socket.AF_UNIX:
         raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
         return int(_CREDENTIALS.unpack(raw)[1])
@@ -103,7 +103,7 @@ def user_of_peer(connection: socket.socket) -> int | None:
     except OSError as error:
         if error.errno == errno.ENOTCONN:
             return None
-    raise LookupError("the kernel does not tell the users of TCP connections")
+    raise LookupError("the kernel does not report the users of TCP connections")
 
 
 def _question_about(family: int, local: tuple[str, int], remote: tuple[str, int]) -> bytes:

@@ -384,7 +384,7 @@ async def test_the_hosts_of_a_job_without_a_record_are_not_given_to_others(bad: 
         assert second.table[other].state is JobState.RUNNING
         lost = second.table[ran]
         assert (lost.state, lost.by) == (JobState.FAILED, "")
-        assert "its record could not be read: its workers go on" in lost.message
+        assert "its record could not be read: its workers keep running" in lost.message
         (waits,) = second.submit(job("waits", "gpu0"))
         await second.until(lambda: f"a worker of job {ran}" in second.scheduler.job(waits).message)
         await second.until(lambda: second.fleet.on_status)

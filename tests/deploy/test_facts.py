@@ -213,6 +213,6 @@ def test_a_shell_that_prints_something_else_is_an_error(
 ) -> None:
     program(tmp_path, "sh", "echo no facts")
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(PatchlightError, match="asking this machine what it has") as error:
+    with pytest.raises(PatchlightError, match="collecting facts about this machine") as error:
         facts_here()
     assert "facts.sh" in (error.value.hint or "")

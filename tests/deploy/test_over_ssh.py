@@ -158,7 +158,7 @@ def test_servers_are_found_through_one_of_them(lab: Lab) -> None:
 @pytest.mark.parametrize(
     ("changes", "check", "found"),
     [
-        ({"jump_host_key": f"SHA256:{'A' * 43}"}, "host key", "jump host {} shows the host key"),
+        ({"jump_host_key": f"SHA256:{'A' * 43}"}, "host key", "jump host {} presents the host key"),
         ({"jump_host_key": None}, "host key", "of jump host {}"),
         ({"jump": "{}:2222"}, "reachable", "connecting to jump host {} at {} port 2222"),
         ({"jump": "nobody@{}"}, "login", "logging in to jump host {} as nobody"),

@@ -10,8 +10,8 @@ from typing import Any
 import httpx
 
 from patchlight.controller.metrics.exposition import ControllerMetrics
-from patchlight.controller.parts import Controller, ControllerSettings, Rim
-from patchlight.controller.service import working
+from patchlight.controller.parts import Controller, ControllerSettings, ExternalIO
+from patchlight.controller.service import running_parts
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.lab.model import Lab
 from tests.simulation.plant import Plant, located
@@ -64,7 +64,7 @@ class SimulatedLab:
             speaker.process.end()
 
     async def _run(self, process: Process) -> None:
-        rim = Rim(
+        external = ExternalIO(
             transport_to=lambda server: ToProcess(
                 self.world,
                 process,
@@ -76,8 +76,8 @@ class SimulatedLab:
             state_dir=self.state, api=f"unix:{self.state}/api.sock", openflow="127.0.0.1:6653"
         )
         try:
-            controller = Controller(self.lab, settings, rim)
-            async with working(controller, ControllerMetrics(controller)) as app:
+            controller = Controller(self.lab, settings, external)
+            async with running_parts(controller, ControllerMetrics(controller)) as app:
                 self.world.log(process.name, "serves")
                 if process is self.controller:
                     self.app = app

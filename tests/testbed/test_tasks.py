@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from patchlight.testbed.tasks import EndOrdered, run_all, unless
+from patchlight.testbed.tasks import EndRequested, run_all, run_unless
 
 
 async def test_all_have_ended_before_the_first_error_is_raised() -> None:
@@ -43,12 +43,12 @@ async def test_work_is_interrupted_by_an_order_and_keeps_a_result_that_came_with
         order.set()
         return "done"
 
-    assert await unless(order, at_once) == "done"
-    with pytest.raises(EndOrdered):
-        await unless(order, at_once)
+    assert await run_unless(order, at_once) == "done"
+    with pytest.raises(EndRequested):
+        await run_unless(order, at_once)
     order.clear()
-    with pytest.raises(EndOrdered):
-        await unless(order, lambda: gives_the_order(60))
+    with pytest.raises(EndRequested):
+        await run_unless(order, lambda: gives_the_order(60))
 
 
 async def test_what_is_cancelled_by_others_is_not_an_order() -> None:
@@ -59,4 +59,4 @@ async def test_what_is_cancelled_by_others_is_not_an_order() -> None:
         await gone
 
     with pytest.raises(RuntimeError, match="was cancelled"):
-        await unless(asyncio.Event(), waits)
+        await run_unless(asyncio.Event(), waits)

@@ -35,11 +35,11 @@ from patchlight.controller.circuits.protocols.session import DeviceSession
 from patchlight.testbed.errors import reason
 from patchlight.testbed.host_keys import (
     KnownHosts,
-    ask_first,
     has_key,
     is_named,
     known_name,
     offered_keys,
+    prefer_key_types,
     types_of,
 )
 from patchlight.testbed.legacy_ssh import allow_legacy, explained
@@ -56,15 +56,15 @@ class DeviceKeyRefused(LoginRefused):
     """The device's host key is not the pinned one; no password was sent."""
 
 
-class HasThatKeyToo(ConnectionError):
-    """The device has the expected key, and has shown another one: the next login asks for it."""
+class RetryWithExpectedKey(ConnectionError):
+    """The device has the expected key, but presented another: the next login requests it."""
 
 
 def check_host_key(
     session: Session, key: paramiko.PKey, connect: Callable[[], paramiko.Transport]
 ) -> None:
     """``DeviceKeyRefused`` unless ``key`` is pinned, or the first, or has the fingerprint in the
-    lab file; ``HasThatKeyToo`` if the device has that key, too, and is to be asked for it.
+    lab file; ``RetryWithExpectedKey`` if the device has that key, too: log in again to get it.
 
     Reads and writes a file and may ``connect``: call it in a thread.
     """
@@ -74,46 +74,50 @@ def check_host_key(
             return
         offered = offered_keys(connect, key, session.timeouts.connect_s)
         if has_key(offered, session.host_key):
-            raise HasThatKeyToo
+            raise RetryWithExpectedKey
         raise DeviceKeyRefused(
-            f"{name} at {where} has {_listed(offered)}, not {session.host_key}, which the lab file "
-            "says: somebody may be in between",
+            f"{name} at {where} presents {_listed(offered)}, not {session.host_key} as in the lab "
+            "file: this may be a man-in-the-middle attack",
             hint="correct 'host_key' in the lab file if the device is new or was reset",
         )
     known = _pins(session)
     if key.asbytes() in known.revoked:
         raise DeviceKeyRefused(
-            f"{name} at {where} has {_listed([key])}, which {path} revokes",
-            hint="it may have leaked: make a new one on the device",
+            f"{name} at {where} presents {_listed([key])}, which is revoked in {path}",
+            hint="it may have leaked: generate a new one on the device",
         )
     pinned = known.of(session.host, session.port)
     if any(each.asbytes() == key.asbytes() for each in pinned):
         return
-    # From here on, a device is new only if nothing at all is written of it.
+    # From here on, a device is new only if the file has no line for it.
     ports = f"-p {session.port} {session.host}"
     types = known.types(session.host, session.port)
     if types and key.get_name() not in types:
         offered = offered_keys(connect, key, session.timeouts.connect_s)
         scanned = key.get_name().removeprefix("ssh-").split("-")[0]
-        sha1 = "; if it has RSA with SHA-1 only: 'legacy_ssh: true'" if "ssh-rsa" in types else ""
+        sha1 = (
+            "; if it supports RSA with SHA-1 only, also set 'legacy_ssh: true'"
+            if "ssh-rsa" in types
+            else ""
+        )
         raise DeviceKeyRefused(
-            f"{name} at {where} offers {_listed(offered)}, and none of the type that is pinned in "
-            f"{path}, {', '.join(sorted(types))}: the type of its key has changed",
-            hint="compare the fingerprint with the device's console, then pin the key too: "
+            f"{name} at {where} offers {_listed(offered)}, but the key pinned in {path} has the "
+            f"type {', '.join(sorted(types))}: the type of its key has changed",
+            hint="compare the fingerprint with the device's console, then pin the key: "
             f"ssh-keyscan -t {scanned} {ports} >> {path}{sha1}",
         )
     if types:
         named = [each for names, _ in known.entries for each in names]
         is_whole = any(is_named(where, each) for each in named)
         raise DeviceKeyRefused(
-            f"{name} at {where} has {_listed([key])}, not the one pinned in {path}: "
-            "somebody may be in between",
+            f"{name} at {where} presents {_listed([key])}, not the one pinned in {path}: "
+            "this may be a man-in-the-middle attack",
             hint="if the device is new or was reset: ssh-keygen -R "
             f"'{where if is_whole else known_name(session.host, session.port)}' -f {path}",
         )
     if os.environ.get(POLICY_VARIABLE) == STRICT:
         raise DeviceKeyRefused(
-            f"{name} at {where} has {_listed([key])}, which is not in {path}",
+            f"{name} at {where} presents {_listed([key])}, which is not in {path}",
             hint=f"compare it with the device's console, then: ssh-keyscan {ports} >> {path}",
         )
     try:
@@ -146,14 +150,14 @@ def _pins(session: Session) -> KnownHosts:
 
 
 def prepared(transport: paramiko.Transport, session: Session) -> paramiko.Transport:
-    """A connection before its handshake: it asks for a host key of a pinned type first."""
+    """A connection before its handshake, which prefers host keys of pinned types."""
     if session.legacy_ssh:
         allow_legacy(transport, session.name)
     if session.host_key is None:
         types = _pins(session).types(session.host, session.port)
     else:
         types = types_of((), session.host_key)
-    ask_first(transport, types)
+    prefer_key_types(transport, types)
     return transport
 
 
@@ -236,7 +240,7 @@ def _open_shell(session: Session) -> paramiko.Channel:
         channel.settimeout(None)
     except (paramiko.SSHException, EOFError) as error:
         transport.close()
-        raise ConnectionError(f"{reason(error)}: does it give shells?") from error
+        raise ConnectionError(f"{reason(error)}: does it allow shells?") from error
     except BaseException:
         transport.close()
         raise
@@ -250,7 +254,7 @@ def log_in(session: Session) -> paramiko.Transport:
     """
     try:
         return _log_in(session)
-    except HasThatKeyToo:
+    except RetryWithExpectedKey:
         # Now the type of the key in the lab file is known.
         return _log_in(session)
 

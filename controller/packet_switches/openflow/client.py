@@ -334,7 +334,7 @@ class Speaker:
                 elif (answer := self._waiting.get(message.get("id", 0))) and not answer.done():
                     answer.set_result(message)
         except (ConnectionError, flowtable.ProtocolError, ValueError) as error:
-            LOG.error("the connection to the OpenFlow speaker broke: %s", reason(error))
+            LOG.error("the connection to the OpenFlow speaker was lost: %s", reason(error))
 
     def _tell(self, event: Message) -> None:
         for callback in tuple(self._subscribers):

@@ -1,8 +1,8 @@
 """Computes the flow table of every packet switch from the NICs' connections.
 
 On the switch that a NIC is connected to, it has three entries: frames to its MAC, ARP requests for
-its address, and IPv6 neighbour solicitations for addresses that end like its MAC, as those do that
-are derived from it (RFC 4291, 2.7.1 and appendix A). The other switches know *destinations*: NICs
+its address, and IPv6 neighbour solicitations for addresses that end like its MAC, as those derived
+from it do (RFC 4291, 2.7.1 and appendix A). The other switches know *destinations*: NICs
 plugged into a packet switch cannot move, so they share blocks of addresses with a mask; a NIC
 behind an OCS is a destination of its own. Nothing is flooded: unmatched frames are dropped, so
 loops of switches are harmless.

@@ -14,7 +14,7 @@ from patchlight.console.rendering import (
     print_json,
     say,
 )
-from patchlight.testbed.errors import BadInput, PatchlightError, need_packages
+from patchlight.testbed.errors import BadInput, PatchlightError, require_packages
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,7 +29,7 @@ def env() -> None:
 
     NAME is one that 'env show' lists, or your own FILE.py:CLASS.
     """
-    need_packages("a learning environment", "gymnasium")
+    require_packages("a learning environment", "gymnasium")
 
 
 def _list(as_json: bool) -> None:

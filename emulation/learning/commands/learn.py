@@ -9,7 +9,7 @@ import click
 from patchlight.console.rendering import say
 from patchlight.emulation.experiments.commands.pac_ml import profiles_option
 from patchlight.emulation.simulator.commands.run_options import engine_of, run_options
-from patchlight.testbed.errors import BadInput, need_packages
+from patchlight.testbed.errors import BadInput, require_packages
 
 
 def _load_torch() -> None:
@@ -17,7 +17,7 @@ def _load_torch() -> None:
 
     Small networks lose more to several threads than they gain, and a fit gives other weights then.
     """
-    need_packages("learning", "torch", "onnx", "gymnasium")
+    require_packages("learning", "torch", "onnx", "gymnasium")
     import torch
 
     torch.set_num_threads(1)

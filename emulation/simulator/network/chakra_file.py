@@ -109,7 +109,7 @@ def read_rank(path: Path) -> list[TraceNode]:
     """The nodes of one rank's trace as it ran: by start time, then by number.
 
     ``BadInput`` for a file that cannot be read, has no nodes or is of another kind, and for a node
-    that appears twice or has a type that there is not.
+    that appears twice or has an unknown type.
     """
     try:
         content = path.read_bytes()
@@ -234,7 +234,7 @@ def _messages() -> tuple[Any, type[Exception]]:
         schema: Any = import_module("google.protobuf.descriptor_pb2")
     except ImportError as error:
         raise PackageMissing(
-            "a Chakra trace that chakra_jsonizer has not made JSON of", error
+            "a Chakra trace that chakra_jsonizer has not converted to JSON", error
         ) from error
     pool: Any = import_module("google.protobuf.descriptor_pool").DescriptorPool()
     factory: Any = import_module("google.protobuf.message_factory")

@@ -1,6 +1,6 @@
 """Chakra execution traces of ranks as one job: operations that wait for each other.
 
-Operations of different ranks become one where they meet: the k-th collective of a group at each of
+Operations of different ranks are merged where they meet: the k-th collective of a group at each of
 its members. The k-th receive of a rank from another with a tag waits for the send that goes with
 it; a send waits for no receive, and is done when all of it has arrived, as in ASTRA-sim.
 
@@ -19,7 +19,7 @@ import numpy as np
 
 from patchlight.emulation.simulator.network.chakra_file import TraceNode, read_rank
 from patchlight.emulation.simulator.network.contract import Round, collective, ring
-from patchlight.emulation.simulator.network.ordering import ordered, shortest_circle
+from patchlight.emulation.simulator.network.ordering import ordered, shortest_cycle
 from patchlight.emulation.simulator.network.sharing import Ints
 from patchlight.testbed.errors import BadInput
 
@@ -32,11 +32,11 @@ _PARTNERS = {"COMM_SEND_NODE": "COMM_RECV_NODE", "COMM_RECV_NODE": "COMM_SEND_NO
 _Key = tuple[tuple[Any, Any], int]  # What operations have in common, and their count so far.
 _Lane = tuple[int, str, str | None]  # A rank, what its operations are, and a stream or thread.
 _SKIP = (
-    "--skip-bad (skip_bad=True in Python) leaves out dependencies on nodes that are not there, and "
-    "control dependencies in a circle, and counts them"
+    "--skip-bad (skip_bad=True in Python) leaves out dependencies on missing nodes, and control "
+    "dependencies in a cycle, and counts them"
 )
 _NEVER_SKIPPED = (
-    "dependencies on data are never left out: correct the trace, or convert it again; each of its "
+    "data dependencies are never left out: correct the trace, or convert it again; each of its "
     "nodes must come after those in its data_deps"
 )
 _NO_TIME = " says how many operations it has, not how long they take"
@@ -44,8 +44,8 @@ _PEAK = (
     "say how many a GPU does in a second, with --peak-flops 312e12 (peak_flops=312e12 in Python), "
     "or give it a duration_micros"
 )
-_LONGEST_CIRCLE = 100
-"""So many nodes of it are named."""
+_LONGEST_CYCLE = 100
+"""Messages name at most so many nodes of a cycle."""
 _HALF_A_RING = ("ALL_GATHER", "REDUCE_SCATTER", "REDUCE_SCATTER_BLOCK")
 
 
@@ -53,8 +53,8 @@ _HALF_A_RING = ("ALL_GATHER", "REDUCE_SCATTER", "REDUCE_SCATTER_BLOCK")
 class Operation:
     """What some ranks do: compute, or send ``rounds`` (of positions in ``ranks``).
 
-    ``needs`` are the operations before it, ``lanes`` what it occupies: each has one at a time, of
-    those that are ready the one of the lowest ``place``.
+    ``needs`` are the operations before it, ``lanes`` what it occupies: each runs one at a time, of
+    those that are ready the one with the lowest ``place``.
     """
 
     ranks: Ints
@@ -67,7 +67,7 @@ class Operation:
 
 @dataclass(frozen=True)
 class ChakraJob:
-    """A job of so many ranks. ``notes`` counts what a user should know of how it was read."""
+    """A job of so many ranks. ``notes`` counts what a user should know about how it was read."""
 
     operations: Sequence[Operation]
     ranks: int
@@ -127,7 +127,7 @@ class _Reading:
                 if partner := _PARTNERS.get(node.type):
                     other = self.numbers.get(((partner, key[0][1]), key[1]))
                     if other is None:
-                        raise BadInput(f"{node.place}: no other rank has the {partner} for it")
+                        raise BadInput(f"{node.place}: no other rank has the matching {partner}")
                     if partner == "COMM_SEND_NODE":
                         needs[number].add(other)
                 for need in (need for kind in kinds for need in getattr(node, kind)):
@@ -136,16 +136,16 @@ class _Reading:
                     elif self.skip_bad:
                         missing += 1
                     else:
-                        there = f"{node.place} waits for node {need}, which there is not"
+                        there = f"{node.place} waits for node {need}, which does not exist"
                         raise BadInput(there, hint=_SKIP)
         if missing:
-            self.notes["dependencies left out, on nodes that are not in the file"] = missing
+            self.notes["dependencies left out, because their nodes are not in the file"] = missing
         return needs
 
     def in_order(self) -> tuple[list[int], list[set[int]]]:
-        """Operations as they can follow each other, and what each comes after.
+        """Operations in a possible order, and what each comes after.
 
-        ``BadInput`` names the shortest circle if they cannot.
+        ``BadInput`` names the shortest cycle if there is none.
         """
         streams = [lane for (_, _, name), lane in self.lanes.items() if name is not None]
         found = ordered(self.needs(("data", "control")), self.place, streams)
@@ -153,31 +153,31 @@ class _Reading:
             needs = self.needs(("data",))
             found = ordered(needs, self.place, streams)
             if len(found.items) < len(self.met):
-                raise BadInput(self._circle(needs), hint=_NEVER_SKIPPED)
+                raise BadInput(self._cycle(needs), hint=_NEVER_SKIPPED)
             if not self.skip_bad:
                 needs = self.needs(("data", "control"))
-                raise BadInput(self._circle(needs), hint=_SKIP)
+                raise BadInput(self._cycle(needs), hint=_SKIP)
             # In traces of PyTorch they may say who called whom.
             control = sum(len(node.control) for each in self.met for _, node in each)
-            self.notes["control dependencies left out: with them nodes wait in a circle"] = control
+            self.notes["control dependencies left out, because they form a cycle"] = control
         if found.swapped:
-            self.notes["operations moved ahead on their stream, for others need them"] = (
+            self.notes["operations moved ahead on their stream, because others need them"] = (
                 found.swapped
             )
         return found.items, found.after
 
-    def _circle(self, needs: Sequence[set[int]]) -> str:
-        circle = shortest_circle(needs)
-        places = list(map(self._waiting, circle, [*circle[1:], circle[0]]))
+    def _cycle(self, needs: Sequence[set[int]]) -> str:
+        cycle = shortest_cycle(needs)
+        places = list(map(self._waiting, cycle, [*cycle[1:], cycle[0]]))
         shown: list[str] = []
         before = ""
         for place in [*places, places[0]]:
             file, _, node = place.rpartition(": ")
             shown.append(node if file == before else place)
             before = file
-        if len(shown) > _LONGEST_CIRCLE:
-            shown[_LONGEST_CIRCLE:] = [f"{len(places) - _LONGEST_CIRCLE} more"]
-        return f"nodes wait in a circle, each for the next: {' → '.join(shown)}"
+        if len(shown) > _LONGEST_CYCLE:
+            shown[_LONGEST_CYCLE:] = [f"{len(places) - _LONGEST_CYCLE} more"]
+        return f"nodes depend on each other in a cycle: {' → '.join(shown)}"
 
     def _waiting(self, number: int, need: int) -> str:
         """The node of an operation that waits for another operation."""
@@ -188,7 +188,7 @@ class _Reading:
         return self.met[number][0][1].place
 
     def operation(self, number: int, groups: Mapping[str, Sequence[int]]) -> Operation:
-        """What the ranks do that meet in an operation; ``BadInput`` if it makes no sense."""
+        """What the ranks do that meet in an operation; ``BadInput`` if it is invalid."""
         met = self.met[number]
         rank, node = met[0]
         if node.type == "COMM_COLL_NODE":
@@ -208,7 +208,7 @@ class _Reading:
         return found
 
     def _lasts_s(self, node: TraceNode) -> float:
-        """How long a node takes that sends nothing; ``BadInput`` if it costs time and hides it."""
+        """How long a node takes that sends nothing; ``BadInput`` if it does not say."""
         if node.type == "COMM_RECV_NODE":
             return 0.0
         if node.duration_s or node.type == "METADATA_NODE":
@@ -226,9 +226,9 @@ class _Reading:
             raise BadInput(
                 f"{node.place} is a {node.type} and does not say how long it takes",
                 hint="give it a duration_micros; --skip-bad (skip_bad=True in Python) counts such "
-                "nodes, and takes them to need no time",
+                "nodes, and assumes that they take no time",
             )
-        self.notes[f"{node.type}s without a duration, taken to need no time"] += 1
+        self.notes[f"{node.type}s without a duration, assumed to take no time"] += 1
         return 0.0
 
 
@@ -239,14 +239,14 @@ def read_chakra(
 
     A collective without a group (``pg_name``) is one of all ranks. With ``skip_bad`` dependencies
     on nodes that are not in a rank's file are left out and counted, all control dependencies if
-    with them nodes wait in a circle, and the time of memory, storage and the like where none is
-    said. A GPU that computes ``peak_flops`` operations a second needs ``num_ops`` divided by it
-    where a node says no duration. ``BadInput`` names file and node where a dependency is missing
-    or in a circle, where a type or attribute makes no sense, and where a rank does not take part in
-    what others do.
+    they form a cycle, and the time of memory, storage and the like where none is given. A
+    GPU that computes ``peak_flops`` operations a second needs ``num_ops`` divided by it where a
+    node has no duration. ``BadInput`` names file and node where a dependency is missing or in a
+    cycle, where a type or attribute makes no sense, and where a rank does not take part in what
+    others do.
     """
     if not files:
-        raise BadInput("a Chakra job has the trace of at least one rank: none is given")
+        raise BadInput("a Chakra job needs the trace of at least one rank: none was given")
     ranks = [read_rank(path) for path in files]
     groups: dict[str, list[int]] = defaultdict(list)
     for rank, nodes in enumerate(ranks):
@@ -260,7 +260,7 @@ def read_chakra(
         for number in numbers:
             lanes[number].append(lane)
     found: list[Operation] = []
-    # What takes no time is left out: who waits for it waits for what it waits for.
+    # Operations that take no time are left out: what waits for them waits for what they wait for.
     stands_for: dict[int, tuple[int, ...]] = {}
     for number in in_order:
         before = tuple(sorted({n for need in after[number] for n in stands_for[need]}))
@@ -338,5 +338,5 @@ def _collective(met: Sequence[tuple[int, TraceNode]], members: Sequence[int]) ->
     elif kind in _HALF_A_RING:
         rounds = []
     else:
-        raise BadInput(f"{node.place}: a collective of the type {kind} is not known here")
+        raise BadInput(f"{node.place}: collectives of the type {kind} are not supported")
     return Operation(np.array(members), 0.0, rounds)

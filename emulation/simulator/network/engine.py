@@ -40,7 +40,7 @@ class Order(NamedTuple):
     """Which jobs wait for others: job j for ``needs[j]`` of them.
 
     ``followers[first[j]:first[j + 1]]`` are those that wait for j. Each begins ``delays_s`` after
-    all of its ``lanes``, of which it has one or more, are its: by ``ranks`` (see ``turns``).
+    it holds all of its ``lanes`` (one or more), by ``ranks`` (see ``turns``).
     """
 
     needs: Ints

@@ -1,4 +1,4 @@
-"""Orders items that need each other, and finds the shortest circle where that cannot be done."""
+"""Orders items that need each other, and finds the shortest cycle where that is impossible."""
 
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class Ordered(NamedTuple):
-    """``items`` in an order in which each can be done; those in or behind a circle are missing.
+    """``items`` in an order in which each can be done; those in or behind a cycle are missing.
 
     ``after`` is what each comes after: what it needs, and the one before it in its lanes. So many
     are ``swapped``: done before one that is ahead of them in a lane, but needs them.
@@ -23,7 +23,7 @@ def ordered(
 ) -> Ordered:
     """Items 0, 1, 2 … after what they need, and in each lane as they stand there.
 
-    Of those that could be next, it is the one of the lowest ``place``.
+    Of those that could be next, the one with the lowest ``place`` is.
     """
     left = [len(each) for each in needs]
     followers = _users(needs)
@@ -74,7 +74,7 @@ def _users(needs: Sequence[set[int]]) -> list[set[int]]:
     return found
 
 
-def shortest_circle(needs: Sequence[set[int]]) -> list[int]:
+def shortest_cycle(needs: Sequence[set[int]]) -> list[int]:
     """Items of which each needs the next and the last the first; empty if there are none."""
     open_needs = [set(each) for each in needs]
     users = _users(needs)
@@ -82,7 +82,7 @@ def shortest_circle(needs: Sequence[set[int]]) -> list[int]:
     best: list[int] = []
 
     def remove(item: int) -> None:
-        """Take an item out, and all that are in no circle without it."""
+        """Take an item out, and all that are in no cycle without it."""
         out = [item]
         while out:
             item = out.pop()
@@ -99,16 +99,16 @@ def shortest_circle(needs: Sequence[set[int]]) -> list[int]:
     for item in range(len(needs)):
         if not (open_needs[item] and users[item]):
             remove(item)
-    # A circle through an item that was looked at has been found: the item is not needed again.
+    # A cycle through an item that was looked at has been found: the item is not needed again.
     for item in range(len(needs)):
         if not gone[item]:
-            best = _circle_through(item, open_needs, len(best) or len(needs) + 1) or best
+            best = _cycle_through(item, open_needs, len(best) or len(needs) + 1) or best
             remove(item)
     return best
 
 
-def _circle_through(start: int, needs: Sequence[set[int]], shorter_than: int) -> list[int]:
-    """The shortest circle through an item, if it is short enough."""
+def _cycle_through(start: int, needs: Sequence[set[int]], shorter_than: int) -> list[int]:
+    """The shortest cycle through an item, if it is short enough."""
     user: dict[int, int] = {}
     reached = [start]
     for length in range(1, shorter_than):

@@ -83,7 +83,7 @@ def read_sacct(text: str, into: Gathering) -> None:
     counted = [each for each in ("AllocTRES", "ReqTRES") if each in header]
     if "Submit" not in header or not timed or not counted:
         expected = "Submit; ElapsedRaw, Elapsed, or Start and End; AllocTRES or ReqTRES"
-        said = f"the columns are {', '.join(header)}: expected {expected}, as of: {SACCT}"
+        said = f"the columns are {', '.join(header)}: expected {expected}, as printed by: {SACCT}"
         raise into.refuse(1, said)
     for line, written in enumerate(lines[1:], 2):
         if not written.strip():

@@ -163,7 +163,7 @@ LAWS: Mapping[str, TraceLaw] = {law.name: law for law in (HELIOS, PAI)}
 
 _MOST_BYTES = 512 * 2**20
 _READERS = {"philly-json": read_log, "swf": read_swf, "sacct": read_sacct}
-"""Of the formats that are no CSV tables."""
+"""Of the formats that are not CSV tables."""
 
 
 def read_trace(path: str | Path, *, skip_bad: bool = False) -> list[TraceJob]:
@@ -229,7 +229,7 @@ def _recognised(text: str, into: Gathering) -> str:
         1,
         f"cannot tell the trace's format from its columns ({', '.join(header)[:200]}): expected "
         f"those of {known}; or PAI's own tables, Philly's JSON log, the Standard Workload Format, "
-        f"or what this prints: {SACCT}",
+        f"or the output of: {SACCT}",
     )
 
 

@@ -15,7 +15,7 @@ import click
 
 from patchlight.console.connection import connect, controller_options
 from patchlight.console.rendering import say
-from patchlight.testbed.errors import BadInput, need_packages
+from patchlight.testbed.errors import BadInput, require_packages
 from patchlight.testbed.linux.sockets import PortTaken, is_beyond_this_machine, listen
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def dashboard(
     It shows circuits, jobs and history, live, until Ctrl-C, and lets you do what your role allows.
     Only you can open it; if root runs it, every user of this machine can, each with their own role.
     """
-    need_packages("the dashboard", "nicegui")
+    require_packages("the dashboard", "nicegui")
     with _listening(listen_at) as listener:
         connecting = partial(connect, lab_name, address)
         with connecting() as client:

@@ -306,11 +306,15 @@ async def test_a_key_of_a_pinned_type_is_asked_for_first(
 @pytest.mark.parametrize(
     ("line", "said", "hint"),
     [
-        (ED25519, "none of the type that is pinned in {pins}, ssh-ed25519: the type", "-t ecdsa"),
-        ("ssh-dss AAAA", "pinned in {pins}, ssh-dss: the type of its key has changed", "-t ecdsa"),
-        (line_of(OTHER_RSA), "not the one pinned in {pins}: somebody may", "ssh-keygen -R"),
-        (f"{line_of(RSA)}\n@revoked * {line_of(RSA)}", "which {pins} revokes", "leaked"),
-        ("ssh-rsa damaged", "not the one pinned in {pins}: somebody may", "ssh-keygen -R"),
+        (ED25519, "pinned in {pins} has the type ssh-ed25519: the type", "-t ecdsa"),
+        (
+            "ssh-dss AAAA",
+            "pinned in {pins} has the type ssh-dss: the type of its key has changed",
+            "-t ecdsa",
+        ),
+        (line_of(OTHER_RSA), "not the one pinned in {pins}: this may", "ssh-keygen -R"),
+        (f"{line_of(RSA)}\n@revoked * {line_of(RSA)}", "which is revoked in {pins}", "leaked"),
+        ("ssh-rsa damaged", "not the one pinned in {pins}: this may", "ssh-keygen -R"),
     ],
     # Keys are new in each process, and names of tests must not be.
     ids=["other type", "unsupported type", "other key", "revoked", "damaged"],
@@ -334,7 +338,7 @@ async def test_another_type_of_key_is_not_called_an_attack_and_another_key_is(
         # Which keys it offers.
         assert "ecdsa-sha2-nistp256 SHA256:" in error.message
         assert f"ssh-rsa {RSA.fingerprint}" in error.message
-        assert "in between" not in error.message
+        assert "man-in-the-middle" not in error.message
     assert pins.read_text() == f"{at} {line}\n"
 
 
@@ -347,7 +351,7 @@ async def test_the_key_in_the_lab_file_is_found_among_several(
     if key is RSA:
         (await asyncio.to_thread(log_in, session)).close()
         return
-    with pytest.raises(DeviceKeyRefused, match="in between") as caught:
+    with pytest.raises(DeviceKeyRefused, match="man-in-the-middle") as caught:
         await asyncio.to_thread(log_in, session)
     assert f"ssh-rsa {RSA.fingerprint}" in caught.value.message
 

@@ -210,8 +210,8 @@ def test_an_end_that_is_found_twice_is_told_and_not_written() -> None:
     found.twice.add("tor1.3")
     wiring = _wiring(found)
     assert wiring.doubts == (
-        "tor1.4 was found at ocs1.10 and at ocs1.201: none of these is taken as a fibre",
-        "tor1.7 was found at ocs1.8 and at tor2.7: none of these is taken as a fibre",
+        "tor1.4 was found at ocs1.10 and at ocs1.201, so none of these is taken as a fibre",
+        "tor1.7 was found at ocs1.8 and at tor2.7, so none of these is taken as a fibre",
     )
     assert wiring.fibres == LAB.fibres
 
@@ -220,5 +220,5 @@ def test_what_is_heard_without_circuits_at_two_ports_is_not_written() -> None:
     pairs = {("tor1.7", "tor2.7"), ("server1.nic0", "tor2.7")}
     heard = frozenset(pairs | {(b, a) for a, b in pairs})
     wiring = _wiring(_found({1: None}), heard)
-    assert wiring.doubts[0].startswith("tor2.7 was found at server1.nic0 and at tor1.7: none")
+    assert wiring.doubts[0].startswith("tor2.7 was found at server1.nic0 and at tor1.7, so none")
     assert wiring.fibres == LAB.fibres

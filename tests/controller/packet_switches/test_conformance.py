@@ -14,7 +14,7 @@ from patchlight.controller.packet_switches.conformance import (
     CHECKS,
     Check,
     leaves_what_others_set,
-    notices_a_port_that_goes,
+    notices_a_missing_port,
     releases_everything,
     run_check,
     sets_and_reads,
@@ -101,7 +101,7 @@ def test_a_port_that_goes_is_noticed(under_test: SwitchUnderTest) -> None:
         await asyncio.to_thread(under_test.lose_port, port, again=True)
 
     async def check(driver: object, ports: tuple[int, int, int]) -> None:
-        await notices_a_port_that_goes(driver, ports, remove, restore)  # type: ignore[arg-type]
+        await notices_a_missing_port(driver, ports, remove, restore)  # type: ignore[arg-type]
 
     asyncio.run(run_check(check, lambda: open_packet_driver(under_test.switch), PORTS))
 
@@ -186,10 +186,13 @@ class SonicPorts:
 @pytest.mark.parametrize(
     ("indices", "reasons"),
     [
-        (("1", "1", "1"), ["no certain port 1: each of Ethernet1, Ethernet2, Ethernet3 has index"]),
-        ((None, None, None), ["no port 1: none has index 1, of Ethernet1, Ethernet2, Ethernet3"]),
-        (("0", "1", "2"), ["no certain port 1: Ethernet1 has index 0, and the lab file's ports"]),
-        (("one", "2", "3"), ["no port 1: none has index 1, of Ethernet1, Ethernet2, Ethernet3"]),
+        (
+            ("1", "1", "1"),
+            ["an ambiguous port 1: each of Ethernet1, Ethernet2, Ethernet3 has index"],
+        ),
+        ((None, None, None), ["no port 1: none of Ethernet1, Ethernet2, Ethernet3 has index 1"]),
+        (("0", "1", "2"), ["an ambiguous port 1: Ethernet1 has index 0, but the lab file's ports"]),
+        (("one", "2", "3"), ["no port 1: none of Ethernet1, Ethernet2, Ethernet3 has index 1"]),
         (("2", "1", "3"), []),
     ],
 )

@@ -25,17 +25,21 @@ BREAKOUT = {"Ethernet0": "1", "Ethernet1": "1", "Ethernet2": "1", "Ethernet3": "
         (
             {**BREAKOUT, "Ethernet4": "2"},
             {2: "Ethernet4"},
-            {1: "no certain port 1: each of Ethernet0, Ethernet1, Ethernet2, Ethernet3 has index"},
+            {1: "an ambiguous port 1: each of Ethernet0, Ethernet1, Ethernet2, Ethernet3 has"},
         ),
-        ({"Ethernet0": "1", "Ethernet4": ""}, {1: "Ethernet0"}, {2: "no port 2: none has index 2"}),
-        ({"Ethernet0": "", "Ethernet4": ""}, {}, {1: "of Ethernet0, Ethernet4", 2: "none has"}),
-        ({"Ethernet0": "-1", "Ethernet4": "two"}, {}, {1: "none has index 1", 2: "none has"}),
+        (
+            {"Ethernet0": "1", "Ethernet4": ""},
+            {1: "Ethernet0"},
+            {2: "no port 2: none of Ethernet0, Ethernet4 has index 2"},
+        ),
+        ({"Ethernet0": "", "Ethernet4": ""}, {}, {1: "of Ethernet0, Ethernet4", 2: "none of"}),
+        ({"Ethernet0": "-1", "Ethernet4": "two"}, {}, {1: "Ethernet4 has index 1", 2: "none of"}),
         (
             {"Ethernet0": "0", "Ethernet4": "1", "Ethernet8": "2"},
             {},
-            {1: "no certain port 1: Ethernet0 has index 0, and", 2: "begin with 1"},
+            {1: "an ambiguous port 1: Ethernet0 has index 0, but", 2: "begin with 1"},
         ),
-        ({}, {}, {1: "of none", 2: "of none"}),
+        ({}, {}, {1: "none of its 0 ports", 2: "none of"}),
     ],
 )
 def test_a_number_of_several_ports_or_none_is_no_port(

@@ -77,10 +77,10 @@ def test_the_interface_of_a_port_is_told_by_lab_file_description_or_name(
     [
         ("", {1: "lo", 2: "Gi0/x"}, {}, "no names fit"),
         ("", SLOTS, {}, "Eth1/1, Eth2/1"),
-        ("", {**SWP, 15: "swp3"}, {}, "no certain port 3: each of swp3, swp3 is called swp3"),
+        ("", {**SWP, 15: "swp3"}, {}, "an ambiguous port 3: each of swp3, swp3 is called swp3"),
         ("", SWP, {11: "tor1.1", 12: "tor1.1"}, "port 1: each of swp1, swp2 is called tor1.1"),
         ("", {**SWP, 15: "tor1.1"}, {12: "tor1.1"}, "port 1: each of swp2, tor1.1 is called"),
-        (", interfaces: [a, b, c, d]", SWP, {}, "no port 1: none is called a, of lo, eth0, swp1,"),
+        (", interfaces: [a, b, c, d]", SWP, {}, "no port 1: none of lo, eth0, swp1,"),
         (", interfaces: ['2', b, c, d]", {**SWP, 15: "2"}, {}, "port 1: each of eth0, 2 is called"),
         (", interfaces: [swp1, '11', swp3, swp4]", SWP, {}, "port 1: swp1 is ports 1, 2"),
         ("", {n + 5: f"lan{n}" for n in range(6)}, {}, "those of lan begin with 0"),
@@ -418,9 +418,10 @@ async def test_a_port_that_goes_is_told_and_the_others_count(switch: Switch) -> 
         ip("-n", switch.name, "link", "del", "swp3")
         await eventually(lambda: missing[-1], "a missing port")
         (words,) = missing[-1].values()
-        assert words.startswith("no port 3: none is called swp3, of lo, ")
+        assert words.startswith("no port 3: none of lo, ")
+        assert "… is called swp3: " in words
         await eventually(lambda: len(counted[-1]) == 3, "the counters of the others")
-        said = "tor1 has no port 3: none is called swp3"
+        said = "tor1 has no port 3: none of lo, "
         await eventually(lambda: said in str(telemetry.problems["tor1"]), "the reason")
         ip("-n", switch.name, "link", "add", "swp3", "type", "veth", "peer", "name", "h3x")
         await eventually(lambda: not missing[-1] and len(counted[-1]) == 4, "it to be back")

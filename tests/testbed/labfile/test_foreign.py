@@ -25,7 +25,7 @@ FOREIGN = {
         """,
         ("a containerlab topology", WIRE, INIT),
     ),
-    "topology.yml": ("provider: clab\nnodes: [a, b]\nlinks: [a-b]\n", ("as of netlab", INIT)),
+    "topology.yml": ("provider: clab\nnodes: [a, b]\nlinks: [a-b]\n", ("netlab's", INIT)),
     "net.py": (
         """
         #!/usr/bin/env python
@@ -123,9 +123,9 @@ def test_a_foreign_file_is_named_with_what_to_do(tmp_path: Path, name: str) -> N
 @pytest.mark.parametrize(
     ("content", "what"),
     [
-        (b"\x1f\x8b\x08\0", "packed by gzip"),
+        (b"\x1f\x8b\x08\0", "compressed with gzip"),
         (b"PK\x03\x04mesh.xlsx", "a ZIP archive or a spreadsheet"),
-        (b"\x89PNG\r\n", "a picture"),
+        (b"\x89PNG\r\n", "an image"),
         ("name: x\n".encode("utf-16"), "text in UTF-16"),
         (b"\x08\x07\x12\0pytorch", "binary"),
     ],

@@ -5,7 +5,7 @@ import pytest
 from patchlight.controller.packet_switches.conformance import (
     CHECKS,
     leaves_what_others_set,
-    notices_a_port_that_goes,
+    notices_a_missing_port,
     run_check,
 )
 from patchlight.controller.packet_switches.contract import PacketSwitchDriver, Station
@@ -49,7 +49,7 @@ async def test_a_port_that_goes_is_noticed(bench: OpenFlowBench) -> None:
             bench.ovs.vsctl("del-port", f"{name}p{port}")
 
         async def check(driver: PacketSwitchDriver, ports: tuple[int, int, int]) -> None:
-            await notices_a_port_that_goes(driver, ports, remove, restore)
+            await notices_a_missing_port(driver, ports, remove, restore)
 
         for port in PORTS:
             await restore(port)

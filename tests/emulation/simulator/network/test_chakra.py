@@ -110,19 +110,19 @@ def test_a_send_does_not_wait_for_its_receive(tmp_path: Path, suffix: str) -> No
 def test_dependencies_that_are_not_in_the_file_are_left_out_and_counted(tmp_path: Path) -> None:
     cut = [node(1, "COMP_NODE", [0, 8], 0.5), node(2, "COMP_NODE", [1, 9], 0.25)]
     job = read_chakra(written(tmp_path, [cut]), skip_bad=True)
-    assert job.notes == {"dependencies left out, on nodes that are not in the file": 3}
+    assert job.notes == {"dependencies left out, because their nodes are not in the file": 3}
     assert run_chakra(IDEAL, [PlacedTrace(job, np.arange(1))]) == [0.75]
     # As converters of PyTorch traces write it: control dependencies against the data's.
     called = [node(1, "COMP_NODE", s=0.5) | {"control": [2]}, node(2, "COMP_NODE", [1], 0.25)]
     files = written(tmp_path, [called])
-    with pytest.raises(BadInput, match="in a circle") as caught:
+    with pytest.raises(BadInput, match="in a cycle") as caught:
         read_chakra(files)
     assert "--skip-bad" in (caught.value.hint or "")
     job = read_chakra(files, skip_bad=True)
-    assert job.notes == {"control dependencies left out: with them nodes wait in a circle": 1}
+    assert job.notes == {"control dependencies left out, because they form a cycle": 1}
     assert run_chakra(IDEAL, [PlacedTrace(job, np.arange(1))]) == [0.75]
-    # A circle of data dependencies stays one.
-    with pytest.raises(BadInput, match="in a circle"):
+    # A cycle of data dependencies stays one.
+    with pytest.raises(BadInput, match="in a cycle"):
         read_chakra(written(tmp_path, [[node(1, "COMP_NODE", [1], 1.0)]]), skip_bad=True)
     alone = [node(1, "COMP_NODE", s=1.0), meets(2, "ALL_REDUCE", 9)]
     notes = read_chakra(written(tmp_path, [alone])).notes
@@ -234,13 +234,13 @@ def test_several_jobs_share_a_network(tmp_path: Path) -> None:
     [
         (
             [[node(1, "COMP_NODE", [2], 1.0), node(2, "COMP_NODE", [1], 1.0)]],
-            r"in a circle, .*job\.0\.json: node [12]",
+            r"in a cycle: .*job\.0\.json: node [12]",
         ),
         ([[node(1, "COMP_NODE", [8], 1.0)]], r"job\.0\.json: node 1 waits for node 8"),
         ([[node(1, "COMPUTE", s=1.0)]], r"node 1: no type COMPUTE"),
         ([[node(1, "COMP_NODE"), node(1, "COMP_NODE")]], r"node 1: there are two"),
         ([[meets(1, "ALL_REDUCE", 9)], IDLE], r"node 1: rank 1 does not take part"),
-        ([[meets(1, "GATHER", 9)]] * 2, r"node 1: a collective of the type GATHER"),
+        ([[meets(1, "GATHER", 9)]] * 2, r"node 1: collectives of the type GATHER"),
         ([[meets(1, "ALL_REDUCE", n)] for n in (8, 9)], r"node 1: ranks do not agree"),
         ([[node(1, "COMM_COLL_NODE", comm_size=3)]] * 2, r"node 1: .* without comm_type"),
         ([[meets(1, "ALL_REDUCE", -9)]] * 2, r"node 1: comm_size is -9"),

@@ -1,4 +1,4 @@
-"""What a rank does at the same time: lanes of GPU, CPU and network, streams, and circles."""
+"""What a rank does at the same time: lanes of GPU, CPU and network, streams, and cycles."""
 
 import json
 import os
@@ -77,7 +77,7 @@ def test_a_stream_keeps_its_order(tmp_path: Path) -> None:
     against = [kernel(1, [2]), kernel(2)]
     assert lasts_s(tmp_path, [against]) == pytest.approx(2.0, rel=1e-9)
     notes = read_chakra(written(tmp_path, [against])).notes
-    assert notes == {"operations moved ahead on their stream, for others need them": 1}
+    assert notes == {"operations moved ahead on their stream, because others need them": 1}
     # A collective holds up the streams of all its ranks.
     reduces = meets(1, "ALL_REDUCE", GB)
     reduces["attr"]["stream"] = 7
@@ -228,7 +228,7 @@ def test_compiled_and_interpreted_loops_agree(tmp_path: Path) -> None:
 
 
 def circle_in(said: str) -> list[str]:
-    places = said.partition("in a circle, each for the next: ")[2].split(" → ")
+    places = said.partition("in a cycle: ")[2].split(" → ")
     return [place.rpartition("/")[2] for place in places]
 
 
@@ -281,7 +281,7 @@ def test_what_costs_time_is_counted_or_refused(tmp_path: Path) -> None:
             read_chakra(files)
         assert "--skip-bad" in (caught.value.hint or "")
         job = read_chakra(files, skip_bad=True)
-        assert job.notes == {f"{kind}s without a duration, taken to need no time": 1}
+        assert job.notes == {f"{kind}s without a duration, assumed to take no time": 1}
         timed = [hidden[0], hidden[1] | {"micros": 500_000}]
         assert lasts_s(tmp_path, [timed]) == pytest.approx(1.5, rel=1e-9)
     nothing = [
