@@ -265,7 +265,8 @@ class Store(Database):
         def saved(row: dict[str, Any], name: str) -> tuple[str, dict[str, Any]]:
             return name, dict(_SAVED_MAPS.read({**row, "name": name}))
 
-        def instead(name: str) -> Instead[tuple[str, dict[str, Any]]]:
+        def instead(kept: str | bytes) -> Instead[tuple[str, dict[str, Any]]]:
+            name = kept if isinstance(kept, str) else kept.hex()
             row = {"name": name, "maps": {}, "by": "", "why": UNREADABLE, "at": 0.0}
             return Instead([(name, row)], [(_SAVE_MAP, (name, json.dumps(row)))])
 
