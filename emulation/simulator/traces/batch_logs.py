@@ -23,8 +23,8 @@ _PARTIAL = ("2", "3", "4")
 _WORD = re.compile(r"\S+")
 
 SACCT = "sacct -a -X -P -o JobID,Submit,ElapsedRaw,State,AllocTRES,User,Partition"
-_ENDED = ("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "LAUNCH_FAILED")
-_ENDED += ("NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "REVOKED", "TIMEOUT")
+_ENDED = {"BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "LAUNCH_FAILED"}
+_ENDED |= {"NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "REVOKED", "TIMEOUT"}
 _ELAPSED = re.compile(r"(?:(?:(\d+)-)?(\d+):)?(\d+):(\d+(?:\.\d+)?)")
 
 
@@ -103,7 +103,7 @@ def read_sacct(text: str, into: Gathering) -> None:
                 said = f"{row[name]} is a part of a heterogeneous job: such jobs are not read"
                 raise Wrong(said, "part of a heterogeneous job")
             at = "State"
-            if (state := row.get(at, _ENDED[0]).partition(" ")[0]) not in _ENDED:
+            if (state := row.get(at, "COMPLETED").partition(" ")[0]) not in _ENDED:
                 said = f"State is {state or 'missing'}: expected that of a job that has ended"
                 raise Wrong(said, "not ended")
             at = "Submit"
