@@ -48,7 +48,7 @@ class KnownHosts:
         is_revoked = line.startswith("@revoked")
         if line.startswith("#") or (line.startswith("@") and not is_revoked):
             return
-        line = line.removeprefix("@revoked").strip()
+        line = " ".join(line.removeprefix("@revoked").split())
         try:
             entry = HostKeyEntry.from_line(line)
         except (InvalidHostKey, paramiko.SSHException):
@@ -78,7 +78,19 @@ class KnownHosts:
 def _is_of(host: str, port: int, written: Iterable[str]) -> bool:
     # OpenSSH omits the port if it is the default; Patchlight's own pins have it.
     names = {known_name(host, port), f"[{host}]:{port}"}
-    return any(is_named(name, each) for each in written for name in names)
+    is_there = False
+    for each in written:
+        if any(_fits(name, each.removeprefix("!")) for name in names):
+            if each.startswith("!"):
+                return False
+            is_there = True
+    return is_there
+
+
+def _fits(name: str, written: str) -> bool:
+    """Whether this is the name, or a pattern with ``*`` or ``?`` that it fits."""
+    pattern = re.escape(written).replace(r"\*", ".*").replace(r"\?", ".")
+    return is_named(name, written) or bool(re.fullmatch(pattern, name, re.IGNORECASE))
 
 
 def known_name(host: str, port: int) -> str:
@@ -88,8 +100,10 @@ def known_name(host: str, port: int) -> str:
 
 def is_named(name: str, written: str) -> bool:
     """Whether ``written`` stands for that SSH server in ``known_hosts``, plain or hashed."""
-    hashed = _HASHED.fullmatch(written)
-    return written == (paramiko.HostKeys.hash_host(name, written) if hashed else name)
+    if _HASHED.fullmatch(written):
+        hashed = (paramiko.HostKeys.hash_host(each, written) for each in {name, name.lower()})
+        return written in hashed
+    return written.lower() == name.lower()
 
 
 def types_of(keys: Iterable[paramiko.PKey], fingerprint: str | None = None) -> set[str]:

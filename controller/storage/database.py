@@ -10,12 +10,14 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Generic, TypeVar
-
-from pydantic import TypeAdapter
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from patchlight.testbed.errors import PatchlightError
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
 
 _log = logging.getLogger("patchlight.store")
 
@@ -169,7 +171,16 @@ class Shape(Generic[T]):
     """Checks records by a ``TypedDict``; a newer version may have added keys."""
 
     def __init__(self, shape: type[T]) -> None:
-        self._keys, self._adapter = frozenset(shape.__annotations__), TypeAdapter(shape)
+        self._shape = shape
+        self._keys = frozenset(shape.__annotations__)
+
+    @cached_property
+    def _adapter(self) -> "TypeAdapter[T]":
+        from pydantic import (
+            TypeAdapter,  # slow to import, and commands that read no state need none
+        )
+
+        return TypeAdapter(self._shape)
 
     def read(self, row: Mapping[str, Any]) -> T:
         """The record; ``ValueError`` if a key is missing or has another type."""

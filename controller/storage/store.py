@@ -4,10 +4,10 @@ import json
 import math
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import lru_cache
-from typing import Any, TypeVar
+from functools import cache, lru_cache
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from pydantic import TypeAdapter
+from typing_extensions import TypedDict
 
 from patchlight.controller.storage.database import (
     ADD_EVENT,
@@ -19,7 +19,9 @@ from patchlight.controller.storage.database import (
     decoded,
     skip_record,
 )
-from patchlight.testbed.wire.rest.circuits import ChangeAnswer, SavedMaps
+
+if TYPE_CHECKING:
+    from patchlight.testbed.wire.rest.circuits import ChangeAnswer, SavedMaps
 
 _SAVE_COMMITTED = "INSERT OR REPLACE INTO committed VALUES (?, ?)"
 _SAVE_MAP = "INSERT OR REPLACE INTO saved VALUES (?, ?)"
@@ -39,8 +41,29 @@ _RESULTS = ("committed", "refused", "rolled-back", "unknown")
 UNREADABLE = "its record could not be read"
 """What lists say where a record was set aside."""
 
-_CHANGE, _SAVED_MAPS = Shape(ChangeAnswer), Shape(SavedMaps)
-_MAP = TypeAdapter(list[str] | None)
+
+class _CommittedMap(TypedDict):
+    map: list[str] | None
+
+
+_COMMITTED_MAP = Shape(_CommittedMap)
+
+
+# Importing them takes long, and commands that only know the store's name need none.
+@cache
+def _changes() -> "Shape[ChangeAnswer]":
+    from patchlight.testbed.wire.rest.circuits import ChangeAnswer
+
+    return Shape(ChangeAnswer)
+
+
+@cache
+def _saved_maps() -> "Shape[SavedMaps]":
+    from patchlight.testbed.wire.rest.circuits import SavedMaps
+
+    return Shape(SavedMaps)
+
+
 # Records of older versions lack some of these.
 _NO_CHANGE: Mapping[str, Any] = {
     **dict.fromkeys(("message", "by", "origin"), ""),
@@ -57,7 +80,7 @@ T = TypeVar("T")
 
 def read_change(row: Mapping[str, Any]) -> dict[str, Any]:
     """A change in the form of the API; ``ValueError`` if it is not one."""
-    return {**row, **_CHANGE.read({**_NO_CHANGE, **row})}
+    return {**row, **_changes().read({**_NO_CHANGE, **row})}
 
 
 BaselineKey = tuple[str, int, int, str]
@@ -195,7 +218,7 @@ class Store(Database):
         """The maps last committed for each OCS; ``map`` is ``None`` for unreadable ones."""
 
         def committed(row: dict[str, Any], ocs: str) -> tuple[str, T]:
-            _MAP.validate_python(row["map"], strict=True)
+            _COMMITTED_MAP.read(row)
             return ocs, read(ocs, row)
 
         def substitute(ocs: str) -> Substitute[tuple[str, T]]:
@@ -263,9 +286,10 @@ class Store(Database):
         """All saved maps, by name; unreadable ones have none."""
 
         def saved(row: dict[str, Any], name: str) -> tuple[str, dict[str, Any]]:
-            return name, dict(_SAVED_MAPS.read({**row, "name": name}))
+            return name, dict(_saved_maps().read({**row, "name": name}))
 
-        def substitute(name: str) -> Substitute[tuple[str, dict[str, Any]]]:
+        def substitute(kept: str | bytes) -> Substitute[tuple[str, dict[str, Any]]]:
+            name = kept if isinstance(kept, str) else kept.hex()
             row = {"name": name, "maps": {}, "by": "", "why": UNREADABLE, "at": 0.0}
             return Substitute([(name, row)], [(_SAVE_MAP, (name, json.dumps(row)))])
 

@@ -30,6 +30,11 @@ class _Kind(NamedTuple):
     any_key: tuple[str, ...] = ()
 
 
+def _inner_key(*names: str) -> str:
+    """A pattern of a key that begins a line, or stands in braces."""
+    return rf"""(?:^|[{{,])[ \t-]*["']?(?:{"|".join(names)})["']?[ \t]*:"""
+
+
 _KINDS = (
     _Kind(
         "a Mininet program", _WIRE, r"^[ \t]*(?:from|import) +(?:mininet|mn_wifi|containernet)\b"
@@ -48,16 +53,14 @@ _KINDS = (
     _Kind("a GNPy equipment library", _GNPY, any_key=("Edfa", "Roadm", "Span")),
     _Kind("a GNPy list of services", _GNPY, keys=("path-request",)),
     _Kind("a network of ASTRA-sim", "simulate it: --network astra:FILE", keys=("npus_count",)),
-    _Kind("Slurm's topology.conf", f"{_SHOW} slurm-conf", r"(?i)^[ \t]*SwitchName *="),
+    _Kind("Slurm's topology.conf", f"{_SHOW} slurm-conf", r"(?i)^[ \t]*(?:Switch|Block)Name *="),
     _Kind("Slurm's topology.yaml", f"{_SHOW} slurm", r"^- +topology *:"),
     _Kind("Slurm's gres.conf", _NODES, r"(?i)^[^#\n]*\bName *= *gpu\b|^[ \t]*AutoDetect *="),
     _Kind("Slurm's slurm.conf", _NODES, r"(?i)^[ \t]*(?:ClusterName|SlurmctldHost|NodeName) *="),
     _Kind("a Kubernetes manifest", f"{_SHOW} kueue", keys=("apiVersion", "kind")),
-    _Kind(
-        "a Docker Compose file", _IMAGE, r"^[ \t]+[\"']?(?:image|build)[\"']?\s*:", ("services",)
-    ),
+    _Kind("a Docker Compose file", _IMAGE, _inner_key("image", "build"), ("services",)),
     _Kind("a SONiC configuration", _SONIC, any_key=("DEVICE_METADATA", "PORT", "VLAN_MEMBER")),
-    _Kind("a Patchlight job file", _SUBMIT, r"^[ \t]*-?\s*[\"']?workers[\"']?\s*:", ("jobs",)),
+    _Kind("a Patchlight job file", _SUBMIT, _inner_key("workers"), ("jobs",)),
     _Kind("a Patchlight job file", _SUBMIT, any_key=("model", "iterations", "command", "gradient")),
     _Kind(
         "a learned policy's card", "name it in a lab file's 'policies'", r'"format": *"patchlight-p'

@@ -214,6 +214,7 @@ def test_a_worker_whose_keeper_was_killed_does_not_linger(make_bench: MakeBench)
 async def test_a_reused_process_number_is_no_worker(wrong: dict[str, Any], tmp_path: Path) -> None:
     own = {"pid": os.getpid(), "started": process_start(os.getpid()), "boot": boot_id()}
     handle = WorkerHandle(**{**own, **wrong})
+    (tmp_path / "exit").touch()  # as its keeper left it
     worker = await ProcessRunner().adopt(handle, "no-such-namespace", tmp_path)
     assert (await worker.ended()).exit_code == 137
     await worker.stop(0)  # and this process is not told to end

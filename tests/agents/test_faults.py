@@ -243,7 +243,7 @@ def test_a_fork_bomb_leaves_the_agent_its_part_and_is_ended_soon(
 ) -> None:
     agent = make_bench(1).agent("server1", runner).start()
     python = sys.executable if runner == "process" else "python3"
-    spec = agent.bench.command(0, 1, python, "-c", BOMB)
+    spec = {**agent.bench.command(0, 1, python, "-c", BOMB), "stop_grace_s": 2.0}
     assert agent.client.post("/workers", json=spec).status_code == 201
     start_all([agent])
     space = agent.bench.namespace("server1.w-job-0")

@@ -46,8 +46,9 @@ missing argument
     job stop L
     ocs connect L
     policy replay --with regroup L
-did you mean
+this is a Patchlight job file
     lab check typo.yaml
+did you mean
     job submit typo.yaml L
     lab discover --ports o9.1 L
     ocs show o9 L

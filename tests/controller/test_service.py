@@ -227,7 +227,7 @@ def test_one_bad_record_hides_no_others_and_is_told_once(controller: ControllerP
         "INSERT INTO audit (at, who, outcome, record) VALUES (1.0, 'x', 'done', ?)",
         f"INSERT INTO iterations (job, record) VALUES ('{job}', ?)",
         f"INSERT INTO decisions (job, at, record) VALUES ('{job}', 1.0, ?)",
-        "INSERT OR REPLACE INTO jobs (id, state, record) VALUES ('x', 'done', ?)",
+        "INSERT INTO jobs (id, state, record) VALUES (hex(randomblob(4)), 'done', ?)",
     }
     paths = (
         *("reconfigurations", "reconfigurations?since=0", "events", "events?last=9", "maps"),

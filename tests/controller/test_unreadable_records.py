@@ -244,6 +244,18 @@ async def test_unreadable_saved_maps_are_named_and_not_restored(store: Store, ba
     assert list(store.saved_maps()) == ["good"]
 
 
+def test_a_saved_map_with_an_unreadable_name_has_another(store: Store) -> None:
+    for name in ("good", "lost"):
+        store.save_map(name, {"maps": {}, "by": "ann", "why": "", "at": 1.0})
+    store.write("UPDATE saved SET name = x'00ff' WHERE name = 'lost'")
+    for _ in range(2):
+        rows = store.saved_maps()
+        assert rows["good"]["by"] == "ann"
+        assert rows["00ff"]["why"] == "its record could not be read"
+    store.delete_map("00ff")
+    assert list(store.saved_maps()) == ["good"]
+
+
 @pytest.mark.parametrize("readings", ["", "x", "nan", "inf", "-3.5 nan", b"\xff"])
 def test_an_unreadable_baseline_is_none(store: Store, readings: object) -> None:
     store.save_baselines({("ocs1", 1, 2, ""): [-3.5], ("ocs1", 3, 4, ""): [-4.0]})

@@ -43,6 +43,35 @@ def test_a_key_that_is_revoked_is_not_known(tmp_path: Path) -> None:
     assert known.revoked == {KEYS[0].asbytes()}
 
 
+@pytest.mark.parametrize(
+    ("names", "is_known"),
+    [
+        ("tor1.lab", True),
+        ("*.lab", True),
+        ("tor?.lab,other", True),
+        ("[*.lab]:22", True),
+        ("*", True),
+        ("TOR1.lab", True),
+        ("*.lab,!tor1.lab", False),
+        ("!tor?.lab,*", False),
+        ("!tor2.lab,*", True),
+        ("[tor1.lab", False),
+        ("tor.lab", False),
+        ("*.la", False),
+    ],
+)
+def test_names_are_patterns_as_in_openssh(tmp_path: Path, names: str, is_known: bool) -> None:
+    file = tmp_path / "known_hosts"
+    for gap in (" ", "  ", "\t \t"):
+        file.write_text(f"{gap}{names}{gap}{LINES[0].replace(' ', gap)}\r\n")
+        for host in ("tor1.lab", "Tor1.lab"):
+            assert KnownHosts.read(file).of(host, 22) == [KEYS[0]] * is_known
+        on_another_port = KnownHosts.read(file).of("tor1.lab", 2222)
+        assert on_another_port == [KEYS[0]] * (names.split(",")[-1] == "*")
+        file.write_text(f"@revoked{gap}*{gap}{LINES[0].replace(' ', gap)}\n")
+        assert KnownHosts.read(file).revoked == {KEYS[0].asbytes()}
+
+
 def test_known_hosts_that_cannot_be_read_are_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -117,6 +117,7 @@ class History:
         self.wrong: list[str] = []
         self.lasted_s = 0.0
         self._ids: list[str] = []
+        self._clients: dict[str, httpx.AsyncClient] = {}
         self._busy: set[asyncio.Task[None]] = set()
 
     def run(self) -> list[str]:
@@ -140,7 +141,8 @@ class History:
             self.lines = world.lines
             self.wrong = self.judge.found
             # What is left of the dead goes now, and not in the middle of the next history.
-            del self.lab, self.judge, self._clients
+            self._clients.clear()
+            del self.lab, self.judge
             world.bury()
         return self.wrong
 

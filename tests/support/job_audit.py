@@ -107,7 +107,7 @@ def _reports(record: Mapping[str, Any], reports: Sequence[Mapping[str, Any]]) ->
         yield f"sums were wrong: {wrong}"
     by_rank: dict[tuple[int, int], list[int]] = defaultdict(list)
     for report in reports:
-        by_rank[report["attempt"], report["rank"]].append(report["index"])
+        by_rank[report.get("attempt", 0), report["rank"]].append(report["index"])
     for (attempt, rank), indices in by_rank.items():
         if indices != list(range(indices[0], indices[0] + len(indices))):
             yield f"rank {rank} of attempt {attempt} reported {indices}"

@@ -122,7 +122,9 @@ def read_rank(path: Path) -> list[TraceNode]:
         if node.number in found:
             raise BadInput(f"{node.place}: there are two nodes of this number")
         if node.type not in NODE_TYPES[1:]:
-            raise BadInput(f"{node.place}: no type {node.type}: {nearest(node.type, NODE_TYPES)}")
+            raise BadInput(
+                f"{node.place}: no type {node.type}: {nearest(node.type, NODE_TYPES[1:])}"
+            )
         on_cpu = node.on_cpu and "comm_type" not in node.attributes
         if node.type == "COMM_COLL_NODE" and on_cpu:
             # The call that launches a collective: the collective is another node.
@@ -137,7 +139,7 @@ def _json_nodes(path: Path, content: bytes) -> Iterator[TraceNode]:
     """Objects one behind the other, the first of them the file's metadata; or a workload graph."""
     decoder, at, first = json.JSONDecoder(), 0, True
     try:
-        text = content.decode().strip()
+        text = content.decode("utf-8-sig").strip()
         while at < len(text):
             value, at = decoder.raw_decode(text, at)
             while at < len(text) and text[at].isspace():
@@ -186,6 +188,8 @@ def _node(
     data, control = (tuple(dict.fromkeys(map(int, each))) for each in needs)
     starts_us, lasts_us = map(int, times)
     place = f"{path}: node {number}"
+    if lasts_us < 0:
+        raise BadInput(f"{place} lasts {lasts_us} µs: expected 0 or more")
     return TraceNode(place, number, kind, data, control, starts_us, lasts_us / 1e6, attributes)
 
 

@@ -23,7 +23,8 @@ _PARTIAL = ("2", "3", "4")
 _WORD = re.compile(r"\S+")
 
 SACCT = "sacct -a -X -P -o JobID,Submit,ElapsedRaw,State,AllocTRES,User,Partition"
-_NOT_ENDED = ("PENDING", "RUNNING", "REQUEUED", "RESIZING", "SUSPENDED")
+_ENDED = {"BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "LAUNCH_FAILED"}
+_ENDED |= {"NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "REVOKED", "TIMEOUT"}
 _ELAPSED = re.compile(r"(?:(?:(\d+)-)?(\d+):)?(\d+):(\d+(?:\.\d+)?)")
 
 
@@ -97,9 +98,14 @@ def read_sacct(text: str, into: Gathering) -> None:
             row = dict(zip(header, values, strict=True))
             if "." in row[name]:  # A step: its job has a row, too.
                 continue
+            at = name
+            if "+" in row[name]:
+                said = f"{row[name]} is a part of a heterogeneous job: such jobs are not read"
+                raise Wrong(said, "part of a heterogeneous job")
             at = "State"
-            if (state := row.get(at, "").partition(" ")[0]) in _NOT_ENDED:
-                raise Wrong(f"State is {state}: expected a job that has ended", "not ended")
+            if (state := row.get(at, "COMPLETED").partition(" ")[0]) not in _ENDED:
+                said = f"State is {state or 'missing'}: expected that of a job that has ended"
+                raise Wrong(said, "not ended")
             at = "Submit"
             submitted_s = moment(row[at], at)
             at = next((each for each in timed if is_nothing(row[each])), timed[-1])

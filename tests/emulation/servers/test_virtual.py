@@ -303,7 +303,7 @@ def test_what_fits_is_said_with_the_figures() -> None:
     )
     busy, warning, memory = virtual.what_fits(4, 2, 4.2, 2_500)
     assert "beside 4 other busy threads: up in about 27 s" in busy
-    assert "takes 2.1 times as long as on an idle machine" in warning
+    assert "takes 2.0 times as long as on an idle machine" in warning
     assert "memory may run short" in memory
 
 

@@ -57,6 +57,7 @@ FOREIGN = {
         "# tree\nSwitchName=s1 Nodes=n[1-4]\n",
         ("Slurm's topology.conf", "patchlight lab show LAB --format slurm-conf"),
     ),
+    "block.conf": ("BlockName=b1 Nodes=n[1-4]\nBlockSizes=4\n", ("Slurm's topology.conf",)),
     "topology.yaml": (
         "- topology: default\n  cluster_default: true\n  tree:\n    switches: []\n",
         ("Slurm's topology.yaml", "patchlight lab show LAB --format slurm"),
@@ -77,6 +78,8 @@ FOREIGN = {
         "services:\n  web:\n    image: nginx\n",
         ("a Docker Compose file", "patchlight job submit NAME --image IMAGE"),
     ),
+    "flow.yaml": ("services:\n  web: {image: nginx}\n", ("a Docker Compose file",)),
+    "compose.json": ('{"services": {"web": {"image": "x"}}}', ("a Docker Compose file",)),
     "infra.yaml": (
         "name: a\ndevices: []\ninstances: []\nedges: []\n",
         ("an InfraGraph infrastructure", INIT),
@@ -90,6 +93,7 @@ FOREIGN = {
         ("a Patchlight job file", "patchlight job submit"),
     ),
     "jobs.yaml": ("jobs:\n  - name: a\n    workers: 4\n", ("a Patchlight job file",)),
+    "flow-jobs.yaml": ("jobs: [{name: a, workers: 4}]\n", ("a Patchlight job file",)),
     "policy.py": (
         '"""Mine."""\nimport math\n\nclass Mine:\n    def choose(self): ...\n',
         ("a Python program", "policies"),
@@ -138,7 +142,9 @@ def test_a_binary_file_is_named(tmp_path: Path, content: bytes, what: str) -> No
 
 def test_long_files_of_no_kind_are_read_once(tmp_path: Path) -> None:
     begun = time.process_time()
-    for text in ("9" * 10**6, "\n" * 10**6, "a b\n" * 10**5, "[" * 10**6, "graph " * 10**5):
+    texts = ["9" * 10**6, "\n" * 10**6, "a b\n" * 10**5, "[" * 10**6, "graph " * 10**5]
+    texts += [f"{key}:{gap * 10**5}" for key in ("jobs", "services") for gap in ("\n", " ", " \n")]
+    for text in texts:
         (tmp_path / "lab.yaml").write_text(text)
         with pytest.raises(LabFileError):
             load_lab(str(tmp_path / "lab.yaml"))

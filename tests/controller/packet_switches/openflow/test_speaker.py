@@ -116,7 +116,8 @@ async def test_hosts_talk_over_two_switches_and_are_counted(bench: OpenFlowBench
         }
         _, far = lab.hosts
         assert any(
-            f"dl_dst={far.nic.mac}" in line and "actions=output:1" in line
+            # MACs behind another switch share a masked entry.
+            f"dl_dst={far.nic.mac[:8]}" in line and "actions=output:1" in line
             for line in bench.ovs.flows(one)
         )
         # ARP, too, is asked and answered over these entries alone. A switch in user space may drop

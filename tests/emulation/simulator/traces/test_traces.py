@@ -252,6 +252,9 @@ def test_what_sacct_prints(tmp_path: Path) -> None:
     ("row", "column", "message"),
     [
         ("14|2024-01-02T03:04:05|Unknown|Unknown|00:00:00|0|PENDING||u|p", 51, "State is PENDING"),
+        ("14|2024-01-02T03:04:05|x|x|x|5|COMPLETING|gres/gpu=1|u|p", 32, "State is COMPLETING"),
+        ("14|2024-01-02T03:04:05|x|x|x|5||gres/gpu=1|u|p", 32, "State is missing"),
+        ("14+1|2024-01-02T03:04:05|x|x|x|5|FAILED|gres/gpu=1|u|p", 1, "a heterogeneous job"),
         ("14|Unknown|x|x|x|5|FAILED|gres/gpu=1|u|p", 4, "Submit is missing"),
         ("14|2024-01-02T03:04:05|x|x|x|0|CANCELLED by 1|gres/gpu=1|u|p", 30, "ElapsedRaw is 0 s"),
         ("14|2024-01-02T03:04:05|x|x|x|5|FAILED|cpu=8,node=1|u|p", 39, "a job without a GPU"),
