@@ -90,6 +90,7 @@ def test_streams_of_one_viewer_keep_nobody_else_out(tmp_path: Path, kind: str) -
 
 
 @pytest.mark.root
+@pytest.mark.others
 def test_the_stop_button_answers_whatever_viewers_do(tmp_path: Path) -> None:
     with tempfile.TemporaryDirectory() as open_to_all:
         Path(open_to_all).chmod(0o755)

@@ -22,7 +22,7 @@ from tests.support.api_attack import (
 from tests.support.jobs_under_faults import OtherJob, other_job
 from tests.support.waiting import wait_until
 
-pytestmark = [pytest.mark.root, pytest.mark.ovs]
+pytestmark = [pytest.mark.root, pytest.mark.ovs, pytest.mark.others]
 
 VIEWERS = (65534, 65533)
 HISTORY = 64
