@@ -48,6 +48,8 @@ class _CommittedMap(TypedDict):
 
 _COMMITTED_MAP = Shape(_CommittedMap)
 
+_MARKS = ("stop", "drained", "policies", "usage", "paths", "macs", "discovery")
+
 
 # Importing them takes long, and commands that only know the store's name need none.
 @cache
@@ -92,6 +94,21 @@ class Store(Database):
 
     lab_id = ""
     """A text that only the files of this lab's controller have."""
+
+    def __init__(self, *args: Any, **more: Any) -> None:
+        super().__init__(*args, **more)
+        self._replace_nameless_marks()
+
+    def _replace_nameless_marks(self) -> None:
+        """A mark whose name cannot be read may be any of them: each missing one becomes an
+        unreadable record, for which its reader has a safe substitute."""
+
+        def read(record: dict[str, Any]) -> None:
+            raise ValueError("its name cannot be read")
+
+        lost = "typeof(name) <> 'text' OR name NOT GLOB '[a-z]*' OR name GLOB '*[^a-z0-9_.-]*'"
+        missing = [("INSERT OR IGNORE INTO marks VALUES (?, '')", (name,)) for name in _MARKS]
+        self.each("marks", f"WHERE {lost}", read, unreadable=lambda: Substitute((), missing))
 
     def prepared_intent(self, number: int, record: Record) -> Callable[[], int]:
         """A function that journals an intent (as ``number``, or 0 for a new one), possibly in

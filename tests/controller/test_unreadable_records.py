@@ -5,6 +5,7 @@ import json
 import time
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -123,6 +124,23 @@ async def test_a_stop_stays_a_stop(store: Store, bad: object) -> None:
     assert "the stop button was pressed" in await connect(circuits(store), "99>100")
     circuits(store).parts.stop.clear("ann", "")
     assert await connect(circuits(store), "99>100") == "committed"
+
+
+@pytest.mark.parametrize("name", [b"\x00\xff", "", "st op", "st\u00f6p", 7])
+async def test_a_stop_whose_name_cannot_be_read_stays_a_stop(name: object, tmp_path: Path) -> None:
+    path = tmp_path / "controller.db"
+    store = Store(path)
+    circuits(store).parts.stop.press("ann", "smoke")
+    store.write("UPDATE marks SET name = ? WHERE name = 'stop'", name)
+    store.close()
+    store = Store(path)
+    assert "the stop button was pressed" in await connect(circuits(store), "99>100")
+    circuits(store).parts.stop.clear("ann", "")
+    assert await connect(circuits(store), "99>100") == "committed"
+    store.close()
+    store = Store(path)  # it is set aside once
+    assert circuits(store).parts.stop.pressed is None
+    store.close()
 
 
 def intent(**more: Any) -> dict[str, Any]:
