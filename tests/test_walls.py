@@ -155,6 +155,7 @@ def test_what_is_over_its_limit_only_falls() -> None:
     ]
 
 
+@pytest.mark.wings
 def test_each_room_has_a_budget_on_the_page(house: House) -> None:
     page = budgets((ROOT / "docs" / "architecture.md").read_text())
     assert sum(page.values()) == 700_000

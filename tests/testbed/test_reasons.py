@@ -95,7 +95,7 @@ def _found(source: str, where: str) -> Iterator[str]:
 def test_every_message_about_an_error_that_may_have_no_text_takes_its_reason() -> None:
     files = [path for room in ROOMS for path in (ROOT / room).rglob("*.py")]
     ours = [path for path in files if not any(each.is_symlink() for each in path.parents)]
-    assert len(ours) > 400
+    assert len(ours) > 300  # the core alone has fewer than all
     found = [
         each for path in ours for each in _found(path.read_text(), str(path.relative_to(ROOT)))
     ]
