@@ -155,7 +155,7 @@ def _why_not(each: Shown, expected: dict[str, set[str]] | None) -> str:
         return f"{each.name}: its key differs from the file of fingerprints: stop"
     return (
         f"{each.name}: its key has changed. If it was reinstalled: --replace {each.name}. "
-        "If not, somebody stands between: do not go on"
+        "If not, somebody stands between: do not continue"
     )
 
 

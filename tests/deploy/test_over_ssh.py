@@ -109,7 +109,7 @@ def test_one_of_four_that_is_wrong_is_named(lab: Lab) -> None:
 @pytest.mark.parametrize(
     ("changes", "check", "found", "remedy"),
     [
-        ({"host_key": f"SHA256:{'A' * 43}"}, "host key", "and not SHA256:AAAA", "do not go on"),
+        ({"host_key": f"SHA256:{'A' * 43}"}, "host key", "and not SHA256:AAAA", "do not continue"),
         ({"host_key": None}, "host key", "of server1 is not confirmed", "trust"),
         ({"user": "nobody"}, "login", "logging in to server1 as nobody", "user and identity"),
         ({"identity": "/nowhere/key"}, "login", "reading the key /nowhere/key", "own"),
