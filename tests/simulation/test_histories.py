@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.simulation.history import History, draw_lab, draw_steps
+from tests.simulation.draw_lab import draw_lab
+from tests.simulation.history import History, draw_steps
 
 ROOT = Path(__file__).parents[2]
 

@@ -11,7 +11,7 @@ import pytest
 from patchlight.agents.errors import AgentError, Conflict
 from patchlight.agents.service import AgentService
 from patchlight.testbed.wire.worker_api import SyntheticTask, WorkerSpec, WorkerState, WorkerStatus
-from tests.simulation.history import draw_lab
+from tests.simulation.draw_lab import draw_lab
 from tests.simulation.lab import SimulatedLab
 from tests.simulation.servers import Machine
 from tests.simulation.world import World
