@@ -335,7 +335,18 @@ class CommittedMaps:
         )
         lost = store.committed_maps(lambda _, row: row["map"] is None)
         self.unreadable = {name for name, is_lost in lost.items() if is_lost}
+        self._lose_unnamed()
         """Switches whose committed map was lost: all their circuits are drift until adopted."""
+
+    def _lose_unnamed(self) -> None:
+        """A lost map of a switch that the lab does not have may be that of any switch without one:
+        its name may be damaged, too."""
+        switches = [switch.name for switch in self._lab.optical_switches] if self._lab else []
+        if self.unreadable <= set(switches):
+            return
+        missing = [name for name in switches if name not in self._maps]
+        self._maps |= {name: recorded_map(self._lab, name, ()) for name in missing}
+        self.unreadable |= set(missing)
 
     @property
     def maps(self) -> dict[str, AnyMap]:

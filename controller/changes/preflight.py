@@ -6,6 +6,7 @@ Locks and the stop button outlive the controller. Only undoing a failed change i
 import asyncio
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
@@ -81,29 +82,38 @@ class PortLocks:
         if (lock.ocs, lock.port, lock.channel) != (ocs, port, channel):
             raise ValueError(f"it belongs to {lock.ocs}.{lock.port}")
         if (under := row.get("under")) is not None:
-            self._under[_key(lock)] = _LOCK.validate_python(under)
+            before = _LOCK.validate_python(under)
+            if _key(before) != _key(lock):
+                raise ValueError(f"the lock before it belongs to {before.ocs}.{before.port}")
+            self._under[_key(lock)] = before
         return lock
 
-    def _unreadable(self, ocs: object, port: object, channel: object) -> list[dict[str, Any]]:
-        """Locks of what an unreadable lock may lock: its place, else its switch, else all."""
+    def _unreadable(
+        self, ocs: object, port: object, channel: object, row: Mapping[str, Any]
+    ) -> list[dict[str, Any]]:
+        """Locks of what an unreadable lock may lock: its place by the columns and by the record,
+        else its whole switch, else all."""
         switches = {switch.name: switch for switch in self._lab.optical_switches}
-        named = [ocs] if isinstance(ocs, str) and ocs else [*switches]
-        try:
-            place = Place.parse(f"{port}@{channel}" if channel else f"{port}")
-            if len(named) > 1 or named[0] in switches:
-                check_place(switches[named[0]], place)
-            if named != [ocs]:
-                raise BadInput("its switch is unknown")
-            places = [place]
-        except BadInput:
-            places = []
-        found = []
-        for name in named:
-            every = range(1, switches[name].ports + 1) if name in switches else ()
-            for each in places or map(Place, every):
-                lock = _new_lock(name, each, "bad", _OURS, f"a lock: {UNREADABLE}", time.time())
-                found.append(asdict(lock))
-        return found
+        named = [(ocs, port, channel)]
+        with suppress(ValueError):
+            of_record = _LOCK.validate_python(row)
+            named.append((of_record.ocs, of_record.port, of_record.channel))
+        places = dict[tuple[str, Place], None]()
+        for name, number, part in named:
+            with suppress(BadInput):
+                place = Place.parse(f"{number}@{part}" if part else f"{number}")
+                if isinstance(name, str) and name:
+                    if name in switches:
+                        check_place(switches[name], place)
+                    places[name, place] = None
+        if not any(name in switches for name, _ in places):
+            whole = [ocs] if isinstance(ocs, str) and ocs in switches else [*switches]
+            for name in whole:
+                every = range(1, switches[name].ports + 1)
+                places |= {(name, Place(number)): None for number in every}
+        why = f"a lock: {UNREADABLE}"
+        at = time.time()
+        return [asdict(_new_lock(name, place, "bad", _OURS, why, at)) for name, place in places]
 
     def all(self) -> list[PortLock]:
         """Every lock, in the order of ports."""

@@ -35,14 +35,16 @@ from patchlight.testbed.wire.worker_api import LogPart
 
 Record = Mapping[str, Any]
 
+_COLUMNS = "jobs (id, state, record, name, owner, finished_at) VALUES (?, ?, ?, ?, ?, ?)"
+_ADD = f"INSERT OR IGNORE INTO {_COLUMNS}"
 _SAVE = (
-    "INSERT INTO jobs (id, state, record, name, owner, finished_at) VALUES (?, ?, ?, ?, ?, ?) "
-    "ON CONFLICT (id) DO UPDATE SET state = excluded.state, record = excluded.record, "
+    f"INSERT INTO {_COLUMNS} ON CONFLICT (id) DO UPDATE SET state = excluded.state, record = excluded.record, "
     "finished_at = excluded.finished_at"
 )
 _FINAL = {str(state) for state in JobState if state.is_final}
 _ENDED = ", ".join(f"'{state}'" for state in JobState if state.is_final)
 _MESSAGE = "iif(json_valid(record), json_extract(record, '$.message'), '')"
+_STATE = "iif(json_valid(record), json_extract(record, '$.state'), NULL)"
 _FORGETTABLE = f"""
 SELECT id FROM jobs WHERE state IN ({_ENDED}) AND (finished_at < ? OR rowid <=
     (SELECT rowid FROM jobs WHERE state IN ({_ENDED}) ORDER BY rowid DESC LIMIT 1 OFFSET ?))
@@ -84,26 +86,34 @@ def _job(text: str, job_id: str, state: str, *_: object) -> JobStatus:
     return status
 
 
-def _unreadable_job(job_id: object, state: str, name: str, owner: str) -> Substitute[JobStatus]:
+def _unreadable_job(
+    job_id: object, state: str, name: str, owner: str, record: object
+) -> Substitute[JobStatus]:
     """The job as ended, unless it had ended: without a record it cannot go on. Its workers do, and
-    keep their hosts."""
-    if not isinstance(job_id, str):
-        return Substitute()
-    is_over = state in _FINAL
+    keep their hosts. If columns and record name two jobs, it may be either."""
+    of_record = None
+    with contextlib.suppress(Exception):
+        of_record = JobStatus.from_json(str(record))
+    is_over = state in _FINAL and (of_record is None or of_record.state.is_final)
+    ids = dict.fromkeys([job_id, of_record.id if of_record else None])
     spec = JobSpec(name if re.fullmatch(JOB_NAME, str(name)) else "unreadable")
-    status = JobStatus(
-        job_id,
-        spec,
-        JobState(state) if is_over else JobState.FAILED,
-        message=UNREADABLE if is_over else UNREADABLE_JOB,
-        finished_at=time.time(),
-        by=str(owner),
-    )
-    event = {"job": job_id, "message": status.message}
-    stored: list[Statement] = [(_SAVE, _row(status))]
-    if not is_over:
+    found = [
+        JobStatus(
+            each,
+            spec,
+            JobState(state) if is_over else JobState.FAILED,
+            message=UNREADABLE if is_over else UNREADABLE_JOB,
+            finished_at=time.time(),
+            by=str(owner),
+        )
+        for each in ids
+        if isinstance(each, str) and each
+    ]
+    stored: list[Statement] = [(_ADD, _row(status)) for status in found]
+    for status in () if is_over else found:
+        event = {"job": status.id, "message": status.message}
         stored.append((ADD_EVENT, (time.time(), f"job-{status.state}", json.dumps(event))))
-    return Substitute([status], stored)
+    return Substitute(found, stored)
 
 
 def _row(s: JobStatus) -> tuple[object, ...]:
@@ -153,6 +163,7 @@ class JobLedger(JobReports):
 
     def unreadable(self) -> set[str]:
         """The jobs whose records were set aside before they had ended, and that nobody stopped."""
+        self._read(f"WHERE state IN ({_ENDED}) AND {_STATE} NOT IN ({_ENDED})")  # sets them aside
         sql = f"SELECT id FROM jobs WHERE state = ? AND {_MESSAGE} = ?"
         aside = {job_id for (job_id,) in self._database.rows(sql, JobState.FAILED, UNREADABLE_JOB)}
         # On a full disk, none is set aside yet.
@@ -217,7 +228,7 @@ class JobLedger(JobReports):
 
     def _read(self, which: str, *values: object) -> list[JobStatus]:
         return self._database.each(
-            *("jobs", which, _job, "id", "state", "name", "owner"),
+            *("jobs", which, _job, "id", "state", "name", "owner", "record"),
             unreadable=_unreadable_job,
             values=values,
             decode=str,

@@ -24,8 +24,10 @@ if TYPE_CHECKING:
     from patchlight.testbed.wire.rest.circuits import ChangeAnswer, SavedMaps
 
 _SAVE_COMMITTED = "INSERT OR REPLACE INTO committed VALUES (?, ?)"
+_ADD_COMMITTED = "INSERT OR IGNORE INTO committed VALUES (?, ?)"
 _SAVE_MAP = "INSERT OR REPLACE INTO saved VALUES (?, ?)"
 _SAVE_LOCK = "INSERT OR REPLACE INTO locks VALUES (?, ?, ?, ?)"
+_ADD_LOCK = "INSERT OR IGNORE INTO locks VALUES (?, ?, ?, ?)"
 _FORGET = (
     "DELETE FROM events WHERE number IN (SELECT number FROM events WHERE at < ? AND job IS NULL "
     "AND number < (SELECT max(number) FROM events) ORDER BY number LIMIT ?)",
@@ -49,6 +51,9 @@ class _CommittedMap(TypedDict):
 _COMMITTED_MAP = Shape(_CommittedMap)
 
 _MARKS = ("stop", "drained", "policies", "usage", "paths", "macs", "discovery")
+
+# In the record of a mark: no user and no NIC has such a name.
+_NAME_OF_MARK = "$mark"
 
 
 # Importing them takes long, and commands that only know the store's name need none.
@@ -98,17 +103,34 @@ class Store(Database):
     def __init__(self, *args: Any, **more: Any) -> None:
         super().__init__(*args, **more)
         self._replace_nameless_marks()
+        self._reopen_intents()
 
     def _replace_nameless_marks(self) -> None:
-        """A mark whose name cannot be read may be any of them: each missing one becomes an
-        unreadable record, for which its reader has a safe substitute."""
+        """A mark whose name is not one of ``_MARKS``, or not that of its record, may be any of
+        them: each missing one becomes an unreadable record, for which its reader has a safe
+        substitute."""
 
         def read(record: dict[str, Any]) -> None:
-            raise ValueError("its name cannot be read")
+            raise ValueError("its name is wrong or cannot be read")
 
-        lost = "typeof(name) <> 'text' OR name NOT GLOB '[a-z]*' OR name GLOB '*[^a-z0-9_.-]*'"
         missing = [("INSERT OR IGNORE INTO marks VALUES (?, '')", (name,)) for name in _MARKS]
-        self.each("marks", f"WHERE {lost}", read, unreadable=lambda: Substitute((), missing))
+        known = ", ".join(f"'{name}'" for name in _MARKS)
+        named = f"iif(json_valid(record), json_extract(record, '$.\"{_NAME_OF_MARK}\"'), NULL)"
+        self.each(
+            "marks",
+            f"WHERE typeof(name) <> 'text' OR name NOT IN ({known}) OR {named} <> name",
+            read,
+            unreadable=lambda: Substitute((), missing),
+        )
+
+    def _reopen_intents(self) -> None:
+        """A change that is an intent by its record has not ended, whatever its column says."""
+        state = "iif(json_valid(record), json_extract(record, '$.state'), NULL)"
+        found = self.rows(
+            f"SELECT id FROM reconfigurations WHERE state <> 'intent' AND {state} = 'intent'"
+        )
+        if found:
+            self.write_all("UPDATE reconfigurations SET state = 'intent' WHERE id = ?", found)
 
     def prepared_intent(self, number: int, record: Record) -> Callable[[], int]:
         """A function that journals an intent (as ``number``, or 0 for a new one), possibly in
@@ -181,11 +203,7 @@ class Store(Database):
         result: ``unreadable`` gets the number and what can be read, and returns the record."""
 
         def substitute(number: int, record: object) -> Substitute[T]:
-            try:
-                known = decoded(record)
-            except Exception:
-                known = {}
-            row = json.dumps(unreadable(number, known))
+            row = json.dumps(unreadable(number, _as_far_as_readable(record)))
             sql = "INSERT INTO reconfigurations VALUES (?, 'unknown', ?, ?)"
             return Substitute((), [(sql, (number, row, time.time()))])
 
@@ -232,17 +250,25 @@ class Store(Database):
         self.write_all(_SAVE_COMMITTED, _committed_rows(maps))
 
     def committed_maps(self, read: Callable[[str, dict[str, Any]], T]) -> dict[str, T]:
-        """The maps last committed for each OCS; ``map`` is ``None`` for unreadable ones."""
+        """The maps last committed for each OCS; ``map`` is ``None`` for unreadable ones: of each
+        OCS that such a record names."""
+        replaced = dict[str, T]()
 
-        def committed(row: dict[str, Any], ocs: str) -> tuple[str, T]:
+        def committed(row: dict[str, Any], ocs: str, *_: object) -> tuple[str, T]:
+            if not isinstance(ocs, str) or row.get("ocs", ocs) != ocs:
+                raise ValueError(f"it belongs to {row.get('ocs')}")
             _COMMITTED_MAP.read(row)
             return ocs, read(ocs, row)
 
-        def substitute(ocs: str) -> Substitute[tuple[str, T]]:
+        def substitute(ocs: object, record: object) -> Substitute[tuple[str, T]]:
+            named = (ocs, _as_far_as_readable(record).get("ocs"))
             row = {"map": None, "reconfiguration": None, "at": time.time()}
-            return Substitute([(ocs, read(ocs, row))], [(_SAVE_COMMITTED, (ocs, json.dumps(row)))])
+            lost = {name: row for name in named if isinstance(name, str)}
+            replaced.update((name, read(name, row)) for name in lost)
+            return Substitute((), [(_ADD_COMMITTED, values) for values in _committed_rows(lost)])
 
-        return dict(self.each("committed", "", committed, "ocs", unreadable=substitute))
+        found = self.each("committed", "", committed, "ocs", "record", unreadable=substitute)
+        return {**replaced, **dict(found)}
 
     def save_baselines(self, baselines: Mapping[BaselineKey, Sequence[float]]) -> None:
         """Replace the readings of these circuits."""
@@ -278,22 +304,29 @@ class Store(Database):
     def locks(
         self,
         read: Callable[[dict[str, Any], str, int, str], T],
-        unreadable: Callable[[str, int, str], Sequence[Record]],
+        unreadable: Callable[[object, object, object, Record], Sequence[Record]],
     ) -> list[T]:
         """Every lock, by ``read`` of its record and place; ``unreadable`` returns the records that
-        replace an unreadable one at this place."""
+        replace an unreadable one, by its place and what can be read of it. These come first; those
+        of places that have a lock are not stored."""
+        replaced = list[T]()
 
-        def substitute(*place: Any) -> Substitute[T]:
-            records = unreadable(*place)
-            found = [read(dict(r), r["ocs"], r["port"], r["channel"]) for r in records]
-            return Substitute(found, [(_SAVE_LOCK, row) for row in _lock_rows(records)])
+        def lock(row: dict[str, Any], ocs: str, port: int, channel: str, *_: object) -> T:
+            return read(row, ocs, port, channel)
 
-        which, columns = "ORDER BY ocs, port, channel", ("ocs", "port", "channel")
-        return self.each("locks", which, read, *columns, unreadable=substitute)
+        def substitute(ocs: object, port: object, channel: object, record: object) -> Substitute[T]:
+            records = unreadable(ocs, port, channel, _as_far_as_readable(record))
+            replaced.extend(read(dict(r), r["ocs"], r["port"], r["channel"]) for r in records)
+            return Substitute((), [(_ADD_LOCK, row) for row in _lock_rows(records)])
+
+        which = "ORDER BY ocs, port, channel"
+        columns = ("ocs", "port", "channel", "record")
+        found = self.each("locks", which, lock, *columns, unreadable=substitute)
+        return [*replaced, *found]
 
     def save_map(self, name: str, record: Record) -> None:
         """Insert or replace maps saved under a name."""
-        self.write(_SAVE_MAP, name, json.dumps(record))
+        self.write(_SAVE_MAP, name, json.dumps({**record, "name": name}))
 
     def delete_map(self, name: str) -> None:
         """Delete the maps of that name."""
@@ -303,6 +336,8 @@ class Store(Database):
         """All saved maps, by name; unreadable ones have none."""
 
         def saved(row: dict[str, Any], name: str) -> tuple[str, dict[str, Any]]:
+            if row.get("name", name) != name:
+                raise ValueError(f"it belongs to {row['name']}")
             return name, dict(_saved_maps().read({**row, "name": name}))
 
         def substitute(kept: str | bytes) -> Substitute[tuple[str, dict[str, Any]]]:
@@ -337,7 +372,12 @@ class Store(Database):
             record = unreadable()
             return Substitute([read(dict(record))], [_mark(name, record)])
 
-        found = self.each("marks", "WHERE name = ?", read, values=(name,), unreadable=substitute)
+        def marked(row: dict[str, Any]) -> T:
+            if row.pop(_NAME_OF_MARK, name) != name:
+                raise ValueError("it belongs to another mark")
+            return read(row)
+
+        found = self.each("marks", "WHERE name = ?", marked, values=(name,), unreadable=substitute)
         return next(iter(found), None)
 
     def add_event(self, at: float, kind: str, record: Record) -> None:
@@ -386,10 +426,18 @@ class Store(Database):
         return int(self.rows("SELECT coalesce(max(number), 0) FROM events")[0][0])
 
 
+def _as_far_as_readable(record: object) -> dict[str, Any]:
+    try:
+        return decoded(record)
+    except Exception:
+        return {}
+
+
 def _mark(name: str, record: Record | None) -> Statement:
     if record is None:
         return "DELETE FROM marks WHERE name = ?", (name,)
-    return "INSERT OR REPLACE INTO marks VALUES (?, ?)", (name, json.dumps(record))
+    named = {**record, _NAME_OF_MARK: name}
+    return "INSERT OR REPLACE INTO marks VALUES (?, ?)", (name, json.dumps(named))
 
 
 def _readings(text: str) -> tuple[float, ...]:
@@ -404,7 +452,7 @@ def _lock_rows(records: Sequence[Record]) -> list[tuple[Any, ...]]:
 
 
 def _committed_rows(maps: Mapping[str, Record]) -> list[tuple[str, str]]:
-    return [(ocs, json.dumps(row)) for ocs, row in maps.items()]
+    return [(ocs, json.dumps({**row, "ocs": ocs})) for ocs, row in maps.items()]
 
 
 def _baseline_rows(
