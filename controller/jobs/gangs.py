@@ -95,7 +95,11 @@ class Gangs:
         """A job on its hosts."""
         hosts = tuple(self._lab.host(name) for name in status.hosts)
         which = (status.attempt, status.first_iteration, status.by)
-        return RunningJob(status.id, status.spec, hosts, self._outcomes.reported, *which)
+        return RunningJob(status.id, status.spec, hosts, self._reported, *which)
+
+    async def _reported(self, job: RunningJob, reports: list[dict[str, Any]]) -> None:
+        gang = self._gang_of.get(job.id)
+        await self._outcomes.reported(job, reports, unless=gang and gang.stopping)
 
     def resize(self, job_id: str, hosts: Sequence[str], why: str) -> bool:
         """Continue a running job on these hosts after an iteration; ``False`` if it ends."""
@@ -274,19 +278,21 @@ class Gangs:
         self, gang: Gang, job: RunningJob, outcome: Callable[[RunningJob], object] | None
     ) -> None:
         """Record how a job ends, then end its workers."""
-        on_record = self._outcomes.on_record
+        on_record, stopping = self._outcomes.on_record, gang.stopping
         try:
-            if outcome is not None:
-                await on_record(partial(outcome, job))
+            recorded = outcome is None or await on_record(partial(outcome, job), unless=stopping)
             held, state = False, self._table[job.id].state
             if gang.again and state in (JobState.RUNNING, JobState.PAUSED):
                 with contextlib.suppress(EndRequested):
                     held = await run_unless(gang.stopping, job.hold_for_good)
-            # Before its workers end: a later controller resumes it here.
-            await on_record(partial(self._conclude, gang, job))
+            # Before its workers end: a later controller resumes it here. A stop does not wait.
+            if recorded:
+                await on_record(partial(self._conclude, gang, job), unless=stopping)
             if held:
                 await job.end_held()
             await self._outcomes.give_back(job)
+            if outcome is not None and not recorded:
+                await on_record(partial(outcome, job))
         except Exception:  # whatever it is, its hosts are free afterwards
             _log.exception("the end of job %s", job.id)
 
@@ -325,22 +331,41 @@ class Outcomes:
     def __init__(self, store: Store, table: JobTable) -> None:
         self._store, self._table = store, table
 
-    async def on_record(self, write: Callable[[], object], *, in_thread: bool = False) -> None:
-        """Repeat a journal write until it succeeds."""
+    async def on_record(
+        self,
+        write: Callable[[], object],
+        *,
+        in_thread: bool = False,
+        unless: asyncio.Event | None = None,
+    ) -> bool:
+        """Repeat a journal write until it succeeds, or has failed once ``unless`` is set; returns
+        whether it succeeded."""
+        given_up = unless or asyncio.Event()
         while True:
             try:
                 await asyncio.to_thread(write) if in_thread else write()
             except JournalError as error:
                 _log.warning("%s", error)
-                await asyncio.sleep(_JOURNAL_AGAIN_S)
+                if given_up.is_set():
+                    return False
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(_JOURNAL_AGAIN_S):
+                        await given_up.wait()
             else:
-                return
+                return True
 
-    async def reported(self, job: RunningJob, reports: list[dict[str, Any]]) -> None:
-        """A job's workers have reported iterations."""
+    async def reported(
+        self,
+        job: RunningJob,
+        reports: list[dict[str, Any]],
+        unless: asyncio.Event | None = None,
+    ) -> None:
+        """A job's workers have reported iterations. Reports that cannot be written are lost once
+        ``unless`` is set."""
         # In a thread: disk writes are slow, and there are many of these.
         add = partial(self._table.ledger.add_iterations, job.id, reports)
-        await self.on_record(add, in_thread=True)
+        if not await self.on_record(add, in_thread=True, unless=unless):
+            return
         for hear in self._table.on_reports:
             hear(job, reports)
         latest = max(report["index"] + 1 for report in reports)
@@ -353,7 +378,7 @@ class Outcomes:
             if known != now:
                 self._table.keep(known)
 
-        await self.on_record(progress)
+        await self.on_record(progress, unless=unless)
 
     async def give_back(self, job: RunningJob) -> None:
         """Delete all workers of a job; their output is kept."""

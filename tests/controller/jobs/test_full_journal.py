@@ -77,6 +77,35 @@ async def test_a_job_is_stopped_while_its_end_cannot_be_written_down(cluster: Cl
     await submit_running(cluster, job("next", "gpu0"))
 
 
+@pytest.mark.parametrize("state", [WorkerState.RUNNING, WorkerState.FAILED, WorkerState.DONE])
+async def test_a_stop_ends_the_workers_while_the_journal_is_full(
+    cluster: Cluster, state: WorkerState
+) -> None:
+    (stopped,) = await submit_running(cluster, job("stopped", "gpu0"))
+    with full_journal(cluster):
+        for index in range(3):  # these are being written, again and again, when it is stopped
+            cluster.fleet.report(f"{stopped}-0", index)
+        await asyncio.sleep(0.3)
+        cluster.fleet.put(stopped, state, "out of memory")
+        stop = asyncio.create_task(cluster.scheduler.stop(stopped))
+        await cluster.until(lambda: not cluster.fleet.workers)
+        assert cluster.table[stopped].state is JobState.RUNNING
+    await stop
+    assert cluster.table[stopped].state is JobState.STOPPED
+    await submit_running(cluster, job("next", "gpu0"))
+
+
+async def test_a_job_that_was_done_before_its_stop_is_done(cluster: Cluster) -> None:
+    (done,) = await submit_running(cluster, job("done", "gpu0"))
+    with full_journal(cluster):
+        cluster.fleet.put(done, WorkerState.DONE)
+        await asyncio.sleep(0.5)
+        stop = asyncio.create_task(cluster.scheduler.stop(done))
+        await cluster.until(lambda: not cluster.fleet.workers)
+    await stop
+    assert cluster.table[done].state is JobState.DONE
+
+
 async def test_a_job_that_is_begun_again_while_it_is_prepared_does_not_wait_for_workers(
     cluster: Cluster,
 ) -> None:
