@@ -48,8 +48,12 @@ class PathSocket:
             (self._folder / PATHS_SOCKET).unlink()
         with socket_in(self._folder, PATHS_SOCKET) as path:
             self._server = await asyncio.start_unix_server(self._serve, path, limit=_LINE_BYTES)
+        try:
             owner = self._folder.stat()
             os.lchown(self._folder / PATHS_SOCKET, owner.st_uid, owner.st_gid)
+        except OSError:
+            self.close()
+            raise
 
     def close(self) -> None:
         """Stop listening."""

@@ -238,6 +238,7 @@ class Tenancy:
             await asyncio.to_thread(site.nics.announce_once, self.place)
             programs.publish(self.folder, self.place, None)
             await asyncio.to_thread(lambda: self.nic_problem)  # publishes its RDMA device
+            await site.paths.serve(spec, self.folder)
         except BaseException:
             await running.dispose()
             raise

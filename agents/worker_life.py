@@ -60,7 +60,6 @@ class LeasedWorker:
     async def launch(self, nic: Nic) -> None:
         """Give the worker what it needs, launch it and watch it."""
         self._running = await self.tenancy.begin(nic)
-        await self._paths.serve(self.spec, self._folder)
         self._watching = asyncio.create_task(self._watch())
 
     async def abandon(self, why: str) -> bool:
@@ -96,10 +95,12 @@ class LeasedWorker:
             else:
                 await self.tenancy.claim_again()
             self._running = await self._runner.adopt(lease.handle, lease.namespace, self._folder)
-            await self._paths.serve(self.spec, self._folder)
             self._watching = asyncio.create_task(self._watch())
             if lease.frozen and not rebooted:  # the agent may have died halfway
                 await self._freeze(self._running)
+            await self._paths.serve(self.spec, self._folder)
+            if self._is_leaving:  # it ended meanwhile
+                self._paths.serve_no_more(self.spec)
 
     @property
     def nic_problem(self) -> NicProblem | None:
@@ -134,6 +135,7 @@ class LeasedWorker:
             **asdict(ended),
             holds_by="freeze" if self._freezes else "protocol",
             gid=self.tenancy.rdma.gid if self.tenancy.rdma else None,
+            stop_grace_s=self.spec.stop_grace_s,
         )
 
     def _summed_up(self, last: keeper.LastReport, exit_info: ExitInfo | None = None) -> Ended:
@@ -288,7 +290,8 @@ class LeasedWorker:
             if is_gone:
                 return keeper.Ending(WorkerState.FAILED, f"its GPU is gone: {exc.message}")
         else:
-            self._gpu_misses, self._gpu_seen_at = 0, time.monotonic()
+            self._gpu_misses = 0
+            self._gpu_seen_at = time.monotonic()
             await self.tenancy.count_energy()
         return None
 

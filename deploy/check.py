@@ -225,7 +225,7 @@ class Servers:
                 f"{running} workers run on {server.name}",
                 hint="End their jobs first (patchlight job stop), or use --end-workers.",
             )
-        self._agents.drain(server, remote)
+        self._agents.drain(server, remote, answer)
 
     def _begun(self, remote: Remote) -> Sequence[str]:
         """Be the only one who changes something; the roles that are set up there."""

@@ -29,6 +29,7 @@ from patchlight.deploy.ssh import openssh_words, ssh_place
 from patchlight.deploy.units import HOME, Run, agent_command, controller_command, gpus_command
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.host_keys import known_name
+from patchlight.testbed.jobs import STOP_GRACE_S
 from patchlight.testbed.lab.model import Lab, Server
 from patchlight.testbed.lab.rules import SshAccess
 from patchlight.testbed.labfile.writer import write_lab
@@ -47,7 +48,7 @@ _ANSWER_PATIENCE_S = 30.0
 # Of a server's time that starts a program, questions to systemd take at most a tenth: one takes an
 # emulated processor half a second.
 _PAUSES, _LEAST_PAUSE_S = 9, 0.2
-# Ending workers takes them as long as they are given to end by themselves.
+# How long taking everything back may last once all workers have ended.
 _DRAIN_PATIENCE_S = 60.0
 
 
@@ -65,9 +66,12 @@ class LabAgents:
         """What an agent says of itself; ``AgentDoesNotAnswer``."""
         return self._call(server, remote, "GET", "/v1/status", _ANSWER_PATIENCE_S)
 
-    def drain(self, server: Server, remote: Remote) -> None:
-        """Have an agent end its workers and take everything back; ``AgentDoesNotAnswer``."""
-        self._call(server, remote, "POST", "/v1/drain", _DRAIN_PATIENCE_S)
+    def drain(self, server: Server, remote: Remote, status: Mapping[str, Any]) -> None:
+        """Have an agent of this status end its workers, which may take as long as the longest
+        ``stop_grace`` of their jobs, and take everything back; ``AgentDoesNotAnswer``."""
+        graces_s = (worker.get("stop_grace_s", STOP_GRACE_S) for worker in status["workers"])
+        patience_s = max(graces_s, default=0.0) + _DRAIN_PATIENCE_S
+        self._call(server, remote, "POST", "/v1/drain", patience_s)
 
     def _call(
         self, server: Server, remote: Remote, method: str, path: str, patience_s: float

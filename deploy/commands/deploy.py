@@ -169,7 +169,8 @@ def remove(
     """Uninstall Patchlight from the servers of LAB.
 
     The servers are then as they were before. NICs and GPUs are released. A server with running
-    workers is refused without --end-workers. Certificates and wheels on this machine stay.
+    workers is refused without --end-workers, which waits as long as the stop_grace of their jobs.
+    Certificates and wheels on this machine stay.
 
     \b
     With --json: lab, ok, and servers, each with server, ok, and either

@@ -179,7 +179,8 @@ class WorkerStatus(BaseModel):
     ``restarts``: how often its training began again in the same worker (by a container engine, say:
     agents start none twice). ``holds_by``: whether a hold waits for the program's next iteration
     (``protocol``), or stops its processes and packets (``freeze``). ``energy_j``: what its GPU has
-    used since the worker has it. ``lost_rank``: the rank whose loss made it fail.
+    used since the worker has it. ``lost_rank``: the rank whose loss made it fail. ``stop_grace_s``:
+    that of its spec.
     """
 
     id: str
@@ -197,6 +198,7 @@ class WorkerStatus(BaseModel):
     holds_by: Literal["protocol", "freeze"] | None = None
     gid: GidStatus | None = None
     lost_rank: Annotated[int, Field(ge=0)] | None = None
+    stop_grace_s: jobs.StopGrace = jobs.STOP_GRACE_S
 
     @model_validator(mode="after")
     def _lost_rank_of_older(self) -> Self:

@@ -1,6 +1,7 @@
 """One agent in a world: calls that are repeated, because the answer to the first one is late."""
 
 import asyncio
+import errno
 import time
 from collections.abc import Callable, Coroutine
 from pathlib import Path
@@ -91,5 +92,24 @@ def test_repeated_calls_wait_for_a_gpu_no_longer_than_the_first(tmp_path: Path) 
             assert time.monotonic() - began == pytest.approx(145, abs=1)
         await ending
         assert (await service.create(spec))[1]
+
+    play(tmp_path, part)
+
+
+def test_a_launch_whose_path_socket_fails_leaves_no_worker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def part(machine: Machine, service: AgentService) -> None:
+        async def fails(spec: WorkerSpec, folder: Path) -> None:
+            assert machine.workers, "it was launched"
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(service.paths, "serve", fails)
+            with pytest.raises(AgentError, match="launching worker w-0: No space left on device"):
+                await service.create(spec_of(machine, "w-0"))
+        assert all(worker.exit_code.done() for worker in machine.workers.values())
+        assert service.workers() == []
+        assert (await service.create(spec_of(machine, "w-1")))[1]
 
     play(tmp_path, part)
