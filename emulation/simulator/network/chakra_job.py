@@ -2,7 +2,8 @@
 
 Operations of different ranks are merged where they meet: the k-th collective of a group at each of
 its members. The k-th receive of a rank from another with a tag waits for the send that goes with
-it; a send waits for no receive, and is done when all of it has arrived, as in ASTRA-sim.
+it; a send waits for no receive, and is done when all of it has arrived, as in ASTRA-sim. Both have
+one size.
 
 A rank computes one thing at a time on its GPU and one on its CPU, and communicates one at a time,
 as in ASTRA-sim (``HardwareResource``). Streams and threads that the trace names are a lane each, as
@@ -142,6 +143,26 @@ class _Reading:
             self.notes["dependencies left out, because their nodes are not in the file"] = missing
         return needs
 
+    def check_sizes(self) -> None:
+        """``BadInput`` for a receive that has another size than its send; with ``skip_bad`` the
+        size of the send counts."""
+        for (what, count), number in self.numbers.items():
+            if what[0] != "COMM_RECV_NODE":
+                continue
+            _, receive = self.met[number][0]
+            _, send = self.met[self.numbers[("COMM_SEND_NODE", what[1]), count]][0]
+            if "comm_size" not in receive.attributes:
+                continue
+            received, sent = receive.whole("comm_size"), send.whole("comm_size")
+            if received == sent:
+                continue
+            if not self.skip_bad:
+                raise BadInput(
+                    f"{receive.place} receives {received} bytes, but {send.place} sends {sent}",
+                    hint="with --skip-bad (skip_bad=True in Python) the size of the send counts",
+                )
+            self.notes["receives of another size than their send, whose size counts"] += 1
+
     def in_order(self) -> tuple[list[int], list[set[int]]]:
         """Operations in a possible order, and what each comes after.
 
@@ -239,7 +260,8 @@ def read_chakra(
 
     A collective without a group (``pg_name``) is one of all ranks. With ``skip_bad`` dependencies
     on nodes that are not in a rank's file are left out and counted, all control dependencies if
-    they form a cycle, and the time of memory, storage and the like where none is given. A
+    they form a cycle, the time of memory, storage and the like where none is given, and the sizes
+    of receives where their sends have others. A
     GPU that computes ``peak_flops`` operations a second needs ``num_ops`` divided by it where a
     node has no duration. ``BadInput`` names file and node where a dependency is missing or in a
     cycle, where a type or attribute makes no sense, and where a rank does not take part in what
@@ -255,6 +277,7 @@ def read_chakra(
     groups[""] = list(range(len(ranks)))
     reading = _Reading(ranks, skip_bad, peak_flops)
     in_order, after = reading.in_order()
+    reading.check_sizes()
     lanes: dict[int, list[int]] = defaultdict(list)
     for lane, numbers in enumerate(reading.lanes.values()):
         for number in numbers:

@@ -269,7 +269,10 @@ def _text(path: Path) -> str:
             )
         if content[257:262] == b"ustar":
             raise BadInput(f"{path} is a tar archive", hint="unpack it, and give a file of it")
-        return content.decode("utf-8-sig")
+        # Headers of older logs are in Latin-1, and their lines of jobs have numbers only.
+        first_line = content.lstrip().partition(b"\n")[0]
+        encoding = "latin-1" if is_swf(first_line.decode("latin-1")) else "utf-8-sig"
+        return content.decode(encoding)
     except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
         why = getattr(error, "strerror", None) or reason(error)
         if isinstance(error, UnicodeDecodeError):

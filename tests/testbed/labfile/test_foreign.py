@@ -62,6 +62,15 @@ FOREIGN = {
         "- topology: default\n  cluster_default: true\n  tree:\n    switches: []\n",
         ("Slurm's topology.yaml", "patchlight lab show LAB --format slurm"),
     ),
+    "rows.yaml": (
+        "---\n- cluster_default: true\n  topology: default\n  flat: true\n",
+        ("Slurm's topology.yaml",),
+    ),
+    "flow-topology.yaml": ("[{topology: a, flat: true}]\n", ("Slurm's topology.yaml",)),
+    "include.conf": (
+        "# racks\nInclude /etc/slurm/row1.conf\n",
+        ("a Slurm file that includes others", "patchlight lab show LAB --format slurm-conf"),
+    ),
     "slurm.conf": (
         "# slurm\nClusterName=c\nNodeName=n[1-4] Gres=gpu:4\n",
         ("Slurm's slurm.conf", INIT),

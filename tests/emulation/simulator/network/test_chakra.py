@@ -107,6 +107,29 @@ def test_a_send_does_not_wait_for_its_receive(tmp_path: Path, suffix: str) -> No
     assert seconds(written(tmp_path, late, suffix)) == pytest.approx(0.5, rel=1e-9)
 
 
+@pytest.mark.parametrize("suffix", [".json", ".et"])
+def test_a_receive_of_another_size_than_its_send_is_refused(tmp_path: Path, suffix: str) -> None:
+    size = 10**9
+    # Of two pairs with one tag, the second differs.
+    ranks = [
+        [exchange(1, "SEND", 1, size), exchange(2, "SEND", 1, size, [1])],
+        [exchange(5, "RECV", 0, size), exchange(6, "RECV", 0, 2 * size, [5])],
+    ]
+    files = written(tmp_path, ranks, suffix)
+    with pytest.raises(BadInput) as caught:
+        read_chakra(files)
+    first, second = files
+    assert caught.value.message == (
+        f"{second}: node 6 receives {2 * size} bytes, but {first}: node 2 sends {size}"
+    )
+    assert "--skip-bad" in (caught.value.hint or "")
+    job = read_chakra(files, skip_bad=True)
+    assert job.notes == {"receives of another size than their send, whose size counts": 1}
+    assert run_chakra(IDEAL, [PlacedTrace(job, np.arange(2))]) == pytest.approx([2.0], rel=1e-9)
+    del ranks[1][1]["attr"]["comm_size"]
+    assert not read_chakra(written(tmp_path, ranks, suffix)).notes
+
+
 def test_dependencies_that_are_not_in_the_file_are_left_out_and_counted(tmp_path: Path) -> None:
     cut = [node(1, "COMP_NODE", [0, 8], 0.5), node(2, "COMP_NODE", [1, 9], 0.25)]
     job = read_chakra(written(tmp_path, [cut]), skip_bad=True)

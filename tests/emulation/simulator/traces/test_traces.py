@@ -205,6 +205,11 @@ def test_the_standard_workload_format(tmp_path: Path) -> None:
     assert any("its processors count as GPUs" in note for note in trace.notes)
     bare = SWF.partition("\n\n")[2]
     assert plain(read_trace(written(tmp_path, bare))) == plain(trace.jobs)
+    # As in the Parallel Workloads Archive, where names in headers are in any encoding.
+    header = "; Information: Universit\u00e9 de Gen\u00e8ve\n"
+    for encoding in ("latin-1", "utf-8", "utf-8-sig", "cp1252"):
+        (tmp_path / "log.swf").write_bytes((header + SWF).encode(encoding))
+        assert plain(read_trace(tmp_path / "log.swf")) == plain(trace.jobs)
 
 
 @pytest.mark.parametrize(
