@@ -355,10 +355,7 @@ class Outcomes:
                 return True
 
     async def reported(
-        self,
-        job: RunningJob,
-        reports: list[dict[str, Any]],
-        unless: asyncio.Event | None = None,
+        self, job: RunningJob, reports: list[dict[str, Any]], unless: asyncio.Event | None = None
     ) -> None:
         """A job's workers have reported iterations. Reports that cannot be written are lost once
         ``unless`` is set."""

@@ -38,8 +38,8 @@ Record = Mapping[str, Any]
 _COLUMNS = "jobs (id, state, record, name, owner, finished_at) VALUES (?, ?, ?, ?, ?, ?)"
 _ADD = f"INSERT OR IGNORE INTO {_COLUMNS}"
 _SAVE = (
-    f"INSERT INTO {_COLUMNS} ON CONFLICT (id) DO UPDATE SET state = excluded.state, record = excluded.record, "
-    "finished_at = excluded.finished_at"
+    f"INSERT INTO {_COLUMNS} ON CONFLICT (id) DO UPDATE SET state = excluded.state, "
+    "record = excluded.record, finished_at = excluded.finished_at"
 )
 _FINAL = {str(state) for state in JobState if state.is_final}
 _ENDED = ", ".join(f"'{state}'" for state in JobState if state.is_final)

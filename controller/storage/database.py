@@ -8,7 +8,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -188,6 +188,21 @@ class Shape(Generic[T]):
         return self._adapter.validate_python(known)
 
 
+def _shapes(db: sqlite3.Connection) -> dict[str, list[tuple[Any, ...]]]:
+    """By table: its columns, each with whether it may be missing and its place in the primary key,
+    and its triggers."""
+    names = [name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+    shapes = {
+        name: db.execute('SELECT name, type, "notnull", pk FROM pragma_table_info(?)', (name,))
+        for name in names
+    }
+    triggers = "SELECT name FROM sqlite_master WHERE type = 'trigger' AND tbl_name = ? ORDER BY 1"
+    return {
+        name: [*columns.fetchall(), *db.execute(triggers, (name,))]
+        for name, columns in shapes.items()
+    }
+
+
 class Database:
     """One SQLite file (``:memory:`` for none), with a write-ahead log.
 
@@ -239,8 +254,23 @@ class Database:
             )
         for version, script in enumerate(self.schemas[found:], start=found + 1):
             self._db.executescript(f"BEGIN; {script} PRAGMA user_version = {version}; COMMIT;")
+        if found and (wrong := self._other_tables()):
+            self._db.close()
+            raise PatchlightError(
+                f"{self._path} was changed by another program: {', '.join(wrong)} of it lack "
+                "columns, keys or triggers that records depend on",
+                hint="restore a backup: patchlight controller restore",
+            )
         if found < len(self.schemas):
             self._gather()
+
+    def _other_tables(self) -> list[str]:
+        """Tables that are not as the schemas make them."""
+        with closing(sqlite3.connect(":memory:")) as fresh:
+            fresh.executescript("".join(self.schemas))
+            wanted = _shapes(fresh)
+        found = _shapes(self._db)
+        return [name for name, shape in wanted.items() if found.get(name) != shape]
 
     def _gather(self) -> None:
         """Move all from the write-ahead log into the file, if no other process reads it now."""

@@ -8,6 +8,7 @@ ends, is not mistaken for the whole. An empty ``controller.check`` accepts any f
 import contextlib
 import os
 import sqlite3
+import stat
 from contextlib import closing
 from pathlib import Path
 from urllib.parse import quote
@@ -75,6 +76,23 @@ class CheckFile:
             self._file = -1
 
 
+def _refuse_what_is_no_file(state_dir: Path, *names: str) -> None:
+    """``PatchlightError`` for a folder, a FIFO or the like, which may block who opens it, and for
+    ``controller.check`` as a link, which is never written through."""
+    for name in names:
+        path = state_dir / name
+        try:
+            mode = path.lstat().st_mode if name == CHECK else path.stat().st_mode
+        except OSError:  # missing, or opening it says why
+            continue
+        if not stat.S_ISREG(mode):
+            raise PatchlightError(
+                f"{path} is not a file: expected one, or nothing of this name",
+                hint="move it away; for what was there, restore a backup (patchlight controller "
+                "restore)",
+            )
+
+
 def open_store(state_dir: Path) -> Store:
     """The store in a directory, created if missing, for its owner only. ``PatchlightError`` if an
     earlier controller's newest records are missing."""
@@ -83,6 +101,7 @@ def open_store(state_dir: Path) -> Store:
         private_folder(state_dir, 0o750)
     except OSError as error:
         raise _not_kept(state_dir, error) from error
+    _refuse_what_is_no_file(state_dir, DATABASE, *_LOGS, CHECK)
     is_new = not path.exists() or not path.stat().st_size
     beside = [name for name in _LEFT if (state_dir / name).exists()]
     beside += [CHECK] if check.exists else []
@@ -112,6 +131,7 @@ def open_series(state_dir: Path, lab_id: str = "") -> SeriesStore:
     """The time series in a controller's folder, readable by its owner only. They may be lost;
     ``PatchlightError`` for unreadable ones, and those of another lab's database."""
     path = state_dir / SAMPLES
+    _refuse_what_is_no_file(state_dir, SAMPLES, f"{SAMPLES}-wal", f"{SAMPLES}-shm")
     hint = f"move {path} away: time series begin again, and nothing else is lost"
     if path.exists() and path.stat().st_size:
         _looked_at(path, hint)

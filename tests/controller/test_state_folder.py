@@ -199,6 +199,71 @@ def test_a_file_that_another_program_read_after_a_crash_is_whole(
         assert ports(store) == [1, 2]
 
 
+@pytest.mark.parametrize("name", [CHECK, DB, WAL, "samples.db", "samples.db-wal"])
+@pytest.mark.parametrize("kind", ["fifo", "directory", "link to a fifo", "link"])
+def test_what_is_no_file_is_refused_at_once(
+    states: tuple[Path, Path], tmp_path: Path, name: str, kind: str
+) -> None:
+    folder, path = tmp_path / "state", tmp_path / "state" / name
+    shutil.copytree(states[0], folder)
+    moved = path.rename(tmp_path / "moved")
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    if kind == "fifo":
+        os.mkfifo(path)
+    elif kind == "directory":
+        path.mkdir()
+    else:
+        path.symlink_to(moved if kind == "link" else fifo)
+    code = (
+        "import sys; from pathlib import Path; from tests.controller.test_state_folder import *\n"
+    )
+    command = [sys.executable, "-c", f"{code}print(refusal(Path(sys.argv[1])))", str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    if kind == "link" and name != CHECK:
+        return  # where an SQLite file is does not matter
+    assert f"{path} is not a file" in done.stdout
+    assert path.is_symlink() or not path.is_file(), "it stays"
+
+
+@pytest.mark.parametrize(
+    ("table", "sql"),
+    [
+        ("reconfigurations", "CREATE TABLE other AS SELECT * FROM reconfigurations"),
+        ("jobs", "CREATE TABLE other (id, state, record, name, owner, finished_at)"),
+        ("audit", "DROP TRIGGER audit_stays"),
+        ("locks", "DROP TABLE locks"),
+        ("marks", "ALTER TABLE marks DROP COLUMN record"),
+    ],
+)
+def test_tables_that_another_program_made_are_refused(tmp_path: Path, table: str, sql: str) -> None:
+    state = tmp_path / "state"
+    open_store(state).close()
+    with closing(sqlite3.connect(state / DB)) as db:
+        db.execute(sql)
+        if "other" in sql:
+            db.execute(f"DROP TABLE {table}")
+            db.execute(f"ALTER TABLE other RENAME TO {table}")
+        db.commit()
+    with pytest.raises(PatchlightError, match=f"by another program: {table} of it") as told:
+        open_store(state)
+    assert "restore a backup" in str(told.value.hint)
+
+
+def test_a_dump_that_was_read_again_is_the_same_lab(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    with closing(open_store(state)) as store:
+        store.save_locks([lock(7)])
+    with closing(sqlite3.connect(state / DB)) as db:
+        dump = "\n".join(db.iterdump())
+        (version,) = db.execute("PRAGMA user_version").fetchone()
+    (state / DB).unlink()
+    with closing(sqlite3.connect(state / DB)) as db:
+        db.executescript(f"{dump} PRAGMA user_version = {version};")
+    with closing(open_store(state)) as store:
+        assert ports(store) == [7]
+
+
 _WRITE_FOR_EVER = """
 import sys
 from pathlib import Path
