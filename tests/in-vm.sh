@@ -121,13 +121,21 @@ if has_igb; then
         -device igb,bus=root,netdev=port,mac=02:4c:ff:00:00:01
         -device virtio-net-pci,netdev=wire,mac=02:4c:ff:00:00:02,romfile=)
 fi
-timeout --foreground "$LIMIT_S" qemu-system-x86_64 "${igb[@]}" -accel "$how" -cpu "$processor" -smp 2 -m 2048 \
+exec 3> >(exec tee "$work/console")
+tee=$!
+timeout "$LIMIT_S" qemu-system-x86_64 "${igb[@]}" -accel "$how" -cpu "$processor" -smp 2 -m 2048 \
     -nodefaults -no-user-config -display none -serial stdio -no-reboot \
     -kernel "$base/vmlinuz" -initrd "$work/initrd" \
     -append 'console=ttyS0 panic=-1 mitigations=off loglevel=3' \
     -drive "file=$base/disk.ext4,format=raw,if=none,id=disk,readonly=on" -device virtio-blk-pci,drive=disk \
     -fsdev local,id=host,path=/,security_model=none,readonly=on,multidevs=remap \
-    -device virtio-9p-pci,fsdev=host,mount_tag=host -device virtio-rng-pci </dev/null | tee "$work/console" || :
+    -device virtio-9p-pci,fsdev=host,mount_tag=host -device virtio-rng-pci </dev/null >&3 &
+machine=$!
+trap 'kill "$machine"; exit 143' INT TERM # a machine in the background hears no Ctrl-C
+exec 3>&-
+wait "$machine" || :
+trap - INT TERM
+wait "$tee"
 status=$(sed -n "s/^$END_MARK \([0-9]*\).*/\1/p" "$work/console")
 [ -n "$status" ] || fail "the machine ended before pytest did (see above; it gets $LIMIT_S s)"
 if [ "$status" = 0 ] && grep -qE '^(=+ )?[0-9]+ passed.* skipped' "$work/console"; then

@@ -8,6 +8,7 @@ of the last part.
 """
 
 import argparse
+import contextlib
 import os
 import re
 import shlex
@@ -16,11 +17,15 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from types import FrameType
 
 MOST_BY_CHANCE = 2
 # Of more failed tests than this, chance is not the cause, and running them again takes long.
 _MOST_AGAIN = 10
+# After SIGTERM, processes may clean up for so long.
+_TERM_TO_KILL_S = 10.0
+_MARK = f"PATCHLIGHT_PARTS={os.getpid()}"
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 # What tests/conftest.py prints under CI.
 _FAILED = re.compile(r"^failed-test: (?P<when>\w+) (?P<test>.+)$", re.MULTILINE)
@@ -62,25 +67,61 @@ class Done:
 
 
 class Interrupted(Exception):
-    """A signal asked for the end."""
+    """A signal requested the end."""
+
+
+def processes() -> list[int]:
+    """What this process and its descendants have started that still runs: daemons have the mark,
+    and what sudo starts has not, but a parent that is known. Those of other users are left out."""
+    children: dict[int, list[int]] = {}
+    marked: list[int] = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        # It may end meanwhile, and what other users run cannot be read.
+        with contextlib.suppress(OSError):
+            state, parent = folder.joinpath("stat").read_text().rpartition(")")[2].split()[:2]
+            if state == "Z" or os.geteuid() not in (0, folder.stat().st_uid):
+                continue
+            children.setdefault(int(parent), []).append(int(folder.name))
+            if _MARK.encode() in folder.joinpath("environ").read_bytes().split(b"\0"):
+                marked.append(int(folder.name))
+    found: dict[int, None] = {}
+    generation = [*children.get(os.getpid(), ()), *marked]
+    while generation:
+        found |= dict.fromkeys(generation)
+        generation = [n for each in generation for n in children.get(each, ()) if n not in found]
+    return [*found]
+
+
+def signal_all(number: int) -> None:
+    """Send a signal to all of these processes."""
+    for pid in processes():
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, number)
 
 
 def run(part: str, *arguments: str, keep: bool) -> Done:
     """Run the targets of a part; ``keep`` its output while it is printed."""
     command = ["make", "--no-print-directory", "--keep-going", "--jobs=2", *arguments]
-    begin, asked = time.monotonic(), []
+    begin = time.monotonic()
+    received: list[int] = []
     process = subprocess.Popen(
         [*command, *part.split(",")],
         stdout=subprocess.PIPE if keep else None,
         stderr=subprocess.STDOUT if keep else None,
+        env={**os.environ, "PATCHLIGHT_PARTS": str(os.getpid())},
     )
 
     def end(number: int, _: FrameType | None) -> None:
-        asked.append(number)
+        if number == signal.SIGALRM:
+            signal_all(signal.SIGKILL)
+            return
+        received.append(number)
         if number == signal.SIGTERM:  # Ctrl-C reaches the whole process group by itself
-            process.terminate()
+            signal_all(signal.SIGTERM)
+            signal.setitimer(signal.ITIMER_REAL, _TERM_TO_KILL_S, 1.0)
 
-    before = {each: signal.signal(each, end) for each in (signal.SIGINT, signal.SIGTERM)}
+    signals = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)
+    before = {each: signal.signal(each, end) for each in signals}
     try:
         pieces = []
         while process.stdout is not None and (piece := os.read(process.stdout.fileno(), 1 << 16)):
@@ -88,10 +129,13 @@ def run(part: str, *arguments: str, keep: bool) -> Done:
             sys.stdout.buffer.write(piece)
             sys.stdout.flush()
         code = process.wait()
+        while signal.SIGTERM in received and processes():
+            time.sleep(0.05)
     finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
         for number, handler in before.items():
             signal.signal(number, handler)
-    if asked:
+    if received:
         raise Interrupted
     text = b"".join(pieces).decode(errors="replace").replace("\r", "")
     return Done(part, code, time.monotonic() - begin, _COLOURS.sub("", text))

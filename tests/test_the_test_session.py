@@ -1,5 +1,6 @@
 """What tests/conftest.py and tests/run_parts.py promise."""
 
+import contextlib
 import os
 import re
 import shutil
@@ -7,9 +8,12 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
+
+from tests.support.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -97,6 +101,9 @@ def run_parts(folder: Path, *arguments: str, test: str = "") -> subprocess.Popen
         "good:\n\techo good ran\n"
         "bad:\n\tfalse\n"
         "long:\n\techo begun; exec sleep 60\n"
+        # As a machine behind a pipe, a daemon, and one that does not end by SIGTERM.
+        "deep:\n\t(sleep 4721 | cat) & setsid -f sleep 4722; trap '' TERM; echo begun; "
+        "while :; do sleep 4723; done\n"
     )
     return subprocess.Popen(
         [sys.executable, ROOT / "tests/run_parts.py", *arguments],
@@ -177,6 +184,31 @@ def test_parts_can_be_stopped_wholly(tmp_path: Path, to_all: bool) -> None:
     output, _ = parts.communicate(timeout=30)
     assert parts.returncode == 130
     assert "good" not in output
+
+
+def test_all_processes_of_a_part_that_is_terminated_end(tmp_path: Path) -> None:
+    parts = run_parts(tmp_path, "deep")
+    assert parts.stdout is not None
+    while "begun" not in (line := parts.stdout.readline()) or "echo" in line:
+        assert line
+    begun = {f"sleep {number}" for number in (4721, 4722, 4723)}
+    wait_until(lambda: begun <= running(tmp_path))
+    parts.terminate()
+    began = time.monotonic()
+    parts.communicate(timeout=60)
+    assert parts.returncode == 130
+    assert not running(tmp_path)
+    assert time.monotonic() - began < 30
+
+
+def running(folder: Path) -> set[str]:
+    """The commands that run in a folder."""
+    found = set()
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if process.joinpath("cwd").readlink() == folder:
+                found.add(process.joinpath("cmdline").read_text().replace("\0", " ").strip())
+    return found
 
 
 @pytest.mark.root
