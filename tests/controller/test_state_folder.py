@@ -13,10 +13,12 @@ from pathlib import Path
 
 import pytest
 
+from patchlight.controller.parts import Controller, ControllerSettings
 from patchlight.controller.storage.series_store import SeriesStore, SeriesWindow
 from patchlight.controller.storage.state_folder import CHECK, open_series, open_store
 from patchlight.controller.storage.store import Store
 from patchlight.testbed.errors import PatchlightError
+from tests.support.change_bench import LAB
 
 DB, WAL = "controller.db", "controller.db-wal"
 FILES = (DB, WAL, "controller.db-shm", "samples.db", "samples.db-wal", CHECK)
@@ -142,6 +144,21 @@ def test_what_is_lost_without_its_log_is_named_and_can_be_accepted(
         store.save_locks([lock(3)])
     with closing(open_store(folder)) as store:
         assert ports(store) == [1, 3]
+
+
+def test_a_controller_that_does_not_start_leaves_no_file_open(
+    states: tuple[Path, Path], tmp_path: Path
+) -> None:
+    one, other = states
+    folder = tmp_path / "state"
+    shutil.copytree(one, folder)
+    for name in ("samples.db", "samples.db-wal"):
+        shutil.copyfile(other / name, folder / name)
+    with pytest.raises(PatchlightError, match="the time series of another lab's"):
+        Controller(LAB, ControllerSettings(folder, "127.0.0.1:0", "127.0.0.1:0"))
+    files = [Path(f"/proc/self/fd/{each}") for each in os.listdir("/proc/self/fd")]
+    assert not [file for file in files if folder in file.resolve().parents]
+    assert not (folder / WAL).exists(), "all is in the file"
 
 
 @pytest.mark.parametrize("alone", [(DB,), (DB, "samples.db"), (DB, WAL)])

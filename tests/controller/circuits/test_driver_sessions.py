@@ -76,6 +76,17 @@ async def test_a_wrong_user_or_password_is_refused_and_told_nowhere(
     await refused(driver_of(replace(device.switch, user="nobody")), LoginRefused)
 
 
+@drivers("calient-tl1", "polatis-netconf")
+async def test_whoever_is_cancelled_while_a_session_closes_is_cancelled(device: Running) -> None:
+    async with opened(device.switch) as driver:
+        await driver.read_map()
+        closing = asyncio.create_task(driver.close())
+        await asyncio.sleep(0)  # it waits for the end of what keeps the session alive
+        closing.cancel()
+        await asyncio.wait([closing])
+        assert closing.cancelled()
+
+
 @drivers(*HTTP)
 async def test_a_right_password_is_told_nowhere(
     device: Running, driver: CircuitDriver, caplog: pytest.LogCaptureFixture

@@ -1,13 +1,19 @@
 """What was found beside what the lab file says: words, differences, and the fibres put right."""
 
+from dataclasses import replace
+from pathlib import Path
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from patchlight.controller.changes.record import ChangeOptions
 from patchlight.controller.discovery.discovery import FoundWiring, expected_ends, found_wiring
 from patchlight.controller.discovery.search import LIGHT, Findings, Heard, OcsPort
+from patchlight.controller.parts import Controller, ControllerSettings
 from patchlight.testbed.lab.model import Endpoint
 from patchlight.testbed.labfile.reader import builtin_lab, load_lab, parse_lab
 from patchlight.testbed.labfile.writer import rewired
+from patchlight.testbed.wire.rest.requests import DiscoveryRequest
 
 LAB = load_lab("ofc2022")
 ENDS = {str(end) for end in LAB.fibre_ends if end.device != "ocs1"}
@@ -27,6 +33,26 @@ def _found(changes: dict[int, str | None] | None = None) -> Findings:
 
 def _wiring(found: Findings, elsewhere: Heard = BESIDE) -> FoundWiring:
     return found_wiring(LAB, found, elsewhere, ENDS, {})
+
+
+async def test_a_search_that_is_stopped_before_its_first_step_has_stopped(tmp_path: Path) -> None:
+    switch = replace(LAB.circuit_switch("ocs1"), driver="dry-run", address="127.0.0.1:1")
+    lab = LAB.with_changes(circuit_switches=(switch,))
+    controller = Controller(lab, ControllerSettings(tmp_path, "127.0.0.1:0", "127.0.0.1:0"))
+    try:
+        await controller.circuits.devices.open()
+        before = await controller.circuits.maps.read()
+        request = DiscoveryRequest(ports={"ocs1": [*range(101, 105)]})
+        await controller.discovery.start(request, ChangeOptions(by="ann"))
+        await controller.discovery.stop()
+        status = controller.discovery.status
+        assert (status["state"], status["open"], status["wiring"]) == ("stopped", False, None)
+        assert await controller.circuits.maps.read() == before
+        assert controller.circuits.locks.all() == []
+    finally:
+        await controller.scheduler.close()
+        controller.store.close()
+        controller.series.close()
 
 
 def test_a_lab_that_is_wired_as_its_file_says_has_no_differences() -> None:

@@ -8,6 +8,7 @@ import socket
 import struct
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,7 @@ from patchlight.controller.packet_switches.openflow.flowtable import SpeakerOpti
 from patchlight.testbed.linux import deploy_file
 from patchlight.testbed.linux.processes import process_start
 from tests.support.private_ovs import until
-from tests.support.waiting import PATIENCE_S
+from tests.support.waiting import PATIENCE_S, eventually
 
 FREE = "127.0.0.1:0"
 CONSTRAINT = deploy_file("ryu-constraint.txt").as_uri()
@@ -71,6 +72,37 @@ async def test_the_socket_of_a_dead_speaker_is_taken_over(tmp_path: Path, engine
     assert first.options.socket.exists()
     async with Speaker(options(tmp_path, engine=engine)) as second:
         assert (await second.request("hello"))["engine"] == engine
+
+
+async def test_a_speaker_is_started_again_whatever_an_attempt_fails_with(tmp_path: Path) -> None:
+    failures: list[Exception] = [ZeroDivisionError("a bug"), OSError("no process")]
+
+    async def launch(command: Sequence[str]) -> SpeakerProcess:
+        if launches and failures:
+            raise failures.pop()
+        launches.append(command)
+        return await SpeakerProcess.start(command)
+
+    launches: list[Sequence[str]] = []
+    async with Speaker(options(tmp_path), launch) as speaker:
+        assert speaker.pid is not None
+        os.kill(speaker.pid, signal.SIGKILL)
+        await eventually(lambda: speaker.restarts, "it to run again")
+        assert (await speaker.request("hello"))["pid"] == speaker.pid
+    assert len(launches) == 2
+    assert not failures
+
+
+async def test_whoever_is_cancelled_while_a_speaker_closes_is_cancelled(tmp_path: Path) -> None:
+    speaker = Speaker(options(tmp_path))
+    await speaker.start()
+    closing = asyncio.create_task(speaker.close())
+    await asyncio.sleep(0)  # it waits for the end of the supervision
+    closing.cancel()
+    await asyncio.wait([closing])
+    assert closing.cancelled()
+    await speaker.close()
+    assert speaker.pid is None
 
 
 def test_the_speaker_ends_with_whoever_started_it(tmp_path: Path, engine: str) -> None:
