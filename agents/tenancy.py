@@ -121,7 +121,8 @@ class Tenancy:
         problem = self._site.nics.problem(place)
         if problem is not None or place.state.rdma is None:
             return problem
-        before, self.rdma = self.rdma, self._site.nics.rdma(place)
+        before = self.rdma
+        self.rdma = self._site.nics.rdma(place)
         told = [each and each.model_copy(update={"counters": {}}) for each in (before, self.rdma)]
         if told[0] != told[1]:
             programs.publish(self.folder, place, told[1])
@@ -307,4 +308,5 @@ class Tenancy:
         """Remove the lease and the folder."""
         await asyncio.to_thread(files.remove_folder, self.folder)
         self._site.book.end(self._spec.id)
-        self._lease, self._is_forgotten = None, True
+        self._lease = None
+        self._is_forgotten = True

@@ -306,7 +306,8 @@ class LeasedWorker:
         self._ending = self._ending or ending
         async with self.lock:
             if self._running is not None and self._ended is None:
-                now, lease = time.time(), self.tenancy.lease
+                now = time.time()
+                lease = self.tenancy.lease
                 since = lease.ending_since if lease.ending is not None else now
                 self.tenancy.note(ending=self._ending, ending_since=since)
                 # The clock may have been set back meanwhile.

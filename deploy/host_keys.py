@@ -44,7 +44,10 @@ class OnlyVouchedFor(paramiko.MissingHostKeyPolicy):
     def __init__(
         self, name: str, known: Collection[paramiko.PKey], expected: str | None, revoked: Set[bytes]
     ) -> None:
-        self._name, self._known, self._expected, self._revoked = name, known, expected, revoked
+        self._name = name
+        self._known = known
+        self._expected = expected
+        self._revoked = revoked
 
     def missing_host_key(
         self, client: paramiko.SSHClient, hostname: str, key: paramiko.PKey

@@ -105,7 +105,8 @@ class KernelNics(NicBackend):
 
     def take_back(self, state: NicState, namespace: str) -> str:
         """See ``NicBackend``."""
-        path, lost = namespaces.namespace_path(namespace), ""
+        path = namespaces.namespace_path(namespace)
+        lost = ""
         namespaces.end_all(namespace)
         try:
             moving.take_nic_back(state, path, self.home)

@@ -140,7 +140,9 @@ def listen(me: Member, end: float, window_bytes: int | None = None) -> socket.so
 def _connect_next(
     task: TrainingTask, peer: Member, end: float, tell: Callable[[str], None]
 ) -> socket.socket:
-    last, told, attempt_s = "no attempt was made", "", _FIRST_ATTEMPT_S
+    last = "no attempt was made"
+    told = ""
+    attempt_s = _FIRST_ATTEMPT_S
     tell_at = time.monotonic() + _TELL_AFTER_S
     while time.monotonic() < end:
         began = time.monotonic()

@@ -247,7 +247,9 @@ class VerbsRing:
     def __init__(self, task: TrainingTask, tell: Callable[[str], None] = lambda _: None) -> None:
         """``tell`` as in ``join_ring``."""
         self.task, self.iteration = task, task.first_iteration - 1
-        gid, v, size = _gid(task, task.join_s), _verbs(), len(task.ring)
+        gid = _gid(task, task.join_s)
+        v = _verbs()
+        size = len(task.ring)
         self._counters = Path(_COUNTERS.format(gid["device"], gid["port"]))
         self._retries_before = self._count_retries()
         self._tcp: Neighbours = join_ring(task, tell)

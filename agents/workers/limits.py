@@ -43,7 +43,8 @@ def limits_of(
     if isinstance(task, SyntheticTask) and gpu is None:
         memory_bytes, processes = 1024 * _MIB + 8 * task.gradient_bytes, 256
     else:
-        memory_bytes, processes = share_bytes, policy.processes
+        memory_bytes = share_bytes
+        processes = policy.processes
     memory_bytes = spec.memory_bytes or memory_bytes
     if policy.memory_bytes is not None:
         memory_bytes = min(memory_bytes, policy.memory_bytes)

@@ -265,7 +265,8 @@ class Admission:
             exchange = HttpExchange(receive, send)
             # It takes its turn once it is complete.
             await exchange.whole_request()
-            receive, send = exchange.receive, exchange.send
+            receive = exchange.receive
+            send = exchange.send
             app = partial(self._write, caller, exchange)
         if caller.role < Role.OPERATOR:
             await self._of_others.answer(caller.by, app, scope, receive, send)
@@ -308,7 +309,8 @@ class Admission:
         self._note(request, caller, exchange, repeated)
 
     async def _turn_away(self, error: NotKnown, scope: Scope, receive: Receive, send: Send) -> None:
-        request, exchange = Request(scope), HttpExchange(receive, send)
+        request = Request(scope)
+        exchange = HttpExchange(receive, send)
         stranger = Caller(by="", origin=":".join(map(str, request.client or ("", 0))))
         if self._slowdown.is_full(stranger.place):
             await _LATER(scope, receive, send)

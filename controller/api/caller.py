@@ -108,7 +108,8 @@ class Doorman:
             name = request.headers.get(USER_HEADER, "")[:_LONGEST_NAME]
             declared = "".join(c if c.isprintable() else "?" for c in name)
         uid = uid if spoken_for is None else spoken_for
-        login, roles = await self._login(uid), seen.setdefault("roles", {})
+        login = await self._login(uid)
+        roles = seen.setdefault("roles", {})
         if uid not in roles:
             roles[uid] = await self._look_up(self._role_of, uid, login)
         return Caller(by=declared or login, origin=f"{origin} ({who})", role=roles[uid])

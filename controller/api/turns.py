@@ -38,7 +38,8 @@ class Turns:
     """
 
     def __init__(self, at_once: int, share: float = 1.0) -> None:
-        self._at_once, self._share = at_once, share
+        self._at_once = at_once
+        self._share = share
         self._waiting: dict[str, deque[_Request]] = {}
         self._at_work: set[_Request] = set()
         self._has_room = asyncio.Event()
@@ -113,7 +114,8 @@ class InTurn:
     """An application that answers its clients in turn, by address."""
 
     def __init__(self, app: ASGIApp, turns: Turns) -> None:
-        self._app, self._turns = app, turns
+        self._app = app
+        self._turns = turns
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request."""

@@ -151,7 +151,8 @@ class PlanExecutor:
         Returns each device's whole map afterwards, and a text on whether it equals the one
         ``before``. Raises the first device's last error if one fails, after the others.
         """
-        now, failed = dict[str, AnyMap](), list[Exception]()
+        now = dict[str, AnyMap]()
+        failed = list[Exception]()
         for name, change in changes.items():
             try:
                 now[name] = await self._undo_patiently(name, change)
@@ -192,7 +193,8 @@ class PlanExecutor:
         changed = self.changes_of(record)
         when = "after a restart" if interrupted else "when its switches answered again"
         if all(_is_done(change, now[name]) for name, change in changed.items()):
-            record.state, record.message = "committed", f"found complete {when}"
+            record.state = "committed"
+            record.message = f"found complete {when}"
             apart = difference(self._parsed(record.wanted), {name: now[name] for name in changed})
             record.message += f", but {apart}" if apart else ""
             return
@@ -203,7 +205,8 @@ class PlanExecutor:
         if interrupted or whole:
             _, became = await self.undo(self._parsed(record.before), changed)
             why = "interrupted when the controller ended" if interrupted else f"found undone {when}"
-            record.state, record.message = "rolled-back", f"{why}; {became}"
+            record.state = "rolled-back"
+            record.message = f"{why}; {became}"
 
     def _parsed(self, texts: Mapping[str, list[str]]) -> dict[str, AnyMap]:
         return {name: recorded_map(self.lab, name, listed) for name, listed in texts.items()}

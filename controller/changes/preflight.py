@@ -64,7 +64,8 @@ class PortLock:
 
 
 _LOCK = TypeAdapter(PortLock)
-_OURS, _NOT_UNDONE = "patchlight", "change {} could not be undone"
+_OURS = "patchlight"
+_NOT_UNDONE = "change {} could not be undone"
 
 
 class PortLocks:
@@ -142,7 +143,8 @@ class PortLocks:
 
     def still_holds(self, changes: Changes, number: int) -> bool:
         """Whether all that ``mark_bad`` locked for a change is still locked for it."""
-        why, touched = _NOT_UNDONE.format(number), _touched(changes)
+        why = _NOT_UNDONE.format(number)
+        touched = _touched(changes)
         locks = [self._locks.get((ocs, p)) for ocs, places in touched.items() for p in places]
         return bool(locks) and all(lock and (lock.kind, lock.why) == ("bad", why) for lock in locks)
 

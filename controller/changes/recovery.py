@@ -37,7 +37,8 @@ class Recovery:
         for record in parts.store.unfinished_reconfigurations(self._read, self._unreadable):
             if is_under_way(record.id):
                 continue
-            maps, changed = await parts.maps.read(), parts.executor.changes_of(record)
+            maps = await parts.maps.read()
+            changed = parts.executor.changes_of(record)
             if away := [name for name in changed if name not in maps]:
                 message = f"change {record.id} is unfinished: it waits for {', '.join(away)}"
                 parts.preflight.unfinished.update(dict.fromkeys(changed, message))
@@ -51,7 +52,8 @@ class Recovery:
                 try:
                     await parts.executor.settle(record, maps, interrupted=True)
                 except Exception as error:
-                    record.state, record.message = "unknown", in_words(error)
+                    record.state = "unknown"
+                    record.message = in_words(error)
                     parts.locks.mark_bad(changed, record.id)
             self._settled(record, parts.committed.of(record))
             ended.append(record)
@@ -62,7 +64,8 @@ class Recovery:
     async def settle(self) -> list[Reconfiguration]:
         """End changes of unknown result whose switches show all or nothing of them, and unlock
         their ports; returns their records."""
-        parts, ended = self.parts, list[Reconfiguration]()
+        parts = self.parts
+        ended = list[Reconfiguration]()
         if not parts.locks.in_doubt:
             return []
         maps = await parts.maps.read()

@@ -392,7 +392,8 @@ class Transactions:
         while record.state == "unknown" and time.monotonic() < deadline:
             await asyncio.sleep(_LOOK_AGAIN_S)
             if (row := self.parts.store.reconfiguration(record.id)) is not None:
-                record.state, record.message = row["state"], row["message"]
+                record.state = row["state"]
+                record.message = row["message"]
         return record
 
 

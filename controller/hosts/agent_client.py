@@ -104,7 +104,8 @@ class Heartbeat:
 
     def answered(self, now: float) -> None:
         """The agent answered."""
-        self.silent_since, self.heard_at = None, now
+        self.silent_since = None
+        self.heard_at = now
 
     def missed(self, asked_at: float) -> None:
         """A call made at that time was not answered. Later ones may have been."""

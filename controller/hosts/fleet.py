@@ -260,7 +260,8 @@ class Fleet:
     def status(self) -> list[dict[str, Any]]:
         """The state of each agent; ``words``: why it does not answer, ``problems``: other
         faults."""
-        now, faults = clock.now(), self.faults().words
+        now = clock.now()
+        faults = self.faults().words
         answer = []
         for name, heartbeat in self._heartbeats.items():
             hosts = (host.name for host in self._lab.hosts if host.server.name == name)
@@ -363,7 +364,8 @@ class Fleet:
             await self.on_macs()
 
     async def _sample(self, client: AgentClient) -> None:
-        name, asked_at = client.server, clock.now()
+        name = client.server
+        asked_at = clock.now()
         # From now on, not from when the call is given up: an answer may take that long.
         self._heartbeats[name].missed(asked_at)
         after_s = SUSPECTED_AFTER * INTERVAL_S

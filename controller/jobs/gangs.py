@@ -103,7 +103,8 @@ class Gangs:
 
     def resize(self, job_id: str, hosts: Sequence[str], why: str) -> bool:
         """Continue a running job on these hosts after an iteration; ``False`` if it ends."""
-        job, gang = self._table.running.get(job_id), self.of(job_id)
+        job = self._table.running.get(job_id)
+        gang = self.of(job_id)
         if job is None or self._table[job_id].state is not JobState.RUNNING:
             return False
         if gang is None or gang.ending.is_set():
@@ -183,7 +184,8 @@ class Gangs:
                 # Not their fault either: they wait until their hosts reach each other again.
                 gang.end(as_text(cut), again=True)
             else:
-                lines, hosts = getattr(error, "last_lines", ()), getattr(error, "hosts", ())
+                lines = getattr(error, "last_lines", ())
+                hosts = getattr(error, "hosts", ())
                 why = f"{as_text(cut)}: {error_text(error)}"
                 failure = JobFailed(why, lines, hosts) if cut else error
         else:
@@ -278,10 +280,12 @@ class Gangs:
         self, gang: Gang, job: RunningJob, outcome: Callable[[RunningJob], object] | None
     ) -> None:
         """Record how a job ends, then end its workers."""
-        on_record, stopping = self._outcomes.on_record, gang.stopping
+        on_record = self._outcomes.on_record
+        stopping = gang.stopping
         try:
             recorded = outcome is None or await on_record(partial(outcome, job), unless=stopping)
-            held, state = False, self._table[job.id].state
+            held = False
+            state = self._table[job.id].state
             if gang.again and state in (JobState.RUNNING, JobState.PAUSED):
                 with contextlib.suppress(EndRequested):
                     held = await run_unless(gang.stopping, job.hold_for_good)

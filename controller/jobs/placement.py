@@ -50,7 +50,8 @@ class Gang:
         """Order its end. A restart or preemption does not undo a stop."""
         if self.ending.is_set() and (again or not self.again):
             return
-        self.ends_because, self.again = why, again
+        self.ends_because = why
+        self.again = again
         self.ending.set()
         if not again:
             self.stopping.set()

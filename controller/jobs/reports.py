@@ -16,10 +16,13 @@ Record = Mapping[str, Any]
 
 _ENDED = ", ".join(f"'{state}'" for state in JobState if state.is_final)
 
-MOST_REPORTS, MOST_REPORTS_OF_ALL = 20_000, 500_000
+MOST_REPORTS = 20_000
+MOST_REPORTS_OF_ALL = 500_000
 """The maximum reports of a job, and of all jobs: about 2 and 50 MB (100 bytes each)."""
 
-_LEAST_REPORTS, _TAIL, _PAIR = 1000, 64, 2
+_LEAST_REPORTS = 1000
+_TAIL = 64
+_PAIR = 2
 _LONGEST_STRIDE = 2**53
 # The reports of a job with their place among those of the same worker. Older versions did not store
 # it, and stored all reports.
@@ -99,7 +102,8 @@ class JobReports:
         known, at equal distances. Returns how many there are, and this distance."""
         sql = f"SELECT count(*), count(DISTINCT worker) FROM ({_PLACED})"
         kept, workers = self._database.rows(sql, job_id)[0]
-        tail, stride = max(_PAIR, min(_TAIL, most // (4 * max(1, workers)))), _PAIR
+        tail = max(_PAIR, min(_TAIL, most // (4 * max(1, workers))))
+        stride = _PAIR
         while kept > most and stride < _LONGEST_STRIDE:
             stride *= 2
             with self._database.together() as db:

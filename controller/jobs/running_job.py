@@ -112,7 +112,8 @@ class RankWorker:
         """Its reports since the last call, numbered; repeated iterations mean a restart."""
         seen = self.reports_seen
         answer = await self.agent.reports(self.spec.id, seen)
-        self.reports_seen, self._had_many = answer.next, len(answer.reports) >= _MANY_REPORTS
+        self.reports_seen = answer.next
+        self._had_many = len(answer.reports) >= _MANY_REPORTS
         for report in answer.reports:
             self._begun_anew += report.index <= self.last_iteration
             self.last_iteration = report.index
@@ -204,7 +205,8 @@ class RunningJob:
         await self._until(WorkerState.READY, _PREPARE_DEADLINE_S)
 
     async def _until(self, state: WorkerState, deadline_s: float) -> None:
-        since, limit_s = time.monotonic(), deadline_s
+        since = time.monotonic()
+        limit_s = deadline_s
         while True:
             began = time.monotonic()
             await self.refresh()

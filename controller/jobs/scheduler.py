@@ -344,7 +344,8 @@ class Scheduler:
         self._queue.changed.set()
 
     async def _end_stray(self, server: str, worker: WorkerStatus) -> None:
-        client, job = self._fleet.agent_of(server), self._table.find(worker.job)
+        client = self._fleet.agent_of(server)
+        job = self._table.find(worker.job)
         outputs = self._table.outputs
         grace_s = LONGEST_STOP_GRACE_S if job is None else job.spec.stop_grace_s
         try:

@@ -137,7 +137,8 @@ class KeptSwitch:
         state = await self.driver.read()
         gone = set[int]() if self._learns else self._wish.ports - state.ports.keys()
         missing = {port: state.missing.get(port, f"no port {port}") for port in gone}
-        is_other, self._missing = missing != self._missing, missing
+        is_other = missing != self._missing
+        self._missing = missing
         self._on_ports(self.driver.name, time.time(), state.ports, missing)
         self._answered()
         self.foreign = state.foreign

@@ -51,9 +51,11 @@ def match_ports(
             f"{', '.join(names[:_MOST_SHOWN])}{', …' * (len(names) > _MOST_SHOWN)}" or "its 0 ports"
         )
 
-    found, missing = {}, {}
+    found = {}
+    missing = {}
     for port, name in sorted(wanted.items()):
-        there, what = holders[name], said.format(name)
+        there = holders[name]
+        what = said.format(name)
         if not there:
             missing[port] = f"no port {port}: none of {listed(rows)} {what}: {SEE}"
         elif len(there) > 1:

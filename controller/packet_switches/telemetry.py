@@ -28,7 +28,8 @@ _MIB = (1, 3, 6, 1, 2, 1)
 # IF-MIB: long name, MAC and state; names, counters of 64 bits, and the operator's description.
 _IF_DESCR, _IF_MAC, _IF_STATE = ((*_MIB, 2, 2, 1, n) for n in (2, 6, 8))
 _IF_NAME, _IF_IN, _IF_OUT, _IF_ALIAS = ((*_MIB, 31, 1, 1, 1, n) for n in (1, 6, 10, 18))
-_UP, _NOT_PRESENT = 1, 6
+_UP = 1
+_NOT_PRESENT = 6
 # LLDP-MIB (IEEE 802.1AB): its own ports; the ids, description and name of the senders heard there.
 _LLDP = (1, 0, 8802, 1, 1, 2, 1)
 _LOCAL_ID, _LOCAL_ABOUT = ((*_LLDP, 3, 7, 1, n) for n in (3, 4))
@@ -137,7 +138,9 @@ class Telemetry:
         netns: Path | None = None,
         miss: Callable[[str, Mapping[int, str]], None] = lambda *_: None,
     ) -> None:
-        self._lab, self._count, self._miss = lab, count, miss
+        self._lab = lab
+        self._count = count
+        self._miss = miss
         self._polled = {
             s.name: _Polled(SnmpAgent(s.name, s.snmp, netns)) for s in lab.packet_switches if s.snmp
         }
@@ -220,7 +223,8 @@ class Telemetry:
         named = _by_index(names)
         called = Interfaces(named, _by_index(long_names), _by_index(aliases))
         matched = _interfaces_again(switch, used, called, polled.called)
-        polled.ports, polled.missing = matched.found, matched.missing
+        polled.ports = matched.found
+        polled.missing = matched.missing
         was_there = polled.called.keys()
         polled.called = {**polled.called, **{p: named[i] for p, i in matched.found.items()}}
         if switch.learns:

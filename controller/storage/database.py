@@ -222,7 +222,9 @@ class Database:
         on_close: Callable[[], None] = lambda: None,
     ) -> None:
         """``note`` is called with the number of each write, which the table ``state`` counts."""
-        self._path, self._note, self._on_close = path, note, on_close
+        self._path = path
+        self._note = note
+        self._on_close = on_close
         try:
             self._db = sqlite3.connect(str(path), isolation_level=None, check_same_thread=False)
             # Bytes that are not UTF-8 make one record unreadable, not the whole table.
@@ -319,7 +321,8 @@ class Database:
         """All that the block writes is on disk after it, or nothing."""
         with self._locked() as db:
             db.execute("BEGIN IMMEDIATE")
-            before, number = db.total_changes, None
+            before = db.total_changes
+            number = None
             try:
                 yield db
                 if self._note is not None and db.total_changes > before:

@@ -18,7 +18,9 @@ from patchlight.controller.storage.store import Store
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.linux.files import private_folder
 
-DATABASE, SAMPLES, CHECK = "controller.db", "samples.db", "controller.check"
+DATABASE = "controller.db"
+SAMPLES = "samples.db"
+CHECK = "controller.check"
 _LOGS = f"{DATABASE}-wal", f"{DATABASE}-shm"
 # What only an earlier controller can have left.
 _LEFT = (SAMPLES, f"{SAMPLES}-wal", f"{SAMPLES}-shm", "outputs", *_LOGS)
@@ -42,7 +44,9 @@ class CheckFile:
     """
 
     def __init__(self, path: Path) -> None:
-        self.path, self._lab, self._file = path, "", -1
+        self.path = path
+        self._lab = ""
+        self._file = -1
 
     @property
     def exists(self) -> bool:
@@ -96,7 +100,8 @@ def _refuse_what_is_no_file(state_dir: Path, *names: str) -> None:
 def open_store(state_dir: Path) -> Store:
     """The store in a directory, created if missing, for its owner only. ``PatchlightError`` if an
     earlier controller's newest records are missing."""
-    path, check = state_dir / DATABASE, CheckFile(state_dir / CHECK)
+    path = state_dir / DATABASE
+    check = CheckFile(state_dir / CHECK)
     try:
         private_folder(state_dir, 0o750)
     except OSError as error:
@@ -163,7 +168,8 @@ def _create(path: Path) -> None:
 
 
 def _refuse_what_lacks_records(state_dir: Path, check: CheckFile, beside: list[str]) -> None:
-    path, wal = state_dir / DATABASE, f"{DATABASE}-wal"
+    path = state_dir / DATABASE
+    wal = f"{DATABASE}-wal"
     known = check.read()
     cut_short = wal in beside and set(_LOGS).issuperset(beside)  # an older version's first start
     found = _looked_at(path, _remedy(state_dir))

@@ -174,7 +174,8 @@ def choose_accelerator(base: Path, servers: int, say: Callable[[str], None]) -> 
             say("no such machine: each server boots by itself")
     how = "emulated (TCG): none boots with KVM here" if is_emulated else "with KVM"
     say(f"servers are virtual machines, {how}")
-    cores, others = len(os.sched_getaffinity(0)), processes.busy_threads()
+    cores = len(os.sched_getaffinity(0))
+    others = processes.busy_threads()
     for line in what_fits(servers, cores, others, _free_mb(), docker="docker" in base.name):
         say(line)
     # A disk with the packages of agents, so that pushes send and install only Patchlight.

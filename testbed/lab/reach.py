@@ -27,7 +27,10 @@ class Reach:
         lost: Mapping[str, str] = _NOTHING,
         down: Collection[Endpoint] = (),
     ) -> None:
-        self._lab, self._links, self._lost, self._down = lab, links, lost, down
+        self._lab = lab
+        self._links = links
+        self._lost = lost
+        self._down = down
 
     @property
     def is_known(self) -> bool:

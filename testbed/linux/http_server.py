@@ -131,7 +131,8 @@ class _Server(uvicorn.Server):
 
     def __init__(self, config: uvicorn.Config, limits: ServerLimits, *, is_plain: bool) -> None:
         self._told_to_end = asyncio.Event()
-        self._limits, self._refusal = limits, _REFUSAL if is_plain else b""
+        self._limits = limits
+        self._refusal = _REFUSAL if is_plain else b""
         super().__init__(config)
 
     @property
@@ -144,7 +145,8 @@ class _Server(uvicorn.Server):
             self._told_to_end.set()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        most, trusted = self._limits.per_user, self._limits.trusted
+        most = self._limits.per_user
+        trusted = self._limits.trusted
         if most is not None and sockets is not None:
             sockets = [LimitedListener(each, most / 2, trusted, self._refusal) for each in sockets]
         await super().startup(sockets)

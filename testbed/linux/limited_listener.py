@@ -39,7 +39,9 @@ class LimitedListener(socket.socket):
         self, listener: socket.socket, per_second: float, trusted: Collection[int], refusal: bytes
     ) -> None:
         super().__init__(fileno=os.dup(listener.fileno()))
-        self._per_second, self._trusted, self._refusal = per_second, trusted, refusal
+        self._per_second = per_second
+        self._trusted = trusted
+        self._refusal = refusal
         self._spent: dict[Peer, float] = {}
         self._refused = 0
         self._untold: set[socket.socket] = set()
