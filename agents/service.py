@@ -24,7 +24,7 @@ from patchlight.agents.errors import (
 )
 from patchlight.agents.gpus import SILENT_S, GpuBackend, Pairings
 from patchlight.agents.leases import CLAIMS, Claims, LeaseBook
-from patchlight.agents.nics.backend import KernelNics, NicBackend
+from patchlight.agents.nics.backend import NicBackend
 from patchlight.agents.nics.status import nic_of
 from patchlight.agents.worker_life import LeasedWorker
 from patchlight.agents.workers import contract, keeper, limits
@@ -41,7 +41,7 @@ MOST_ENDED = 200
 _LOOK_S = 1.0
 # How long a worker waits for its GPU and NIC: less than its controller waits for the answer.
 _MOST_WAIT_S = 120.0
-# Read from the disk and parsed each time; an agent is asked for its status every second.
+# Read from the disk and parsed each time; an agent sends its status every second.
 VERSION = version("patchlight")
 
 
@@ -75,7 +75,7 @@ class AgentService:
             server=server,
             runner=runner,
             gpus=gpus,
-            nics=nics or KernelNics(),
+            nics=nics or NicBackend(),
             pairings=self._pairings,
             book=self._book,
             claims=Claims(lab.name, claims),

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from patchlight.testbed.labfile.reader import builtin_lab, read_lab
     from patchlight.testbed.labfile.writer import write_lab
 
-# Loaded when first asked for: reading a lab file needs neither NumPy nor a web framework.
+# Loaded when first used: reading a lab file needs neither NumPy nor a web framework.
 _NAMES_IN = {
     "client.client": "ControllerClient",
     "controller.policies.contract": (

@@ -1,8 +1,6 @@
 """Gives the NICs of one server to workers, takes them back, and reads their status."""
 
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Protocol
 
 from patchlight.agents.errors import NicError, NicGone, log
 from patchlight.agents.nics import announcing, moving, status
@@ -12,99 +10,37 @@ from patchlight.testbed.linux import namespaces
 from patchlight.testbed.wire.agent_status import NicStatus, RdmaStatus
 
 
-class NicBackend(Protocol):
-    """The NICs of one server, and the network namespaces of its workers, by name.
+class NicBackend:
+    """The NICs of this machine, and the network namespaces of its workers, by name. A simulation
+    overrides all of it.
 
-    Methods may block, except ``announce``. ``home`` is the namespace of idle NICs.
+    Methods may block, except ``announce``. ``home`` is the namespace of idle NICs: that of this
+    process.
     """
-
-    home: Path
-
-    def key(self, interface: str) -> str:
-        """A name of an interface that is the same in all labs on this server."""
-
-    def find(self, nic: Nic) -> NicAccess:
-        """How a worker can get this NIC; ``NicError`` if it cannot."""
-
-    def read(self, access: NicAccess) -> NicState:
-        """The present settings of a NIC, which ``take_back`` restores."""
-
-    def give(self, state: NicState, namespace: str, network: WorkerNetwork) -> None:
-        """Move a NIC into a worker's namespace and set it up; on ``NicError`` it stays at home."""
-
-    def take_back(self, state: NicState, namespace: str) -> str:
-        """End a worker's processes, move its NIC home and delete its namespace. Returns what was
-        lost, as text. ``NicError`` keeps a namespace that still has the NIC."""
-
-    def block_egress(self, namespace: str, interface: str) -> None:
-        """Drop everything that a held worker sends. Idempotent."""
-
-    def unblock_egress(self, namespace: str) -> None:
-        """Undo ``block_egress``. Idempotent."""
-
-    def problem(self, place: status.NicPlace) -> status.NicProblem | None:
-        """The problem of a worker's NIC; ``None`` if it is healthy."""
-
-    def rdma(self, place: status.NicPlace) -> RdmaStatus | None:
-        """The RDMA device of a worker's NIC; ``None`` without one."""
-
-    def idle_status(self, nic: Nic) -> NicStatus:
-        """The status of a NIC that no worker has."""
-
-    def leased_status(
-        self,
-        nic: Nic,
-        worker: str,
-        place: status.NicPlace | None,
-        rdma: RdmaStatus | None,
-        problem: status.NicProblem | None,
-    ) -> NicStatus:
-        """The status of a NIC that a worker has; ``place`` is ``None`` before it has moved."""
-
-    def announce_once(self, place: status.NicPlace) -> None:
-        """Announce a worker's NIC to the switches; ``OSError`` if that fails."""
-
-    async def announce(
-        self,
-        place: status.NicPlace,
-        neighbours: announcing.Neighbours,
-        token: str,
-        wait_s: float,
-        mtu: int | None,
-    ) -> list[str]:
-        """Announce a NIC; the addresses of the neighbours that nothing was received from."""
-
-    def probe(
-        self, names: Mapping[str, str], token: str, listen_s: float
-    ) -> Mapping[str, status.Ear]:
-        """What idle NICs receive while all of them send probes with this token."""
-
-
-class KernelNics(NicBackend):
-    """The NICs of the machine, in the network namespace of this process."""
 
     def __init__(self) -> None:
         self.home = namespaces.process_namespace()
 
     def key(self, interface: str) -> str:
-        """See ``NicBackend``."""
+        """A name of an interface that is the same in all labs on this server."""
         return f"{namespaces.inode(self.home)} {interface}"
 
     def find(self, nic: Nic) -> NicAccess:
-        """See ``NicBackend``."""
+        """How a worker can get this NIC; ``NicError`` if it cannot."""
         return namespaces.inside(self.home, lambda: moving.find_access(nic))
 
     def read(self, access: NicAccess) -> NicState:
-        """See ``NicBackend``."""
+        """The present settings of a NIC, which ``take_back`` restores."""
         return namespaces.inside(self.home, lambda: moving.read_nic(access))
 
     def give(self, state: NicState, namespace: str, network: WorkerNetwork) -> None:
-        """See ``NicBackend``."""
+        """Move a NIC into a worker's namespace and set it up; on ``NicError`` it stays at home."""
         path = namespaces.namespace_path(namespace)
         namespaces.inside(self.home, lambda: moving.give_nic(state, path, network))
 
     def take_back(self, state: NicState, namespace: str) -> str:
-        """See ``NicBackend``."""
+        """End a worker's processes, move its NIC home and delete its namespace. Returns what was
+        lost, as text. ``NicError`` keeps a namespace that still has the NIC."""
         path = namespaces.namespace_path(namespace)
         lost = ""
         namespaces.end_all(namespace)
@@ -122,23 +58,23 @@ class KernelNics(NicBackend):
         return lost
 
     def block_egress(self, namespace: str, interface: str) -> None:
-        """See ``NicBackend``."""
+        """Drop everything that a held worker sends. Idempotent."""
         moving.block_egress(namespaces.namespace_path(namespace), interface)
 
     def unblock_egress(self, namespace: str) -> None:
-        """See ``NicBackend``."""
+        """Undo ``block_egress``. Idempotent."""
         moving.unblock_egress(namespaces.namespace_path(namespace))
 
     def problem(self, place: status.NicPlace) -> status.NicProblem | None:
-        """See ``NicBackend``."""
+        """The problem of a worker's NIC; ``None`` if it is healthy."""
         return status.problem_of(place.namespace, place.state.interface)
 
     def rdma(self, place: status.NicPlace) -> RdmaStatus | None:
-        """See ``NicBackend``."""
+        """The RDMA device of a worker's NIC; ``None`` without one."""
         return status.rdma_status(place)
 
     def idle_status(self, nic: Nic) -> NicStatus:
-        """See ``NicBackend``."""
+        """The status of a NIC that no worker has."""
         return status.idle_status(nic, self.home)
 
     def leased_status(
@@ -149,11 +85,11 @@ class KernelNics(NicBackend):
         rdma: RdmaStatus | None,
         problem: status.NicProblem | None,
     ) -> NicStatus:
-        """See ``NicBackend``."""
+        """The status of a NIC that a worker has; ``place`` is ``None`` before it has moved."""
         return status.leased_status(nic, self.home, worker, place, rdma, problem)
 
     def announce_once(self, place: status.NicPlace) -> None:
-        """See ``NicBackend``."""
+        """Announce a worker's NIC to the switches; ``OSError`` if that fails."""
         announcing.announce_once(place)
 
     async def announce(
@@ -164,11 +100,11 @@ class KernelNics(NicBackend):
         wait_s: float,
         mtu: int | None,
     ) -> list[str]:
-        """See ``NicBackend``."""
+        """Announce a NIC; the addresses of the neighbours that nothing was received from."""
         return await announcing.announce(place, neighbours, token, wait_s, mtu)
 
     def probe(
         self, names: Mapping[str, str], token: str, listen_s: float
     ) -> Mapping[str, status.Ear]:
-        """See ``NicBackend``."""
+        """What idle NICs receive while all of them send probes with this token."""
         return namespaces.inside(self.home, lambda: status.probe(names, token, listen_s))

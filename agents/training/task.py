@@ -36,7 +36,7 @@ class TrainingTask:
     peers may take to come up (the controller may end all of them earlier), ``deadline_s`` how long
     a neighbour may take later; ``window_bytes`` is how much a neighbour may send ahead
     (``None``: as the kernel sees fit). Iterations before ``first_iteration`` were done by workers
-    before this one. With ``paths``, the agent is asked for an optical path for each all-reduce.
+    before this one. With ``paths``, the worker requests an optical path for each all-reduce.
     ``transport``: what carries gradients, ``"tcp"`` or ``"rdma"``.
 
     With a ``model`` (a built-in graph's name) PyTorch trains that, over mini-batches of ``batch``

@@ -139,7 +139,7 @@ class Outcome(Generic[C]):
 
     @property
     def complete(self) -> bool:
-        """Whether everything asked for was done."""
+        """Whether all that was requested was done."""
         return not self.refused
 
 

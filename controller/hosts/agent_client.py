@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import httpx
 from pydantic import BaseModel, ValidationError
 
-from patchlight.controller.hosts.on_time import clock
+from patchlight.controller.hosts.on_time import OnTimeClock
 from patchlight.testbed.errors import BadInput, PatchlightError, mistakes_in_words, reason
 from patchlight.testbed.linux import credentials
 from patchlight.testbed.linux.sockets import split_address
@@ -95,7 +95,7 @@ class Presence(StrEnum):
 
 @dataclass(slots=True)
 class Heartbeat:
-    """Since when an agent has not answered, by ``on_time.clock``. Only calls count: an agent that
+    """Since when an agent has not answered, by an ``OnTimeClock``. Only calls count: an agent that
     was not called is not silent. ``answers_s``: how long its latest answers took."""
 
     silent_since: float | None = None
@@ -107,10 +107,10 @@ class Heartbeat:
         self.silent_since = None
         self.heard_at = now
 
-    def missed(self, asked_at: float) -> None:
+    def missed(self, called_at: float) -> None:
         """A call made at that time was not answered. Later ones may have been."""
         if self.silent_since is None:
-            self.silent_since = max(asked_at, self.heard_at or asked_at)
+            self.silent_since = max(called_at, self.heard_at or called_at)
 
     def silence_s(self, now: float) -> float:
         """For how long it has not answered."""
@@ -202,7 +202,7 @@ class AgentIncompatible(AgentSilent):
 class AgentClient:
     """The agent of ``server``; ``management`` is ``unix:/path``, or ``host:port`` with ``tls``.
 
-    ``transport`` carries the requests instead of a socket.
+    ``transport`` carries the requests instead of a socket; ``clock`` judges the agent.
     """
 
     def __init__(
@@ -211,8 +211,10 @@ class AgentClient:
         management: str,
         tls: AgentTls | None = None,
         transport: httpx.AsyncBaseTransport | None = None,
+        clock: OnTimeClock | None = None,
     ) -> None:
         self.server = server
+        self._clock = clock or OnTimeClock()
         self._where = management
         unix = management.removeprefix("unix:") if management.startswith("unix:") else None
         self._tls = None if unix else tls
@@ -234,6 +236,11 @@ class AgentClient:
             timeout=_DEADLINE_S,
         )
 
+    @property
+    def presence(self) -> Presence:
+        """Whether it answers, is suspected or lost, by all calls."""
+        return self.heartbeat.presence(self._clock.now())
+
     async def close(self) -> None:
         """Drop the connection."""
         await self._http.aclose()
@@ -251,7 +258,7 @@ class AgentClient:
         """The answer. A lost call is repeated until the agent is lost, or for ``patience_s``: calls
         are idempotent, and an agent does not restart one in progress. ``grace_s``: how much longer
         that is, because a worker has this time to end; an agent that hangs is lost before."""
-        began = clock.now()
+        began = self._clock.now()
         limit_s = _DEADLINE_S if deadline_s is None else deadline_s
         if not (self._is_unix or (self._tls and self._tls.credentials)):
             self.heartbeat.missed(began)
@@ -269,7 +276,7 @@ class AgentClient:
         # The name expected in the agent's certificate, whatever its address.
         name = {"sni_hostname": self._tls.agent(self.server)} if self._tls else {}
         for pause_s in itertools.chain(_PAUSES_S, itertools.repeat(_PAUSES_S[-1])):
-            asked_at = clock.now()
+            called_at = self._clock.now()
             try:
                 response = await self._http.request(
                     method, f"/v1{path}", json=body, timeout=limit_s, extensions=name
@@ -277,15 +284,14 @@ class AgentClient:
                 break
             # The agent's rejection of the certificate is passed on.
             except (httpx.HTTPError, ssl.SSLError) as error:
-                self.heartbeat.missed(asked_at)
+                self.heartbeat.missed(called_at)
                 await self._check_trust(error)
-                now = clock.now()
-                is_lost = self.heartbeat.presence(now) is Presence.LOST
-                if is_lost or now + pause_s - began > patience_s + grace_s:
-                    raise self._silent(f"{method} {path}", error, now - asked_at) from error
+                now = self._clock.now()
+                if self.presence is Presence.LOST or now + pause_s - began > patience_s + grace_s:
+                    raise self._silent(f"{method} {path}", error, now - called_at) from error
             await asyncio.sleep(pause_s)
         if path != _STATUS:
-            self.heartbeat.answered(clock.now())
+            self.heartbeat.answered(self._clock.now())
         if response.is_success:
             return response.content
         try:
@@ -332,7 +338,7 @@ class AgentClient:
     async def status(self) -> agent_status.AgentStatus:
         """What the server has and who uses it; not repeated. After ``AgentIncompatible`` (another
         server or API version) all other calls fail until this call succeeds."""
-        asked_at = clock.now()
+        called_at = self._clock.now()
         status = await self._ask(agent_status.AgentStatus, "GET", _STATUS, patience_s=0)
         self._refused = None
         self._knows_no_users = status.worker_user is None
@@ -349,12 +355,12 @@ class AgentClient:
                 f"{api}",
                 hint=f"upgrade the {older}",
             )
-        now = clock.now()
+        now = self._clock.now()
         if self._refused is not None:
-            self.heartbeat.missed(asked_at)
+            self.heartbeat.missed(called_at)
             raise self._refused
         self.heartbeat.answered(now)
-        self.heartbeat.answers_s.append(now - asked_at)
+        self.heartbeat.answers_s.append(now - called_at)
         return status
 
     async def probe(self, token: str, listen_s: float) -> agent_status.ProbeAnswer:

@@ -22,7 +22,7 @@ from patchlight.controller.hosts.agent_client import (
     Heartbeat,
     Presence,
 )
-from patchlight.controller.hosts.on_time import clock
+from patchlight.controller.hosts.on_time import OnTimeClock
 from patchlight.controller.storage.store import Store
 from patchlight.testbed.errors import in_words
 from patchlight.testbed.lab.model import Host, Lab
@@ -211,8 +211,11 @@ class Fleet:
     ) -> None:
         """``macs`` is updated with reports of NICs; by default nothing is stored.
         ``transport_to`` an agent replaces its socket."""
+        self._clock = OnTimeClock()
         self.clients = {
-            server.name: AgentClient(server.name, server.management, tls, transport_to(server.name))
+            server.name: AgentClient(
+                server.name, server.management, tls, transport_to(server.name), self._clock
+            )
             for server in lab.servers
             if server.management
         }
@@ -251,7 +254,7 @@ class Fleet:
 
     def presence(self, server: str) -> Presence:
         """Whether the agent of a server answers, is suspected or lost."""
-        return self._heartbeats[server].presence(clock.now())
+        return self._heartbeats[server].presence(self._clock.now())
 
     def silent(self) -> frozenset[str]:
         """The servers with suspected or lost agents: nothing new is started there."""
@@ -260,7 +263,7 @@ class Fleet:
     def status(self) -> list[dict[str, Any]]:
         """The state of each agent; ``words``: why it does not answer, ``problems``: other
         faults."""
-        now = clock.now()
+        now = self._clock.now()
         faults = self.faults().words
         answer = []
         for name, heartbeat in self._heartbeats.items():
@@ -335,7 +338,7 @@ class Fleet:
         """Sample every agent once per period; none waits for another."""
         try:
             async with asyncio.TaskGroup() as watching:
-                watching.create_task(clock.run())
+                watching.create_task(self._clock.run())
                 for client in self.clients.values():
                     watching.create_task(self._watch(client, period_s))
                 while True:  # also without an agent
@@ -365,9 +368,9 @@ class Fleet:
 
     async def _sample(self, client: AgentClient) -> None:
         name = client.server
-        asked_at = clock.now()
+        called_at = self._clock.now()
         # From now on, not from when the call is given up: an answer may take that long.
-        self._heartbeats[name].missed(asked_at)
+        self._heartbeats[name].missed(called_at)
         after_s = SUSPECTED_AFTER * INTERVAL_S
         late = f"no answer after {after_s:.0f} s"
         timer = asyncio.get_running_loop().call_later(after_s, self._doubt, name, late)
@@ -401,7 +404,7 @@ class Fleet:
                 self.gpu_samples.append({"at": now, "gpu": f"{name}.{gpu.name}", **sample})
         if self.on_status is not None:
             await self.on_status(status)  # before it is used again
-        self._heartbeats[name].answered(clock.now())
+        self._heartbeats[name].answered(self._clock.now())
         self._troubles.pop(name, None)
         self._said.pop(name, None)
 

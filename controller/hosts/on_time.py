@@ -5,8 +5,9 @@ An agent that was not called in time, or whose answer was not read, is not silen
 
 import asyncio
 import math
-import time
 from collections.abc import Callable
+
+from patchlight.testbed.clock import monotonic_s
 
 _TICK_S = 0.25
 # How much a busy machine delays a timer.
@@ -16,7 +17,7 @@ _USUAL_S = 0.1
 class OnTimeClock:
     """Monotonic seconds without those in which ``run`` was late."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, clock: Callable[[], float] = monotonic_s) -> None:
         self._clock = clock
         self._late_s = 0.0
         self._due = math.inf
@@ -35,7 +36,3 @@ class OnTimeClock:
                 self._late_s += max(0.0, self._clock() - self._due)
         finally:
             self._due = math.inf
-
-
-clock = OnTimeClock()
-"""The clock of this process."""

@@ -99,7 +99,8 @@ class Gangs:
 
     async def _reported(self, job: RunningJob, reports: list[dict[str, Any]]) -> None:
         gang = self._gang_of.get(job.id)
-        await self._outcomes.reported(job, reports, unless=gang and gang.stopping)
+        stopping = gang.stopping if gang else None
+        await self._outcomes.reported(job, reports, unless=stopping)
 
     def resize(self, job_id: str, hosts: Sequence[str], why: str) -> bool:
         """Continue a running job on these hosts after an iteration; ``False`` if it ends."""

@@ -10,7 +10,6 @@ from typing import Any
 
 from patchlight.controller.hosts import agent_client
 from patchlight.controller.hosts.fleet import Fleet
-from patchlight.controller.hosts.on_time import clock
 from patchlight.controller.jobs.specs import JobFailed, worker_specs
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.jobs import MOST_ITERATIONS, JobSpec
@@ -84,8 +83,7 @@ class RankWorker:
         try:
             self.status = await self.agent.worker(self.spec.id)
         except agent_client.AgentSilent:
-            presence = self.agent.heartbeat.presence(clock.now())
-            if presence is agent_client.Presence.LOST:
+            if self.agent.presence is agent_client.Presence.LOST:
                 raise
 
     @property

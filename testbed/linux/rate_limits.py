@@ -178,7 +178,7 @@ def restore_limit(netlink: Netlink, index: int, name: str, limit: SavedLimit) ->
     netlink.run(requests)
     applied = save_limit(netlink, index, name)
     if applied != limit:
-        raise LimitNotKept(f"{doing}: asked for {limit}, the kernel has {applied}")
+        raise LimitNotKept(f"{doing}: requested {limit}, the kernel has {applied}")
 
 
 def verify_limits(netlink: Netlink, limited: Iterable[tuple[int, str, float]]) -> None:

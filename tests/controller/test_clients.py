@@ -33,7 +33,7 @@ from patchlight.controller.hosts.agent_client import (
     Presence,
 )
 from patchlight.controller.hosts.fleet import Fleet
-from patchlight.controller.hosts.on_time import clock
+from patchlight.controller.hosts.on_time import OnTimeClock
 from patchlight.controller.jobs.specs import worker_specs
 from patchlight.testbed.errors import BadInput, OutcomeUnknown
 from patchlight.testbed.jobs import JobSpec
@@ -180,7 +180,8 @@ async def test_an_agent_that_hangs_is_lost_however_long_its_worker_may_take_to_e
             raise httpx.ReadTimeout("", request=request)
         return httpx.Response(200, json={"id": "w", "state": "stopped"})
 
-    client = AgentClient("server1", "unix:", transport=httpx.MockTransport(hang))
+    clock = OnTimeClock()
+    client = AgentClient("server1", "unix:", transport=httpx.MockTransport(hang), clock=clock)
     assert (await client.delete("w", grace_s=3600.0)).state is WorkerState.STOPPED
     assert max(limits) <= LOST_AFTER * INTERVAL_S, "it is asked again"
     limits.clear()

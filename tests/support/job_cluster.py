@@ -24,6 +24,7 @@ from patchlight.controller.hosts.agent_client import (
     NotOnServer,
 )
 from patchlight.controller.hosts.fleet import Fleet, HostFaults
+from patchlight.controller.hosts.on_time import OnTimeClock
 from patchlight.controller.jobs.job_table import JobTable
 from patchlight.controller.jobs.ledger import JobLedger, JobOutputs
 from patchlight.controller.jobs.rewiring import JobTraffic
@@ -133,6 +134,7 @@ class FakeAgent(AgentClient):
     def __init__(self, server: str, fleet: FakeFleet) -> None:
         self.server, self._fleet = server, fleet
         self.heartbeat = Heartbeat()
+        self._clock = OnTimeClock()
 
     async def close(self) -> None:
         return None

@@ -14,6 +14,7 @@ from typing import Any
 
 from patchlight.controller.api.app import create_app, metrics_routes
 from patchlight.controller.hosts.agent_client import VERSION, AgentClient, Heartbeat
+from patchlight.controller.hosts.on_time import OnTimeClock
 from patchlight.controller.jobs.running_job import RunningJob
 from patchlight.controller.metrics.exposition import ControllerMetrics
 from patchlight.controller.parts import WIDTH_S, Controller, ControllerSettings
@@ -53,6 +54,7 @@ class TellingAgent(AgentClient):
     def __init__(self, server: Server) -> None:
         self.server, self._server = server.name, server
         self.heartbeat = Heartbeat()
+        self._clock = OnTimeClock()
 
     async def close(self) -> None:
         return None
