@@ -31,6 +31,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 from unittest import mock
 
+from patchlight.controller.circuits import registry
+
 T = TypeVar("T")
 
 EPOCH_S = 1_900_000_000.0
@@ -540,7 +542,11 @@ class World:
             (secrets, "token_urlsafe"): lambda n=32: self._ids.randbytes(n).hex(),
             (os, "getpid"): self._pid,
             (fcntl, "flock"): self._flock,
+            # Worlds beside this one have devices at the same addresses.
+            (registry, "ROOT_FOLDER"): self.folder / "locks",
+            (registry, "USER_FOLDERS"): self.folder / "users",
         }
+        (self.folder / "users" / str(os.geteuid())).mkdir(parents=True, exist_ok=True)
         applied = [mock.patch.object(where, name, new) for (where, name), new in patches.items()]
         for patch in applied:
             patch.start()
