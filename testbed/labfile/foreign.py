@@ -15,7 +15,7 @@ _IMAGE = "a job runs an image: patchlight job submit NAME --image IMAGE"
 _SONIC = f"describe its switch under 'packet_switches'; {BEGIN}"
 _SUBMIT = "submit it: patchlight job submit FILE"
 _POLICY = "name a policy in a lab file's 'policies', as FILE.py:CLASS"
-_SLURM_YAML = r"""^(?:- +|\[ *\{ *)["']?(?:topology|cluster_default)["']?[ \t]*:"""
+_SLURM_YAML = r"""^(?:- +|-[ \t]*\n +|\[ *\{ *)["']?(?:topology|cluster_default)["']?[ \t]*:"""
 _SLURM_INCLUDE = r"(?i)^[ \t]*include[ \t]+[^\s:]+[ \t]*$"
 _TRACE = (
     r"\A\s*(?:;|JobID(?:Raw)?\||(?:-?\d\S*\s+){17}-?\d|[\w,]*(?:submit|creation)_time\b[\w,]*\s*$)"
@@ -54,11 +54,17 @@ _KINDS = (
     _Kind("a GNPy network", _GNPY, keys=("elements", "connections")),
     _Kind("a GNPy equipment library", _GNPY, any_key=("Edfa", "Roadm", "Span")),
     _Kind("a GNPy list of services", _GNPY, keys=("path-request",)),
+    _Kind("a GNPy network", _GNPY, r"""^[\s{]*["']?(?:gnpy|ietf)-network[\w-]*:"""),
+    _Kind("an Ansible inventory", _NODES, _inner_key("hosts", "children"), ("all",)),
     _Kind("a network of ASTRA-sim", "simulate it: --network astra:FILE", keys=("npus_count",)),
     _Kind("Slurm's topology.conf", f"{_SHOW} slurm-conf", r"(?i)^[ \t]*(?:Switch|Block)Name *="),
     _Kind("Slurm's topology.yaml", f"{_SHOW} slurm", _SLURM_YAML),
     _Kind("Slurm's gres.conf", _NODES, r"(?i)^[^#\n]*\bName *= *gpu\b|^[ \t]*AutoDetect *="),
-    _Kind("Slurm's slurm.conf", _NODES, r"(?i)^[ \t]*(?:ClusterName|SlurmctldHost|NodeName) *="),
+    _Kind(
+        "Slurm's slurm.conf",
+        _NODES,
+        r"(?i)^[ \t]*(?:ClusterName|SlurmctldHost|(?:Node|Partition)Name) *=",
+    ),
     _Kind("a Slurm file that includes others", f"{_SHOW} slurm-conf", _SLURM_INCLUDE),
     _Kind("a Kubernetes manifest", f"{_SHOW} kueue", keys=("apiVersion", "kind")),
     _Kind("a Docker Compose file", _IMAGE, _inner_key("image", "build"), ("services",)),

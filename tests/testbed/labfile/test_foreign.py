@@ -67,6 +67,11 @@ FOREIGN = {
         ("Slurm's topology.yaml",),
     ),
     "flow-topology.yaml": ("[{topology: a, flat: true}]\n", ("Slurm's topology.yaml",)),
+    "own-line.yaml": ("---\n-\n  topology: default\n", ("Slurm's topology.yaml",)),
+    "partitions.conf": ("# queues\nPartitionName=gpu Nodes=ALL\n", ("Slurm's slurm.conf", INIT)),
+    "yang.json": ('{"gnpy-network-topology:topology": {}}', ("a GNPy network", INIT)),
+    "yang.yaml": ("ietf-network:networks:\n  network: []\n", ("a GNPy network", INIT)),
+    "inventory.yaml": ("all:\n  hosts:\n    gpu1: {}\n", ("an Ansible inventory", INIT)),
     "include.conf": (
         "# racks\nInclude /etc/slurm/row1.conf\n",
         ("a Slurm file that includes others", "patchlight lab show LAB --format slurm-conf"),
