@@ -54,7 +54,7 @@ _KINDS = (
     _Kind("a GNPy network", _GNPY, keys=("elements", "connections")),
     _Kind("a GNPy equipment library", _GNPY, any_key=("Edfa", "Roadm", "Span")),
     _Kind("a GNPy list of services", _GNPY, keys=("path-request",)),
-    _Kind("a GNPy network", _GNPY, r"""^[\s{]*["']?(?:gnpy|ietf)-network[\w-]*:"""),
+    _Kind("a GNPy network", _GNPY, r"""^[ \t{]*["']?(?:gnpy|ietf)-network[\w-]*:"""),
     _Kind("an Ansible inventory", _NODES, _inner_key("hosts", "children"), ("all",)),
     _Kind("a network of ASTRA-sim", "simulate it: --network astra:FILE", keys=("npus_count",)),
     _Kind("Slurm's topology.conf", f"{_SHOW} slurm-conf", r"(?i)^[ \t]*(?:Switch|Block)Name *="),
