@@ -7,6 +7,7 @@
 # make core      the core's tests in a copy without the wings
 # make histories SEEDS=1-100  a lab's days on a simulated clock, with faults, each from one seed
 # make history SEED=7  replays one of them; its log goes to build/history.txt
+# make mutants  plants faults in the source, one at a time: histories must find each
 # make coverage  the tests that need no root, and which lines they ran
 # make bench     the benchmarks; writes benchmarks.json
 # make house     size and structure of the source, beside their limits
@@ -28,7 +29,7 @@ LAB_DEMO_ARGS ?=
 MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
 .PHONY: demo lab-demo first-hour test parts suite test-vm core os-ken bytecode coverage bench house no-worse audit \
-    release lint style types pages server-bases docs clean histories history
+    release lint style types pages server-bases docs clean histories history mutants
 
 demo:
 	@bash deploy/bootstrap.sh
@@ -84,6 +85,10 @@ histories:
 history:
 	@bash deploy/bootstrap.sh --test
 	@$(BIN)/python -m tests.simulation --seed $(SEED) --shrink
+
+mutants:
+	@bash deploy/bootstrap.sh --test
+	@$(BIN)/python -m tests.simulation.mutants
 
 # What the tests import, and the loops that Numba makes machine code of, compiled once and as who
 # called make: hundreds of processes that do not write bytecode then read it.

@@ -6,6 +6,11 @@ On the command line, against any device; an emulated one runs in another termina
     python -m patchlight.conformance polatis-scpi --device 127.0.0.1:5025
     python -m patchlight.conformance my_package.driver:Driver --device 127.0.0.1:3082
 
+In histories of simulated labs with faults, which are part of Patchlight's source (``--device`` is
+the emulated device that the driver speaks to, unless it derives from a built-in driver)::
+
+    python -m patchlight.conformance my_package.driver:Driver --device polatis-scpi --histories 200
+
 With pytest, a test of each check (``run_check`` rewires the device, whatever it carries)::
 
     from patchlight.conformance import CHECKS, run_check
@@ -22,7 +27,10 @@ line ``--inputs`` and ``--outputs``. Its contract is ``patchlight.controller.cir
 import asyncio
 import contextlib
 import functools
+import os
+import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from pkgutil import resolve_name
@@ -30,6 +38,7 @@ from typing import Any, cast
 
 import click
 
+import patchlight
 from patchlight.console.commands import CrashReport, report
 from patchlight.console.rendering import Coloured, Column, Table, say
 from patchlight.controller.circuits.conformance import (
@@ -55,6 +64,7 @@ from patchlight.controller.circuits.registry import (
 )
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab.model import CircuitSwitch
+from patchlight.testbed.lab.ocs_drivers import DRIVER_GROUP, OCS_DRIVERS
 from patchlight.testbed.lab.portmap import PortMap
 from patchlight.testbed.lab.spectrum import Grid, SpectrumMap
 from patchlight.testbed.lab.wavelengths import WavelengthSwitch
@@ -73,7 +83,16 @@ __all__ += ["WAVELENGTH_CHECKS", "RaiseAlarm", "alarms_arrive", "run_check", "ru
 )
 @click.argument("driver", metavar="MODULE:CLASS|NAME")
 @click.option(
-    "--device", "address", required=True, metavar="HOST:PORT", help="Where the device answers."
+    "--device",
+    "address",
+    metavar="HOST:PORT|NAME",
+    help="Where the device answers; with --histories, the emulated device of that NAME.",
+)
+@click.option(
+    "--histories",
+    type=click.IntRange(1),
+    metavar="COUNT",
+    help="Use the driver in COUNT simulated histories instead, which need Patchlight's source.",
 )
 @click.option("--ports", type=click.IntRange(PORTS), default=32, help="On each side.")
 @click.option("--inputs", type=click.IntRange(1), help="Of a wavelength switch.")
@@ -105,6 +124,8 @@ def conformance(
     any_map: bool,
     check_timeout: str,
     control: Path | None,
+    address: str | None,
+    histories: int | None,
     **options: Any,
 ) -> int:
     """Check that a driver does what every driver must. It REWIRES the device.
@@ -112,6 +133,11 @@ def conformance(
     The driver is MODULE:CLASS, or the NAME of one that is installed. With --inputs or --outputs
     it is one of a wavelength switch.
     """
+    if histories is not None:
+        return _play_histories(driver, address, histories)
+    if address is None:
+        raise BadInput("--device is missing: where the device answers, HOST:PORT")
+    options["address"] = address
     switch = _switch(driver, parse_time(switching_time), options)
     factory = _factory(driver) if ":" in driver else open_driver
     password = password_of(switch)
@@ -179,6 +205,52 @@ def _factory(path: str) -> DriverFactory:
         return cast(DriverFactory, resolve_name(path))
     except (ImportError, AttributeError, ValueError) as error:
         raise BadInput(f"loading the driver {path}: {error}") from error
+
+
+def _play_histories(driver: str, device: str | None, count: int) -> int:
+    """Play histories of labs whose circuit switches all have this driver; the exit code."""
+    source = Path(patchlight.__file__).parents[1]
+    if not (source / "tests" / "simulation").is_dir():
+        raise BadInput(
+            "histories are part of Patchlight's source, which is not installed here",
+            hint="clone it, run its deploy/bootstrap.sh, and repeat this with its .venv",
+        )
+    with tempfile.TemporaryDirectory(prefix="patchlight-") as folder:
+        name = driver
+        if ":" in driver:
+            name = "driver-under-test"
+            _install(Path(folder), name, driver, device)
+        paths = (folder, os.getcwd(), os.environ.get("PYTHONPATH", ""))
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+        command = [sys.executable, "-m", "tests.simulation", "--driver", name]
+        command += ["--seeds", f"1-{count}"]
+        return subprocess.run(command, cwd=source, env=environment, check=False).returncode
+
+
+def _install(folder: Path, name: str, driver: str, device: str | None) -> None:
+    """Register a driver and its emulated device, as an installed package would."""
+    from patchlight.emulation.optical.protocols import server
+
+    factory = _factory(driver)
+    classes = factory.__mro__ if isinstance(factory, type) else ()
+    places = [f"{each.__module__}:{each.__qualname__}" for each in classes]
+    derived = (row.name for row in OCS_DRIVERS.values() if row.device and row.place in places)
+    spoken = device or next(derived, None)
+    if spoken is None:
+        raise BadInput(
+            f"{driver} derives from no built-in driver: which emulated device does it speak to?",
+            hint=f"--device NAME, one of: {', '.join(server.emulated_drivers())}",
+        )
+    served = server.server_class(spoken)
+    emulated = f"{served.__module__}:{served.__qualname__}"
+    package = folder / "driver_under_test-0.dist-info"
+    package.mkdir()
+    (package / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: driver-under-test\nVersion: 0\n"
+    )
+    (package / "entry_points.txt").write_text(
+        f"[{DRIVER_GROUP}]\n{name} = {driver}\n[{server.DEVICE_GROUP}]\n{name} = {emulated}\n"
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

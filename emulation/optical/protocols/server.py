@@ -95,8 +95,9 @@ class ProtocolServer(ABC):
         return code, refusal.message or words.format(port=refusal.port, reason=reason)
 
 
+DEVICE_GROUP = "patchlight.emulated_ocs"
 _SERVERS = PlugIns(
-    "patchlight.emulated_ocs",
+    DEVICE_GROUP,
     {
         driver.name: f"patchlight.emulation.optical.vendors.{driver.device}"
         for driver in (*OCS_DRIVERS.values(), *WSS_DRIVERS.values())
