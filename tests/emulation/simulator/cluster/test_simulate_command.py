@@ -121,19 +121,6 @@ class Stops:
 """
 
 
-def test_each_run_is_made_without_and_with_light_that_follows(trace: Path, tmp_path: Path) -> None:
-    done = command(trace, tmp_path / "out", "--lab", "ofc2022", "--defragment", "300")
-    assert done.exit_code == 0, done.output
-    result = json.loads((tmp_path / "out" / "result.json").read_text())
-    names = ["fifo first-fit", "fifo first-fit defragment"]
-    assert [(run["name"], run["defragment"]) for run in result["runs"]] == [
-        (names[0], False),
-        (names[1], True),
-    ]
-    assert result["settings"]["defragment_s"] == 300
-    assert all(name in done.output for name in names)
-
-
 LAB = """
 queue:
   backfill: true
@@ -361,18 +348,6 @@ def test_the_first_jobs_of_philly(philly: Path) -> None:
     assert shortest.summary["jct_s"]["mean"] < crowded.summary["jct_s"]["mean"] / 2
 
 
-def test_help_imports_nothing_heavy() -> None:
-    code = (
-        "import sys\nfrom patchlight.cli.main import main\n"
-        "try:\n    main(['simulate', '--help'])\n"
-        "except SystemExit:\n    pass\n"
-        "assert not {'numpy', 'pyarrow', 'ray', 'matplotlib'} & set(sys.modules)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "--backfill" in done.stdout
-
-
 def test_where_nobody_waited_the_plots_say_so_and_have_no_empty_panel(trace: Path) -> None:
     jobs = queue_jobs(read_trace(trace))
     roomy = Sweep(TwoLevel(4, 4, 4), jobs)(Combination()).result
@@ -442,7 +417,7 @@ from patchlight.emulation.simulator.executors import Engine, run_all
 
 def work(task):
     os.write(1, b"%d\\n" % os.getpid())  # In one piece: two processes write.
-    time.sleep(60)
+    time.sleep(600)  # no test waits so long: who ends before is ended
 
 if __name__ == "__main__":
     def later():
@@ -455,7 +430,6 @@ if __name__ == "__main__":
 
 def test_ctrl_c_ends_the_processes_at_once(tmp_path: Path) -> None:
     (tmp_path / "long.py").write_text(INTERRUPTED)
-    began = time.monotonic()
     with subprocess.Popen(
         [sys.executable, str(tmp_path / "long.py")],
         stdin=subprocess.PIPE,
@@ -470,7 +444,6 @@ def test_ctrl_c_ends_the_processes_at_once(tmp_path: Path) -> None:
         _, said = run.communicate("x", timeout=PATIENCE_S)
     assert run.returncode != 0
     assert "Interrupted" in said
-    assert time.monotonic() - began < 40
     for pid in workers:
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
