@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import inspect
 import itertools
 import json
 import os
@@ -24,17 +25,20 @@ def wait_until(condition: Callable[[], T], what: str = "it to come about") -> T:
     deadline, pause_s = time.monotonic() + PATIENCE_S, 0.01
     while not (value := condition()):
         assert time.monotonic() < deadline, f"waited {PATIENCE_S} s for {what}; last: {value!r}"
-        time.sleep(pause_s)
+        time.sleep(pause_s)  # the pause between two looks
         pause_s = min(1.2 * pause_s, 0.1)
     return value
 
 
 async def eventually(condition: Callable[[], object], what: str = "it to come about") -> None:
-    """The same while the loop goes on."""
+    """The same while the loop goes on; the condition may be a coroutine's."""
     deadline = time.monotonic() + PATIENCE_S
-    while not condition():
+    while True:
+        value = condition()
+        if await value if inspect.isawaitable(value) else value:
+            return
         assert time.monotonic() < deadline, f"in vain waited for {what}"
-        await asyncio.sleep(0.02)
+        await asyncio.sleep(0.02)  # the pause between two looks
 
 
 def _ports_of_this_process() -> Iterator[int]:
