@@ -29,6 +29,7 @@ from tests.support.emulated_labs import left_of, no_virtual_machines, pings
 # Processors are emulated: a boot takes 25 s on a quiet machine, and minutes on a busy one.
 pytestmark = [
     pytest.mark.root,
+    pytest.mark.vm,
     pytest.mark.timeout(900),
     pytest.mark.skipif(bool(no_virtual_machines()), reason=no_virtual_machines()),
 ]

@@ -25,6 +25,7 @@ from tests.support.house import ROOT
 
 pytestmark = [
     pytest.mark.root,
+    pytest.mark.vm,
     pytest.mark.timeout(3600),
     pytest.mark.skipif(
         "PATCHLIGHT_VM_DOCKER" not in os.environ, reason="PATCHLIGHT_VM_DOCKER is not set"
