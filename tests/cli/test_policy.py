@@ -116,23 +116,11 @@ def test_strict_refuses_a_policy_that_failed_once_all_is_written(
     assert done.exit_code == 0, done.output
 
 
-SLOW = """
-import time
-
-
-class Slow:
-    def degree(self, cluster, job, legal):
-        time.sleep(0.001)
-        return legal[-1]
-"""
-
-
 def test_where_there_is_no_terminal_lines_say_how_far_it_is(
-    mine: Path, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(rendering, "LINE_EVERY_S", 0.2)
-    mine.write_text(SLOW)
-    done = pac_ml("--policies", f"{mine}:Slow", "--seeds", "3", "--json")
+    monkeypatch.setattr(rendering, "LINE_EVERY_S", 0.0)
+    done = pac_ml("--policies", "maximum", "--seeds", "3", "--json")
     assert done.exit_code == 0, done.output
     lines = [line for line in done.stderr.splitlines() if line.startswith("patchlight: ")]
     told = [re.fullmatch(r".* (\d+) of 100 % done after \d+ s, about \d+ s left", x) for x in lines]
@@ -237,8 +225,6 @@ def test_another_cluster_other_jobs_and_failures(mine: Path) -> None:
     assert sum(row["causes"].values()) == pytest.approx(row["blocking_rate"], abs=0.01)
     assert 0 < row["busy"] <= row["allocated"] < 1
     assert 0 < row["decision_latency_p50_s"] <= row["decision_latency_p99_s"]
-    shown = pac_ml("--policies", "constant:2", "--seeds", "1", *given).output
-    assert "ramp 2x2x1" in " ".join(shown.split())
 
 
 @pytest.mark.parametrize(
