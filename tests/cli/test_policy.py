@@ -3,7 +3,6 @@
 import importlib.util
 import json
 import re
-import shlex
 from pathlib import Path
 
 import click
@@ -14,7 +13,6 @@ from patchlight.cli.main import cli
 from patchlight.console import rendering
 from patchlight.console.options import absolute, chosen_policies, policy_options
 from patchlight.controller.jobs.policy_set import in_words
-from patchlight.controller.policies.registry import BUILT_IN
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.lab.rules import KINDS, NOTHING_SAID, PolicyChoice
 
@@ -250,50 +248,6 @@ def test_variations_that_cannot_be(mine: Path, option: str, text: str, words: st
     done = pac_ml("--policies", "constant:2", "--seeds", "1", option, text)
     assert isinstance(done.exception, BadInput)
     assert words in str(done.exception)
-
-
-# What docs/policies.md shows works as it stands there.
-TEXT = (Path(__file__).parents[2] / "docs" / "policies.md").read_text(encoding="utf-8")
-BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", TEXT, re.DOTALL | re.MULTILINE)
-
-
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with the page's files."""
-    for language, text in BLOCKS:
-        name = re.match(r"# (\S+)\n", text)
-        if language in ("python", "csv") and name:
-            (tmp_path / name[1]).write_text(text if language == "python" else text[name.end() :])
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return tmp_path
-
-
-def test_examples_are_of_twenty_lines(folder: Path) -> None:
-    classes = [part for path in folder.glob("*.py") for part in path.read_text().split("\nclass ")]
-    assert len(classes) >= 4
-    assert max(len(text.splitlines()) for text in classes) <= 20
-
-
-@pytest.mark.usefixtures("one_core")
-def test_every_command_of_the_page_runs(folder: Path) -> None:
-    lines = [
-        line for language, text in BLOCKS if language == "sh" for line in text.splitlines() if line
-    ]
-    assert len(lines) >= 6
-    for line in lines:
-        program, *arguments = shlex.split(line)
-        assert program == "patchlight"
-        few = ["--seeds", "1"] if "pac-ml" in arguments else []
-        result = CliRunner().invoke(cli, [*arguments, *few], catch_exceptions=False)
-        assert result.exit_code == 0, f"{line}\n{result.output}"
-        assert "fault" not in result.stderr, line
-
-
-def test_the_page_names_every_built_in() -> None:
-    for names in BUILT_IN.values():
-        for name in names:
-            assert f"`{name}`" in TEXT or f"`{name}:N`" in TEXT
 
 
 def test_show_says_what_a_model_would_miss_in_a_lab(tmp_path: Path) -> None:
