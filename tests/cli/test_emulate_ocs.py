@@ -201,27 +201,6 @@ def test_a_control_socket_that_cannot_be_made_is_told(tmp_path: Path) -> None:
     assert "choose a path of at most 107 bytes" in ended.stderr
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (("polatis-scip",), "did you mean 'polatis-scpi'?"),
-        (("polatis-scpi", "--circuits", "1-40"), "40"),
-        (("polatis-scpi", "--listen", "nonsense"), "host:port"),
-        (("polatis-scpi", "--switching-time", "fast"), "fast"),
-        (("polatis-scpi", "--password-env", "NOT_SET_AT_ALL"), "is not set"),
-        (("polatis-scpi", "--save", "/no/such/folder/file"), "is not a folder"),
-        (("waveshaper-http",), "outputs"),
-        (("waveshaper-http", "--ports", "2x4"), "has one common port"),
-        (("calient-tl1", "--ports", "many"), "ports"),
-        (("ocs9", "--lab", "ofc2022"), "lab ofc2022 has no OCS called 'ocs9'"),
-    ],
-)
-def test_wrong_input_is_told(options: tuple[str, ...], words: str) -> None:
-    ended = CliRunner().invoke(cli, ["emulate", "ocs", *options])
-    assert isinstance(ended.exception, BadInput)
-    assert words in str(ended.exception)
-
-
 def test_a_viewer_may_only_look(tmp_path: Path) -> None:
     async def drive(where: str, user: str) -> bool:
         switch = CircuitSwitch("ocs1", "calient-tl1", where, 32, user=user)

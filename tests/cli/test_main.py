@@ -108,21 +108,6 @@ def test_an_unknown_option_is_bad_input() -> None:
     assert result.stderr == said
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["--lab", "a", "--lab", "b"], "--lab is given twice: a and b"),
-        (["--lab", "a", "--controller", "b:1"], "--lab and --controller exclude each other"),
-        (["--controller", "b:1", "--controller", "b:2"], "--controller is given twice"),
-    ],
-)
-def test_which_lab_is_meant_is_said_once(words: list[str], said: str) -> None:
-    result = patchlight("job", "list", *words)
-    assert (result.returncode, result.stdout) == (2, "")
-    assert result.stderr.startswith(f"patchlight: {said}")
-    assert result.stderr.endswith("\n  see: patchlight job list --help\n")
-
-
 def test_shared_options_are_described_once() -> None:
     about = "The lab, by name or file"
     assert patchlight("--help").stdout.count(about) == 1

@@ -129,25 +129,6 @@ def test_where_there_is_no_terminal_lines_say_how_far_it_is(
     assert json.loads(done.stdout)["experiment"] == "pac-ml"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (("--laws", "Z"), "no requirement law 'Z'"),
-        (("--policies", "constant"), "has to be told 'degree'"),
-        (("--rules", "best"), "no placement rule 'best'"),
-    ],
-)
-def test_wrong_input(arguments: tuple[str, ...], words: str) -> None:
-    result = pac_ml(*arguments)
-    assert isinstance(result.exception, BadInput)
-    assert words in str(result.exception)
-    assert not Path("results").exists()
-
-
-def test_a_policy_that_does_not_exist() -> None:
-    assert "unknown policy 'no-such'" in str(run("show", "no-such").exception)
-
-
 def test_help_needs_no_learning() -> None:
     result = run("--help")
     assert result.exit_code == 0
@@ -192,14 +173,6 @@ def test_a_lab_is_given_its_policies(mine: Path, monkeypatch: pytest.MonkeyPatch
         assert isinstance(CliRunner().invoke(lab, wrong).exception, BadInput)
 
 
-@pytest.mark.parametrize("workers", ["none", "0", "-1", "1.5"])
-def test_a_number_of_workers_that_is_none(workers: str) -> None:
-    arguments = ["job", "submit", "x", "--lab", "ofc2022", "--workers", workers]
-    result = CliRunner().invoke(cli, arguments)
-    assert result.exit_code == 2
-    assert "workers: expected 1 to 65536, or auto" in result.output
-
-
 def test_files_by_their_full_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert absolute("a/b.py:Mine:x=1") == f"{tmp_path}/a/b.py:Mine:x=1"
@@ -223,31 +196,6 @@ def test_another_cluster_other_jobs_and_failures(mine: Path) -> None:
     assert sum(row["causes"].values()) == pytest.approx(row["blocking_rate"], abs=0.01)
     assert 0 < row["busy"] <= row["allocated"] < 1
     assert 0 < row["decision_latency_p50_s"] <= row["decision_latency_p99_s"]
-
-
-@pytest.mark.parametrize(
-    ("option", "text", "words"),
-    [
-        ("--ramp", "4x4", "is not a RAMP"),
-        ("--ramp", "0x1x1", "is not a RAMP"),
-        ("--ramp", "99x99x99", "expected 65536 at most"),
-        ("--arrivals", "poison:5", "did you mean 'poisson'"),
-        ("--arrivals", "poisson", "how often jobs come"),
-        ("--arrivals", "fixed:0", "0.0 s apart"),
-        ("--arrivals", "fixed:0.001", "1,000,000 jobs at most"),
-        ("--arrivals", "poisson:1e9", "no job came"),
-        ("--mix", "vgg=1", "did you mean 'vgg16'"),
-        ("--mix", "gnmt", "expected each model once"),
-        ("--mix", "gnmt=1,gnmt=2", "expected each model once"),
-        ("--mix", "gnmt=0", "a share above 0"),
-        ("--failures", "30d", "does not say what breaks"),
-        ("--failures", "0d:4h", "expected more than 0 s"),
-    ],
-)
-def test_variations_that_cannot_be(mine: Path, option: str, text: str, words: str) -> None:
-    done = pac_ml("--policies", "constant:2", "--seeds", "1", option, text)
-    assert isinstance(done.exception, BadInput)
-    assert words in str(done.exception)
 
 
 def test_show_says_what_a_model_would_miss_in_a_lab(tmp_path: Path) -> None:

@@ -48,21 +48,6 @@ def test_what_cannot_be_run_is_said_before(options: dict[str, object], words: st
         PacketOptions(**options)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        (["--flows", "--scale", "5"], "--scale is for the experiment with packets"),
-        (["--nodes", "16"], "--nodes is for the experiment in flows"),
-        (["--model", "vgg19", "--model", "gpt2"], "expected one --model"),
-        (["--flows", "--tuning-time", "1us,2us"], "expected one --tuning-time"),
-    ],
-)
-def test_options_of_the_other_form_are_refused(words: list[str], says: str) -> None:
-    result = CliRunner().invoke(cli, ["experiment", "oddl", *words])
-    assert isinstance(result.exception, BadInput)
-    assert says in result.exception.message
-
-
 def test_a_change_is_that_of_pairs_with_its_interval() -> None:
     quiet_s = [1.0, 2.0, 1.0, 1.0, 1.0, 1.0]  # Something else fell on both of the second pair.
     found = change_in(

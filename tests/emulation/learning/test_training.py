@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from click.testing import CliRunner
 
 from benchmarks import studies
 from patchlight.controller.policies.files import MODELS
@@ -19,7 +18,6 @@ from patchlight.controller.policies.learned import load_learned, read_card
 from patchlight.controller.policies.observation import INTERVAL, ObservationLayout
 from patchlight.emulation.experiments.pac_ml.episodes import PolicyFaults, make_policy
 from patchlight.emulation.learning.afterstates import AfterstateLearner, Teacher
-from patchlight.emulation.learning.commands.learn import train as train_command
 from patchlight.emulation.learning.config import (
     CONFIGS,
     Config,
@@ -124,27 +122,6 @@ def test_learning_from_play_beats_chance() -> None:
     ]
     chance = np.mean([episode.blocking_rate() for episode in drawn])
     assert np.mean(play(learner.average, scenario, 500, 4)) < 0.8 * chance
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ("small --processes 2", "--processes is for partition policies of labs"),
-        ("small --ray local", "--ray is for partition policies of labs"),
-        ("lab-partition --seeds 2", "--seeds is for partition policies of a RAMP"),
-        ("small --seed 1 --seeds 2", "--seed and --seeds exclude each other"),
-        ("small --start nowhere", "cannot begin with 'nowhere': there is no such run"),
-        ("lab-partition --start nowhere", "--start is for partition policies of a RAMP"),
-    ],
-)
-def test_what_a_training_cannot_do_is_said_before_it_begins(
-    arguments: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    found = CliRunner().invoke(train_command, arguments.split())
-    assert isinstance(found.exception, BadInput)
-    assert words in str(found.exception)
-    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(

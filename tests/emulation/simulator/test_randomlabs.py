@@ -150,9 +150,3 @@ def test_orders_and_elasticities_are_compared_too(tmp_path: Path) -> None:
     assert lab["jct_s"]["first-fit+keep+srpt+least-delay"] < lab["jct_s"]["first-fit+keep+srpt"]
     assert "consolidated" not in lab["jct_s"]
     assert lab["jct_p95_s"]["first-fit+keep+srpt"] >= lab["jct_s"]["first-fit+keep+srpt"]
-
-
-def test_a_load_that_makes_no_sense_is_refused() -> None:
-    done = CliRunner().invoke(cli, ["policy", "compare", "first-fit", "--load", "0"])
-    assert isinstance(done.exception, BadInput)
-    assert "--load 0" in str(done.exception)

@@ -22,7 +22,7 @@ from patchlight.emulation.simulator.cluster.sweep import Combination, Sweep, com
 from patchlight.emulation.simulator.commands.simulate import simulate
 from patchlight.emulation.simulator.executors import Engine
 from patchlight.emulation.simulator.traces.files import read_trace
-from patchlight.testbed.errors import BadInput, PatchlightError
+from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.labfile.reader import builtin_lab
 from tests.support.figures import for_a_paper
 from tests.support.waiting import PATIENCE_S
@@ -230,62 +230,6 @@ def test_a_result_says_where_it_comes_from(trace: Path, tmp_path: Path) -> None:
     hashes[str(lab)] = hashlib.sha256(lab.read_bytes()).hexdigest()
     assert origin["sha256"] == hashes
     assert not found["interrupted"]
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (("--cluster", "4x4"), "'4x4' is not a cluster"),
-        (("--defragment",), "--defragment needs circuits"),
-        (("--lab", "ofc2022", "--defragment", "0"), "expected more than 0"),
-        (("--topology", "regroup"), "this cluster has no OCS"),
-        (("--order", "fifoo"), "did you mean 'fifo'"),
-        (("--placement", "srpt"), "unknown policy 'srpt'"),
-        (("--failures", "rack:1d:1h"), "'rack' cannot break"),
-        (("--communication", "1"), "less than 1"),
-        (("--speed", "0"), "expected more than 0"),
-        (("--cluster", "1x1x4,taper=0.5"), "expected 1 or more"),
-        (("--backfill", "--blind"), "needs to know how long"),
-        (("--failures", "gpu:1d:1h", "--failures", "server:1d:1h"), "only one kind"),
-        (("--failures", "node:5@1h+5min"), "nodes and links of a --network"),
-        (("--set", "users=[{name: nobody, gpus: 3}]"), "no job of the trace is user nobody's: "),
-        (("--set", "quantum"), "--set quantum: expected KEY=VALUE"),
-    ],
-)
-def test_wrong_input_is_refused_and_leaves_nothing(
-    trace: Path, tmp_path: Path, options: tuple[str, ...], message: str
-) -> None:
-    done = command(trace, tmp_path / "out", *options)
-    assert isinstance(done.exception, BadInput), done.output
-    assert message in str(done.exception)
-    assert not (tmp_path / "out").exists()
-
-
-def test_a_cluster_and_a_lab_exclude_each_other(trace: Path, tmp_path: Path) -> None:
-    done = command(trace, tmp_path / "out", "--cluster", "1x1x4", "--lab", "ofc2022")
-    assert done.exit_code == 2
-    assert "--lab and --cluster exclude each other" in done.output
-    assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize(
-    ("said", "message"),
-    [
-        ("half_life=7", "expected a time with its unit, like '7d', found the number 7"),
-        ("half_life=0s", "expected 1 s to"),
-        ("each_user={gpus: 0}", "expected a number of GPUs"),
-        ("quanta=3", "unknown key 'quanta'"),
-    ],
-)
-def test_keys_of_the_queue_are_read_like_those_of_a_lab_file(
-    trace: Path, tmp_path: Path, said: str, message: str
-) -> None:
-    done = command(trace, tmp_path / "out", "--set", said)
-    assert isinstance(done.exception, PatchlightError)
-    assert done.exception.exit_code == 2
-    assert "--set:1:" in str(done.exception)
-    assert message in str(done.exception)
-    assert not (tmp_path / "out").exists()
 
 
 def without_clocks(result: dict[str, Any]) -> dict[str, Any]:
