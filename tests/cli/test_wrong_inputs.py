@@ -462,6 +462,7 @@ did you mean 'ramp-block'
 is not in the range
     experiment pac-ml --seeds 0
     experiment pac-ml --first-seed -1
+    experiment oddl --slowdown 0.5
 expected at least 1 of each, and at most 1048576 GPUs
     simulate --trace helios --cluster 0x1x1
     simulate --trace helios --cluster 9999x9999x9999
@@ -511,6 +512,18 @@ no environment is named
     env check
 exclude
     env check Schedule --all
+no device called 'c'
+    ocs connect o1 1:c.n0 L
+expected A:B
+    ocs connect o1 a.n0-b.n1 L
+even number
+    experiment oddl --iterations 3
+expected 1e
+    experiment oddl --scale 1e6
+only all-reduces
+    experiment oddl --model mixture-of-experts
+one size
+    experiment architectures --network ideal:nodes=16 --network fat-tree:k=8
 """
 
 

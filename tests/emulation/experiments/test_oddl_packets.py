@@ -34,14 +34,7 @@ def test_times_stay_as_they_are_but_for_the_slowdown() -> None:
 
 @pytest.mark.parametrize(
     ("options", "words"),
-    [
-        ({"iterations": 3}, "even number"),
-        ({"tuning_times_s": ()}, "at least one"),
-        ({"tuning_times_s": (0.0,)}, "more than 0"),
-        ({"scale": 1e6}, "expected 1e"),
-        ({"slowdown": 0.5}, "expected 1 or more of each"),
-        ({"model": "mixture-of-experts"}, "only all-reduces"),
-    ],
+    [({"tuning_times_s": ()}, "at least one"), ({"tuning_times_s": (0.0,)}, "more than 0")],
 )
 def test_what_cannot_be_run_is_said_before(options: dict[str, object], words: str) -> None:
     with pytest.raises(BadInput, match=words):
