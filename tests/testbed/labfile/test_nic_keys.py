@@ -8,7 +8,7 @@ from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.lab.model import Nic, Rendezvous, Route, default_mac
 from patchlight.testbed.labfile.reader import LabFileError, parse_lab
 from patchlight.testbed.labfile.writer import write_commented_lab, write_lab
-from tests.support.lab_files import unmarked
+from tests.support.lab_files import mistakes, unmarked
 
 LAB = """\
 name: roce
@@ -74,38 +74,37 @@ servers: [{{name: s1, nics: [{{name: nic0, address: 192.168.10.11{said}}}]}}]
     assert parse_lab(write_lab(lab)) == lab
 
 
-MISTAKES = [
-    ("mode: sriov", "mode: ‸srov", "'srov' is not a NIC mode: did you mean 'sriov'?"),
-    ("mtu: 9000", "mtu: ‸90", "expected an MTU, a whole number from 576 to 65535"),
-    ("vlan: 100", "vlan: ‸4095", "expected a VLAN, a whole number from 1 to 4094"),
-    ("dscp: 26", "dscp: ‸64", "expected a DSCP, a whole number from 0 to 63"),
-    ("rdma: exclusive", "rdma: ‸always", "'always' is not an RDMA mode: expected one of"),
-    ("10.2.0.0/16 via", "‸10.2.0.0/16 over", "is not a route: expected one like '10.2.0.0/16"),
-    ("10.0.0.51/24", "‸10.0.0.51", "is not an address with its network: expected one like"),
-    ("mode: macvlan", "mode: macvlan, mac: ‸hardware", "a macvlan cannot use the NIC's MAC"),
-    (
-        "mode: macvlan",
-        "mode: macvlan, mac: ‸theirs",
-        "expected one like '02:4c:c0:a8:0a:0b', 'hard",
-    ),
-    (
-        "mode: macvlan",
-        "mode: macvlan, rdma: ‸exclusive",
-        "a macvlan cannot have an RDMA device exclusively",
-    ),
-    ("mode: macvlan", "mode: veth, rdma: ‸shared", "a veth has no RDMA device"),
-    ("500ms", "‸1min", "relock is more than 20 s: expected less"),
-    (
-        "interface: ens1",
-        "interface: ens1, rendezvous: {interface: ‸ens1, address: 10.0.0.52/24}",
-        "the rendezvous uses the NIC itself",
-    ),
-    (
-        "interface: ens1",
-        "interface: ens1, rendezvous: {interface: eno1, address: ‸10.0.0.51/24}",
-        "duplicate address of a rendezvous 10.0.0.51/24",
-    ),
-]
+# Below each message: what stands there, and what stands there instead; ‸ is where the mistake is.
+MISTAKES = mistakes("""
+'srov' is not a NIC mode: did you mean 'sriov'?
+    mode: sriov ⇒ mode: ‸srov
+expected an MTU, a whole number from 576 to 65535
+    mtu: 9000 ⇒ mtu: ‸90
+expected a VLAN, a whole number from 1 to 4094
+    vlan: 100 ⇒ vlan: ‸4095
+expected a DSCP, a whole number from 0 to 63
+    dscp: 26 ⇒ dscp: ‸64
+'always' is not an RDMA mode: expected one of
+    rdma: exclusive ⇒ rdma: ‸always
+is not a route: expected one like '10.2.0.0/16
+    10.2.0.0/16 via ⇒ ‸10.2.0.0/16 over
+is not an address with its network: expected one like
+    10.0.0.51/24 ⇒ ‸10.0.0.51
+a macvlan cannot use the NIC's MAC
+    mode: macvlan ⇒ mode: macvlan, mac: ‸hardware
+expected one like '02:4c:c0:a8:0a:0b', 'hard
+    mode: macvlan ⇒ mode: macvlan, mac: ‸theirs
+a macvlan cannot have an RDMA device exclusively
+    mode: macvlan ⇒ mode: macvlan, rdma: ‸exclusive
+a veth has no RDMA device
+    mode: macvlan ⇒ mode: veth, rdma: ‸shared
+relock is more than 20 s: expected less
+    500ms ⇒ ‸1min
+the rendezvous uses the NIC itself
+    interface: ens1 ⇒ interface: ens1, rendezvous: {interface: ‸ens1, address: 10.0.0.52/24}
+duplicate address of a rendezvous 10.0.0.51/24
+    interface: ens1 ⇒ interface: ens1, rendezvous: {interface: eno1, address: ‸10.0.0.51/24}
+""")
 
 
 @pytest.mark.parametrize(("good", "bad", "message"), MISTAKES)
