@@ -11,6 +11,7 @@ import pytest
 
 from patchlight.cli.main import main
 from tests.support.controller_process import ControllerProcess, controller_process
+from tests.support.tables import below
 
 pytestmark = [pytest.mark.wings, pytest.mark.xdist_group("wrong inputs")]
 
@@ -527,16 +528,7 @@ one size
 """
 
 
-def _wrong() -> Iterator[tuple[str, str]]:
-    said = ""
-    for line in WRONG.strip().splitlines():
-        if line.startswith(" "):
-            yield line.strip(), said
-        else:
-            said = line
-
-
-CASES = list(_wrong())
+CASES = below(WRONG)
 
 
 @pytest.fixture(scope="module")

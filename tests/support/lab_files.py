@@ -1,4 +1,4 @@
-"""A small lab file with every kind of device, and texts in which a mistake is marked."""
+"""A small lab file with every kind of device."""
 
 SMALL_LAB = """\
 name: small
@@ -32,24 +32,3 @@ fibres:
   - {ends: [tor1.1, ocs1.3]}
   - {ends: [tor2.1, ocs1.4]}
 """
-
-
-def unmarked(text: str) -> tuple[str, int, int]:
-    """A text without its mark ``‸``, and the line and column (from 1) where it stood."""
-    before, _, after = text.partition("‸")
-    return before + after, before.count("\n") + 1, len(before) - before.rfind("\n")
-
-
-def mistakes(table: str) -> list[tuple[str, str, str]]:
-    """What stands in a good text, what stands there instead, and the message.
-
-    Rows are ``GOOD ⇒ BAD`` below their message, with ⏎ for the end of a line.
-    """
-    found, message = [], ""
-    for line in table.strip().splitlines():
-        if line.startswith("    "):
-            good, _, bad = line[4:].replace("⏎", "\n").partition(" ⇒ ")
-            found.append((good, bad, message))
-        else:
-            message = line
-    return found

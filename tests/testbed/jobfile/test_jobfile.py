@@ -24,8 +24,8 @@ from patchlight.testbed.jobfile.reader import (
 from patchlight.testbed.jobfile.schema import KEYS, SWEEP, json_schema
 from patchlight.testbed.jobs import JobSpec, Mount, checked_specs
 from patchlight.testbed.labfile.reader import builtin_lab, parse_lab
-from tests.support.lab_files import unmarked
 from tests.support.schemas import Draft202012Validator
+from tests.support.tables import unmarked
 
 ONE = """\
 name: vgg

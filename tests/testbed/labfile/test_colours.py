@@ -17,8 +17,8 @@ from patchlight.testbed.lab.wavelengths import (
 )
 from patchlight.testbed.labfile.reader import LabFileError, load_lab, parse_lab
 from patchlight.testbed.labfile.writer import json_schema, write_commented_lab, write_lab
-from tests.support.lab_files import mistakes
 from tests.support.schemas import Draft202012Validator
+from tests.support.tables import mistakes
 
 GOOD = """\
 name: coloured

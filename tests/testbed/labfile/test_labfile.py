@@ -16,7 +16,8 @@ from patchlight.testbed.labfile.reader import (
     read_lab,
 )
 from patchlight.testbed.labfile.writer import write_commented_lab, write_lab
-from tests.support.lab_files import SMALL_LAB, mistakes, unmarked
+from tests.support.lab_files import SMALL_LAB
+from tests.support.tables import mistakes, unmarked
 
 
 def test_the_good_file_is_good() -> None:

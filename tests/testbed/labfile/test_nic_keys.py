@@ -8,7 +8,7 @@ from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.lab.model import Nic, Rendezvous, Route, default_mac
 from patchlight.testbed.labfile.reader import LabFileError, parse_lab
 from patchlight.testbed.labfile.writer import write_commented_lab, write_lab
-from tests.support.lab_files import mistakes, unmarked
+from tests.support.tables import mistakes, unmarked
 
 LAB = """\
 name: roce

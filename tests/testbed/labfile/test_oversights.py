@@ -6,7 +6,8 @@ import pytest
 
 from patchlight.testbed.labfile.oversights import oversights
 from patchlight.testbed.labfile.reader import builtin_lab
-from tests.support.lab_files import SMALL_LAB, mistakes, unmarked
+from tests.support.lab_files import SMALL_LAB
+from tests.support.tables import mistakes, unmarked
 
 # Below each message: what stands there, and what stands there instead; ‸ is where the mistake is.
 WARNINGS = mistakes("""

@@ -11,8 +11,8 @@ from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab.model import Lab
 from patchlight.testbed.labfile.reader import LabFileError, parse_lab, spread_text
 from patchlight.testbed.labfile.writer import json_schema, lab_file_reference, write_lab
-from tests.support.lab_files import mistakes, unmarked
 from tests.support.schemas import Draft202012Validator
+from tests.support.tables import mistakes, unmarked
 
 SHORT = """\
 name: small

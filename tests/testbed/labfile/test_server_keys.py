@@ -5,6 +5,7 @@ import pytest
 from patchlight.testbed.lab.rules import JumpHost, Snmp, SshAccess
 from patchlight.testbed.labfile.reader import LabFileError, parse_lab
 from patchlight.testbed.labfile.writer import write_lab
+from tests.support.tables import below, mistakes
 
 KEY, OTHER = f"SHA256:{'a' * 43}", f"SHA256:{'b' * 43}"
 FILE = f"""\
@@ -70,24 +71,20 @@ def test_a_host_to_go_through_is_read_as_ssh_reads_it(jump: str, host: JumpHost)
 
 @pytest.mark.parametrize(
     ("right", "wrong", "message"),
-    [
-        ("jump: other", "jump: gate:0", "is not a jump host"),
-        ("jump: other", 'jump: "gate:65536"', "is not a jump host: expected [USER@]HOST"),
-        ("jump: other", 'jump: "me@"', "is not a jump host"),
-        ("jump: other", 'jump: "-oProxyCommand=x"', "is not a jump host"),
-        ("jump: other", 'jump: "a b"', "is not a jump host"),
-        (
-            "jump: none",
-            f'jump: none, jump_host_key: "{OTHER}"',
-            "a jump host's key without the host",
-        ),
-        ("jump: me@gate, ", "", "a jump host's key without the host"),
-        (
-            "jump: me@gate",
-            "address: gate",
-            "unknown key 'address' in the defaults of a server's SSH",
-        ),
-    ],
+    mistakes("""
+is not a jump host
+    jump: other ⇒ jump: gate:0
+    jump: other ⇒ jump: "me@"
+    jump: other ⇒ jump: "-oProxyCommand=x"
+    jump: other ⇒ jump: "a b"
+is not a jump host: expected [USER@]HOST
+    jump: other ⇒ jump: "gate:65536"
+a jump host's key without the host
+    jump: none ⇒ jump: none, jump_host_key: "SHA256:bbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb"
+    jump: me@gate,  ⇒
+unknown key 'address' in the defaults of a server's SSH
+    jump: me@gate ⇒ address: gate
+"""),
 )
 def test_what_is_no_way_in_is_refused(right: str, wrong: str, message: str) -> None:
     with pytest.raises(LabFileError) as error:
@@ -113,15 +110,22 @@ def test_ranges_reach_into_telemetry_and_what_is_written_is_read_again() -> None
 
 @pytest.mark.parametrize(
     ("snmp", "said"),
-    [
-        ("{}", "SNMP of a packet switch lacks 'address'"),
-        ("{address: '10.0.0.[2-4]:161'}", "expands to 3 values"),
-        ("{address: '10.0.0.2:161'}", "duplicate SNMP address of a switch 10.0.0.2:161"),
-        ("{address: '10.0.0.[2-3]:161', community_env: C, user: u}", "expected 'community_env'"),
-        ("{address: '10.0.0.[2-3]:161', priv_env: P, user: u}", "'priv_env' needs 'auth_env'"),
-        ("{address: '10.0.0.[2-3]:161', auth_env: A}", "'auth_env' needs 'user'"),
-        ("{address: '10.0.0.[2-3]:161', user: u, auth_env: A, auth: crc}", "is not a hash"),
-    ],
+    below("""
+SNMP of a packet switch lacks 'address'
+    {}
+expands to 3 values
+    {address: '10.0.0.[2-4]:161'}
+duplicate SNMP address of a switch 10.0.0.2:161
+    {address: '10.0.0.2:161'}
+expected 'community_env'
+    {address: '10.0.0.[2-3]:161', community_env: C, user: u}
+'priv_env' needs 'auth_env'
+    {address: '10.0.0.[2-3]:161', priv_env: P, user: u}
+'auth_env' needs 'user'
+    {address: '10.0.0.[2-3]:161', auth_env: A}
+is not a hash
+    {address: '10.0.0.[2-3]:161', user: u, auth_env: A, auth: crc}
+"""),
 )
 def test_mistakes_are_told(snmp: str, said: str) -> None:
     with pytest.raises(LabFileError) as wrong:
