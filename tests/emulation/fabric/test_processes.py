@@ -63,7 +63,7 @@ time.sleep(600)  # until it is ended
 
 
 def test_a_process_that_does_nothing_is_given_up(supervisor: Supervisor, tmp_path: Path) -> None:
-    program = "import time; print('thinking', flush=True); time.sleep(600)"
+    program = "import time; print('thinking', flush=True); time.sleep(600)"  # until it is ended
     with pytest.raises(
         ServiceNotStarted, match=r"slow: .* made no progress for 2 s; [^\n]*\n +thinking"
     ):
