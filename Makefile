@@ -1,9 +1,10 @@
 # make demo      the OFC 2022 experiment, end to end, on this machine, with a dashboard to look at
 # make lab-demo  servers with an sshd each: deploy to them, train, regroup, take it all away
 # make first-hour  the README's commands for a lab of your own, one after the other, timed
-# make test      every check that CI runs
+# make test      every check that needs no virtual machine and no other engine
 # make test-vm   what needs another kernel than this one (netem, VLANs, RDMA), in a virtual machine
-# make os-ken    the OpenFlow tests and a lab where Ryu is not installed; make test does this first
+# make vm-servers  labs whose servers are virtual machines
+# make os-ken    the OpenFlow tests and a lab where Ryu is not installed
 # make core      the core's tests in a copy without the wings
 # make histories SEEDS=1-100  a lab's days on a simulated clock, with faults, each from one seed
 # make history SEED=7  replays one of them; its log goes to build/history.txt
@@ -28,8 +29,8 @@ LAB_DEMO_ARGS ?=
 # The variable silences a notice about a successor of mkdocs.
 MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
-.PHONY: demo lab-demo first-hour test parts suite test-vm core os-ken bytecode coverage bench house no-worse audit \
-    release lint style types pages server-bases docs clean histories history mutants
+.PHONY: demo lab-demo first-hour test parts suite test-vm vm-servers core os-ken bytecode coverage bench house \
+    no-worse audit release lint style types pages server-bases docs clean histories history mutants
 
 demo:
 	@bash deploy/bootstrap.sh
@@ -47,24 +48,30 @@ first-hour:
 ONE_THREAD := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
 
 # The parts of `make test`, one after the other; with commas, at the same time.
-PARTS := $(if $(PYTEST_ARGS),,os-ken test-vm) style,types,pages,bytecode,server-bases no-worse suite
+PARTS := style,types,pages,bytecode,server-bases no-worse suite
+# What CI runs before them.
+MORE_PARTS := os-ken test-vm vm-servers
 
 test:
 	@bash deploy/bootstrap.sh --test
 	@$(BIN)/python tests/run_parts.py $(PARTS)
 
 parts:
-	@echo $(PARTS)
+	@echo $(MORE_PARTS) $(PARTS)
 
 # Four processes: whole labs, agents and servers, what else needs root, and the rest, which all of
-# them share in the end. test-vm runs what is marked kernel.
+# them share in the end. test-vm runs what is marked kernel, vm-servers what is marked vm.
 suite:
 	$(ROOT_RUN) $(ONE_THREAD) deploy/with-docker-engine.sh $(BIN)/python -m pytest -p no:cacheprovider \
-	    $(or $(PYTEST_ARGS),--numprocesses=4 -m "not kernel")
+	    $(or $(PYTEST_ARGS),--numprocesses=4 -m "not kernel and not vm")
 
 test-vm:
 	@bash deploy/bootstrap.sh --test
 	@$(ROOT_RUN) tests/in-vm.sh $(PYTEST_ARGS)
+
+vm-servers:
+	@bash deploy/bootstrap.sh --test
+	$(ROOT_RUN) $(ONE_THREAD) $(BIN)/python -m pytest -p no:cacheprovider $(or $(PYTEST_ARGS),-m vm)
 
 core:
 	@bash deploy/bootstrap.sh --test

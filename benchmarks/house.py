@@ -7,33 +7,29 @@ traced command passes.
 
 import argparse
 import json
+import os
+import subprocess
+import sys
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from types import CodeType, FrameType
+from typing import NamedTuple
 
+import click
 from click.testing import CliRunner
 from rich.console import Console
 from rich.table import Table
 
 from patchlight.cli.main import cli
+from patchlight.console.shared import SharedOption
 from patchlight.testbed.labfile.reader import read_lab
 from tests.support.controller_process import controller_process
 from tests.support.emulated_devices import lab_file, running
-from tests.support.house import (
-    FOLDERS,
-    ROOT,
-    House,
-    Row,
-    Way,
-    budgets,
-    commands_and_options,
-    recorded,
-    start_s,
-    way_of,
-    words,
-    worse_than,
-)
+from tests.support.house import FOLDERS, ROOT, House, budgets
 
 RECORD = ROOT / "benchmarks" / "house.json"
 
@@ -46,10 +42,150 @@ _STARTS = (
 )
 
 
-def _command(*words: str) -> None:
-    result = CliRunner().invoke(cli, words)
+class Row(NamedTuple):
+    """Something measured of the source, and its limit."""
+
+    what: str
+    now: float
+    limit: float
+
+    @property
+    def over(self) -> bool:
+        """Whether it is over the limit."""
+        return self.now > self.limit
+
+
+# So much more than was measured is recorded: not each small change has to write the record again.
+_ROOM = 1.003
+
+
+# A record that is so much more than what is measured would let the source grow back.
+_SLACK = 0.02
+
+
+def recorded(rows: Iterable[Row]) -> dict[str, float]:
+    """The record of what is over its limit."""
+    most = {row.what: round(row.now * _ROOM, 6) for row in rows if row.over}
+    return {what: int(value) if value > 10 else round(value, 2) for what, value in most.items()}
+
+
+def worse_than(record: Mapping[str, float], rows: Iterable[Row]) -> list[str]:
+    """Rows over their limit that are above their record too, and records that could be lower."""
+    rewrite = "write the record again: python -m benchmarks.house --write-record"
+    unused, found = dict(record), list[str]()
+    for row in rows:
+        last = unused.pop(row.what, None)
+        now = f"{row.what}: {row.now:,.5g}" if row.now < 1000 else f"{row.what}: {row.now:,}"
+        if not row.over and last is not None:
+            found.append(f"{now}, within its limit of {row.limit:,}: {rewrite}")
+        elif row.over and last is None:
+            found.append(f"{now}, over its limit of {row.limit:,}: make it smaller")
+        elif row.over and last is not None and row.now > last:
+            found.append(f"{now}, more than the {last:,} recorded: make it smaller")
+        elif row.over and last is not None and row.now < last * (1 - _SLACK):
+            found.append(
+                f"{now}, {1 - row.now / last:.1%} less than the {last:,} recorded: {rewrite}"
+            )
+    return [*found, *(f"{what}: recorded, but no longer measured: {rewrite}" for what in unused)]
+
+
+@dataclass
+class Way:
+    """What calls passed in one run: modules, functions, and changes from a module to another."""
+
+    modules: dict[str, int]
+    functions: set[tuple[str, str]]
+    changes: int = 0
+
+
+def way_of(run: Callable[[], object], root: Path = ROOT) -> Way:
+    """What ``run`` passes in this thread. It runs twice, the first time for its imports.
+
+    A change is a call from one module of ours to another, directly or through other people's code.
+    """
+    way = Way({}, set())
+    names: dict[CodeType, str | None] = {}
+    stack: list[str | None] = [None]
+
+    def name_of(code: CodeType) -> str | None:
+        path = Path(os.path.realpath(code.co_filename))
+        if code.co_filename.startswith("<") or not path.is_relative_to(root):
+            return None
+        if path.parts[len(root.parts)].startswith((".", "tests", "benchmarks")):
+            return None
+        return path.relative_to(root).as_posix()
+
+    def follow(frame: FrameType, event: str, _: object) -> None:
+        if event == "call":
+            code = frame.f_code
+            if code not in names:
+                names[code] = name_of(code)
+            name, above = names[code], stack[-1]
+            stack.append(name or above)
+            if name is None:
+                return
+            way.modules[name] = way.modules.get(name, 0) + 1
+            way.functions.add((name, code.co_qualname))
+            way.changes += above is not None and name != above
+        elif event == "return" and len(stack) > 1:
+            stack.pop()
+
+    run()
+    sys.setprofile(follow)
+    try:
+        run()
+    finally:
+        sys.setprofile(None)
+    return way
+
+
+def words(path: Path) -> int:
+    """Words of a page: what has a letter or a digit."""
+    return sum(any(map(str.isalnum, word)) for word in path.read_text(encoding="utf-8").split())
+
+
+def commands_and_options(group: click.Group) -> tuple[int, int]:
+    """How many commands a group has below it, and how many options they have in all.
+
+    An option that a group describes for all of its commands counts once.
+    """
+    commands, own, shared = 0, 0, set[tuple[str, str]]()
+    groups = [group]
+    while groups:
+        context = click.Context(above := groups.pop())
+        for name in above.list_commands(context):
+            command = above.get_command(context, name)
+            assert command is not None, name
+            if isinstance(command, click.Group):
+                groups.append(command)
+                continue
+            commands += 1
+            for option in command.params:
+                if isinstance(option, SharedOption) and option.of is not None:
+                    shared.add((option.of, option.opts[-1]))
+                else:
+                    own += isinstance(option, click.Option)
+    return commands, own + len(shared)
+
+
+def start_s(*arguments: str) -> float:
+    """Seconds that a command takes to start, print and end: the least of five runs."""
+
+    def once() -> float:
+        begin = time.perf_counter()
+        command = [sys.executable, "-m", "patchlight", *arguments]
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode:
+            raise RuntimeError(f"{' '.join(command)} ended with {done.returncode}: {done.stderr}")
+        return time.perf_counter() - begin
+
+    return min(once() for _ in range(5))
+
+
+def _command(*said: str) -> None:
+    result = CliRunner().invoke(cli, said)
     if result.exception or result.exit_code:
-        raise RuntimeError(f"patchlight {' '.join(words)}: {result.output}") from result.exception
+        raise RuntimeError(f"patchlight {' '.join(said)}: {result.output}") from result.exception
 
 
 @contextmanager

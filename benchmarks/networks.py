@@ -14,6 +14,12 @@ from typing import Any
 import numpy as np
 
 from benchmarks import figure
+from benchmarks.random_flows import (
+    network_with_equal_latencies,
+    random_flows,
+    simgrid_completions,
+    why_no_simgrid,
+)
 from patchlight.emulation.simulator.cluster import NetworkCluster, queue_jobs, simulate
 from patchlight.emulation.simulator.cluster.sweep import load_policies
 from patchlight.emulation.simulator.network.contract import Round, collective
@@ -21,12 +27,6 @@ from patchlight.emulation.simulator.network.jobs import PlacedJob, completions, 
 from patchlight.emulation.simulator.network.specs import network_of
 from patchlight.emulation.simulator.traces.files import load_trace
 from tests.support.data import data_set
-from tests.support.random_flows import (
-    network_with_equal_latencies,
-    random_flows,
-    simgrid_completions,
-    why_no_simgrid,
-)
 
 _GRADIENT = 4.597e9 / 8
 _LARGE = "fat-tree:k=64"

@@ -21,7 +21,7 @@ for attempt in range(100):
         following = socket.create_connection((peers[(rank + 1) % len(peers)], 29600))
         break
     except OSError:
-        time.sleep(0.1)
+        time.sleep(0.1)  # the pause between two attempts
 before = server.accept()[0]
 for step in range(10):
     began = time.monotonic()

@@ -60,7 +60,7 @@ def test_one_process_runs_all_that_need_the_machine(tmp_path: Path) -> None:
         "@pytest.mark.parametrize('n', range(6))\n"
         "def test_other(n): note('other')\n"
         "def note(kind):\n"
-        "    time.sleep(0.05)\n"
+        "    time.sleep(0.05)  # or one process runs all before the other has begun\n"
         f"    open(f'{tmp_path}/{{kind}}-{{os.getpid()}}', 'w').close()\n"
     )
     done = run_session(tmp_path, test, "--numprocesses=2")

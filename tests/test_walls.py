@@ -4,17 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.house import (
-    ROOT,
-    House,
-    Row,
-    budgets,
-    recorded,
-    start_s,
-    tokens_in,
-    way_of,
-    worse_than,
-)
+from benchmarks.house import Row, recorded, start_s, way_of, worse_than
+from tests.support.house import ROOT, House, budgets, tokens_in
 
 pytestmark = pytest.mark.xdist_group("the source")
 

@@ -30,7 +30,7 @@ class Rude(PolatisScpi):
         return await super().connect(pairs)
 
     async def alarms(self):
-        await asyncio.sleep(3600)
+        await asyncio.sleep(3600)  # it never answers
 
     async def disconnect(self, pairs):
         return await super().disconnect(c for c in pairs if c.inp > 0 and c.out > 0)

@@ -9,10 +9,8 @@ from click.testing import CliRunner, Result
 
 from patchlight.cli.main import lab
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.labfile.reader import builtin_labs, labs_dir, load_lab, parse_lab
+from patchlight.testbed.labfile.reader import builtin_labs, labs_dir, parse_lab
 from tests.support.schemas import Draft202012Validator
-
-OFC2022 = load_lab("ofc2022")
 
 
 def run(*arguments: str, given: str | None = None) -> Result:
@@ -101,9 +99,6 @@ def test_generated_labs_lack_nothing(tmp_path: Path, shape: str, ocs: tuple[str,
     assert run("generate", shape, "--servers", "20", *ocs, "-o", str(path)).exit_code == 0
     checked = run("check", "--strict", str(path))
     assert checked.exit_code == 0, checked.output
-    init = run("init", "--servers", "3", "--gpus", "2", "-o", str(tmp_path / "first.yaml"))
-    assert init.exit_code == 0
-    assert run("check", "--strict", str(tmp_path / "first.yaml")).exit_code == 0
 
 
 def test_show_tells_who_is_lit_onto_which_switch() -> None:
@@ -223,32 +218,7 @@ def test_generated_labs_are_printed_or_written(tmp_path: Path) -> None:
     assert run("check", str(path)).exit_code == 0
 
 
-@pytest.mark.parametrize(
-    ("arguments", "switches"),
-    [
-        (("single", "--servers", "300"), 1),
-        (("linear", "--servers", "8", "--servers-per-switch", "2", "--uplink-rate", "1Gbps"), 4),
-        (("tree", "--servers", "8", "--servers-per-switch", "2", "--fabric", "bridge"), 5),
-        (("fat-tree", "--servers", "16", "--name", "clos"), 20),
-    ],
-)
-def test_every_shape_can_be_generated(arguments: tuple[str, ...], switches: int) -> None:
-    made = parse_lab(run("generate", *arguments).stdout)
-    assert len(made.packet_switches) == switches
-
-
 def test_generate_refuses_what_cannot_be(tmp_path: Path) -> None:
-    for words, message in (
-        (("single", "--servers", "4", "--uplink-rate", "1Gbps"), "has no uplinks"),
-        (("fat-tree", "--servers", "4", "--servers-per-switch", "2"), "is for linear and tree"),
-    ):
-        assert message in str(run("generate", *words).exception)
-    loops = run("generate", "fat-tree", "--servers", "16", "--fabric", "bridge")
-    assert isinstance(loops.exception, BadInput)
-    assert run("generate", "tree", "--servers", "0").exit_code == 2
-    wrong = run("generate", "tree", "--servers", "4", "--rate", "fast")
-    assert wrong.exit_code == 2
-    assert "'fast' is not a rate: expected a number with one of bps" in wrong.output
     nowhere = run("generate", "single", "--servers", "1", "-o", str(tmp_path / "none" / "x"))
     assert "cannot write the lab" in str(nowhere.exception)
 
@@ -258,7 +228,7 @@ def test_init_writes_a_lab_that_is_good_and_explained(tmp_path: Path) -> None:
     arguments = ("--servers", "3", "--gpus", "2", "--rate", "25Gbps", "--name", "mine")
     assert run("init", *arguments, "--output", str(path)).exit_code == 0
     good = "lab mine is good: 3 servers, 6 GPUs, 2 packet switches, 1 circuit switch, 19 fibres"
-    assert run("check", str(path)).output.strip().endswith(good)
+    assert run("check", "--strict", str(path)).output.strip().endswith(good)
     assert "# How many duplex ports it has." in path.read_text()
     hosts = json.loads(run("show", str(path), "--json").output)["hosts"]
     assert [host["switch"] for host in hosts] == ["tor1"] * 4 + ["tor2"] * 2
@@ -272,29 +242,6 @@ def test_init_writes_a_lab_that_is_good_and_explained(tmp_path: Path) -> None:
 
 def test_init_writes_to_standard_output() -> None:
     assert parse_lab(run("init").stdout) == parse_lab(run("init", "--output", "-").stdout)
-
-
-@pytest.mark.parametrize(
-    ("option", "value", "message"),
-    [
-        ("--servers", "1366", "1366 hosts of an OCS: expected a number from 1 to 1365"),
-        ("--name", "my lab", "'my lab' is not a lab's name"),
-        ("--gpu-model", " ", "' ' is not a GPU model"),
-    ],
-)
-def test_init_refuses_what_no_lab_can_have(option: str, value: str, message: str) -> None:
-    refused = run("init", option, value)
-    assert isinstance(refused.exception, BadInput)
-    assert message in str(refused.exception)
-
-
-def test_maps_are_read_as_written_and_as_the_controller_answers(tmp_path: Path) -> None:
-    wanted = {"ocs1": ["1-7", "2>8"]}
-    file = tmp_path / "m.json"
-    for text in ('{"ocs1": ["1-7", "2>8"]}', '{"ocs1": {"map": ["1>7", "7>1", "2>8"]}}'):
-        file.write_text(text)
-        shown = json.loads(run("show", "ofc2022", "--json", "--map", str(file)).output)
-        assert shown["circuits"] == wanted
 
 
 @pytest.mark.parametrize(

@@ -29,18 +29,6 @@ def test_help_lists_every_command() -> None:
         assert command.about in result.stdout
 
 
-def test_help_imports_no_command_and_nothing_slow() -> None:
-    code = (
-        "import sys\nfrom patchlight.cli.main import main\n"
-        "try: main(['--help'])\nexcept SystemExit: pass\n"
-        "slow = {'rich', 'matplotlib', 'numpy', 'fastapi', 'pyroute2', 'docker', 'yaml'}\n"
-        "print(sorted(m for m in sys.modules if m in slow or m == 'patchlight.cli.lab'))\n"
-    )
-    result = python("-c", code)
-    assert result.returncode == 0
-    assert result.stdout.splitlines()[-1] == "[]"
-
-
 @pytest.mark.wings
 def test_commands_are_listed_and_names_completed_without_a_client_of_the_controller() -> None:
     code = (
@@ -55,37 +43,30 @@ def test_commands_are_listed_and_names_completed_without_a_client_of_the_control
 
 
 @pytest.mark.parametrize(
-    ("words", "slow"),
+    ("program", "unneeded"),
     [
-        ("policy show", ["scipy.optimize", "matplotlib", "torch"]),
-        ("lab show ofc2022", ["numpy", "httpx", "matplotlib"]),
-        ("--version", ["rich", "yaml", "numpy"]),
+        (
+            "main(['--help'])",
+            "rich matplotlib numpy fastapi pyroute2 docker yaml patchlight.cli.lab",
+        ),
+        ("main(['--version'])", "rich yaml numpy"),
+        ("main(['policy', 'show'])", "scipy.optimize matplotlib torch"),
+        ("main(['lab', 'show', 'ofc2022'])", "numpy httpx matplotlib"),
+        (
+            "import patchlight.agents.api, patchlight.agents.workers.process",
+            "docker httpx numpy pyroute2",
+        ),
+        ("import patchlight.controller.service", "cryptography fastapi uvicorn"),
     ],
 )
-def test_what_only_looks_imports_nothing_slow(words: str, slow: list[str]) -> None:
+def test_what_is_not_needed_is_not_imported(program: str, unneeded: str) -> None:
     code = (
         "import sys\nfrom patchlight.cli.main import main\n"
-        f"try: main({words.split()!r})\nexcept SystemExit as end: assert not end.code\n"
-        f"print([name for name in {slow!r} if name in sys.modules])\n"
+        f"try: {program}\nexcept SystemExit as end: assert not end.code\n"
+        f"print([name for name in {unneeded.split()} if name in sys.modules])\n"
     )
     result = python("-c", code)
     assert (result.returncode, result.stdout.splitlines()[-1]) == (0, "[]")
-
-
-def test_an_agent_at_rest_has_not_imported_what_moves_nics() -> None:
-    program = (
-        "import sys, patchlight.agents.api, patchlight.agents.workers.process\n"
-        "print(sorted({'docker', 'httpx', 'numpy', 'pyroute2'} & set(sys.modules)))\n"
-    )
-    assert python("-c", program).stdout == "[]\n"
-
-
-def test_a_controller_begins_without_what_only_its_api_and_tls_need() -> None:
-    program = (
-        "import sys, patchlight.controller.service\n"
-        "print(sorted({'cryptography', 'fastapi', 'uvicorn'} & set(sys.modules)))\n"
-    )
-    assert python("-c", program).stdout == "[]\n"
 
 
 def test_a_lab_is_checked_from_the_shell(tmp_path: Path) -> None:
@@ -125,21 +106,6 @@ def test_an_unknown_option_is_bad_input() -> None:
     assert result.returncode == 2
     said = "patchlight: no such option '--zzzz'\n  see: patchlight lab show --help\n"
     assert result.stderr == said
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["--lab", "a", "--lab", "b"], "--lab is given twice: a and b"),
-        (["--lab", "a", "--controller", "b:1"], "--lab and --controller exclude each other"),
-        (["--controller", "b:1", "--controller", "b:2"], "--controller is given twice"),
-    ],
-)
-def test_which_lab_is_meant_is_said_once(words: list[str], said: str) -> None:
-    result = patchlight("job", "list", *words)
-    assert (result.returncode, result.stdout) == (2, "")
-    assert result.stderr.startswith(f"patchlight: {said}")
-    assert result.stderr.endswith("\n  see: patchlight job list --help\n")
 
 
 def test_shared_options_are_described_once() -> None:

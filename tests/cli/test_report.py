@@ -106,12 +106,6 @@ def test_plots_show_the_time_that_has_records_and_events_are_short() -> None:
     assert "ports 20 entries, at_switch a 1-2" in text
 
 
-def test_what_is_no_time_is_refused(tmp_path: Path) -> None:
-    for words in (["--since", "yesterday"], ["--since", "1h", "--until", "2h"]):
-        options = [*words, "--output", str(tmp_path / "r.html"), "--controller", "127.0.0.1:1"]
-        assert isinstance(CliRunner().invoke(cli, ["report", *options]).exception, BadInput)
-
-
 async def test_a_lab_at_work_is_reported(tmp_path: Path) -> None:
     async with watched_lab(tmp_path) as lab:
         controller = lab.controller

@@ -11,6 +11,7 @@ import pytest
 
 from patchlight.cli.main import main
 from tests.support.controller_process import ControllerProcess, controller_process
+from tests.support.tables import below
 
 pytestmark = [pytest.mark.wings, pytest.mark.xdist_group("wrong inputs")]
 
@@ -274,19 +275,260 @@ like 3.12
     deploy bundle --python 2.7 --output x
 no folder
     deploy bundle --output nosuch/x
+--lab is given twice: a and b
+    job list --lab a --lab b
+--controller is given twice
+    job list --controller b:1 --controller b:2
+has no uplinks
+    lab generate single --servers 4 --uplink-rate 1Gbps
+is for linear and tree
+    lab generate fat-tree --servers 4 --servers-per-switch 2
+loops, in which bridges
+    lab generate fat-tree --servers 16 --fabric bridge
+1366 hosts of an OCS: expected a number from 1 to 1365
+    lab init --servers 1366
+' ' is not a GPU model
+    lab init --gpu-model ' '
+did you mean 'polatis-scpi'?
+    emulate ocs polatis-scip
+port 40
+    emulate ocs polatis-scpi --circuits 1-40
+host:port
+    emulate ocs polatis-scpi --listen nonsense
+'fast'
+    emulate ocs polatis-scpi --switching-time fast
+is not set
+    emulate ocs polatis-scpi --password-env NOT_SET_AT_ALL
+is not a folder
+    emulate ocs polatis-scpi --save /no/such/folder/file
+    experiment pac-ml --profiles nosuch
+outputs
+    emulate ocs waveshaper-http
+has one common port
+    emulate ocs waveshaper-http --ports 2x4
+'many'
+    emulate ocs calient-tl1 --ports many
+lab ofc2022 has no OCS called 'ocs9'
+    emulate ocs ocs9 --lab ofc2022
+job j-workers-99: 99 workers requested, but
+    J --sweep workers=1,99
+--sweep workers=2,x: expected how many workers
+    J --sweep workers=2,x
+expected MODEL=TIME
+    J --compute 500ms
+image: only for jobs with trainer
+    J --image x
+exclude each other
+    J --regroup --topology keep
+    simulate --trace helios --cluster 1x1x4 --lab ofc2022
+    policy train small --seed 1 --seeds 2
+--set:1:10: expected how often
+    J --set retries=x
+retries is given twice
+    J --set retries=1 --retries 2
+--follow is for one job
+    J --follow --array 2
+expected 1 to 65536, or auto
+    job submit j --workers -1 L
+    job submit j --workers 1.5 L
+before
+    report --since 1h --until 2h L
+--load 0
+    policy compare first-fit --load 0
+--defragment needs circuits
+    simulate --trace helios --defragment
+expected more than 0
+    simulate --trace helios --lab ofc2022 --defragment 0
+    simulate --trace helios --speed 0
+    experiment pac-ml --failures 0d:4h
+this cluster has no OCS
+    simulate --trace helios --topology regroup
+did you mean 'fifo'
+    simulate --trace helios --order fifoo
+unknown policy
+    simulate --trace helios --placement srpt
+    experiment pac-ml --policies constant-3
+    experiment pac-ml --policies fifo
+'rack' cannot break
+    simulate --trace helios --failures rack:1d:1h
+does not say what breaks
+    simulate --trace helios --failures server
+    simulate --trace helios --failures server:1d
+    experiment pac-ml --failures 30d
+'1' is not a time
+    simulate --trace helios --failures server:1:1h
+expected more than 0 s
+    simulate --trace helios --failures gpu:0s:1h
+less than 1
+    simulate --trace helios --communication 1
+expected 1 or more
+    simulate --trace helios --cluster 1x1x4,taper=0.5
+is not a cluster
+    simulate --trace helios --cluster 16x16
+    simulate --trace helios --cluster axbxc
+    simulate --trace helios --cluster 16x16x8x2
+needs to know how long
+    simulate --trace helios --backfill --blind
+only one kind
+    simulate --trace helios --failures gpu:1d:1h --failures server:1d:1h
+nodes and links of a --network
+    simulate --trace helios --failures node:5@1h+5min
+no job of the trace is user nobody's
+    simulate --trace helios --set 'users=[{name: nobody, gpus: 3}]'
+--set quantum: expected KEY=VALUE
+    simulate --trace helios --set quantum
+--set:1:12: expected a time with its unit, like '7d', found the number 7
+    simulate --trace helios --set half_life=7
+expected 1 s to
+    simulate --trace helios --set half_life=0s
+expected a number of GPUs
+    simulate --trace helios --set 'each_user={gpus: 0}'
+--set:1:1: unknown key 'quanta'
+    simulate --trace helios --set quanta=3
+even number of ports
+    simulate --trace helios --network fat-tree:k=3
+k=four: expected a whole number above 0
+    simulate --trace helios --network fat-tree:k=four
+k stands there twice
+    simulate --trace helios --network fat-tree:k=4,k=8
+'tapr=2' is no parameter of fat-tree: it has k=8, taper=1.0
+    simulate --trace helios --network fat-tree:k=4,tapr=2
+taper=0.5: expected 1
+    simulate --trace helios --network fat-tree:taper=0.5
+expected a number above 0
+    simulate --trace helios --network fat-tree:taper=nan
+'k' is no parameter
+    simulate --trace helios --network fat-tree:k
+2000000 nodes: expected 2 to
+    simulate --trace helios --network fat-tree:k=200
+spread=bits: expected flows or packets
+    simulate --trace helios --network fat-tree:spread=bits
+scheduler=matchin: did you mean 'matching'?
+    simulate --trace helios --network oddl:scheduler=matchin
+1 nodes
+    simulate --trace helios --network ideal:nodes=1
+not a rate
+    simulate --trace helios --network ideal:rate=fast
+latency=-1s
+    simulate --trace helios --network ideal:latency=-1s
+joined by x
+    simulate --trace helios --network torus:dims=4xx4
+at least 2 nodes
+    simulate --trace helios --network torus:dims=1x9
+no more racks than groups
+    simulate --trace helios --network ramp:racks=9
+switching < slot
+    simulate --trace helios --network rotornet:switching=1s
+at most 4096
+    simulate --trace helios --network sip-ring:nodes=9000
+ideal:mtu=100: an MTU of 100 bytes: expected 576 to 65535
+    simulate --trace helios --network ideal:mtu=100
+'rate=1Gbps' is no parameter of lab: it has mtu=1500, frame=38
+    simulate --trace helios --network lab:ofc2022,rate=1Gbps
+no network 'fattree'
+    simulate --trace helios --network fattree
+does not say what fails
+    simulate --trace helios --network ideal:nodes=8 --failures link:1@1s
+'switch' cannot fail
+    simulate --trace helios --network ideal:nodes=8 --failures switch:1@1s+1s
+names no link
+    simulate --trace helios --network ideal:nodes=8 --failures link:x@1s+1s
+more than 0 s
+    simulate --trace helios --network ideal:nodes=8 --failures link:1@1s+0s
+not a time
+    simulate --trace helios --network ideal:nodes=8 --failures link:1@1+1s
+no link 99
+    simulate --trace helios --network ideal:nodes=8 --failures link:99@1s+1s
+no node 8
+    simulate --trace helios --network ideal:nodes=8 --failures node:8@1s+1s
+to itself
+    simulate --trace helios --network ideal:nodes=8 --failures path:0-0@1s+1s
+does not say who is slow
+    simulate --trace helios --network ideal:nodes=8 --slow 1
+    simulate --trace helios --network ideal:nodes=8 --slow x:2
+factor of 1 or more
+    simulate --trace helios --network ideal:nodes=8 --slow 1:0.5
+no law 'normal'
+    simulate --trace helios --network ideal:nodes=8 --slow 1:normal:1
+spread of 0 or more
+    simulate --trace helios --network ideal:nodes=8 --slow 1:lognormal:-1
+no node 9
+    simulate --trace helios --network ideal:nodes=8 --slow 9:2
+has to be told 'degree'
+    experiment pac-ml --policies constant
+no placement rule 'best'
+    experiment pac-ml --rules best
+did you mean 'ramp-block'
+    experiment pac-ml --rules ramp-blok
+is not in the range
+    experiment pac-ml --seeds 0
+    experiment pac-ml --first-seed -1
+    experiment oddl --slowdown 0.5
+expected at least 1 of each, and at most 1048576 GPUs
+    simulate --trace helios --cluster 0x1x1
+    simulate --trace helios --cluster 9999x9999x9999
+is not a RAMP
+    experiment pac-ml --ramp 4x4
+    experiment pac-ml --ramp 0x1x1
+expected 65536 at most
+    experiment pac-ml --ramp 99x99x99
+did you mean 'poisson'
+    experiment pac-ml --arrivals poison:5
+how often jobs come
+    experiment pac-ml --arrivals poisson
+0.0 s apart
+    experiment pac-ml --arrivals fixed:0
+1,000,000 jobs at most
+    experiment pac-ml --arrivals fixed:0.001
+no job came
+    experiment pac-ml --quick --seeds 1 --policies constant:2 --arrivals poisson:1e9
+did you mean 'vgg16'
+    experiment pac-ml --mix vgg=1
+expected each model once
+    experiment pac-ml --mix gnmt
+    experiment pac-ml --mix gnmt=1,gnmt=2
+a share above 0
+    experiment pac-ml --mix gnmt=0
+--scale is for the experiment with packets
+    experiment oddl --flows --scale 5
+--nodes is for the experiment in flows
+    experiment oddl --nodes 16
+expected one --model
+    experiment oddl --model vgg19 --model gpt2
+expected one --tuning-time
+    experiment oddl --flows --tuning-time 1us,2us
+--processes is for partition policies of labs
+    policy train small --processes 2
+--ray is for partition policies of labs
+    policy train small --ray local
+--seeds is for partition policies of a RAMP
+    policy train lab-partition --seeds 2
+cannot begin with 'nowhere': there is no such run
+    policy train small --start nowhere
+--start is for partition policies of a RAMP
+    policy train lab-partition --start nowhere
+did you mean 'schedule'
+    env show Scedule
+no environment is named
+    env check
+exclude
+    env check Schedule --all
+no device called 'c'
+    ocs connect o1 1:c.n0 L
+expected A:B
+    ocs connect o1 a.n0-b.n1 L
+even number
+    experiment oddl --iterations 3
+expected 1e
+    experiment oddl --scale 1e6
+only all-reduces
+    experiment oddl --model mixture-of-experts
+one size
+    experiment architectures --network ideal:nodes=16 --network fat-tree:k=8
 """
 
 
-def _wrong() -> Iterator[tuple[str, str]]:
-    said = ""
-    for line in WRONG.strip().splitlines():
-        if line.startswith(" "):
-            yield line.strip(), said
-        else:
-            said = line
-
-
-CASES = list(_wrong())
+CASES = below(WRONG)
 
 
 @pytest.fixture(scope="module")

@@ -2,11 +2,9 @@
 
 import contextlib
 import logging
-import os
 import socket
 import subprocess
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -21,7 +19,7 @@ from patchlight.deploy.check_machine import Finding
 from patchlight.deploy.remote import as_root
 from patchlight.deploy.ssh import Connections, Passwords, Unreachable, logged_in
 from patchlight.testbed.lab.model import Lab, Server
-from tests.support.waiting import PATIENCE_S, free_ports, wait_until
+from tests.support.waiting import PATIENCE_S, free_ports, unix_socket_answers, wait_until
 
 # A root file system that is not there yet is made first.
 pytestmark = [pytest.mark.root, pytest.mark.timeout(600), pytest.mark.usefixtures("home")]
@@ -251,11 +249,7 @@ def agent(tmp_path: Path) -> Iterator[Path]:
     """An SSH agent that holds nothing."""
     path = tmp_path / "agent"
     with subprocess.Popen(["ssh-agent", "-D", "-a", str(path)], stdout=subprocess.DEVNULL) as agent:
-        deadline = time.monotonic() + PATIENCE_S
-        there = {**os.environ, "SSH_AUTH_SOCK": str(path)}
-        while subprocess.run(["ssh-add", "-l"], env=there, capture_output=True).returncode == 2:
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        wait_until(lambda: unix_socket_answers(path), "the agent to answer")
         yield path
         agent.terminate()
 

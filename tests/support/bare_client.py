@@ -91,7 +91,7 @@ class BareClient:
         turning = False
         for command in commands:
             if turning and _LOOKING.match(command):
-                time.sleep(switching_time_s)
+                time.sleep(switching_time_s)  # as a script waits that reads nothing back
             turning = _TURNING.match(command) is not None
             self._ask(command)
 

@@ -1,7 +1,6 @@
 """An emulated OCS as the process that it is in a lab, reached over TCP."""
 
 import json
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -11,7 +10,7 @@ from typing import Any
 from patchlight.testbed.lab.model import CircuitSwitch
 from patchlight.testbed.labfile.reader import read_lab
 from tests.support.forked import ForkedProgram
-from tests.support.waiting import PATIENCE_S, ask
+from tests.support.waiting import PATIENCE_S, ask, wait_until
 
 ROOT = Path(__file__).parents[2]
 
@@ -72,12 +71,12 @@ def running(
         "patchlight.emulation.optical.__main__:main", words, log, variables=environment
     )
     try:
-        deadline = time.monotonic() + PATIENCE_S
-        while not ready.exists():
-            if process.poll() is not None:
-                raise AssertionError(f"the device ended: {log.read_text()}")
-            assert time.monotonic() < deadline, f"the device was not ready within {PATIENCE_S} s"
-            time.sleep(0.01)
+
+        def answers() -> bool:
+            assert process.poll() is None, f"the device ended: {log.read_text()}"
+            return ready.exists()
+
+        wait_until(answers, "the device to be ready")
         switch = replace(read_lab(lab).circuit_switch("ocs1"), address=ready.read_text().strip())
         yield Running(switch, control, process)
     finally:

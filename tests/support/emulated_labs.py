@@ -68,7 +68,7 @@ def pausing(*arguments):
     results.append(function(*arguments))
     if len(results) == count:
         print("paused", flush=True)
-        time.sleep(100)
+        time.sleep(100)  # until it is killed
     return results[-1]
 
 setattr(owner, name, pausing)
@@ -117,7 +117,7 @@ def left_of(name: str) -> list[str]:
         links_alone = all(each.startswith(str(_LINKS)) for each in remains)
         if not links_alone or time.monotonic() > deadline:
             break
-        time.sleep(0.05)
+        time.sleep(0.05)  # the pause between two looks
     return remains
 
 

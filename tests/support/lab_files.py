@@ -1,4 +1,4 @@
-"""A small lab file with every kind of device, and texts in which a mistake is marked."""
+"""A small lab file with every kind of device."""
 
 SMALL_LAB = """\
 name: small
@@ -32,9 +32,3 @@ fibres:
   - {ends: [tor1.1, ocs1.3]}
   - {ends: [tor2.1, ocs1.4]}
 """
-
-
-def unmarked(text: str) -> tuple[str, int, int]:
-    """A text without its mark ``‸``, and the line and column (from 1) where it stood."""
-    before, _, after = text.partition("‸")
-    return before + after, before.count("\n") + 1, len(before) - before.rfind("\n")

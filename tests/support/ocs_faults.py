@@ -144,7 +144,7 @@ def _in_a_child(work: Callable[[Callable[[], None]], None], kill_after_s: float 
     os.read(reading, 1)
     os.close(reading)
     if kill_after_s is not None:
-        time.sleep(kill_after_s)
+        time.sleep(kill_after_s)  # the moment of the kill, drawn
         os.kill(child, signal.SIGKILL)
     _, status = os.waitpid(child, 0)
     if os.WIFEXITED(status) and os.WEXITSTATUS(status):

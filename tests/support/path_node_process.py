@@ -29,7 +29,7 @@ async def main(number: int, addresses: list[str], bounds: Bounds, key: bytes) ->
         others = [other for other in range(bounds.nodes) if other != number]
         try:
             async with node.path(chance.choice(others), patience_s=0.5):
-                await asyncio.sleep(chance.random() * 0.02)
+                await asyncio.sleep(chance.random() * 0.02)  # it sends
         except PathNotGranted:
             continue
 

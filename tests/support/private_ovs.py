@@ -3,8 +3,7 @@
 import os
 import shutil
 import subprocess
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Self
@@ -13,7 +12,7 @@ from patchlight.emulation.fabric.build import OpenVSwitch, new_bridge, set_tls
 from patchlight.emulation.fabric.processes import LabService
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.linux.namespaces import entered
-from tests.support.waiting import PATIENCE_S
+from tests.support.waiting import PATIENCE_S, wait_until
 
 
 class PrivateOvs:
@@ -54,7 +53,7 @@ class PrivateOvs:
             with entered(self._ovs.namespace):
                 environment = {**os.environ, **service.environment}
                 self._daemons.append(subprocess.Popen(service.argv, env=environment))
-            until(service.ready, f"{service.name} answers")
+            wait_until(service.ready, f"{service.name} answers")
 
     def stop(self) -> None:
         for daemon in reversed(self._daemons):
@@ -112,14 +111,6 @@ class PrivateOvs:
             "add-port", bridge, outer, "--", "set", "Interface", outer, f"ofport_request={port}"
         )
         return name
-
-
-def until(true: Callable[[], object], what: str) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not true():
-        if time.monotonic() > deadline:
-            raise PatchlightError(f"waited {PATIENCE_S} s in vain until {what}")
-        time.sleep(0.02)
 
 
 def in_namespace(name: str, *command: str) -> str:

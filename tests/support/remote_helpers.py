@@ -108,7 +108,7 @@ def small_wheel(folder: Path, version: str, filling: bytes = b"") -> Path:
     program = (
         "import sys, time\n"
         f"def main():\n    print('tiny {version}', flush=True)\n"
-        "    time.sleep(float(sys.argv[1]))\n"
+        "    time.sleep(float(sys.argv[1]))  # a service that does nothing\n"
     )
     files = {
         "tiny.py": program.encode(),

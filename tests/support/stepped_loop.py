@@ -91,4 +91,4 @@ class Stepwise:
 
     async def _wait(self) -> None:
         for _ in range(self._steps):
-            await asyncio.sleep(0)
+            await asyncio.sleep(0)  # a step of the loop

@@ -62,7 +62,7 @@ class TorchFork:
         while (code := self.poll()) is None:
             if end is not None and time.monotonic() > end:
                 raise subprocess.TimeoutExpired("a worker", timeout or 0.0)
-            time.sleep(0.01)
+            time.sleep(0.01)  # the pause between two looks: nobody but its parent is told
         return code
 
     def send_signal(self, number: signal.Signals) -> None:

@@ -4,13 +4,12 @@ import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 from patchlight.agents import training
 from tests.support.torch_forks import TorchFork, TorchForks
-from tests.support.waiting import PATIENCE_S, ask
+from tests.support.waiting import ask, wait_until
 
 TRAINING = Path(training.__file__).parent
 # What an agent would tell it: the interface, and one thread for each worker.
@@ -73,10 +72,7 @@ class Worker:
             now = self.state
             return now["state"] == state and iterations in (None, now["iterations_done"])
 
-        end = time.monotonic() + PATIENCE_S
-        while not there():
-            assert time.monotonic() < end, (self.state, self.output)
-            time.sleep(0.01)
+        wait_until(there, f"{state}, {iterations} iterations")
 
     @property
     def reports(self) -> list[dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import inspect
 import itertools
 import json
 import os
@@ -19,22 +20,27 @@ PATIENCE_S = 120
 """How long a test waits for what has to come, also on a busy machine."""
 
 
-def wait_until(condition: Callable[[], T], what: str = "it to come about") -> T:
+def wait_until(
+    condition: Callable[[], T], what: str = "it to come about", patience_s: float = PATIENCE_S
+) -> T:
     """Poll until the condition holds, the longer it takes the more seldom; its value."""
-    deadline, pause_s = time.monotonic() + PATIENCE_S, 0.01
+    deadline, pause_s = time.monotonic() + patience_s, 0.01
     while not (value := condition()):
-        assert time.monotonic() < deadline, f"waited {PATIENCE_S} s for {what}; last: {value!r}"
-        time.sleep(pause_s)
+        assert time.monotonic() < deadline, f"waited {patience_s} s for {what}; last: {value!r}"
+        time.sleep(pause_s)  # the pause between two looks
         pause_s = min(1.2 * pause_s, 0.1)
     return value
 
 
 async def eventually(condition: Callable[[], object], what: str = "it to come about") -> None:
-    """The same while the loop goes on."""
+    """The same while the loop goes on; the condition may be a coroutine's."""
     deadline = time.monotonic() + PATIENCE_S
-    while not condition():
+    while True:
+        value = condition()
+        if await value if inspect.isawaitable(value) else value:
+            return
         assert time.monotonic() < deadline, f"in vain waited for {what}"
-        await asyncio.sleep(0.02)
+        await asyncio.sleep(0.02)  # the pause between two looks
 
 
 def _ports_of_this_process() -> Iterator[int]:

@@ -150,7 +150,7 @@ async def _train(controller: Controller) -> None:
             ports = [{"port": port, **counted} for port in range(1, switch.ports + 1)]
             told = {"datapath_id": switch.datapath_id, "at": now, "ports": ports}
             controller.on_event({"event": "counters", **told})
-        await asyncio.sleep(0.3)
+        await asyncio.sleep(0.3)  # an iteration
 
 
 async def _nothing(*_: Any) -> None:

@@ -68,13 +68,3 @@ def test_endpoints_in_text() -> None:
 
 def test_default_macs_are_locally_administered_and_made_of_the_address() -> None:
     assert default_mac(IPv4Address("192.168.10.11")) == "02:4c:c0:a8:0a:0b"
-
-
-def test_the_papers_lab(ofc2022: Lab) -> None:
-    models = ["Tesla M40", "Titan V", "Tesla M40", "Titan V", "Tesla M40", "Tesla M40"]
-    assert [h.gpu.model for h in ofc2022.hosts if h.gpu] == models
-    assert [str(h.nic.address) for h in ofc2022.hosts] == [f"192.168.10.{n}" for n in range(11, 17)]
-    assert {h.nic.rate_bps for h in ofc2022.hosts} == {40_000_000_000}
-    trunks = [f for f in ofc2022.fibres if {f.a.device, f.b.device} == {"tor1", "tor2"}]
-    assert [f.rate_bps for f in trunks] == [10_000_000_000]
-    assert ofc2022.circuit_switch("ocs1").ports == 320

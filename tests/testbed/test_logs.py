@@ -2,13 +2,13 @@
 
 import asyncio
 import logging
-import time
 from pathlib import Path
 
 import httpx
 import pytest
 
 from patchlight.testbed.logs import Sparing, log_to_stderr, log_trouble
+from tests.support.waiting import eventually
 
 
 def test_a_flood_of_one_kind_is_counted_and_others_are_not_touched() -> None:
@@ -71,10 +71,7 @@ async def test_a_read_cancelled_as_its_answer_comes_is_no_trouble(
             await asking
     assert "InvalidStateError" not in caplog.text
     loop.call_soon(asyncio.Future[None]().exception)
-    deadline = time.monotonic() + 10
-    while "InvalidStateError" not in caplog.text:
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.01)
+    await eventually(lambda: "InvalidStateError" in caplog.text)
 
 
 def test_what_is_logged_of_others_moves_no_cursor_of_a_terminal(

@@ -20,12 +20,6 @@ def reach(
     return Reach(lab, trace_links(lab, {"ocs1": port_map}), named)
 
 
-def test_all_hosts_of_the_papers_rack_have_a_link() -> None:
-    links = trace_links(LAB, LAB.initial_maps)
-    assert Reach(LAB, links).without_link == {}
-    assert Reach(LAB, links).apart(LAB.hosts) == {}, "both ToRs are joined by a trunk"
-
-
 def test_links_that_are_not_known_are_no_reason() -> None:
     unknown = Reach(LAB, None, {"server1.gpu0": "nic0 has no carrier"})
     assert not unknown.is_known

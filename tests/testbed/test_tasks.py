@@ -14,7 +14,7 @@ async def test_all_have_ended_before_the_first_error_is_raised() -> None:
         raise ValueError("first")
 
     async def lasts() -> None:
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(0.01)  # longer than the other takes to fail
         ended.append("lasts")
 
     with pytest.raises(ValueError, match="first"):
@@ -36,7 +36,7 @@ async def test_work_is_interrupted_by_an_order_and_keeps_a_result_that_came_with
 
     async def gives_the_order(then_s: float) -> str:
         order.set()
-        await asyncio.sleep(then_s)
+        await asyncio.sleep(then_s)  # how long after the order its result comes
         return "done"
 
     async def at_once() -> str:

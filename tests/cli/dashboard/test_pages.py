@@ -186,13 +186,14 @@ async def pages_fit_at_any_width(page: Page, url: str, lab: WatchedLab) -> None:
             await page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
             dark = scheme == "dark"
             await page.wait_for_function(f"document.body.matches('.body--dark') === {dark}".lower())
-            for _ in range(30):  # labels of fields move to their place
-                if not (found := await page.evaluate(LAYOUT)):
-                    break
-                await asyncio.sleep(0.1)
-            assert found == [], (path, width, scheme)
+            # Labels of fields move to their place.
+            await eventually(partial(_fits, page), f"/{path} to fit at {width} pixels, {scheme}")
     await page.set_viewport_size({"width": 1366, "height": 768})
     await page.emulate_media(color_scheme="light")
+
+
+async def _fits(page: Page) -> bool:
+    return not await page.evaluate(LAYOUT)
 
 
 async def history_is_turned_page_by_page(page: Page, url: str, lab: WatchedLab) -> None:

@@ -116,36 +116,6 @@ async def test_a_job_waits_for_the_latest_of_a_name(
     assert cluster.table[job_id].spec.after == (second, first)
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (("VGG", "--after", "nobody"), "depends on unknown job 'nobody'"),
-        (("VGG", "--sweep", "workers=1,99"), "job vgg-workers-99: 99 workers requested, but"),
-        (("VGG", "--sweep", "image=a"), "no number 'image' of a job: expected one of workers"),
-        (("VGG", "--sweep", "workers=2,x"), "--sweep workers=2,x: expected how many workers"),
-        (("VGG", "--gradient", "5"), "'--gradient': '5' is not a size"),
-        (("VGG", "--compute", "500ms"), "'500ms': expected MODEL=TIME, like Tesla M40: 500ms"),
-        (("VGG", "--gpu-models", "3090"), "gpu_models names '3090'"),
-        (("VGG", "--image", "x"), "image: only for jobs with trainer torch or command"),
-        (("VGG", "--regroup", "--topology", "keep"), "exclude each other"),
-        (("VGG", "--set", "hold"), "--set hold: expected KEY=VALUE"),
-        (("VGG", "--set", "seed=1", "--set", "sed=x"), "--set:2:1: unknown key 'sed'"),
-        (("VGG", "--set", "retries=x"), "--set:1:10: expected how often"),
-        (("VGG", "--set", "retries=1", "--retries", "2"), "retries is given twice"),
-        (("VGG", "--follow", "--array", "2"), "--follow is for one job"),
-        (("plain",), "expected either --workers N or --hosts"),
-        (("plain", "--workers", "0"), "'0' workers: expected 1 to 65536, or auto"),
-        (("none.yaml",), "none.yaml:1:1: cannot be read (No such file or directory)"),
-    ],
-)
-async def test_nothing_is_submitted_where_something_is_wrong(
-    job: JobCommand, cluster: Cluster, spec: Path, words: tuple[str, ...], message: str
-) -> None:
-    given = [word.replace("VGG", str(spec)) for word in words]
-    assert message in await job("submit", *given, code=2)
-    assert cluster.table.page() == []
-
-
 async def test_a_mistake_in_a_file_is_told_at_its_place(job: JobCommand, cluster: Cluster) -> None:
     printed = await job("submit", "-", text=ONE.replace("4MB", "4"), code=2)
     assert "standard input:4:11: expected a gradient's size" in printed

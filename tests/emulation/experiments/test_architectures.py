@@ -13,10 +13,8 @@ from patchlight.emulation.experiments.architectures.run import (
     MIXTURE,
     MODELS,
     NETWORKS,
-    ArchitectureOptions,
     mixed_jobs,
     read_prices,
-    run_experiment,
     totals,
 )
 from patchlight.emulation.simulator.network.specs import network_of
@@ -55,12 +53,6 @@ def test_the_command_writes_figures_of_each_network(tmp_path: Path) -> None:
     assert "iteration time / ideal switch" in text
     assert "cost" in text
     assert "power" in text
-
-
-def test_networks_of_several_sizes_are_refused() -> None:
-    options = ArchitectureOptions(networks=("ideal:nodes=16", "fat-tree:k=8"))
-    with pytest.raises(BadInput, match="one size"):
-        run_experiment(options, lambda done, count: None)
 
 
 def test_the_jobs_are_alike_for_a_seed_and_of_every_model() -> None:

@@ -32,7 +32,7 @@ class Sticks:
 
     def degree(self, cluster, job, legal):
         while self.stuck:
-            time.sleep(60)
+            time.sleep(60)  # until it is interrupted
         return legal[-1]
 """
 SHORT = PacMlOptions(

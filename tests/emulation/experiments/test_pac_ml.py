@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, stdev
@@ -29,7 +28,7 @@ from patchlight.emulation.experiments.pac_ml.episodes import (
     check_names,
 )
 from patchlight.emulation.experiments.pac_ml.results import completion_figure, write_report
-from patchlight.emulation.experiments.pac_ml.run import PacMlOptions, find_profiles, run_experiment
+from patchlight.emulation.experiments.pac_ml.run import PacMlOptions, run_experiment
 from patchlight.emulation.simulator.executors import Engine
 from patchlight.emulation.simulator.figures import FORMATS
 from patchlight.emulation.simulator.graphs.profiles import SOURCES
@@ -161,25 +160,6 @@ def test_published_figures_stand_beside_only_with_the_published_profiles(
     tables = " ".join(printed(result, capsys).split())
     assert tables.endswith(" ".join(row))
     assert "PAC-ML, best checkpoint (20.38)" in tables
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: PacMlOptions(laws=("A", "E")), "no requirement law 'E'"),
-        (lambda: PacMlOptions(laws=()), "no laws to run"),
-        (lambda: PacMlOptions(rules=("ramp-blok",)), "did you mean 'ramp-block'"),
-        (lambda: PacMlOptions(policies=("constant-3",)), "unknown policy 'constant-3'"),
-        (lambda: PacMlOptions(seeds=0), "cannot run 0 seeds"),
-        (lambda: PacMlOptions(first_seed=-1), "the first seed is -1"),
-        (lambda: PacMlOptions(policies=("constant",)), "has to be told 'degree'"),
-        (lambda: PacMlOptions(policies=("fifo",)), "unknown policy 'fifo'"),
-        (lambda: find_profiles(Path("/nowhere")), "/nowhere is not a folder"),
-    ],
-)
-def test_wishes_that_cannot_be(make: Callable[[], object], message: str) -> None:
-    with pytest.raises(BadInput, match=message):
-        make()
 
 
 def test_names_come_once() -> None:

@@ -53,9 +53,9 @@ print("counting", flush=True)
 until = time.monotonic() + 3 * {QUIET_S}
 while time.monotonic() < until:
     sum(range(300_000))
-    time.sleep(0.05)
+    time.sleep(0.05)  # other tests run beside it
 Path({str(done)!r}).touch()
-time.sleep(600)
+time.sleep(600)  # until it is ended
 """
     supervisor.start([service(program, done)])
     assert done.exists()
@@ -63,7 +63,7 @@ time.sleep(600)
 
 
 def test_a_process_that_does_nothing_is_given_up(supervisor: Supervisor, tmp_path: Path) -> None:
-    program = "import time; print('thinking', flush=True); time.sleep(600)"
+    program = "import time; print('thinking', flush=True); time.sleep(600)"  # until it is ended
     with pytest.raises(
         ServiceNotStarted, match=r"slow: .* made no progress for 2 s; [^\n]*\n +thinking"
     ):
@@ -102,7 +102,7 @@ def main():
     if "fails" in sys.argv:
         raise ValueError("no bed")
     Path(sys.argv[1]).touch()
-    time.sleep(600)
+    time.sleep(600)  # until it is ended
 """
 
 

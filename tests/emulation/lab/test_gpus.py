@@ -24,7 +24,7 @@ from patchlight.agents.training.task import TrainingError
 from patchlight.emulation.lab.gpus import BusyMeter, gpu_uuid, serve
 from patchlight.testbed.jobs import LONGEST_COMPUTE_S
 from patchlight.testbed.lab.model import Gpu, Lab, Server
-from tests.support.waiting import PATIENCE_S, unix_socket_answers, wait_until
+from tests.support.waiting import PATIENCE_S, eventually, unix_socket_answers, wait_until
 
 SERVER = Server("server1", None, (Gpu("gpu0", "Tesla M40"), Gpu("gpu1", "Titan V", "GPU-77")), ())
 LAB = Lab("lab", IPv4Network("10.0.0.0/24"), (SERVER,))
@@ -105,14 +105,18 @@ async def test_a_gpu_stops_computing_when_its_tenant_dies(
 ) -> None:
     gpu = await asyncio.to_thread(GpuClient, str(tmp_path / "server1.gpu0.sock"), "a")
     gpu.begin(LONGEST_COMPUTE_S)  # What a job file may ask for.
-    while not (await backend.read("gpu0")).utilization:  # noqa: ASYNC110
-        await asyncio.sleep(0.01)
+    busy_s = [0.0]
+
+    async def computes() -> bool:
+        busy_s.append((await backend.read("gpu0")).busy_s)
+        return busy_s[-1] > busy_s[-2]
+
+    async def stands_still() -> bool:
+        return not await computes()
+
+    await eventually(computes)
     gpu.close()
-    last_s = -1.0
-    while (now_s := (await backend.read("gpu0")).busy_s) != last_s:
-        last_s = now_s
-        await asyncio.sleep(0.02)
-    assert last_s < 60  # far less than it was to compute
+    await eventually(stands_still)
 
 
 @pytest.mark.usefixtures("backend")

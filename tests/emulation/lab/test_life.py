@@ -21,8 +21,7 @@ from patchlight.emulation.lab.teardown import AlreadyThere, lab_status
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.linux.processes import process_start
 from tests.support.emulated_labs import PAUSING, SWITCHES_ONLY, left_of, pings, tree
-from tests.support.private_ovs import until
-from tests.support.waiting import PATIENCE_S
+from tests.support.waiting import PATIENCE_S, wait_until
 
 pytestmark = [pytest.mark.root, pytest.mark.ovs]
 
@@ -110,7 +109,7 @@ def test_up_again_starts_what_is_gone_and_replace_makes_it_from_scratch(
         assert pings(lab.host("gpu0"), lab.host("gpu2"))
         switch = next(p for p in lab.state.processes if p.name == "ovs-vswitchd")
         os.kill(switch.pid, signal.SIGKILL)
-        until(lambda: not states.is_running(switch), "the switch ends")
+        wait_until(lambda: not states.is_running(switch), "the switch ends")
         assert lab_status(name)["missing"] == ["process ovs-vswitchd"]
         # What is gone is started, whatever the options; what runs is left as it is.
         again = EmulatedLab.from_file(two_tors, name=name, controller=False)

@@ -25,8 +25,7 @@ from patchlight.testbed.linux.netlink import Netlink
 from patchlight.testbed.linux.processes import process_start
 from patchlight.testbed.linux.rate_limits import Impairment
 from tests.support.emulated_labs import SWITCHES_ONLY, left_of, pings
-from tests.support.private_ovs import until
-from tests.support.waiting import PATIENCE_S
+from tests.support.waiting import PATIENCE_S, wait_until
 
 pytestmark = [pytest.mark.root, pytest.mark.ovs]
 
@@ -69,15 +68,15 @@ def test_everybody_is_reached_and_a_cut_fibre_is_told(lab: EmulatedLab) -> None:
     lab.wires.set_up(trunk, up=False)
     assert not lab.wires.state(trunk).up
     beside = "server1.gpu0", "server1.gpu1"
-    until(lambda: beside not in lab.pingall(0.2).lost, "an answer over what is not cut")
+    wait_until(lambda: beside not in lab.pingall(0.2).lost, "an answer over what is not cut")
     assert ("server1.gpu0", "server2.gpu2") in lab.pingall(0.2).lost
     lab.wires.set_up(trunk, up=True)
-    until(lambda: bool(lab.pingall()), "the trunk to carry again")
+    wait_until(lambda: bool(lab.pingall()), "the trunk to carry again")
     nic = lab.wires.between("gpu2", "tor2")
     lab.wires.set_up(nic, up=False)
     assert not pings(lab.host("gpu2"), lab.host("gpu0"))
     lab.wires.set_up(nic, up=True)
-    until(lambda: pings(lab.host("gpu2"), lab.host("gpu0")), "the NIC to be back")
+    wait_until(lambda: pings(lab.host("gpu2"), lab.host("gpu0")), "the NIC to be back")
     fabric_build.verify_switch_ports(lab.plan)
 
 
@@ -229,7 +228,7 @@ def test_light_and_jobs_from_python_and_what_lab_show_says(
             ocs.fault(fail_prots=[7])
         controller = next(p for p in lab.state.processes if p.name == "controller")
         os.kill(controller.pid, signal.SIGKILL)
-        until(lambda: process_start(controller.pid) is None, "the controller to end")
+        wait_until(lambda: process_start(controller.pid) is None, "the controller to end")
         shown = patchlight("lab", "show", name, "--json")
         assert json.loads(shown.stdout)["circuits"]["ocs1"] == ["1-3", "2-5"]
         assert "its circuits are not known" in shown.stderr

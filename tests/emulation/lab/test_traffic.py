@@ -22,7 +22,7 @@ from patchlight.testbed.linux.netlink import Netlink
 from patchlight.testbed.linux.processes import process_start
 from patchlight.testbed.linux.rate_limits import NotShaped, limit_request
 from tests.support.emulated_labs import SWITCHES_ONLY, check_tcp_rate, left_of, pings, tree
-from tests.support.private_ovs import until
+from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.root, pytest.mark.ovs]
 
@@ -85,7 +85,7 @@ def test_a_borrowed_nic_stays_as_long_as_it_is_used(lab: EmulatedLab) -> None:
     assert pings(gpu0, gpu2)
     assert pings(gpu2, gpu0)
     os.kill(int(left.output), signal.SIGKILL)
-    until(lambda: process_start(int(left.output)) is None, "the command to end")
+    wait_until(lambda: process_start(int(left.output)) is None, "the command to end")
     assert pings(gpu0, gpu2)
     assert gpu0.namespace() == server1
 
@@ -189,7 +189,7 @@ def test_flows_share_equal_links_and_leave_one_that_is_cut(
     )
     with EmulatedLab.from_file(path, name=name, agents=False) as lab:
         h1, h2 = lab.hosts
-        until(lambda: pings(h1, h2), "h2 answers")
+        wait_until(lambda: pings(h1, h2), "h2 answers")
 
         def sent() -> list[int]:
             """The bytes that tor1 has sent by each uplink."""
@@ -215,13 +215,13 @@ def test_flows_share_equal_links_and_leave_one_that_is_cut(
         assert all(0.2 < share < 0.5 for share in shares())
         fibre = lab.wires.between("tor1.3", "tor2.3")
         lab.wires.set_up(fibre, up=False)
-        until(lambda: shares()[1] == 0, "no flow to go over the cut fibre")
+        wait_until(lambda: shares()[1] == 0, "no flow to go over the cut fibre")
         assert all(share > 0.3 for share in (shares()[0], shares()[2]))
         told = {each["name"]: each["ports_down"] for each in lab.controller.status()["switches"]}
         assert told == {"tor1": [3], "tor2": [3]}
         assert pings(h1, h2)
         lab.wires.set_up(fibre, up=True)
-        until(lambda: all(share > 0.2 for share in shares()), "flows over all fibres again")
+        wait_until(lambda: all(share > 0.2 for share in shares()), "flows over all fibres again")
         metric = 'patchlight_packet_switch_uplink_transmit_bytes_per_second{switch="tor1",port="%d"'
 
         def counted() -> list[int]:
@@ -229,4 +229,4 @@ def test_flows_share_equal_links_and_leave_one_that_is_cut(
             return [port for port in range(1, 5) if metric % port in told]
 
         # A rate takes two readings since the fibre is back.
-        until(lambda: counted() == [2, 3, 4], "the rates of all uplinks")
+        wait_until(lambda: counted() == [2, 3, 4], "the rates of all uplinks")

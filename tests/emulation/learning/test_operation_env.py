@@ -13,8 +13,7 @@ from patchlight.emulation.learning.envs.operations import (
     near_parents,
     ramp_first_fit,
 )
-from patchlight.emulation.learning.envs.registry import Heuristic, find_environment
-from patchlight.emulation.learning.envs.testing import check_environment
+from patchlight.emulation.learning.envs.registry import Heuristic
 from patchlight.emulation.simulator.ramp.ramp import place_one_by_one
 from patchlight.emulation.simulator.ramp.workloads import Workloads
 from patchlight.testbed.errors import BadInput
@@ -34,12 +33,6 @@ def play(env: OperationPlacementEnv, rule: Heuristic, seed: int, degree: int) ->
         rewards.append(reward)
     assert info["step_over_sequential"] == -rewards[-1]
     return rewards
-
-
-@pytest.mark.parametrize("name", ["OperationPlacement", "OperationOrder"])
-def test_nothing_is_wrong_with_them(name: str) -> None:
-    checked = check_environment(find_environment(name), steps=200)
-    assert checked.is_good, checked.checks
 
 
 def test_first_fit_is_that_of_the_placer(env: OperationPlacementEnv) -> None:

@@ -1,23 +1,41 @@
 """The environments over the queue simulator."""
 
+import pytest
+
+pytest.importorskip("gymnasium", reason="Gymnasium is not installed: extra 'learn'")
+
 from typing import Any
 
 import numpy as np
-import pytest
 
-gymnasium = pytest.importorskip("gymnasium", reason="Gymnasium is not installed: extra 'learn'")
+from patchlight.controller.policies.contract import JobView
+from patchlight.controller.policies.order import Fifo
+from patchlight.controller.policies.placement import FirstFit
+from patchlight.controller.policies.topology import CannotRegroup, Regroup, regroup
+from patchlight.emulation.learning.envs.queued import QueuedEnv, ScheduleEnv
+from patchlight.emulation.learning.envs.ramp_servers import ElasticityEnv, give_and_take, rigid
+from patchlight.emulation.learning.envs.registry import Heuristic
+from patchlight.emulation.learning.envs.topology import (
+    OneGroup,
+    PlacementEnv,
+    TopologyEnv,
+    fewest_moves,
+)
+from patchlight.emulation.simulator.cluster import (
+    LabCluster,
+    Policies,
+    QueueJob,
+    Settings,
+    TwoLevel,
+    simulate,
+)
+from patchlight.emulation.simulator.cluster.jobs import SyntheticJobs
+from patchlight.emulation.simulator.outages import Outages
+from patchlight.testbed.errors import BadInput
+from patchlight.testbed.generate.generate import random_lab
+from patchlight.testbed.lab.model import Lab
+from patchlight.testbed.labfile.reader import load_lab
 
-from gymnasium.utils.env_checker import check_env  # noqa: E402
-
-import patchlight.emulation.learning  # noqa: E402, F401 - registers the environments
-from patchlight.controller.policies.contract import JobView  # noqa: E402
-from patchlight.emulation.learning.envs.queued import QueuedEnv, ScheduleEnv  # noqa: E402
-from patchlight.emulation.learning.envs.topology import PlacementEnv  # noqa: E402
-from patchlight.emulation.simulator.cluster import QueueJob, Settings, TwoLevel  # noqa: E402
-from patchlight.emulation.simulator.cluster.jobs import SyntheticJobs  # noqa: E402
-from patchlight.emulation.simulator.outages import Outages  # noqa: E402
-
-NAMES = ("patchlight/Placement-v0", "patchlight/Schedule-v0")
 KINDS = (PlacementEnv, ScheduleEnv)
 
 
@@ -37,24 +55,6 @@ def play(env: QueuedEnv, seed: int, options: Any = None) -> tuple[list[Any], lis
         if over:
             assert not cut
             return seen, rewards, info
-
-
-@pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize("name", NAMES)
-def test_gymnasium_finds_nothing_wrong(name: str) -> None:
-    env = gymnasium.make(name)
-    check_env(env.unwrapped, skip_render_check=True)
-    env.close()
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_seed_fixes_the_episode(kind: type[PlacementEnv | ScheduleEnv]) -> None:
-    jobs = SyntheticJobs(count=60)
-    one, other = (play(kind(jobs=jobs), 3) for _ in range(2))
-    assert one[1] == other[1]
-    for first, second in zip(one[0], other[0], strict=True):
-        assert all(np.array_equal(first[key], second[key]) for key in first)
-    assert play(kind(jobs=jobs), 4)[1] != one[1]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -121,17 +121,135 @@ def test_broken_gpus_are_seen_as_taken_for_long() -> None:
     assert max(each.sum() for each in lengthy) >= 4
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_many_at_once(name: str) -> None:
-    envs = gymnasium.make_vec(name, num_envs=3, vectorization_mode="sync", jobs=SyntheticJobs(20))
-    observation, _ = envs.reset(seed=5)
-    first = observation["action_mask"].copy()
-    assert first.shape[0] == 3
-    overs = 0
-    for _ in range(200):
-        masks = np.stack(envs.call("action_masks"))
-        observation, rewards, over, *_ = envs.step(masks.argmax(axis=1))
-        assert rewards.shape == (3,)
-        overs += int(over.sum())
-    assert overs >= 3
-    envs.close()
+def elastic(name: str, gpus: int, lasts_s: float, arrived_s: float = 0.0) -> QueueJob:
+    view = JobView(name, gpus, arrived_s=arrived_s)
+    return QueueJob(view, lasts_s, degrees=(gpus // 2, gpus, 2 * gpus))
+
+
+def test_a_job_grows_and_ends_sooner() -> None:
+    env = ElasticityEnv(TwoLevel(1, 1, 8), settings=Settings(restart_s=10.0), shown=2)
+    env.reset(seed=0, options={"jobs": [elastic("a", 4, 100.0)]})
+    # It could shrink to 2, grow to 8, or stay; there is no second elastic.
+    assert env.action_masks().tolist() == [True, False, True, False, True]
+    *_, over, _, info = env.step(np.int64(2))
+    assert over
+    assert info["jct_mean_s"] == pytest.approx(10 + 100 / 2)
+
+
+def test_a_job_shrinks_and_another_begins_at_once() -> None:
+    env = ElasticityEnv(TwoLevel(1, 1, 8), settings=Settings(restart_s=0.0), shown=2)
+    seen, _ = env.reset(seed=0, options={"jobs": [elastic("a", 8, 100.0), elastic("b", 4, 50.0)]})
+    assert env.action_masks().tolist() == [True, False, False, False, True]
+    assert seen["waits"][0] == 0.5
+    seen, _, over, _, _ = env.step(np.int64(0))
+    assert not over
+    assert seen["changes"][:2, 5].tolist() == [0.5, 0.5]
+    assert seen["waits"].tolist() == [0.0] * 5
+
+
+def played(env: ElasticityEnv, rule: Heuristic) -> tuple[float, float]:
+    """The mean completion time of an episode, and the sum of its rewards."""
+    seen, _ = env.reset(seed=5)
+    total = 0.0
+    while True:
+        seen, reward, over, _, info = env.step(np.int64(rule(env, seen)))
+        assert "illegal" not in info
+        total += reward
+        if over:
+            return info["jct_mean_s"], total
+
+
+def test_give_and_take_does_better_than_rigid_and_rewards_add_up() -> None:
+    env = ElasticityEnv(jobs=SyntheticJobs(40, load=0.5, elastic=True))
+    fixed_s, _ = played(env, rigid)
+    changed_s, total = played(env, give_and_take)
+    assert changed_s < fixed_s
+    assert env.simulation is not None
+    mean_s = np.mean([each.spec.duration_s for each in env.simulation.jobs])
+    assert -total * mean_s / 40 == pytest.approx(changed_s, rel=1e-9)
+
+
+def test_jobs_that_cannot_change_are_never_asked_about() -> None:
+    env = ElasticityEnv(jobs=SyntheticJobs(10))
+    env.reset(seed=0)
+    assert env.action_masks().tolist() == [*[False] * 16, True]
+
+
+def test_jobs_run_as_under_the_policy_regroup() -> None:
+    lab = load_lab("ofc2022")
+    jobs = SyntheticJobs(40, sizes={1: 0.3, 2: 0.4, 3: 0.3}).draw(np.random.default_rng(1), 6)
+    env = TopologyEnv(lab)
+    seen, _ = env.reset(seed=0, options={"jobs": jobs})
+    over, info = False, dict[str, float]()
+    while not over:
+        assert env.observation_space.contains(seen)
+        seen, _, over, _, info = env.step(np.int64(fewest_moves(env, seen)))
+    found = simulate(LabCluster(lab), jobs, Policies(Fifo(), FirstFit(), Regroup()))
+    assert info["jct_mean_s"] == pytest.approx(float(np.mean(found.jobs["jct_s"])), rel=1e-3)
+
+
+def test_light_of_running_jobs_is_not_taken() -> None:
+    env = TopologyEnv()
+    jobs = [QueueJob(JobView(name, 3), 100.0, 0.5) for name in "ab"]
+    seen, _ = env.reset(seed=0, options={"jobs": jobs})
+    assert env.action_masks().tolist() == [True, True, True, False]  # Nothing else happens.
+    seen, *_ = env.step(np.int64(1))
+    assert seen["at"][:3, 0].tolist() == [1, 1, 1]
+    assert seen["switches"][1:, 0].sum() == 1
+    before = env.simulation
+    assert before is not None
+    ring = next(iter(before.running.values())).ring
+    seen, *_ = env.step(np.int64(2))  # The other job goes under tor2, the first keeps its light.
+    at = {gpu: site.rack for gpu, site in enumerate(before.cluster.shape.gpus)}
+    assert {at[gpu] for gpu in ring} == {0}
+
+
+def test_only_the_switches_that_are_named_are_taken() -> None:
+    lab = load_lab("ofc2022")
+    hosts = [host.name for host in lab.hosts[:3]]
+    for number, switch in enumerate(("tor1", "tor2")):
+        cluster = LabCluster(lab)
+        cluster.rewire(regroup(lab, cluster.circuits, [hosts], switches=[switch]))
+        assert {cluster.shape.gpus[gpu].rack for gpu in range(3)} == {number}
+    with pytest.raises(CannotRegroup):
+        regroup(lab, lab.initial_maps, [hosts], switches=["tor3"])
+
+
+@pytest.mark.parametrize("lab", [load_lab("ofc2022"), random_lab(4, 16)], ids=lambda lab: lab.name)
+def test_those_that_fit_are_those_that_can_be_regrouped_onto(lab: Lab) -> None:
+    rng = np.random.default_rng(3)
+    names = [host.name for host in lab.hosts if host.gpu]
+    ports = {ocs: sorted(fibres) for ocs, fibres in lab.circuit_fibres.items()}
+    answers = set()
+    for _ in range(6):
+        group = rng.permutation(names)[: rng.integers(2, 7)].tolist()
+        locked = {
+            ocs: set(rng.permutation(each)[: rng.integers(len(each) // 2)].tolist())
+            for ocs, each in ports.items()
+        }
+        fitting = OneGroup(lab, lab.initial_maps, group, locked=locked)
+        for switch in (each.name for each in lab.packet_switches):
+            answers.add(switch in fitting.switches)
+            try:
+                maps = regroup(lab, lab.initial_maps, [group], locked=locked, switches=[switch])
+            except CannotRegroup:
+                assert switch not in fitting.switches
+            else:
+                assert {**lab.initial_maps, **fitting.onto(switch)} == maps
+    assert answers == {True, False}
+
+
+def test_a_lab_without_circuits_is_refused() -> None:
+    from patchlight.testbed.generate.generate import tree
+
+    with pytest.raises(BadInput, match="no circuits to choose"):
+        TopologyEnv(tree(8))
+
+
+def test_labs_with_several_ocs_play() -> None:
+    env = TopologyEnv(random_lab(4, 16), SyntheticJobs(12, sizes={2: 1.0}))
+    seen, _ = env.reset(seed=0)
+    over, info = False, dict[str, float]()
+    while not over:
+        seen, _, over, _, info = env.step(np.int64(fewest_moves(env, seen)))
+    assert info["jct_mean_s"] > 0

@@ -1,24 +1,25 @@
 """The environments of the loss network."""
 
-import time
+import pytest
+
+pytest.importorskip("gymnasium", reason="Gymnasium is not installed: extra 'learn'")
+
 from typing import Any
 
 import numpy as np
-import pytest
 
-gymnasium = pytest.importorskip("gymnasium", reason="Gymnasium is not installed: extra 'learn'")
-
-from gymnasium.utils.env_checker import check_env  # noqa: E402
-
-import patchlight.emulation.learning  # noqa: E402, F401 - registers the environments
-from patchlight.emulation.learning.envs.ramp_partition import (  # noqa: E402
+import patchlight.emulation.learning  # noqa: F401 - registers the environments
+from patchlight.controller.policies.degrees import Sufficient
+from patchlight.emulation.learning.envs.ramp_partition import (
     RampPartitionEnv,
     RampPartitionVectorEnv,
 )
-from patchlight.emulation.simulator.ramp.scenario import Scenario, pac_ml_scenario  # noqa: E402
-from patchlight.emulation.simulator.ramp.workloads import Workloads  # noqa: E402
-from patchlight.testbed.errors import BadInput  # noqa: E402
-from patchlight.testbed.graphs import builtin_graph  # noqa: E402
+from patchlight.emulation.learning.envs.ramp_servers import RampServersEnv, first_fit, least_harm
+from patchlight.emulation.simulator.ramp.lossnetwork import Episode, JobOutcome, run_episode
+from patchlight.emulation.simulator.ramp.scenario import Scenario, pac_ml_scenario
+from patchlight.emulation.simulator.ramp.workloads import Workloads
+from patchlight.testbed.errors import BadInput
+from patchlight.testbed.graphs import builtin_graph
 
 
 @pytest.fixture(scope="module")
@@ -40,30 +41,6 @@ def play(env: RampPartitionEnv, seed: int) -> tuple[list[Any], list[float], dict
         seen.append(observation)
         rewards.append(reward)
     return seen, rewards, information
-
-
-def test_gymnasium_finds_nothing_wrong(scenarios: list[Scenario]) -> None:
-    check_env(RampPartitionEnv(scenario=scenarios, warm_up=5), skip_render_check=True)
-
-
-def test_it_is_made_by_name() -> None:
-    env = gymnasium.make("patchlight/RampPartition-v0", laws=("C",), horizon_s=2e4)
-    seen, information = env.reset(seed=3)
-    assert information["law"] == "C"
-    assert env.observation_space.contains(seen)
-
-
-def test_a_seed_fixes_everything(scenarios: list[Scenario]) -> None:
-    env = RampPartitionEnv(scenario=scenarios, warm_up=20)
-    first, again, other = play(env, 7), play(env, 7), play(env, 8)
-    assert first[1] == again[1]
-    assert all(
-        np.array_equal(a[name], b[name])
-        for a, b in zip(first[0], again[0], strict=True)
-        for name in a
-    )
-    assert first[2] == again[2]
-    assert first[1] != other[1]
 
 
 def test_rewards_count_accepted_jobs(scenarios: list[Scenario]) -> None:
@@ -119,11 +96,64 @@ def test_many_at_once_do_what_one_does(scenarios: list[Scenario]) -> None:
     assert several["blocking_rate"][env] == pytest.approx(single["blocking_rate"])
 
 
-def test_many_at_once_are_fast(scenarios: list[Scenario]) -> None:
-    # The benchmark asks for 5,000 a second; this only sees that nothing went badly wrong.
-    many = RampPartitionVectorEnv(128, scenario=scenarios, staggered=True)
-    many.reset(seed=1)
-    started = time.process_time()
-    for _ in range(20):
-        many.step(np.zeros(128, int))
-    assert 128 * 20 / (time.process_time() - started) > 5000
+@pytest.fixture(scope="module")
+def alone() -> Scenario:
+    return pac_ml_scenario(Workloads([builtin_graph("alexnet")]), "A", "ramp-block", 6e4)
+
+
+def test_first_fit_is_what_the_loss_network_does_by_itself(alone: Scenario) -> None:
+    env = RampServersEnv(scenario=[alone])
+    seen, _ = env.reset(seed=0, options={"episode_seed": 7})
+    over, info = False, dict[str, float]()
+    while not over:
+        seen, _, over, _, info = env.step(first_fit(env, seen))
+    assert info["blocking_rate"] == run_episode(alone, Sufficient(), 7).blocking_rate()
+
+
+def test_allowed_blocks_are_accepted_and_the_others_block(alone: Scenario) -> None:
+    env = RampServersEnv(scenario=[alone], any_degree=True)
+    rng = np.random.default_rng(0)
+    seen, _ = env.reset(seed=3)
+    over, sizes = False, set()
+    while not over:
+        assert np.array_equal(seen["action_mask"].astype(bool), env.action_masks())
+        allowed = np.flatnonzero(env.action_masks())
+        action = int(rng.choice(allowed[1:])) if len(allowed) > 1 else 0
+        if action:
+            sizes.add(len(env.blocks[action - 1].servers))
+        seen, reward, over, _, info = env.step(action)
+        assert (reward == 1.0) == (action > 0)
+        assert info["outcome"] == ("accepted" if action else "refused")
+    assert len(sizes) > 1
+    env.reset(seed=3)
+    forbidden = int(np.flatnonzero(~env.action_masks())[0])
+    assert env.step(forbidden)[1] == -1.0
+
+
+def test_least_harm_leaves_the_most_room(alone: Scenario) -> None:
+    env = RampServersEnv(scenario=[alone])
+    seen, _ = env.reset(seed=0)
+    compared = over = 0
+    while not over:
+        action, allowed = least_harm(env, seen), env.action_masks()[1:]
+        if action:
+            harm = env.harm()
+            assert harm[action - 1] == harm[allowed].min()
+            compared += harm[allowed].min() < harm[allowed].max()
+        seen, _, over, _, _ = env.step(action)
+    assert compared
+
+
+def test_a_block_that_is_taken_or_of_another_size_is_refused(alone: Scenario) -> None:
+    episode = Episode(alone, 0)
+    ramp = alone.workloads.ramp
+    assert episode.decide(2, ramp.blocks(2)[5]) is JobOutcome.ACCEPTED
+    assert episode.busy == ramp.blocks(2)[5].mask
+    assert episode.fork().decide(2, ramp.blocks(4)[0]) is JobOutcome.NO_BLOCK
+    other = pac_ml_scenario(alone.workloads, "A", "ramp-first-fit", 6e4)
+    with pytest.raises(BadInput, match="ramp-block"):
+        Episode(other, 0).decide(2, ramp.blocks(2)[0])
+    with pytest.raises(BadInput, match="ramp-block"):
+        RampServersEnv(scenario=[other])
+    with pytest.raises(BadInput, match="any_degree"):
+        RampServersEnv(scenario=[alone], partition=Sufficient(), any_degree=True)

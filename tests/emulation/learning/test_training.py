@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from click.testing import CliRunner
 
 from benchmarks import studies
 from patchlight.controller.policies.files import MODELS
@@ -19,7 +18,6 @@ from patchlight.controller.policies.learned import load_learned, read_card
 from patchlight.controller.policies.observation import INTERVAL, ObservationLayout
 from patchlight.emulation.experiments.pac_ml.episodes import PolicyFaults, make_policy
 from patchlight.emulation.learning.afterstates import AfterstateLearner, Teacher
-from patchlight.emulation.learning.commands.learn import train as train_command
 from patchlight.emulation.learning.config import (
     CONFIGS,
     Config,
@@ -41,6 +39,7 @@ from patchlight.emulation.simulator.ramp.lossnetwork import run_episode
 from patchlight.emulation.simulator.ramp.scenario import pac_ml_scenario
 from patchlight.emulation.simulator.ramp.workloads import Workloads, law
 from patchlight.testbed.errors import BadInput, PatchlightError
+from tests.support.tables import below, unmarked
 from tests.support.tiny_models import GRAPHS
 
 for _package in ("torch", "gymnasium", "onnx"):
@@ -57,8 +56,6 @@ environment: {laws: [A, D], law_instance: 0, num_envs: 32, horizon_s: 1e5, rule:
 network: {hidden: [16], busy_after_ks: [1, 4, 10]}
 evaluation: {seeds: 2, every_steps: 2000}
 """
-ITERATED = "name: a\nalgorithm: policy-iteration\n"
-NO_LAW = "name: a\nenvironment: {laws: [A, E]}"
 
 
 def test_a_tiny_run_learns_writes_a_model_and_goes_on(tmp_path: Path) -> None:
@@ -127,27 +124,6 @@ def test_learning_from_play_beats_chance() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ("small --processes 2", "--processes is for partition policies of labs"),
-        ("small --ray local", "--ray is for partition policies of labs"),
-        ("lab-partition --seeds 2", "--seeds is for partition policies of a RAMP"),
-        ("small --seed 1 --seeds 2", "--seed and --seeds exclude each other"),
-        ("small --start nowhere", "cannot begin with 'nowhere': there is no such run"),
-        ("lab-partition --start nowhere", "--start is for partition policies of a RAMP"),
-    ],
-)
-def test_what_a_training_cannot_do_is_said_before_it_begins(
-    arguments: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    found = CliRunner().invoke(train_command, arguments.split())
-    assert isinstance(found.exception, BadInput)
-    assert words in str(found.exception)
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize(
     ("algorithm", "make", "sooner"),
     [
         ("afterstates", AfterstateLearner, ""),
@@ -190,44 +166,67 @@ def test_the_teacher_keeps_to_its_rule() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "line", "column", "message"),
-    [
-        ("steps: 1", 1, 1, "lacks 'name'"),
-        ("name: a\ncolour: red", 2, 1, "unknown key 'colour'"),
-        ("name: a\nenvironment:\n  num_env: 3", 3, 3, "did you mean 'num_envs'"),
-        ("name: a\nsteps: many", 2, 8, "a whole number from 1"),
-        ("name: a\nsteps: 0", 2, 8, "a whole number from 1"),
-        ("name: a\nafterstates: {gamma: 1.5}", 2, 22, "at most 1"),
-        ("name: a\nalgorithm: magic", 2, 12, "afterstates"),
-        (NO_LAW, 2, 25, "no requirement law 'E': expected one of A"),
-        ("name: a\nenvironment: {conditions: [often:3]}", 2, 14, "jobs cannot come 'often:3'"),
-        ("name: a\nenvironment: {conditions: []}", 2, 14, "'conditions' is empty"),
-        ("name: a\nenvironment: {laws: A}", 2, 21, "expected a list"),
-        ("name: a\nafterstates: {teacher: {A: no}}", 2, 28, "no teacher 'no'"),
-        ("name: a\nenvironment: {laws: []}", 2, 14, "'laws' is empty"),
-        ("name: a\nnetwork: {busy_after_ks: []}", 2, 10, "'busy_after_ks' is empty"),
-        ("name: a\nppo: {n_epochs: 4}", 2, 1, "unknown key 'ppo'"),
-        ("name: a\npolicy_iteration: {near: 4}", 1, 1, "is not of algorithm 'afterstates'"),
-        ("name: a\nnetwork: {cluster: blocks}", 2, 20, "servers"),
-        ("name: a\nnetwork: {graph_width: 4}", 2, 10, "'graph_width' is of the observation"),
-        (ITERATED + "network: {observation: pac-ml}", 1, 1, "these are 'policy-it"),
-        ("name: a\nalgorithm: dqn", 1, 1, "these are 'dqn' and 'patchlight'"),
-        (ITERATED + "environment: {remaining_error: 0.3}", 1, 1, "needs exact remaining times"),
-        (ITERATED + "policy_iteration: {options: 1}", 3, 29, "a whole number from 2"),
-        ("name: a b", 1, 7, "is not a name"),
-        ("name: [a", 1, 1, "not YAML"),
-        ("", 1, 1, "empty"),
-    ],
+    ("marked", "message"),
+    below("""
+lacks 'name'
+    ‸steps: 1
+unknown key 'colour'
+    name: a⏎‸colour: red
+did you mean 'num_envs'
+    name: a⏎environment:⏎  ‸num_env: 3
+a whole number from 1
+    name: a⏎steps: ‸many
+    name: a⏎steps: ‸0
+at most 1
+    name: a⏎afterstates: {gamma: ‸1.5}
+afterstates
+    name: a⏎algorithm: ‸magic
+no requirement law 'E': expected one of A
+    name: a⏎environment: {laws: [A, ‸E]}
+jobs cannot come 'often:3'
+    name: a⏎environment: ‸{conditions: [often:3]}
+'conditions' is empty
+    name: a⏎environment: ‸{conditions: []}
+expected a list
+    name: a⏎environment: {laws: ‸A}
+no teacher 'no'
+    name: a⏎afterstates: {teacher: {A: ‸no}}
+'laws' is empty
+    name: a⏎environment: ‸{laws: []}
+'busy_after_ks' is empty
+    name: a⏎network: ‸{busy_after_ks: []}
+unknown key 'ppo'
+    name: a⏎‸ppo: {n_epochs: 4}
+is not of algorithm 'afterstates'
+    ‸name: a⏎policy_iteration: {near: 4}
+servers
+    name: a⏎network: {cluster: ‸blocks}
+'graph_width' is of the observation
+    name: a⏎network: ‸{graph_width: 4}
+these are 'policy-it
+    ‸name: a⏎algorithm: policy-iteration⏎network: {observation: pac-ml}
+these are 'dqn' and 'patchlight'
+    ‸name: a⏎algorithm: dqn
+needs exact remaining times
+    ‸name: a⏎algorithm: policy-iteration⏎environment: {remaining_error: 0.3}
+a whole number from 2
+    name: a⏎algorithm: policy-iteration⏎policy_iteration: {options: ‸1}
+is not a name
+    name: ‸a b
+"""),
 )
-def test_mistakes_in_a_configuration_are_named_with_their_place(
-    text: str, line: int, column: int, message: str
-) -> None:
+def test_mistakes_in_a_configuration_are_named_with_their_place(marked: str, message: str) -> None:
+    text, line, column = unmarked(marked)
     with pytest.raises(ConfigError, match=message) as caught:
         parse_config(text, "c.yaml")
     first = caught.value.issues[0]
-    assert first.file == "c.yaml"
-    if message != "not YAML":
-        assert (first.line, first.column) == (line, column)
+    assert (first.file, first.line, first.column) == ("c.yaml", line, column)
+
+
+@pytest.mark.parametrize(("text", "message"), [("name: [a", "not YAML"), ("", "empty")])
+def test_what_is_no_configuration_is_refused(text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        parse_config(text)
 
 
 def test_all_mistakes_are_named_at_once() -> None:

@@ -56,7 +56,7 @@ class HandClock:
             call.function()
         # What the calls started finishes: nothing in the device waits for anything but us.
         for _ in range(10):
-            await asyncio.sleep(0)
+            await asyncio.sleep(0)  # a step of the loop
 
 
 @dataclass

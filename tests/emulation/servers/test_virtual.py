@@ -25,10 +25,12 @@ from patchlight.emulation.servers.server import NoRehearsalServers
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.jobs import JobSpec
 from tests.support.emulated_labs import left_of, no_virtual_machines, pings
+from tests.support.waiting import wait_until
 
 # Processors are emulated: a boot takes 25 s on a quiet machine, and minutes on a busy one.
 pytestmark = [
     pytest.mark.root,
+    pytest.mark.vm,
     pytest.mark.timeout(900),
     pytest.mark.skipif(bool(no_virtual_machines()), reason=no_virtual_machines()),
 ]
@@ -77,9 +79,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmulatedLab]:
         lab = EmulatedLab.from_file(path, 1000, name=NAME, servers="vm", tls=tls)
         lab.up()
         yield lab
-    began = time.monotonic()
     lab.down()
-    assert time.monotonic() - began < 30
     assert left_of(NAME) == []
     shutil.rmtree(SCRIPTS)
 
@@ -89,13 +89,6 @@ def said(lab: EmulatedLab, host: str, command: str) -> str:
     result = lab.host(host).run(command)
     assert result.exit_status == 0, result.output
     return result.output.strip()
-
-
-def wait_until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < deadline, f"waited {WAIT_S:.0f} s for {what}"
-        time.sleep(0.2)
 
 
 def writes(lab: EmulatedLab, limit_s: int) -> bool:
@@ -133,7 +126,7 @@ def test_rdma_goes_over_the_optical_switch(lab: EmulatedLab, tmp_path: Path) -> 
 
     recording = Thread(target=capture)
     recording.start()
-    wait_until(lambda: pings(lab.host("gpu1"), lab.host("gpu0")), "a packet to arrive")
+    wait_until(lambda: pings(lab.host("gpu1"), lab.host("gpu0")), "a packet to arrive", WAIT_S)
     assert writes(lab, 300)
     recording.join()
     # RoCE v2 is UDP to port 4791.
@@ -170,7 +163,7 @@ def controller(lab: EmulatedLab) -> Iterator[ControllerClient]:
         def answer() -> bool:
             return all(agent["reachable"] for agent in client.status()["agents"])
 
-        wait_until(answer, f"both agents after {pushed.stdout.decode()}")
+        wait_until(answer, f"both agents after {pushed.stdout.decode()}", WAIT_S)
         yield client
 
 
@@ -186,9 +179,9 @@ def run(
     def is_over() -> bool:
         return now()["state"] in ("done", "failed")
 
-    wait_until(lambda: is_over() or now()["iterations_done"] >= 1, "its first iteration")
+    wait_until(lambda: is_over() or now()["iterations_done"] >= 1, "its first iteration", WAIT_S)
     meanwhile()
-    wait_until(is_over, "its end")
+    wait_until(is_over, "its end", WAIT_S)
     return now()
 
 
@@ -214,7 +207,7 @@ def test_a_job_trains_over_rdma_across_an_outage(
 
     def outage() -> None:
         ocs.disconnect(1, 2)
-        time.sleep(1)
+        time.sleep(1)  # the outage, as long as queue pairs retry and longer
         ocs.connect("1-2")
 
     with RoceMeter([host.far_end for host in lab.hosts]) as meter:
@@ -273,7 +266,7 @@ def test_an_mpi_program_exchanges_over_rdma(lab: EmulatedLab, controller: Contro
         job = run(controller, spec)
     assert job["state"] == "done", controller.log(job["id"])["text"]
     sums = "2 ranks: 3.0 to 3.0"
-    wait_until(lambda: sums in controller.log(job["id"])["text"], "its output")
+    wait_until(lambda: sums in controller.log(job["id"])["text"], "its output", WAIT_S)
     # Each rank sends its 800,000 bytes once: half to be added up, half of the sum.
     assert meter.share.roce_bytes > 1_600_000
 

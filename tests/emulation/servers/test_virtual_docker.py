@@ -8,7 +8,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,9 +21,11 @@ from patchlight.testbed.jobs import JobSpec, Mount
 from patchlight.testbed.linux import deploy_file
 from tests.support.emulated_labs import left_of, no_virtual_machines
 from tests.support.house import ROOT
+from tests.support.waiting import wait_until
 
 pytestmark = [
     pytest.mark.root,
+    pytest.mark.vm,
     pytest.mark.timeout(3600),
     pytest.mark.skipif(
         "PATCHLIGHT_VM_DOCKER" not in os.environ, reason="PATCHLIGHT_VM_DOCKER is not set"
@@ -105,15 +106,11 @@ def log_of(lab: EmulatedLab, spec: JobSpec, awaited: str) -> str:
     """What a job writes that ends well; ``awaited`` is in it."""
     with ControllerClient(lab.lab.controller_api) as client:
         job = client.submit([spec], "keep")[0]["id"]
-        ends = time.monotonic() + WAIT_S
-        while (state := client.job(job)["state"]) not in ("done", "failed"):
-            assert time.monotonic() < ends, (state, client.log(job)["text"])
-            time.sleep(1)
-        assert state == "done", (client.job(job)["message"], client.log(job)["text"])
-        while awaited not in (text := client.log(job)["text"]):
-            assert time.monotonic() < ends, text
-            time.sleep(1)
-    return text
+        wait_until(lambda: client.job(job)["state"] in ("done", "failed"), "its end", WAIT_S)
+        ended = client.job(job)
+        assert ended["state"] == "done", (ended["message"], client.log(job)["text"])
+        wait_until(lambda: awaited in client.log(job)["text"], awaited, WAIT_S)
+        return str(client.log(job)["text"])
 
 
 def test_torchrun_trains_in_containers(lab: EmulatedLab) -> None:

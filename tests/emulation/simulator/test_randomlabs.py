@@ -10,7 +10,6 @@ from click.testing import CliRunner
 from patchlight.cli.main import cli
 from patchlight.emulation.simulator.cluster.jobs import elastic as make_elastic
 from patchlight.emulation.simulator.cluster.jobs import load_of
-from patchlight.emulation.simulator.cluster.sweep import AS_ASKED
 from patchlight.emulation.simulator.randomlabs import (
     Drawn,
     LabResult,
@@ -151,23 +150,3 @@ def test_orders_and_elasticities_are_compared_too(tmp_path: Path) -> None:
     assert lab["jct_s"]["first-fit+keep+srpt+least-delay"] < lab["jct_s"]["first-fit+keep+srpt"]
     assert "consolidated" not in lab["jct_s"]
     assert lab["jct_p95_s"]["first-fit+keep+srpt"] >= lab["jct_s"]["first-fit+keep+srpt"]
-
-
-def test_a_load_that_makes_no_sense_is_refused() -> None:
-    done = CliRunner().invoke(cli, ["policy", "compare", "first-fit", "--load", "0"])
-    assert isinstance(done.exception, BadInput)
-    assert "--load 0" in str(done.exception)
-
-
-def test_a_partition_policy_says_how_many_workers_jobs_get() -> None:
-    episode = Drawn(12, 1.1, 16).episode(3)
-    parted = played_jct_s(episode, PlayedPolicies.parse("consolidated+keep+fifo+rigid+constant:1"))
-    # Each computes alone what its workers would have, and moves nothing.
-    alone_s = [job.duration_s for job in episode.opened().jobs]
-    assert [took >= least * (1 - 1e-9) for took, least in zip(parted, alone_s, strict=True)]
-    assert min(parted[n] - alone_s[n] for n in range(12)) == pytest.approx(0, abs=1e-3)
-    asked = played_jct_s(episode, PlayedPolicies("consolidated"))
-    assert list(asked) != list(parted)
-    assert list(asked) == list(
-        played_jct_s(episode, PlayedPolicies("consolidated", partition=AS_ASKED))
-    )

@@ -24,8 +24,8 @@ from patchlight.testbed.jobfile.reader import (
 from patchlight.testbed.jobfile.schema import KEYS, SWEEP, json_schema
 from patchlight.testbed.jobs import JobSpec, Mount, checked_specs
 from patchlight.testbed.labfile.reader import builtin_lab, parse_lab
-from tests.support.lab_files import unmarked
 from tests.support.schemas import Draft202012Validator
+from tests.support.tables import below, mistakes, unmarked
 
 ONE = """\
 name: vgg
@@ -182,112 +182,124 @@ def test_values_of_a_command_line_are_read_as_in_a_file() -> None:
         value_of(KEYS["gradient"].type, "")
 
 
+# Below each message: what stands there, or nothing where a key is added, and what stands there
+# instead; ‸ is where the mistake is.
+OF_ONE = mistakes("""
+unknown key 'worker' in a job file: did you mean 'workers'?
+    workers ⇒ ‸worker
+expected a gradient's size with its unit, like '553MB', found
+    553MB ⇒ ‸553
+expected a number with one of B, kB, MB
+    553MB ⇒ ‸553Mbit
+'2B' is not a gradient's size: expected 4B to
+    553MB ⇒ ‸2B
+'30h' is not a compute time: expected more than 0s, at most
+    500ms ⇒ ‸30h
+'many' workers: expected 1 to 65536, or auto
+    4⏎ ⇒ ‸many⏎
+'0' workers: expected 1 to 65536, or auto
+    4⏎ ⇒ ‸0⏎
+'v g g' is not a job's name: expected a letter or digit
+    vgg ⇒ ‸v g g
+duplicate key 'name', first on line 1
+     ⇒ ‸name: b
+expected how often, a whole number from 0 to 100
+     ⇒ retries: ‸101
+degrees are only for jobs with workers chosen by a policy
+     ⇒ degrees: ‸[2]
+expected a deadline or a requirement, not both
+     ⇒ deadline: ‸1h⏎requirement: 1
+image: only for jobs with trainer torch or command
+     ⇒ image: ‸a
+data: only for jobs with trainer torch
+     ⇒ data: ‸/a
+'udp' is not a transport: expected one of tcp, rdma
+     ⇒ transport: ‸udp
+with trainer command needs a command
+     ⇒ trainer: ‸command
+a job needs 'workers' or 'hosts'
+    name: vgg⏎workers: 4⏎ ⇒ name: ‸vgg⏎
+'' is not a job: expected 1 to 4096 characters
+     ⇒ after: [a, ‸'']
+graph 'no-such-graph' not found: expected a graph file, or
+     ⇒ graph: ‸no-such-graph
+unknown key 'image' in a sweep: expected one of workers
+     ⇒ sweep: {‸image: [a]}
+expected how many workers, a whole number from 1 to
+     ⇒ sweep: {workers: [2, ‸x]}
+a sweep over workers: expected values, each of them once
+     ⇒ sweep: ‸{workers: [2, 2]}
+     ⇒ sweep: ‸{workers: []}
+this makes 1,002 jobs: expected at most 1,000
+     ⇒ sweep: ‸{seed: [1, 2]}⏎array: 501
+expected how many jobs, a whole number from 1 to 1000
+     ⇒ array: ‸1001
+expected 'jobs' with 'defaults', which are for several jobs
+    name: vgg ⇒ defaults: ‸{seed: 1}⏎name: vgg
+""")
+OF_GANG = mistakes("""
+'name' cannot be combined with 'jobs': expected it in a job or in 'defaults'
+     ⇒ name: ‸c
+'array' cannot be combined with 'jobs': expected it in a file with one job
+     ⇒ array: ‸2
+duplicate job name 'a', first on line 3
+    name: b ⇒ name: ‸a
+'a' starts at the same time
+    iterations: 6 ⇒ after: ‸a
+a job lacks 'name': expected the job's name
+    - {name: a,  ⇒ - ‸{
+""")
+OTHERS = below("""
+transport: only for synthetic jobs; others choose their own
+    name: a⏎workers: 1⏎command: x⏎transport: ‸rdma
+unknown model 'vgg1': did you mean
+    name: a⏎workers: 1⏎iterations: 1⏎model: ‸vgg1
+a torch job needs iterations
+    name: ‸a⏎workers: 1⏎model: vgg16
+expected a mini-batch, a whole
+    name: a⏎workers: 1⏎model: vgg16⏎batch: ‸0
+a synthetic job needs iterations, gradient, compute
+    name: ‸a⏎workers: 1
+'/data' is not a mount: expected SOURCE
+    name: a⏎workers: 1⏎command: x⏎mounts: [‸/data]
+'data' is not
+    name: a⏎workers: 1⏎command: x⏎mounts: [‸'data:/data']
+'A B' is not an environment variable
+    name: a⏎workers: 1⏎command: x⏎environment: {‸A B: c}
+RANK cannot be set: Patchlight sets it for each rank
+    name: a⏎workers: 1⏎command: x⏎environment: {‸RANK: 1}
+is longer than 41 characters
+    name: ‸nnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnn⏎workers: 1⏎command: x⏎array: 100
+0 jobs: expected 1 to 1,000
+    jobs: ‸[]
+the file lacks 'name', or 'jobs': expected a job
+    ‸workers: 2
+expected a job file, found a list
+    ‸- name: a
+""")
+
+
+def changed(text: str, good: str, bad: str) -> str:
+    return text.replace(good, bad, 1) if good else text + bad
+
+
 @pytest.mark.parametrize(
     ("marked", "message"),
     [
+        *((changed(ONE, good, bad), message) for good, bad, message in OF_ONE),
+        *((changed(GANG, good, bad), message) for good, bad, message in OF_GANG),
+        *OTHERS,
         (
-            ONE.replace("workers", "‸worker"),
-            "unknown key 'worker' in a job file: did you mean 'workers'?",
+            ONE.replace("4", "‸4", 1) + "hosts: [a, b]",
+            "4 workers on 2 hosts: expected one of the two",
         ),
         (
-            ONE.replace("553MB", "‸553"),
-            "expected a gradient's size with its unit, like '553MB', found",
+            ONE.replace("553MB", "‸553MB") + "model: vgg16",
+            "only for jobs without a model, which has its own",
         ),
-        (ONE.replace("553MB", "‸553Mbit"), "expected a number with one of B, kB, MB"),
-        (ONE.replace("553MB", "‸2B"), "'2B' is not a gradient's size: expected 4B to"),
-        (
-            ONE.replace("500ms", "‸30h"),
-            "'30h' is not a compute time: expected more than 0s, at most",
-        ),
-        (ONE.replace("4\n", "‸many\n", 1), "'many' workers: expected 1 to 65536, or auto"),
-        (ONE.replace("4\n", "‸0\n", 1), "'0' workers: expected 1 to 65536, or auto"),
-        (ONE.replace("vgg", "‸v g g"), "'v g g' is not a job's name: expected a letter or digit"),
-        (ONE + "name: b".replace("name", "‸name"), "duplicate key 'name', first on line 1"),
-        (ONE + "retries: ‸101", "expected how often, a whole number from 0 to 100"),
-        (ONE + "degrees: ‸[2]", "degrees are only for jobs with workers chosen by a policy"),
-        (ONE + "deadline: ‸1h\nrequirement: 1", "expected a deadline or a requirement, not both"),
-        (ONE + "image: ‸a", "image: only for jobs with trainer torch or command"),
-        (ONE + "data: ‸/a", "data: only for jobs with trainer torch"),
-        (ONE + "transport: ‸udp", "'udp' is not a transport: expected one of tcp, rdma"),
-        (
-            "name: a\nworkers: 1\ncommand: x\ntransport: ‸rdma",
-            "transport: only for synthetic jobs; others choose their own",
-        ),
-        (ONE + "model: vgg16", "only for jobs without a model, which has its own"),
-        ("name: a\nworkers: 1\niterations: 1\nmodel: ‸vgg1", "unknown model 'vgg1': did you mean"),
-        ("name: ‸a\nworkers: 1\nmodel: vgg16", "a torch job needs iterations"),
-        ("name: a\nworkers: 1\nmodel: vgg16\nbatch: ‸0", "expected a mini-batch, a whole"),
-        (
-            ONE + "trainer: command".replace("command", "‸command"),
-            "with trainer command needs a command",
-        ),
-        (ONE + "hosts: [a, b]".replace("[", "[", 1), ""),
-        ("name: ‸a\nworkers: 1", "a synthetic job needs iterations, gradient, compute"),
-        (
-            ONE.replace("workers: 4\n", "").replace("vgg", "‸vgg"),
-            "a job needs 'workers' or 'hosts'",
-        ),
-        (ONE + "after: [a, ‸'']", "'' is not a job: expected 1 to 4096 characters"),
-        (
-            ONE + "graph: ‸no-such-graph",
-            "graph 'no-such-graph' not found: expected a graph file, or",
-        ),
-        (
-            "name: a\nworkers: 1\ncommand: x\nmounts: [‸/data]",
-            "'/data' is not a mount: expected SOURCE",
-        ),
-        (
-            "name: a\nworkers: 1\ncommand: x\nmounts: ['‸data:/data']".replace("'‸", "‸'"),
-            "'data' is not",
-        ),
-        (
-            "name: a\nworkers: 1\ncommand: x\nenvironment: {‸A B: c}",
-            "'A B' is not an environment variable",
-        ),
-        (
-            "name: a\nworkers: 1\ncommand: x\nenvironment: {‸RANK: 1}",
-            "RANK cannot be set: Patchlight sets it for each rank",
-        ),
-        (ONE + "sweep: {‸image: [a]}", "unknown key 'image' in a sweep: expected one of workers"),
-        (ONE + "sweep: {workers: [2, ‸x]}", "expected how many workers, a whole number from 1 to"),
-        (
-            ONE + "sweep: ‸{workers: [2, 2]}",
-            "a sweep over workers: expected values, each of them once",
-        ),
-        (ONE + "sweep: ‸{workers: []}", "a sweep over workers: expected values, each of them once"),
-        (
-            ONE + "sweep: ‸{seed: [1, 2]}\narray: 501",
-            "this makes 1,002 jobs: expected at most 1,000",
-        ),
-        (ONE + "array: ‸1001", "expected how many jobs, a whole number from 1 to 1000"),
-        (
-            "name: ‸" + "n" * 38 + "\nworkers: 1\ncommand: x\narray: 100",
-            "is longer than 41 characters",
-        ),
-        (
-            GANG + "name: ‸c",
-            "'name' cannot be combined with 'jobs': expected it in a job or in 'defaults'",
-        ),
-        (
-            GANG + "array: ‸2",
-            "'array' cannot be combined with 'jobs': expected it in a file with one job",
-        ),
-        (GANG.replace("name: b", "name: ‸a"), "duplicate job name 'a', first on line 3"),
-        (GANG.replace("iterations: 6", "after: ‸a"), "'a' starts at the same time"),
-        (GANG.replace("- {name: a, ", "- ‸{"), "a job lacks 'name': expected the job's name"),
-        ("jobs: ‸[]", "0 jobs: expected 1 to 1,000"),
-        (
-            "defaults: ‸{seed: 1}\n" + ONE,
-            "expected 'jobs' with 'defaults', which are for several jobs",
-        ),
-        ("‸workers: 2", "the file lacks 'name', or 'jobs': expected a job"),
-        ("‸- name: a", "expected a job file, found a list"),
     ],
 )
 def test_each_mistake_is_told_at_its_place(marked: str, message: str) -> None:
-    if "‸" not in marked:
-        marked = ONE.replace("4", "‸4", 1) + "hosts: [a, b]"
-        message = "4 workers on 2 hosts: expected one of the two"
     text, line, column = unmarked(marked)
     with pytest.raises(JobFileError) as caught:
         parse_jobs(text, "f")

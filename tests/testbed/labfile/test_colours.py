@@ -18,6 +18,7 @@ from patchlight.testbed.lab.wavelengths import (
 from patchlight.testbed.labfile.reader import LabFileError, load_lab, parse_lab
 from patchlight.testbed.labfile.writer import json_schema, write_commented_lab, write_lab
 from tests.support.schemas import Draft202012Validator
+from tests.support.tables import mistakes
 
 GOOD = """\
 name: coloured
@@ -55,38 +56,59 @@ fibres:
   - awg1.4 - wss2.9
 """
 
-# (what stands in GOOD, what stands there instead; ‸ marks where the mistake is, the message)
-MISTAKES = [
-    ("{channel: 193.2}", "{channel: ‸193.201}", "nearest channels are 193.200 and 193.20625"),
-    ("{channel: 193.2}", "{channel: ‸193.225}", "expected 193.200 or 193.250"),
-    ("{channel: 193.2}", "{channel: ‸blue}", "'blue' is not a channel"),
-    ("{1: {channel: 193.2}", "{‸1: {grid: 50GHz}", "a transceiver needs a channel"),
-    ("{1: {channel: 193.2}", "{‸5: {channel: 193.2}", "port 5 is outside the switch"),
-    ("{1: {channel: 193.2}", "{‸one: {channel: 193.2}", "expected a port number"),
-    ("tunable: 193.100-193.250", "tunable: ‸193.2-193.1", "expected the lower frequency first"),
-    ("{tunable:", "{channel: ‸193.5, tunable:", "193.500 is outside its band 193.100-193.250"),
-    ("launch_power: 1dBm", "tuning_time: ‸1ms", "has no tuning time"),
-    ("grid: flexible", "grid: ‸40GHz", "'40GHz' is not a grid"),
-    ('"3>1@193.2-2.5dB"', '‸"3>2@193.125"', r"collide at out:2: 1>2@193.100 and 3>2@193.125 of"),
-    ('"3>1@193.2-2.5dB"', '‸"1>3@193.1"', "in:1 is one-way: 1>2@193.100 and 1>3@193.100"),
-    ('"3>1@193.2-2.5dB"', '‸"5>1@193.2"', "input 5 is outside 1–4"),
-    ('"3>1@193.2-2.5dB"', '‸"3>1"', "is not a channel's cross-connect"),
-    ("inputs: 4", "inputs: ‸0", "a whole number from 1"),
-    ("{name: wss2, inputs: 1,", "‸{name: wss2,", "a wavelength switch lacks 'inputs'"),
-    (
-        "kind: coupler,",
-        "kind: coupler, channels: ‸193.1-193.2,",
-        "a coupler does not sort channels",
-    ),
-    ("kind: coupler, ports: 4", "kind: ‸coupler", "a part of kind coupler needs 'ports'"),
-    ("kind: coupler", "kind: ‸prism", "'prism' is not a kind of passive part"),
-    ("kind: awg, ports: 4, channels: 193.1-193.4,", "kind: ‸awg, ports: 4,", "needs 'channels'"),
-    ("193.1-193.4", "‸193.125-193.4", "193.125/100 is off the grid of 100 GHz"),
-    ("193.100-193.250}", "193.100-193.250, ports: ‸4}", "a multiplexer of 4 channels has 5 ports"),
-    ("mux1.5 -", "‸mux1.6 -", "port 6 is outside mux1: expected 1 to 5"),
-    ("wss2.9", "‸wss2.10", "port 10 is outside wss2: expected 1 to 9"),
-    ("name: wss2", "name: ‸tor1", "duplicate device tor1"),
-]
+# Below each message: what stands there, and what stands there instead; ‸ is where the mistake is.
+MISTAKES = mistakes("""
+nearest channels are 193.200 and 193.20625
+    {channel: 193.2} ⇒ {channel: ‸193.201}
+expected 193.200 or 193.250
+    {channel: 193.2} ⇒ {channel: ‸193.225}
+'blue' is not a channel
+    {channel: 193.2} ⇒ {channel: ‸blue}
+a transceiver needs a channel
+    {1: {channel: 193.2} ⇒ {‸1: {grid: 50GHz}
+port 5 is outside the switch
+    {1: {channel: 193.2} ⇒ {‸5: {channel: 193.2}
+expected a port number
+    {1: {channel: 193.2} ⇒ {‸one: {channel: 193.2}
+expected the lower frequency first
+    tunable: 193.100-193.250 ⇒ tunable: ‸193.2-193.1
+193.500 is outside its band 193.100-193.250
+    {tunable: ⇒ {channel: ‸193.5, tunable:
+has no tuning time
+    launch_power: 1dBm ⇒ tuning_time: ‸1ms
+'40GHz' is not a grid
+    grid: flexible ⇒ grid: ‸40GHz
+collide at out:2: 1>2@193.100 and 3>2@193.125 of
+    "3>1@193.2-2.5dB" ⇒ ‸"3>2@193.125"
+in:1 is one-way: 1>2@193.100 and 1>3@193.100
+    "3>1@193.2-2.5dB" ⇒ ‸"1>3@193.1"
+input 5 is outside 1–4
+    "3>1@193.2-2.5dB" ⇒ ‸"5>1@193.2"
+is not a channel's cross-connect
+    "3>1@193.2-2.5dB" ⇒ ‸"3>1"
+a whole number from 1
+    inputs: 4 ⇒ inputs: ‸0
+a wavelength switch lacks 'inputs'
+    {name: wss2, inputs: 1, ⇒ ‸{name: wss2,
+a coupler does not sort channels
+    kind: coupler, ⇒ kind: coupler, channels: ‸193.1-193.2,
+a part of kind coupler needs 'ports'
+    kind: coupler, ports: 4 ⇒ kind: ‸coupler
+'prism' is not a kind of passive part
+    kind: coupler ⇒ kind: ‸prism
+needs 'channels'
+    kind: awg, ports: 4, channels: 193.1-193.4, ⇒ kind: ‸awg, ports: 4,
+193.125/100 is off the grid of 100 GHz
+    193.1-193.4 ⇒ ‸193.125-193.4
+a multiplexer of 4 channels has 5 ports
+    193.100-193.250} ⇒ 193.100-193.250, ports: ‸4}
+port 6 is outside mux1: expected 1 to 5
+    mux1.5 - ⇒ ‸mux1.6 -
+port 10 is outside wss2: expected 1 to 9
+    wss2.9 ⇒ ‸wss2.10
+duplicate device tor1
+    name: wss2 ⇒ name: ‸tor1
+""")
 
 
 def test_what_is_declared_is_read_and_written_again() -> None:

@@ -16,7 +16,8 @@ from patchlight.testbed.labfile.reader import (
     read_lab,
 )
 from patchlight.testbed.labfile.writer import write_commented_lab, write_lab
-from tests.support.lab_files import SMALL_LAB, unmarked
+from tests.support.lab_files import SMALL_LAB
+from tests.support.tables import mistakes, unmarked
 
 
 def test_the_good_file_is_good() -> None:
@@ -225,33 +226,57 @@ circuit_switches:
   - {name: ocs2, driver: openflow, address: "10.0.0.6:6654", ports: 16, datapath_id: 0x51}
 """
 
-# (what stands in GOOD, what stands there instead; ‸ marks where the mistake is, the message)
-MISTAKES = [
-    ("{lose:", "{‸loose:", "unknown key 'loose' in a fault: did you mean 'lose'?"),
-    ('- {lose: "1>7"}', "- ‸{after: 3s}", "a fault needs a kind: expected one of"),
-    ('- {lose: "1>7"}', "- ‸lose", "expected a fault, found the text 'lose'"),
-    ('"1>7"', '‸"1>17"', "port 17 is outside the switch: expected 1 to 16"),
-    ('"1>7"', '‸"1"', "'1' is not a cross-connect"),
-    ("[1, 2]", "[1, ‸20]", "port 20 is outside the switch: expected 1 to 16"),
-    ("[1, 2]", "[1, ‸0]", "expected a port number, a whole number from 1"),
-    ("{3: 1.5", "{‸30: 1.5", "port 30 is outside the switch"),
-    ("{3: 1.5", "{‸x: 1.5", "expected a port number, found the text 'x'"),
-    ("{3: 1.5", "{3: ‸a lot", "expected dB, a number, found the text 'a lot'"),
-    ("stall_s: 2", "stall_s: ‸-2", "expected seconds, a number from 0 on, found the number -2"),
-    ("acknowledge: true", "acknowledge: ‸1", "true or false, found the number 1"),
-    ("acknowledge: true", "cut: ‸later", "'later' is not when the connection is cut"),
-    ("acknowledge: true", "monitors: ‸on", "'on' is not where the power monitors are"),
-    ("acknowledge: true", "reboot: ‸now", "'now' is not what happens to the map"),
-    ("after: 30s", "after: ‸30", "expected a time with its unit"),
-    ("after: 30s", "after: 30s, after_changes: ‸1", "not both"),
-    ("after_changes: 2", "after_changes: ‸0", "expected how many, a whole number from 1"),
-    ("{name: second}", "{name: ‸viewer}", "user viewer, first on line 8"),
-    ("{name: second}", "‸{read_only: true}", "a user lacks 'name'"),
-    ("read_only: true}", "read_only: ‸yes}", "true or false, found the text 'yes'"),
-    ("driver: calient-tl1", "driver: calient-tl1\n    datapath_id: ‸7", "has no datapath id"),
-    ("driver: openflow", "driver: ‸openflow", "needs 'datapath_id'"),
-    ("0x51}", "‸0}", "expected an OpenFlow datapath id"),
-]
+# Below each message: what stands there, and what stands there instead; ‸ is where the mistake is.
+MISTAKES = mistakes("""
+unknown key 'loose' in a fault: did you mean 'lose'?
+    {lose: ⇒ {‸loose:
+a fault needs a kind: expected one of
+    - {lose: "1>7"} ⇒ - ‸{after: 3s}
+expected a fault, found the text 'lose'
+    - {lose: "1>7"} ⇒ - ‸lose
+port 17 is outside the switch: expected 1 to 16
+    "1>7" ⇒ ‸"1>17"
+'1' is not a cross-connect
+    "1>7" ⇒ ‸"1"
+port 20 is outside the switch: expected 1 to 16
+    [1, 2] ⇒ [1, ‸20]
+expected a port number, a whole number from 1
+    [1, 2] ⇒ [1, ‸0]
+port 30 is outside the switch
+    {3: 1.5 ⇒ {‸30: 1.5
+expected a port number, found the text 'x'
+    {3: 1.5 ⇒ {‸x: 1.5
+expected dB, a number, found the text 'a lot'
+    {3: 1.5 ⇒ {3: ‸a lot
+expected seconds, a number from 0 on, found the number -2
+    stall_s: 2 ⇒ stall_s: ‸-2
+true or false, found the number 1
+    acknowledge: true ⇒ acknowledge: ‸1
+'later' is not when the connection is cut
+    acknowledge: true ⇒ cut: ‸later
+'on' is not where the power monitors are
+    acknowledge: true ⇒ monitors: ‸on
+'now' is not what happens to the map
+    acknowledge: true ⇒ reboot: ‸now
+expected a time with its unit
+    after: 30s ⇒ after: ‸30
+not both
+    after: 30s ⇒ after: 30s, after_changes: ‸1
+expected how many, a whole number from 1
+    after_changes: 2 ⇒ after_changes: ‸0
+user viewer, first on line 8
+    {name: second} ⇒ {name: ‸viewer}
+a user lacks 'name'
+    {name: second} ⇒ ‸{read_only: true}
+true or false, found the text 'yes'
+    read_only: true} ⇒ read_only: ‸yes}
+has no datapath id
+    driver: calient-tl1 ⇒ driver: calient-tl1⏎    datapath_id: ‸7
+needs 'datapath_id'
+    driver: openflow ⇒ driver: ‸openflow
+expected an OpenFlow datapath id
+    0x51} ⇒ ‸0}
+""")
 
 
 def test_what_is_declared_is_read_and_written_again() -> None:

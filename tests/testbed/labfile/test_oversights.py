@@ -6,16 +6,22 @@ import pytest
 
 from patchlight.testbed.labfile.oversights import oversights
 from patchlight.testbed.labfile.reader import builtin_lab
-from tests.support.lab_files import SMALL_LAB, unmarked
+from tests.support.lab_files import SMALL_LAB
+from tests.support.tables import mistakes, unmarked
 
-# (what stands in the good file, what stands there instead, the warning)
-WARNINGS = [
-    ("name: server1", "name: ‸server1", "server server1 has no management address"),
-    ("{name: nic1,", "{name: ‸nic1,", "NIC server2.nic1 has no fibre"),
-    ("{name: tor2,", "{name: ‸tor2,", "no fibre at tor2"),
-    ("servers:", "workers: {user: ‸root}\nservers:", "workers run as root: every user who submits"),
-    ("driver: calient-tl1", "driver: ‸dry-run", "driver dry-run has no emulated device"),
-]
+# Below each message: what stands there, and what stands there instead; ‸ is where the mistake is.
+WARNINGS = mistakes("""
+server server1 has no management address
+    name: server1 ⇒ name: ‸server1
+NIC server2.nic1 has no fibre
+    {name: nic1, ⇒ {name: ‸nic1,
+no fibre at tor2
+    {name: tor2, ⇒ {name: ‸tor2,
+workers run as root: every user who submits
+    servers: ⇒ workers: {user: ‸root}⏎servers:
+driver dry-run has no emulated device
+    driver: calient-tl1 ⇒ driver: ‸dry-run
+""")
 
 
 def warnings(tmp_path: Path, text: str) -> list[tuple[int, int, str]]:

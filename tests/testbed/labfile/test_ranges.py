@@ -11,8 +11,8 @@ from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab.model import Lab
 from patchlight.testbed.labfile.reader import LabFileError, parse_lab, spread_text
 from patchlight.testbed.labfile.writer import json_schema, lab_file_reference, write_lab
-from tests.support.lab_files import unmarked
 from tests.support.schemas import Draft202012Validator
+from tests.support.tables import mistakes, unmarked
 
 SHORT = """\
 name: small
@@ -119,22 +119,35 @@ def test_what_equal_things_have_in_common_is_written_once() -> None:
     assert fibre(lab, "tor1.5") == "tor1.5 tor2.5 0.2 10000000000"
 
 
-# (what stands in SHORT, what stands there instead; ‸ marks where the mistake is, the message)
-MISTAKES = [
-    ("10.0.0.[11-12]", "‸10.0.0.[11-13]", "expands to 3 values: expected 1 or 2, the number of"),
-    ('"192.168.10.[11-14]"', '‸"192.168.10.[11-13]"', "expands to 3 values: expected 1 or 2 or 4"),
-    ("server[1-2]\n", "‸server[2-1]\n", "'[2-1]' in 'server[2-1]' is not a range: expected rising"),
-    ("server[1-2]\n", "‸server[1-]\n", "'[1-]' in 'server[1-]' is not a range"),
-    ("server[1-2]\n", "‸server[1-999999999]\n", "expands to more than 100,000 values"),
-    ("server[1-2]\n", "‸server[a-b]\n", "'server[a-b]' is not a device name"),
-    ('"[1-4]-[5-8]"', '‸"[1-4]-[5-7]"', "4 and 3 ports in '[1-4]-[5-7]': expected as many"),
-    ("- server[1-2].nic[0-1] - ocs1.[1-4]", "- ‸server1.nic0", "expected two ports with ' - '"),
-    ("nic[0-1] - ocs1.[1-4]", "nic[0-1] - ‸ocs1.[14-17]", "port 17 is outside ocs1: expected 1"),
-    ("- server[1-2]", "- ‸server[1-3]", "6 in 'server[1-3].nic[0-1]' and 4 in 'ocs1.[1-4]'"),
-    ("rate: 40Gbps, loss", "rate: ‸40, loss", "expected a rate with its unit"),
-    ("{model: A100}", "{‸modle: A100}", "unknown key 'modle' in the defaults of a GPU"),
-    ("  fibre: {", "  ‸fibr: {", "unknown key 'fibr' in the defaults: did you mean 'fibre'?"),
-]
+# Below each message: what stands there, and what stands there instead; ‸ is where the mistake is.
+MISTAKES = mistakes("""
+expands to 3 values: expected 1 or 2, the number of
+    10.0.0.[11-12] ⇒ ‸10.0.0.[11-13]
+expands to 3 values: expected 1 or 2 or 4
+    "192.168.10.[11-14]" ⇒ ‸"192.168.10.[11-13]"
+'[2-1]' in 'server[2-1]' is not a range: expected rising
+    server[1-2]⏎ ⇒ ‸server[2-1]⏎
+'[1-]' in 'server[1-]' is not a range
+    server[1-2]⏎ ⇒ ‸server[1-]⏎
+expands to more than 100,000 values
+    server[1-2]⏎ ⇒ ‸server[1-999999999]⏎
+'server[a-b]' is not a device name
+    server[1-2]⏎ ⇒ ‸server[a-b]⏎
+4 and 3 ports in '[1-4]-[5-7]': expected as many
+    "[1-4]-[5-8]" ⇒ ‸"[1-4]-[5-7]"
+expected two ports with ' - '
+    - server[1-2].nic[0-1] - ocs1.[1-4] ⇒ - ‸server1.nic0
+port 17 is outside ocs1: expected 1
+    nic[0-1] - ocs1.[1-4] ⇒ nic[0-1] - ‸ocs1.[14-17]
+6 in 'server[1-3].nic[0-1]' and 4 in 'ocs1.[1-4]'
+    - server[1-2] ⇒ - ‸server[1-3]
+expected a rate with its unit
+    rate: 40Gbps, loss ⇒ rate: ‸40, loss
+unknown key 'modle' in the defaults of a GPU
+    {model: A100} ⇒ {‸modle: A100}
+unknown key 'fibr' in the defaults: did you mean 'fibre'?
+      fibre: { ⇒   ‸fibr: {
+""")
 
 
 @pytest.mark.parametrize(("good", "bad", "message"), MISTAKES)

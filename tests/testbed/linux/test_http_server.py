@@ -139,7 +139,7 @@ async def test_beyond_the_limit_a_user_loses_the_oldest_idle_connection() -> Non
         idle = []
         for _ in range(5):
             idle.append((await asked(port, "GET", "/", PATIENCE_S))[0])
-            await asyncio.sleep(0.3)
+            await asyncio.sleep(0.3)  # which is the oldest is known by the clock
         assert await asyncio.wait_for(idle[0].read(), PATIENCE_S) == b""
         assert not any(reader.at_eof() for reader in idle[1:])
 

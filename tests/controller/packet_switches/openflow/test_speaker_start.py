@@ -21,8 +21,12 @@ from patchlight.controller.packet_switches.openflow.client import (
 from patchlight.controller.packet_switches.openflow.flowtable import SpeakerOptions
 from patchlight.testbed.linux import deploy_file
 from patchlight.testbed.linux.processes import process_start
+<<<<<<< HEAD
 from tests.support.private_ovs import until
 from tests.support.waiting import PATIENCE_S, eventually
+=======
+from tests.support.waiting import PATIENCE_S, wait_until
+>>>>>>> F2
 
 FREE = "127.0.0.1:0"
 CONSTRAINT = deploy_file("ryu-constraint.txt").as_uri()
@@ -124,7 +128,7 @@ asyncio.run(run())
     pid = int(parent.stdout.readline())
     parent.kill()
     parent.wait()
-    until(lambda: process_start(pid) is None, "the speaker to end")
+    wait_until(lambda: process_start(pid) is None, "the speaker to end")
 
 
 def test_a_namespace_that_is_not_there(tmp_path: Path) -> None:
@@ -265,6 +269,6 @@ def test_what_is_no_openflow_does_not_fill_the_log(tmp_path: Path, engine: str) 
                 stranger.sendall(hello + cut_short)
                 stranger.shutdown(socket.SHUT_WR)
                 stranger.recv(4096)
-        until(lambda: "are suppressed for a minute" in log.read_text(), "the log's limit")
+        wait_until(lambda: "are suppressed for a minute" in log.read_text(), "the log's limit")
         speaker.communicate(timeout=PATIENCE_S)
     assert 1 <= log.read_text().count("Traceback") <= 20

@@ -3,12 +3,11 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
 from patchlight.controller.policies.contract import ClusterView, JobView
 from patchlight.controller.policies.order import Fifo
-from patchlight.controller.policies.placement import FirstFit, RegroupPlacement
+from patchlight.controller.policies.placement import FirstFit
 from patchlight.controller.policies.topology import Keep, Regroup
 from patchlight.controller.prediction.framing import tcp
 from patchlight.controller.prediction.network import Training
@@ -21,8 +20,6 @@ from patchlight.emulation.simulator.cluster import (
     Settings,
     simulate,
 )
-from patchlight.emulation.simulator.cluster.jobs import SyntheticJobs
-from patchlight.emulation.simulator.cluster.results import summary_of
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.lab.model import Lab
 from patchlight.testbed.lab.portmap import PortMap
@@ -158,18 +155,6 @@ def test_nobody_is_preempted_for_a_job_that_light_would_not_join_there(
     # The last two GPUs are free or the single job's: the urgent one needs light there.
     assert {each.name: each.preemptions for each in found if each.preemptions} == {preempted: 1}
     assert found[3].started_s == 400
-
-
-def test_regrouping_serves_a_queue_of_jobs_faster(lab: Lab) -> None:
-    drawn = SyntheticJobs(count=120, load=0.9, communication=0.4, sizes={2: 1, 3: 1, 4: 1})
-    jobs = drawn.draw(np.random.default_rng(0), 6)
-    figures = [
-        summary_of(simulate(LabCluster(lab), jobs, Policies(Fifo(), placement, topology)))
-        for placement, topology in ((RegroupPlacement(), Keep()), (RegroupPlacement(), Regroup()))
-    ]
-    assert figures[1]["jct_s"]["mean"] < 0.8 * figures[0]["jct_s"]["mean"]
-    assert figures[1]["racks_mean"] < figures[0]["racks_mean"]
-    assert figures[0]["reconfigurations"] == 0 < figures[1]["reconfigurations"]
 
 
 def test_labs_without_gpus_or_with_another_ocs(lab: Lab) -> None:

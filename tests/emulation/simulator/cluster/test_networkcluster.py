@@ -35,23 +35,10 @@ def completion_s(
     return [float(each) for each in result.jobs["ended_s"]]
 
 
-# Four leaves of one node and one uplink, which two jobs of two nodes cross if they alternate.
-RING = "sip-ring:nodes=4,wavelengths=1,microrings=1,channel_rate=10Gbps,latency=0ns,switching=0ns"
-
-
 def test_a_job_alone_takes_what_the_formula_says() -> None:
     spec = "fat-tree:k=4,rate=10Gbps,latency=0ns"
     [ended_s] = completion_s(spec, [job("a", 2, 0.3)])
     assert ended_s == pytest.approx(1000 * 0.4, rel=1e-9)
-
-
-def test_equal_jobs_share_and_unequal_ones_find_a_rhythm() -> None:
-    """Jobs of neighbours on one fibre cross each other's segments."""
-    in_step = completion_s(RING, [job("a", 2, 0.3), job("b", 2, 0.3)])
-    assert in_step == pytest.approx([1000 * 0.5] * 2, rel=1e-9)
-    first, second = completion_s(RING, [job("a", 2, 0.3), job("b", 2, 0.32)])
-    assert first < 1000 * 0.45
-    assert second < 1000 * 0.47
 
 
 def test_collectives_dark_time_and_link_use_are_counted() -> None:

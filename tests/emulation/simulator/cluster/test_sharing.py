@@ -32,9 +32,3 @@ def test_an_iteration_computes_and_moves_its_gradient() -> None:
     assert load.unit_s(10e9) == pytest.approx(0.4 + 1.2)
     with pytest.raises(BadInput, match="the compute time on odd is unknown"):
         load_of(job, 4, ("fast", "odd"), 40e9)
-
-
-@pytest.mark.parametrize("text", ["16x16", "0x1x1", "axbxc", "16x16x8x2", "9999x9999x9999"])
-def test_clusters_that_cannot_be(text: str) -> None:
-    with pytest.raises(BadInput):
-        TwoLevel.parse(text)

@@ -22,7 +22,7 @@ from patchlight.emulation.simulator.cluster.sweep import Combination, Sweep, com
 from patchlight.emulation.simulator.commands.simulate import simulate
 from patchlight.emulation.simulator.executors import Engine
 from patchlight.emulation.simulator.traces.files import read_trace
-from patchlight.testbed.errors import BadInput, PatchlightError
+from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.labfile.reader import builtin_lab
 from tests.support.figures import for_a_paper
 from tests.support.waiting import PATIENCE_S
@@ -119,19 +119,6 @@ class Stops:
     def place(self, cluster, job, workers):
         raise KeyboardInterrupt
 """
-
-
-def test_each_run_is_made_without_and_with_light_that_follows(trace: Path, tmp_path: Path) -> None:
-    done = command(trace, tmp_path / "out", "--lab", "ofc2022", "--defragment", "300")
-    assert done.exit_code == 0, done.output
-    result = json.loads((tmp_path / "out" / "result.json").read_text())
-    names = ["fifo first-fit", "fifo first-fit defragment"]
-    assert [(run["name"], run["defragment"]) for run in result["runs"]] == [
-        (names[0], False),
-        (names[1], True),
-    ]
-    assert result["settings"]["defragment_s"] == 300
-    assert all(name in done.output for name in names)
 
 
 LAB = """
@@ -245,62 +232,6 @@ def test_a_result_says_where_it_comes_from(trace: Path, tmp_path: Path) -> None:
     assert not found["interrupted"]
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (("--cluster", "4x4"), "'4x4' is not a cluster"),
-        (("--defragment",), "--defragment needs circuits"),
-        (("--lab", "ofc2022", "--defragment", "0"), "expected more than 0"),
-        (("--topology", "regroup"), "this cluster has no OCS"),
-        (("--order", "fifoo"), "did you mean 'fifo'"),
-        (("--placement", "srpt"), "unknown policy 'srpt'"),
-        (("--failures", "rack:1d:1h"), "'rack' cannot break"),
-        (("--communication", "1"), "less than 1"),
-        (("--speed", "0"), "expected more than 0"),
-        (("--cluster", "1x1x4,taper=0.5"), "expected 1 or more"),
-        (("--backfill", "--blind"), "needs to know how long"),
-        (("--failures", "gpu:1d:1h", "--failures", "server:1d:1h"), "only one kind"),
-        (("--failures", "node:5@1h+5min"), "nodes and links of a --network"),
-        (("--set", "users=[{name: nobody, gpus: 3}]"), "no job of the trace is user nobody's: "),
-        (("--set", "quantum"), "--set quantum: expected KEY=VALUE"),
-    ],
-)
-def test_wrong_input_is_refused_and_leaves_nothing(
-    trace: Path, tmp_path: Path, options: tuple[str, ...], message: str
-) -> None:
-    done = command(trace, tmp_path / "out", *options)
-    assert isinstance(done.exception, BadInput), done.output
-    assert message in str(done.exception)
-    assert not (tmp_path / "out").exists()
-
-
-def test_a_cluster_and_a_lab_exclude_each_other(trace: Path, tmp_path: Path) -> None:
-    done = command(trace, tmp_path / "out", "--cluster", "1x1x4", "--lab", "ofc2022")
-    assert done.exit_code == 2
-    assert "--lab and --cluster exclude each other" in done.output
-    assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize(
-    ("said", "message"),
-    [
-        ("half_life=7", "expected a time with its unit, like '7d', found the number 7"),
-        ("half_life=0s", "expected 1 s to"),
-        ("each_user={gpus: 0}", "expected a number of GPUs"),
-        ("quanta=3", "unknown key 'quanta'"),
-    ],
-)
-def test_keys_of_the_queue_are_read_like_those_of_a_lab_file(
-    trace: Path, tmp_path: Path, said: str, message: str
-) -> None:
-    done = command(trace, tmp_path / "out", "--set", said)
-    assert isinstance(done.exception, PatchlightError)
-    assert done.exception.exit_code == 2
-    assert "--set:1:" in str(done.exception)
-    assert message in str(done.exception)
-    assert not (tmp_path / "out").exists()
-
-
 def without_clocks(result: dict[str, Any]) -> dict[str, Any]:
     for run in result["runs"]:
         for measured in ("cpu_s", "jobs_per_cpu_s"):
@@ -359,18 +290,6 @@ def test_the_first_jobs_of_philly(philly: Path) -> None:
     assert crowded.summary["waited_s"]["mean"] > outcome.summary["waited_s"]["mean"]
     shortest = replace(Sweep(TwoLevel(4, 2, 8), jobs))(Combination(order="srpt"))
     assert shortest.summary["jct_s"]["mean"] < crowded.summary["jct_s"]["mean"] / 2
-
-
-def test_help_imports_nothing_heavy() -> None:
-    code = (
-        "import sys\nfrom patchlight.cli.main import main\n"
-        "try:\n    main(['simulate', '--help'])\n"
-        "except SystemExit:\n    pass\n"
-        "assert not {'numpy', 'pyarrow', 'ray', 'matplotlib'} & set(sys.modules)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "--backfill" in done.stdout
 
 
 def test_where_nobody_waited_the_plots_say_so_and_have_no_empty_panel(trace: Path) -> None:
@@ -442,7 +361,7 @@ from patchlight.emulation.simulator.executors import Engine, run_all
 
 def work(task):
     os.write(1, b"%d\\n" % os.getpid())  # In one piece: two processes write.
-    time.sleep(60)
+    time.sleep(600)  # no test waits so long: who ends before is ended
 
 if __name__ == "__main__":
     def later():
@@ -455,7 +374,6 @@ if __name__ == "__main__":
 
 def test_ctrl_c_ends_the_processes_at_once(tmp_path: Path) -> None:
     (tmp_path / "long.py").write_text(INTERRUPTED)
-    began = time.monotonic()
     with subprocess.Popen(
         [sys.executable, str(tmp_path / "long.py")],
         stdin=subprocess.PIPE,
@@ -470,7 +388,6 @@ def test_ctrl_c_ends_the_processes_at_once(tmp_path: Path) -> None:
         _, said = run.communicate("x", timeout=PATIENCE_S)
     assert run.returncode != 0
     assert "Interrupted" in said
-    assert time.monotonic() - began < 40
     for pid in workers:
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)

@@ -78,13 +78,6 @@ def test_a_hierarchy_over_fast_servers_and_several_parameter_servers() -> None:
     assert found == pytest.approx(expected, rel=1e-3)
 
 
-def test_a_ring_of_1024_on_a_fat_tree_is_as_fast_as_on_an_ideal_switch() -> None:
-    """2(n−1)/n · S/B = 91.9 ms, and latency; a ring of neighbours crosses each uplink once."""
-    rounds = collective("ring", 1024, S)
-    for spec in ("fat-tree:k=16,latency=0ns", "ideal:nodes=1024,latency=0ns"):
-        assert seconds(spec, rounds, 1024) == pytest.approx(91.9e-3, rel=1e-3)
-
-
 def test_packets_over_all_paths_meet_only_where_a_tree_is_oversubscribed() -> None:
     """A shift by half of a k=8 tree: no collisions at full bisection, and twice as long at 2:1."""
     ranks = np.arange(128)

@@ -1,4 +1,4 @@
-"""Max-min fair sharing: against filling everything anew at each moment, and against SimGrid."""
+"""Max-min fair sharing, against filling everything anew at each moment."""
 
 from collections.abc import Hashable
 from dataclasses import replace
@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from benchmarks.random_flows import network_with_equal_latencies, random_flows
 from patchlight.controller.prediction.network import Demand, fair_rates
 from patchlight.emulation.simulator.network.contract import NO_LINK, Network, collective
 from patchlight.emulation.simulator.network.engine import run
@@ -18,12 +19,6 @@ from patchlight.emulation.simulator.network.jobs import (
 )
 from patchlight.emulation.simulator.network.specs import network_of
 from patchlight.testbed.errors import BadInput
-from tests.support.random_flows import (
-    network_with_equal_latencies,
-    random_flows,
-    simgrid_completions,
-    why_no_simgrid,
-)
 
 # Loops are compiled once, where nothing is on the disk yet.
 pytestmark = pytest.mark.xdist_group("networks")
@@ -66,15 +61,6 @@ def test_rates_are_those_of_filling_all_anew(spec: str, seed: int) -> None:
             network, flows._replace(starts_s=flows.starts_s + network.switching.dark_s)
         )
     np.testing.assert_allclose(found, expected, rtol=1e-9)
-
-
-@pytest.mark.skipif(bool(why_no_simgrid()), reason=why_no_simgrid() or "SimGrid is here")
-def test_flows_end_when_simgrid_has_them_end() -> None:
-    network = network_with_equal_latencies("fat-tree:k=8,taper=2")
-    flows = random_flows(network.nodes, 400, 1e-3, 1e6, seed=3)
-    ours = completions(network, flows) - flows.starts_s
-    simgrid = np.array(simgrid_completions(network, flows)["ends_s"]) - flows.starts_s
-    np.testing.assert_allclose(ours, simgrid, rtol=0.01)
 
 
 def test_equal_flows_end_at_once_and_latency_comes_before_the_bits() -> None:

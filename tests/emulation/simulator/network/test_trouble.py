@@ -106,40 +106,6 @@ def test_failures_in_a_crowd_delay_nobody_for_ever_and_leave_all_links_as_they_w
     assert later.ends_s - 1.0 - max(times) == pytest.approx(calm.ends_s)
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("link:1@1s", "does not say what fails"),
-        ("switch:1@1s+1s", "'switch' cannot fail"),
-        ("link:x@1s+1s", "names no link"),
-        ("link:1@1s+0s", "more than 0 s"),
-        ("link:1@1+1s", "not a time"),
-        ("link:99@1s+1s", "no link 99"),
-        ("node:8@1s+1s", "no node 8"),
-        ("path:0-0@1s+1s", "to itself"),
-    ],
-)
-def test_failures_that_cannot_be_are_refused(text: str, said: str) -> None:
-    with pytest.raises(BadInput, match=said):
-        Trouble(failures=[Failure.parse(text)]).checked(IDEAL)
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("1", "does not say who is slow"),
-        ("x:2", "does not say who is slow"),
-        ("1:0.5", "factor of 1 or more"),
-        ("1:normal:1", "no law 'normal'"),
-        ("1:lognormal:-1", "spread of 0 or more"),
-        ("9:2", "no node 9"),
-    ],
-)
-def test_slow_nodes_that_cannot_be_are_refused(text: str, said: str) -> None:
-    with pytest.raises(BadInput, match=said):
-        Trouble([Slowness.parse(text)]).checked(IDEAL)
-
-
 def test_a_link_that_never_works_is_named_and_a_job_needs_sound_checkpoints() -> None:
     dead = replace(IDEAL, capacity_bps=np.zeros(len(IDEAL.capacity_bps)))
     with pytest.raises(PatchlightError, match="never ends"):

@@ -155,22 +155,6 @@ def test_a_fork_goes_its_own_way(computed: Workloads) -> None:
     assert episode.result() == run_episode(scenario, Constant(4), 0)
 
 
-def test_what_runs_never_overlaps_and_the_view_says_so(computed: Workloads) -> None:
-    scenario = pac_ml_scenario(computed, "A", PlacementRule.RAMP_FIRST_FIT, horizon_s=2e5)
-    episode, policy = Episode(scenario, 2), RandomDegree(2)
-    while episode.job is not None:
-        question = episode.question()
-        view, union = question.cluster, 0
-        for end, servers, _ in view.running:
-            assert end > view.now_s
-            assert union & servers == 0
-            union |= servers
-        assert union == view.occupied
-        assert view.free.bit_count() == 32 - union.bit_count()
-        assert list(view.running) == sorted(view.running)
-        episode.decide(policy.degree(*question))
-
-
 @pytest.mark.parametrize("rule", PlacementRule)
 def test_a_preview_is_where_the_job_comes_to_be(rule: PlacementRule, computed: Workloads) -> None:
     episode, policy = Episode(pac_ml_scenario(computed, "A", rule, horizon_s=3e5), 1), Constant(4)

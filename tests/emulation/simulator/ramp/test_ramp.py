@@ -32,10 +32,6 @@ def test_shapes_of_the_papers_cluster(count: int, shapes: list[tuple[int, int, i
     assert block_shapes(count, PAC_ML_SHAPE) == shapes
 
 
-def test_degrees_that_a_shape_serves() -> None:
-    assert [degree for degree in RAMP.degrees if degree <= 16] == [1, 2, 4, 6, 8, 16]
-
-
 def test_coordinates_and_numbers_are_inverse() -> None:
     seen = [RAMP.coordinates(server) for server in range(PAC_ML_SHAPE.size)]
     assert seen[0] == (0, 0, 0)
@@ -53,16 +49,6 @@ def test_first_fit_takes_shapes_and_origins_in_turn() -> None:
     second = RAMP.first_free(4, first.mask)
     assert second is not None
     assert {RAMP.coordinates(s)[2] for s in second.servers} == {1}
-
-
-def test_only_two_jobs_of_sixteen_fit() -> None:
-    first = RAMP.first_free(16, 0)
-    assert first is not None
-    second = RAMP.first_free(16, first.mask)
-    assert second is not None
-    assert first.mask | second.mask == 2**32 - 1
-    # One server busy in each half, and none is left.
-    assert RAMP.first_free(16, 0b11) is None
 
 
 def test_a_diagonal_is_taken_when_no_rectangle_is_free() -> None:

@@ -52,12 +52,6 @@ def test_squeezenet_at_2_in_one_rack_is_the_peers(workloads: Workloads) -> None:
     assert ours == pytest.approx(19000.8, abs=0.05)
 
 
-def test_one_device_takes_the_sequential_time(workloads: Workloads) -> None:
-    for graph in range(5):
-        ours = workloads.expected_s(graph, 1, PlacementRule.RAMP_BLOCK)
-        assert ours == pytest.approx(workloads.sequential_s[graph], rel=1e-12)
-
-
 def test_where_in_the_cluster_does_not_matter(workloads: Workloads) -> None:
     plan = workloads.plans[4][8]
     times = set()

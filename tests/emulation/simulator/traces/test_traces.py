@@ -15,6 +15,7 @@ import pytest
 from patchlight.emulation.simulator.traces.files import LAWS, is_drawn, load_trace, read_trace
 from patchlight.emulation.simulator.traces.model import TraceFileError, TraceJob
 from patchlight.testbed.errors import BadInput
+from tests.support.tables import below, unmarked
 
 PHILLY = """\
 timestamp,duration,num_gpus,gpu_time,cluster
@@ -212,31 +213,6 @@ def test_the_standard_workload_format(tmp_path: Path) -> None:
         assert plain(read_trace(tmp_path / "log.swf")) == plain(trace.jobs)
 
 
-@pytest.mark.parametrize(
-    ("row", "column", "message"),
-    [
-        ("3 -1 0 5 1 -1 -1 1 -1 -1 1 1 1 1 1 1 -1 -1", 3, "the submit time is missing"),
-        ("3 40 0 -1 1 -1 -1 1 -1 -1 5 1 1 1 1 1 -1 -1", 8, "the run time is missing"),
-        (" 3 40 0 0 1 -1 -1 1 -1 -1 5 1 1 1 1 1 -1 -1", 9, "the run time is 0 s"),
-        ("3 40 0 5 -1 -1 -1 -1 -1 -1 1 1 1 1 1 1 -1 -1", 19, "the number of processors is mis"),
-        ("3 40 0 x 1 -1 -1 1 -1 -1 1 1 1 1 1 1 -1 -1", 8, "the run time is 'x'"),
-        ("3 40 0 5 1.5 -1 -1 1 -1 -1 1 1 1 1 1 1 -1 -1", 10, "expected a whole number"),
-        ("1 40 0 5 1 -1 -1 1 -1 -1 1 1 1 1 1 1 -1 -1", 1, "job '1' is there twice"),
-        ("3 40 0 5 1", 1, "5 values, expected the 18 of the format"),
-    ],
-)
-def test_a_broken_line_of_the_standard_workload_format(
-    tmp_path: Path, row: str, column: int, message: str
-) -> None:
-    path = written(tmp_path, f"{SWF}{row}\n")
-    with pytest.raises(TraceFileError) as caught:
-        read_trace(path)
-    (mistake,) = caught.value.issues
-    assert (mistake.line, mistake.column) == (9, column)
-    assert message in mistake.message
-    assert len(read_trace(path, skip_bad=True)) == 2
-
-
 def test_what_sacct_prints(tmp_path: Path) -> None:
     trace = load_trace(written(tmp_path, SACCT))
     assert trace.format == "sacct"
@@ -253,28 +229,61 @@ def test_what_sacct_prints(tmp_path: Path) -> None:
     assert plain(read_trace(written(tmp_path, asked))) == jobs
 
 
+# Rows that are broken, below what is said of them.
+BROKEN_SWF = below("""
+the submit time is missing
+    3 ‸-1 0 5 1 -1 -1 1 -1 -1 1 1 1 1 1 1 -1 -1
+the run time is missing
+    3 40 0 ‸-1 1 -1 -1 1 -1 -1 5 1 1 1 1 1 -1 -1
+the run time is 0 s
+     3 40 0 ‸0 1 -1 -1 1 -1 -1 5 1 1 1 1 1 -1 -1
+the number of processors is mis
+    3 40 0 5 -1 -1 -1 ‸-1 -1 -1 1 1 1 1 1 1 -1 -1
+the run time is 'x'
+    3 40 0 ‸x 1 -1 -1 1 -1 -1 1 1 1 1 1 1 -1 -1
+expected a whole number
+    3 40 0 5 ‸1.5 -1 -1 1 -1 -1 1 1 1 1 1 1 -1 -1
+job '1' is there twice
+    ‸1 40 0 5 1 -1 -1 1 -1 -1 1 1 1 1 1 1 -1 -1
+5 values, expected the 18 of the format
+    ‸3 40 0 5 1
+""")
+BROKEN_SACCT = below("""
+State is PENDING
+    14|2024-01-02T03:04:05|Unknown|Unknown|00:00:00|0|‸PENDING||u|p
+State is COMPLETING
+    14|2024-01-02T03:04:05|x|x|x|5|‸COMPLETING|gres/gpu=1|u|p
+State is missing
+    14|2024-01-02T03:04:05|x|x|x|5|‸|gres/gpu=1|u|p
+a heterogeneous job
+    ‸14+1|2024-01-02T03:04:05|x|x|x|5|FAILED|gres/gpu=1|u|p
+Submit is missing
+    14|‸Unknown|x|x|x|5|FAILED|gres/gpu=1|u|p
+ElapsedRaw is 0 s
+    14|2024-01-02T03:04:05|x|x|x|‸0|CANCELLED by 1|gres/gpu=1|u|p
+a job without a GPU
+    14|2024-01-02T03:04:05|x|x|x|5|FAILED|‸cpu=8,node=1|u|p
+    14|2024-01-02T03:04:05|x|x|x|5|FAILED|‸|u|p
+gres/gpu is 'a'
+    14|2024-01-02T03:04:05|x|x|x|5|FAILED|‸gres/gpu=a|u|p
+job '12' is there twice
+    ‸12|2024-01-02T03:04:05|x|x|x|5|FAILED|gres/gpu=1|u|p
+2 values, expected 10
+    ‸14|2024-01-02T03:04:05
+""")
+
+
 @pytest.mark.parametrize(
-    ("row", "column", "message"),
-    [
-        ("14|2024-01-02T03:04:05|Unknown|Unknown|00:00:00|0|PENDING||u|p", 51, "State is PENDING"),
-        ("14|2024-01-02T03:04:05|x|x|x|5|COMPLETING|gres/gpu=1|u|p", 32, "State is COMPLETING"),
-        ("14|2024-01-02T03:04:05|x|x|x|5||gres/gpu=1|u|p", 32, "State is missing"),
-        ("14+1|2024-01-02T03:04:05|x|x|x|5|FAILED|gres/gpu=1|u|p", 1, "a heterogeneous job"),
-        ("14|Unknown|x|x|x|5|FAILED|gres/gpu=1|u|p", 4, "Submit is missing"),
-        ("14|2024-01-02T03:04:05|x|x|x|0|CANCELLED by 1|gres/gpu=1|u|p", 30, "ElapsedRaw is 0 s"),
-        ("14|2024-01-02T03:04:05|x|x|x|5|FAILED|cpu=8,node=1|u|p", 39, "a job without a GPU"),
-        ("14|2024-01-02T03:04:05|x|x|x|5|FAILED||u|p", 39, "a job without a GPU"),
-        ("14|2024-01-02T03:04:05|x|x|x|5|FAILED|gres/gpu=a|u|p", 39, "gres/gpu is 'a'"),
-        ("12|2024-01-02T03:04:05|x|x|x|5|FAILED|gres/gpu=1|u|p", 1, "job '12' is there twice"),
-        ("14|2024-01-02T03:04:05", 1, "2 values, expected 10"),
-    ],
+    ("log", "marked", "message"),
+    [*((SWF, *row) for row in BROKEN_SWF), *((SACCT, *row) for row in BROKEN_SACCT)],
 )
-def test_a_broken_line_of_sacct(tmp_path: Path, row: str, column: int, message: str) -> None:
-    path = written(tmp_path, f"{SACCT}{row}\n")
+def test_a_broken_line_of_a_log(tmp_path: Path, log: str, marked: str, message: str) -> None:
+    text, line, column = unmarked(f"{log}{marked}\n")
+    path = written(tmp_path, text)
     with pytest.raises(TraceFileError) as caught:
         read_trace(path)
     (mistake,) = caught.value.issues
-    assert (mistake.line, mistake.column) == (5, column)
+    assert (mistake.line, mistake.column) == (line, column)
     assert message in mistake.message
     assert len(read_trace(path, skip_bad=True)) == 2
 

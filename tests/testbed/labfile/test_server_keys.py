@@ -1,10 +1,11 @@
-"""``ssh`` of a server in a lab file, and what all servers have in common of it."""
+"""Keys of a lab file about ssh and telemetry."""
 
 import pytest
 
-from patchlight.testbed.lab.rules import JumpHost, SshAccess
+from patchlight.testbed.lab.rules import JumpHost, Snmp, SshAccess
 from patchlight.testbed.labfile.reader import LabFileError, parse_lab
 from patchlight.testbed.labfile.writer import write_lab
+from tests.support.tables import below, mistakes
 
 KEY, OTHER = f"SHA256:{'a' * 43}", f"SHA256:{'b' * 43}"
 FILE = f"""\
@@ -70,26 +71,63 @@ def test_a_host_to_go_through_is_read_as_ssh_reads_it(jump: str, host: JumpHost)
 
 @pytest.mark.parametrize(
     ("right", "wrong", "message"),
-    [
-        ("jump: other", "jump: gate:0", "is not a jump host"),
-        ("jump: other", 'jump: "gate:65536"', "is not a jump host: expected [USER@]HOST"),
-        ("jump: other", 'jump: "me@"', "is not a jump host"),
-        ("jump: other", 'jump: "-oProxyCommand=x"', "is not a jump host"),
-        ("jump: other", 'jump: "a b"', "is not a jump host"),
-        (
-            "jump: none",
-            f'jump: none, jump_host_key: "{OTHER}"',
-            "a jump host's key without the host",
-        ),
-        ("jump: me@gate, ", "", "a jump host's key without the host"),
-        (
-            "jump: me@gate",
-            "address: gate",
-            "unknown key 'address' in the defaults of a server's SSH",
-        ),
-    ],
+    mistakes("""
+is not a jump host
+    jump: other ⇒ jump: gate:0
+    jump: other ⇒ jump: "me@"
+    jump: other ⇒ jump: "-oProxyCommand=x"
+    jump: other ⇒ jump: "a b"
+is not a jump host: expected [USER@]HOST
+    jump: other ⇒ jump: "gate:65536"
+a jump host's key without the host
+    jump: none ⇒ jump: none, jump_host_key: "SHA256:bbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb"
+    jump: me@gate,  ⇒
+unknown key 'address' in the defaults of a server's SSH
+    jump: me@gate ⇒ address: gate
+"""),
 )
 def test_what_is_no_way_in_is_refused(right: str, wrong: str, message: str) -> None:
     with pytest.raises(LabFileError) as error:
         parse_lab(FILE.replace(right, wrong))
     assert message in str(error.value)
+
+
+LAB = """
+name: short
+packet_switches:
+  - {name: "tor[1-2]", datapath_id: "[1-2]", ports: 4, telemetry: {snmp: SNMP}}
+"""
+
+
+def test_ranges_reach_into_telemetry_and_what_is_written_is_read_again() -> None:
+    lab = parse_lab(LAB.replace("SNMP", '{address: "10.0.0.[2-3]:161", community_env: "C[1-2]"}'))
+    assert [switch.snmp for switch in lab.packet_switches] == [
+        Snmp("10.0.0.2:161", "C1"),
+        Snmp("10.0.0.3:161", "C2"),
+    ]
+    assert parse_lab(write_lab(lab)) == lab
+
+
+@pytest.mark.parametrize(
+    ("snmp", "said"),
+    below("""
+SNMP of a packet switch lacks 'address'
+    {}
+expands to 3 values
+    {address: '10.0.0.[2-4]:161'}
+duplicate SNMP address of a switch 10.0.0.2:161
+    {address: '10.0.0.2:161'}
+expected 'community_env'
+    {address: '10.0.0.[2-3]:161', community_env: C, user: u}
+'priv_env' needs 'auth_env'
+    {address: '10.0.0.[2-3]:161', priv_env: P, user: u}
+'auth_env' needs 'user'
+    {address: '10.0.0.[2-3]:161', auth_env: A}
+is not a hash
+    {address: '10.0.0.[2-3]:161', user: u, auth_env: A, auth: crc}
+"""),
+)
+def test_mistakes_are_told(snmp: str, said: str) -> None:
+    with pytest.raises(LabFileError) as wrong:
+        parse_lab(LAB.replace("SNMP", snmp))
+    assert said in str(wrong.value)
