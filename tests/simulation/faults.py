@@ -8,6 +8,7 @@ import random
 
 from tests.simulation.judge import Judge
 from tests.simulation.lab import SimulatedLab
+from tests.simulation.packet_switches import Switch
 
 OFTEN = {
     "kill-controller": 4,
@@ -24,6 +25,11 @@ OFTEN = {
     "lose-gpu": 1,
     "second-controller": 1,
     "clock-jump": 1,
+    "stall-speaker": 1,
+    "stall-switch": 2,
+    "lose-port": 2,
+    "report-down": 1,
+    "lead-astray": 2,
 }
 """How often each event is drawn."""
 
@@ -74,22 +80,78 @@ class Faults:
 
     async def kill_speaker(self, draw: random.Random) -> None:
         if self.lab.plant.speakers:
-            self.lab.plant.speakers[-1].process.kill()
+            process = self.lab.plant.speakers[-1].process
+            process.dies_at = process.steps + draw.choice((1, 10, 100)) * draw.randint(1, 9)
+            await asyncio.sleep(20.0)
+            process.kill()
+
+    async def stall_speaker(self, draw: random.Random) -> None:
+        if self.lab.plant.speakers:
+            speaker = self.lab.plant.speakers[-1]
+            speaker.stall_s = draw.choice((0.5, 4.0, 15.0))
+            await asyncio.sleep(30.0)
+            speaker.stall_s = 0.0
 
     async def lose_switch(self, draw: random.Random) -> None:
-        switch = draw.choice(list(self.lab.plant.switches.values()))
-        self.lab.plant.connect(switch, up=False)
+        switch = self._a_switch(draw)
+        old = switch.save()
+        await asyncio.sleep(draw.choice((0.0, 5.0, 50.0)))
+        switch.kill()
         await asyncio.sleep(draw.choice((1.0, 10.0, 60.0)))
-        if draw.random() < 0.3:
-            switch.table.clear()  # it was switched off
-        self.lab.plant.connect(switch, up=True)
+        if draw.random() < 0.5:  # it was switched off
+            switch.reboot(draw.choice((None, old)))
+        switch.start()
 
     async def refuse_entries(self, draw: random.Random) -> None:
-        draw.choice(list(self.lab.plant.switches.values())).refuses = draw.randint(1, 3)
+        self._a_switch(draw).refuse(draw.randint(1, 3))
+
+    async def stall_switch(self, draw: random.Random) -> None:
+        switch = self._a_switch(draw)
+        switch.stall_s = draw.choice((0.5, 4.0, 15.0))
+        await asyncio.sleep(draw.choice((10.0, 60.0)))
+        switch.stall_s = 0.0
+
+    async def lose_port(self, draw: random.Random) -> None:
+        """A port vanishes, or two swap their numbers."""
+        switch = self._a_switch(draw)
+        one, other = draw.sample(range(1, switch.switch.ports + 1), 2)
+        if draw.random() < 0.7:
+            switch.numbers.pop(one, None)
+        elif switch.numbers.keys() >= {one, other}:
+            numbers = switch.numbers
+            numbers[one], numbers[other] = numbers[other], numbers[one]
+        switch.renumbered()
+        await asyncio.sleep(draw.choice((5.0, 60.0)))
+        self.lab.plant.restore_ports(switch)
+
+    async def report_down(self, draw: random.Random) -> None:
+        """A switch reports a port without a link that has one."""
+        switch = self._a_switch(draw)
+        switch.reported_down.add(draw.randint(1, switch.switch.ports))
+        switch.renumbered()
+        await asyncio.sleep(30.0)
+        switch.reported_down.clear()
+        switch.renumbered()
+
+    async def lead_astray(self, draw: random.Random) -> None:
+        """Another application's entry takes precedence for a while: nobody else may remove it."""
+        switch = self._a_switch(draw)
+        if not switch.stray:
+            switch.stray = mac = draw.choice(self.lab.lab.hosts).nic.mac.lower()
+            switch.enter(mac, draw.randint(1, switch.switch.ports))
+            switch.version += 1
+            await asyncio.sleep(draw.choice((5.0, 60.0)))
+            if switch.stray == mac and not switch.has_stray:
+                self.judge.wrong(f"{switch.name}: another application's entry was removed")
+            self.lab.plant.end_stray(switch)
+
+    def _a_switch(self, draw: random.Random) -> Switch:
+        return draw.choice(list(self.lab.plant.switches.values()))
 
     async def cut(self, draw: random.Random) -> None:
         others = [m.agent.name for m in self.lab.machines.values()]
         others += [device.process.name for device in self.lab.plant.devices.values()]
+        others += [*self.lab.plant.switches, "anna", "ben", "operator"]
         pair = ["controller", draw.choice(others)]
         draw.shuffle(pair)
         network = self.lab.world.network

@@ -115,9 +115,7 @@ class History:
         for device in plant.devices.values():
             if not device.process.alive:
                 device.start()
-        for switch in plant.switches.values():
-            switch.refuses = 0
-            plant.connect(switch, up=True)
+        plant.heal_switches()
         for machine in self.lab.machines.values():
             machine.dead_gpus.clear()
             if not machine.agent.alive:

@@ -110,12 +110,31 @@ class Judge(logging.Handler):
             said = PortMap.parse(circuits[name]["map"])
             if said != device.map:
                 self.wrong(f"{name} has {device.map}, but the API says {said}")
+        self._check_packets(status)
         for part in status["parts"]:
             if part["faults"]:
                 self.wrong(f"{part['name']} failed: {part['last_fault']}")
         for agent in status["agents"]:
             if not agent["reachable"]:
                 self.wrong(f"the agent of {agent['server']} is {agent['presence']}")
+
+    def _check_packets(self, status: Mapping[str, Any]) -> None:
+        """At rest, packets arrive wherever there is a way, and no entry leads elsewhere."""
+        plant = self.lab.plant
+        for host in plant.lab.hosts:
+            mac = host.nic.mac.lower()
+            for other in plant.reached_from(host):
+                if not plant.hears(other, host):
+                    self.wrong(f"packets from {other.name} do not arrive at {host.name}")
+            for switch in plant.switches.values():
+                port = switch.own_entries().get(mac)
+                if port is not None and host not in plant.reached_by(switch.name, port):
+                    self.wrong(f"{switch.name}: an entry for {host.name} leads to port {port}")
+        for switch in status["switches"]:
+            troubles = switch["trouble"], switch["lacks"], switch["foreign"]
+            troubles = (*troubles, switch["ports_missing"], switch["snmp_problem"])
+            if any(troubles) or switch["connected"] is False:
+                self.wrong(f"{switch['name']} is not well at rest: {troubles}")
 
     def _check_done(self, job: Mapping[str, Any]) -> None:
         """All workers of one attempt have finished all iterations."""
