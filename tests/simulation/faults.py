@@ -9,6 +9,7 @@ import random
 from tests.simulation.judge import Judge
 from tests.simulation.lab import SimulatedLab
 from tests.simulation.packet_switches import Switch
+from tests.simulation.servers import Worker
 
 OFTEN = {
     "kill-controller": 4,
@@ -30,6 +31,12 @@ OFTEN = {
     "lose-port": 2,
     "report-down": 1,
     "lead-astray": 2,
+    "fail-worker": 2,
+    "ignore-stops": 1,
+    "hang-worker": 2,
+    "fault-in-launch": 2,
+    "fault-in-answer": 4,
+    "reboot-server": 2,
 }
 """How often each event is drawn."""
 
@@ -73,10 +80,46 @@ class Faults:
             device.start()
 
     async def kill_worker(self, draw: random.Random) -> None:
+        if worker := self._a_worker(draw):
+            worker.kill(draw.choice((137, 1, 139)))
+
+    async def fail_worker(self, draw: random.Random) -> None:
+        if worker := self._a_worker(draw):
+            worker.fail("RuntimeError: CUDA error: unspecified launch failure")
+
+    async def ignore_stops(self, draw: random.Random) -> None:
+        if worker := self._a_worker(draw):
+            worker.stubborn = True
+
+    async def hang_worker(self, draw: random.Random) -> None:
+        if worker := self._a_worker(draw):
+            worker.responsive.clear()
+            await asyncio.sleep(draw.choice((5.0, 40.0, 200.0)))
+            worker.responsive.set()
+
+    def _a_worker(self, draw: random.Random) -> Worker | None:
         running = [w for m in self.lab.machines.values() for w in m.workers.values()]
         running = [worker for worker in running if worker.process.alive]
-        if running:
-            draw.choice(running).kill(137)
+        return draw.choice(running) if running else None
+
+    async def fault_in_launch(self, draw: random.Random) -> None:
+        machine = draw.choice(list(self.lab.machines.values()))
+        machine.next_launch = draw.choice(("fails", "kills the agent"))
+        await asyncio.sleep(60.0)
+        machine.next_launch = ""
+        if not machine.agent.alive:
+            machine.start()
+
+    async def fault_in_answer(self, draw: random.Random) -> None:
+        machine = draw.choice(list(self.lab.machines.values()))
+        machine.next_answer = draw.choice(("is late", "is lost", "is given twice"))
+
+    async def reboot_server(self, draw: random.Random) -> None:
+        machine = draw.choice(list(self.lab.machines.values()))
+        machine.reboot()
+        await asyncio.sleep(draw.choice((5.0, 40.0)))
+        if not machine.agent.alive:
+            machine.start()
 
     async def kill_speaker(self, draw: random.Random) -> None:
         if self.lab.plant.speakers:

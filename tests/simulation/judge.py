@@ -131,8 +131,8 @@ class Judge(logging.Handler):
                 if port is not None and host not in plant.reached_by(switch.name, port):
                     self.wrong(f"{switch.name}: an entry for {host.name} leads to port {port}")
         for switch in status["switches"]:
-            troubles = switch["trouble"], switch["lacks"], switch["foreign"]
-            troubles = (*troubles, switch["ports_missing"], switch["snmp_problem"])
+            keys = ("trouble", "lacks", "foreign", "ports_missing", "snmp_problem")
+            troubles = [switch[key] for key in keys]
             if any(troubles) or switch["connected"] is False:
                 self.wrong(f"{switch['name']} is not well at rest: {troubles}")
 
