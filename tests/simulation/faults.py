@@ -165,7 +165,7 @@ class Faults:
             numbers[one], numbers[other] = numbers[other], numbers[one]
         switch.renumbered()
         await asyncio.sleep(draw.choice((5.0, 60.0)))
-        self.lab.plant.restore_ports(switch)
+        switch.restore_ports()
 
     async def report_down(self, draw: random.Random) -> None:
         """A switch reports a port without a link that has one."""
@@ -173,20 +173,18 @@ class Faults:
         switch.reported_down.add(draw.randint(1, switch.switch.ports))
         switch.renumbered()
         await asyncio.sleep(30.0)
-        switch.reported_down.clear()
-        switch.renumbered()
+        switch.restore_ports()
 
     async def lead_astray(self, draw: random.Random) -> None:
         """Another application's entry takes precedence for a while: nobody else may remove it."""
         switch = self._a_switch(draw)
         if not switch.stray:
-            switch.stray = mac = draw.choice(self.lab.lab.hosts).nic.mac.lower()
-            switch.enter(mac, draw.randint(1, switch.switch.ports))
-            switch.version += 1
+            mac = draw.choice(self.lab.lab.hosts).nic.mac.lower()
+            switch.lead_astray(mac, draw.randint(1, switch.switch.ports))
             await asyncio.sleep(draw.choice((5.0, 60.0)))
             if switch.stray == mac and not switch.has_stray:
                 self.judge.wrong(f"{switch.name}: another application's entry was removed")
-            self.lab.plant.end_stray(switch)
+            switch.lead_astray(mac, None)
 
     def _a_switch(self, draw: random.Random) -> Switch:
         return draw.choice(list(self.lab.plant.switches.values()))

@@ -115,7 +115,8 @@ class History:
         for device in plant.devices.values():
             if not device.process.alive:
                 device.start()
-        plant.heal_switches()
+        for switch in plant.switches.values():
+            switch.refuse(0)
         for machine in self.lab.machines.values():
             machine.dead_gpus.clear()
             if not machine.agent.alive:

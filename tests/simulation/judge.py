@@ -7,10 +7,12 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from patchlight.testbed.lab.model import Endpoint
 from patchlight.testbed.lab.portmap import PortMap
 from tests.simulation.lab import SimulatedLab
 from tests.simulation.plant import Device
 from tests.simulation.servers import Worker
+from tests.support.fake_network import unicast
 
 FINAL = ("done", "failed", "stopped")
 
@@ -120,16 +122,17 @@ class Judge(logging.Handler):
 
     def _check_packets(self, status: Mapping[str, Any]) -> None:
         """At rest, packets arrive wherever there is a way, and no entry leads elsewhere."""
-        plant = self.lab.plant
+        plant, links = self.lab.plant, self.lab.plant.links()
         for host in plant.lab.hosts:
-            mac = host.nic.mac.lower()
-            for other in plant.reached_from(host):
-                if not plant.hears(other, host):
+            joined = plant.reached(links.peer(host.endpoint), None) - {host.endpoint}
+            for other in plant.lab.hosts:
+                if other.endpoint in joined and not plant.hears(other, host):
                     self.wrong(f"packets from {other.name} do not arrive at {host.name}")
-            for switch in plant.switches.values():
-                port = switch.own_entries().get(mac)
-                if port is not None and host not in plant.reached_by(switch.name, port):
-                    self.wrong(f"{switch.name}: an entry for {host.name} leads to port {port}")
+            for name, switch in plant.switches.items():
+                port = switch.own_entries().get(host.nic.mac.lower())
+                end = links.peer(Endpoint(name, str(port)))
+                if port is not None and host.endpoint not in plant.reached(end, unicast(host)):
+                    self.wrong(f"{name}: an entry for {host.name} leads to port {port}")
         for switch in status["switches"]:
             keys = ("trouble", "lacks", "foreign", "ports_missing", "snmp_problem")
             troubles = [switch[key] for key in keys]

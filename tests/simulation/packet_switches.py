@@ -79,7 +79,8 @@ class Switch:
 
     def ports_up(self) -> dict[int, bool]:
         """Its present ports by number, and whether it reports each with a link."""
-        up = self.plant.lit(self.name) - self.reported_down
+        ends = (end for pair in self.plant.links().pairs() for end in pair)
+        up = {int(end.port) for end in ends if end.device == self.name} - self.reported_down
         return {number: plug in up for plug, number in sorted(self.numbers.items())}
 
     def outputs(self, plug: int, packet: Packet) -> Collection[int]:
@@ -97,7 +98,7 @@ class Switch:
         """It refuses the next entries."""
 
     def enter(self, mac: str, number: int | None) -> None:
-        """Another application makes an entry, or removes it."""
+        """Set an entry of another application, or remove it."""
 
     @property
     def has_stray(self) -> bool:
@@ -108,9 +109,22 @@ class Switch:
         """The port to which each entry of Patchlight leads, by MAC."""
         return {}
 
+    def lead_astray(self, mac: str, number: int | None) -> None:
+        """Another application makes an entry that leads to this port, or removes it."""
+        if number is not None or self.stray == mac:
+            self.stray = "" if number is None else mac
+            self.enter(mac, number)
+            self.version += 1
+
     def renumbered(self) -> None:
         """Ports have vanished, come back, or changed their number or link."""
         self.version += 1
+
+    def restore_ports(self) -> None:
+        """All ports are there, with their own numbers."""
+        self.numbers = {port: port for port in range(1, self.switch.ports + 1)}
+        self.reported_down.clear()
+        self.renumbered()
 
     def save(self) -> Any:
         """A copy of its state."""
@@ -240,12 +254,15 @@ class FlowSwitch(Switch):
     def renumbered(self) -> None:
         """See ``Switch``. It reports each port that has gone, and what the others are now."""
         super().renumbered()
-        ports = self.described()["ports"]
-        gone = set(range(1, self.switch.ports + 1)) - self.ports_up().keys()
-        changes = [{"port": n, "name": "", "up": False, "change": "removed"} for n in sorted(gone)]
-        for port in [*changes, *({"change": "modified", **port} for port in ports)]:
+        changes = {
+            n: {"change": "removed", "port": n, "name": "", "up": False}
+            for n in range(1, self.switch.ports + 1)
+        }
+        for port in self.described()["ports"]:
+            changes[port["port"]] = {"change": "modified", **port}
+        for change in changes.values():
             if self.connected:
-                self.plant.publish({"event": "port", "datapath_id": self.datapath_id, **port})
+                self.plant.publish({"event": "port", "datapath_id": self.datapath_id, **change})
 
 
 class SimulatedSpeaker:
@@ -428,8 +445,10 @@ class ShellSwitch(MachineSwitch):
         self._see_ports()
 
     def save(self) -> Any:
-        """See ``Switch``."""
-        return copy.deepcopy(self.shell)
+        """See ``Switch``. Entries of others are not in it."""
+        shell = copy.deepcopy(self.shell)
+        shell.enter(self.stray, None)
+        return shell
 
     def reboot(self, old: Any) -> None:
         """See ``Switch``."""

@@ -21,9 +21,9 @@ from patchlight.testbed.lab.model import Endpoint, Host, Lab
 from patchlight.testbed.lab.portmap import CrossConnect, PortMap
 from patchlight.testbed.lab.wiring import Links, trace_links
 from patchlight.testbed.wire.worker_api import WorkerSpec
-from tests.simulation.packet_switches import KINDS, SimulatedSpeaker, Switch
+from tests.simulation.packet_switches import KINDS, SimulatedSpeaker
 from tests.simulation.world import Process, World
-from tests.support.fake_network import unicast
+from tests.support.fake_network import Packet, unicast
 
 if TYPE_CHECKING:
     from tests.simulation.servers import Worker
@@ -101,8 +101,6 @@ class Plant:
         }
         self._links_of: tuple[PortMap, ...] | None = None
         self._links: Links
-        self._lit_of: Links | None = None
-        self._lit: dict[str, set[int]] = {}
         self._heard_in: tuple[object, ...] = ()
         self._heard: dict[tuple[str, str], bool] = {}
         self.speakers: list[SimulatedSpeaker] = []
@@ -127,17 +125,6 @@ class Plant:
         """Whether a NIC receives light."""
         return host.name not in self.dark and self.links().peer(host.endpoint) is not None
 
-    def lit(self, device: str) -> Set[int]:
-        """The ports of a device that receive light."""
-        links = self.links()
-        if self._lit_of is not links:
-            self._lit_of = links
-            self._lit = {}
-            for end in (end for pair in links.pairs() for end in pair):
-                if end.port.isdecimal():
-                    self._lit.setdefault(end.device, set()).add(int(end.port))
-        return self._lit.get(device, set())
-
     def hears(self, sender: Host, receiver: Host) -> bool:
         """Whether a packet from one NIC reaches another."""
         if sender.name in self.dark or receiver.name in self.dark:
@@ -148,49 +135,28 @@ class Plant:
             self._heard = {}
         pair = (sender.name, receiver.name)
         if pair not in self._heard:
-            self._heard[pair] = self._arrives(sender, receiver)
+            ends = self.reached(self.links().peer(sender.endpoint), unicast(receiver))
+            self._heard[pair] = receiver.endpoint in ends
         return self._heard[pair]
 
-    def _arrives(self, sender: Host, receiver: Host) -> bool:
-        packet = unicast(receiver)
-        waiting = [self.links().peer(sender.endpoint)]
-        seen = set[Endpoint]()
-        while waiting:
-            at = waiting.pop()
-            if at == receiver.endpoint:
-                return True
-            if at is None or at in seen or at.device not in self.switches:
-                continue
-            seen.add(at)
-            for plug in self.switches[at.device].outputs(int(at.port), packet):
-                waiting.append(self.links().peer(Endpoint(at.device, str(plug))))
-        return False
-
-    def reached_by(self, switch: str, port: int) -> Set[Host]:
-        """The hosts that are behind a port of a packet switch, whatever switches forward."""
-        waiting = [self.links().peer(Endpoint(switch, str(port)))]
-        seen: set[Endpoint] = {Endpoint(switch, str(n)) for n in self.switches[switch].numbers}
+    def reached(self, at: Endpoint | None, packet: Packet | None) -> Set[Endpoint]:
+        """The NICs that a packet reaches which comes in at a port, or has come out at one; without
+        a packet, all to which there is a way."""
+        waiting = [at]
+        seen = set[Endpoint | None]()
         found = set()
         while waiting:
             at = waiting.pop()
             if at is None or at in seen:
                 continue
             seen.add(at)
-            if at.device in self.switches:
-                ends = {Endpoint(at.device, str(n)) for n in self.switches[at.device].numbers}
-                waiting += [self.links().peer(end) for end in ends - seen]
-                seen |= ends
-            else:
-                found.add(next(host for host in self.lab.hosts if host.endpoint == at))
+            switch = self.switches.get(at.device)
+            if switch is None:
+                found.add(at)
+                continue
+            plugs = switch.numbers if packet is None else switch.outputs(int(at.port), packet)
+            waiting += [self.links().peer(Endpoint(at.device, str(plug))) for plug in plugs]
         return found
-
-    def reached_from(self, host: Host) -> Set[Host]:
-        """The hosts to which there is a way by packet switches from one."""
-        at = self.links().peer(host.endpoint)
-        if at is None or at.device not in self.switches:
-            return set()
-        ports = self.switches[at.device].numbers
-        return {h for port in ports for h in self.reached_by(at.device, port)} - {host}
 
     def ring_of(self, spec: WorkerSpec) -> list[Worker]:
         """The workers that have joined one attempt's ring."""
@@ -201,30 +167,6 @@ class Plant:
         for speaker in self.speakers:
             if speaker.running:
                 speaker.publish(event)
-
-    def restore_ports(self, switch: Switch) -> None:
-        """All ports of a packet switch are there again, with their own numbers."""
-        switch.numbers = {port: port for port in range(1, switch.switch.ports + 1)}
-        switch.reported_down.clear()
-        switch.renumbered()
-
-    def end_stray(self, switch: Switch) -> None:
-        """Another application removes its entry."""
-        if switch.stray:
-            switch.enter(switch.stray, None)
-            switch.stray = ""
-            switch.version += 1
-
-    def heal_switches(self) -> None:
-        """All faults of packet switches and the speaker end."""
-        for switch in self.switches.values():
-            switch.refuse(0)
-            switch.stall_s = 0.0
-            self.end_stray(switch)
-            self.restore_ports(switch)
-            switch.start()
-        for speaker in self.speakers:
-            speaker.stall_s = 0.0
 
     async def launch_speaker(self, command: Sequence[str]) -> SimulatedSpeaker:
         """Start a speaker as the controller does, by its command line."""
