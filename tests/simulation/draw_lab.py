@@ -10,7 +10,7 @@ from patchlight.testbed.lab.loops import harmful_loops
 from patchlight.testbed.lab.model import Lab
 from patchlight.testbed.lab.rules import Snmp
 from patchlight.testbed.lab.wiring import trace_links
-from tests.simulation.packet_switches import KINDS
+from tests.simulation.packet_switches import KINDS, port_names
 
 DRIVERS = ("calient-tl1", "polatis-scpi", "polatis-tl1", "glimmerglass-tl1")
 
@@ -45,6 +45,8 @@ def with_kinds(lab: Lab, draw: random.Random) -> Lab:
     drivers = list(KINDS)
     kinds = draw.choices(drivers, weights=[4 if d == "openflow" else 1 for d in drivers], k=99)
 
+    named = [draw.random() < 0.5 for _ in kinds]
+
     def changed(*, spanning_tree: bool) -> Lab:
         switches = []
         for number, (switch, driver) in enumerate(zip(lab.packet_switches, kinds, strict=False)):
@@ -55,6 +57,7 @@ def with_kinds(lab: Lab, draw: random.Random) -> Lab:
                     switch,
                     driver=driver,
                     datapath_id=switch.datapath_id if is_open else None,
+                    interfaces=port_names(switch) if is_open and named[number] else (),
                     address="" if is_open or driver == "learning" else f"{where}:22",
                     vlan=100 if driver == "sonic" else None,
                     snmp=Snmp(address=f"{where}:161") if driver == "learning" else None,

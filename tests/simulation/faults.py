@@ -155,12 +155,12 @@ class Faults:
         switch.stall_s = 0.0
 
     async def lose_port(self, draw: random.Random) -> None:
-        """A port vanishes, or two swap their numbers."""
+        """A port vanishes; or two swap their numbers, where the lab file has their names."""
         switch = self._a_switch(draw)
         one, other = draw.sample(range(1, switch.switch.ports + 1), 2)
         if draw.random() < 0.7:
             switch.numbers.pop(one, None)
-        elif switch.numbers.keys() >= {one, other}:
+        elif switch.numbers.keys() >= {one, other} and switch.switch.interfaces:
             numbers = switch.numbers
             numbers[one], numbers[other] = numbers[other], numbers[one]
         switch.renumbered()

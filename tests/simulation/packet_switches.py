@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import bisect
+import contextlib
 import copy
 import json
 from collections.abc import Collection, Mapping, Sequence
@@ -135,6 +136,11 @@ class Switch:
         self.stray = ""
 
 
+def port_names(switch: PacketSwitch) -> tuple[str, ...]:
+    """What a switch with OpenFlow calls its ports."""
+    return tuple(f"p{port}" for port in range(1, switch.ports + 1))
+
+
 class FlowSwitch(Switch):
     """A switch with OpenFlow, behind the speaker."""
 
@@ -200,7 +206,8 @@ class FlowSwitch(Switch):
 
     def described(self) -> dict[str, Any]:
         """Its ports, as the speaker describes them."""
-        names = {number: f"p{plug}" for plug, number in self.numbers.items()}
+        own = port_names(self.switch)
+        names = {number: own[plug - 1] for plug, number in self.numbers.items()}
         ports = [{"port": n, "name": names[n], "up": up} for n, up in self.ports_up().items()]
         return {"datapath_id": self.datapath_id, "address": "10.1.1.1:1", "ports": ports}
 
@@ -396,11 +403,12 @@ class MachineSwitch(Switch):
         await asyncio.start_server(self._converse, host, int(port), limit=1 << 24)
 
     async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while line := await reader.readline():
-            number, command, text = json.loads(line)
-            await asyncio.sleep(self.stall_s)
-            answer = await self.run(command, text)
-            writer.write(json.dumps([number, *answer]).encode() + b"\n")
+        with contextlib.suppress(ConnectionError):
+            while line := await reader.readline():
+                number, command, text = json.loads(line)
+                await asyncio.sleep(self.stall_s)
+                answer = await self.run(command, text)
+                writer.write(json.dumps([number, *answer]).encode() + b"\n")
         writer.close()
 
     async def run(self, command: str, text: str) -> tuple[int, str, str]:
