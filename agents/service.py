@@ -30,6 +30,7 @@ from patchlight.agents.worker_life import LeasedWorker
 from patchlight.agents.workers import contract, keeper, limits
 from patchlight.testbed.errors import in_words, reason
 from patchlight.testbed.lab.model import Gpu, Lab, Nic, Server
+from patchlight.testbed.linux.processes import boot_id
 from patchlight.testbed.tasks import run_all
 from patchlight.testbed.wire import agent_status, worker_api
 
@@ -59,10 +60,11 @@ class AgentService:
         *,
         nics: NicBackend | None = None,
         claims: Path = CLAIMS,
+        boot: str | None = None,
     ) -> None:
         """``light`` is the socket at which the NICs' transceivers are tuned, if they can be;
-        ``nics`` are by default those of this machine, ``claims`` the folder that all labs on the
-        server share."""
+        ``nics`` and ``boot``, the id of its boot, are by default those of this machine, ``claims``
+        the folder that all labs on the server share."""
         self._server = server
         self._runner, self._gpus = runner, gpus
         self.seen_at: dict[tuple[str, str], float] = {}
@@ -81,6 +83,7 @@ class AgentService:
             claims=Claims(lab.name, claims),
             folders=state / "workers",
             paths=self.paths,
+            boot=boot or boot_id(),
         )
         self._workers: dict[str, LeasedWorker] = {}
         self._unwanted: deque[str] = deque(maxlen=MOST_ENDED)

@@ -46,6 +46,7 @@ class AgentSite:
     claims: Claims
     folders: Path
     paths: PathNodes
+    boot: str
 
     def namespace_of(self, worker: str) -> str:
         """The name of a worker's network namespace, unique to this lab and server."""

@@ -16,7 +16,6 @@ from patchlight.agents.workers.contract import ExitInfo, RunningWorker
 from patchlight.testbed.errors import in_words
 from patchlight.testbed.jobs import CommandTask
 from patchlight.testbed.lab.model import Nic
-from patchlight.testbed.linux.processes import boot_id
 from patchlight.testbed.wire.worker_api import (
     AnnounceAnswer,
     AnnounceRequest,
@@ -48,7 +47,7 @@ class LeasedWorker:
         self._command = spec.task if isinstance(spec.task, CommandTask) else None
         self.reports = keeper.ReportReader(self._folder, foreign=self._command is not None)
         self._runner, self._gpus, self._paths = site.runner, site.gpus, site.paths
-        self._nics = site.nics
+        self._nics, self._boot = site.nics, site.boot
         self._gpu_misses = 0
         self._gpu_seen_at = time.monotonic()
         self._is_silent = self._is_leaving = False
@@ -89,7 +88,7 @@ class LeasedWorker:
             )
             await self._follow(ExitInfo(137))
         else:
-            rebooted = lease.handle.boot not in (None, boot_id())
+            rebooted = lease.handle.boot not in (None, self._boot)
             if rebooted:
                 self._ending = keeper.Ending(WorkerState.FAILED, "its server was restarted")
             else:

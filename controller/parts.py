@@ -32,7 +32,8 @@ from patchlight.controller.jobs.running_job import RunningJob
 from patchlight.controller.jobs.scheduler import Scheduler
 from patchlight.controller.packet_switches.openflow.client import Launch, Speaker, UnknownSwitches
 from patchlight.controller.packet_switches.openflow.flowtable import SpeakerOptions, SwitchTls
-from patchlight.controller.packet_switches.registry import open_packet_driver
+from patchlight.controller.packet_switches.registry import PacketDriverFactory, open_packet_driver
+from patchlight.controller.packet_switches.snmp import SnmpSession, SnmpSessionFactory
 from patchlight.controller.packet_switches.switches import PacketSwitches
 from patchlight.controller.packet_switches.telemetry import Telemetry
 from patchlight.controller.paths.bounds import BoundsService
@@ -81,10 +82,13 @@ class ControllerSettings:
 @dataclass(frozen=True)
 class ExternalIO:
     """A controller's links to other processes: the transport to an agent, by server (``None``: its
-    socket), and what starts the OpenFlow speaker. A simulation has its own."""
+    socket), what starts the OpenFlow speaker, and what drives and polls the other packet switches.
+    A simulation has its own."""
 
     transport_to: Callable[[str], httpx.AsyncBaseTransport | None] = lambda server: None
     launch_speaker: Launch | None = None
+    open_packet_driver: PacketDriverFactory = open_packet_driver
+    open_snmp: SnmpSessionFactory = SnmpSession
 
 
 class Controller:
@@ -137,7 +141,7 @@ class Controller:
             external.launch_speaker,
         )
         packet_drivers = [
-            open_packet_driver(switch, password_of(switch))
+            external.open_packet_driver(switch, password_of(switch))
             for switch in lab.packet_switches
             if switch.driver != DEFAULT_DRIVER
         ]
@@ -149,6 +153,7 @@ class Controller:
             partial(self.switches.count, "snmp"),
             settings.openflow_netns,
             partial(self.switches.report_missing, "snmp"),
+            external.open_snmp,
         )
         self.fleet.on_macs = self.switches.learn
         self.fleet.on_counters = self.switches.count_nics

@@ -14,7 +14,12 @@ from typing import Any
 
 from patchlight.controller.circuits.contract import DeviceRefused
 from patchlight.controller.circuits.dialect import DEFAULT_TIMEOUTS, Session, Timeouts
-from patchlight.controller.circuits.protocols.ssh_commands import CommandClient, CommandDialect
+from patchlight.controller.circuits.protocols.ssh_commands import (
+    CommandClient,
+    CommandConnection,
+    CommandDialect,
+    Login,
+)
 from patchlight.controller.packet_switches.contract import (
     Applied,
     Lack,
@@ -87,15 +92,20 @@ def plan(have: Table, ours: Mapping[str, Sequence[str]], wanted: Table) -> Table
 
 
 class FdbDriver(ABC):
-    """See ``PacketSwitchDriver``."""
+    """See ``PacketSwitchDriver``. ``login`` connects to the switch."""
 
     _answers_arp = False
 
     def __init__(
-        self, switch: PacketSwitch, password: str, timeouts: Timeouts = DEFAULT_TIMEOUTS
+        self,
+        switch: PacketSwitch,
+        password: str,
+        timeouts: Timeouts = DEFAULT_TIMEOUTS,
+        login: Login = CommandConnection.log_in,
     ) -> None:
         self._switch = switch
-        self._client = CommandClient(Session.of(switch, password, timeouts), CommandDialect())
+        session = Session.of(switch, password, timeouts)
+        self._client = CommandClient(session, CommandDialect(), login)
         self._wish = Wish()
         self._interfaces: Mapping[int, str] = {}
         self._missing: Mapping[int, str] = {}

@@ -2,10 +2,10 @@
 
 import asyncio
 import socket
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.lab.rules import Snmp
@@ -29,22 +29,26 @@ class SnmpFailed(PatchlightError):
     """A switch did not answer, or not with what is needed."""
 
 
-class SnmpAgent:
-    """The SNMP agent of the packet switch ``name``, called from the network namespace ``netns``."""
+class AnySnmpSession(Protocol):
+    """What carries requests to an SNMP agent; see ``SnmpSession``."""
 
-    def __init__(self, name: str, said: Snmp, netns: Path | None = None) -> None:
-        self.name, self._said, self._netns = name, said, netns
-        self._community = secret_of(said.community_env, f"the SNMP community of {name}")
-        self._auth = secret_of(said.auth_env, f"the SNMP password of {said.user} at {name}")
-        self._priv = secret_of(said.priv_env, f"the SNMP privacy password of {said.user} at {name}")
-        self._session: tuple[Any, ...] | None = None
+    async def following(self, after: Sequence[Oid], rows: int) -> list[tuple[Oid, Value | None]]:
+        """Up to ``rows`` times what follows each of these in the agent, row by row."""
+
+    def close(self) -> None:
+        """Close its socket."""
+
+
+class SnmpAgent:
+    """The SNMP agent of the packet switch ``name``."""
+
+    def __init__(self, name: str, session: AnySnmpSession) -> None:
+        self.name, self._session = name, session
         self._one_request = asyncio.Lock()
 
     def close(self) -> None:
         """Close its socket."""
-        if self._session is not None:
-            self._session[1].close_dispatcher()
-            self._session = None
+        self._session.close()
 
     async def walk(self, *columns: Oid, rows: Collection[int] = ()) -> list[Column]:
         """These columns of one table, read together; only from the lowest to the highest of
@@ -72,22 +76,46 @@ class SnmpAgent:
         return found
 
     async def _next(self, after: list[Oid]) -> list[tuple[Oid, Value | None]]:
-        """What follows each of these in the agent, row by row."""
         # Many agents answer one request at a time.
         async with self._one_request:
-            if self._session is None:
-                self._session = await self._open()
-            api, engine, login, target = self._session
-            error, status, _, values = await api.bulk_cmd(
-                engine,
-                login,
-                target,
-                api.ContextData(),
-                0,
-                _VALUES // len(after),
-                *(api.ObjectType(api.ObjectIdentity(oid)) for oid in after),
-                lookupMib=False,
-            )
+            return await self._session.following(after, _VALUES // len(after))
+
+
+class SnmpSession:
+    """SNMPv2c or v3 over UDP to the agent of the packet switch ``name``, from the network namespace
+    ``netns``."""
+
+    def __init__(self, name: str, said: Snmp, netns: Path | None = None) -> None:
+        self.name, self._said, self._netns = name, said, netns
+        self._community = secret_of(said.community_env, f"the SNMP community of {name}")
+        self._auth = secret_of(said.auth_env, f"the SNMP password of {said.user} at {name}")
+        self._priv = secret_of(said.priv_env, f"the SNMP privacy password of {said.user} at {name}")
+        self._session: tuple[Any, ...] | None = None
+
+    def close(self) -> None:
+        """Close its socket."""
+        if self._session is not None:
+            self._session[1].close_dispatcher()
+            self._session = None
+
+    async def following(self, after: Sequence[Oid], rows: int) -> list[tuple[Oid, Value | None]]:
+        """Up to ``rows`` times what follows each of these in the agent, row by row.
+
+        ``SnmpFailed`` without an answer.
+        """
+        if self._session is None:
+            self._session = await self._open()
+        api, engine, login, target = self._session
+        error, status, _, values = await api.bulk_cmd(
+            engine,
+            login,
+            target,
+            api.ContextData(),
+            0,
+            rows,
+            *(api.ObjectType(api.ObjectIdentity(oid)) for oid in after),
+            lookupMib=False,
+        )
         if error:
             raise self._failure(type(error).__name__, str(error))
         if status or not values:
@@ -137,6 +165,9 @@ class SnmpAgent:
             hashes[self._said.auth] if self._auth else api.USM_AUTH_NONE,
             api.USM_PRIV_CFB128_AES if self._priv else api.USM_PRIV_NONE,
         )
+
+
+SnmpSessionFactory = Callable[[str, Snmp, Path | None], AnySnmpSession]
 
 
 def _new_engine() -> tuple[Any, Any]:

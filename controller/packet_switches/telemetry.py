@@ -14,7 +14,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 from patchlight.controller.packet_switches.ports import EndNames, Matched, match_ports
-from patchlight.controller.packet_switches.snmp import Column, SnmpAgent, SnmpFailed, Value
+from patchlight.controller.packet_switches.snmp import (
+    Column,
+    SnmpAgent,
+    SnmpFailed,
+    SnmpSession,
+    SnmpSessionFactory,
+    Value,
+)
 from patchlight.testbed.errors import PatchlightError, in_words
 from patchlight.testbed.lab.model import Endpoint, Lab, PacketSwitch
 from patchlight.testbed.wire.probe_frames import LldpNeighbour, lldp_probe_source, sender_of
@@ -129,7 +136,7 @@ class HeardBySwitch:
 class Telemetry:
     """The SNMP agents of a lab's packet switches. ``count`` receives a switch's counters: its name,
     the time, and bytes by port number; ``miss`` the ports that a switch without a driver does not
-    have, and why."""
+    have, and why; ``open_session`` connects to an agent."""
 
     def __init__(
         self,
@@ -137,12 +144,15 @@ class Telemetry:
         count: Callable[[str, float, Mapping[int, Octets]], None],
         netns: Path | None = None,
         miss: Callable[[str, Mapping[int, str]], None] = lambda *_: None,
+        open_session: SnmpSessionFactory = SnmpSession,
     ) -> None:
         self._lab = lab
         self._count = count
         self._miss = miss
         self._polled = {
-            s.name: _Polled(SnmpAgent(s.name, s.snmp, netns)) for s in lab.packet_switches if s.snmp
+            s.name: _Polled(SnmpAgent(s.name, open_session(s.name, s.snmp, netns)))
+            for s in lab.packet_switches
+            if s.snmp
         }
 
     @property

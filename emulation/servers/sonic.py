@@ -14,6 +14,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,29 +29,33 @@ Database = dict[str, dict[str, dict[str, str]]]
 
 
 def install(root: Path, switch: "PacketSwitch") -> None:
-    """Put the programs and the first configuration into a switch's file system: all ports are
-    members of its VLAN."""
+    """Put the programs and the first configuration into a switch's file system."""
     folder, programs = root / str(FOLDER)[1:], root / "usr/local/bin"
     for each in (folder, programs):
         each.mkdir(mode=0o755, parents=True)
     for program in ("config", "sonic-db-dump"):
         (programs / program).write_text(f"#!/usr/bin/python3 -IS\n{Path(__file__).read_text()}")
         (programs / program).chmod(0o755)
+    (folder / _CONFIG).write_text(json.dumps(first_config(switch)))
+    (folder / _BRIDGE).write_text(switch.bridge)
+
+
+def first_config(switch: "PacketSwitch") -> Database:
+    """CONFIG_DB of a switch whose ports are all members of its VLAN."""
     vlan, names = f"Vlan{switch.vlan}", switch.interface_names
-    database: Database = {
+    return {
         "PORT": {name: {"index": str(n)} for n, name in enumerate(names, 1)},
         "VLAN": {vlan: {"vlanid": str(switch.vlan)}},
         "VLAN_MEMBER": {f"{vlan}|{name}": {"tagging_mode": "untagged"} for name in names},
     }
-    (folder / _CONFIG).write_text(json.dumps(database))
-    (folder / _BRIDGE).write_text(switch.bridge)
 
 
-class _Refused(Exception):
-    pass
+class Refused(Exception):
+    """A patch that SONiC does not apply."""
 
 
-def _patched(database: Any, patch: list[dict[str, Any]]) -> Any:
+def patched(database: Any, patch: list[dict[str, Any]]) -> Any:
+    """CONFIG_DB after a patch (RFC 6902), which changes it in place; ``Refused``."""
     for step in patch:
         *above, last = (
             p.replace("~1", "/").replace("~0", "~") for p in step["path"].split("/")[1:]
@@ -58,27 +63,28 @@ def _patched(database: Any, patch: list[dict[str, Any]]) -> Any:
         at = database
         for name in above:
             if name not in at:
-                raise _Refused(f"JsonPatchConflict: member '{name}' not found")
+                raise Refused(f"JsonPatchConflict: member '{name}' not found")
             at = at[name]
         if step["op"] == "remove":
             if last not in at:
-                raise _Refused(f"can't remove a non-existent object '{last}'")
+                raise Refused(f"can't remove a non-existent object '{last}'")
             del at[last]
         else:
             at[last] = step["value"]
     return database
 
 
-def _check(database: Database, refused: list[str]) -> None:
+def check(database: Database, refused: list[str]) -> None:
+    """``Refused`` unless CONFIG_DB may be so."""
     for table, rows in database.items():
         if not rows:
-            raise _Refused(f"given patch will produce empty tables which is not allowed: {table}")
+            raise Refused(f"given patch will produce empty tables which is not allowed: {table}")
     for key, row in database.get("FDB", {}).items():
         vlan, _, mac = key.partition("|")
         if not re.fullmatch("([0-9a-f]{2}:){5}[0-9a-f]{2}", mac) or set(row) != {"port"}:
-            raise _Refused(f"data loading failed: FDB {key}")
+            raise Refused(f"data loading failed: FDB {key}")
         if f"{vlan}|{row['port']}" not in database["VLAN_MEMBER"] or mac in refused:
-            raise _Refused(f"given config failed validation: FDB {key}")
+            raise Refused(f"given config failed validation: FDB {key}")
 
 
 def _programs(database: Database, faults: dict[str, Any]) -> None:
@@ -119,16 +125,20 @@ def _ports(bridge: str) -> list[dict[str, Any]]:
     return [row for row in rows if row]
 
 
-def _database(name: str, config: Database) -> dict[str, dict[str, str]]:
-    bridge = (FOLDER / _BRIDGE).read_text()
+def rows_of(
+    name: str, config: Database, hardware: Iterable[str], ports: Sequence[dict[str, Any]]
+) -> dict[str, dict[str, str]]:
+    """The rows of one database by key: of CONFIG_DB, or of others what the driver reads.
+
+    ``hardware`` are the MACs that are programmed; ``ports`` as ``ip -s -json link`` shows them.
+    """
     if name == "CONFIG_DB":
         return {
             f"{table}|{key}": row for table, rows in config.items() for key, row in rows.items()
         }
     if name == "ASIC_DB":
         head, ids = "ASIC_STATE:SAI_OBJECT_TYPE_FDB_ENTRY:", {"bvid": "oid:0x26", "switch_id": "0"}
-        return {head + json.dumps({**ids, "mac": m.upper()}): {} for m in _hardware(bridge)}
-    ports = _ports(bridge)
+        return {head + json.dumps({**ids, "mac": m.upper()}): {} for m in hardware}
     if name == "APPL_DB":
         up = {port["ifname"]: port["operstate"].lower() for port in ports}
         return {f"PORT_TABLE:{port}": {"oper_status": state} for port, state in up.items()}
@@ -157,19 +167,21 @@ def main(program: str, arguments: list[str]) -> str:
         parser.add_argument("-k", default="*")
         parser.add_argument("-y", action="store_true")
         said = parser.parse_args(arguments)
-        rows = _database(said.n, json.loads(path.read_text())).items()
+        bridge = (FOLDER / _BRIDGE).read_text()
+        config = json.loads(path.read_text())
+        rows = rows_of(said.n, config, _hardware(bridge), _ports(bridge)).items()
         shown = {k: {"type": "hash", "value": v} for k, v in rows if fnmatch.fnmatchcase(k, said.k)}
         return json.dumps(shown)
     if os.geteuid():
         sys.exit("Root privileges are required for this operation")
     with path.open("r+") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        config: Database = json.load(file)
+        config = json.load(file)
         if arguments[:1] == ["apply-patch"]:
             try:
-                config = _patched(config, json.loads(Path(arguments[1]).read_text()))
-                _check(config, faults.get("refused", []))
-            except _Refused as refused:
+                config = patched(config, json.loads(Path(arguments[1]).read_text()))
+                check(config, faults.get("refused", []))
+            except Refused as refused:
                 sys.exit(f"Failed to apply patch due to: {refused}")
         elif arguments[:1] != ["reload"]:
             sys.exit(f"no such command: {arguments}")

@@ -8,6 +8,8 @@ import random
 
 from tests.simulation.judge import Judge
 from tests.simulation.lab import SimulatedLab
+from tests.simulation.packet_switches import Switch
+from tests.simulation.servers import Worker
 
 OFTEN = {
     "kill-controller": 4,
@@ -24,6 +26,17 @@ OFTEN = {
     "lose-gpu": 1,
     "second-controller": 1,
     "clock-jump": 1,
+    "stall-speaker": 1,
+    "stall-switch": 2,
+    "lose-port": 2,
+    "report-down": 1,
+    "lead-astray": 2,
+    "fail-worker": 2,
+    "ignore-stops": 1,
+    "hang-worker": 2,
+    "fault-in-launch": 2,
+    "fault-in-answer": 4,
+    "reboot-server": 2,
 }
 """How often each event is drawn."""
 
@@ -67,29 +80,119 @@ class Faults:
             device.start()
 
     async def kill_worker(self, draw: random.Random) -> None:
+        if worker := self._a_worker(draw):
+            worker.kill(draw.choice((137, 1, 139)))
+
+    async def fail_worker(self, draw: random.Random) -> None:
+        if worker := self._a_worker(draw):
+            worker.fail("RuntimeError: CUDA error: unspecified launch failure")
+
+    async def ignore_stops(self, draw: random.Random) -> None:
+        if worker := self._a_worker(draw):
+            worker.stubborn = True
+
+    async def hang_worker(self, draw: random.Random) -> None:
+        if worker := self._a_worker(draw):
+            worker.responsive.clear()
+            await asyncio.sleep(draw.choice((5.0, 40.0, 200.0)))
+            worker.responsive.set()
+
+    def _a_worker(self, draw: random.Random) -> Worker | None:
         running = [w for m in self.lab.machines.values() for w in m.workers.values()]
         running = [worker for worker in running if worker.process.alive]
-        if running:
-            draw.choice(running).kill(137)
+        return draw.choice(running) if running else None
+
+    async def fault_in_launch(self, draw: random.Random) -> None:
+        machine = draw.choice(list(self.lab.machines.values()))
+        machine.next_launch = draw.choice(("fails", "kills the agent"))
+        await asyncio.sleep(60.0)
+        machine.next_launch = ""
+        if not machine.agent.alive:
+            machine.start()
+
+    async def fault_in_answer(self, draw: random.Random) -> None:
+        machine = draw.choice(list(self.lab.machines.values()))
+        machine.next_answer = draw.choice(("is late", "is lost", "is given twice"))
+
+    async def reboot_server(self, draw: random.Random) -> None:
+        machine = draw.choice(list(self.lab.machines.values()))
+        machine.reboot()
+        await asyncio.sleep(draw.choice((5.0, 40.0)))
+        if not machine.agent.alive:
+            machine.start()
 
     async def kill_speaker(self, draw: random.Random) -> None:
         if self.lab.plant.speakers:
-            self.lab.plant.speakers[-1].process.kill()
+            process = self.lab.plant.speakers[-1].process
+            process.dies_at = process.steps + draw.choice((1, 10, 100)) * draw.randint(1, 9)
+            await asyncio.sleep(20.0)
+            process.kill()
+
+    async def stall_speaker(self, draw: random.Random) -> None:
+        if self.lab.plant.speakers:
+            speaker = self.lab.plant.speakers[-1]
+            speaker.stall_s = draw.choice((0.5, 4.0, 15.0))
+            await asyncio.sleep(30.0)
+            speaker.stall_s = 0.0
 
     async def lose_switch(self, draw: random.Random) -> None:
-        switch = draw.choice(list(self.lab.plant.switches.values()))
-        self.lab.plant.connect(switch, up=False)
+        switch = self._a_switch(draw)
+        old = switch.save()
+        await asyncio.sleep(draw.choice((0.0, 5.0, 50.0)))
+        switch.kill()
         await asyncio.sleep(draw.choice((1.0, 10.0, 60.0)))
-        if draw.random() < 0.3:
-            switch.table.clear()  # it was switched off
-        self.lab.plant.connect(switch, up=True)
+        if draw.random() < 0.5:  # it was switched off
+            switch.reboot(draw.choice((None, old)))
+        switch.start()
 
     async def refuse_entries(self, draw: random.Random) -> None:
-        draw.choice(list(self.lab.plant.switches.values())).refuses = draw.randint(1, 3)
+        self._a_switch(draw).refuse(draw.randint(1, 3))
+
+    async def stall_switch(self, draw: random.Random) -> None:
+        switch = self._a_switch(draw)
+        switch.stall_s = draw.choice((0.5, 4.0, 15.0))
+        await asyncio.sleep(draw.choice((10.0, 60.0)))
+        switch.stall_s = 0.0
+
+    async def lose_port(self, draw: random.Random) -> None:
+        """A port vanishes; or two swap their numbers, where the lab file has their names."""
+        switch = self._a_switch(draw)
+        one, other = draw.sample(range(1, switch.switch.ports + 1), 2)
+        if draw.random() < 0.7:
+            switch.numbers.pop(one, None)
+        elif switch.numbers.keys() >= {one, other} and switch.switch.interfaces:
+            numbers = switch.numbers
+            numbers[one], numbers[other] = numbers[other], numbers[one]
+        switch.renumbered()
+        await asyncio.sleep(draw.choice((5.0, 60.0)))
+        switch.restore_ports()
+
+    async def report_down(self, draw: random.Random) -> None:
+        """A switch reports a port without a link that has one."""
+        switch = self._a_switch(draw)
+        switch.reported_down.add(draw.randint(1, switch.switch.ports))
+        switch.renumbered()
+        await asyncio.sleep(30.0)
+        switch.restore_ports()
+
+    async def lead_astray(self, draw: random.Random) -> None:
+        """Another application's entry takes precedence for a while: nobody else may remove it."""
+        switch = self._a_switch(draw)
+        if not switch.stray:
+            mac = draw.choice(self.lab.lab.hosts).nic.mac.lower()
+            switch.lead_astray(mac, draw.randint(1, switch.switch.ports))
+            await asyncio.sleep(draw.choice((5.0, 60.0)))
+            if switch.stray == mac and not switch.has_stray:
+                self.judge.wrong(f"{switch.name}: another application's entry was removed")
+            switch.lead_astray(mac, None)
+
+    def _a_switch(self, draw: random.Random) -> Switch:
+        return draw.choice(list(self.lab.plant.switches.values()))
 
     async def cut(self, draw: random.Random) -> None:
         others = [m.agent.name for m in self.lab.machines.values()]
         others += [device.process.name for device in self.lab.plant.devices.values()]
+        others += [*self.lab.plant.switches, "anna", "ben", "operator"]
         pair = ["controller", draw.choice(others)]
         draw.shuffle(pair)
         network = self.lab.world.network

@@ -116,8 +116,7 @@ class History:
             if not device.process.alive:
                 device.start()
         for switch in plant.switches.values():
-            switch.refuses = 0
-            plant.connect(switch, up=True)
+            switch.refuse(0)
         for machine in self.lab.machines.values():
             machine.dead_gpus.clear()
             if not machine.agent.alive:

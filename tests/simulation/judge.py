@@ -7,10 +7,12 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from patchlight.testbed.lab.model import Endpoint
 from patchlight.testbed.lab.portmap import PortMap
 from tests.simulation.lab import SimulatedLab
 from tests.simulation.plant import Device
 from tests.simulation.servers import Worker
+from tests.support.fake_network import unicast
 
 FINAL = ("done", "failed", "stopped")
 
@@ -110,12 +112,32 @@ class Judge(logging.Handler):
             said = PortMap.parse(circuits[name]["map"])
             if said != device.map:
                 self.wrong(f"{name} has {device.map}, but the API says {said}")
+        self._check_packets(status)
         for part in status["parts"]:
             if part["faults"]:
                 self.wrong(f"{part['name']} failed: {part['last_fault']}")
         for agent in status["agents"]:
             if not agent["reachable"]:
                 self.wrong(f"the agent of {agent['server']} is {agent['presence']}")
+
+    def _check_packets(self, status: Mapping[str, Any]) -> None:
+        """At rest, packets arrive wherever there is a way, and no entry leads elsewhere."""
+        plant, links = self.lab.plant, self.lab.plant.links()
+        for host in plant.lab.hosts:
+            joined = plant.reached(links.peer(host.endpoint), None) - {host.endpoint}
+            for other in plant.lab.hosts:
+                if other.endpoint in joined and not plant.hears(other, host):
+                    self.wrong(f"packets from {other.name} do not arrive at {host.name}")
+            for name, switch in plant.switches.items():
+                port = switch.own_entries().get(host.nic.mac.lower())
+                end = links.peer(Endpoint(name, str(port)))
+                if port is not None and host.endpoint not in plant.reached(end, unicast(host)):
+                    self.wrong(f"{name}: an entry for {host.name} leads to port {port}")
+        for switch in status["switches"]:
+            keys = ("trouble", "lacks", "foreign", "ports_missing", "snmp_problem")
+            troubles = [switch[key] for key in keys]
+            if any(troubles) or switch["connected"] is False:
+                self.wrong(f"{switch['name']} is not well at rest: {troubles}")
 
     def _check_done(self, job: Mapping[str, Any]) -> None:
         """All workers of one attempt have finished all iterations."""

@@ -14,6 +14,7 @@ from patchlight.controller.parts import Controller, ControllerSettings, External
 from patchlight.controller.service import running_parts
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.lab.model import Lab
+from tests.simulation.packet_switches import SimulatedSnmp, open_driver
 from tests.simulation.plant import Plant, located
 from tests.simulation.servers import Machine, ToProcess, Worker
 from tests.simulation.world import Process, World
@@ -43,6 +44,8 @@ class SimulatedLab:
         """Start devices, agents and the controller, and wait until it serves."""
         for device in self.plant.devices.values():
             device.start()
+        for switch in self.plant.switches.values():
+            switch.start()
         for machine in self.machines.values():
             machine.start()
         self.start_controller()
@@ -71,6 +74,10 @@ class SimulatedLab:
                 lambda: (self.machines[server].agent, self.machines[server].app),
             ),
             launch_speaker=self.plant.launch_speaker,
+            open_packet_driver=lambda switch, password: open_driver(
+                self.plant.switches[switch.name], password
+            ),
+            open_snmp=SimulatedSnmp,
         )
         settings = ControllerSettings(
             state_dir=self.state, api=f"unix:{self.state}/api.sock", openflow="127.0.0.1:6653"

@@ -10,15 +10,16 @@ import asyncio
 import contextlib
 import json
 import os
+import shutil
 import socket
 from collections.abc import Callable, Container, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import httpx
 
 from patchlight.agents.api import AgentMetrics, make_app
-from patchlight.agents.errors import GpuError, NicError
+from patchlight.agents.errors import GpuError, LaunchError, NicError
 from patchlight.agents.gpus import GpuBackend, GpuReading
 from patchlight.agents.nics.announcing import Neighbours
 from patchlight.agents.nics.backend import NicBackend
@@ -33,7 +34,6 @@ from patchlight.agents.workers.contract import (
     WorkerLaunch,
 )
 from patchlight.testbed.lab.model import Host, Nic, Server
-from patchlight.testbed.linux.processes import boot_id
 from patchlight.testbed.linux.sockets import UNIX_CLIENT
 from patchlight.testbed.wire.agent_status import NicStatus, RdmaStatus
 from patchlight.testbed.wire.worker_api import SyntheticTask
@@ -57,6 +57,9 @@ class Machine:
         """The namespace that each interface is in, unless it is at home."""
         self.workers: dict[int, Worker] = {}
         self.dead_gpus: set[str] = set()
+        self.boots = 0
+        self.next_launch: Literal["", "fails", "kills the agent"] = ""
+        self.next_answer: Literal["", "is late", "is lost", "is given twice"] = ""
         self.on_worker: list[Callable[[Worker, str], None]] = []
 
     def host_of(self, interface: str) -> Host:
@@ -84,10 +87,53 @@ class Machine:
             SimulatedGpus(self),
             self.folder,
             nics=SimulatedNics(self),
-            claims=self.world.folder / f"claims-{self.server.name}",
+            claims=self._claims,
+            boot=self.boot,
         )
         await service.open()
-        self.app = make_app(service, lab.name, AgentMetrics(service))
+        self._api = make_app(service, lab.name, AgentMetrics(service))
+        self.app = self._answer
+
+    @property
+    def boot(self) -> str:
+        """The id of this boot."""
+        return f"boot {self.boots} of {self.server.name}"
+
+    @property
+    def _claims(self) -> Path:
+        return self.world.folder / f"claims-{self.server.name}"
+
+    def reboot(self) -> None:
+        """Switch it off: its workers and what was in memory are gone."""
+        self.agent.kill()
+        for worker in self.workers.values():
+            worker.kill(137)
+        self.in_namespace.clear()
+        shutil.rmtree(self._claims, ignore_errors=True)
+        self.boots += 1
+
+    async def _answer(self, scope: Any, receive: Any, send: Any) -> None:
+        """Answer a request, or do what is said of the next one."""
+        fault, self.next_answer = self.next_answer, ""
+        request = await receive()
+
+        async def again() -> Any:
+            return request
+
+        async def unheard(_: Any) -> None:
+            pass
+
+        if fault:
+            self.world.log(self.agent.name, f"the answer to {scope['path']} {fault}")
+        if fault == "is late":
+            await asyncio.sleep(self.world.draw.choice((1.0, 10.0, 40.0)))
+        if fault == "is lost":
+            await self._api(scope, again, unheard)
+            await asyncio.Event().wait()
+        await self._api(scope, again, send)
+        if fault == "is given twice":  # to a request that is delivered twice
+            await asyncio.sleep(self.world.draw.choice((0.0, 1.0, 20.0)))
+            await self._api(scope, again, unheard)
 
 
 class SimulatedNics(NicBackend):
@@ -231,9 +277,15 @@ class SimulatedRunner(Runner):
     async def launch(self, launch: WorkerLaunch) -> RunningWorker:
         """See ``Runner``."""
         await asyncio.sleep(self._machine.world.draw.randint(50, 500) / 1000)
+        fault, self._machine.next_launch = self._machine.next_launch, ""
+        if fault == "fails":
+            raise LaunchError("it cannot be launched now")
         worker = Worker(self._machine, launch)
         self._machine.workers[worker.process.pid] = worker
         worker.begin()
+        if fault:
+            self._machine.agent.kill()
+            await asyncio.sleep(0)
         return _Handle(worker)
 
     async def adopt(self, handle: WorkerHandle, namespace: str, directory: Path) -> RunningWorker:
@@ -254,7 +306,7 @@ class _Handle(RunningWorker):
     @property
     def handle(self) -> WorkerHandle:
         """See ``RunningWorker``."""
-        return WorkerHandle(pid=self._worker.process.pid, started=1, boot=boot_id())
+        return WorkerHandle(pid=self._worker.process.pid, started=1, boot=self._worker.machine.boot)
 
     async def ended(self) -> ExitInfo:
         """See ``RunningWorker``."""
@@ -262,6 +314,9 @@ class _Handle(RunningWorker):
 
     async def stop(self, grace_s: float) -> None:
         """See ``RunningWorker``."""
+        if self._worker.stubborn:
+            await asyncio.sleep(grace_s)
+            self._worker.kill(137)
         await asyncio.sleep(min(grace_s, self._worker.machine.world.draw.randint(1, 300) / 1000))
         self._worker.kill(143)
 
@@ -294,6 +349,11 @@ class Worker:
         self.done_iterations = self.next
         self.hold_at: int | None = None
         self.stop_at: int | None = None
+        self.stubborn = False
+        """Whether it ignores SIGTERM."""
+        self.responsive = asyncio.Event()
+        """Cleared while it hangs."""
+        self.responsive.set()
         self.started = asyncio.Event()
         self.state = ""
         self.ring: list[Worker] = []
@@ -303,6 +363,11 @@ class Worker:
         self.machine.world.log(self.process.name, "starts")
         self._tell("launched")
         self.process.start(self._main())
+
+    def fail(self, message: str) -> None:
+        """Its program ends by itself with an error."""
+        self._say("failed", message)
+        self.kill(1)
 
     def _tell(self, what: str) -> None:
         for hear in tuple(self.machine.on_worker):
@@ -334,6 +399,7 @@ class Worker:
     async def _train(self) -> int:
         for iteration in range(self.task.first_iteration, self.task.iterations):
             await asyncio.sleep(self.task.compute_s)
+            await self.responsive.wait()
             while self.hold_at == iteration and self.stop_at != iteration:
                 if self.state != "held":
                     self._say("held")
@@ -407,6 +473,7 @@ class Worker:
     async def _control(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while line := await reader.readline():
             request = json.loads(line)
+            await self.responsive.wait()
             error = self._obey(request)
             reply: dict[str, Any] = {"ok": not error, "iteration": self.next}
             if error:

@@ -1,5 +1,6 @@
 """Histories of a whole lab: ``make histories SEEDS=1-100`` plays more of them."""
 
+import asyncio
 import os
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import pytest
 
 from tests.simulation.draw_lab import draw_lab
 from tests.simulation.history import History, draw_steps
+from tests.simulation.packet_switches import KINDS
 
 ROOT = Path(__file__).parents[2]
 
@@ -40,6 +42,7 @@ def test_seeds_draw_labs_and_steps() -> None:
     assert draw_steps(1) == draw_steps(1) != draw_steps(2)
     drivers = {s.driver for seed in range(30) for s in draw_lab(seed).circuit_switches}
     assert len(drivers) >= 4
+    assert {s.driver for seed in range(30) for s in draw_lab(seed).packet_switches} == KINDS.keys()
 
 
 def test_the_judge_finds_a_circuit_that_moved_though_it_was_locked() -> None:
@@ -58,3 +61,23 @@ def test_the_judge_finds_a_circuit_that_moved_though_it_was_locked() -> None:
     history._play = play  # type: ignore[method-assign]
     history.run()
     assert "had locked port" in moved[0]
+
+
+def test_the_judge_finds_packets_that_go_astray_at_rest() -> None:
+    history = History(1, [])
+    before = []
+
+    async def play(world: object) -> None:
+        await history.lab.open()
+        await asyncio.sleep(60)
+        status = await history.users.call("operator", "GET", "/status")
+        history.judge._check_packets(status)
+        before.extend(history.judge.found)
+        for switch in history.lab.plant.switches.values():
+            switch.reboot(None)
+        history.judge._check_packets(status)
+
+    history._play = play  # type: ignore[method-assign]
+    found = history.run()
+    assert not before
+    assert any("do not arrive" in each for each in found)

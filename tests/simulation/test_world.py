@@ -97,6 +97,25 @@ def test_a_cut_link_holds_data_back_and_a_dead_peer_resets(tmp_path: Path) -> No
         assert world.run(client.start(talk())) == "done"
 
 
+def test_bytes_of_a_stream_never_overtake_each_other(tmp_path: Path) -> None:
+    async def talk() -> None:
+        reader, writer = await asyncio.open_connection("10.0.0.1", 80)
+        sent = [b"%d\n" % number for number in range(100)]
+        for line in sent[:50]:
+            writer.write(line)
+        world.network.cut("client", "server")
+        for line in sent[50:]:
+            writer.write(line)
+        world.network.heal()
+        assert [await reader.readline() for _ in sent] == sent
+
+    world = World(1, tmp_path)
+    with world.entered():
+        _, client = _echo(world)
+        world.run(asyncio.sleep(1))
+        world.run(client.start(talk()))
+
+
 def test_a_seed_decides_all_delays(tmp_path: Path) -> None:
     def run(seed: int) -> float:
         async def talk() -> float:

@@ -438,12 +438,13 @@ class Network:
         receiver = sender.peer
         if receiver is None:
             return
-        sender.free_at = max(sender.free_at, self.world.now) + self.world.latency_s()
 
         def deliver() -> None:
+            # Timers of the same time have no order, but the bytes of a stream have.
+            sender.free_at = max(sender.free_at + 1e-9, self.world.now + self.world.latency_s())
             context = receiver.process.context.copy() if receiver.process else None
             self.world.loop.call_at(
-                max(sender.free_at, self.world.now),
+                sender.free_at,
                 receiver.receive,
                 kind,
                 data,

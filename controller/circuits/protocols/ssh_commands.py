@@ -3,13 +3,15 @@
 import asyncio
 import functools
 import logging
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import paramiko
 
-from patchlight.controller.circuits.dialect import Dialect, shortened
+from patchlight.controller.circuits.dialect import Dialect, Session, shortened
 from patchlight.controller.circuits.protocols import ssh, tcp
-from patchlight.controller.circuits.protocols.session import KeptSession
+from patchlight.controller.circuits.protocols.session import AnyConnection, KeptSession
 from patchlight.testbed.errors import reason
 
 _MOST_OUTPUT = 16 << 20  # bytes; a table of 100,000 entries has some 12 MB
@@ -22,13 +24,29 @@ class CommandDialect(Dialect):
     keep_alive: str = "true"
 
 
+class AnyCommandConnection(AnyConnection, Protocol):
+    """A login, in which commands run one after the other; see ``CommandConnection``."""
+
+    async def run(self, command: str, text: str, timeout_s: float) -> tuple[int, str, str]:
+        """The command's exit status, output and errors, with ``text`` as its input."""
+
+
+Login = Callable[[Session], Awaitable[AnyCommandConnection]]
+
+
 class CommandConnection:
-    """A login, in which commands run one after the other."""
+    """A login over SSH."""
 
     flooded = False
 
     def __init__(self, transport: paramiko.Transport) -> None:
         self._transport = transport
+
+    @classmethod
+    async def log_in(cls, session: Session) -> "CommandConnection":
+        """Connect and log in; raises ``OSError`` and ``LoginRefused``."""
+        work = functools.partial(ssh.log_in, session)
+        return cls(await ssh.finished(work, lambda late: late.close()))
 
     @property
     def trouble(self) -> str:
@@ -39,11 +57,15 @@ class CommandConnection:
         """Close it."""
         await asyncio.to_thread(self._transport.close)
 
-    def run(self, command: str, text: str, timeout_s: float) -> tuple[int, str, str]:
-        """The command's exit status, output and errors, with ``text`` as its input; blocks.
+    async def run(self, command: str, text: str, timeout_s: float) -> tuple[int, str, str]:
+        """The command's exit status, output and errors, with ``text`` as its input.
 
         ``ConnectionLost`` if the connection ends before; ``TimeoutError``.
         """
+        work = functools.partial(self._run, command, text, timeout_s)
+        return await ssh.finished(work, lambda _: None)
+
+    def _run(self, command: str, text: str, timeout_s: float) -> tuple[int, str, str]:
         try:
             channel = self._transport.open_session(timeout=timeout_s)
             channel.settimeout(timeout_s)
@@ -63,11 +85,17 @@ class CommandConnection:
         return status, output.decode("utf-8", "replace"), errors.decode("utf-8", "replace")
 
 
-class CommandClient(KeptSession[CommandConnection, CommandDialect]):
+class CommandClient(KeptSession[AnyCommandConnection, CommandDialect]):
     """One login on one device. All methods belong to one event loop."""
 
     protocol = "SSH"
     log = logging.getLogger("patchlight.ssh")
+
+    def __init__(
+        self, session: Session, dialect: CommandDialect, login: Login = CommandConnection.log_in
+    ) -> None:
+        super().__init__(session, dialect)
+        self._login = login
 
     async def run(
         self, command: str, text: str = "", *, changes: bool = False, timeout_s: float | None = None
@@ -79,11 +107,10 @@ class CommandClient(KeptSession[CommandConnection, CommandDialect]):
         """
         shown = functools.partial(shortened, command)
 
-        async def exchange(connection: CommandConnection, timeout_s: float) -> tuple[str, str]:
+        async def exchange(connection: AnyCommandConnection, timeout_s: float) -> tuple[str, str]:
             self._sends(command)
-            work = functools.partial(connection.run, command, text, timeout_s)
             async with asyncio.timeout(timeout_s):
-                status, output, errors = await ssh.finished(work, lambda _: None)
+                status, output, errors = await connection.run(command, text, timeout_s)
             if status:
                 lines = (errors.strip() or output.strip() or f"status {status}").splitlines()
                 raise self._refused(shown(), self._mask(lines[-1]), str(status))
@@ -91,9 +118,8 @@ class CommandClient(KeptSession[CommandConnection, CommandDialect]):
 
         return await self._run(exchange, shown, timeout_s, changes=changes)
 
-    async def _connect(self) -> CommandConnection:
-        work = functools.partial(ssh.log_in, self._session)
-        return CommandConnection(await ssh.finished(work, lambda late: late.close()))
+    async def _connect(self) -> AnyCommandConnection:
+        return await self._login(self._session)
 
     async def _log_in(self) -> None:
         """The connection is logged in."""

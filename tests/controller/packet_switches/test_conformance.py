@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from patchlight.controller.circuits.dialect import Session
 from patchlight.controller.packet_switches.conformance import (
     CHECKS,
     Check,
@@ -20,14 +21,17 @@ from patchlight.controller.packet_switches.conformance import (
     sets_and_reads,
     stations,
 )
-from patchlight.controller.packet_switches.contract import Station, Wish
+from patchlight.controller.packet_switches.contract import PacketSwitchDriver, Station, Wish
+from patchlight.controller.packet_switches.linux_bridge import LinuxBridge
 from patchlight.controller.packet_switches.registry import open_packet_driver
+from patchlight.controller.packet_switches.sonic import Sonic
 from patchlight.emulation.fabric.plan import namespace_name
 from patchlight.emulation.lab.emulated_lab import EmulatedLab
 from patchlight.testbed.lab.model import PacketSwitch
 from tests.support.house import ROOT
 from tests.support.nic_spaces import ping
 from tests.support.switch_lab import SwitchUnderTest, switch_lab
+from tests.support.switch_shells import BridgeShell, SonicShell, SwitchShell
 from tests.support.waiting import wait_until
 
 PORTS = (1, 2, 3)
@@ -51,6 +55,76 @@ def test_a_driver_of_another_package(check: Check) -> None:
     spec.loader.exec_module(module)
     switch = PacketSwitch("tor1", None, 4, driver="example", address="memory:1")
     asyncio.run(run_check(check, lambda: module.Example(switch, ""), PORTS))
+
+
+class _Login:
+    """A login on a switch in memory."""
+
+    flooded = False
+    trouble = ""
+
+    def __init__(self, shell: SwitchShell) -> None:
+        self._shell = shell
+
+    async def close(self) -> None:
+        pass
+
+    async def run(self, command: str, text: str, timeout_s: float) -> tuple[int, str, str]:
+        return await self._shell.run(command, text)
+
+
+class _InMemory:
+    """A switch with a shell in memory, and its driver."""
+
+    def __init__(self, driver: str) -> None:
+        vlan = 100 if driver == "sonic" else None
+        self.switch = PacketSwitch("tor1", None, 4, driver=driver, address="memory:1", vlan=vlan)
+        kind = BridgeShell if driver == "linux-bridge" else SonicShell
+        self.shell: SwitchShell = kind(self.switch)
+
+    def new_driver(self) -> PacketSwitchDriver:
+        kind = LinuxBridge if isinstance(self.shell, BridgeShell) else Sonic
+
+        async def login(_: Session) -> _Login:
+            return _Login(self.shell)
+
+        return kind(self.switch, "", login=login)
+
+    async def meddle(self, station: Station, port: int) -> None:
+        self.shell.enter(station.mac, self.switch.interface_names[port - 1])
+
+    async def undo(self, station: Station, port: int) -> None:
+        assert self.shell.table[station.mac] == self.switch.interface_names[port - 1]
+        self.shell.enter(station.mac, None)
+
+    async def remove(self, port: int) -> None:
+        del self.shell.ports[self.switch.interface_names[port - 1]]
+
+    async def restore(self, port: int) -> None:
+        self.shell.ports = dict.fromkeys(self.switch.interface_names, True)
+
+
+@pytest.fixture(params=["linux-bridge", "sonic"])
+def in_memory(request: pytest.FixtureRequest) -> _InMemory:
+    return _InMemory(request.param)
+
+
+@every_check
+def test_a_switch_with_a_shell_in_memory(check: Check, in_memory: _InMemory) -> None:
+    asyncio.run(run_check(check, in_memory.new_driver, PORTS))
+    assert in_memory.shell.table == {}
+    assert in_memory.shell.flooded == frozenset(in_memory.switch.interface_names)
+
+
+def test_a_shell_in_memory_has_entries_of_others_and_loses_ports(in_memory: _InMemory) -> None:
+    async def strays(driver: PacketSwitchDriver, ports: tuple[int, int, int]) -> None:
+        await leaves_what_others_set(driver, ports, in_memory.meddle, in_memory.undo)
+
+    async def gone(driver: PacketSwitchDriver, ports: tuple[int, int, int]) -> None:
+        await notices_a_missing_port(driver, ports, in_memory.remove, in_memory.restore)
+
+    asyncio.run(run_check(strays, in_memory.new_driver, PORTS))
+    asyncio.run(run_check(gone, in_memory.new_driver, PORTS))
 
 
 @pytest.fixture(scope="module")
