@@ -4,10 +4,13 @@ underscores."""
 from __future__ import annotations
 
 import asyncio
+import errno
 import random
+from typing import Any
 
 from tests.simulation.judge import Judge
 from tests.simulation.lab import SimulatedLab
+from tests.simulation.world import Process
 
 OFTEN = {
     "kill-controller": 4,
@@ -23,6 +26,9 @@ OFTEN = {
     "device-fault": 4,
     "lose-gpu": 1,
     "second-controller": 1,
+    "cut-power": 2,
+    "disk-trouble": 2,
+    "stall": 1,
     "clock-jump": 1,
 }
 """How often each event is drawn."""
@@ -37,20 +43,41 @@ class Faults:
 
     async def kill_controller(self, draw: random.Random) -> None:
         process = self.lab.controller
-        process.dies_at = process.steps + draw.choice((1, 10, 100, 1000)) * draw.randint(1, 9)
+        await self._die_soon(process, draw)
+        if draw.random() < 0.5:
+            self.lab.disk.cut_power()
+        await asyncio.sleep(draw.choice((0.1, 1.0, 20.0)))
+        self.lab.restart()
+
+    async def _die_soon(self, process: Process, draw: random.Random) -> None:
+        """Kill it at one of its next steps or writes, or soon after a call has come, a worker is in
+        a new state, or light has moved."""
+        moment = draw.choice(("now", "write", "call", "worker", "light"))
+        steps = int(10 ** draw.uniform(0.0, 3.5))
+
+        def doom(*_: object) -> None:
+            if process.dies_at is None:
+                process.dies_at = process.steps + steps
+
+        place: list[Any] = draw.choice(list(self.lab.plant.devices.values())).on_change
+        place = {"call": process.at_call, "worker": self.lab.on_worker}.get(moment, place)
+        if moment == "now":
+            doom()
+        elif moment == "write":
+            process.dies_at_write = process.writes + draw.randint(1, 12)
+        else:
+            place.append(doom)
         for _ in range(200):
             if not process.alive:
                 break
             await asyncio.sleep(0.05)
         process.kill()
-        await asyncio.sleep(draw.choice((0.1, 1.0, 20.0)))
-        self.lab.restart()
+        if doom in place:
+            place.remove(doom)
 
     async def kill_agent(self, draw: random.Random) -> None:
         machine = draw.choice(list(self.lab.machines.values()))
-        machine.agent.dies_at = machine.agent.steps + draw.choice((1, 10, 100)) * draw.randint(1, 9)
-        await asyncio.sleep(2.0)
-        machine.agent.kill()
+        await self._die_soon(machine.agent, draw)
         await asyncio.sleep(draw.choice((0.1, 2.0, 15.0, 45.0)))
         if not machine.agent.alive:
             machine.start()
@@ -147,6 +174,28 @@ class Faults:
         if first.alive and second.alive:
             self.judge.wrong("two controllers run for one lab")
         second.kill()
+
+    async def cut_power(self, draw: random.Random) -> None:
+        """Of a server. That of the controller's machine is cut in ``kill_controller``."""
+        machine = draw.choice(list(self.lab.machines.values()))
+        await self._die_soon(machine.agent, draw)
+        if machine.agent.alive:
+            return  # somebody else has started it again
+        machine.cut_power()
+        await asyncio.sleep(draw.choice((2.0, 30.0, 90.0)))
+        if not machine.agent.alive:
+            machine.start()
+
+    async def disk_trouble(self, draw: random.Random) -> None:
+        disk = draw.choice((self.lab.disk, draw.choice(self.lab.disks)))
+        disk.trouble = draw.choice((errno.ENOSPC, errno.EIO, errno.EROFS))
+        await asyncio.sleep(draw.choice((0.05, 1.0, 20.0)))
+        disk.trouble = 0
+
+    async def stall(self, draw: random.Random) -> None:
+        machines = list(self.lab.machines.values())
+        process = draw.choice((self.lab.controller, draw.choice(machines).agent))
+        await process.stall(draw.choice((0.5, 5.0, 40.0)))
 
     async def clock_jump(self, draw: random.Random) -> None:
         self.lab.world.skew_s += draw.choice((-3600.0, -5.0, 5.0, 3600.0))

@@ -112,6 +112,8 @@ class History:
         world.slow = 1.0
         world.network.heal()
         plant.dark.clear()
+        for disk in self.lab.disks:
+            disk.trouble = 0
         for device in plant.devices.values():
             if not device.process.alive:
                 device.start()

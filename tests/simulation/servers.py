@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import json
 import os
+import shutil
 import socket
 from collections.abc import Callable, Container, Mapping
 from pathlib import Path
@@ -37,6 +38,7 @@ from patchlight.testbed.linux.processes import boot_id
 from patchlight.testbed.linux.sockets import UNIX_CLIENT
 from patchlight.testbed.wire.agent_status import NicStatus, RdmaStatus
 from patchlight.testbed.wire.worker_api import SyntheticTask
+from tests.simulation.disk import Disk
 from tests.simulation.plant import Plant
 from tests.simulation.world import Process, World
 
@@ -49,6 +51,8 @@ class Machine:
         self.plant = plant
         self.server = server
         self.folder = world.folder / server.name
+        self.disk = Disk(world, self.folder)
+        self.claims = world.folder / f"claims-{server.name}"
         self.agent = Process(world, f"agent-{server.name}")
         self.agent.alive = False
         self.app: Any = None
@@ -71,9 +75,19 @@ class Machine:
     def start(self) -> None:
         """Start the agent's process."""
         self.agent = Process(self.world, f"agent-{self.server.name}")
+        self.agent.disk = self.disk
         self.agent.at_end.append(lambda: setattr(self, "app", None))
         self.world.log(self.agent.name, "starts")
         self.agent.start(self._run())
+
+    def cut_power(self) -> None:
+        """End all that runs, lose what was not synced, and move the NICs home."""
+        self.agent.kill()
+        for worker in self.workers.values():
+            worker.kill(137)
+        self.in_namespace.clear()
+        shutil.rmtree(self.claims, ignore_errors=True)  # it is in memory
+        self.disk.cut_power()
 
     async def _run(self) -> None:
         lab = self.plant.lab
@@ -84,7 +98,7 @@ class Machine:
             SimulatedGpus(self),
             self.folder,
             nics=SimulatedNics(self),
-            claims=self.world.folder / f"claims-{self.server.name}",
+            claims=self.claims,
         )
         await service.open()
         self.app = make_app(service, lab.name, AgentMetrics(service))
@@ -287,6 +301,7 @@ class Worker:
         self.launch = launch
         self.id = launch.spec.id
         self.process = Process(machine.world, f"worker-{self.id}")
+        self.process.disk = machine.disk
         self.exit_code: asyncio.Future[int] = machine.world.loop.create_future()
         assert isinstance(launch.spec.task, SyntheticTask)
         self.task: SyntheticTask = launch.spec.task
@@ -493,6 +508,8 @@ class ToProcess(httpx.AsyncBaseTransport):
         def died() -> None:
             reply(None)
 
+        for hear in process.at_call:
+            hear()
         process.at_end.append(died)
         process.start(self._serve(app, request, body, reply))
         try:
