@@ -60,7 +60,10 @@ class Faults:
                 process.dies_at = process.steps + steps
 
         place: list[Any] = draw.choice(list(self.lab.plant.devices.values())).on_change
-        place = {"call": process.at_call, "worker": self.lab.on_worker}.get(moment, place)
+        if moment == "call":
+            place = process.at_call
+        elif moment == "worker":
+            place = self.lab.on_worker
         if moment == "now":
             doom()
         elif moment == "write":

@@ -76,7 +76,7 @@ class Judge(logging.Handler):
 
     def answered(self, user: str, call: str, status: int, body: Any) -> None:
         """A user has got an answer."""
-        if status >= 500 and status not in (503, 504):
+        if status >= 500 and status not in (503, 504, 507):
             self.wrong(f"{user}: {call} was answered with {status}: {str(body)[:300]}")
 
     # -- at rest -------------------------------------------------------------------------------
