@@ -45,7 +45,7 @@ class Disk:
     """The files of one machine below a folder."""
 
     def __init__(self, world: World, root: Path) -> None:
-        self._world = world
+        self.world = world
         self._root = root
         self.trouble = 0
         """An ``errno`` for the time of a fault: ``ENOSPC``, ``EIO`` or ``EROFS``."""
@@ -116,7 +116,7 @@ class Disk:
             after = self._left_of(path, before)
             if after == before:
                 continue
-            self._world.log("disk", f"{path} is as it was before")
+            self.world.log("disk", f"{path} is as it was before")
             path.unlink(missing_ok=True)
             if after is not None:
                 path.parent.mkdir(parents=True, exist_ok=True)
@@ -130,7 +130,7 @@ class Disk:
                 self._synced[path.stat().st_ino] = path.read_bytes()
 
     def _left_of(self, path: Path, now: bytes | None) -> bytes | None:
-        draw = self._world.draw
+        draw = self.world.draw
         if path.suffix == ".db":
             return now
         if path.name.endswith("-wal"):
@@ -213,9 +213,8 @@ class Connection(sqlite3.Connection):
         if self._is_new and self.is_full:
             self._is_new = False
             self.place.disk.sync_names(self.path.parent)  # SQLite does, with a new log
-        if self.place.process.dies_at_write is not None:
+        if self.place.is_dying:
             before = LogIndex(self.log)
-            begun_again = False
             try:
                 return super().execute("COMMIT")
             finally:
@@ -237,13 +236,19 @@ class Place(NamedTuple):
     process: Process
     disk: Disk
 
+    @property
+    def is_dying(self) -> bool:
+        """Whether the process dies at its present write."""
+        at = self.process.dies_at_write
+        return at is not None and self.process.writes >= at
+
     def write(self, do: Callable[[], T]) -> T:
         """One write, before or after which the process may die."""
         process = self.process
         if not process.alive:
             raise Died
         process.writes += 1
-        if process.dies_at_write is None or process.writes < process.dies_at_write:
+        if not self.is_dying:
             return do()
         if process.world.draw.random() < 0.5:
             with contextlib.suppress(OSError, sqlite3.Error):

@@ -1,0 +1,127 @@
+"""Disks: what a power cut may take, what it may not, and disks that are full or fail."""
+
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from patchlight.controller.storage.database import Database, JournalError
+from patchlight.controller.storage.series_store import SeriesStore, SeriesWindow
+from tests.simulation.disk import Died, Disk
+from tests.simulation.world import Process, World
+
+
+def run_in(disk: Disk, work: Callable[[Process], None], dies_at_write: int | None = None) -> None:
+    """Run this in a process of the disk's machine, which then dies, if not before."""
+    process = Process(disk.world, "one")
+    process.disk = disk
+    process.dies_at_write = dies_at_write
+    process.at_end.append(lambda: disk.close(process))
+    try:
+        process.context.run(work, process)
+    except Died:
+        assert not process.alive
+    process.kill()
+
+
+def numbers(path: Path) -> list[int]:
+    database = Database(path)
+    found = [number for (number,) in database.rows("SELECT number FROM events ORDER BY number")]
+    database.close()
+    return found
+
+
+def test_committed_rows_survive_power_cuts_and_others_need_not(tmp_path: Path) -> None:
+    after = set()
+    for seed in range(40):
+        world = World(seed, tmp_path / str(seed))
+        disk, written = Disk(world, world.folder), list[int]()
+        world.folder.mkdir()
+
+        def work(_: Process, folder: Path = world.folder, done: list[int] = written) -> None:
+            database = Database(folder / "controller.db")
+            for number in range(1, 400):
+                database.write(
+                    "INSERT INTO events (at, kind, record) VALUES (0, 'x', ?)", "x" * 9000
+                )
+                done.append(number)
+
+        with world.entered():
+            run_in(disk, work, dies_at_write=5 + 9 * seed)
+            disk.cut_power()
+            found = numbers(world.folder / "controller.db")
+        assert found in (written, [*written, len(written) + 1])
+        after.add(len(found) - len(written))
+    assert after == {0, 1}
+
+
+def test_samples_may_be_lost_but_can_be_read(tmp_path: Path) -> None:
+    left = set()
+    for seed in range(10):
+        world = World(seed, tmp_path / str(seed))
+        disk = Disk(world, world.folder)
+        world.folder.mkdir()
+
+        def work(_: Process, folder: Path = world.folder) -> None:
+            series = SeriesStore(folder / "samples.db")
+            for at in range(0, 500, 10):
+                series.add([SeriesWindow(at, "", 1)])
+
+        with world.entered():
+            run_in(disk, work)
+            disk.cut_power()
+            series = SeriesStore(world.folder / "samples.db")
+            left.add(series.rows("SELECT count(*) FROM windows WHERE width_s = 10")[0][0])
+            series.close()
+    assert min(left) < 50
+    assert len(left) > 2
+
+
+def test_files_that_were_not_synced_may_be_lost(tmp_path: Path) -> None:
+    left = set()
+    for seed in range(20):
+        world = World(seed, tmp_path / str(seed))
+        disk = Disk(world, world.folder)
+        world.folder.mkdir()
+
+        def work(_: Process, folder: Path = world.folder) -> None:
+            with (folder / "synced").open("w") as file:
+                file.write("old")
+                file.flush()
+                os.fsync(file.fileno())
+            (folder / "fresh").write_text("new")
+            (folder / "fresh").replace(folder / "synced")
+
+        with world.entered():
+            run_in(disk, work)
+            disk.cut_power()
+            left.add((world.folder / "synced").read_text())
+    assert left == {"old", "new", "", "\0\0\0"}
+
+
+@pytest.mark.parametrize("trouble", [errno.ENOSPC, errno.EIO, errno.EROFS])
+def test_writes_fail_on_a_disk_in_trouble_and_succeed_afterwards(
+    tmp_path: Path, trouble: int
+) -> None:
+    world = World(1, tmp_path)
+    disk = Disk(world, tmp_path)
+
+    def work(_: Process) -> None:
+        database = Database(tmp_path / "controller.db")
+        add = "INSERT INTO events (at, kind, record) VALUES (0, 'x', ?)"
+        database.write(add, "first")
+        disk.trouble = trouble
+        with pytest.raises(JournalError) as failed:
+            database.write(add, "second" * 5000)
+        assert failed.value.may_pass
+        with pytest.raises(OSError, match=rf"Errno {trouble}\b"):
+            (tmp_path / "file").write_text("x" * 100_000)
+        disk.trouble = 0
+        database.write(add, "third")
+        (tmp_path / "file").write_text("x")
+
+    with world.entered():
+        run_in(disk, work)
+        assert len(numbers(tmp_path / "controller.db")) == 2
