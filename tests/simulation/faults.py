@@ -6,7 +6,10 @@ from __future__ import annotations
 import asyncio
 import errno
 import random
+from collections.abc import Collection
 from typing import Any
+
+import httpx
 
 from tests.simulation.judge import Judge
 from tests.simulation.lab import SimulatedLab
@@ -40,14 +43,36 @@ class Faults:
     def __init__(self, lab: SimulatedLab, judge: Judge) -> None:
         self.lab = lab
         self.judge = judge
+        self._auditor = lab.client("auditor")
 
     async def kill_controller(self, draw: random.Random) -> None:
         process = self.lab.controller
         await self._die_soon(process, draw)
         if draw.random() < 0.5:
             self.lab.disk.cut_power()
+        held = self.judge.holds()
         await asyncio.sleep(draw.choice((0.1, 1.0, 20.0)))
         self.lab.restart()
+        await self._look_after(held)
+
+    async def _look_after(self, held: Collection[str]) -> None:
+        """Once the controller serves again, let the judge compare, unless it is killed again."""
+        try:
+            async with asyncio.timeout(120.0):
+                await self.lab.until_served()
+        except TimeoutError:
+            return
+        paths = ("/locks", "/reconfigurations?last=1000", "/jobs?last=1000", "/stop", "/status")
+        answers = {}
+        for path in paths:
+            try:
+                response = await self._auditor.get(path)
+            except httpx.HTTPError:
+                return
+            if not response.is_success:
+                return
+            answers[path] = response.json()
+        self.judge.survived(held, answers)
 
     async def _die_soon(self, process: Process, draw: random.Random) -> None:
         """Kill it at one of its next steps or writes, or soon after a call has come, a worker is in
