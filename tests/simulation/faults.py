@@ -217,7 +217,7 @@ class Faults:
     async def disk_trouble(self, draw: random.Random) -> None:
         disk = draw.choice((self.lab.disk, draw.choice(self.lab.disks)))
         disk.trouble = draw.choice((errno.ENOSPC, errno.EIO, errno.EROFS))
-        await asyncio.sleep(draw.choice((0.05, 1.0, 20.0)))
+        await asyncio.sleep(draw.choice((1.0, 10.0, 60.0)))
         disk.trouble = 0
 
     async def stall(self, draw: random.Random) -> None:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import json
+import logging
 import os
 import shutil
 import socket
@@ -33,6 +35,7 @@ from patchlight.agents.workers.contract import (
     WorkerHandle,
     WorkerLaunch,
 )
+from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.lab.model import Host, Nic, Server
 from patchlight.testbed.linux.processes import boot_id
 from patchlight.testbed.linux.sockets import UNIX_CLIENT
@@ -62,6 +65,7 @@ class Machine:
         self.workers: dict[int, Worker] = {}
         self.dead_gpus: set[str] = set()
         self.on_worker: list[Callable[[Worker, str], None]] = []
+        self.is_on = True
 
     def host_of(self, interface: str) -> Host:
         """The host with this interface."""
@@ -73,15 +77,22 @@ class Machine:
         )
 
     def start(self) -> None:
-        """Start the agent's process."""
+        """Start the agent's process; the server is on."""
+        self.is_on = True
         self.agent = Process(self.world, f"agent-{self.server.name}")
         self.agent.disk = self.disk
         self.agent.at_end.append(lambda: setattr(self, "app", None))
         self.world.log(self.agent.name, "starts")
-        self.agent.start(self._run())
+        self.agent.start(self._run(self.agent))
+
+    def restart(self) -> None:
+        """Start the agent unless it runs, or the server is off."""
+        if not self.agent.alive and self.is_on:
+            self.start()
 
     def cut_power(self) -> None:
         """End all that runs, lose what was not synced, and move the NICs home."""
+        self.is_on = False
         self.agent.kill()
         for worker in self.workers.values():
             worker.kill(137)
@@ -89,7 +100,7 @@ class Machine:
         shutil.rmtree(self.claims, ignore_errors=True)  # it is in memory
         self.disk.cut_power()
 
-    async def _run(self) -> None:
+    async def _run(self, agent: Process) -> None:
         lab = self.plant.lab
         self.service = service = AgentService(
             lab,
@@ -100,7 +111,13 @@ class Machine:
             nics=SimulatedNics(self),
             claims=self.claims,
         )
-        await service.open()
+        try:
+            await service.open()
+        except PatchlightError as error:
+            self.world.log(agent.name, f"cannot start: {error.message}")
+            agent.end()
+            self.world.loop.call_later(5.0, self.restart, context=contextvars.Context())
+            return
         self.app = make_app(service, lab.name, AgentMetrics(service))
 
 
@@ -559,7 +576,10 @@ class ToProcess(httpx.AsyncBaseTransport):
             "server": ("localhost", None),
             "state": {"connection": {}},
         }
-        await app(scope, receive, send)
+        try:
+            await app(scope, receive, send)
+        except Exception:  # the server has answered with 500, and logs it
+            logging.getLogger(__name__).exception("exception in the application")
         done(httpx.Response(status, headers=headers, content=b"".join(parts), request=request))
 
 
