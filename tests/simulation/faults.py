@@ -10,7 +10,9 @@ from collections.abc import Collection
 from typing import Any
 
 import httpx
+from click.testing import CliRunner
 
+from patchlight.cli import controller
 from tests.simulation.judge import Judge
 from tests.simulation.lab import SimulatedLab
 from tests.simulation.world import Process
@@ -32,6 +34,7 @@ OFTEN = {
     "cut-power": 2,
     "disk-trouble": 2,
     "stall": 1,
+    "move-controller": 1,
     "clock-jump": 1,
 }
 """How often each event is drawn."""
@@ -102,6 +105,31 @@ class Faults:
         process.kill()
         if doom in place:
             place.remove(doom)
+
+    async def move_controller(self, draw: random.Random) -> None:
+        """Back its state up after its death, and let it go on with what was restored."""
+        await self._die_soon(self.lab.controller, draw)
+        if self.lab.controller.alive:
+            return  # somebody else has started it again
+        held = self.judge.holds()
+        folder, state = self.lab.world.folder, self.lab.state
+        if (state / "controller.db").exists():
+            moves = len(list(folder.glob("left-*")))
+            archive, lab_file = folder / f"backup-{moves}.tar.gz", folder / "lab.yaml"
+            lab_file.touch()
+            for command, given in (
+                (controller.backup, [archive, "--lab", lab_file, "--state", state]),
+                (controller.restore, [archive, "--state", folder / "restored"]),
+            ):
+                result = CliRunner().invoke(command, [str(each) for each in given])
+                if result.exit_code:
+                    self.judge.wrong(f"{command.name}: {result.output} {result.exception}")
+                    break
+            else:
+                state.rename(folder / f"left-{moves}")
+                (folder / "restored").rename(state)
+        self.lab.restart()
+        await self._look_after(held)
 
     async def kill_agent(self, draw: random.Random) -> None:
         machine = draw.choice(list(self.lab.machines.values()))
