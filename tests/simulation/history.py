@@ -68,6 +68,7 @@ class History:
                 self.users = Users(self.lab, self.judge)
                 self.faults = Faults(self.lab, self.judge)
                 root.addHandler(self.judge)
+                root.setLevel(logging.ERROR)
                 try:
                     world.run(self._play(world))
                 except Deadlock:
