@@ -134,9 +134,9 @@ class Disk:
         if path.suffix == ".db":
             return now
         if path.name.endswith("-wal"):
-            safe = _LOG_HEADER + self._safe_frames.get(path, 0) * LogIndex.frame_size(path)
             if now is None or draw.random() < 0.5:
                 return now
+            safe = _LOG_HEADER + self._safe_frames.get(path, 0) * LogIndex.frame_size(path)
             return now[: draw.randint(min(safe, len(now)), len(now))]
         inode = path.stat().st_ino if now is not None else None
         chosen = draw.choice((inode, self._names.get(path)))

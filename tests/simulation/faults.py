@@ -51,9 +51,9 @@ class Faults:
     async def kill_controller(self, draw: random.Random) -> None:
         process = self.lab.controller
         await self._die_soon(process, draw)
-        if draw.random() < 0.5:
-            self.lab.disk.cut_power()
         held = self.judge.holds()
+        if draw.random() < 0.5 and not self.lab.controller.alive:
+            self.lab.disk.cut_power()
         await asyncio.sleep(draw.choice((0.1, 1.0, 20.0)))
         self.lab.restart()
         await self._look_after(held)
@@ -226,7 +226,7 @@ class Faults:
             return
         first = self.lab.controller
         second = self.lab.try_second()
-        await asyncio.sleep(10.0)
+        await asyncio.gather(first.stall(draw.choice((0.0, 5.0))), asyncio.sleep(10.0))
         if first.alive and second.alive:
             self.judge.wrong("two controllers run for one lab")
         second.kill()
