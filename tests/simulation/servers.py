@@ -334,7 +334,15 @@ class Worker:
         """Start its program."""
         self.machine.world.log(self.process.name, "starts")
         self._tell("launched")
-        self.process.start(self._main())
+        self.process.start(self._run())
+
+    async def _run(self) -> None:
+        try:
+            await self._main()
+        except OSError as error:
+            self.machine.world.log(self.process.name, f"fails: {error.strerror}")
+            self.exit_code.set_result(1)
+            self.process.end()
 
     def _tell(self, what: str) -> None:
         for hear in tuple(self.machine.on_worker):
