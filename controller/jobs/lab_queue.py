@@ -286,6 +286,7 @@ class LabQueue:
             except JournalError as full:
                 _log.warning("%s waits again: %s", entry.name, full)
                 self._came.append(entry)
+                site.released += 1  # it is tried again
             else:
                 self._forget(entry)
         for resized in site.resized:

@@ -111,14 +111,14 @@ async def test_a_gang_that_cannot_be_placed_fails_when_that_can_be_written_down(
         raise PatchlightError("the lab has changed")
 
     (waits,) = cluster.submit(job("waits", workers=6))
-    await cluster.until(lambda: cluster.scheduler.job(waits).message)
+    cluster.fleet.may_delete.clear()
+    cluster.fleet.put(first, WorkerState.DONE)
+    await cluster.until_state(first, JobState.DONE)
     monkeypatch.setattr(Placement, "place", unplaceable)
     with full_journal(cluster):
-        cluster.fleet.put(first, WorkerState.DONE)
-        cluster.scheduler.resume()
+        cluster.fleet.may_delete.set()
         await asyncio.sleep(0.5)
         assert cluster.table[waits].state is JobState.QUEUED
-    await cluster.until_state(first, JobState.DONE)
     cluster.scheduler.resume()
     await cluster.until_state(waits, JobState.FAILED)
     assert "the lab has changed" in cluster.table[waits].message
