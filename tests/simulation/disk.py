@@ -34,7 +34,6 @@ _BOOT_ID = "/proc/sys/kernel/random/boot_id"
 _LOG_HEADER = 32
 _FRAME_HEADER = 24
 _PAGE = 4096
-_CHANGES = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 
 
 class Died(BaseException):
@@ -64,48 +63,37 @@ class Disk:
         if self.trouble in troubles:
             raise OSError(self.trouble, os.strerror(self.trouble))
 
-    def sync(self, descriptor: int) -> None:
+    def sync(self, path: Path) -> None:
         """A file's content, or a folder's names, are on the disk."""
-        path = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
-        if path.is_dir():
-            self.sync_names(path)
+        if not path.is_dir():
+            self._names[path] = path.stat().st_ino
+            self._synced[self._names[path]] = path.read_bytes()
             return
-        inode = path.stat().st_ino
-        self._synced[inode] = path.read_bytes()
-        self._names[path] = inode
-
-    def sync_names(self, folder: Path) -> None:
-        """The names in a folder are on the disk."""
-        for known in [known for known in self._names if known.parent == folder]:
-            del self._names[known]
-        for file in folder.iterdir():
-            if file.is_file():
-                self._names[file] = file.stat().st_ino
+        elsewhere = {each: inode for each, inode in self._names.items() if each.parent != path}
+        here = {file: file.stat().st_ino for file in path.iterdir() if file.is_file()}
+        self._names = elsewhere | here
 
     def close(self, process: Process) -> None:
         """A process that had databases open is dead."""
         contextvars.Context().run(self._close, process)
 
     def _close(self, process: Process) -> None:
-        for connection in [
-            each for each in self.connections if each.place and each.place.process is process
-        ]:
+        for connection in [each for each in self.connections if each.process is process]:
             self.connections.remove(connection)
-            path, log = connection.path, connection.log
+            log = connection.log
             if not log.exists():
                 continue
-            index = LogIndex(log)
+            index = LogIndex.of(log)
             self._safe_frames[log] = index.gathered
             if connection.is_full:
                 self._safe_frames[log] = min(connection.safe_frames, index.frames)
             # The dead have the old files open. The next process finds others, and recovers them.
-            for file, size in ((log, index.size), (path, None)):
-                content = file.read_bytes()[:size]
-                mode = file.stat().st_mode
+            for file, size in ((log, _size(log, index.frames)), (connection.path, None)):
+                content, mode = file.read_bytes()[:size], file.stat().st_mode
                 file.unlink()
                 file.write_bytes(content)
                 file.chmod(mode)
-            index.path.unlink()
+            log.with_name(f"{connection.path.name}-shm").unlink()
 
     def cut_power(self) -> None:
         """Lose what was not synced; all processes of the machine are dead."""
@@ -122,12 +110,10 @@ class Disk:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.touch(0o600)
                 path.write_bytes(after)
-        self._synced.clear()
         self._names.clear()
         for path in self._root.rglob("*"):
             if path.is_file():
-                self._names[path] = path.stat().st_ino
-                self._synced[path.stat().st_ino] = path.read_bytes()
+                self.sync(path)
 
     def _left_of(self, path: Path, now: bytes | None) -> bytes | None:
         draw = self.world.draw
@@ -136,9 +122,9 @@ class Disk:
         if path.name.endswith("-wal"):
             if now is None or draw.random() < 0.5:
                 return now
-            safe = _LOG_HEADER + self._safe_frames.get(path, 0) * LogIndex.frame_size(path)
+            safe = _size(path, self._safe_frames.get(path, 0))
             return now[: draw.randint(min(safe, len(now)), len(now))]
-        inode = path.stat().st_ino if now is not None else None
+        inode = None if now is None else path.stat().st_ino
         chosen = draw.choice((inode, self._names.get(path)))
         if chosen is None:
             return None
@@ -151,31 +137,35 @@ class Disk:
         return draw.choice((now, max(synced, pages, key=len), synced.ljust(len(now), b"\0")))
 
 
-class LogIndex:
-    """What SQLite's index of a write-ahead log says (https://sqlite.org/walformat.html)."""
+class LogIndex(NamedTuple):
+    """What SQLite's index of a write-ahead log says (https://sqlite.org/walformat.html).
 
-    def __init__(self, log: Path) -> None:
-        self.path = log.with_name(log.name.removesuffix("-wal") + "-shm")
-        head = self.path.read_bytes()[:100] if self.path.exists() else bytes(100)
-        self.frames: int
-        self.salt: bytes
-        self.gathered: int
-        """How many frames the database has already."""
-        self.frames, self.salt, self.gathered = struct.unpack("=16xI12x8s56xI", head.ljust(100))
-        self.size = _LOG_HEADER + self.frames * self.frame_size(log) if self.frames else 0
+    ``gathered``: how many frames the database has already.
+    """
 
-    @staticmethod
-    def frame_size(log: Path) -> int:
-        """Bytes of a frame."""
-        with log.open("rb") as file:
-            page = int.from_bytes(file.read(_LOG_HEADER)[8:12], "big")
-        return _FRAME_HEADER + page
+    frames: int
+    salt: bytes
+    gathered: int
+
+    @classmethod
+    def of(cls, log: Path) -> LogIndex:
+        """The index of this log."""
+        index = log.with_name(log.name.removesuffix("-wal") + "-shm")
+        head = index.read_bytes()[:100] if index.exists() else b""
+        return cls(*struct.unpack("=16xI12x8s56xI", head.ljust(100, b"\0")))
+
+
+def _size(log: Path, frames: int) -> int:
+    """How long a log with so many frames is."""
+    with log.open("rb") as file:
+        page = int.from_bytes(file.read(_LOG_HEADER)[8:12], "big")
+    return _LOG_HEADER + frames * (_FRAME_HEADER + page)
 
 
 class Connection(sqlite3.Connection):
     """A connection to a database, whose commits are writes to its process's disk."""
 
-    place: Place | None = None
+    process: Process
     path: Path
     _is_new = True
     safe_frames = 1 << 32
@@ -194,35 +184,33 @@ class Connection(sqlite3.Connection):
 
     def close(self) -> None:
         """As in ``sqlite3``."""
-        if self.place is not None and self.place.process.alive:
-            self.place.disk.connections.remove(self)
+        if self.process.alive:
+            self.process.disk.connections.remove(self)
         super().close()
 
     def execute(self, sql: str, *values: Any) -> sqlite3.Cursor:
         """As in ``sqlite3``."""
-        if self.place is None:
-            return super().execute(sql, *values)
-        if not self.place.process.alive:
+        if not self.process.alive:
             raise Died
         if sql == "COMMIT":
-            return self.place.write(self._commit)
+            return write(self.process, self._commit)
         if sql == "BEGIN IMMEDIATE":
-            super().execute(f"PRAGMA query_only={self.place.disk.trouble == errno.EROFS:d}")
+            super().execute(f"PRAGMA query_only={self.process.disk.trouble == errno.EROFS:d}")
         return super().execute(sql, *values)
 
     def _commit(self) -> sqlite3.Cursor:
-        assert self.place is not None
+        disk = self.process.disk
         if self._is_new and self.is_full:
             self._is_new = False
-            self.place.disk.sync_names(self.path.parent)  # SQLite does, with a new log
-        if self.place.is_dying:
-            before = LogIndex(self.log)
+            disk.sync(self.path.parent)  # SQLite does, with a new log
+        if _is_dying(self.process):
+            before = LogIndex.of(self.log)
             try:
                 return super().execute("COMMIT")
             finally:
-                begun_again = LogIndex(self.log).salt != before.salt
+                begun_again = LogIndex.of(self.log).salt != before.salt
                 self.safe_frames = 0 if begun_again else before.frames
-        if self.place.disk.trouble not in (errno.ENOSPC, errno.EIO):
+        if disk.trouble not in (errno.ENOSPC, errno.EIO):
             return super().execute("COMMIT")
         usual = resource.getrlimit(resource.RLIMIT_FSIZE)
         resource.setrlimit(resource.RLIMIT_FSIZE, (self.log.stat().st_size, usual[1]))
@@ -232,101 +220,73 @@ class Connection(sqlite3.Connection):
             resource.setrlimit(resource.RLIMIT_FSIZE, usual)
 
 
-class Place(NamedTuple):
-    """A process with a file on its disk."""
+def _is_dying(process: Process) -> bool:
+    return process.dies_at_write is not None and process.writes >= process.dies_at_write
 
-    process: Process
-    disk: Disk
 
-    @property
-    def is_dying(self) -> bool:
-        """Whether the process dies at its present write."""
-        at = self.process.dies_at_write
-        return at is not None and self.process.writes >= at
-
-    def write(self, do: Callable[[], T]) -> T:
-        """One write, before or after which the process may die."""
-        process = self.process
-        if not process.alive:
-            raise Died
-        process.writes += 1
-        if not self.is_dying:
-            return do()
-        if process.world.draw.random() < 0.5:
-            with contextlib.suppress(OSError, sqlite3.Error):
-                do()
-        process.kill()
+def write(process: Process, do: Callable[[], T]) -> T:
+    """One write of a process, before or after which it may die."""
+    if not process.alive:
         raise Died
+    process.writes += 1
+    if not _is_dying(process):
+        return do()
+    if process.world.draw.random() < 0.5:
+        with contextlib.suppress(OSError, sqlite3.Error):
+            do()
+    process.kill()
+    raise Died
 
 
 def hooks(current: Callable[[], Process | None]) -> Iterator[tuple[Any, str, Any]]:
     """What takes the place of functions that touch a disk: modules, names, functions."""
-    real_open, real_os_open, real_connect, real_sync = io.open, os.open, sqlite3.connect, os.fsync
+    real_open, real_connect, real_sync = io.open, sqlite3.connect, os.fsync
 
-    def place_of(path: Any) -> Place | None:
+    def process_with(path: Any) -> Process | None:
         process = current()
-        if process is None or process.disk is None or not process.disk.has(path):
-            return None
-        return Place(process, process.disk)
+        return process if process and process.disk and process.disk.has(path) else None
 
-    def fsync(file: Any) -> None:
-        descriptor = file if isinstance(file, int) else file.fileno()
-        place = place_of(os.readlink(f"/proc/self/fd/{descriptor}"))
-        if place is None:
+    def fsync(descriptor: int) -> None:
+        path = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+        if (process := process_with(path)) is None:
             real_sync(descriptor)
-            return
-        place.disk.refuse(errno.EIO)
-        disk = place.disk
-        place.write(lambda: disk.sync(descriptor))
+        else:
+            process.disk.refuse(errno.EIO)
+            write(process, lambda: process.disk.sync(path))
 
     def opened(path: Any, mode: str = "r", *more: Any, **options: Any) -> Any:
         if str(path) == _BOOT_ID and (process := current()) and process.disk:
             return io.StringIO(f"boot {process.disk.boots}")
-        place = place_of(path)
-        if place is None:
+        if (process := process_with(path)) is None:
             return real_open(path, mode, *more, **options)
+        process.disk.refuse(errno.EIO)
         if not set(mode) & set("wax+"):
-            place.disk.refuse(errno.EIO)
             return real_open(path, mode, *more, **options)
-        place.disk.refuse(errno.EROFS, errno.EIO)
-        file = place.write(lambda: real_open(path, mode, *more, **options))
-        if place.disk.trouble != errno.ENOSPC:
+        process.disk.refuse(errno.EROFS)
+        file = write(process, lambda: real_open(path, mode, *more, **options))
+        if process.disk.trouble != errno.ENOSPC:
             return file
         file.close()
         return real_open("/dev/full", mode.replace("x", "w"), *more, **options)
 
-    def os_open(path: Any, flags: int, *more: Any, **options: Any) -> int:
-        place = place_of(path)
-        if place is None or flags & os.O_DIRECTORY:
-            return real_os_open(path, flags, *more, **options)
-        if not flags & _CHANGES:
-            place.disk.refuse(errno.EIO)
-            return real_os_open(path, flags, *more, **options)
-        place.disk.refuse(errno.EROFS, errno.EIO)
-        return place.write(lambda: real_os_open(path, flags, *more, **options))
-
     def changing(real: Callable[..., None]) -> Callable[..., None]:
         def change(path: Any, *more: Any, **options: Any) -> None:
-            place = place_of(path)
-            if place is None:
-                real(path, *more, **options)
-                return
-            place.disk.refuse(errno.EROFS)
-            place.write(lambda: real(path, *more, **options))
+            if (process := process_with(path)) is None:
+                return real(path, *more, **options)
+            process.disk.refuse(errno.EROFS)
+            return write(process, lambda: real(path, *more, **options))
 
         return change
 
     def connect(database: str, *more: Any, **options: Any) -> Any:
-        place = place_of(database)
-        if place is None:
+        if (process := process_with(database)) is None:
             return real_connect(database, *more, **options)
         made = real_connect(database, *more, factory=Connection, **options)
-        made.place, made.path = place, Path(database)
-        place.disk.connections.append(made)
+        made.process, made.path = process, Path(database)
+        process.disk.connections.append(made)
         return made
 
     yield os, "fsync", fsync
-    yield os, "open", os_open
     yield os, "replace", changing(os.replace)
     yield os, "unlink", changing(os.unlink)
     yield io, "open", opened

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from patchlight.controller.storage.database import Database, JournalError
-from patchlight.controller.storage.series_store import SeriesStore, SeriesWindow
 from tests.simulation.disk import Died, Disk
 from tests.simulation.world import Process, World
 
@@ -63,28 +62,6 @@ def test_committed_rows_survive_power_cuts_and_others_need_not(memory: Path) -> 
         assert found in (written, [*written, len(written) + 1])
         after.add(len(found) - len(written))
     assert after == {0, 1}
-
-
-def test_samples_may_be_lost_but_can_be_read(memory: Path) -> None:
-    left = set()
-    for seed in range(10):
-        world = World(seed, memory / str(seed))
-        disk = Disk(world, world.folder)
-        world.folder.mkdir()
-
-        def work(_: Process, folder: Path = world.folder) -> None:
-            series = SeriesStore(folder / "samples.db")
-            for at in range(0, 500, 10):
-                series.add([SeriesWindow(at, "", 1)])
-
-        with world.entered():
-            run_in(disk, work)
-            disk.cut_power()
-            series = SeriesStore(world.folder / "samples.db")
-            left.add(series.rows("SELECT count(*) FROM windows WHERE width_s = 10")[0][0])
-            series.close()
-    assert min(left) < 50
-    assert len(left) > 2
 
 
 def test_files_that_were_not_synced_may_be_lost(memory: Path) -> None:

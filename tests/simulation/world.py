@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 from unittest import mock
 
-from tests.simulation.disk import Died, Disk, hooks
+from tests.simulation.disk import Died, hooks
 
 T = TypeVar("T")
 
@@ -57,7 +57,8 @@ class Process:
         self.steps = 0
         self.dies_at: int | None = None
         """The step before which it dies."""
-        self.disk: Disk | None = None
+        self.disk: Any = None
+        """The ``disk.Disk`` of its machine, if that is simulated."""
         self.writes = 0
         self.dies_at_write: int | None = None
         self.stalled: list[tuple[Any, ...]] | None = None
