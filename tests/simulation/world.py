@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 from unittest import mock
 
+from patchlight.controller.circuits import registry
 from tests.simulation.disk import Died, hooks
 
 T = TypeVar("T")
@@ -568,6 +569,8 @@ class World:
             (secrets, "token_urlsafe"): lambda n=32: self._ids.randbytes(n).hex(),
             (os, "getpid"): self._pid,
             (fcntl, "flock"): self._flock,
+            (registry, "ROOT_FOLDER"): self.folder / "locks",
+            (registry, "USER_FOLDERS"): self.folder / "users",
         }
         patches |= {(where, name): new for where, name, new in hooks(_PROCESS.get)}
         applied = [mock.patch.object(where, name, new) for (where, name), new in patches.items()]
