@@ -76,7 +76,7 @@ class LeaseBook:
         files.private_folder(directory)
 
     def write(self, lease: Lease) -> None:
-        """Save a lease on disk. After an ``AgentError`` the previous version is intact."""
+        """Save a lease on disk. After an ``AgentError`` this or the previous version is there."""
         known, spec = self._specs.get(lease.spec.id, (None, ""))
         if known is not lease.spec:  # Serialising the spec is most of the work, so it is cached.
             spec = lease.spec.model_dump_json()
@@ -90,6 +90,7 @@ class LeaseBook:
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(fresh, path)
+            self._sync()
         except OSError as exc:
             with contextlib.suppress(OSError):
                 fresh.unlink(missing_ok=True)
@@ -97,13 +98,18 @@ class LeaseBook:
                 f"writing the lease of worker {lease.spec.id} to {path}: {exc.strerror}",
                 hint="free space on that disk" if exc.errno == errno.ENOSPC else None,
             ) from exc
-        self._sync()
 
     def end(self, worker: str) -> None:
-        """Remove the worker's lease, if it exists."""
+        """Remove the worker's lease, if it exists; ``AgentError`` if the disk fails."""
         self._specs.pop(worker, None)
-        self._path(worker).unlink(missing_ok=True)
-        self._sync()
+        path = self._path(worker)
+        try:
+            path.unlink(missing_ok=True)
+            self._sync()
+        except OSError as exc:
+            raise AgentError(
+                f"removing the lease of worker {worker} in {path}: {exc.strerror}"
+            ) from exc
 
     def _sync(self) -> None:
         directory = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY)
@@ -113,12 +119,17 @@ class LeaseBook:
             os.close(directory)
 
     def read(self) -> list[Lease]:
-        """Every lease on disk. Unreadable files are renamed and logged as errors."""
+        """Every lease on disk. Damaged files are renamed and logged as errors; ``AgentError`` if
+        the disk fails: what it holds must not be taken for free."""
         leases = []
         for path in sorted(self._directory.glob("*.json")):
             try:
-                leases.append(_LEASE.validate_json(path.read_bytes()))
-            except Exception as exc:
+                content = path.read_bytes()
+            except OSError as exc:
+                raise AgentError(f"reading the lease in {path}: {exc.strerror}") from exc
+            try:
+                leases.append(_LEASE.validate_json(content))
+            except ValueError as exc:
                 aside = path.with_suffix(".unreadable")
                 os.replace(path, aside)
                 log.error(

@@ -390,7 +390,10 @@ class AgentService:
                     log.error("looking after worker %s: %s", worker.spec.id, in_words(exc))
             ended = [each for each in self._workers.values() if each.is_done]
             for worker in ended[:-MOST_ENDED]:
-                await self._forget(worker)
+                try:
+                    await self._forget(worker)
+                except Exception as exc:
+                    log.error("forgetting worker %s: %s", worker.spec.id, in_words(exc))
 
 
 def _begin(coroutine: Coroutine[Any, Any, _T], tasks: set[asyncio.Task[Any]]) -> asyncio.Task[_T]:

@@ -73,7 +73,7 @@ class Tenancy:
         self.folder = site.folders / spec.id
         self.rdma: RdmaStatus | None = None
         self.energy_j: float | None = None
-        self._is_forgotten = False
+        self.is_forgotten = False
 
     @property
     def lease(self) -> Lease:
@@ -95,7 +95,7 @@ class Tenancy:
     @property
     def is_over(self) -> bool:
         """Whether GPU and NIC are back."""
-        return self._is_forgotten or (self._lease is not None and self._lease.returned)
+        return self.is_forgotten or (self._lease is not None and self._lease.returned)
 
     @property
     def place(self) -> status.NicPlace | None:
@@ -310,4 +310,4 @@ class Tenancy:
         await asyncio.to_thread(files.remove_folder, self.folder)
         self._site.book.end(self._spec.id)
         self._lease = None
-        self._is_forgotten = True
+        self.is_forgotten = True

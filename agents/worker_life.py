@@ -64,13 +64,18 @@ class LeasedWorker:
     async def abandon(self, why: str) -> bool:
         """Clean up after a failed launch; returns whether all is back. Errors stay in the
         status."""
+        returned = False
         try:
             await self.tenancy.end(None)
+            returned = True
+            await self.tenancy.forget()
         except Exception as exc:
-            self._conclude(keeper.LastReport(WorkerState.FAILED, 0, f"{why}; {in_words(exc)}"))
-            return False
-        await self.tenancy.forget()
-        return True
+            if not self.tenancy.has_lease:  # the next agent ends what may be on the disk
+                log.error("worker %s: %s", self.spec.id, in_words(exc))
+                return True
+            last = keeper.LastReport(WorkerState.FAILED, 0, f"{why}; {in_words(exc)}")
+            self._conclude(last, returned=returned)
+        return self.tenancy.is_forgotten
 
     async def adopt(self) -> None:
         """Take over the worker of an earlier agent: watch it, or find out how it ended."""

@@ -368,7 +368,7 @@ class CircuitParts:
         self, record: Reconfiguration, committed: Mapping[str, AnyMap], readings: power.Readings
     ) -> None:
         """Store how a change ended, with the maps and powers to keep if it is committed."""
-        record.finished_at = time.time()
+        record.finished_at = record.finished_at or time.time()
         if record.state != "committed":
             committed, readings = {}, {}
         record.enter("commit")

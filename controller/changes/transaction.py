@@ -53,6 +53,8 @@ class _ChangeRun:
         self._plan: ChangePlan
         self._committed: dict[str, AnyMap] = {}
         self._readings: Readings = {}
+        self.is_closed = True
+        """Whether its end, if any, is in the journal."""
 
     async def run(self) -> Reconfiguration:
         """Run the change to its end; raises the errors of ``decide``."""
@@ -70,7 +72,7 @@ class _ChangeRun:
         finally:
             # However this ends, the journal has the result.
             if self.record.id:
-                self._close()
+                self.close()
         return self.record
 
     async def _attempt(self, *, from_memory: bool) -> bool:
@@ -129,7 +131,7 @@ class _ChangeRun:
     def give_up(self) -> None:
         """End it before its start, because it was cancelled."""
         self._refuse(self.record.progress.cancelled)
-        self._close()
+        self.close()
 
     def prepared_intent(self) -> Callable[[], None]:
         """A function that writes the present intent into the journal."""
@@ -237,9 +239,11 @@ class _ChangeRun:
         # With wavelength channels a path may be there only while its workers send.
         return [] if parts.lab.coloured else [*found.silent]
 
-    def _close(self) -> None:
-        """Journal the end; if the journal fails, refuse changes of the devices."""
+    def close(self) -> None:
+        """Journal the end; if the journal fails, refuse changes of the devices until it is there:
+        ``OutcomeUnknown``."""
         record = self.record
+        self.is_closed = False
         try:
             self._parts.journal_end(record, self._committed, self._readings)
         except PatchlightError as error:
@@ -247,8 +251,9 @@ class _ChangeRun:
             self._parts.preflight.unfinished.update(dict.fromkeys(record.changes, message))
             raise OutcomeUnknown(
                 f"change {record.id}: {record.state}, {record.message}; but {message}",
-                hint="free space for the journal and restart the controller",
+                hint="free space for the journal: it is written then",
             ) from error
+        self.is_closed = True
 
 
 def _reached_within_s(lab: Lab) -> float:
@@ -267,6 +272,7 @@ class Transactions:
         self._recovery = Recovery(parts)
         self._one_at_a_time = asyncio.Lock()
         self._running: dict[asyncio.Task[Reconfiguration], Reconfiguration] = {}
+        self._unclosed: list[_ChangeRun] = []
 
     @property
     def busy(self) -> bool:
@@ -351,8 +357,11 @@ class Transactions:
             change.give_up()
         else:
             try:
+                self._close_earlier()
                 await change.run()
             finally:
+                if not change.is_closed:
+                    self._unclosed.append(change)
                 self._one_at_a_time.release()
         for call in (*self.on_end, *((at_end,) if at_end else ())):
             try:
@@ -360,6 +369,16 @@ class Transactions:
             except Exception:  # the result of the change stays
                 log.exception("after change %d", change.record.id)
         return change.record
+
+    def _close_earlier(self) -> None:
+        """Journal the ends of changes that could not be journalled before."""
+        while self._unclosed:
+            try:
+                self._unclosed[0].close()
+            except OutcomeUnknown:
+                return
+            for name in self._unclosed.pop(0).record.changes:
+                self.parts.preflight.unfinished.pop(name, None)
 
     async def preview(
         self, decide: Decide, options: ChangeOptions = NO_OPTIONS
@@ -381,9 +400,10 @@ class Transactions:
 
     async def settle(self) -> list[Reconfiguration]:
         """As ``Recovery.settle``, between changes."""
-        if not self.parts.locks.in_doubt:
+        if not self.parts.locks.in_doubt and not self._unclosed:
             return []
         async with self._one_at_a_time:
+            self._close_earlier()
             return await self._recovery.settle()
 
     async def when_settled(self, record: Reconfiguration, wait_s: float) -> Reconfiguration:

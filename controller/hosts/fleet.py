@@ -191,7 +191,7 @@ class NicMacs:
             changed = changed or mac != before
         if changed and self._store is not None:
             differing = {n: m for n, m in self._said.items() if m != self._assumed[n]}
-            self._store.set_mark(_MARK, differing)
+            self._store.keep_mark(_MARK, differing)
         return changed
 
 

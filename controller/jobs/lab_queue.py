@@ -7,6 +7,7 @@ import math
 import time
 from collections import defaultdict
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Annotated, Any
 from weakref import WeakValueDictionary
 
@@ -280,8 +281,14 @@ class LabQueue:
             if not isinstance(error, PatchlightError):
                 _log.error("jobs %s", entry.name, exc_info=error)
             why = f"no hosts could be chosen: {error_text(error)}"
-            self._table.end(entry.gang.ids, JobState.FAILED, why)
-            self._forget(entry)
+            try:
+                self._table.end(entry.gang.ids, JobState.FAILED, why)
+            except JournalError as full:
+                _log.warning("%s waits again: %s", entry.name, full)
+                self._came.append(entry)
+                site.released += 1  # it is tried again
+            else:
+                self._forget(entry)
         for resized in site.resized:
             self._resize(resized)
         if site.started or site.preempted or site.resized:
@@ -298,7 +305,8 @@ class LabQueue:
                     state = JobState.BLOCKED if waiting.is_blocked else JobState.QUEUED
                     if self._table[job_id].state is not state:
                         words = waiting.words if waiting.is_blocked else ""
-                        self._table.move(job_id, state, words)
+                        with suppress(JournalError):  # the next pass says it again
+                            self._table.move(job_id, state, words)
 
     def _begin(self, started: Started, after: Sequence[Gang]) -> None:
         entry, now_s = started.entry, time.time()
@@ -324,9 +332,11 @@ class LabQueue:
             self._back.append((entry, entry.gpus & ~self._placed.get(job_id, (entry, 0))[1]))
             return
         self._placed[job_id] = entry, entry.gpus
-        for decision in decisions:
-            self._table.ledger.add_decision(job_id, time.time(), decision.record)
+        with suppress(JournalError):  # only why is lost
+            for decision in decisions:
+                self._table.ledger.add_decision(job_id, time.time(), decision.record)
 
     def _keep_usage(self, now_s: float) -> None:
         usage = self._site.accounts.usage(now_s)
-        self._store.set_mark(_USAGE, {user: list(each) for user, each in usage.items()})
+        with suppress(JournalError):  # the next one replaces it
+            self._store.set_mark(_USAGE, {user: list(each) for user, each in usage.items()})

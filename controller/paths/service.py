@@ -264,9 +264,9 @@ class PathService:
     def _wake(self) -> None:
         until = max((p["until"] for p in self.book.live if p["state"] == "granted"), default=0.0)
         if self._store and (until > self._marked_until or self.book.last > self._marked_last):
-            self._marked_until = max(self._marked_until, until + _AHEAD_S)
-            self._marked_last = self.book.last + _AHEAD
-            marked = {"until": self._marked_until, "last": self._marked_last}
-            self._store.set_mark(_MARK, marked)
+            marked_until = max(self._marked_until, until + _AHEAD_S)
+            marked_last = self.book.last + _AHEAD
+            self._store.set_mark(_MARK, {"until": marked_until, "last": marked_last})
+            self._marked_until, self._marked_last = marked_until, marked_last
         self._changed.set()
         self._changed = asyncio.Event()

@@ -352,6 +352,10 @@ class Store(Database):
         sql, values = _mark(name, record)
         self.write(sql, *values)
 
+    def keep_mark(self, name: str, record: Record) -> None:
+        """Store one record under a name, now or when the disk has space."""
+        self.write_soon(_mark(name, record))
+
     def set_mark_soon(self, name: str, record: Record | None, kind: str, event: Record) -> bool:
         """The same, with an event, now or when the disk has space; returns whether it is stored."""
         told = ADD_EVENT, (time.time(), kind, json.dumps(event))

@@ -31,7 +31,7 @@ def main() -> int:
         # Sets of texts have the same order in each process only then.
         arguments = [sys.executable, "-m", "tests.simulation", *sys.argv[1:]]
         os.execve(sys.executable, arguments, {**os.environ, "PYTHONHASHSEED": "0"})
-    logging.basicConfig(level=logging.CRITICAL)
+    logging.basicConfig(handlers=[logging.NullHandler()])
     if options.seed:
         return _replay(options.seed, options.output, shrink=options.shrink)
     first, _, last = options.seeds.partition("-")

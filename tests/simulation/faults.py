@@ -4,12 +4,20 @@ underscores."""
 from __future__ import annotations
 
 import asyncio
+import errno
 import random
+from collections.abc import Collection
+from typing import Any
 
+import httpx
+from click.testing import CliRunner
+
+from patchlight.cli import controller
 from tests.simulation.judge import Judge
 from tests.simulation.lab import SimulatedLab
 from tests.simulation.packet_switches import Switch
 from tests.simulation.servers import Worker
+from tests.simulation.world import Process
 
 OFTEN = {
     "kill-controller": 4,
@@ -25,6 +33,10 @@ OFTEN = {
     "device-fault": 4,
     "lose-gpu": 1,
     "second-controller": 1,
+    "cut-power": 2,
+    "disk-trouble": 2,
+    "stall": 1,
+    "move-controller": 1,
     "clock-jump": 1,
     "stall-speaker": 1,
     "stall-switch": 2,
@@ -47,23 +59,94 @@ class Faults:
     def __init__(self, lab: SimulatedLab, judge: Judge) -> None:
         self.lab = lab
         self.judge = judge
+        self._auditor = lab.client("auditor")
 
     async def kill_controller(self, draw: random.Random) -> None:
         process = self.lab.controller
-        process.dies_at = process.steps + draw.choice((1, 10, 100, 1000)) * draw.randint(1, 9)
+        await self._die_soon(process, draw)
+        held = self.judge.holds()
+        if draw.random() < 0.5 and not self.lab.controller.alive:
+            self.lab.disk.cut_power()
+        await asyncio.sleep(draw.choice((0.1, 1.0, 20.0)))
+        self.lab.restart()
+        await self._look_after(held)
+
+    async def _look_after(self, held: Collection[str]) -> None:
+        """Once the controller serves again, let the judge compare, unless it is killed again."""
+        try:
+            async with asyncio.timeout(120.0):
+                await self.lab.until_served()
+        except TimeoutError:
+            return
+        paths = ("/locks", "/reconfigurations?last=1000", "/jobs?last=1000", "/stop", "/status")
+        answers = {}
+        for path in paths:
+            try:
+                response = await self._auditor.get(path)
+            except httpx.HTTPError:
+                return
+            if not response.is_success:
+                return
+            answers[path] = response.json()
+        self.judge.survived(held, answers)
+
+    async def _die_soon(self, process: Process, draw: random.Random) -> None:
+        """Kill it at one of its next steps or writes, or soon after a call has come, a worker is in
+        a new state, or light has moved."""
+        moment = draw.choice(("now", "write", "call", "worker", "light"))
+        steps = int(10 ** draw.uniform(0.0, 3.5))
+
+        def doom(*_: object) -> None:
+            if process.dies_at is None:
+                process.dies_at = process.steps + steps
+
+        place: list[Any] = draw.choice(list(self.lab.plant.devices.values())).on_change
+        if moment == "call":
+            place = process.at_call
+        elif moment == "worker":
+            place = self.lab.on_worker
+        if moment == "now":
+            doom()
+        elif moment == "write":
+            process.dies_at_write = process.writes + draw.randint(1, 12)
+        else:
+            place.append(doom)
         for _ in range(200):
             if not process.alive:
                 break
             await asyncio.sleep(0.05)
         process.kill()
-        await asyncio.sleep(draw.choice((0.1, 1.0, 20.0)))
+        if doom in place:
+            place.remove(doom)
+
+    async def move_controller(self, draw: random.Random) -> None:
+        """Back its state up after its death, and let it go on with what was restored."""
+        await self._die_soon(self.lab.controller, draw)
+        if self.lab.controller.alive:
+            return  # somebody else has started it again
+        held = self.judge.holds()
+        folder, state = self.lab.world.folder, self.lab.state
+        if (state / "controller.db").exists():
+            moves = len(list(folder.glob("left-*")))
+            archive, lab_file = folder / f"backup-{moves}.tar.gz", folder / "lab.yaml"
+            lab_file.touch()
+            for command, given in (
+                (controller.backup, [archive, "--lab", lab_file, "--state", state]),
+                (controller.restore, [archive, "--state", folder / "restored"]),
+            ):
+                result = CliRunner().invoke(command, [str(each) for each in given])
+                if result.exit_code:
+                    self.judge.wrong(f"{command.name}: {result.output} {result.exception}")
+                    break
+            else:
+                state.rename(folder / f"left-{moves}")
+                (folder / "restored").rename(state)
         self.lab.restart()
+        await self._look_after(held)
 
     async def kill_agent(self, draw: random.Random) -> None:
         machine = draw.choice(list(self.lab.machines.values()))
-        machine.agent.dies_at = machine.agent.steps + draw.choice((1, 10, 100)) * draw.randint(1, 9)
-        await asyncio.sleep(2.0)
-        machine.agent.kill()
+        await self._die_soon(machine.agent, draw)
         await asyncio.sleep(draw.choice((0.1, 2.0, 15.0, 45.0)))
         if not machine.agent.alive:
             machine.start()
@@ -116,7 +199,7 @@ class Faults:
 
     async def reboot_server(self, draw: random.Random) -> None:
         machine = draw.choice(list(self.lab.machines.values()))
-        machine.reboot()
+        machine.switch_off()
         await asyncio.sleep(draw.choice((5.0, 40.0)))
         if not machine.agent.alive:
             machine.start()
@@ -246,10 +329,32 @@ class Faults:
             return
         first = self.lab.controller
         second = self.lab.try_second()
-        await asyncio.sleep(10.0)
+        await asyncio.gather(first.stall(draw.choice((0.0, 5.0))), asyncio.sleep(10.0))
         if first.alive and second.alive:
             self.judge.wrong("two controllers run for one lab")
         second.kill()
+
+    async def cut_power(self, draw: random.Random) -> None:
+        """Of a server. That of the controller's machine is cut in ``kill_controller``."""
+        machine = draw.choice(list(self.lab.machines.values()))
+        await self._die_soon(machine.agent, draw)
+        if machine.agent.alive:
+            return  # somebody else has started it again
+        machine.cut_power()
+        await asyncio.sleep(draw.choice((2.0, 30.0, 90.0)))
+        if not machine.agent.alive:
+            machine.start()
+
+    async def disk_trouble(self, draw: random.Random) -> None:
+        disk = draw.choice((self.lab.disk, draw.choice(self.lab.disks)))
+        disk.trouble = draw.choice((errno.ENOSPC, errno.EIO, errno.EROFS))
+        await asyncio.sleep(draw.choice((1.0, 10.0, 60.0)))
+        disk.trouble = 0
+
+    async def stall(self, draw: random.Random) -> None:
+        machines = list(self.lab.machines.values())
+        process = draw.choice((self.lab.controller, draw.choice(machines).agent))
+        await process.stall(draw.choice((0.5, 5.0, 40.0)))
 
     async def clock_jump(self, draw: random.Random) -> None:
         self.lab.world.skew_s += draw.choice((-3600.0, -5.0, 5.0, 3600.0))

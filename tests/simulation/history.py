@@ -68,6 +68,7 @@ class History:
                 self.users = Users(self.lab, self.judge)
                 self.faults = Faults(self.lab, self.judge)
                 root.addHandler(self.judge)
+                root.setLevel(logging.ERROR)
                 try:
                     world.run(self._play(world))
                 except Deadlock:
@@ -112,6 +113,8 @@ class History:
         world.slow = 1.0
         world.network.heal()
         plant.dark.clear()
+        for disk in self.lab.disks:
+            disk.trouble = 0
         for device in plant.devices.values():
             if not device.process.alive:
                 device.start()

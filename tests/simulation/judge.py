@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from patchlight.testbed.lab.model import Endpoint
@@ -29,6 +29,10 @@ class Judge(logging.Handler):
         """Ports whose lock was acknowledged and whose release nobody has requested since."""
         self.stopped_since: float | None = None
         self.drained_since: float | None = None
+        self.changes: dict[int, str] = {}
+        """The results of changes that were acknowledged."""
+        self.in_memory: set[str] = set()
+        """What was said not to be on the disk yet, as that was full."""
         for device in lab.plant.devices.values():
             device.on_change.append(self.light_moved)
         lab.on_worker.append(self.worker_started)
@@ -78,8 +82,45 @@ class Judge(logging.Handler):
 
     def answered(self, user: str, call: str, status: int, body: Any) -> None:
         """A user has got an answer."""
-        if status >= 500 and status not in (503, 504):
+        if status < 300:
+            self.remember(call, body)
+        if status >= 500 and status not in (503, 504, 507):
             self.wrong(f"{user}: {call} was answered with {status}: {str(body)[:300]}")
+
+    # -- after a crash -------------------------------------------------------------------------
+
+    def remember(self, call: str, body: Mapping[str, Any]) -> None:
+        """A call was acknowledged: what it says must survive each crash."""
+        if call.startswith("POST /stop "):
+            self.in_memory.discard("stop")
+            if body["unwritten"]:
+                self.in_memory.add("stop")
+        if call.startswith("POST /reconfigurations ") and body.get("state") != "intent":
+            self.changes[body["id"]] = body["state"]
+
+    def holds(self) -> set[str]:
+        """What was acknowledged, and nobody has requested to end since."""
+        found = {f"lock of {ocs} port {port}" for ocs, port in self.locked}
+        found |= {f"change {number} {state}" for number, state in self.changes.items()}
+        found |= {f"job {job}" for job in self.submitted}
+        if self.stopped_since is not None and "stop" not in self.in_memory:
+            found.add("stop")
+        if self.drained_since is not None:
+            found.add("drain")
+        return found
+
+    def survived(self, held: Collection[str], answers: Mapping[str, Any]) -> None:
+        """``held`` before a crash; ``answers`` to requests after it, by path."""
+        there = {f"lock of {row['ocs']} port {row['port']}" for row in answers["/locks"]["locks"]}
+        changes = answers["/reconfigurations?last=1000"]["reconfigurations"]
+        there |= {f"change {row['id']} {row['state']}" for row in changes}
+        there |= {f"job {row['id']}" for row in answers["/jobs?last=1000"]["jobs"]}
+        if answers["/stop"]["pressed"]:
+            there.add("stop")
+        if answers["/status"]["drained"]:
+            there.add("drain")
+        for lost in sorted((set(held) & self.holds()) - there):
+            self.wrong(f"{lost}: acknowledged, and gone after a crash")
 
     # -- at rest -------------------------------------------------------------------------------
 

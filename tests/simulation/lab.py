@@ -14,6 +14,7 @@ from patchlight.controller.parts import Controller, ControllerSettings, External
 from patchlight.controller.service import running_parts
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.lab.model import Lab
+from tests.simulation.disk import Disk
 from tests.simulation.packet_switches import SimulatedSnmp, open_driver
 from tests.simulation.plant import Plant, located
 from tests.simulation.servers import Machine, ToProcess, Worker
@@ -35,6 +36,8 @@ class SimulatedLab:
         self.app: Any = None
         self.serving = asyncio.Event()
         self.state = world.folder / "state"
+        self.disk = Disk(world, self.state)
+        self.disks = [self.disk, *(machine.disk for machine in self.machines.values())]
         self.on_worker: list[Callable[[Worker, str], None]] = []
         """Called with each worker that is launched, told to start, or in a new state."""
         for machine in self.machines.values():
@@ -67,6 +70,8 @@ class SimulatedLab:
             speaker.process.end()
 
     async def _run(self, process: Process) -> None:
+        process.disk = self.disk
+        process.at_end.append(lambda: self.disk.close(process))
         external = ExternalIO(
             transport_to=lambda server: ToProcess(
                 self.world,

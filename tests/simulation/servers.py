@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import json
+import logging
 import os
 import shutil
 import socket
@@ -33,10 +35,12 @@ from patchlight.agents.workers.contract import (
     WorkerHandle,
     WorkerLaunch,
 )
+from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.lab.model import Host, Nic, Server
 from patchlight.testbed.linux.sockets import UNIX_CLIENT
 from patchlight.testbed.wire.agent_status import NicStatus, RdmaStatus
 from patchlight.testbed.wire.worker_api import SyntheticTask
+from tests.simulation.disk import Disk
 from tests.simulation.plant import Plant
 from tests.simulation.world import Process, World
 
@@ -49,6 +53,8 @@ class Machine:
         self.plant = plant
         self.server = server
         self.folder = world.folder / server.name
+        self.disk = Disk(world, self.folder)
+        self.claims = world.folder / f"claims-{server.name}"
         self.agent = Process(world, f"agent-{server.name}")
         self.agent.alive = False
         self.app: Any = None
@@ -57,10 +63,10 @@ class Machine:
         """The namespace that each interface is in, unless it is at home."""
         self.workers: dict[int, Worker] = {}
         self.dead_gpus: set[str] = set()
-        self.boots = 0
         self.next_launch: Literal["", "fails", "kills the agent"] = ""
         self.next_answer: Literal["", "is late", "is lost", "is given twice"] = ""
         self.on_worker: list[Callable[[Worker, str], None]] = []
+        self.is_on = True
 
     def host_of(self, interface: str) -> Host:
         """The host with this interface."""
@@ -72,13 +78,35 @@ class Machine:
         )
 
     def start(self) -> None:
-        """Start the agent's process."""
+        """Start the agent's process; the server is on."""
+        self.is_on = True
         self.agent = Process(self.world, f"agent-{self.server.name}")
+        self.agent.disk = self.disk
         self.agent.at_end.append(lambda: setattr(self, "app", None))
         self.world.log(self.agent.name, "starts")
-        self.agent.start(self._run())
+        self.agent.start(self._run(self.agent))
 
-    async def _run(self) -> None:
+    def restart(self) -> None:
+        """Start the agent unless it runs, or the server is off."""
+        if not self.agent.alive and self.is_on:
+            self.start()
+
+    def switch_off(self) -> None:
+        """End all that runs, and move the NICs home; what was written stays."""
+        self.is_on = False
+        self.agent.kill()
+        for worker in self.workers.values():
+            worker.kill(137)
+        self.in_namespace.clear()
+        shutil.rmtree(self.claims, ignore_errors=True)  # it is in memory
+        self.disk.boots += 1
+
+    def cut_power(self) -> None:
+        """The same, and what was not synced is lost."""
+        self.switch_off()
+        self.disk.cut_power()
+
+    async def _run(self, agent: Process) -> None:
         lab = self.plant.lab
         self.service = service = AgentService(
             lab,
@@ -87,30 +115,23 @@ class Machine:
             SimulatedGpus(self),
             self.folder,
             nics=SimulatedNics(self),
-            claims=self._claims,
+            claims=self.claims,
             boot=self.boot,
         )
-        await service.open()
+        try:
+            await service.open()
+        except PatchlightError as error:
+            self.world.log(agent.name, f"cannot start: {error.message}")
+            agent.end()
+            self.world.loop.call_later(5.0, self.restart, context=contextvars.Context())
+            return
         self._api = make_app(service, lab.name, AgentMetrics(service))
         self.app = self._answer
 
     @property
     def boot(self) -> str:
         """The id of this boot."""
-        return f"boot {self.boots} of {self.server.name}"
-
-    @property
-    def _claims(self) -> Path:
-        return self.world.folder / f"claims-{self.server.name}"
-
-    def reboot(self) -> None:
-        """Switch it off: its workers and what was in memory are gone."""
-        self.agent.kill()
-        for worker in self.workers.values():
-            worker.kill(137)
-        self.in_namespace.clear()
-        shutil.rmtree(self._claims, ignore_errors=True)
-        self.boots += 1
+        return f"boot {self.disk.boots}"
 
     async def _answer(self, scope: Any, receive: Any, send: Any) -> None:
         """Answer a request, or do what is said of the next one."""
@@ -342,6 +363,7 @@ class Worker:
         self.launch = launch
         self.id = launch.spec.id
         self.process = Process(machine.world, f"worker-{self.id}")
+        self.process.disk = machine.disk
         self.exit_code: asyncio.Future[int] = machine.world.loop.create_future()
         assert isinstance(launch.spec.task, SyntheticTask)
         self.task: SyntheticTask = launch.spec.task
@@ -362,7 +384,15 @@ class Worker:
         """Start its program."""
         self.machine.world.log(self.process.name, "starts")
         self._tell("launched")
-        self.process.start(self._main())
+        self.process.start(self._run())
+
+    async def _run(self) -> None:
+        try:
+            await self._main()
+        except OSError as error:
+            self.machine.world.log(self.process.name, f"fails: {error.strerror}")
+            self.exit_code.set_result(1)
+            self.process.end()
 
     def fail(self, message: str) -> None:
         """Its program ends by itself with an error."""
@@ -560,6 +590,8 @@ class ToProcess(httpx.AsyncBaseTransport):
         def died() -> None:
             reply(None)
 
+        for hear in process.at_call:
+            hear()
         process.at_end.append(died)
         process.start(self._serve(app, request, body, reply))
         try:
@@ -609,7 +641,10 @@ class ToProcess(httpx.AsyncBaseTransport):
             "server": ("localhost", None),
             "state": {"connection": {}},
         }
-        await app(scope, receive, send)
+        try:
+            await app(scope, receive, send)
+        except Exception:  # the server has answered with 500, and logs it
+            logging.getLogger(__name__).exception("exception in the application")
         done(httpx.Response(status, headers=headers, content=b"".join(parts), request=request))
 
 

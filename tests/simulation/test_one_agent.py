@@ -113,3 +113,27 @@ def test_a_launch_whose_path_socket_fails_leaves_no_worker(
         assert (await service.create(spec_of(machine, "w-1")))[1]
 
     play(tmp_path, part)
+
+
+@pytest.mark.parametrize("trouble", [errno.EIO, errno.EROFS, errno.ENOSPC])
+def test_a_disk_in_trouble_loses_no_lease(tmp_path: Path, trouble: int) -> None:
+    async def part(machine: Machine, service: AgentService) -> None:
+        await service.create(spec_of(machine, "old"))
+        machine.disk.trouble = trouble
+        if trouble == errno.EIO:
+            with pytest.raises(AgentError, match="reading the lease"):
+                service.site.book.read()
+        if trouble == errno.ENOSPC:
+            assert (await service.delete("old")).state is WorkerState.STOPPED
+        else:
+            with pytest.raises(AgentError, match="removing the lease of worker old"):
+                await service.delete("old")
+        with pytest.raises(AgentError, match="writing the lease of worker new"):
+            await service.create(spec_of(machine, "new"))
+        assert service.leases() == {"gpu": 0, "nic": 0}
+        machine.disk.trouble = 0
+        await service.delete("old")
+        assert service.workers() == []
+        assert service.site.book.read() == []
+
+    play(tmp_path, part)

@@ -32,6 +32,7 @@ from typing import Any, TypeVar
 from unittest import mock
 
 from patchlight.controller.circuits import registry
+from tests.simulation.disk import Died, hooks
 
 T = TypeVar("T")
 
@@ -57,7 +58,14 @@ class Process:
         self.steps = 0
         self.dies_at: int | None = None
         """The step before which it dies."""
+        self.disk: Any = None
+        """The ``disk.Disk`` of its machine, if that is simulated."""
+        self.writes = 0
+        self.dies_at_write: int | None = None
+        self.stalled: list[tuple[Any, ...]] | None = None
+        """The steps that wait while it is stalled."""
         self.at_end: list[Callable[[], object]] = []
+        self.at_call: list[Callable[[], object]] = []
         self.context = contextvars.Context()
         self.context.run(_PROCESS.set, self)
 
@@ -78,6 +86,17 @@ class Process:
             self.alive = False
             self.world.log(self.name, "has ended")
             self._over()
+
+    async def stall(self, seconds: float) -> None:
+        """Run nothing of it for some time, as a stopped virtual machine does."""
+        if self.stalled is not None:
+            return
+        self.world.log(self.name, f"stalls for {seconds:g} s")
+        self.stalled = []
+        await asyncio.sleep(seconds)
+        waiting, self.stalled = self.stalled, None
+        for context, callback, *args in waiting:
+            self.world.loop.call_soon(callback, *args, context=context)
 
     def _over(self) -> None:
         for hear in self.at_end:
@@ -153,6 +172,11 @@ class Loop(asyncio.SelectorEventLoop):
         """Seconds since the world began."""
         return self._world.now
 
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        """As in ``asyncio``; the dead have no handler."""
+        if not isinstance(context.get("exception"), Died):
+            super().call_exception_handler(context)
+
     def create_future(self) -> asyncio.Future[Any]:
         """A future whose place in sets is the same in each replay."""
         made: asyncio.Future[Any] = _Future(loop=self)
@@ -166,7 +190,7 @@ class Loop(asyncio.SelectorEventLoop):
         process = context.get(_PROCESS)
         if process is None:
             return super().call_soon(callback, *args, context=context)
-        return super().call_soon(self._step, process, callback, *args, context=context)
+        return super().call_soon(self._step, process, context, callback, *args, context=context)
 
     call_soon_threadsafe = call_soon  # type: ignore[assignment]
 
@@ -178,11 +202,14 @@ class Loop(asyncio.SelectorEventLoop):
         process = context.get(_PROCESS)
         if process is None:
             return super().call_at(when, callback, *args, context=context)
-        return super().call_at(when, self._step, process, callback, *args, context=context)
+        return super().call_at(when, self._step, process, context, callback, *args, context=context)
 
     @staticmethod
-    def _step(process: Process, callback: Any, *args: Any) -> None:
+    def _step(process: Process, context: contextvars.Context, callback: Any, *args: Any) -> None:
         if not process.alive:
+            return
+        if process.stalled is not None:
+            process.stalled.append((context, callback, *args))
             return
         process.steps += 1
         if process.dies_at is not None and process.steps >= process.dies_at:
@@ -548,6 +575,7 @@ class World:
             (registry, "USER_FOLDERS"): self.folder / "users",
         }
         (self.folder / "users" / str(os.geteuid())).mkdir(parents=True, exist_ok=True)
+        patches |= {(where, name): new for where, name, new in hooks(_PROCESS.get)}
         applied = [mock.patch.object(where, name, new) for (where, name), new in patches.items()]
         for patch in applied:
             patch.start()

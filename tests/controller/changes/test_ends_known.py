@@ -108,13 +108,29 @@ async def test_a_change_whose_end_the_journal_does_not_take_is_unknown_and_close
     with pytest.raises(OutcomeUnknown, match=r"is not in the journal: .* full"):
         await bench.change(joined(*((n, n + 100) for n in range(110, 200))), "test")
     monkeypatch.undo()
+    with pytest.raises(JournalError):
+        await bench.change(joined((300, 301)), "test")
+    assert [row["state"] for row in bench.store.reconfigurations()] == ["committed", "intent"]
     limit_size(bench.store, 100000)
-    refused = await bench.change(joined((300, 301)), "test")
-    assert refused.state == "refused"
-    assert "the end of change 2 is not in the journal" in refused.message
-    # A new start finds it whole.
+    await bench.transactions.settle()
+    assert [row["state"] for row in bench.store.reconfigurations()] == ["committed", "committed"]
+    assert (await bench.change(joined((300, 301)), "test")).state == "committed"
+
+
+async def test_a_new_start_finds_a_change_whole_whose_end_the_journal_did_not_take(
+    bench: ChangeBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    end_in_journal = bench.parts.journal_end
+
+    def full(*_: object) -> None:
+        raise JournalError("the disk is full")
+
+    monkeypatch.setattr(bench.parts, "journal_end", full)
+    with pytest.raises(OutcomeUnknown):
+        await bench.change(joined((100, 101)), "test")
+    monkeypatch.setattr(bench.parts, "journal_end", end_in_journal)
     [ended] = await bench.transactions.resume()
-    assert (ended.id, ended.state) == (2, "committed")
+    assert (ended.id, ended.state) == (1, "committed")
     assert (await bench.change(joined((300, 301)), "test")).state == "committed"
 
 

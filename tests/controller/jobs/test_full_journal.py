@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from patchlight.controller.jobs.placement import Placement
 from patchlight.controller.storage.database import ADD_EVENT, JournalError
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.jobs import JobState
@@ -128,3 +129,25 @@ async def test_a_waiting_job_that_cannot_be_stopped_now_waits_on(cluster: Cluste
     await cluster.until_state(waits, JobState.RUNNING)
     await cluster.scheduler.stop(waits)
     assert cluster.table[waits].state is JobState.STOPPED
+
+
+async def test_a_gang_that_cannot_be_placed_fails_when_that_can_be_written_down(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (first,) = await submit_running(cluster, job("first", workers=6))
+
+    def unplaceable(*_: object, **__: object) -> None:
+        raise PatchlightError("the lab has changed")
+
+    (waits,) = cluster.submit(job("waits", workers=6))
+    cluster.fleet.may_delete.clear()
+    cluster.fleet.put(first, WorkerState.DONE)
+    await cluster.until_state(first, JobState.DONE)
+    monkeypatch.setattr(Placement, "place", unplaceable)
+    with full_journal(cluster):
+        cluster.fleet.may_delete.set()
+        await asyncio.sleep(0.5)
+        assert cluster.table[waits].state is JobState.QUEUED
+    cluster.scheduler.resume()
+    await cluster.until_state(waits, JobState.FAILED)
+    assert "the lab has changed" in cluster.table[waits].message

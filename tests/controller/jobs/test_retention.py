@@ -1,5 +1,6 @@
 """What a lab remembers of jobs that have ended: so much as its settings say, and their output."""
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -174,3 +175,17 @@ async def test_show_says_how_each_worker_can_be_held() -> None:
         assert "worker 1: Patchlight, at once" in said
         cluster.fleet.put(own, WorkerState.DONE)
         await finish(cluster, ours)
+
+
+async def test_old_records_stay_while_nothing_can_be_written(tmp_path: Path) -> None:
+    store = Store(tmp_path / "controller.db")
+    ledger = JobLedger(store)
+    ledger.save([done("j-0", 100.0)])
+    outputs = JobOutputs(tmp_path / "outputs")
+    store.rows("PRAGMA query_only = 1")
+    running = asyncio.create_task(
+        Retention(store, ledger, outputs, Discipline(keep_jobs=0)).run(), name="retention"
+    )
+    await asyncio.wait({running}, timeout=0.3)
+    assert not running.done()
+    running.cancel()
