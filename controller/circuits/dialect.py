@@ -13,12 +13,17 @@ import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar, get_type_hints
 from urllib.parse import quote
+
+import httpx
 
 from patchlight.controller.circuits.contract import LoginRefused
 from patchlight.testbed.errors import BadInput, reason
 from patchlight.testbed.lab.model import OpticalSwitch, PacketSwitch
+
+if TYPE_CHECKING:
+    from patchlight.controller.packet_switches.openflow.client import Launch
 
 # Without tab and line feed, which replies of several lines contain.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
@@ -34,6 +39,23 @@ class Timeouts:
 
 
 DEFAULT_TIMEOUTS = Timeouts()
+
+
+@dataclass(frozen=True)
+class DeviceLinks:
+    """How drivers reach devices. A simulation has its own.
+
+    ``http`` makes the transport of HTTP requests (``None``: TCP, with TLS). Without ``ssh``, a
+    session's bytes are sent over TCP as they are, without a login. ``launch_speaker`` starts the
+    OpenFlow speaker of a circuit switch (``None``: as a process).
+    """
+
+    http: Callable[[], httpx.AsyncBaseTransport] | None = None
+    ssh: bool = True
+    launch_speaker: Launch | None = None
+
+
+DEFAULT_LINKS = DeviceLinks()
 
 
 @functools.lru_cache(maxsize=64)

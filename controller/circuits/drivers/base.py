@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Protocol, TypeVar
 from patchlight.controller.circuits import contract
 from patchlight.controller.circuits.dialect import (
     DEFAULT_TIMEOUTS,
+    DeviceLinks,
     Dialect,
     NumberedDialect,
     PolatisDialect,
@@ -33,6 +34,8 @@ M = TypeVar("M")
 
 class Client(Protocol):
     """A driver's connection to its device."""
+
+    links: DeviceLinks
 
     def __init__(self, session: Session, dialect: Any) -> None: ...
 

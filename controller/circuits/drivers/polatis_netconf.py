@@ -1,7 +1,7 @@
 """The driver ``polatis-netconf``: Polatis (HUBER+SUHNER) switches over NETCONF (port 830).
 
-Needs ncclient (``pip install 'patchlight[netconf]'``). Tested with the emulated device only.
-Requests follow the YANG module ``optical-switch`` of 2018-03-22.
+Tested with the emulated device only. Requests follow the YANG module ``optical-switch`` of
+2018-03-22.
 """
 
 import re

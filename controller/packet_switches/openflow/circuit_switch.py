@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from patchlight.controller.circuits import contract
-from patchlight.controller.circuits.dialect import Dialect, corrected
+from patchlight.controller.circuits.dialect import DEFAULT_LINKS, Dialect, corrected
 from patchlight.controller.circuits.drivers.base import CircuitTableDriver
 from patchlight.controller.circuits.drivers.table import Row
 from patchlight.controller.circuits.protocols.session import AlarmLog
@@ -75,6 +75,7 @@ class OpenFlowConnection:
         self._name, self._address = switch.name, switch.address
         self._datapath_id = switch.datapath_id
         self._dialect, self._listener = dialect, on_event
+        self.links = DEFAULT_LINKS
         self.speaker: Speaker | None = None
         self._folder: Path | None = None
         self._held: int | None = None
@@ -104,7 +105,8 @@ class OpenFlowConnection:
                 listen=self._address,
                 engine=self._dialect.engine or None,
                 counters=False,
-            )
+            ),
+            self.links.launch_speaker,
         )
         speaker.subscribe(self._on_event)
         try:

@@ -5,7 +5,6 @@ import base64
 import gc
 import logging
 import os
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -377,14 +376,3 @@ async def test_nothing_is_left_behind(device: Running) -> None:
     while held() > before:
         assert time.monotonic() < deadline, f"{held()} descriptors, {before} before"
         await asyncio.sleep(0.02)
-
-
-def test_without_ncclient_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    package = "patchlight.controller.circuits."
-    for name in list(sys.modules):
-        if name.startswith((f"{package}protocols.netconf", f"{package}drivers.polatis_netconf")):
-            monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "ncclient", None)
-    with pytest.raises(PatchlightError, match="needs the Python package ncclient") as caught:
-        open_driver(CircuitSwitch("ocs1", "polatis-netconf", "127.0.0.1:830", 8), "")
-    assert "patchlight[netconf]" in str(caught.value.hint)
