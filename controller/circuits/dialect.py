@@ -47,12 +47,14 @@ class DeviceLinks:
 
     ``http`` makes the transport of HTTP requests (``None``: TCP, with TLS). Without ``ssh``, a
     session's bytes are sent over TCP as they are, without a login. ``launch_speaker`` starts the
-    OpenFlow speaker of a circuit switch (``None``: as a process).
+    OpenFlow speaker of a circuit switch (``None``: as a process), whose socket is in a folder below
+    ``sockets`` (``None``: that of temporary files).
     """
 
     http: Callable[[], httpx.AsyncBaseTransport] | None = None
     ssh: bool = True
     launch_speaker: Launch | None = None
+    sockets: Path | None = None
 
 
 DEFAULT_LINKS = DeviceLinks()

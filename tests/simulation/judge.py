@@ -7,9 +7,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from patchlight.testbed.lab.portmap import PortMap
+from patchlight.testbed.lab.portmap import AnyMap
 from tests.simulation.lab import SimulatedLab
-from tests.simulation.plant import Device
+from tests.simulation.optical import Device
 from tests.simulation.servers import Worker
 
 FINAL = ("done", "failed", "stopped")
@@ -44,7 +44,7 @@ class Judge(logging.Handler):
 
     # -- at all times --------------------------------------------------------------------------
 
-    def light_moved(self, device: Device, before: PortMap, after: PortMap) -> None:
+    def light_moved(self, device: Device, before: AnyMap, after: AnyMap) -> None:
         """Light of a device has moved."""
         change = before.diff(after)
         self.lab.world.log(
@@ -107,7 +107,10 @@ class Judge(logging.Handler):
             if any(machine.service.leases().values()):
                 self.wrong(f"{machine.server.name} has leases: {machine.service.leases()}")
         for name, device in self.lab.plant.devices.items():
-            said = PortMap.parse(circuits[name]["map"])
+            if circuits[name]["map"] is None:
+                self.wrong(f"{name} cannot be read: {circuits[name]}")
+                continue
+            said = type(device.map).parse(circuits[name]["map"])
             if said != device.map:
                 self.wrong(f"{name} has {device.map}, but the API says {said}")
         for part in status["parts"]:

@@ -14,6 +14,7 @@ from patchlight.controller.parts import Controller, ControllerSettings, External
 from patchlight.controller.service import running_parts
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.lab.model import Lab
+from tests.simulation.optical import device_links
 from tests.simulation.plant import Plant, located
 from tests.simulation.servers import Machine, ToProcess, Worker
 from tests.simulation.world import Process, World
@@ -59,9 +60,9 @@ class SimulatedLab:
     def _stopped(self) -> None:
         self.app = None
         self.serving.clear()
-        for speaker in self.plant.speakers:
+        for process in self.plant.speaker_processes:
             # Its standard input closes with the controller.
-            speaker.process.end()
+            process.end()
 
     async def _run(self, process: Process) -> None:
         external = ExternalIO(
@@ -71,6 +72,7 @@ class SimulatedLab:
                 lambda: (self.machines[server].agent, self.machines[server].app),
             ),
             launch_speaker=self.plant.launch_speaker,
+            device_links=device_links(self.plant),
         )
         settings = ControllerSettings(
             state_dir=self.state, api=f"unix:{self.state}/api.sock", openflow="127.0.0.1:6653"

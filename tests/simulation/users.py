@@ -10,7 +10,9 @@ from typing import Any
 
 import httpx
 
-from patchlight.testbed.lab.model import Lab, PacketSwitch, Server
+from patchlight.testbed.lab.model import CircuitSwitch, Lab, PacketSwitch, Server
+from patchlight.testbed.lab.wavelengths import WavelengthSwitch
+from tests.simulation.draw_lab import CHANNELS
 from tests.simulation.judge import Judge
 from tests.simulation.lab import SimulatedLab
 from tests.simulation.servers import Worker
@@ -145,7 +147,7 @@ class Users:
             return device.switch.name, draw.choice(used)
         return device.switch.name, draw.randint(1, device.switch.ports)
 
-    def _facing(self, switch: str, kinds: type) -> list[int]:
+    def _facing(self, switch: str, kinds: type | tuple[type, ...]) -> list[int]:
         """The ports of a circuit switch that have a fibre to such devices."""
         lab = self.lab.lab
         return [
@@ -155,10 +157,12 @@ class Users:
         ]
 
     async def connect(self, draw: random.Random) -> None:
-        name = draw.choice(self.lab.lab.circuit_switches).name
-        a = draw.choice(self._facing(name, Server))
-        b = draw.choice(self._facing(name, PacketSwitch))
-        body = {"maps": {name: [f"{a}-{b}"]}, "spare_jobs": draw.random() < 0.3}
+        switch = draw.choice(self.lab.lab.optical_switches)
+        name = switch.name
+        a = draw.choice(self._facing(name, (Server, CircuitSwitch, WavelengthSwitch)) or [1])
+        b = draw.choice(self._facing(name, PacketSwitch) or [2])
+        channel = f"@{draw.choice(CHANNELS)}" if isinstance(switch, WavelengthSwitch) else ""
+        body = {"maps": {name: [f"{a}-{b}{channel}"]}, "spare_jobs": draw.random() < 0.3}
         await self.call(draw.choice(USERS), "POST", "/reconfigurations", body)
 
     async def disconnect(self, draw: random.Random) -> None:

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import fcntl
 import os
+import secrets
 import shutil
 import tempfile
 import time
@@ -95,8 +96,11 @@ class OpenFlowConnection:
 
     async def _listen(self) -> None:
         self._strangers.clear()
-        await asyncio.to_thread(sweep_folders)
-        self._folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
+        parent = self.links.sockets or Path(tempfile.gettempdir())
+        await asyncio.to_thread(sweep_folders, parent)
+        folder = parent / f"{_PREFIX}{secrets.token_hex(8)}"
+        folder.mkdir(mode=0o700)
+        self._folder = folder
         self._held = hold(self._folder)
         speaker = Speaker(
             SpeakerOptions(
@@ -228,9 +232,9 @@ def hold(folder: Path) -> int:
     return descriptor
 
 
-def sweep_folders() -> None:
+def sweep_folders(parent: Path) -> None:
     """Remove the files of killed processes, whose locks the kernel has released."""
-    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+    for folder in parent.glob(f"{_PREFIX}*"):
         with contextlib.suppress(OSError):
             descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             try:
