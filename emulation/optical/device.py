@@ -227,6 +227,7 @@ class EmulatedWss(EmulatedSwitch):
     ) -> None:
         matrix = matrices.SpectrumMatrix(switch.inputs, switch.outputs, switch.switching_time_s)
         super().__init__(switch, matrix, crossbar, **options)
+        self._passing = SpectrumMap()
 
     # --- changes: call, then await settle ---------------------------------------------------
 
@@ -270,11 +271,11 @@ class EmulatedWss(EmulatedSwitch):
         """Power in dBm of each entry's channel at input and output, ``None`` without a signal."""
         arriving = await self._crossbar.arriving()
         powers = {}
-        for way, entry in self.matrix.entries.items():
+        for way in self.matrix:
             light = arriving.get(way.inp, {}).items()
             entering = _sum_dbm(dbm for channel, dbm in light if channel.within(way.channel))
             leaving = None
-            if entering is not None and entry.phase is Phase.LIT:
+            if entering is not None and way in self._passing:
                 drift_db = self.faults.drift_db.get(str(way.out), 0.0)
                 less_db = self.loss_db(way.ports) + way.attenuation_db + drift_db
                 leaving = entering - less_db
@@ -296,9 +297,12 @@ class EmulatedWss(EmulatedSwitch):
         return {out: _sum_dbm(dbms) for out, dbms in leaving.items()}
 
     async def _follow(self, now: float) -> None:
-        lit = self.matrix.take(now)
-        if lit is not None:
-            await self._crossbar.change(lit)
+        self.matrix.take(now)
+        dark_ports, lit = self.faults.dark_ports, self.matrix.lit
+        passing = lit.without(way for way in lit if way.inp in dark_ports or way.out in dark_ports)
+        if passing != self._passing:
+            self._passing = passing
+            await self._crossbar.change(passing)
 
     def _kept(self) -> list[dict[str, Any]]:
         return [{"way": str(way)} for way in self.matrix]

@@ -36,7 +36,7 @@ class EmulatedFaults:
     """Faults of a device, and features that it lacks.
 
     As long as they are set: ``refuse_ports``: locked, refuse every circuit. ``fail_ports``: mirrors
-    stuck, circuits fail. ``dark_ports`` (of an OCS): circuits are reported as up, and pass nothing.
+    stuck, circuits fail. ``dark_ports``: circuits there are reported as up, and pass nothing.
     ``drift_db``: more loss at these outputs. ``read_only``: users may not make changes.
     ``repeat_pages``: long replies are sent as several whole replies. ``monitors``: power monitors
     ``"both"``, ``"out"`` (on outputs only) or ``"none"``, if a vendor sells such models. ``names``:

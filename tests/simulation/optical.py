@@ -194,17 +194,18 @@ class Device:
         self.meddled = ()
 
     async def _serve(self, ports: int | None) -> None:
-        switch, light = self.switch, _Light(self)
+        switch = self.switch
+        light: Any = _Light(self) if isinstance(switch, CircuitSwitch) else _ChannelLight(self)
         if isinstance(switch, CircuitSwitch):
             switch = dataclasses.replace(switch, ports=ports or switch.ports)
             arriving = arriving_dbm(self.plant.lab, switch)
             device: Any = EmulatedOcs(switch, arriving, light, state_file=self.state_file)
         else:
-            device = EmulatedWss(switch, _ChannelLight(self), state_file=self.state_file)
+            device = EmulatedWss(switch, light, state_file=self.state_file)
         self.emulated, self.server = device, server_class(switch.driver)(device)
         async with self.by_itself():
             await device.open()
-            self.moved(device.matrix.lit if isinstance(device, EmulatedWss) else light.lit)
+            self.moved(light.lit)
         if isinstance(self.server, SshServer):
             self.server.without_ssh = switch.user
         host, _, port = switch.address.rpartition(":")

@@ -57,8 +57,10 @@ class NetconfFramer:
         messages = []
         while (message := self._next()) is not None:
             messages.append(message.decode("utf-8", "replace"))
-        if self.buffered > self._limit:
-            raise tcp.FramingError(f"{self.buffered} bytes came without the end of a message")
+        if (held := self.buffered) > self._limit:
+            self._buffer.clear()
+            self._chunks.clear()
+            raise tcp.FramingError(f"{held} bytes came without the end of a message")
         return messages
 
     def take_telnet_replies(self) -> bytes:
