@@ -12,7 +12,6 @@ import httpx
 
 from patchlight.testbed.lab.model import CircuitSwitch, Lab, PacketSwitch, Server
 from patchlight.testbed.lab.wavelengths import WavelengthSwitch
-from tests.simulation.draw_lab import CHANNELS
 from tests.simulation.judge import Judge
 from tests.simulation.lab import SimulatedLab
 from tests.simulation.servers import Worker
@@ -161,7 +160,7 @@ class Users:
         name = switch.name
         a = draw.choice(self._facing(name, (Server, CircuitSwitch, WavelengthSwitch)) or [1])
         b = draw.choice(self._facing(name, PacketSwitch) or [2])
-        channel = f"@{draw.choice(CHANNELS)}" if isinstance(switch, WavelengthSwitch) else ""
+        channel = f"@193.{draw.choice((1, 15, 2))}" if isinstance(switch, WavelengthSwitch) else ""
         body = {"maps": {name: [f"{a}-{b}{channel}"]}, "spare_jobs": draw.random() < 0.3}
         await self.call(draw.choice(USERS), "POST", "/reconfigurations", body)
 
