@@ -50,7 +50,8 @@ packet_switches:
     ports: 5
     transceivers: {1: {channel: 193.1}, 2: {channel: 193.15}, 3: {channel: 193.2}}
   - {name: leaf2, datapath_id: 0x2, ports: 6, transceivers: {6: {channel: 193.1}}}
-circuit_switches: [{name: ocs1, driver: dry-run, address: "x:1", ports: 16, cross_connects: ["[1-3]-[5-7]"]}]
+circuit_switches:
+  - {name: ocs1, driver: dry-run, address: "x:1", ports: 16, cross_connects: ["[1-3]-[5-7]"]}
 wavelength_switches:
   - name: wss[1-2]
     driver: lumentum-netconf

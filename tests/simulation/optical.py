@@ -114,6 +114,8 @@ class Device:
         self.meddled: Container[object] = ()
         """What others than Patchlight are changing."""
         self.on_change: list[Callable[[Device, AnyMap, AnyMap], None]] = []
+        self.past: list[tuple[float, AnyMap]] = [(0.0, self.map)]
+        """Its maps, and since when."""
         self._older = b""
 
     def moved(self, now: AnyMap) -> None:
@@ -121,10 +123,25 @@ class Device:
         before, self.map = self.map, now
         if before == now:
             return
+        self.past.append((self.world.now, now))
         if self.state_file.exists():
             self._older = self.state_file.read_bytes()
         for hear in self.on_change:
             hear(self, before, now)
+
+    def may_report(self, said: AnyMap, since_s: float) -> bool:
+        """Whether such a map may be read since then: with what always passed, and nothing that
+        never did, unless it is entered now, or the device lies."""
+        last = max(n for n, (begun_s, _) in enumerate(self.past) if begun_s <= since_s)
+        maps = [set(each) for _, each in self.past[last:]]
+        device, entered = self.emulated, set[Any]()
+        if isinstance(device, EmulatedOcs):
+            entered = {c for circuit in device.matrix for c in circuit.directions}
+        elif device is not None:
+            entered = set(device.matrix)
+        if device is not None and device.faults.dark_ports:
+            return True
+        return set.intersection(*maps) <= set(said) <= set.union(entered, *maps)
 
     def start(self, ports: int | None = None) -> None:
         """Switch it on: it has the map that it saved. ``ports``: so many are left of an OCS."""

@@ -35,6 +35,7 @@ OFTEN = {
     "resume": 2,
     "roll-back": 2,
     "repair": 1,
+    "look": 4,
 }
 """How often each event is drawn."""
 
@@ -202,6 +203,12 @@ class Users:
         if rows:
             number = draw.choice(rows)["id"]
             await self.call("operator", "POST", f"/reconfigurations/{number}/rollback", {})
+
+    async def look(self, draw: random.Random) -> None:
+        # An answer may be that to a question of somebody else, who waited for the device.
+        since_s = self.lab.world.now - 15.0
+        if circuits := await self.call(draw.choice(USERS), "GET", "/circuits"):
+            self.judge.circuits_said(max(0.0, since_s), circuits)
 
     async def repair(self, draw: random.Random) -> None:
         verb = draw.choice(("repair", "adopt"))
