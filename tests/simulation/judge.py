@@ -79,13 +79,14 @@ class Judge(logging.Handler):
         if status >= 500 and status not in (503, 504):
             self.wrong(f"{user}: {call} was answered with {status}: {str(body)[:300]}")
 
-    def circuits_said(self, since_s: float, circuits: Mapping[str, Any]) -> None:
-        """The API has told the maps of the devices, as read since then."""
-        for name, device in self.lab.plant.devices.items():
-            if (said := circuits[name]["map"]) is None:
-                continue
-            if not device.may_report(type(device.map).parse(said), since_s):
-                self.wrong(f"{name} has {device.map}, but the API says {said}")
+    def maps_said(self, maps: Mapping[str, list[str] | None]) -> None:
+        """The API has told the maps of devices now, or after a change; ``None``: not known."""
+        for name, said in maps.items():
+            device = self.lab.plant.devices[name]
+            # What is told may be older: requests wait for a device up to a minute.
+            since_s = max(0.0, self.lab.world.now - 90.0)
+            if said is not None and not device.may_report(type(device.map).parse(said), since_s):
+                self.wrong(f"{name} has {device.map}, but the API said {said}")
 
     # -- at rest -------------------------------------------------------------------------------
 

@@ -167,6 +167,7 @@ class Device:
     async def fault(self, **settings: Any) -> None:
         """Set faults of the emulated device, if it is on; see ``EmulatedFaults``."""
         if self.emulated is not None and self.process.alive:
+            self.world.log(self.switch.name, f"has the faults {settings}")
             async with self.by_itself():
                 self.emulated.faults.update(settings)
                 await self.emulated.faults_changed()

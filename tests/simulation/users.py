@@ -65,6 +65,9 @@ class Users:
             words = str(answer.get("detail") or answer.get("error") or answer)[:300]
         self.lab.world.log(user, f"← {method} {path}: {response.status_code} {words}".rstrip())
         self.judge.answered(user, call, response.status_code, answer)
+        if isinstance(answer, dict) and answer.get("state") in ("committed", "rolled-back"):
+            maps = answer["wanted" if answer["state"] == "committed" else "before"]
+            self.judge.maps_said({name: maps[name] for name in answer["changes"]})
         return answer if response.is_success else None
 
     async def submit(self, draw: random.Random) -> list[str]:
@@ -205,10 +208,8 @@ class Users:
             await self.call("operator", "POST", f"/reconfigurations/{number}/rollback", {})
 
     async def look(self, draw: random.Random) -> None:
-        # An answer may be that to a question of somebody else, who waited for the device.
-        since_s = self.lab.world.now - 15.0
         if circuits := await self.call(draw.choice(USERS), "GET", "/circuits"):
-            self.judge.circuits_said(max(0.0, since_s), circuits)
+            self.judge.maps_said({name: each["map"] for name, each in circuits.items()})
 
     async def repair(self, draw: random.Random) -> None:
         verb = draw.choice(("repair", "adopt"))
