@@ -134,7 +134,8 @@ class History:
             await device.heal()
         self.judge.locked.clear()
         for lock in ((await self.users.call("operator", "GET", "/locks")) or {}).get("locks", []):
-            body = {"ocs": lock["ocs"], "ports": [lock["port"]]}
+            place = f"{lock['port']}@{lock['channel']}" if lock["channel"] else lock["port"]
+            body = {"ocs": lock["ocs"], "ports": [place]}
             await self.users.call("operator", "POST", "/locks/release", body)
         await self.users.call("operator", "POST", "/stop/clear", {})
         await self.users.call("operator", "DELETE", "/drain")
@@ -142,7 +143,8 @@ class History:
         maps = {s.name: [str(c) for c in s.initial] for s in self.lab.lab.optical_switches}
         for _ in range(20):
             body = {"maps": maps, "only": True}
-            if await self.users.call("operator", "POST", "/reconfigurations", body):
+            answer = await self.users.call("operator", "POST", "/reconfigurations", body)
+            if answer is not None and answer["state"] == "committed":
                 break
             await asyncio.sleep(30.0)
         else:

@@ -191,6 +191,7 @@ class HttpClient:
         self._lock = asyncio.Lock()
         self.alarms = AlarmLog()
         self.links = DEFAULT_LINKS
+        self.connections = 0
         self._client: httpx.AsyncClient | None = None
         self._kept: httpx.AsyncClient | None = None
 
@@ -290,8 +291,10 @@ class HttpClient:
                         client = self._client = self._client or self._new_client(keep=keep)
                     reply = await self._once(client, method, path, body, dict(headers or {}))
                 except _NOTHING_SENT as error:
+                    self.connections += 1
                     raise self._unreachable(error) from error
                 except _TRANSPORT as error:
+                    self.connections += 1
                     reason = self._reason(error)
                     if changes:
                         raise contract.outcome_unknown(

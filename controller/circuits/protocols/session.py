@@ -98,6 +98,7 @@ class KeptSession(ABC, Generic[C, D]):
     def __init__(self, session: Session, dialect: D) -> None:
         self._session, self._dialect = session, dialect
         self.links = DEFAULT_LINKS
+        self.connections = 0
         self._lock = asyncio.Lock()
         self._connection: C | None = None
         self._keep_alive_task: asyncio.Task[None] | None = None
@@ -255,6 +256,7 @@ class KeptSession(ABC, Generic[C, D]):
         except BaseException:
             await self._disconnect()
             raise
+        self.connections += 1
         self._logged_in_at = asyncio.get_running_loop().time()
         return self._connection
 

@@ -83,9 +83,7 @@ async def test_a_mirror_that_does_not_settle_rolls_back(bench: ChangeBench) -> N
     assert bench.store.baselines("ocs1") == {}, "no reading of it is kept"
 
 
-async def test_a_circuit_that_is_reported_and_passes_nothing_rolls_back(
-    bench: ChangeBench,
-) -> None:
+async def test_a_circuit_that_is_reported_and_passes_nothing_rolls_back(bench: ChangeBench) -> None:
     before = await bench.driver.read_map()
     bench.device.fault(dark_ports=[9])
     record = await bench.regroup()
