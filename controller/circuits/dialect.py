@@ -10,10 +10,10 @@ import os
 import re
 import string
 import tomllib
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar, get_type_hints
+from typing import Annotated, Any, ClassVar, TypeVar, get_type_hints
 from urllib.parse import quote
 
 import httpx
@@ -21,9 +21,6 @@ import httpx
 from patchlight.controller.circuits.contract import LoginRefused
 from patchlight.testbed.errors import BadInput, reason
 from patchlight.testbed.lab.model import OpticalSwitch, PacketSwitch
-
-if TYPE_CHECKING:
-    from patchlight.controller.packet_switches.openflow.client import Launch
 
 # Without tab and line feed, which replies of several lines contain.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
@@ -53,7 +50,7 @@ class DeviceLinks:
 
     http: Callable[[], httpx.AsyncBaseTransport] | None = None
     ssh: bool = True
-    launch_speaker: Launch | None = None
+    launch_speaker: Callable[[Sequence[str]], Awaitable[Any]] | None = None
     sockets: Path | None = None
 
 
