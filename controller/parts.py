@@ -20,6 +20,7 @@ from patchlight.controller.changes.power import DEFAULT_TOLERANCES, POWER_CEILIN
 from patchlight.controller.changes.service import CircuitService
 from patchlight.controller.changes.transaction import Transactions
 from patchlight.controller.circuits.contract import AnyDriver
+from patchlight.controller.circuits.dialect import DEFAULT_LINKS, DeviceLinks
 from patchlight.controller.circuits.registry import open_driver, password_of
 from patchlight.controller.discovery.discovery import Discovery
 from patchlight.controller.discovery.window import MaintenanceWindow, SwitchListening
@@ -82,13 +83,14 @@ class ControllerSettings:
 @dataclass(frozen=True)
 class ExternalIO:
     """A controller's links to other processes: the transport to an agent, by server (``None``: its
-    socket), what starts the OpenFlow speaker, and what drives and polls the other packet switches.
-    A simulation has its own."""
+    socket), those to optical switches, what starts the OpenFlow speaker, and what drives and polls
+    the other packet switches. A simulation has its own."""
 
     transport_to: Callable[[str], httpx.AsyncBaseTransport | None] = lambda server: None
     launch_speaker: Launch | None = None
     open_packet_driver: PacketDriverFactory = open_packet_driver
     open_snmp: SnmpSessionFactory = SnmpSession
+    device_links: DeviceLinks = DEFAULT_LINKS
 
 
 class Controller:
@@ -124,7 +126,7 @@ class Controller:
         )
         self.fleet = Fleet(lab, tls, NicMacs(lab, self.store), external.transport_to)
         self.drivers: dict[str, AnyDriver] = {
-            switch.name: open_driver(switch, password_of(switch))
+            switch.name: open_driver(switch, password_of(switch), external.device_links)
             for switch in lab.optical_switches
             if switch.driver
         }

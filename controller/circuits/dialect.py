@@ -10,11 +10,13 @@ import os
 import re
 import string
 import tomllib
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, TypeVar, get_type_hints
 from urllib.parse import quote
+
+import httpx
 
 from patchlight.controller.circuits.contract import LoginRefused
 from patchlight.testbed.errors import BadInput, reason
@@ -34,6 +36,25 @@ class Timeouts:
 
 
 DEFAULT_TIMEOUTS = Timeouts()
+
+
+@dataclass(frozen=True)
+class DeviceLinks:
+    """How drivers reach devices. A simulation has its own.
+
+    ``http`` makes the transport of HTTP requests (``None``: TCP, with TLS). Without ``ssh``, a
+    session's bytes are sent over TCP as they are, without a login. ``launch_speaker`` starts the
+    OpenFlow speaker of a circuit switch (``None``: as a process), whose socket is in a folder below
+    ``sockets`` (``None``: that of temporary files).
+    """
+
+    http: Callable[[], httpx.AsyncBaseTransport] | None = None
+    ssh: bool = True
+    launch_speaker: Callable[[Sequence[str]], Awaitable[Any]] | None = None
+    sockets: Path | None = None
+
+
+DEFAULT_LINKS = DeviceLinks()
 
 
 @functools.lru_cache(maxsize=64)

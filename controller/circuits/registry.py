@@ -18,9 +18,10 @@ from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import cast, overload
+from typing import Any, cast, overload
 
 from patchlight.controller.circuits.contract import CircuitDriver, WavelengthDriver
+from patchlight.controller.circuits.dialect import DeviceLinks
 from patchlight.testbed.errors import BadInput, PatchlightError, reason
 from patchlight.testbed.lab import ocs_drivers
 from patchlight.testbed.lab.model import CircuitSwitch, OpticalSwitch, PacketSwitch
@@ -87,13 +88,20 @@ driver_names = _DRIVERS.names
 
 
 @overload
-def open_driver(switch: CircuitSwitch, password: str = "") -> CircuitDriver: ...
+def open_driver(
+    switch: CircuitSwitch, password: str = "", links: DeviceLinks | None = None
+) -> CircuitDriver: ...
 @overload
-def open_driver(switch: WavelengthSwitch, password: str = "") -> WavelengthDriver: ...
-def open_driver(switch: OpticalSwitch, password: str = "") -> CircuitDriver | WavelengthDriver:
+def open_driver(
+    switch: WavelengthSwitch, password: str = "", links: DeviceLinks | None = None
+) -> WavelengthDriver: ...
+def open_driver(
+    switch: OpticalSwitch, password: str = "", links: DeviceLinks | None = None
+) -> CircuitDriver | WavelengthDriver:
     """The driver of this switch, not yet connected: call ``await driver.open()``.
 
-    ``BadInput`` if no driver has that name, ``PatchlightError`` if it cannot be loaded.
+    ``links``: how it reaches its device, if it has a client of ``circuits.protocols``. ``BadInput``
+    if no driver has that name, ``PatchlightError`` if it cannot be loaded.
     """
     name, drivers = switch.driver, _DRIVERS
     other, kind = _WSS_DRIVERS, "wavelength"
@@ -102,7 +110,11 @@ def open_driver(switch: OpticalSwitch, password: str = "") -> CircuitDriver | Wa
     hint = ""
     if name in other.names():
         hint = f"it is for {kind} switches; known: {', '.join(drivers.names())}"
-    return cast(_AnyFactory, drivers.require(switch.name, name, hint))(switch, password)
+    driver = cast(_AnyFactory, drivers.require(switch.name, name, hint))(switch, password)
+    client: Any = getattr(driver, "client", None)
+    if links is not None and hasattr(client, "links"):
+        client.links = links
+    return driver
 
 
 def password_of(switch: OpticalSwitch | PacketSwitch) -> str:

@@ -19,7 +19,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from patchlight.emulation.fabric import links
 from patchlight.emulation.optical.matrices import LightChange
 from patchlight.testbed.lab.model import CircuitSwitch, Lab
-from patchlight.testbed.lab.optical_links import launch_power_dbm
+from patchlight.testbed.lab.optical_links import Light, launch_power_dbm
 from patchlight.testbed.lab.portmap import CrossConnect, PortMap
 from patchlight.testbed.lab.spectrum import Channel, SpectrumMap
 from patchlight.testbed.lab.tuning import LightClient
@@ -34,9 +34,10 @@ T = TypeVar("T")
 def arriving_dbm(lab: Lab, switch: CircuitSwitch) -> dict[int, float]:
     """Power in dBm at each plugged input of ``switch`` while its transmitter is on.
 
-    Behind another optical device it depends on that device's map, which is not known here: 0 dBm
-    minus one insertion loss is assumed.
+    Behind another optical device it depends on that device's map. It is the power with the maps in
+    the lab file; where these bring no signal, 0 dBm minus one insertion loss is assumed.
     """
+    at_first = Light(lab, lab.initial_maps).arriving(switch.name)
     arriving = {}
     for end, (source, fibre) in lab.fibre_ends.items():
         if end.device == switch.name and end.port.isdigit():
@@ -47,7 +48,8 @@ def arriving_dbm(lab: Lab, switch: CircuitSwitch) -> dict[int, float]:
                     sent_dbm = 0.0 - db
                 case _:
                     sent_dbm = launch_power_dbm(lab, source)
-            arriving[int(end.port)] = sent_dbm - fibre.loss_db
+            signals = at_first.get(int(end.port), {}).values()
+            arriving[int(end.port)] = max(signals, default=sent_dbm - fibre.loss_db)
     return arriving
 
 

@@ -9,7 +9,12 @@ from typing import Any, Unpack
 from patchlight.emulation.optical import matrices
 from patchlight.emulation.optical.crossbar import ChannelCrossbar, Crossbar
 from patchlight.emulation.optical.emulated_switch import DeviceOptions, EmulatedSwitch
-from patchlight.emulation.optical.matrices import Phase, RequestRefused, SwitchedCircuit
+from patchlight.emulation.optical.matrices import (
+    LightChange,
+    Phase,
+    RequestRefused,
+    SwitchedCircuit,
+)
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.lab.model import CircuitSwitch
 from patchlight.testbed.lab.portmap import CrossConnect, PortMap, parse_cross_connects
@@ -42,6 +47,7 @@ class EmulatedOcs(EmulatedSwitch):
         matrix = matrices.SwitchMatrix(switch.ports, switch.switching_time_s)
         super().__init__(switch, matrix, crossbar, **options)
         self._arriving_dbm = dict(arriving_dbm)
+        self._blocked: frozenset[CrossConnect] = frozenset()
 
     # --- changes: call, then await settle ---------------------------------------------------
 
@@ -157,6 +163,8 @@ class EmulatedOcs(EmulatedSwitch):
         for port in ports:
             inp = sources[port]
             dbm = None if inp is None else arriving[inp]
+            if inp is not None and CrossConnect(inp, port) in self._blocked:
+                dbm = None
             if inp is not None and dbm is not None:
                 dbm -= self.loss_db(CrossConnect(inp, port))
                 dbm -= self.faults.drift_db.get(str(port), 0.0)
@@ -164,7 +172,7 @@ class EmulatedOcs(EmulatedSwitch):
         return readings
 
     async def _follow(self, now: float) -> None:
-        change = self.matrix.take(now)
+        change = self._without_blocked(self.matrix.take(now))
         if not change:
             return
         try:
@@ -173,6 +181,18 @@ class EmulatedOcs(EmulatedSwitch):
             log.error("%s: %s", self.switch.name, error)
             for c in change.light:
                 self.matrix.fail(c)
+
+    def _without_blocked(self, change: LightChange) -> LightChange:
+        """The change without circuits at ``dark_ports``; those that became dark, or are not any
+        more, with it."""
+        before, dark_ports = self._blocked, self.faults.dark_ports
+        if not before and not dark_ports:
+            return change
+        active = frozenset(self.map)
+        self._blocked = frozenset(c for c in active if c.inp in dark_ports or c.out in dark_ports)
+        lit = (*change.light, *sorted((before & active) - self._blocked))
+        dark = (*change.dark, *sorted(c.inp for c in self._blocked - before))
+        return LightChange(dark, tuple(c for c in lit if c not in self._blocked))
 
     def _kept(self) -> list[dict[str, Any]]:
         return [
@@ -207,6 +227,7 @@ class EmulatedWss(EmulatedSwitch):
     ) -> None:
         matrix = matrices.SpectrumMatrix(switch.inputs, switch.outputs, switch.switching_time_s)
         super().__init__(switch, matrix, crossbar, **options)
+        self._passing = SpectrumMap()
 
     # --- changes: call, then await settle ---------------------------------------------------
 
@@ -250,11 +271,11 @@ class EmulatedWss(EmulatedSwitch):
         """Power in dBm of each entry's channel at input and output, ``None`` without a signal."""
         arriving = await self._crossbar.arriving()
         powers = {}
-        for way, entry in self.matrix.entries.items():
+        for way in self.matrix:
             light = arriving.get(way.inp, {}).items()
             entering = _sum_dbm(dbm for channel, dbm in light if channel.within(way.channel))
             leaving = None
-            if entering is not None and entry.phase is Phase.LIT:
+            if entering is not None and way in self._passing:
                 drift_db = self.faults.drift_db.get(str(way.out), 0.0)
                 less_db = self.loss_db(way.ports) + way.attenuation_db + drift_db
                 leaving = entering - less_db
@@ -276,9 +297,12 @@ class EmulatedWss(EmulatedSwitch):
         return {out: _sum_dbm(dbms) for out, dbms in leaving.items()}
 
     async def _follow(self, now: float) -> None:
-        lit = self.matrix.take(now)
-        if lit is not None:
-            await self._crossbar.change(lit)
+        self.matrix.take(now)
+        dark_ports, lit = self.faults.dark_ports, self.matrix.lit
+        passing = lit.without(way for way in lit if way.inp in dark_ports or way.out in dark_ports)
+        if passing != self._passing:
+            self._passing = passing
+            await self._crossbar.change(passing)
 
     def _kept(self) -> list[dict[str, Any]]:
         return [{"way": str(way)} for way in self.matrix]

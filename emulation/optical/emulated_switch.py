@@ -36,26 +36,27 @@ class EmulatedFaults:
     """Faults of a device, and features that it lacks.
 
     As long as they are set: ``refuse_ports``: locked, refuse every circuit. ``fail_ports``: mirrors
-    stuck, circuits fail. ``drift_db``: more loss at these outputs. ``read_only``: users may not
-    make changes. ``repeat_pages``: long replies are sent as several whole replies. ``monitors``:
-    power monitors ``"both"``, ``"out"`` (on outputs only) or ``"none"``, if a vendor sells such
-    models. ``names``: the name of every circuit and port, where the protocol has names, with any
-    quotes and line ends.
+    stuck, circuits fail. ``dark_ports``: circuits there are reported as up, and pass nothing.
+    ``drift_db``: more loss at these outputs. ``read_only``: users may not make changes.
+    ``repeat_pages``: long replies are sent as several whole replies. ``monitors``: power monitors
+    ``"both"``, ``"out"`` (on outputs only) or ``"none"``, if a vendor sells such models. ``names``:
+    the name of every circuit and port, where the protocol has names, with any quotes and line ends.
 
     For the next command that changes something: ``refuse_next``: the message to refuse with.
     ``cut``: drop the connection ``"before"`` or ``"after"`` doing it. ``stall_s``: delay it;
     ``acknowledge``: and keep reporting that it is in progress. ``meddle``: cross-connects that
     another client breaks, or makes if missing, just before it.
 
-    For the next answers: ``garble`` and ``answer_twice``: how many are corrupted, or sent twice.
-    ``strays``: how many follow an unsolicited one (TL1: a denial with CTAG 0). ``flood``: how many
-    alarms precede the next one.
+    For the next answers: ``garble``, ``answer_twice`` and ``truncate``: how many are corrupted,
+    sent twice, or end half-way. ``strays``: how many follow an unsolicited one (TL1: a denial with
+    CTAG 0). ``flood``: how many alarms precede the next one.
 
     ``parse_map`` raises ``BadInput`` for texts that are not entries of the switch's map.
     """
 
     refuse_ports: list[int] = field(default_factory=list)
     fail_ports: list[int] = field(default_factory=list)
+    dark_ports: list[int] = field(default_factory=list)
     drift_db: dict[str, float] = field(default_factory=dict)
     read_only: bool = False
     repeat_pages: bool = False
@@ -68,6 +69,7 @@ class EmulatedFaults:
     meddle: str = ""
     garble: int = 0
     answer_twice: int = 0
+    truncate: int = 0
     strays: int = 0
     flood: int = 0
 
@@ -126,6 +128,9 @@ class EmulatedFaults:
         if self.answer_twice > 0:
             self.answer_twice -= 1
             answer *= 2
+        if self.truncate > 0:
+            self.truncate -= 1
+            answer = answer[: len(answer) // 2]
         return answer
 
     def take_stray(self) -> bool:

@@ -64,7 +64,7 @@ _ROWS = (
         "tl1_lists:PolatisTl1Server",
     ),
     OcsDriver(
-        "polatis-netconf", "NETCONF over SSH (830; extra `netconf`)",
+        "polatis-netconf", "NETCONF over SSH (830)",
         "polatis_netconf:PolatisNetconf", "netconf:PolatisNetconfServer", 830,
     ),
     OcsDriver(
@@ -102,7 +102,7 @@ _WSS_ROWS = (
         "http:WaveShaperServer", 80, "one-sided", has_users=False,
     ),
     OcsDriver(
-        "lumentum-netconf", "NETCONF over SSH (830; extra `netconf`)",
+        "lumentum-netconf", "NETCONF over SSH (830)",
         "lumentum:LumentumRoadm", "netconf:LumentumServer", 830, "roadm",
     ),
     OcsDriver(

@@ -73,7 +73,7 @@ def _check_emulated(
 
 
 def _ports(fault: Fields) -> Iterator[tuple[int, Located[Any]]]:
-    for key in ("refuse_ports", "fail_ports"):
+    for key in ("refuse_ports", "fail_ports", "dark_ports"):
         yield from ((item.value, item) for item in fault.value_of(key, []))
     yield from ((int(port), item) for port, item in fault.value_of("drift_db", {}).items())
     if "lose" in fault:

@@ -10,8 +10,7 @@ import pytest
 
 from patchlight.controller.circuits.contract import LoginRefused
 from patchlight.controller.circuits.dialect import Session
-from patchlight.controller.circuits.protocols.netconf import NetconfConnection
-from patchlight.controller.circuits.protocols.ssh import FILE_VARIABLE, open_shell
+from patchlight.controller.circuits.protocols.ssh import FILE_VARIABLE, log_in
 from patchlight.deploy.ssh import SshLoginRefused, Unreachable, logged_in
 from patchlight.testbed.lab.model import Lab, Server
 from tests.support.waiting import PATIENCE_S, wait_until
@@ -77,12 +76,11 @@ def test_a_server_is_logged_in_to_if_the_lab_file_allows_it(
 async def test_a_switch_is_reached_if_the_lab_file_allows_it(
     old: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """As far as its login, over a shell and over NETCONF."""
+    """As far as its login, which shells and NETCONF share."""
     monkeypatch.setenv(FILE_VARIABLE, str(tmp_path / "known_hosts"))
     session = Session("ocs1", str(old.ssh.address), PORT, "admin", os.urandom(8).hex())
-    for connect in (open_shell, NetconfConnection.open):
-        async with asyncio.timeout(60):
-            with pytest.raises(ConnectionError, match="'legacy_ssh: true' in the lab file"):
-                await connect(session)
-            with pytest.raises(LoginRefused):
-                await connect(replace(session, legacy_ssh=True))
+    async with asyncio.timeout(60):
+        with pytest.raises(ConnectionError, match="'legacy_ssh: true' in the lab file"):
+            await asyncio.to_thread(log_in, session)
+        with pytest.raises(LoginRefused):
+            await asyncio.to_thread(log_in, replace(session, legacy_ssh=True))

@@ -13,6 +13,7 @@ import httpx
 from click.testing import CliRunner
 
 from patchlight.cli import controller
+from patchlight.testbed.lab.model import CircuitSwitch
 from tests.simulation.judge import Judge
 from tests.simulation.lab import SimulatedLab
 from tests.simulation.packet_switches import Switch
@@ -31,6 +32,10 @@ OFTEN = {
     "slow": 2,
     "dark": 2,
     "device-fault": 4,
+    "reboot-device": 2,
+    "lose-ports": 1,
+    "front-panel": 2,
+    "cut-sessions": 1,
     "lose-gpu": 1,
     "second-controller": 1,
     "cut-power": 2,
@@ -51,6 +56,9 @@ OFTEN = {
     "reboot-server": 2,
 }
 """How often each event is drawn."""
+
+NEVER_S = 1e6
+"""After this time every history has ended."""
 
 
 class Faults:
@@ -298,24 +306,76 @@ class Faults:
 
     async def device_fault(self, draw: random.Random) -> None:
         device = draw.choice(list(self.lab.plant.devices.values()))
-        if device.emulated is None:
+        port = draw.randint(1, device.switch.ports)
+        once: tuple[dict[str, Any], ...] = (
+            {"refuse_next": "not now"},
+            {"cut": draw.choice(("before", "after"))},
+            {"stall_s": draw.choice((0.5, 3.0, 30.0, NEVER_S))},
+            {"stall_s": 15.0, "acknowledge": True},
+            {"garble": 1},
+            {"answer_twice": draw.randint(1, 3)},
+            {"truncate": 1},
+            {"strays": 2, "flood": 20},
+        )
+        lasting: tuple[dict[str, Any], ...] = (
+            {"refuse_ports": [port]},
+            {"fail_ports": [port]},
+            {"dark_ports": [port]},
+            {"drift_db": {str(port): 90.0}},
+            {"monitors": draw.choice(("out", "none"))},
+            {"read_only": True},
+        )
+        settings = draw.choice((*once, *lasting))
+        await device.fault(**settings)
+        if settings in lasting:
+            await asyncio.sleep(draw.choice((5.0, 30.0)))
+            await device.heal()
+
+    async def reboot_device(self, draw: random.Random) -> None:
+        """A device reboots, mostly in the middle of a change, with what is in its memory."""
+        device = draw.choice(list(self.lab.plant.devices.values()))
+        if draw.random() < 0.7:
+            await device.next_change(60.0)
+            await asyncio.sleep(draw.choice((0.0, 0.001, 0.01, 0.3)))
+        device.kill()
+        await asyncio.sleep(draw.choice((0.1, 5.0, 60.0)))
+        if device.process.alive:
             return
-        faults = device.emulated.faults
-        match draw.randrange(5):
-            case 0:
-                faults.refuse_next = "not now"
-            case 1:
-                faults.cut = draw.choice(("before", "after"))
-            case 2:
-                faults.stall_s = draw.choice((0.5, 3.0, 30.0))
-            case 3:
-                faults.garble = 1
-            case _:
-                faults.refuse_ports = [draw.randint(1, device.switch.ports)]
-                device.emulated.apply_faults()
-                await asyncio.sleep(30.0)
-                faults.refuse_ports = []
-                device.emulated.apply_faults()
+        device.forget(draw.choice(("new", "old", "half", "none")), draw)
+        device.start()
+
+    async def lose_ports(self, draw: random.Random) -> None:
+        """A card of an OCS is pulled, and put in again."""
+        device = draw.choice(list(self.lab.plant.devices.values()))
+        if not isinstance(device.switch, CircuitSwitch):
+            return
+        used = [max(c) for c in device.map]
+        for ports in (max([*used, device.switch.ports // 2]), None):
+            device.kill()
+            await asyncio.sleep(2.0)
+            if not device.process.alive:
+                device.start(ports)
+            await asyncio.sleep(30.0)
+
+    async def front_panel(self, draw: random.Random) -> None:
+        """Somebody breaks an entry of a device, or makes one; or does so just before a change."""
+        device = draw.choice(list(self.lab.plant.devices.values()))
+        entries = [str(entry) for entry in device.map]
+        if isinstance(device.switch, CircuitSwitch):
+            a, b = (draw.randint(1, device.switch.ports) for _ in range(2))
+            entries.append(f"{a}-{b}" if a != b else f"{a}>{b}")
+        if not entries:
+            return
+        if draw.random() < 0.5:
+            await device.fault(meddle=draw.choice(entries))
+        else:
+            await device.meddle(draw.choice(entries))
+
+    async def cut_sessions(self, draw: random.Random) -> None:
+        """A device ends its sessions."""
+        device = draw.choice(list(self.lab.plant.devices.values()))
+        if device.server is not None and device.process.alive:
+            device.server.cut()
 
     async def lose_gpu(self, draw: random.Random) -> None:
         machine = draw.choice(list(self.lab.machines.values()))

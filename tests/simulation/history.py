@@ -133,21 +133,20 @@ class History:
             return
         await asyncio.sleep(60.0)
         for device in plant.devices.values():
-            assert device.emulated is not None
-            device.emulated.faults.refuse_next = device.emulated.faults.cut = ""
-            device.emulated.faults.stall_s = 0.0
-            device.emulated.faults.garble = 0
+            await device.heal()
         self.judge.locked.clear()
         for lock in ((await self.users.call("operator", "GET", "/locks")) or {}).get("locks", []):
-            body = {"ocs": lock["ocs"], "ports": [lock["port"]]}
+            place = f"{lock['port']}@{lock['channel']}" if lock["channel"] else lock["port"]
+            body = {"ocs": lock["ocs"], "ports": [place]}
             await self.users.call("operator", "POST", "/locks/release", body)
         await self.users.call("operator", "POST", "/stop/clear", {})
         await self.users.call("operator", "DELETE", "/drain")
         await self.users.call("operator", "POST", "/drift/adopt", {})
-        maps = {s.name: [str(c) for c in s.initial] for s in self.lab.lab.circuit_switches}
+        maps = {s.name: [str(c) for c in s.initial] for s in self.lab.lab.optical_switches}
         for _ in range(20):
             body = {"maps": maps, "only": True}
-            if await self.users.call("operator", "POST", "/reconfigurations", body):
+            answer = await self.users.call("operator", "POST", "/reconfigurations", body)
+            if answer is not None and answer["state"] == "committed":
                 break
             await asyncio.sleep(30.0)
         else:

@@ -8,9 +8,9 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from patchlight.testbed.lab.model import Endpoint
-from patchlight.testbed.lab.portmap import PortMap
+from patchlight.testbed.lab.portmap import AnyMap
 from tests.simulation.lab import SimulatedLab
-from tests.simulation.plant import Device
+from tests.simulation.optical import Device
 from tests.simulation.servers import Worker
 from tests.support.fake_network import unicast
 
@@ -50,7 +50,7 @@ class Judge(logging.Handler):
 
     # -- at all times --------------------------------------------------------------------------
 
-    def light_moved(self, device: Device, before: PortMap, after: PortMap) -> None:
+    def light_moved(self, device: Device, before: AnyMap, after: AnyMap) -> None:
         """Light of a device has moved."""
         change = before.diff(after)
         self.lab.world.log(
@@ -86,6 +86,15 @@ class Judge(logging.Handler):
             self.remember(call, body)
         if status >= 500 and status not in (503, 504, 507):
             self.wrong(f"{user}: {call} was answered with {status}: {str(body)[:300]}")
+
+    def maps_said(self, maps: Mapping[str, list[str] | None]) -> None:
+        """The API has told the maps of devices now, or after a change; ``None``: not known."""
+        for name, said in maps.items():
+            device = self.lab.plant.devices[name]
+            # What is told may be older: requests wait for a device up to a minute.
+            since_s = max(0.0, self.lab.world.now - 90.0)
+            if said is not None and not device.may_report(type(device.map).parse(said), since_s):
+                self.wrong(f"{name} has {device.map}, but the API said {said}")
 
     # -- after a crash -------------------------------------------------------------------------
 
@@ -150,7 +159,10 @@ class Judge(logging.Handler):
             if any(machine.service.leases().values()):
                 self.wrong(f"{machine.server.name} has leases: {machine.service.leases()}")
         for name, device in self.lab.plant.devices.items():
-            said = PortMap.parse(circuits[name]["map"])
+            if circuits[name]["map"] is None:
+                self.wrong(f"{name} cannot be read: {circuits[name]}")
+                continue
+            said = type(device.map).parse(circuits[name]["map"])
             if said != device.map:
                 self.wrong(f"{name} has {device.map}, but the API says {said}")
         self._check_packets(status)

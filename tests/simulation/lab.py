@@ -15,6 +15,7 @@ from patchlight.controller.service import running_parts
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.lab.model import Lab
 from tests.simulation.disk import Disk
+from tests.simulation.optical import device_links
 from tests.simulation.packet_switches import SimulatedSnmp, open_driver
 from tests.simulation.plant import Plant, located
 from tests.simulation.servers import Machine, ToProcess, Worker
@@ -65,9 +66,9 @@ class SimulatedLab:
     def _stopped(self) -> None:
         self.app = None
         self.serving.clear()
-        for speaker in self.plant.speakers:
+        for process in self.plant.speaker_processes:
             # Its standard input closes with the controller.
-            speaker.process.end()
+            process.end()
 
     async def _run(self, process: Process) -> None:
         process.disk = self.disk
@@ -83,6 +84,7 @@ class SimulatedLab:
                 self.plant.switches[switch.name], password
             ),
             open_snmp=SimulatedSnmp,
+            device_links=device_links(self.plant),
         )
         settings = ControllerSettings(
             state_dir=self.state, api=f"unix:{self.state}/api.sock", openflow="127.0.0.1:6653"

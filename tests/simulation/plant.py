@@ -8,19 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from patchlight.controller.packet_switches.openflow.flowtable import SpeakerOptions
-from patchlight.emulation.optical.crossbar import NoCrossbar, arriving_dbm
-from patchlight.emulation.optical.device import EmulatedOcs
-from patchlight.emulation.optical.matrices import LightChange
-from patchlight.emulation.optical.protocols.server import server_class
-from patchlight.testbed.lab.model import Endpoint, Host, Lab
-from patchlight.testbed.lab.portmap import CrossConnect, PortMap
-from patchlight.testbed.lab.wiring import Links, trace_links
+from patchlight.testbed.lab.model import CircuitSwitch, Endpoint, Host, Lab, PacketSwitch, Server
+from patchlight.testbed.lab.portmap import AnyMap
+from patchlight.testbed.lab.wiring import Links, lab_links
 from patchlight.testbed.wire.worker_api import WorkerSpec
+from tests.simulation.optical import Device
 from tests.simulation.packet_switches import KINDS, SimulatedSpeaker
 from tests.simulation.world import Process, World
 from tests.support.fake_network import Packet, unicast
@@ -29,87 +26,31 @@ if TYPE_CHECKING:
     from tests.simulation.servers import Worker
 
 
-class _Watched(NoCrossbar):
-    """Tells when light has moved."""
-
-    def __init__(self, moved: Callable[[], None]) -> None:
-        super().__init__()
-        self._moved = moved
-
-    async def change(self, change: LightChange) -> None:
-        """See ``Crossbar``."""
-        self._moved()
-
-
-class Device:
-    """One optical circuit switch, on or off. Its mirrors stay where they are when it dies."""
-
-    def __init__(self, world: World, lab: Lab, name: str) -> None:
-        self.world = world
-        self.lab = lab
-        self.switch = lab.circuit_switch(name)
-        self.state_file = world.folder / f"{name}.json"
-        self.process = Process(world, name)
-        self.process.alive = False
-        self.emulated: EmulatedOcs | None = None
-        self.map = PortMap()
-        """Which input is on which output, in truth."""
-        self.meddled: set[CrossConnect] = set()
-        """What others than Patchlight have changed."""
-        self.on_change: list[Callable[[Device, PortMap, PortMap], None]] = []
-
-    def _moved(self) -> None:
-        assert self.emulated is not None
-        before, self.map = self.map, self.emulated.map
-        if before != self.map:
-            for hear in self.on_change:
-                hear(self, before, self.map)
-
-    def start(self) -> None:
-        """Switch it on: it has the map that it saved."""
-        self.process = Process(self.world, self.switch.name)
-        self.world.log(self.switch.name, "starts")
-        self.process.start(self._serve())
-
-    def kill(self) -> None:
-        """Switch it off."""
-        self.process.kill()
-
-    async def _serve(self) -> None:
-        crossbar = _Watched(self._moved)
-        arriving = arriving_dbm(self.lab, self.switch)
-        device = EmulatedOcs(self.switch, arriving, crossbar, state_file=self.state_file)
-        self.emulated = device
-        await device.open()
-        self._moved()
-        protocol = server_class(self.switch.driver)(device)
-        host, _, port = self.switch.address.rpartition(":")
-        await asyncio.start_server(protocol.serve, host, int(port))
-
-
 class Plant:
     """Everything that carries light and packets, in truth."""
 
     def __init__(self, world: World, lab: Lab) -> None:
         self.world = world
         self.lab = lab
+        self.folder = world.folder
         self.devices = {
-            switch.name: Device(world, lab, switch.name) for switch in lab.circuit_switches
+            switch.name: Device(world, self, switch.name) for switch in lab.optical_switches
         }
         self.switches = {
             switch.name: KINDS[switch.driver](self, switch) for switch in lab.packet_switches
         }
-        self._links_of: tuple[PortMap, ...] | None = None
+        self._links_of: tuple[AnyMap, ...] | None = None
         self._links: Links
         self._heard_in: tuple[object, ...] = ()
         self._heard: dict[tuple[str, str], bool] = {}
         self.speakers: list[SimulatedSpeaker] = []
+        self.speaker_processes: list[Process] = []
         self.rings: dict[str, list[Worker]] = {}
         """The workers that have joined a ring, by job and attempt."""
         self.dark: set[str] = set()
         """Hosts whose fibre is cut."""
 
-    def maps(self) -> Mapping[str, PortMap]:
+    def maps(self) -> Mapping[str, AnyMap]:
         """The map of each device."""
         return {name: device.map for name, device in self.devices.items()}
 
@@ -118,8 +59,31 @@ class Plant:
         maps = tuple(device.map for device in self.devices.values())
         if maps != self._links_of:
             self._links_of = maps
-            self._links = trace_links(self.lab, self.maps())
+            self._links = lab_links(self.lab, self.maps())
         return self._links
+
+    def is_lit(self, end: Endpoint) -> bool:
+        """Whether light arrives at a port of an optical switch."""
+        seen = set[Endpoint]()
+        while end in self.lab.fibre_ends and end not in seen:
+            seen.add(end)
+            source = self.lab.fibre_ends[end][0]
+            match self.lab.device(source.device):
+                case Server() as server:
+                    return not any(
+                        host.endpoint == source and host.name in self.dark
+                        for host in self.lab.hosts
+                        if host.server is server
+                    )
+                case PacketSwitch():
+                    return True
+                case CircuitSwitch(name=name):
+                    inputs = {c.out: c.inp for c in self.devices[name].map}
+                    end = Endpoint(name, str(inputs.get(int(source.port), 0)))
+                case _:
+                    light = self.links().light
+                    return light is not None and int(end.port) in light.arriving(end.device)
+        return False
 
     def has_carrier(self, host: Host) -> bool:
         """Whether a NIC receives light."""
@@ -173,6 +137,7 @@ class Plant:
         options = SpeakerOptions.from_command(command[-1])
         speaker = SimulatedSpeaker(self, options)
         self.speakers.append(speaker)
+        self.speaker_processes.append(speaker.process)
         await asyncio.sleep(0.3)
         serving = speaker.process.start(speaker.serve())
         await asyncio.wait({serving, speaker.over}, return_when=asyncio.FIRST_COMPLETED)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from patchlight.testbed.lab.ocs_drivers import OCS_DRIVERS, WSS_DRIVERS
 from tests.simulation.draw_lab import draw_lab
 from tests.simulation.history import History, draw_steps
 from tests.simulation.packet_switches import KINDS
@@ -40,9 +41,17 @@ def test_a_history_ends_well_and_its_replay_is_the_same(seed: int, tmp_path: Pat
 def test_seeds_draw_labs_and_steps() -> None:
     assert draw_lab(1) == draw_lab(1)
     assert draw_steps(1) == draw_steps(1) != draw_steps(2)
-    drivers = {s.driver for seed in range(30) for s in draw_lab(seed).circuit_switches}
-    assert len(drivers) >= 4
     assert {s.driver for seed in range(30) for s in draw_lab(seed).packet_switches} == KINDS.keys()
+
+
+def test_a_hundred_seeds_have_every_optical_driver_and_topology() -> None:
+    labs = [draw_lab(seed) for seed in range(100)]
+    rows = (*OCS_DRIVERS.values(), *WSS_DRIVERS.values())
+    emulated = {row.name for row in rows if row.device}
+    assert {s.driver for lab in labs for s in lab.optical_switches} == emulated
+    assert {lab.name for lab in labs} == {"drawn", "cascade", "coloured"}
+    assert {len(lab.circuit_switches) for lab in labs} == {1, 2, 3, 4}
+    assert {len(lab.servers) for lab in labs} >= {2, 12}
 
 
 def test_the_judge_finds_a_circuit_that_moved_though_it_was_locked() -> None:

@@ -10,7 +10,8 @@ from typing import Any
 
 import httpx
 
-from patchlight.testbed.lab.model import Lab, PacketSwitch, Server
+from patchlight.testbed.lab.model import CircuitSwitch, Lab, PacketSwitch, Server
+from patchlight.testbed.lab.wavelengths import WavelengthSwitch
 from tests.simulation.judge import Judge
 from tests.simulation.lab import SimulatedLab
 from tests.simulation.servers import Worker
@@ -34,6 +35,7 @@ OFTEN = {
     "resume": 2,
     "roll-back": 2,
     "repair": 1,
+    "look": 4,
 }
 """How often each event is drawn."""
 
@@ -63,6 +65,9 @@ class Users:
             words = str(answer.get("detail") or answer.get("error") or answer)[:300]
         self.lab.world.log(user, f"← {method} {path}: {response.status_code} {words}".rstrip())
         self.judge.answered(user, call, response.status_code, answer)
+        if isinstance(answer, dict) and answer.get("state") in ("committed", "rolled-back"):
+            maps = answer["wanted" if answer["state"] == "committed" else "before"]
+            self.judge.maps_said({name: maps[name] for name in answer["changes"]})
         return answer if response.is_success else None
 
     async def submit(self, draw: random.Random) -> list[str]:
@@ -145,7 +150,7 @@ class Users:
             return device.switch.name, draw.choice(used)
         return device.switch.name, draw.randint(1, device.switch.ports)
 
-    def _facing(self, switch: str, kinds: type) -> list[int]:
+    def _facing(self, switch: str, kinds: type | tuple[type, ...]) -> list[int]:
         """The ports of a circuit switch that have a fibre to such devices."""
         lab = self.lab.lab
         return [
@@ -155,10 +160,12 @@ class Users:
         ]
 
     async def connect(self, draw: random.Random) -> None:
-        name = draw.choice(self.lab.lab.circuit_switches).name
-        a = draw.choice(self._facing(name, Server))
-        b = draw.choice(self._facing(name, PacketSwitch))
-        body = {"maps": {name: [f"{a}-{b}"]}, "spare_jobs": draw.random() < 0.3}
+        switch = draw.choice(self.lab.lab.optical_switches)
+        name = switch.name
+        a = draw.choice(self._facing(name, (Server, CircuitSwitch, WavelengthSwitch)) or [1])
+        b = draw.choice(self._facing(name, PacketSwitch) or [2])
+        channel = f"@193.{draw.choice((1, 15, 2))}" if isinstance(switch, WavelengthSwitch) else ""
+        body = {"maps": {name: [f"{a}-{b}{channel}"]}, "spare_jobs": draw.random() < 0.3}
         await self.call(draw.choice(USERS), "POST", "/reconfigurations", body)
 
     async def disconnect(self, draw: random.Random) -> None:
@@ -199,6 +206,10 @@ class Users:
         if rows:
             number = draw.choice(rows)["id"]
             await self.call("operator", "POST", f"/reconfigurations/{number}/rollback", {})
+
+    async def look(self, draw: random.Random) -> None:
+        if circuits := await self.call(draw.choice(USERS), "GET", "/circuits"):
+            self.judge.maps_said({name: each["map"] for name, each in circuits.items()})
 
     async def repair(self, draw: random.Random) -> None:
         verb = draw.choice(("repair", "adopt"))

@@ -20,6 +20,7 @@ import os
 import random
 import secrets
 import selectors
+import socket
 import sys
 import time
 import uuid
@@ -302,11 +303,23 @@ class Listener(asyncio.AbstractServer):
         await self.network.world.loop.create_future()
 
 
+class _Socket:
+    """What HTTP clients look at of a connection's socket."""
+
+    family = socket.AF_INET
+
+    def __init__(self, peer: tuple[str, int], own: tuple[str, int]) -> None:
+        self.getpeername = lambda: peer
+        self.getsockname = lambda: own
+        self.fileno = lambda: -1
+
+
 class Stream(asyncio.Transport):
     """One end of a connection in memory."""
 
     def __init__(self, network: Network, process: Process | None, protocol: Any, to: str) -> None:
-        super().__init__({"peername": (to, 0), "sockname": ("world", 0)})
+        own = ("world", 0)
+        super().__init__({"peername": (to, 0), "sockname": own, "socket": _Socket((to, 0), own)})
         self.network = network
         self.process = process
         self.protocol = protocol

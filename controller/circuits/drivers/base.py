@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Protocol, TypeVar
 from patchlight.controller.circuits import contract
 from patchlight.controller.circuits.dialect import (
     DEFAULT_TIMEOUTS,
+    DeviceLinks,
     Dialect,
     NumberedDialect,
     PolatisDialect,
@@ -32,7 +33,13 @@ M = TypeVar("M")
 
 
 class Client(Protocol):
-    """A driver's connection to its device."""
+    """A driver's connection to its device.
+
+    ``connections`` grows whenever the device may have restarted, or may be another one.
+    """
+
+    links: DeviceLinks
+    connections: int
 
     def __init__(self, session: Session, dialect: Any) -> None: ...
 
@@ -203,16 +210,24 @@ class Numbering:
             )
 
 
+_READS = 3
+
+
 class NumberedDriver(SessionDriver[Row]):
     """See ``CircuitDriver`` for the methods."""
 
     _dialect: NumberedDialect
     _known: Numbering | None = None
+    _learnt_on = 0
     capabilities = contract.Capabilities()
 
     @abstractmethod
     async def _learn(self) -> Numbering:
-        """The size of the device; and what else never changes, into ``capabilities``."""
+        """The size of the device; and what else stays until it restarts, into ``capabilities``."""
+
+    @abstractmethod
+    async def _rows(self, numbering: Numbering) -> Mapping[CrossConnect, Row]:
+        """The device's cross-connects."""
 
     async def open(self) -> None:
         """Connect to the device, log in, and read its size and power monitors."""
@@ -220,12 +235,26 @@ class NumberedDriver(SessionDriver[Row]):
         await self._numbering()
 
     async def _numbering(self) -> Numbering:
-        """How many inputs and outputs it has, and their numbers; read once."""
-        if self._known is None:
+        """How many inputs and outputs it has, and their numbers; read once a connection."""
+        if self._known is None or self._learnt_on != self.client.connections:
             numbering = await self._learn()
             numbering.check_holds(self.name, self.ports)
-            self._known = numbering
+            self._known, self._learnt_on = numbering, self.client.connections
         return self._known
+
+    async def _table(self) -> Mapping[CrossConnect, Row]:
+        for _ in range(_READS):
+            numbering = await self._numbering()
+            try:
+                table = await self._rows(numbering)
+            except contract.DeviceRefused:
+                if self._learnt_on == self.client.connections:
+                    raise
+            else:
+                # On another connection its numbers may mean other ports.
+                if self._learnt_on == self.client.connections:
+                    return table
+        raise contract.DeviceUnreachable(f"{self.name} closes every connection")
 
     async def _numbers(self, pairs: Iterable[CrossConnect]) -> list[tuple[int, int]]:
         """The device's numbers for the input and the output of each."""

@@ -6,8 +6,7 @@ the line and whose port *n* + 1 has the add and drop fibres *n*; or only the dem
 the mux (one output). Each entry is a connection of the model ``lumentum-ote-connection`` with a
 free number on its module.
 
-Needs ncclient (``pip install 'patchlight[netconf]'``). Requests follow those of other programs for
-such boxes. Tested with the emulated device only.
+Requests follow those of other programs for such boxes. Tested with the emulated device only.
 """
 
 import re

@@ -263,6 +263,7 @@ class PolatisScpi(PolatisDriver):
     client_class = ScpiClient
     client: ScpiClient
     _dialect: PolatisScpiDialect
+    _understood: tuple[Numbering, Callable[[str], Mapping[CrossConnect, Row]]] | None = None
 
     async def identify(self) -> contract.Identity:
         """From ``*IDN?``."""
@@ -271,17 +272,16 @@ class PolatisScpi(PolatisDriver):
         rest = (answer[part].strip().strip('"') for part in ("model", "serial", "software"))
         return contract.Identity(vendor, *rest)
 
-    async def _table(self) -> Mapping[CrossConnect, Row]:
-        if self._known is None:
-            await self._numbering()
+    async def _rows(self, numbering: Numbering) -> Mapping[CrossConnect, Row]:
         dialect = self._dialect
-        return self._understood(await self.client.ask(dialect.read_map, dialect.map_answer))
+        answer = await self.client.ask(dialect.read_map, dialect.map_answer)
+        if self._understood is None or self._understood[0] is not numbering:
+            self._understood = numbering, self._understanding(numbering)
+        return self._understood[1](answer)
 
-    @functools.cached_property
-    def _understood(self) -> Callable[[str], Mapping[CrossConnect, Row]]:
+    def _understanding(self, numbering: Numbering) -> Callable[[str], Mapping[CrossConnect, Row]]:
         """The table of an answer. A map is read several times per change, and few pairs are new."""
-        assert self._known is not None
-        to_cross_connect = functools.lru_cache(_PAIRS_KEPT)(self._known.to_cross_connect)
+        to_cross_connect = functools.lru_cache(_PAIRS_KEPT)(numbering.to_cross_connect)
 
         def understand(answer: str) -> Mapping[CrossConnect, Row]:
             match = re.fullmatch(self._dialect.map_answer, answer)
@@ -344,7 +344,7 @@ class PolatisScpi(PolatisDriver):
     ) -> dict[contract.DirectedPort, str]:
         """One value per port, queried in lists as long as the device accepts."""
         per_port: dict[contract.DirectedPort, str] = {}
-        numbering, limit = self._known or await self._numbering(), self._dialect.ask_limit
+        numbering, limit = await self._numbering(), self._dialect.ask_limit
         for start in range(0, len(ports), limit):
             chunk = ports[start : start + limit]
             numbers = ",".join(map(str, numbering.to_numbers(chunk)))

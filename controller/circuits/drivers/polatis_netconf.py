@@ -1,7 +1,7 @@
 """The driver ``polatis-netconf``: Polatis (HUBER+SUHNER) switches over NETCONF (port 830).
 
-Needs ncclient (``pip install 'patchlight[netconf]'``). Tested with the emulated device only.
-Requests follow the YANG module ``optical-switch`` of 2018-03-22.
+Tested with the emulated device only. Requests follow the YANG module ``optical-switch`` of
+2018-03-22.
 """
 
 import re
@@ -64,8 +64,8 @@ class PolatisNetconf(PolatisDriver):
         vendor, *rest = (self._text(data, f".//{{*}}{leaf}") for leaf in leaves)
         return Identity(vendor or self._dialect.vendor, *rest)
 
-    async def _table(self) -> Mapping[CrossConnect, Row]:
-        numbering, table = await self._numbering(), {}
+    async def _rows(self, numbering: Numbering) -> Mapping[CrossConnect, Row]:
+        table = {}
         data = await self.client.get(self._dialect.read_map)
         for pair in data.iterfind(f".//{{{self._dialect.namespace}}}pair"):
             numbers = self._text(pair, "{*}ingress"), self._text(pair, "{*}egress")

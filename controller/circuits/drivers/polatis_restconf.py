@@ -89,8 +89,8 @@ class PolatisRestconf(PolatisDriver):
         )
         return alarms.all
 
-    async def _table(self) -> Mapping[CrossConnect, Row]:
-        numbering, path = await self._numbering(), self._dialect.circuits
+    async def _rows(self, numbering: Numbering) -> Mapping[CrossConnect, Row]:
+        path = self._dialect.circuits
         reply = await self.client.get(path)
         try:
             pairs = [self._cross_connect(row, numbering) for row in rest.json_rows(reply.body)]

@@ -124,8 +124,8 @@ class Tl1ListDriver(base.NumberedDriver, Generic[D]):
         """The state of the cross-connect in that line."""
         return UP
 
-    async def _table(self) -> Mapping[CrossConnect, Row]:
-        numbering, table = await self._numbering(), {}
+    async def _rows(self, numbering: base.Numbering) -> Mapping[CrossConnect, Row]:
+        table = {}
         for line in await self._circuit_lines():
             numbers = int(line["in"]), int(line["out"])
             cross_connect = numbering.to_cross_connect(*numbers)

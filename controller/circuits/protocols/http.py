@@ -24,7 +24,13 @@ from urllib.parse import quote
 import httpx
 
 from patchlight.controller.circuits import contract
-from patchlight.controller.circuits.dialect import Dialect, Pattern, Session, shortened
+from patchlight.controller.circuits.dialect import (
+    DEFAULT_LINKS,
+    Dialect,
+    Pattern,
+    Session,
+    shortened,
+)
 from patchlight.controller.circuits.protocols.session import AlarmLog
 from patchlight.controller.circuits.protocols.tcp import BUFFER_LIMIT
 from patchlight.testbed.errors import BadInput, reason
@@ -184,6 +190,8 @@ class HttpClient:
         self._trust = Trust(self._address, dialect.verify, old_tls=dialect.old_tls)
         self._lock = asyncio.Lock()
         self.alarms = AlarmLog()
+        self.links = DEFAULT_LINKS
+        self.connections = 0
         self._client: httpx.AsyncClient | None = None
         self._kept: httpx.AsyncClient | None = None
 
@@ -283,8 +291,10 @@ class HttpClient:
                         client = self._client = self._client or self._new_client(keep=keep)
                     reply = await self._once(client, method, path, body, dict(headers or {}))
                 except _NOTHING_SENT as error:
+                    self.connections += 1
                     raise self._unreachable(error) from error
                 except _TRANSPORT as error:
+                    self.connections += 1
                     reason = self._reason(error)
                     if changes:
                         raise contract.outcome_unknown(
@@ -339,6 +349,7 @@ class HttpClient:
             # Over plain HTTP anybody on the network could read it.
             auth=httpx.BasicAuth(session.user, session.password) if self._dialect.tls else None,
             verify=self._trust.context(),
+            transport=self.links.http() if self.links.http else None,
             headers=headers if keep else {**headers, "Connection": "close"},
             timeout=httpx.Timeout(session.timeouts.answer_s, connect=session.timeouts.connect_s),
             limits=httpx.Limits(max_connections=1, max_keepalive_connections=int(keep)),

@@ -18,7 +18,7 @@ from dataclasses import replace
 from typing import ClassVar, Generic, Protocol, TypeVar
 
 from patchlight.controller.circuits import contract
-from patchlight.controller.circuits.dialect import Dialect, Session, shortened
+from patchlight.controller.circuits.dialect import DEFAULT_LINKS, Dialect, Session, shortened
 from patchlight.controller.circuits.protocols import tcp
 from patchlight.testbed.errors import PatchlightError
 
@@ -97,6 +97,8 @@ class KeptSession(ABC, Generic[C, D]):
 
     def __init__(self, session: Session, dialect: D) -> None:
         self._session, self._dialect = session, dialect
+        self.links = DEFAULT_LINKS
+        self.connections = 0
         self._lock = asyncio.Lock()
         self._connection: C | None = None
         self._keep_alive_task: asyncio.Task[None] | None = None
@@ -254,6 +256,7 @@ class KeptSession(ABC, Generic[C, D]):
         except BaseException:
             await self._disconnect()
             raise
+        self.connections += 1
         self._logged_in_at = asyncio.get_running_loop().time()
         return self._connection
 

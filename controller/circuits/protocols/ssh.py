@@ -29,7 +29,15 @@ import paramiko
 from paramiko.pkey import UnknownKeyType
 
 from patchlight.controller.circuits.contract import Alarm, LoginRefused, Severity
-from patchlight.controller.circuits.dialect import Dialect, Pattern, Session, Template, shortened
+from patchlight.controller.circuits.dialect import (
+    DEFAULT_LINKS,
+    DeviceLinks,
+    Dialect,
+    Pattern,
+    Session,
+    Template,
+    shortened,
+)
 from patchlight.controller.circuits.protocols import tcp
 from patchlight.controller.circuits.protocols.session import DeviceSession
 from patchlight.testbed.errors import reason
@@ -186,21 +194,30 @@ _CHUNK = 65536
 _LOG = "patchlight.ssh"
 T = TypeVar("T")
 
-# Errors are raised here; paramiko would log them again. ncclient uses paramiko's log.
-for _name in (f"{_LOG}.transport", "paramiko", "ncclient"):
+# Errors are raised here; paramiko would log them again.
+for _name in (f"{_LOG}.transport", "paramiko"):
     logging.getLogger(_name).setLevel(logging.CRITICAL)
 
 
-async def open_shell(session: Session) -> socket.socket:
-    """Log in and open a shell on a terminal wide enough that lines do not wrap.
+async def connection_over(
+    session: Session,
+    make: Callable[[], tcp.DeviceConnection[str]],
+    links: DeviceLinks = DEFAULT_LINKS,
+    subsystem: str = "",
+) -> tcp.DeviceConnection[str]:
+    """Log in and open a subsystem, or a shell on a terminal wide enough that lines do not wrap.
 
     Raises ``OSError`` (also for anything that is not SSH) and ``LoginRefused``.
     """
+    loop = asyncio.get_running_loop()
+    if not links.ssh:
+        return (await loop.create_connection(make, session.host, session.port))[1]
     channel = await finished(
-        functools.partial(_open_shell, session), lambda late: late.get_transport().close()
+        functools.partial(_open_channel, session, subsystem),
+        lambda late: late.get_transport().close(),
     )
     try:
-        return joined(channel)
+        return (await loop.create_connection(make, sock=joined(channel)))[1]
     except BaseException:
         channel.get_transport().close()
         raise
@@ -229,18 +246,22 @@ def joined(channel: paramiko.Channel) -> socket.socket:
     return ours
 
 
-def _open_shell(session: Session) -> paramiko.Channel:
+def _open_channel(session: Session, subsystem: str) -> paramiko.Channel:
     wait_s = session.timeouts.connect_s
     transport = log_in(session)
     try:
         channel = transport.open_session(timeout=wait_s)
         channel.settimeout(wait_s)
-        channel.get_pty("dumb", width=2000, height=200)
-        channel.invoke_shell()
+        if subsystem:
+            channel.invoke_subsystem(subsystem)
+        else:
+            channel.get_pty("dumb", width=2000, height=200)
+            channel.invoke_shell()
         channel.settimeout(None)
     except (paramiko.SSHException, EOFError) as error:
         transport.close()
-        raise ConnectionError(f"{reason(error)}: does it allow shells?") from error
+        what = f"the subsystem {subsystem}" if subsystem else "shells"
+        raise ConnectionError(f"{reason(error)}: does it allow {what}?") from error
     except BaseException:
         transport.close()
         raise
@@ -404,8 +425,8 @@ class ShellClient(DeviceSession[str, ShellDialect]):
         return True
 
     async def _connect(self) -> tcp.DeviceConnection[str]:
-        shell = await open_shell(self._session)
-        connection = await tcp.DeviceConnection.over(shell, self._framer(), self._unasked, b"\n")
+        make = partial(tcp.DeviceConnection[str], self._framer(), self._unasked, b"\n")
+        connection = await connection_over(self._session, make, self.links)
         # The login's text and the first prompt precede any command.
         connection.listen()
         return connection

@@ -7,7 +7,6 @@ every option is refused.
 from __future__ import annotations
 
 import asyncio
-import socket
 import time
 from collections.abc import Callable, Sequence
 from typing import Generic, Protocol, TypeVar
@@ -200,7 +199,7 @@ class ConnectionLost(Exception):
 
 
 class DeviceConnection(asyncio.Protocol, Generic[M]):
-    """Made by ``open`` or ``over``. ``trouble`` says why it ended, or is empty.
+    """Made by ``open``, or by the event loop. ``trouble`` says why it ended, or is empty.
 
     ``flooded``: whether it was closed because of too much data. ``ending``: the end of each
     command. Data is parsed as it arrives, without a task in between: exchanges dominate the time of
@@ -225,14 +224,6 @@ class DeviceConnection(asyncio.Protocol, Generic[M]):
         """Connect; raises ``OSError``. ``unasked`` returns whether a message was unsolicited."""
         loop = asyncio.get_running_loop()
         return (await loop.create_connection(lambda: cls(framer, unasked), host, port))[1]
-
-    @classmethod
-    async def over(
-        cls, sock: socket.socket, framer: Framer[M], unasked: Callable[[M], bool], ending: bytes
-    ) -> DeviceConnection[M]:
-        """A connection over a connected socket."""
-        loop = asyncio.get_running_loop()
-        return (await loop.create_connection(lambda: cls(framer, unasked, ending), sock=sock))[1]
 
     @property
     def buffered(self) -> int:

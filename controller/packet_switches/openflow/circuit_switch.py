@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import fcntl
 import os
+import secrets
 import shutil
 import tempfile
 import time
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from patchlight.controller.circuits import contract
-from patchlight.controller.circuits.dialect import Dialect, corrected
+from patchlight.controller.circuits.dialect import DEFAULT_LINKS, Dialect, corrected
 from patchlight.controller.circuits.drivers.base import CircuitTableDriver
 from patchlight.controller.circuits.drivers.table import Row
 from patchlight.controller.circuits.protocols.session import AlarmLog
@@ -75,6 +76,7 @@ class OpenFlowConnection:
         self._name, self._address = switch.name, switch.address
         self._datapath_id = switch.datapath_id
         self._dialect, self._listener = dialect, on_event
+        self.links = DEFAULT_LINKS
         self.speaker: Speaker | None = None
         self._folder: Path | None = None
         self._held: int | None = None
@@ -94,8 +96,11 @@ class OpenFlowConnection:
 
     async def _listen(self) -> None:
         self._strangers.clear()
-        await asyncio.to_thread(sweep_folders)
-        self._folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
+        parent = self.links.sockets or Path(tempfile.gettempdir())
+        await asyncio.to_thread(sweep_folders, parent)
+        folder = parent / f"{_PREFIX}{secrets.token_hex(8)}"
+        folder.mkdir(mode=0o700)
+        self._folder = folder
         self._held = hold(self._folder)
         speaker = Speaker(
             SpeakerOptions(
@@ -104,7 +109,8 @@ class OpenFlowConnection:
                 listen=self._address,
                 engine=self._dialect.engine or None,
                 counters=False,
-            )
+            ),
+            self.links.launch_speaker,
         )
         speaker.subscribe(self._on_event)
         try:
@@ -226,9 +232,9 @@ def hold(folder: Path) -> int:
     return descriptor
 
 
-def sweep_folders() -> None:
+def sweep_folders(parent: Path) -> None:
     """Remove the files of killed processes, whose locks the kernel has released."""
-    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+    for folder in parent.glob(f"{_PREFIX}*"):
         with contextlib.suppress(OSError):
             descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             try:

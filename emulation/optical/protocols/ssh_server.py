@@ -43,10 +43,12 @@ logging.getLogger(_LOG).setLevel(logging.CRITICAL)
 class SshServer(ProtocolServer):
     """Serves ``_session`` to users who log in.
 
-    ``subsystem`` is what a client must request; empty for a shell.
+    ``subsystem`` is what a client must request; empty for a shell. ``without_ssh``: clients speak
+    no SSH, and are this user; for simulations.
     """
 
     subsystem: ClassVar[str] = ""
+    without_ssh: str | None = None
 
     def __init__(self, device: EmulatedSwitch) -> None:
         super().__init__(device)
@@ -59,6 +61,9 @@ class SshServer(ProtocolServer):
         """One session of this user; the connection ends when it returns."""
 
     async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self.without_ssh is not None:
+            await self._session(self.without_ssh, reader, writer)
+            return
         loop = asyncio.get_running_loop()
         opened: asyncio.Future[paramiko.Channel] = loop.create_future()
         ours, theirs = socket.socketpair()

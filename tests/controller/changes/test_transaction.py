@@ -83,6 +83,14 @@ async def test_a_mirror_that_does_not_settle_rolls_back(bench: ChangeBench) -> N
     assert bench.store.baselines("ocs1") == {}, "no reading of it is kept"
 
 
+async def test_a_circuit_that_is_reported_and_passes_nothing_rolls_back(bench: ChangeBench) -> None:
+    before = await bench.driver.read_map()
+    bench.device.fault(dark_ports=[9])
+    record = await bench.regroup()
+    assert record.state == "rolled-back", record
+    assert await bench.driver.read_map() == before
+
+
 async def test_a_map_changed_by_somebody_else_stops_the_change_before_it_writes(
     bench: ChangeBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,6 +21,7 @@ CALM: dict[str, Any] = {
     "stall_s": 0.0,
     "garble": 0,
     "answer_twice": 0,
+    "truncate": 0,
     "flood": 0,
 }
 

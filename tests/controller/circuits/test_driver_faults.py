@@ -174,8 +174,8 @@ async def test_silence_is_an_unknown_outcome(device: Running) -> None:
 @drivers(*LISTS, *SSH)
 @pytest.mark.parametrize(
     "faults",
-    [{"garble": 1}, {"answer_twice": 2}, {"garble": 1, "answer_twice": 1}],
-    ids=["garbled", "twice", "both"],
+    [{"garble": 1}, {"answer_twice": 2}, {"garble": 1, "answer_twice": 1}, {"truncate": 1}],
+    ids=["garbled", "twice", "both", "half"],
 )
 async def test_garbled_and_doubled_answers_never_make_a_wrong_map(
     device: Running, faults: dict[str, Any]
@@ -188,7 +188,7 @@ async def test_garbled_and_doubled_answers_never_make_a_wrong_map(
             with contextlib.suppress(*lost):
                 assert (await driver.connect([pair])).complete
                 known = True
-            device.fault(garble=0, answer_twice=0)
+            device.fault(garble=0, answer_twice=0, truncate=0)
             try:
                 now = await driver.read_map()
             except DeviceUnreachable:

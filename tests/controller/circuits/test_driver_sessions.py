@@ -2,10 +2,10 @@
 
 import asyncio
 import base64
+import contextlib
 import gc
 import logging
 import os
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -25,9 +25,13 @@ from patchlight.controller.circuits.contract import (
 from patchlight.controller.circuits.dialect import Session
 from patchlight.controller.circuits.protocols.ssh import FILE_VARIABLE, DeviceKeyRefused, log_in
 from patchlight.controller.circuits.registry import open_driver
+from patchlight.emulation.optical.crossbar import NoCrossbar
+from patchlight.emulation.optical.device import EmulatedOcs
 from patchlight.emulation.optical.protocols.http_server import server_context
+from patchlight.emulation.optical.protocols.server import ProtocolServer, server_class
 from patchlight.testbed.errors import OutcomeUnknown, PatchlightError
 from patchlight.testbed.lab.model import CircuitSwitch
+from patchlight.testbed.lab.portmap import CrossConnect
 from tests.support.emulated_devices import Running, lab_file, running
 from tests.support.ocs_drivers import (
     FIRST_MAP,
@@ -390,12 +394,37 @@ async def test_nothing_is_left_behind(device: Running) -> None:
         await asyncio.sleep(0.02)
 
 
-def test_without_ncclient_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    package = "patchlight.controller.circuits."
-    for name in list(sys.modules):
-        if name.startswith((f"{package}protocols.netconf", f"{package}drivers.polatis_netconf")):
-            monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "ncclient", None)
-    with pytest.raises(PatchlightError, match="needs the Python package ncclient") as caught:
-        open_driver(CircuitSwitch("ocs1", "polatis-netconf", "127.0.0.1:830", 8), "")
-    assert "patchlight[netconf]" in str(caught.value.hint)
+@pytest.mark.parametrize(
+    "name",
+    ["polatis-scpi", "polatis-tl1", "polatis-netconf", "polatis-restconf", "glimmerglass-tl1"],
+)
+async def test_the_ports_of_a_device_that_took_the_place_of_another_are_its_own(name: str) -> None:
+    switch = CircuitSwitch("ocs1", name, "", ports=16, initial=FIRST_MAP, switching_time_s=0.0)
+    served: list[ProtocolServer] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if served:
+            await served[-1].serve(reader, writer)
+        else:
+            writer.transport.abort()
+
+    async with contextlib.AsyncExitStack() as stack:
+        first, second = (
+            EmulatedOcs(replace(switch, ports=ports), {}, NoCrossbar()) for ports in (32, 25)
+        )
+        for device in (first, second):
+            await device.open()
+            stack.push_async_callback(device.close)
+        served.append(server_class(name)(first))
+        address = await stack.enter_async_context(listening(serve, served[0].tls))
+        driver = open_driver(replace(switch, address=address))
+        await driver.open()
+        stack.push_async_callback(driver.close)
+        assert await driver.read_map() == FIRST_MAP
+        served.pop().cut()
+        with pytest.raises(DeviceUnreachable):
+            await driver.read_map()
+        served.append(server_class(name)(second))
+        assert await driver.read_map() == FIRST_MAP
+        assert (await driver.connect([CrossConnect(3, 4)])).complete
+        assert CrossConnect(3, 4) in second.map

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from patchlight.controller.circuits.dialect import Session
 from patchlight.controller.circuits.drivers.polatis import POLATIS, ScpiClient, channels, units
 from patchlight.controller.circuits.protocols import tcp
+from patchlight.controller.circuits.protocols.netconf import NetconfFramer
 from patchlight.controller.circuits.protocols.ssh import ShellDialect, ShellFramer
 from patchlight.controller.circuits.protocols.tl1_messages import (
     Acknowledgement,
@@ -134,6 +135,34 @@ def test_a_shell_in_any_pieces_is_the_same(cuts: list[int]) -> None:
     assert found[1:] == ["switchstate\nR0#A U0 AL5\nR1#A U2 U3", "connect\nERROR: ü > #"]
 
 
+def netconf_framer(limit: int = tcp.BUFFER_LIMIT) -> NetconfFramer:
+    framer = NetconfFramer(limit)
+    framer.chunked = True
+    return framer
+
+
+@given(CUTS, st.booleans())
+def test_any_cut_of_netconf_gives_the_same_messages(lengths: list[int], chunked: bool) -> None:
+    framer = netconf_framer()
+    framer.chunked = chunked
+    stream = b"<hello>\xc3\xbc</hello>\n]]>]]><rpc-reply/>]]>]]>"
+    if chunked:
+        stream = b"\n#7\n<hello>\n#9\n\xc3\xbc</hello\n#2\n>\n\n##\n\n#12\n<rpc-reply/>\n##\n"
+    found = [message for piece in cut(stream, lengths) for message in framer.feed(piece)]
+    assert found == ["<hello>ü</hello>\n", "<rpc-reply/>"]
+    assert framer.buffered == 0
+
+
+NETCONF = [b"\n#4\n", b"\n##\n", b"]]>]]>", b"\n#99999999\n", b"\n#0\n", b"<ok/>"]
+
+
+@given(st.lists(st.one_of(st.binary(max_size=80), st.sampled_from(NETCONF)), max_size=60))
+@settings(max_examples=200, deadline=None)
+def test_noise_over_netconf_stays_bounded(pieces: list[bytes]) -> None:
+    stays_bounded(NetconfFramer, 200, pieces)
+    stays_bounded(netconf_framer, 200, pieces)
+
+
 PIECES = st.one_of(
     st.binary(max_size=80),
     st.sampled_from([*SESSION, b'"', b"/*", b"*/", b";", b">", b"<", b"\xff", b"\\", b"\r\n"]),
@@ -184,7 +213,10 @@ def test_a_large_table_is_framed_by_blocks() -> None:
     shell = b"R0#A U0 AL5\r\n" * 50_000 + b"NTM> "
     prompted = ShellFramer(PROMPT)
     assert prompted.feed(b"NTM> ") == [""]
-    for framer, stream in ((Tl1Framer(), table), (prompted, shell)):
+    reply = b"<pair/>" * 90_000
+    netconf = b"\n#%d\n%b\n##\n" % (len(reply), reply)
+    framed = ((NetconfFramer(), reply + b"]]>]]>"), (netconf_framer(), netconf))
+    for framer, stream in ((Tl1Framer(), table), (prompted, shell), *framed):
         began = time.process_time()
         found = [m for piece in cut(stream, [1400]) for m in framer.feed(piece)]
         assert len(found) == 1
@@ -192,7 +224,8 @@ def test_a_large_table_is_framed_by_blocks() -> None:
 
 
 @pytest.mark.parametrize(
-    ("framer", "unit"), [(tcp.LineFramer(), "line"), (ShellFramer(PROMPT), "reply")]
+    ("framer", "unit"),
+    [(tcp.LineFramer(), "line"), (ShellFramer(PROMPT), "reply"), (NetconfFramer(), "message")],
 )
 def test_an_endless_line_or_reply_ends_in_our_error_at_once(
     framer: tcp.Framer[str], unit: str

@@ -237,10 +237,10 @@ def test_folders_that_killed_processes_left_are_swept_and_others_are_not(
     for folder in (left, held, foreign):
         os.utime(folder, (1, 1))
     descriptor = hold(held)
-    sweep_folders()
+    sweep_folders(Path(tempfile.gettempdir()))
     assert sorted(tmp_path.iterdir()) == sorted([held, young, foreign])
     os.close(descriptor)
-    sweep_folders()
+    sweep_folders(Path(tempfile.gettempdir()))
     assert sorted(tmp_path.iterdir()) == sorted([young, foreign])
 
 

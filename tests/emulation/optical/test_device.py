@@ -225,11 +225,14 @@ servers:
 packet_switches: [{name: tor1, datapath_id: 0x1, ports: 4, launch_power: 1dBm}]
 circuit_switches:
   - {name: ocs1, driver: calient-tl1, address: "127.0.0.1:3082", ports: 8}
-  - {name: ocs2, driver: calient-tl1, address: "127.0.0.1:3083", ports: 8, insertion_loss: 2dB}
+  - {name: ocs2, driver: calient-tl1, address: "127.0.0.1:3083", ports: 8, insertion_loss: 2dB,
+     cross_connects: ["6>7"]}
 fibres:
   - {ends: [s1.nic0, ocs1.1], loss: 0.4dB}
   - {ends: [ocs1.2, tor1.1], loss: 0.25dB}
   - {ends: [ocs2.5, ocs1.3], loss: 0.5dB}
+  - {ends: [tor1.2, ocs2.6], loss: 0.1dB}
+  - {ends: [ocs2.7, ocs1.4], loss: 0.5dB}
 """)
     powers = arriving_dbm(lab, lab.circuit_switch("ocs1"))
-    assert powers == pytest.approx({1: -2.4, 2: 0.75, 3: -2.5})
+    assert powers == pytest.approx({1: -2.4, 2: 0.75, 3: -2.5, 4: -1.6})

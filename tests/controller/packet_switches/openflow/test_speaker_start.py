@@ -21,12 +21,7 @@ from patchlight.controller.packet_switches.openflow.client import (
 from patchlight.controller.packet_switches.openflow.flowtable import SpeakerOptions
 from patchlight.testbed.linux import deploy_file
 from patchlight.testbed.linux.processes import process_start
-<<<<<<< HEAD
-from tests.support.private_ovs import until
-from tests.support.waiting import PATIENCE_S, eventually
-=======
-from tests.support.waiting import PATIENCE_S, wait_until
->>>>>>> F2
+from tests.support.waiting import PATIENCE_S, eventually, wait_until
 
 FREE = "127.0.0.1:0"
 CONSTRAINT = deploy_file("ryu-constraint.txt").as_uri()
