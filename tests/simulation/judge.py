@@ -124,7 +124,8 @@ class Judge(logging.Handler):
         if self.stopped_since is not None and moved and not self._undoes(name, moved):
             self.wrong(f"{name}: {', '.join(map(str, moved))} moved while the stop button was on")
         self._check_cuts(name, before, [c for c in change.breaks if c in moved])
-        self._moved_s |= {(name, c): self.lab.world.now for c in moved}
+        if len(before):  # else it has just been switched on
+            self._moved_s |= {(name, c): self.lab.world.now for c in moved}
 
     def _undoes(self, name: str, moved: Iterable[CrossConnect]) -> bool:
         """Whether these cross-connects moved a moment ago, in a change that was under way when the
@@ -134,7 +135,7 @@ class Judge(logging.Handler):
         was_open = any(
             order.sent_s <= self.stopped_since < order.over_s for order in self._moving_orders()
         )
-        return was_open and all(self._moved_s.get((name, c), -1.0) >= lately for c in moved)
+        return was_open and all(self._moved_s.get((name, c), -math.inf) >= lately for c in moved)
 
     def _moving_orders(self) -> list[Order]:
         """The requests so far that may move light."""
@@ -204,8 +205,8 @@ class Judge(logging.Handler):
         for before in self.submitted.get(job, {}).get("after", ()):
             if not self._has_finished(before):
                 self.wrong(f"{worker.id} was launched before job {before} was done")
-        known = [w.done_iterations for w in self._workers() if w.launch.spec.job == job]
-        if worker.task.first_iteration > max(known):
+        earlier = (w for w in self._workers() if w.launch.spec.job == job and w is not worker)
+        if worker.task.first_iteration > max((w.done_iterations for w in earlier), default=0):
             self.wrong(f"{worker.id} skips iterations: it begins at {worker.task.first_iteration}")
 
     def _check_start(self, worker: Worker) -> None:
