@@ -33,7 +33,8 @@ _MOVES_LIGHT = (
     "POST /defragmentation",
     "PUT /policies",
 )
-_UNDONE_WITHIN_S = 600.0
+_UNDONE_WITHIN_S = 300.0
+"""A change whose end nobody was told is done or undone by then."""
 
 
 @dataclass(eq=False)
@@ -239,7 +240,9 @@ class Judge(logging.Handler):
 
     def lost(self, order: Order, *, for_good: bool) -> None:
         """No answer has come; ``for_good``: the controller that had the request is gone."""
-        if for_good and not order.call.startswith(_MOVES_LIGHT):
+        if order.call.startswith(_MOVES_LIGHT):
+            order.over_s = self.lab.world.now + _UNDONE_WITHIN_S
+        elif for_good:
             order.over_s = self.lab.world.now
 
     def answered(self, order: Order, status: int, body: Any, *, is_bad: bool = False) -> None:
@@ -253,6 +256,8 @@ class Judge(logging.Handler):
             self.wrong(f"{order.user}: {order.call} {order.body} was answered with {status}")
         if status >= 400 and said.get("outcome") == "nothing-done":
             self.orders[:] = [each for each in self.orders if each is not order]
+        elif order.call == "PUT /policies":
+            pass  # circuits follow jobs from now on
         elif status != 202 and "unknown" not in (said.get("state"), said.get("outcome")):
             order.over_s = now
         if status < 400:
@@ -268,6 +273,10 @@ class Judge(logging.Handler):
         elif order.call == "POST /locks" and self._stays(order, "POST /locks/release"):
             self.locked |= {(lock["ocs"], lock["port"]): order.user for lock in said["locks"]}
         rows = said.get("jobs", [said] if "spec" in said else [])
+        if order.call.startswith("DELETE /jobs") and order.needs == "user":
+            for row in rows:
+                if row["by"] != order.user:
+                    self.wrong(f"{order.user} has stopped a job of {row['by']} without force")
         if order.call.startswith("POST /jobs"):
             for row in rows:
                 self.submitted[row["id"]] = row["spec"]
@@ -356,6 +365,9 @@ class Judge(logging.Handler):
             assert machine.service is not None
             if any(machine.service.leases().values()):
                 self.wrong(f"{machine.server.name} has leases: {machine.service.leases()}")
+            for path in machine.folder.rglob("*"):
+                if not path.is_dir():
+                    self.wrong(f"{machine.server.name} has a file that nobody needs: {path}")
         for name, device in self.lab.plant.devices.items():
             said = PortMap.parse(circuits[name]["map"])
             if said != device.map:
@@ -381,7 +393,8 @@ class Judge(logging.Handler):
     def _was_stopped(self, job: Mapping[str, Any], jobs: Iterable[Mapping[str, Any]]) -> bool:
         """Whether somebody has stopped this job, one that started with it, or all."""
         gang = {job["id"], *(j["id"] for j in jobs if j["gang"] == job["gang"] != "")}
-        gang |= {j for j, order in self._order_of.items() if order is self._order_of[job["id"]]}
+        own = self._order_of.get(job["id"])
+        gang |= {job_id for job_id, order in self._order_of.items() if order is own}
         stops = {f"DELETE /jobs/{job_id}" for job_id in gang}
         calls = {order.call.partition("?")[0] for order in self.orders}
         return not stops.isdisjoint(calls) or "POST /drain" in calls
@@ -389,10 +402,12 @@ class Judge(logging.Handler):
     def _check_names(self, jobs: Collection[Mapping[str, Any]]) -> None:
         """Each job was submitted once, or restarted."""
         most = Counter(
-            spec["name"]
-            for order in self.orders
-            if order.call == "POST /jobs"
-            for spec in order.body["jobs"]
+            {
+                spec["name"]
+                for order in self.orders
+                if order.call == "POST /jobs"
+                for spec in order.body["jobs"]
+            }
         )
         name_of = {job["id"]: job["spec"]["name"] for job in jobs}
         for order in self.orders:

@@ -157,6 +157,10 @@ async def a_viewer_may_do_everything(scene: Scene) -> None:
     scene.answer("eva", "POST /locks", {"locks": []})
 
 
+async def a_user_stops_the_job_of_another(scene: Scene) -> None:
+    scene.answer("ben", f"DELETE /jobs/{scene.job['id']}", scene.job)
+
+
 async def the_controller_fails(scene: Scene) -> None:
     scene.answer("anna", "GET /jobs", {}, 500)
 
@@ -191,6 +195,11 @@ async def a_worker_is_left(scene: Scene) -> None:
     await scene.rest(state="failed", message="x")
 
 
+async def a_file_is_left(scene: Scene) -> None:
+    (next(iter(scene.lab.machines.values())).folder / "left").touch()
+    await scene.rest()
+
+
 async def the_api_shows_another_map(scene: Scene) -> None:
     device = next(iter(scene.lab.plant.devices.values()))
     device.map = device.map.without([next(iter(device.map))])
@@ -217,7 +226,9 @@ RULES_BROKEN: tuple[tuple[Plant, str], ...] = (
     (a_job_is_not_done, "is done, and its workers have not finished"),
     (nobody_says_why_it_failed, "nothing says why"),
     (nobody_stopped_it, "nobody ordered that"),
+    (a_file_is_left, "has a file that nobody needs"),
     (the_api_shows_another_map, "but the API says"),
+    (a_user_stops_the_job_of_another, "ben has stopped a job of anna without force"),
     (a_request_makes_two_jobs, "1 jobs are called first, and 0 were submitted"),
     (a_job_starts_while_drained, "starts while the lab is drained"),
     (an_ended_job_starts, "starts, and its job was stopped"),
