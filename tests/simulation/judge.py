@@ -36,6 +36,9 @@ _MOVES_LIGHT = (
 _UNDONE_WITHIN_S = 300.0
 """A change whose end nobody was told is done or undone by then."""
 
+_STEP_S = 60.0
+"""A device makes or breaks circuits in this time, or a change is given up."""
+
 
 @dataclass(eq=False)
 class Order:
@@ -92,6 +95,7 @@ class Judge(logging.Handler):
         self._moved_s: dict[tuple[str, CrossConnect], float] = {}
         self.locked: dict[tuple[str, int], str] = {}
         """Ports whose lock was acknowledged and whose release nobody has requested since."""
+        self._locked_s: dict[tuple[str, int], float] = {}
         self.stopped_since: float | None = None
         self.drained_since: float | None = None
         for device in lab.plant.devices.values():
@@ -120,23 +124,21 @@ class Judge(logging.Handler):
         moved = [c for c in (*change.breaks, *change.makes) if c not in device.meddled]
         for c in moved:
             for port in {c.inp, c.out}:
-                if who := self.locked.get((name, port)):
+                who, since = self.locked.get((name, port)), self._locked_s.get((name, port), 0.0)
+                if who and not self._is_under_way(name, c, since):
                     self.wrong(f"{name}: {c} moved, and {who} had locked port {port}")
-        if self.stopped_since is not None and moved and not self._undoes(name, moved):
-            self.wrong(f"{name}: {', '.join(map(str, moved))} moved while the stop button was on")
+            stop = self.stopped_since
+            if stop is not None and not self._is_under_way(name, c, stop):
+                self.wrong(f"{name}: {c} moved while the stop button was on")
         self._check_cuts(name, before, [c for c in change.breaks if c in moved])
         if len(before):  # else it has just been switched on
             self._moved_s |= {(name, c): self.lab.world.now for c in moved}
 
-    def _undoes(self, name: str, moved: Iterable[CrossConnect]) -> bool:
-        """Whether these cross-connects moved a moment ago, in a change that was under way when the
-        stop button was pressed."""
-        assert self.stopped_since is not None
-        lately = self.lab.world.now - _UNDONE_WITHIN_S
-        was_open = any(
-            order.sent_s <= self.stopped_since < order.over_s for order in self._moving_orders()
-        )
-        return was_open and all(self._moved_s.get((name, c), -math.inf) >= lately for c in moved)
+    def _is_under_way(self, name: str, c: CrossConnect, since: float) -> bool:
+        """Whether a change that had begun then may end its step, or put this back."""
+        had_begun = any(order.sent_s <= since < order.over_s for order in self._moving_orders())
+        now, moved_s = self.lab.world.now, self._moved_s.get((name, c), -math.inf)
+        return had_begun and (now - since < _STEP_S or now - moved_s < _UNDONE_WITHIN_S)
 
     def _moving_orders(self) -> list[Order]:
         """The requests so far that may move light."""
@@ -271,7 +273,9 @@ class Judge(logging.Handler):
         elif order.call == "POST /drain":
             self.drained_since = now if self._stays(order, "DELETE /drain") else None
         elif order.call == "POST /locks" and self._stays(order, "POST /locks/release"):
-            self.locked |= {(lock["ocs"], lock["port"]): order.user for lock in said["locks"]}
+            for lock in said["locks"]:
+                self.locked[lock["ocs"], lock["port"]] = order.user
+                self._locked_s[lock["ocs"], lock["port"]] = now
         rows = said.get("jobs", [said] if "spec" in said else [])
         if order.call.startswith("DELETE /jobs") and order.needs == "user":
             for row in rows:

@@ -86,6 +86,7 @@ async def violations(scene: Scene) -> AsyncIterator[str]:
     yield "nobody may break"
     device = next(device for device in scene.lab.plant.devices.values() if device.map)
     assert device.emulated is not None
+    judge.orders.clear()
     await scene.users.call("operator", "POST", "/stop", {})
     await device.emulated.lose(str(next(iter(device.map))))
     yield "moved while the stop button was on"
