@@ -277,10 +277,11 @@ class Judge(logging.Handler):
                 self.locked[lock["ocs"], lock["port"]] = order.user
                 self._locked_s[lock["ocs"], lock["port"]] = now
         rows = said.get("jobs", [said] if "spec" in said else [])
-        if order.call.startswith("DELETE /jobs") and order.needs == "user":
-            for row in rows:
-                if row["by"] != order.user:
-                    self.wrong(f"{order.user} has stopped a job of {row['by']} without force")
+        match = re.search("/jobs/([^/?]+)", order.call)
+        if match and match[1] in self._order_of and order.needs == "user":
+            owner = self._order_of[match[1]].user
+            if owner != order.user:
+                self.wrong(f"{order.user} may not {order.call}: it belongs to {owner}")
         if order.call.startswith("POST /jobs"):
             for row in rows:
                 self.submitted[row["id"]] = row["spec"]

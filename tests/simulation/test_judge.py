@@ -150,7 +150,7 @@ async def violations(scene: Scene) -> AsyncIterator[str]:
     await scene.rest()
     yield "but the API says"
     scene.answer("ben", f"DELETE /jobs/{job['id']}", job)
-    yield "ben has stopped a job of anna without force"
+    yield f"ben may not DELETE /jobs/{job['id']}: it belongs to anna"
     judge.orders.clear()
     await scene.rest()
     yield "1 jobs are called first, and 0 were submitted"
