@@ -90,6 +90,7 @@ class Judge(logging.Handler):
         self._order_of: dict[str, Order] = {}
         self._final: dict[str, tuple[str, float]] = {}
         """The jobs that were seen to have ended: how, and when that was answered."""
+        self._launched: list[Worker] = []
         self._started: dict[str, tuple[Worker, float]] = {}
         """The worker that was told to start, by id, and when."""
         self._moved_s: dict[tuple[str, CrossConnect], float] = {}
@@ -173,9 +174,10 @@ class Judge(logging.Handler):
         """The workers of whole rings that train where nothing is wrong, and since when."""
         alive = [
             worker
-            for machine in self.lab.machines.values()
-            for worker in machine.workers.values()
-            if machine.agent.alive and worker.process.alive and worker.state in ("running", "held")
+            for worker in self._launched
+            if worker.process.alive
+            and worker.machine.agent.alive
+            and worker.state in ("running", "held")
         ]
         ranks = Counter(_attempt(worker) for worker in alive)
         return [
@@ -195,8 +197,9 @@ class Judge(logging.Handler):
 
     def _check_launch(self, worker: Worker) -> None:
         job = worker.launch.spec.job
-        for other in self._workers():
-            if other is worker or not other.process.alive:
+        earlier = [each for each in self._launched if each.launch.spec.job == job]
+        for other in self._launched:
+            if not other.process.alive:
                 continue
             if other.id == worker.id:
                 self.wrong(f"worker {worker.id} runs twice")
@@ -208,9 +211,9 @@ class Judge(logging.Handler):
         for before in self.submitted.get(job, {}).get("after", ()):
             if not self._has_finished(before):
                 self.wrong(f"{worker.id} was launched before job {before} was done")
-        earlier = (w for w in self._workers() if w.launch.spec.job == job and w is not worker)
         if worker.task.first_iteration > max((w.done_iterations for w in earlier), default=0):
             self.wrong(f"{worker.id} skips iterations: it begins at {worker.task.first_iteration}")
+        self._launched.append(worker)
 
     def _check_start(self, worker: Worker) -> None:
         first, _ = self._started.setdefault(worker.id, (worker, self.lab.world.now))
@@ -220,9 +223,6 @@ class Judge(logging.Handler):
             self.wrong(f"worker {worker.id} starts while the lab is drained")
         if ended := self._final.get(worker.launch.spec.job):
             self.wrong(f"worker {worker.id} starts, and its job was {ended[0]}")
-
-    def _workers(self) -> list[Worker]:
-        return [w for machine in self.lab.machines.values() for w in machine.workers.values()]
 
     # -- calls and answers ---------------------------------------------------------------------
 
@@ -252,9 +252,9 @@ class Judge(logging.Handler):
         said, now = body if isinstance(body, dict) else {}, self.lab.world.now
         if status >= 500 and status not in (502, 503, 504, 507):
             self.wrong(f"{order.user}: {order.call} was answered with {status}: {str(body)[:300]}")
-        if not order.is_allowed and status not in (403, 429):
+        if not order.is_allowed and status not in (403, 429, 507):
             self.wrong(f"{order.user} may not {order.call}, and was answered with {status}")
-        if is_bad and not 400 <= status < 500:
+        if is_bad and not 400 <= status < 500 and status != 507:
             self.wrong(f"{order.user}: {order.call} {order.body} was answered with {status}")
         if status >= 400 and said.get("outcome") == "nothing-done":
             self.orders[:] = [each for each in self.orders if each is not order]
@@ -311,7 +311,7 @@ class Judge(logging.Handler):
         unfinished = [row for row in rows if row["state"] not in FINAL]
         held, jobs = Counter[str](), Counter(row["by"] for row in unfinished)
         for row in unfinished:
-            held[row["by"]] += len(row["hosts"])
+            held[row["by"]] += len(row["hosts"]) * (row["state"] in PLACED)
         for user, count in jobs.items():
             if limit.gpus is not None and held[user] > limit.gpus:
                 self.wrong(f"{user} has {held[user]} GPUs, and the limit is {limit.gpus}")
@@ -321,7 +321,8 @@ class Judge(logging.Handler):
         alone = [row for row in unfinished if gangs[row["gang"]] == 1 and row["attempt"] == 0]
         for last in alone:
             for first in alone:
-                is_passed = last["state"] in PLACED and first["state"] == "queued"
+                waits = first["state"] == "queued" and not first["hosts"]
+                is_passed = waits and last["state"] in PLACED
                 if is_passed and self._is_before(first, last):
                     self.wrong(f"{last['id']} runs, and {first['id']} came first")
 
@@ -361,7 +362,7 @@ class Judge(logging.Handler):
             elif job["state"] == "stopped" and not self._was_stopped(job, known.values()):
                 self.wrong(f"job {job_id} is stopped, and nobody ordered that: {job['message']}")
         self._check_names(known.values())
-        for worker in self._workers():
+        for worker in self._launched:
             if worker.process.alive:
                 self.wrong(f"worker {worker.id} still runs")
         for machine in self.lab.machines.values():
@@ -388,7 +389,7 @@ class Judge(logging.Handler):
         """Whether all workers of one attempt have finished all iterations."""
         finished = Counter(
             (_attempt(worker), len(worker.launch.spec.ring))
-            for worker in self._workers()
+            for worker in self._launched
             if worker.launch.spec.job == job_id
             and worker.state == "done"
             and worker.done_iterations == worker.task.iterations
