@@ -227,6 +227,11 @@ class JobSpec:
         return len(self.hosts) or self.workers
 
     @property
+    def least_workers(self) -> int:
+        """How many GPUs it requests; the minimum if a policy decides."""
+        return self.size or min(self.degrees, default=1)
+
+    @property
     def is_split(self) -> bool:
         """Whether an iteration's work is split over the workers."""
         return not self.size

@@ -382,6 +382,7 @@ class CircuitService:
         places = self._places(request.ocs, request.ports)
         kind: LockKind = "kept" if request.keep else "locked"
         made = self.parts.locks.lock(request.ocs, places, kind, who.by, request.why)
+        self.transactions.heed_locks()
         return {"locks": made}
 
     async def unlock(self, request: requests.UnlockRequest, who: ChangeOptions) -> Answer:

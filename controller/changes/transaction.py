@@ -338,6 +338,14 @@ class Transactions:
             )
         record.progress.cancel(f"cancelled by {by or 'somebody'}{f': {why}' if why else ''}")
 
+    def heed_locks(self) -> None:
+        """Stop the changes in progress that the present locks prevent before their next step."""
+        for record in self._running.values():
+            if record.changes and record.progress.may_cancel:
+                changes = self.parts.executor.changes_of(record)
+                if objections := self.parts.locks.objections(changes, record.by):
+                    record.progress.cancel("; ".join(objections))
+
     def _start(self, change: _ChangeRun, at_end: OnEnd | None) -> asyncio.Task[Reconfiguration]:
         # The waiting caller may be cancelled; the change's task must not.
         task = asyncio.create_task(self._run(change, at_end))

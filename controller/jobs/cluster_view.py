@@ -160,11 +160,6 @@ def view_of(status: JobStatus, workers: int | None = None) -> JobView:
     )
 
 
-def least_workers(status: JobStatus) -> int:
-    """How many GPUs a job wants; the minimum if a policy decides."""
-    return status.spec.size or min(status.spec.degrees, default=1)
-
-
 def alone_s(status: JobStatus, nic_bps: float) -> float:
     """The remaining seconds of a job on links of its own, on its slowest allowed model; NaN if
     unknown. Without hosts, it has its least number of workers."""
@@ -174,7 +169,7 @@ def alone_s(status: JobStatus, nic_bps: float) -> float:
     models = [model for model in spec.compute_s if spec.runs_on(model)] or spec.compute_s
     left = spec.iterations - status.iterations_done
     training = Training(left, spec.gradient_bytes, spec.compute_s, split=spec.is_split)
-    workers = len(status.hosts) or least_workers(status)
+    workers = len(status.hosts) or status.spec.least_workers
     load = training_load(status.id, training, workers, models)
     return max(0.0, left) * load.unit_s(nic_bps)
 

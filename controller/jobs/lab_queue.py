@@ -106,7 +106,7 @@ class LabQueue:
             placed = (entry for entry, _ in self._placed.values())
             own = {e.gang for e in (*self._waiting.values(), *placed) if e.user == user}
             jobs += sum(len(gang.ids) for gang in own)
-        gpus = sum(spec.size for spec in specs)
+        gpus = sum(spec.least_workers for spec in specs)
         waiting = contract.admission(self._settings, user, gpus, jobs)
         return None if waiting is None else waiting.words
 

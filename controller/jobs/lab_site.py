@@ -190,7 +190,7 @@ class LabSite:
                 for job_id, others in named.items():
                     busy |= others if job_id != status.id else 0
                 # Leave the other jobs of the gang their minimum.
-                most = room + cluster_view.least_workers(status)
+                most = room + status.spec.least_workers
                 found = self.placement.place(self._lab, status, busy, most=most)
                 if isinstance(found, Waiting):
                     return found

@@ -84,7 +84,7 @@ class GangEntry:
     @property
     def workers(self) -> int:
         """How many GPUs it wants in total; the minimum if a policy decides."""
-        return sum(map(cluster_view.least_workers, self.statuses))
+        return sum(status.spec.least_workers for status in self.statuses)
 
     @property
     def wants(self) -> str:

@@ -208,9 +208,9 @@ class Scheduler:
         """Restart a job: an ended one as a new job, a running one as its next attempt."""
         self._take_over()
         status = self._table[job_id]
+        self._check_owner(status, by, "restarted", "restart", force=force)
         if status.state.is_final:
             return self.submit([status.spec], status.topology or None, by)[0]
-        self._check_owner(status, by, "restarted", "restart", force=force)
         if status.state.is_waiting:
             raise BadInput(f"job {job_id} is {status.state}: it has not started yet")
         gang = self._gangs.of(job_id)

@@ -212,14 +212,15 @@ def check_specs(lab: Lab, given: Sequence[JobSpec], *, counted: bool) -> list[Jo
             named[host.name] = spec.name
             _check_host(host, spec)
         able = sum(h.gpu is not None and spec.runs_on(h.gpu.model) for h in lab.hosts)
-        if not spec.hosts and spec.workers > able:
+        least = spec.least_workers
+        if not spec.hosts and least > able:
             models = ", ".join(spec.gpu_models or spec.compute_s)
             raise BadInput(
-                f"job {spec.name}: {spec.workers} workers requested, but the lab has {able} "
+                f"job {spec.name}: {least} workers requested, but the lab has {able} "
                 "suitable GPUs" + (models and f", of {models}")
             )
     usable = sum(host.gpu is not None for host in lab.hosts)
-    asked = sum(spec.size for spec in specs)
+    asked = sum(spec.least_workers for spec in specs)
     if asked > usable:
         raise BadInput(f"{asked} workers requested, but the lab has {usable} GPUs with a NIC")
     return specs

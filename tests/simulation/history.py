@@ -16,7 +16,7 @@ from tests.simulation.draw_lab import draw_lab
 from tests.simulation.faults import Faults
 from tests.simulation.judge import FINAL, Judge
 from tests.simulation.lab import SimulatedLab
-from tests.simulation.users import Users
+from tests.simulation.users import Users, with_rules
 from tests.simulation.world import Deadlock, World
 
 _OFTEN = {**users.OFTEN, **faults.OFTEN}
@@ -50,7 +50,7 @@ class History:
     ) -> None:
         self.seed = seed
         self.steps = draw_steps(seed) if steps is None else list(steps)
-        self._drawn = lab or draw_lab(seed)
+        self._drawn = lab or with_rules(draw_lab(seed), seed)
         self.lines: list[str] = []
         self.wrong: list[str] = []
         self.lasted_s = 0.0
@@ -86,6 +86,7 @@ class History:
 
     async def _play(self, world: World) -> None:
         await self.lab.open()
+        await self.users.open()
         for step in self.steps:
             await asyncio.sleep(max(0.0, step.at_s - world.now))
             task = asyncio.create_task(self._do(step))
@@ -161,6 +162,10 @@ class History:
             )
             if jobs is not None and all(job["state"] in FINAL for job in jobs):
                 break
+            lost = {job["id"] for job in jobs if job["state"] in ("failed", "stopped")}
+            for job in jobs:
+                if job["state"] == "blocked" and not lost.isdisjoint(job["spec"]["after"]):
+                    await self.users.call("operator", "DELETE", f"/jobs/{job['id']}?force=true")
             await asyncio.sleep(20.0)
         await asyncio.sleep(30.0)
         circuits = await self.users.call("operator", "GET", "/circuits")

@@ -3,10 +3,12 @@
 import asyncio
 from pathlib import Path
 
+from patchlight.controller.changes.record import ChangeOptions
 from patchlight.controller.circuits.drivers.dry_run import DryRun
 from patchlight.controller.storage.store import Store
 from patchlight.testbed.lab.portmap import PortMap
 from patchlight.testbed.labfile.reader import parse_lab
+from patchlight.testbed.wire.rest.requests import LockRequest
 from tests.support.change_bench import CircuitsOf
 from tests.support.controller_process import DRY_LAB
 
@@ -48,6 +50,25 @@ async def test_a_change_that_waits_is_no_leftover_until_its_controller_ends(tmp_
     (ended,) = await killed.transactions.resume()
     assert (ended.id, ended.state) == (third.id, "refused")
     assert "it was waiting when the controller ended" in ended.message
+
+
+async def test_a_lock_stops_the_change_of_its_port_that_is_under_way() -> None:
+    for port, state in ((7, "rolled-back"), (12, "committed")):
+        bench = circuits(":memory:")
+        before = await bench.drivers["o1"].read_map()
+        request = LockRequest(ocs="o1", ports=[port], why="mine")
+
+        async def drain(
+            moved: object, bench: CircuitsOf = bench, request: LockRequest = request
+        ) -> list[str]:
+            await bench.service.lock(request, ChangeOptions(by="ann"))
+            return []
+
+        bench.network.drain = drain  # type: ignore[method-assign]
+        change = await bench.change(lambda maps: WANTED, "first")
+        assert change.state == state
+        assert ("o1.7 is locked by ann: mine" in change.message) is (port == 7)
+        assert (await bench.drivers["o1"].read_map() == before) is (port == 7)
 
 
 async def test_what_cannot_be_planned_is_refused_on_record() -> None:

@@ -4,6 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from patchlight.controller.changes.record import Refused
+from patchlight.testbed.errors import BadInput
 from patchlight.testbed.jobs import JobState
 from patchlight.testbed.lab.rules import Allowance, Discipline, PolicyChoice
 from tests.support.job_cluster import at_work, finish, job, submit_running
@@ -75,6 +77,18 @@ async def test_a_partition_policy_gives_no_more_than_the_user_may_have() -> None
         first, second = await submit_running(cluster, *gang)
         # What the second one needs at least is left to it.
         assert [len(cluster.table[each].hosts) for each in (first, second)] == [3, 2]
+
+
+async def test_jobs_whose_least_workers_are_too_many_are_not_taken() -> None:
+    rules = Discipline(each_user=Allowance(gpus=5))
+    async with at_work(PolicyChoice(partition="minimum"), discipline=rules) as cluster:
+        with pytest.raises(BadInput, match="job wide: 8 workers requested, but the lab has 6"):
+            cluster.submit(job("wide", degrees=(8, 16)))
+        with pytest.raises(BadInput, match="7 workers requested, but"):
+            cluster.submit(job("five", workers=5), job("one"), job("other"))
+        with pytest.raises(Refused, match="it wants 6 GPUs, and the user may have 5 at once"):
+            cluster.submit(job("four", workers=4), job("two", degrees=(2, 4)))
+        assert cluster.table.page() == []
 
 
 async def test_where_a_policy_fails_the_default_decides(policies: Path) -> None:

@@ -303,7 +303,9 @@ async def test_a_job_that_has_ended_stays_as_it_ended(cluster: Cluster) -> None:
         await cluster.scheduler.stop("nobody")
 
 
-async def test_a_job_of_another_user_is_stopped_only_by_force(cluster: Cluster) -> None:
+async def test_a_job_of_another_user_is_stopped_and_restarted_only_by_force(
+    cluster: Cluster,
+) -> None:
     (status,) = cluster.scheduler.submit([job("mine", "gpu0")], "keep", by="eva")
     with pytest.raises(Refused, match="belongs to eva, and you are otto"):
         await cluster.scheduler.stop(status.id, "otto")
@@ -313,6 +315,9 @@ async def test_a_job_of_another_user_is_stopped_only_by_force(cluster: Cluster) 
     assert (await cluster.scheduler.stop(status.id, "otto", force=True)).state is JobState.STOPPED
     (status,) = cluster.scheduler.submit([job("mine", "gpu0")], "keep", by="eva")
     assert (await cluster.scheduler.stop(status.id, "eva")).state is JobState.STOPPED
+    with pytest.raises(Refused, match="it was not restarted"):
+        await cluster.scheduler.restart(status.id, "otto")
+    assert (await cluster.scheduler.restart(status.id, "otto", force=True)).by == "otto"
 
 
 # -- circuits ----------------------------------------------------------------------------------
