@@ -5,10 +5,11 @@ An agent that was not called in time, or whose answer was not read, is not silen
 
 import asyncio
 import math
-import time
 from collections.abc import Callable
 
-_TICK_S = 0.25
+from patchlight.testbed.clock import monotonic_s
+
+_TICK_S = 1.0
 # How much a busy machine delays a timer.
 _USUAL_S = 0.1
 
@@ -16,7 +17,7 @@ _USUAL_S = 0.1
 class OnTimeClock:
     """Monotonic seconds without those in which ``run`` was late."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, clock: Callable[[], float] = monotonic_s) -> None:
         self._clock = clock
         self._late_s = 0.0
         self._due = math.inf
