@@ -81,10 +81,12 @@ class ControllerSettings:
 @dataclass(frozen=True)
 class ExternalIO:
     """A controller's links to other processes: the transport to an agent, by server (``None``: its
-    socket), and what starts the OpenFlow speaker. A simulation has its own."""
+    socket), what starts the OpenFlow speaker, and the folder of the devices' locks (``None``: the
+    user's). A simulation has its own."""
 
     transport_to: Callable[[str], httpx.AsyncBaseTransport | None] = lambda server: None
     launch_speaker: Launch | None = None
+    device_locks: Path | None = None
 
 
 class Controller:
@@ -93,7 +95,7 @@ class Controller:
     def __init__(
         self, lab: Lab, settings: ControllerSettings, external: ExternalIO | None = None
     ) -> None:
-        external = external or ExternalIO()
+        self.external = external = external or ExternalIO()
         self.lab, self.settings = lab, settings
         self.identity = LabIdentity.of(lab, settings.lab_file)
         tls = AgentTls(lab.name, settings.tls) if settings.tls else None

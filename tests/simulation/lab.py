@@ -71,6 +71,7 @@ class SimulatedLab:
                 lambda: (self.machines[server].agent, self.machines[server].app),
             ),
             launch_speaker=self.plant.launch_speaker,
+            device_locks=self.world.folder,
         )
         settings = ControllerSettings(
             state_dir=self.state, api=f"unix:{self.state}/api.sock", openflow="127.0.0.1:6653"
