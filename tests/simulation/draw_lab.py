@@ -32,4 +32,5 @@ def draw_lab(seed: int | str) -> Lab:
         )
         for number, switch in enumerate(lab.circuit_switches, start=1)
     )
-    return lab.with_changes(circuit_switches=switches)
+    (poll_s,) = draw.choices((1.0, 10.0, 60.0), weights=(1, 4, 45))
+    return lab.with_changes(circuit_switches=switches, controller_poll_s=poll_s)

@@ -20,12 +20,15 @@ import os
 import random
 import secrets
 import selectors
+import shutil
+import subprocess
 import sys
+import threading
 import time
 import uuid
 import warnings
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -469,6 +472,12 @@ class Network:
             deliver()
 
 
+def _run_command(command: Sequence[Any], **how: Any) -> None:
+    """The only command that anything in the world runs."""
+    assert command[:-1] == ["/bin/rm", "-rf", "--"], command
+    shutil.rmtree(command[-1], ignore_errors=True)
+
+
 def _name(process: Process | None) -> str:
     return process.name if process is not None else "outside"
 
@@ -526,8 +535,8 @@ class World:
     def entered(self) -> Iterator[World]:
         """Let clocks, random numbers and locks of the process be those of the world."""
         was_on = gc.isenabled()
-        gc.collect()
         gc.disable()  # a collection would run code of the dead, at a moment that is not drawn
+        gc.freeze()  # what is older than the world takes no time when the dead are collected
         asyncio.set_event_loop(self.loop)
         patches = {
             (time, "time"): self.wall,
@@ -540,6 +549,8 @@ class World:
             (secrets, "token_urlsafe"): lambda n=32: self._ids.randbytes(n).hex(),
             (os, "getpid"): self._pid,
             (fcntl, "flock"): self._flock,
+            (threading.Thread, "start"): threading.Thread.run,  # it runs whole, at once
+            (subprocess, "run"): _run_command,
         }
         applied = [mock.patch.object(where, name, new) for (where, name), new in patches.items()]
         for patch in applied:
@@ -554,17 +565,6 @@ class World:
             self.loop.close()
             if was_on:
                 gc.enable()
-
-    def bury(self) -> None:
-        """Collect what was under way, once nobody refers to it: its ``finally`` blocks run now, and
-        fail, as no loop is left."""
-        hook, sys.unraisablehook = sys.unraisablehook, lambda unraisable: None
-        try:
-            with warnings.catch_warnings(action="ignore"):
-                self.pending.clear()
-                gc.collect()
-        finally:
-            sys.unraisablehook = hook
 
     def _sleep(self, seconds: float) -> None:
         # A thread that sleeps holds up nobody else; here everything waits.
@@ -585,3 +585,16 @@ class World:
         if holder is not None and holder.alive and holder is not own:
             raise BlockingIOError(11, "locked")
         self._locks[key] = own
+
+
+def bury() -> None:
+    """Collect a world that nobody refers to: the ``finally`` blocks of what was under way run now,
+    and fail, as no loop is left."""
+    hook, sys.unraisablehook = sys.unraisablehook, lambda unraisable: None
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            while gc.collect():
+                pass  # errors keep others alive for a while
+    finally:
+        gc.unfreeze()
+        sys.unraisablehook = hook
