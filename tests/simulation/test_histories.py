@@ -44,6 +44,13 @@ def test_a_replay_writes_the_same_bytes(seed: int, tmp_path: Path) -> None:
     assert (tmp_path / "first").read_bytes() == (tmp_path / "second").read_bytes()
 
 
+def test_a_history_leaves_nothing_behind_that_changes_the_next() -> None:
+    first, second = (History(1, draw_steps(1)[:10]) for _ in range(2))
+    first.run()
+    second.run()
+    assert first.lines == second.lines
+
+
 def test_the_page_of_a_history_names_what_was_wrong_before_its_log() -> None:
     history = History(1, [Step(0.5, "submit", 3)])
     history.run()
