@@ -86,6 +86,7 @@ class AgentService:
             boot=boot or boot_id(),
         )
         self._workers: dict[str, LeasedWorker] = {}
+        self._has_workers = asyncio.Event()
         self._unwanted: deque[str] = deque(maxlen=MOST_ENDED)
         self._looking: asyncio.Task[None] | None = None
         self._launches: set[asyncio.Task[Any]] = set()
@@ -116,7 +117,7 @@ class AgentService:
         await self._runner.sweep({each.handle.container for each in leases if each.handle})
         for lease in sorted(leases, key=lambda each: each.created_at):
             worker = LeasedWorker(self.site, lease.spec, lease)
-            self._workers[lease.spec.id] = worker
+            self._add(worker)
             try:
                 if lease.handle is None:
                     await self._abandon(worker, "its launch was cut short")
@@ -190,7 +191,7 @@ class AgentService:
         worker = LeasedWorker(self.site, spec)
         # Before others know it: an order to end it comes after its launch, not before.
         await worker.lock.acquire()
-        self._workers[spec.id] = worker
+        self._add(worker)
         self._deleted.pop(spec.id, None)
 
         async def launch() -> worker_api.WorkerStatus:
@@ -380,6 +381,7 @@ class AgentService:
 
     async def _look_after(self) -> None:
         while True:
+            await self._has_workers.wait()
             await asyncio.sleep(_LOOK_S)
             for worker in list(self._workers.values()):
                 try:
@@ -394,6 +396,12 @@ class AgentService:
                     await self._forget(worker)
                 except Exception as exc:
                     log.error("forgetting worker %s: %s", worker.spec.id, in_words(exc))
+            if not self._workers:
+                self._has_workers.clear()
+
+    def _add(self, worker: LeasedWorker) -> None:
+        self._workers[worker.spec.id] = worker
+        self._has_workers.set()
 
 
 def _begin(coroutine: Coroutine[Any, Any, _T], tasks: set[asyncio.Task[Any]]) -> asyncio.Task[_T]:

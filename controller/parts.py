@@ -83,14 +83,16 @@ class ControllerSettings:
 @dataclass(frozen=True)
 class ExternalIO:
     """A controller's links to other processes: the transport to an agent, by server (``None``: its
-    socket), those to optical switches, what starts the OpenFlow speaker, and what drives and polls
-    the other packet switches. A simulation has its own."""
+    socket), those to optical switches and the folder of their locks (``None``: the user's), what
+    starts the OpenFlow speaker, and what drives and polls the other packet switches. A simulation
+    has its own."""
 
     transport_to: Callable[[str], httpx.AsyncBaseTransport | None] = lambda server: None
     launch_speaker: Launch | None = None
     open_packet_driver: PacketDriverFactory = open_packet_driver
     open_snmp: SnmpSessionFactory = SnmpSession
     device_links: DeviceLinks = DEFAULT_LINKS
+    device_locks: Path | None = None
 
 
 class Controller:
@@ -99,7 +101,7 @@ class Controller:
     def __init__(
         self, lab: Lab, settings: ControllerSettings, external: ExternalIO | None = None
     ) -> None:
-        external = external or ExternalIO()
+        self.external = external = external or ExternalIO()
         self.lab, self.settings = lab, settings
         self.identity = LabIdentity.of(lab, settings.lab_file)
         tls = AgentTls(lab.name, settings.tls) if settings.tls else None

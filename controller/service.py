@@ -126,7 +126,7 @@ async def running_parts(
             )
         holder = f"{CONTROLLER} {controller.lab.name}"
         driven = [switch for switch in controller.lab.optical_switches if switch.driver]
-        stack.enter_context(device_lock(driven, holder))
+        stack.enter_context(device_lock(driven, holder, controller.external.device_locks))
         for driver in controller.drivers.values():
             stack.push_async_callback(driver.close)
         stack.push_async_callback(controller.speaker.close)

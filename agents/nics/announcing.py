@@ -99,8 +99,9 @@ class _Greetings:
         try:
             while True:
                 _announce(self._line, address)
-                for mac in self._peers.keys() - self._answered:
-                    self._greet(mac)
+                for mac in self._peers:
+                    if mac not in self._answered:
+                        self._greet(mac)
                 if self.heard == self._peers.keys():
                     # The others may have heard this one, and their answers were lost.
                     end = min(end, now + _LAST_WAIT_S)

@@ -32,7 +32,6 @@ _LONGEST_NAME = 80
 _LONGEST_UID = 10
 _BEARER = "bearer "
 UNKNOWN = "(unknown)"
-_logins: dict[int, str] = {}
 T = TypeVar("T")
 
 
@@ -71,6 +70,7 @@ class Doorman:
     def __init__(self, access: Access, tokens: Tokens | None = None) -> None:
         self._access, self._tokens = access, tokens
         self._admin_uids = admin_uids()
+        self._logins: dict[int, str] = {}
         # Others' reads in the loop's own threads do not delay it.
         self._looking_up = ThreadPoolExecutor(4, "users")
 
@@ -121,12 +121,12 @@ class Doorman:
 
     async def _login(self, uid: int) -> str:
         """The name of a user, cached."""
-        if uid not in _logins:
+        if uid not in self._logins:
             try:
-                _logins[uid] = (await self._look_up(pwd.getpwuid, uid)).pw_name
+                self._logins[uid] = (await self._look_up(pwd.getpwuid, uid)).pw_name
             except KeyError:
                 return f"uid {uid}"
-        return _logins[uid]
+        return self._logins[uid]
 
     def _holder(self, shown: str, origin: str) -> Caller:
         is_bearer = shown[: len(_BEARER)].lower() == _BEARER

@@ -288,8 +288,9 @@ class MapCache:
     def plan(self, maps: Maps, decide: Decide) -> ChangePlan:
         """The plan from ``maps`` to what ``decide`` wants; ``Refused`` if a map is unknown."""
         wanted = decide(maps)
-        for name in wanted.keys() & maps.unread.keys():
-            maps[name]  # raises Refused with the reason
+        for name in wanted:
+            if name in maps.unread:
+                maps[name]  # raises Refused with the reason
         before, made = maps.everywhere, self._planned
         # A change that was shown first has an equal plan if the maps are equal.
         if made is None or made.before != before or made.wanted != {**before, **wanted}:

@@ -17,6 +17,7 @@ from patchlight.testbed.errors import in_words
 
 log = logging.getLogger("patchlight.circuits")
 
+# In a lab that polls every second.
 _ALARMS_EVERY_S = 0.5
 _LOOK_EVERY_S = 30.0
 # A flood of alarms must not fill the journal.
@@ -58,8 +59,9 @@ class DeviceWatch:
     async def _listen_and_look(self) -> None:
         drivers, devices = self._parts.drivers, self._parts.devices
         looked_at = time.monotonic()
+        poll_s = self._parts.lab.controller_poll_s
         while True:
-            await asyncio.sleep(_ALARMS_EVERY_S)
+            await asyncio.sleep(_ALARMS_EVERY_S * poll_s)
             for name in drivers:
                 if name in devices.unread:
                     continue
@@ -75,7 +77,8 @@ class DeviceWatch:
                     if await self._transactions.settle():
                         await self._transactions.settle_flows()
                     await self._report_drift()
-                    for name in drivers.keys() - devices.unread.keys() if is_time else ():
+                    answering = [name for name in drivers if name not in devices.unread]
+                    for name in answering if is_time else ():
                         await self._parts.port_states.read(name)
                 except Exception as error:
                     log.warning("checking the circuit switches: %s", in_words(error))

@@ -143,14 +143,17 @@ class DeviceLocked(PatchlightError):
 
 
 @contextlib.contextmanager
-def device_lock(switches: Iterable[OpticalSwitch], holder: str) -> Iterator[None]:
+def device_lock(
+    switches: Iterable[OpticalSwitch], holder: str, folder: Path | None = None
+) -> Iterator[None]:
     """Lock these devices for the block; ``DeviceLocked`` names the holder of one.
 
-    ``holder`` is shown to others, like ``the controller of lab ofc2022``.
+    ``holder`` is shown to others, like ``the controller of lab ofc2022``. The locks are in
+    ``folder``; ``None``: this user's.
     """
     with contextlib.ExitStack() as stack:
         for switch in switches:
-            if (descriptor := stack.enter_context(_locked(switch))) is not None:
+            if (descriptor := stack.enter_context(_locked(switch, folder))) is not None:
                 text = f"{holder} (pid {os.getpid()})\n".encode()
                 os.ftruncate(descriptor, 0)
                 os.pwrite(descriptor, text, 0)
@@ -169,12 +172,12 @@ def refuse_beside(switches: Iterable[OpticalSwitch], kind: str) -> None:
 
 
 @contextlib.contextmanager
-def _locked(switch: OpticalSwitch) -> Iterator[int | None]:
+def _locked(switch: OpticalSwitch, folder: Path | None = None) -> Iterator[int | None]:
     """The switch's lock file, locked; ``None`` for a rehearsal, which has no device."""
     if switch.driver == "dry-run":
         yield None
         return
-    path = _own_folder() / _name(switch.address)
+    path = (folder or _own_folder()) / _name(switch.address)
     descriptor = _open(switch.name, path)
     try:
         try:

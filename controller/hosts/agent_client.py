@@ -41,7 +41,8 @@ _ALERTS = {
 _DEPLOY = "issue both again with 'patchlight deploy certificates LAB --output DIR'"
 
 INTERVAL_S = 3.0
-"""An agent should answer once per interval. It is called every second."""
+"""An agent should answer once per interval. It is called every second, unless the lab file has a
+longer ``poll``."""
 
 SUSPECTED_AFTER = 3
 """After that many silent intervals, nothing new is started with it."""
@@ -96,8 +97,10 @@ class Presence(StrEnum):
 @dataclass(slots=True)
 class Heartbeat:
     """Since when an agent has not answered, by an ``OnTimeClock``. Only calls count: an agent that
-    was not called is not silent. ``answers_s``: how long its latest answers took."""
+    was not called is not silent. ``poll_s``: the time between two calls, of which an interval has
+    three or more. ``answers_s``: how long its latest answers took."""
 
+    poll_s: float = 0.0
     silent_since: float | None = None
     heard_at: float | None = None
     answers_s: deque[float] = field(default_factory=lambda: deque(maxlen=_LATEST_ANSWERS))
@@ -118,7 +121,7 @@ class Heartbeat:
 
     def presence(self, now: float) -> Presence:
         """Whether it answers, is suspected or lost."""
-        intervals = self.silence_s(now) / INTERVAL_S
+        intervals = self.silence_s(now) / max(INTERVAL_S, 3 * self.poll_s)
         if intervals >= LOST_AFTER * self.slowness:
             return Presence.LOST
         if intervals >= SUSPECTED_AFTER:

@@ -227,7 +227,7 @@ class Fleet:
         self._macs_changed = False
         # By samples alone: what they say must be known before the next job is placed there.
         self._heartbeats = {
-            name: Heartbeat(answers_s=client.heartbeat.answers_s)
+            name: Heartbeat(lab.controller_poll_s, answers_s=client.heartbeat.answers_s)
             for name, client in self.clients.items()
         }
         self._said: dict[str, Presence] = {}
@@ -334,8 +334,9 @@ class Fleet:
             if samples and self.presence(server) is Presence.ANSWERS:
                 yield samples[-1]
 
-    async def watch(self, period_s: float = 1.0) -> None:
-        """Sample every agent once per period; none waits for another."""
+    async def watch(self, period_s: float | None = None) -> None:
+        """Poll every agent once per period (``None``: the lab's); none waits for another."""
+        period_s = period_s or self._lab.controller_poll_s
         try:
             async with asyncio.TaskGroup() as watching:
                 watching.create_task(self._clock.run())

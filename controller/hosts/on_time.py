@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from patchlight.testbed.clock import monotonic_s
 
-_TICK_S = 0.25
+_TICK_S = 1.0
 # How much a busy machine delays a timer.
 _USUAL_S = 0.1
 

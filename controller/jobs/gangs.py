@@ -94,7 +94,7 @@ class Gangs:
     def job_of(self, status: JobStatus) -> RunningJob:
         """A job on its hosts."""
         hosts = tuple(self._lab.host(name) for name in status.hosts)
-        which = (status.attempt, status.first_iteration, status.by)
+        which = (status.attempt, status.first_iteration, status.by, self._lab.controller_poll_s)
         return RunningJob(status.id, status.spec, hosts, self._reported, *which)
 
     async def _reported(self, job: RunningJob, reports: list[dict[str, Any]]) -> None:

@@ -330,6 +330,8 @@ class JobTraffic:
         while True:
             await asyncio.sleep(_LOOK_EVERY_S)
             jobs = [job for job in self._table.running.values() if job not in self._drained]
+            if not jobs:
+                continue
             answers = await asyncio.gather(
                 *(self._settle(job, hold=True) for job in jobs), return_exceptions=True
             )

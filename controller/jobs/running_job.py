@@ -124,7 +124,8 @@ class RankWorker:
 @dataclass(eq=False)
 class RunningJob:
     """One ``attempt`` of a job while it has workers, from ``first_iteration`` on; ``on_reports``
-    are called with their reports. ``next_hosts``: where it continues, if set."""
+    are called with their reports, which are read five times per ``poll_s``. ``next_hosts``: where
+    it continues, if set."""
 
     id: str
     spec: JobSpec
@@ -133,6 +134,7 @@ class RunningJob:
     attempt: int = 0
     first_iteration: int = 0
     user: str = ""
+    poll_s: float = 1.0
     workers: list[RankWorker] = field(default_factory=list)
     dark_since: float = 0.0
     next_hosts: tuple[Host, ...] = ()
@@ -273,7 +275,7 @@ class RunningJob:
             await self._collect()
             if done:
                 return True
-            await _rest_since(began, _POLL_S)
+            await _rest_since(began, _POLL_S * self.poll_s)
         return False
 
     async def _collect(self) -> None:

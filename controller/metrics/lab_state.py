@@ -325,8 +325,9 @@ class OpticalPower:
         self._service, self._looked = service, looked
         self._samples: dict[str, tuple[float, PowerReport]] = {}  # with when (Unix time)
 
-    async def run(self, every_s: float = POWER_EVERY_S) -> None:
-        """Measure periodically, and whenever maps were read; never during a change."""
+    async def run(self) -> None:
+        """Measure every 15 polls, and whenever maps were read; never during a change."""
+        every_s = POWER_EVERY_S * self._service.parts.lab.controller_poll_s
         while True:
             if not self._service.transactions.busy:
                 await self.measure()

@@ -244,7 +244,7 @@ class Lab:
     ``bridge`` (learning, without OpenFlow). ``controller_api`` may be empty: see
     ``lab_api.api_address``. ``paths``: who grants the optical paths of synthetic jobs: ``none``
     (their circuits stay) or ``nodes`` (among themselves). ``ecmp``: OpenFlow switches hash flows
-    over equally short paths.
+    over equally short paths. ``controller_poll_s``: how often the controller polls each agent.
     """
 
     name: str
@@ -259,6 +259,7 @@ class Lab:
     controller_api: str = ""
     controller_openflow: str = "127.0.0.1:6653"
     controller_openflow_tls: bool = False
+    controller_poll_s: float = 1.0
     access: rules.Access = field(default_factory=rules.Access)
     queue: rules.Discipline = rules.USUAL_QUEUE
     policies: rules.PolicyChoice = rules.NOTHING_SAID

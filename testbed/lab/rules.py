@@ -27,12 +27,13 @@ BOUNDS: Mapping[str, NumberBounds] = {
     "quota_window_s": NumberBounds(1, 10**12),
     "keep_jobs": NumberBounds(0, 10**9),
     "keep_for_s": NumberBounds(1, 10**12),
+    "poll_s": NumberBounds(0.1, 60),
     "share": NumberBounds(0, 10**6, open=True),
     "gpus": NumberBounds(1, 1_000_000),
     "jobs": NumberBounds(1, 1_000_000),
     "gpu_hours": NumberBounds(0, 10**9, open=True),
 }
-"""The bounds of each number in a ``Discipline`` and an ``Allowance``."""
+"""The bounds of each number in a ``Discipline`` and an ``Allowance``, and of a lab's ``poll``."""
 
 
 class WaitReason(StrEnum):

@@ -124,7 +124,8 @@ def check_lab(lab: Fields, issues: FileIssues) -> None:
         _check_datapath_id(switch, issues)
         _check_cross_connects(switch, issues)
         _check_emulated(switch, OCS_DRIVERS, issues)
-    by_snmp = [s["telemetry"].value["snmp"].value for s in packet_switches if "telemetry" in s]
+    telemetry = [s["telemetry"].value for s in packet_switches if "telemetry" in s]
+    by_snmp = [each["snmp"].value for each in telemetry if "snmp" in each]
     _once("SNMP address of a switch", "address", by_snmp, issues)
     for switch in packet_switches:
         _check_packet_switch(switch, issues)

@@ -8,7 +8,7 @@ from patchlight.testbed.lab import model
 from patchlight.testbed.lab.rules import SNMP_HASHES, Snmp, SshAccess
 from patchlight.testbed.labfile import optical_schema as optical
 from patchlight.testbed.labfile import values as v
-from patchlight.testbed.labfile.sections import ACCESS, POLICIES, QUEUE, WORKERS
+from patchlight.testbed.labfile.sections import ACCESS, POLICIES, POLL, QUEUE, WORKERS
 
 FABRICS = ("openvswitch", "bridge")
 PATHS = ("none", "nodes")
@@ -273,6 +273,14 @@ CONTROLLER = Group(
         of="controller_openflow",
     ),
     Key("openflow_tls", YesNo(), "packet switches use TLS", of="controller_openflow_tls"),
+    Key(
+        "poll",
+        POLL,
+        "how often it polls each agent; five times as often those with a running job",
+        default="1s",
+        example="10s",
+        of="controller_poll_s",
+    ),
     Key(
         "access",
         ACCESS,

@@ -44,6 +44,7 @@ def _time_of(name: str, example: str) -> Text:
     return quantity(take, units.TIME, "a time", example)
 
 
+POLL = _time_of("poll_s", "1s")
 _ALLOWED = (
     Key("share", _number("share", "a share"), "weight under the order policy fair-share", "1"),
     Key("gpus", _whole("gpus", "a number of GPUs"), "the most at once", default="no limit"),

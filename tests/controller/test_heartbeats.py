@@ -33,6 +33,15 @@ def test_silence_is_counted_from_the_first_question_without_an_answer(
     assert heartbeat.silence_s(2000.0) == 0.0
 
 
+def test_an_agent_that_is_polled_rarely_is_silent_for_longer_before_it_is_lost() -> None:
+    heartbeat = Heartbeat(poll_s=10.0)
+    heartbeat.answered(900.0)
+    heartbeat.missed(1000.0)
+    assert heartbeat.presence(1089.0) is Presence.ANSWERS
+    assert heartbeat.presence(1090.0) is Presence.SUSPECTED
+    assert heartbeat.presence(1300.0) is Presence.LOST
+
+
 def test_who_never_answered_is_lost_as_well() -> None:
     heartbeat = Heartbeat()
     heartbeat.missed(0.0)

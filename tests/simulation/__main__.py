@@ -1,7 +1,7 @@
 """Plays histories: ``python -m tests.simulation --seeds 1-100``, or replays one: ``--seed 4711``.
 
-A replay writes the same bytes each time. Where a history fails, the steps that do not matter are
-left out one by one (``--shrink``), and the shortest failing history is written as a page.
+A replay writes the same bytes each time. Where a history fails, ``--shrink`` leaves out one by one
+the steps that do not matter, and the shortest failing history is written as a page.
 """
 
 import argparse
@@ -9,8 +9,10 @@ import logging
 import os
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
 from pathlib import Path
 
 from rich.progress import Progress
@@ -26,6 +28,9 @@ def main() -> int:
     parser.add_argument("--output", type=Path, default=Path("build/history.txt"))
     parser.add_argument("--shrink", action="store_true", help="leave out steps without effect")
     parser.add_argument("--processes", type=int, default=os.cpu_count())
+    parser.add_argument(
+        "--seconds", type=float, default=float("inf"), help="begin no history after this time"
+    )
     options = parser.parse_args()
     if os.environ.get("PYTHONHASHSEED") != "0":
         # Sets of texts have the same order in each process only then.
@@ -35,33 +40,56 @@ def main() -> int:
     if options.seed:
         return _replay(options.seed, options.output, shrink=options.shrink)
     first, _, last = options.seeds.partition("-")
-    return _play_all(range(int(first), int(last or first) + 1), options.processes)
+    end = time.monotonic() + options.seconds
+    return _play_all(range(int(first), int(last or first) + 1), options.processes, end)
 
 
-def _play(seed: int) -> tuple[int, list[str], float, float]:
+@dataclass(frozen=True)
+class _Played:
+    seed: int
+    wrong: Sequence[str]
+    lasted_s: float
+    cpu_s: float
+    kinds: Counter[str]
+    drivers: Counter[str]
+
+
+def _play(seed: int, end: float) -> _Played | None:
+    if time.monotonic() > end:
+        return None
     began = time.process_time()
     history = History(seed)
     wrong = history.run()
-    return seed, wrong, history.lasted_s, time.process_time() - began
+    cpu_s = time.process_time() - began
+    kinds = Counter(step.kind for step in history.steps)
+    return _Played(seed, wrong, history.lasted_s, cpu_s, kinds, Counter(history.drivers))
 
 
-def _play_all(seeds: Sequence[int], processes: int) -> int:
-    failed = 0
-    simulated_s = took_s = 0.0
+def _play_all(seeds: Sequence[int], processes: int, end: float) -> int:
+    played = []
     with ProcessPoolExecutor(processes) as pool, Progress() as progress:
         bar = progress.add_task("histories", total=len(seeds))
-        for done in as_completed([pool.submit(_play, seed) for seed in seeds]):
-            seed, wrong, lasted_s, cpu_s = done.result()
-            simulated_s += lasted_s
-            took_s += cpu_s
-            failed += bool(wrong)
-            if wrong:
-                progress.console.print(f"seed {seed}: {'; '.join(wrong[:3])}", markup=False)
+        for done in as_completed([pool.submit(_play, seed, end) for seed in seeds]):
             progress.advance(bar)
+            if (each := done.result()) is None:
+                continue
+            played.append(each)
+            if each.wrong:
+                words = "; ".join(each.wrong[:3])
+                replay = f"make history SEED={each.seed}"
+                progress.console.print(f"{replay}: {words}", markup=False, soft_wrap=True)
+    kinds, drivers = Counter[str](), Counter[str]()
+    for each in played:
+        kinds += each.kinds
+        drivers += each.drivers
+    failed = sum(bool(each.wrong) for each in played)
     print(
-        f"{len(seeds)} histories, {simulated_s / 3600:.1f} simulated hours, "
-        f"{took_s:.0f} s of processor: {failed} failed"
+        f"{len(played)} histories of seeds {seeds[0]} to {seeds[-1]}, {kinds.total()} events, "
+        f"{sum(each.lasted_s for each in played) / 3600:.1f} simulated hours, "
+        f"{sum(each.cpu_s for each in played):.0f} s of processor: {failed} failed"
     )
+    for what, seen in (("events", kinds), ("drivers", drivers)):
+        print(f"{what}: {', '.join(f'{name} {count}' for name, count in sorted(seen.items()))}")
     return int(failed > 0)
 
 
@@ -70,11 +98,10 @@ def _replay(seed: str, output: Path, *, shrink: bool) -> int:
     history = History(number)
     wrong = history.run()
     if wrong and shrink:
-        steps = shortest(number, history.steps)
-        history = History(number, steps)
+        history = History(number, shortest(number, history.steps))
         wrong = history.run()
     output.parent.mkdir(parents=True, exist_ok=True)
-    output.write_text("\n".join([*history.lines, ""]))
+    output.write_text("\n".join([*history.page(), ""]))
     print(f"{output}: {len(history.lines)} lines, {len(history.steps)} steps")
     print("\n".join(wrong) if wrong else "nothing wrong")
     return int(bool(wrong))

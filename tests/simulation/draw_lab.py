@@ -96,7 +96,8 @@ def draw_lab(seed: int | str) -> Lab:
         )
         for number, switch in enumerate(lab.circuit_switches, start=1)
     )
-    drawn = lab.with_changes(circuit_switches=tuple(switches))
+    (poll_s,) = draw.choices((1.0, 10.0, 60.0), weights=(1, 4, 45))
+    drawn = lab.with_changes(circuit_switches=tuple(switches), controller_poll_s=poll_s)
     return drawn if lab.coloured else with_kinds(drawn, draw)
 
 

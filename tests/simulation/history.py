@@ -17,10 +17,11 @@ from tests.simulation.faults import Faults
 from tests.simulation.judge import FINAL, Judge
 from tests.simulation.lab import SimulatedLab
 from tests.simulation.users import Users, with_rules
-from tests.simulation.world import Deadlock, World
+from tests.simulation.world import Deadlock, World, bury
 
 _OFTEN = {**users.OFTEN, **faults.OFTEN}
 
+_BURST_S = 60.0
 REST_S = 1800.0
 """After the last fault everything must have come to rest within this time."""
 
@@ -34,11 +35,12 @@ class Step:
     draw: int
 
 
-def draw_steps(seed: int | str, count: int = 60, over_s: float = 400.0) -> list[Step]:
-    """The events of a history, in order."""
+def draw_steps(seed: int | str, count: int = 60, over_s: float = 3600.0) -> list[Step]:
+    """The events of a history, in order: bursts of them, with quiet times between."""
     draw = random.Random(f"steps {seed}")
     kinds = draw.choices(list(_OFTEN), weights=list(_OFTEN.values()), k=count)
-    times = sorted(draw.uniform(0.0, over_s) for _ in kinds)
+    bursts = [over_s, *(draw.uniform(0.0, over_s) for _ in range(draw.randint(2, 12)))]
+    times = sorted(draw.choice(bursts) + draw.uniform(0.0, _BURST_S) for _ in kinds)
     return [Step(at, kind, draw.getrandbits(32)) for at, kind in zip(times, kinds, strict=True)]
 
 
@@ -56,33 +58,55 @@ class History:
         self.lasted_s = 0.0
         self._busy: set[asyncio.Task[None]] = set()
 
+    @property
+    def drivers(self) -> list[str]:
+        """The driver of each optical switch."""
+        return [switch.driver for switch in self._drawn.optical_switches if switch.driver]
+
+    def page(self) -> list[str]:
+        """What happened, to be read: the lab, the events, what the judge found, and the log."""
+        lab = self._drawn
+        return [
+            f"History {self.seed}: {len(lab.servers)} servers, {len(lab.packet_switches)} packet "
+            f"switches, optical switches of {', '.join(self.drivers)}; agents are polled every "
+            f"{lab.controller_poll_s:g} s",
+            *("", "The judge found:" if self.wrong else "The judge found nothing wrong.", ""),
+            *self.wrong,
+            *("", "Events, by their seconds since the start:", ""),
+            *(f"{step.at_s:13.6f} {step.kind}" for step in self.steps),
+            *("", "Who did what: requests (→), answers (←), programs, light:", ""),
+            *self.lines,
+        ]
+
     def run(self) -> list[str]:
         """Play it; returns what the judge found."""
         with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="pl") as folder:
-            world = World(self.seed, Path(folder))
-            root = logging.getLogger()
-            levels = root.level
-            with world.entered():
-                self.lab = SimulatedLab(world, self._drawn)
-                self.judge = Judge(self.lab)
-                self.users = Users(self.lab, self.judge)
-                self.faults = Faults(self.lab, self.judge)
-                root.addHandler(self.judge)
-                root.setLevel(logging.ERROR)
-                try:
-                    world.run(self._play(world))
-                except Deadlock:
-                    self.judge.wrong("nothing will ever happen again")
-                finally:
-                    root.removeHandler(self.judge)
-                    root.setLevel(levels)
-                self.lasted_s = world.now
-            self.lines = world.lines
-            self.wrong = self.judge.found
+            self._live(World(self.seed, Path(folder)))
             # What is left of the dead goes now, and not in the middle of the next history.
             del self.lab, self.judge, self.users, self.faults
-            world.bury()
+            bury()
         return self.wrong
+
+    def _live(self, world: World) -> None:
+        root = logging.getLogger()
+        levels = root.level
+        with world.entered():
+            self.lab = SimulatedLab(world, self._drawn)
+            self.judge = Judge(self.lab)
+            self.users = Users(self.lab, self.judge)
+            self.faults = Faults(self.lab, self.judge)
+            root.addHandler(self.judge)
+            root.setLevel(logging.ERROR)
+            try:
+                world.run(self._play(world))
+            except Deadlock:
+                self.judge.wrong("nothing will ever happen again")
+            finally:
+                root.removeHandler(self.judge)
+                root.setLevel(levels)
+        self.lasted_s = world.now
+        self.lines = world.lines
+        self.wrong = self.judge.found
 
     async def _play(self, world: World) -> None:
         await self.lab.open()

@@ -85,6 +85,7 @@ class SimulatedLab:
             ),
             open_snmp=SimulatedSnmp,
             device_links=device_links(self.plant),
+            device_locks=self.world.folder,
         )
         settings = ControllerSettings(
             state_dir=self.state, api=f"unix:{self.state}/api.sock", openflow="127.0.0.1:6653"

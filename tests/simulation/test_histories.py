@@ -10,37 +10,64 @@ import pytest
 
 from patchlight.testbed.lab.ocs_drivers import OCS_DRIVERS, WSS_DRIVERS
 from tests.simulation.draw_lab import draw_lab
-from tests.simulation.history import History, draw_steps
+from tests.simulation.history import History, Step, draw_steps
 from tests.simulation.packet_switches import KINDS
 
 ROOT = Path(__file__).parents[2]
 
 
-def _replay(seed: int, output: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "tests.simulation", "--seed", str(seed)]
+def _simulate(*arguments: str, timeout_s: float) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [*command, "--output", str(output)],
+        [sys.executable, "-m", "tests.simulation", *arguments],
         cwd=ROOT,
-        env={**os.environ, "PYTHONHASHSEED": "0"},
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=timeout_s,
         check=False,
     )
 
 
+@pytest.mark.parametrize("half", ["one", "other"])
+def test_histories_of_new_seeds_end_well(half: str) -> None:
+    """As many as two processes play in a minute: each has its half."""
+    first = int.from_bytes(os.urandom(4), "big")
+    seeds = f"{first}-{first + 299}"
+    played = _simulate("--seeds", seeds, "--processes", "1", "--seconds", "60", timeout_s=280)
+    print(played.stdout)
+    assert played.returncode == 0, played.stdout + played.stderr
+
+
 @pytest.mark.parametrize("seed", [2, 12])
-def test_a_history_ends_well_and_its_replay_is_the_same(seed: int, tmp_path: Path) -> None:
-    first = _replay(seed, tmp_path / "first")
-    assert "nothing wrong" in first.stdout, first.stdout + first.stderr
-    if seed == 12:
-        _replay(seed, tmp_path / "second")
-        assert (tmp_path / "first").read_bytes() == (tmp_path / "second").read_bytes()
+def test_a_replay_writes_the_same_bytes(seed: int, tmp_path: Path) -> None:
+    """Objects have other addresses in each process, and its folder another name."""
+    for which in ("first", "second"):
+        played = _simulate("--seed", str(seed), "--output", str(tmp_path / which), timeout_s=280)
+        assert "nothing wrong" in played.stdout, played.stdout + played.stderr
+        assert not played.stderr
+    assert (tmp_path / "first").read_bytes() == (tmp_path / "second").read_bytes()
+
+
+def test_a_history_leaves_nothing_behind_that_changes_the_next() -> None:
+    first, second = (History(1, draw_steps(1)[:10]) for _ in range(2))
+    first.run()
+    second.run()
+    assert first.lines == second.lines
+
+
+def test_the_page_of_a_history_names_what_was_wrong_before_its_log() -> None:
+    history = History(1, [Step(0.5, "submit", 3)])
+    history.run()
+    history.wrong.append("a job is lost")
+    page = history.page()
+    assert page.index("a job is lost") < page.index("     0.500000 submit")
+    assert page[-len(history.lines) :] == history.lines
 
 
 def test_seeds_draw_labs_and_steps() -> None:
     assert draw_lab(1) == draw_lab(1)
     assert draw_steps(1) == draw_steps(1) != draw_steps(2)
+    assert len(draw_steps(1)) >= 60
+    assert draw_steps(1)[-1].at_s >= 3600
     assert {s.driver for seed in range(30) for s in draw_lab(seed).packet_switches} == KINDS.keys()
 
 

@@ -20,19 +20,21 @@ import os
 import random
 import secrets
 import selectors
+import shutil
 import socket
+import subprocess
 import sys
+import threading
 import time
 import uuid
 import warnings
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 from unittest import mock
 
-from patchlight.controller.circuits import registry
 from tests.simulation.disk import Died, hooks
 
 T = TypeVar("T")
@@ -512,6 +514,12 @@ class Network:
             deliver()
 
 
+def _run_command(command: Sequence[Any], **how: Any) -> None:
+    """The only command that anything in the world runs."""
+    assert command[:-1] == ["/bin/rm", "-rf", "--"], command
+    shutil.rmtree(command[-1], ignore_errors=True)
+
+
 def _name(process: Process | None) -> str:
     return process.name if process is not None else "outside"
 
@@ -569,8 +577,8 @@ class World:
     def entered(self) -> Iterator[World]:
         """Let clocks, random numbers and locks of the process be those of the world."""
         was_on = gc.isenabled()
-        gc.collect()
         gc.disable()  # a collection would run code of the dead, at a moment that is not drawn
+        gc.freeze()  # what is older than the world takes no time when the dead are collected
         asyncio.set_event_loop(self.loop)
         patches = {
             (time, "time"): self.wall,
@@ -583,11 +591,9 @@ class World:
             (secrets, "token_urlsafe"): lambda n=32: self._ids.randbytes(n).hex(),
             (os, "getpid"): self._pid,
             (fcntl, "flock"): self._flock,
-            # Worlds beside this one have devices at the same addresses.
-            (registry, "ROOT_FOLDER"): self.folder / "locks",
-            (registry, "USER_FOLDERS"): self.folder / "users",
+            (threading.Thread, "start"): threading.Thread.run,  # it runs whole, at once
+            (subprocess, "run"): _run_command,
         }
-        (self.folder / "users" / str(os.geteuid())).mkdir(parents=True, exist_ok=True)
         patches |= {(where, name): new for where, name, new in hooks(_PROCESS.get)}
         applied = [mock.patch.object(where, name, new) for (where, name), new in patches.items()]
         for patch in applied:
@@ -602,17 +608,6 @@ class World:
             self.loop.close()
             if was_on:
                 gc.enable()
-
-    def bury(self) -> None:
-        """Collect what was under way, once nobody refers to it: its ``finally`` blocks run now, and
-        fail, as no loop is left."""
-        hook, sys.unraisablehook = sys.unraisablehook, lambda unraisable: None
-        try:
-            with warnings.catch_warnings(action="ignore"):
-                self.pending.clear()
-                gc.collect()
-        finally:
-            sys.unraisablehook = hook
 
     def _sleep(self, seconds: float) -> None:
         # A thread that sleeps holds up nobody else; here everything waits.
@@ -633,3 +628,16 @@ class World:
         if holder is not None and holder.alive and holder is not own:
             raise BlockingIOError(11, "locked")
         self._locks[key] = own
+
+
+def bury() -> None:
+    """Collect a world that nobody refers to: the ``finally`` blocks of what was under way run now,
+    and fail, as no loop is left."""
+    hook, sys.unraisablehook = sys.unraisablehook, lambda unraisable: None
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            while gc.collect():
+                pass  # errors keep others alive for a while
+    finally:
+        gc.unfreeze()
+        sys.unraisablehook = hook

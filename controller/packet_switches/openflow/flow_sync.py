@@ -186,9 +186,10 @@ class FlowSync:
         )
         without = {datapath_id} if result["selects"] is False else set[int]()
         self.without_groups = self.without_groups - {datapath_id} | without
-        table = FlowTable(frozenset(FlowEntry.from_json(item) for item in result["flows"]))
+        entries = [FlowEntry.from_json(item) for item in result["flows"]]
+        table = FlowTable(frozenset(entries))
         self._looked_at[datapath_id] = time.monotonic()
-        above = tuple(e for e in table if not e.is_ours and e.priority > PRIORITY_UNICAST)
+        above = tuple(e for e in entries if not e.is_ours and e.priority > PRIORITY_UNICAST)
         others = {i: entries for i, entries in self.above.items() if i != datapath_id}
         self.above = {**others, datapath_id: above} if above else others
         return table

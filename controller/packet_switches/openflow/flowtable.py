@@ -196,7 +196,8 @@ class FlowTable:
 
 
 def diff(have: FlowTable, want: FlowTable) -> FlowChange:
-    """The smallest change from Patchlight's entries in ``have`` to ``want``; others stay."""
+    """The smallest change from Patchlight's entries in ``have`` to ``want``, in the order of
+    priorities and cookies; others stay."""
     have_by_key, want_by_key = have.by_key(), want.by_key()
     removes, adds, held = [], [], []
     for key, entry in have_by_key.items():
@@ -208,7 +209,12 @@ def diff(have: FlowTable, want: FlowTable) -> FlowChange:
             adds.append(entry)
         elif not old.is_ours:
             held.append(entry)
-    return FlowChange(tuple(removes), tuple(adds), tuple(held))
+    each = (tuple(sorted(entries, key=_rank)) for entries in (removes, adds, held))
+    return FlowChange(*each)
+
+
+def _rank(entry: FlowEntry) -> tuple[int, int, int]:
+    return entry.table, -entry.priority, entry.cookie
 
 
 def removals_first(

@@ -59,6 +59,18 @@ def lock_file(machine: Path) -> Path:
     return path
 
 
+def test_a_controller_with_its_own_folder_of_locks_meets_no_other(tmp_path: Path) -> None:
+    apart = tmp_path / "apart"
+    apart.mkdir()
+    with (
+        device_lock([SWITCH], CONTROLLER, tmp_path),
+        device_lock([SWITCH], CONTROLLER, apart),
+        pytest.raises(DeviceLocked, match="in use by the controller"),
+        device_lock([SWITCH], DIRECT, tmp_path),
+    ):
+        pass
+
+
 def hold(holder: str = "a test") -> None:
     """Hold the device for a moment."""
     with device_lock([SWITCH], holder):

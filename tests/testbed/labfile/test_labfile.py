@@ -152,6 +152,15 @@ queue:
     assert "queue" not in write_lab(parse_lab("name: plain"))
 
 
+def test_how_often_a_controller_polls_is_read_and_written_again() -> None:
+    lab = parse_lab("name: lab\ncontroller: {poll: 10s}")
+    assert lab.controller_poll_s == 10
+    assert parse_lab(write_lab(lab)) == lab
+    assert parse_lab("name: lab").controller_poll_s == 1
+    with pytest.raises(LabFileError, match="'2min' is out of bounds"):
+        parse_lab("name: lab\ncontroller: {poll: 2min}")
+
+
 def test_a_queue_is_within_bounds_wherever_it_is_from() -> None:
     with pytest.raises(BadInput, match="half_life_s cannot be nan s: expected at least 1 and"):
         Discipline(half_life_s=float("nan"))

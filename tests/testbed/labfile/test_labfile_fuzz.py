@@ -85,6 +85,7 @@ def almost(kind: FieldType) -> st.SearchStrategy[object]:
 
 
 @given(almost(LAB))
+@example({"packet_switches": [{"telemetry": {}}]})
 @settings(max_examples=200, suppress_health_check=[HealthCheck.too_slow])
 def test_any_value_under_the_right_keys(document: object) -> None:
     read_or_refuse(yaml.safe_dump(document))

@@ -74,6 +74,15 @@ def test_a_changed_output_is_one_replacement_and_no_removal() -> None:
     assert diff(FlowTable.of([old]), FlowTable.of([new])) == ((), (new,), ())
 
 
+def test_changes_have_the_same_order_wherever_the_entries_lie_in_memory() -> None:
+    ports = range(1, 40)
+    entries = [FlowEntry.ours(Match(in_port=p), (p,), priority=p % 3) for p in ports]
+    table, empty = FlowTable.of(entries), FlowTable()
+    added = [(-e.priority, e.cookie) for e in diff(empty, table).adds]
+    removed = [(-e.priority, e.cookie) for e in diff(table, empty).removes]
+    assert added == sorted(added) == removed
+
+
 def test_cookies_carry_the_mark_and_differ_with_what_the_entry_says() -> None:
     one = FlowEntry.ours(Match(eth_dst=MACS[0]), [1], priority=100)
     two = FlowEntry.ours(Match(eth_dst=MACS[0]), [2], priority=100)
