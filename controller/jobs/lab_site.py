@@ -110,14 +110,15 @@ class LabSite:
         return min(ranks)
 
     def ends(self) -> Sequence[contract.Running]:
-        """The ends of running jobs at their present pace."""
+        """The ends of running jobs at their present pace. Those whose end is recorded, and whose
+        workers are still ending, end now."""
         cluster = self._lab.cluster
         hosts = {job: at.hosts for each in self.started for job, at in each.hosts.by_job.items()}
         rings = {
             entry: [
-                cluster.ring(status.id, hosts.get(status.id, status.hosts), status)
+                cluster.ring(status.id, held, status)
                 for status in entry.statuses
-                if not status.state.is_final
+                if (held := hosts.get(status.id, status.hosts)) and not status.state.is_final
             ]
             for entry in self.running.values()
         }
