@@ -13,10 +13,14 @@ _TICK_S = 0.25
 _USUAL_S = 0.1
 
 
+def _monotonic_s() -> float:
+    return time.monotonic()  # looked up at each call: a simulation has its own
+
+
 class OnTimeClock:
     """Monotonic seconds without those in which ``run`` was late."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, clock: Callable[[], float] = _monotonic_s) -> None:
         self._clock = clock
         self._late_s = 0.0
         self._due = math.inf
