@@ -32,6 +32,7 @@ from patchlight.agents.workers.contract import (
     WorkerHandle,
     WorkerLaunch,
 )
+from patchlight.agents.workers.keeper import OUTPUT, last_lines
 from patchlight.testbed.lab.model import Host, Nic, Server
 from patchlight.testbed.linux.processes import boot_id
 from patchlight.testbed.linux.sockets import UNIX_CLIENT
@@ -58,6 +59,7 @@ class Machine:
         self.workers: dict[int, Worker] = {}
         self.dead_gpus: set[str] = set()
         self.on_worker: list[Callable[[Worker, str], None]] = []
+        self.runner: Callable[[Machine], SimulatedRunner] = SimulatedRunner
 
     def host_of(self, interface: str) -> Host:
         """The host with this interface."""
@@ -80,7 +82,7 @@ class Machine:
         self.service = service = AgentService(
             lab,
             self.server,
-            SimulatedRunner(self),
+            self.runner(self),
             SimulatedGpus(self),
             self.folder,
             nics=SimulatedNics(self),
@@ -231,10 +233,14 @@ class SimulatedRunner(Runner):
     async def launch(self, launch: WorkerLaunch) -> RunningWorker:
         """See ``Runner``."""
         await asyncio.sleep(self._machine.world.draw.randint(50, 500) / 1000)
-        worker = Worker(self._machine, launch)
+        worker = self.make(launch)
         self._machine.workers[worker.process.pid] = worker
         worker.begin()
         return _Handle(worker)
+
+    def make(self, launch: WorkerLaunch) -> Worker:
+        """The program that is launched."""
+        return Worker(self._machine, launch)
 
     async def adopt(self, handle: WorkerHandle, namespace: str, directory: Path) -> RunningWorker:
         """See ``Runner``."""
@@ -258,7 +264,8 @@ class _Handle(RunningWorker):
 
     async def ended(self) -> ExitInfo:
         """See ``RunningWorker``."""
-        return ExitInfo(await asyncio.shield(self._worker.exit_code))
+        code = await asyncio.shield(self._worker.exit_code)
+        return ExitInfo(code, last_lines(self._worker.launch.directory / OUTPUT))
 
     async def stop(self, grace_s: float) -> None:
         """See ``RunningWorker``."""
