@@ -1,6 +1,6 @@
 """Jobs while things go wrong, in the emulated OFC 2022 lab.
 
-The campaign of ``tests.support.job_campaign``: random jobs with random faults, and an audit after
+The campaign of ``benchmarks.job_campaign``: random jobs with random faults, and an audit after
 every ten. Then how long an iteration of a job takes while something befalls another job, beside
 how long it took before; the median of each, in the same lab.
 """
@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import figure
+from benchmarks.job_campaign import campaign
 from patchlight import EmulatedLab
-from tests.support.job_campaign import campaign
 from tests.support.jobs_under_faults import begins_again, other_job, victim
 from tests.support.lab_faults import gpu_gone, kill_a_worker, lose_light, no_carrier
 from tests.support.lab_jobs import connected

@@ -7,7 +7,7 @@ the machine's load beside them. That is the machine's, too, so a bare client tha
 the same device (``tests.support.bare_client``) has its turn after each change, and the multiple
 is the median of those of the pairs. On a busy machine both wait for a processor, so it is given
 for processor time, too; what the device takes of that is in both, and given apart. Then the
-campaign of ``tests.support.ocs_faults``.
+campaign of ``benchmarks.ocs_faults``.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import figure
+from benchmarks.ocs_faults import campaign
 from patchlight.controller.changes.device_maps import Decide
 from patchlight.controller.changes.parts import CircuitParts
 from patchlight.controller.changes.record import ChangePlan
@@ -49,7 +50,6 @@ from patchlight.testbed.lab.portmap import PortMap
 from patchlight.testbed.labfile.writer import write_lab
 from tests.support.bare_client import BareClient, RecordingLoop
 from tests.support.emulated_devices import Running, running
-from tests.support.ocs_faults import campaign
 
 PORTS, SWITCHING_S, ROUNDS, CAMPAIGN = 320, 0.025, 21, 1000
 LIMITS_MS = {1: 10, 16: 15, 320: 60}

@@ -231,7 +231,8 @@ class LastReport:
     """A worker's latest ``state.json``. ``starts``: how often it began."""
 
     state: WorkerState = WorkerState.STARTING
-    iterations_done: Annotated[int, Field(ge=0, le=2**53)] = 0
+    # One more than the largest index of a report.
+    iterations_done: Annotated[int, Field(ge=0, le=2**53 + 1)] = 0
     message: Annotated[str, AfterValidator(lambda text: text[:_LONGEST_MESSAGE])] = ""
     starts: Annotated[int, Field(ge=1, le=2**31)] = 1
     lost_rank: Annotated[int, Field(ge=0)] | None = None

@@ -153,6 +153,8 @@ class Placement:
         self._circuits = transactions.parts
         self.nic_bps = slowest_nic_bps(lab)
         self.ending: dict[str, Sequence[str]] = {}
+        self.swept = set[str]()
+        """Jobs without a record that were stopped: agents end their workers when they answer."""
         self._reach_of: tuple[object, ...] = ()
         self._reach = Reach(lab, None)
 
@@ -183,7 +185,7 @@ class Placement:
             if end is not None and end[0] in missing
         }
         ending = {h: f"worker {w} is still ending" for w, each in self.ending.items() for h in each}
-        held = self._fleet.held_for(self._table.unreadable, self._lab.hosts)
+        held = self._fleet.held_for(self._table.unreadable | self.swept, self._lab.hosts)
         unseen = {**self._circuits.devices.unseen_hosts(), **unfit, **ending, **held}
         locked = failed = NO_PORTS
         if ports and maps:

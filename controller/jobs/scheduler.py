@@ -192,6 +192,7 @@ class Scheduler:
                 raise
         if job_id in self._table.unreadable:  # its workers are swept from now on
             self._table.move(job_id, JobState.STOPPED, "stopped by the user")
+            self._placement.swept.add(job_id)  # its hosts are free when its workers have gone
         if (gang := self._gangs.of(job_id)) is not None:
             await self._gangs.end([gang], "stopped by the user")
         return self.job(job_id)

@@ -38,6 +38,7 @@ async def _nodes(bounds: Bounds) -> AsyncIterator[tuple[list[PathNode], list[Lit
     for node in nodes:
         node.open()
     try:
+        # A node that has just begun keeps quiet for as long as an earlier one may hold paths.
         await asyncio.sleep(max(node.ready_s for node in nodes))
         yield nodes, lights
     finally:
@@ -55,7 +56,7 @@ async def test_flows_to_one_node_take_turns_and_go_dark_after_it() -> None:
                 order.append(("begins", number))
                 assert (path.destination, path.channel) == (2, 2)
                 assert lights[number] == path
-                await asyncio.sleep(0.01)
+                await asyncio.sleep(0.01)  # it has the path so long
                 order.append(("ends", number))
             assert lights[number] is None
 

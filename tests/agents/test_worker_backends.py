@@ -192,7 +192,7 @@ async def test_what_is_frozen_stands_still_until_it_is_thawed(runner: Runner, de
     for _ in range(2):
         await worker.freeze()
     before = size()
-    await asyncio.sleep(0.2)
+    await asyncio.sleep(0.2)  # it would write in this time
     assert size() == before
     for _ in range(2):
         await worker.thaw()

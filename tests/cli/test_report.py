@@ -12,7 +12,7 @@ from patchlight.cli.report import Period, as_page, headline, time_with_data
 from patchlight.controller.policies.topology import regroup
 from patchlight.testbed.errors import BadInput
 from tests.support.change_bench import JOBS
-from tests.support.job_api import JobCommand
+from tests.support.job_api import LabCommand
 from tests.support.waiting import eventually
 from tests.support.watched_lab import JOB, put_samples_on_disk, watched_lab
 
@@ -115,7 +115,7 @@ async def test_a_lab_at_work_is_reported(tmp_path: Path) -> None:
         for samples in (controller.fleet.gpu_samples, controller.switches.port_rates):
             await eventually(lambda s=samples: len({each["at"] for each in s}) > 2)  # type: ignore[misc]
         await put_samples_on_disk(lab)
-        report = JobCommand(lab.address, "report")
+        report = LabCommand(lab.address, "report")
         output = tmp_path / "report.html"
         said = await report("--since", "1h", "--output", str(output))
         assert f"wrote {output}: 1 job, 1 change, " in " ".join(said.split())

@@ -18,7 +18,7 @@ import pytest
 
 from patchlight.cli.status import Scrape, status_rows, uplink_rows
 from patchlight.cli.top import JobPace, job_paces, screen
-from tests.support.job_api import JobCommand
+from tests.support.job_api import LabCommand
 from tests.support.waiting import PATIENCE_S, eventually
 from tests.support.watched_lab import JOB, watched_lab
 
@@ -184,7 +184,7 @@ def shown_at_terminal(address: str) -> str:
 
 async def test_a_lab_at_work_fits_one_screen(tmp_path: Path) -> None:
     async with watched_lab(tmp_path) as lab:
-        status, top = JobCommand(lab.address, "status"), JobCommand(lab.address, "top")
+        status, top = LabCommand(lab.address, "status"), LabCommand(lab.address, "top")
         # One agent may be heard before the others.
         gpus = lab.controller.fleet.latest_gpus
         await eventually(lambda: len(gpus()) == 6, "all GPUs to be told of")

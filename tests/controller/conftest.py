@@ -4,10 +4,8 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from patchlight.testbed.lab.rules import PolicyChoice
 from tests.support.change_bench import ChangeBench, change_bench
 from tests.support.controller_process import ControllerProcess, controller_process
-from tests.support.job_cluster import Cluster, at_work
 
 
 @pytest_asyncio.fixture
@@ -20,10 +18,3 @@ async def bench(tmp_path: Path) -> AsyncIterator[ChangeBench]:
 def controller(tmp_path: Path) -> Iterator[ControllerProcess]:
     with controller_process(tmp_path) as process:
         yield process
-
-
-@pytest_asyncio.fixture
-async def cluster() -> AsyncIterator[Cluster]:
-    """A scheduler at work, with the default policies."""
-    async with at_work(PolicyChoice()) as made:
-        yield made

@@ -6,13 +6,11 @@ import os
 import re
 import socket
 import stat
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-import pytest_asyncio
 from click.testing import CliRunner
 
 from patchlight.cli.main import cli
@@ -21,6 +19,7 @@ from patchlight.client.connection import logins
 from patchlight.controller.access.authority import Authority
 from patchlight.controller.access.tokens import Tokens
 from patchlight.controller.api.admission import Slowdown
+from patchlight.controller.api.app import create_app
 from patchlight.controller.service import listening_for_api
 from patchlight.controller.storage.database import JournalError
 from patchlight.controller.storage.store import Store
@@ -31,8 +30,7 @@ from patchlight.testbed.labfile.reader import parse_lab
 from patchlight.testbed.labfile.writer import write_lab
 from patchlight.testbed.wire.lab_api import keepers_socket
 from tests.support.controller_process import ControllerProcess
-from tests.support.job_api import api_of
-from tests.support.job_cluster import Cluster
+from tests.support.job_cluster import Cluster, simulated
 from tests.support.waiting import free_ports
 
 ELSEWHERE = "192.0.2.9"
@@ -43,7 +41,10 @@ class Api:
     """The API of a cluster, for callers on other machines and for root at its Unix socket."""
 
     def __init__(self, cluster: Cluster, access: Access | None = None) -> None:
-        self.app, self.store = api_of(cluster, access), cluster.store
+        if access is not None:
+            cluster.parts.lab = cluster.lab.with_changes(access=access)
+        self.app = create_app(cluster.parts)
+        self.store = cluster.store
         self.tokens = Tokens(cluster.store)
 
     async def ask(
@@ -70,14 +71,11 @@ class Api:
         return list(answer.json()["attempts"])
 
 
-@pytest_asyncio.fixture
-async def api(cluster: Cluster) -> AsyncIterator[Api]:
-    yield Api(cluster)
-
-
+@simulated()
 async def test_who_comes_from_elsewhere_without_a_good_token_is_turned_away_and_noted(
-    api: Api,
+    cluster: Cluster,
 ) -> None:
+    api = Api(cluster)
     good = api.token(Role.VIEWER)
     assert (await api.ask("GET", "/lab", good)).status_code == 200
     for token in (None, "", "x", good[:-1], good.replace("_", ""), f"{good}x"):
@@ -90,7 +88,9 @@ async def test_who_comes_from_elsewhere_without_a_good_token_is_turned_away_and_
     assert (tried["outcome"], tried["origin"]) == ("refused", f"{ELSEWHERE}:5")
 
 
-async def test_a_role_may_do_what_those_before_it_may_and_no_more(api: Api) -> None:
+@simulated()
+async def test_a_role_may_do_what_those_before_it_may_and_no_more(cluster: Cluster) -> None:
+    api = Api(cluster)
     asked: list[tuple[Role, str, str, Any]] = [
         (Role.VIEWER, "GET", "/circuits", None),
         (Role.VIEWER, "POST", "/jobs", {"jobs": [JOB], "dry_run": True}),
@@ -111,7 +111,9 @@ async def test_a_role_may_do_what_those_before_it_may_and_no_more(api: Api) -> N
     assert (await api.ask("GET", "/whoami", api.token(Role.USER))).json()["role"] == "user"
 
 
-async def test_every_route_is_for_somebody(api: Api, cluster: Cluster) -> None:
+@simulated()
+async def test_every_route_is_for_somebody(cluster: Cluster) -> None:
+    api = Api(cluster)
     closed = Api(cluster, Access(others=Role.NOBODY))
     asked: list[str] = []
     viewer = api.token(Role.VIEWER)
@@ -129,7 +131,9 @@ async def test_every_route_is_for_somebody(api: Api, cluster: Cluster) -> None:
     assert set(asked) == {"get", "post", "put", "delete"}
 
 
-async def test_a_token_ends_and_can_be_revoked(api: Api) -> None:
+@simulated()
+async def test_a_token_ends_and_can_be_revoked(cluster: Cluster) -> None:
+    api = Api(cluster)
     now = 1000.0
     store = Store(":memory:")
     tokens = Tokens(store, lambda: now)
@@ -148,9 +152,11 @@ async def test_a_token_ends_and_can_be_revoked(api: Api) -> None:
     assert (await api.ask("DELETE", "/tokens/00000000", admin)).status_code == 422
 
 
+@simulated()
 async def test_a_canary_is_in_no_log_error_or_file(
-    api: Api, caplog: pytest.LogCaptureFixture
+    cluster: Cluster, caplog: pytest.LogCaptureFixture
 ) -> None:
+    api = Api(cluster)
     answer = await api.ask("POST", "/tokens", api.token(Role.ADMIN), json={"user": "max"})
     text = answer.json()["token"]
     canary = text.split("_", 2)[2]
@@ -169,7 +175,9 @@ async def test_a_canary_is_in_no_log_error_or_file(
     assert canary not in "".join(map(str, kept))
 
 
-async def test_a_job_with_its_plan_is_one_request_and_a_dry_run_is_none(api: Api) -> None:
+@simulated()
+async def test_a_job_with_its_plan_is_one_request_and_a_dry_run_is_none(cluster: Cluster) -> None:
+    api = Api(cluster)
     user, before = api.token(Role.USER), len(await api.attempts())
     spec = {**JOB, "compute_s": {"Tesla M40": 0.1}}
     planned = await api.ask("POST", "/jobs", user, json={"jobs": [spec], "dry_run": True})
@@ -183,7 +191,9 @@ async def test_a_job_with_its_plan_is_one_request_and_a_dry_run_is_none(api: Api
     assert [each["what"] for each in (await api.attempts())[before:]] == ["POST /v1/jobs"]
 
 
-async def test_the_audit_log_has_who_what_why_and_outcome_and_stays(api: Api) -> None:
+@simulated()
+async def test_the_audit_log_has_who_what_why_and_outcome_and_stays(cluster: Cluster) -> None:
+    api = Api(cluster)
     operator = api.token(Role.OPERATOR)
     change = {"maps": {"ocs1": ["1-2"]}, "why": "because"}
     await api.ask("POST", "/reconfigurations", operator, json={**change, "dry_run": True})

@@ -312,7 +312,7 @@ async def test_a_late_answer_is_suspected_meanwhile_and_then_named(
         watching = asyncio.create_task(fleet.watch(period_s=0.02))
         try:
             await eventually(lambda: fleet.silent() == {"server1"}, "the agent to be suspected")
-            await asyncio.sleep(0.3)
+            await asyncio.sleep(0.3)  # the answer is late by this
             late.set()
             await eventually(lambda: fleet.status()[0]["reachable"], "its answer")
             (told,) = fleet.status()

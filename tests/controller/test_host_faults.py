@@ -4,7 +4,7 @@ from patchlight.controller.hosts.fleet import Fleet, HostFaults, host_faults, un
 from patchlight.testbed.jobs import JobState
 from patchlight.testbed.lab.wiring import trace_links
 from patchlight.testbed.wire.agent_status import AgentStatus, GpuStatus, NicStatus
-from tests.support.job_cluster import LAB, Cluster, job, submit_running
+from tests.support.job_cluster import LAB, Cluster, job, simulated, submit_running
 
 LINKS = trace_links(LAB, LAB.initial_maps)
 
@@ -46,45 +46,32 @@ def test_a_nic_without_carrier_is_of_no_use_only_if_it_should_have_light() -> No
     assert silent["server3.gpu4"] == "the agent of server3 does not answer"
 
 
+@simulated()
 async def test_a_job_waits_for_a_gpu_that_is_gone_and_says_so(cluster: Cluster) -> None:
-    cluster.fleet.found = HostFaults(gone={"server1.gpu0": "gpu0 of server1: it is lost"})
+    lost = "GPU gpu0 has fallen off the bus"
+    machine = cluster.machines["server1"]
+    machine.dead_gpus.add("gpu0")
+    await cluster.until(lambda: cluster.parts.fleet.faults().gone)
     (runs,) = await submit_running(cluster, job("runs", workers=3))
     assert "server1.gpu0" not in cluster.table[runs].hosts
     (all_six,) = cluster.submit(job("six", workers=6))
-    await cluster.until(lambda: "it is lost" in cluster.scheduler.job(all_six).message)
+    await cluster.until(lambda: lost in cluster.scheduler.job(all_six).message)
     (passes,) = await submit_running(cluster, job("passes", workers=1))
     for job_id in (all_six, passes):
         await cluster.scheduler.stop(job_id)
     (named,) = cluster.submit(job("named", "gpu0"))
-    await cluster.until(lambda: "it is lost" in cluster.scheduler.job(named).message)
-    await cluster.scheduler.stop(named)
-    (waits,) = cluster.submit(job("waits", workers=6))
-    await cluster.until(lambda: "it is lost" in cluster.scheduler.job(waits).message)
-    cluster.fleet.found = HostFaults()
-    await cluster.scheduler.stop(runs)
-    await cluster.until_state(waits, JobState.RUNNING)
+    await cluster.until(lambda: lost in cluster.scheduler.job(named).message)
+    assert cluster.table[named].state is JobState.BLOCKED
+    machine.dead_gpus.clear()
+    await cluster.until_state(named, JobState.RUNNING)
 
 
+@simulated()
 async def test_a_job_that_an_agent_refuses_begins_again_on_other_hosts(cluster: Cluster) -> None:
-    cluster.fleet.refusals = {"create": "reading GPU gpu0: it is lost"}
+    cluster.refusals["create"] = "reading GPU gpu0: it is lost"
     (job_id,) = cluster.submit(job("job", workers=1, retries=1))
     await cluster.until(lambda: cluster.table[job_id].failures == 1)
     (refused,) = cluster.table[job_id].avoid
-    cluster.fleet.refusals = {}
-    await cluster.until(lambda: cluster.table[job_id].state.is_final or cluster.fleet.workers)
-    if cluster.table[job_id].hosts:
-        assert refused not in cluster.table[job_id].hosts
-
-
-async def test_a_job_runs_when_its_gpu_is_back_though_others_ran_meanwhile(
-    cluster: Cluster,
-) -> None:
-    cluster.fleet.found = HostFaults(gone={"server1.gpu0": "gpu0 of server1: it is lost"})
-    (named,) = cluster.submit(job("named", "gpu0", "gpu1"))
-    await cluster.until_state(named, JobState.BLOCKED)
-    (five,) = await submit_running(cluster, job("five", workers=5))
-    cluster.fleet.found = HostFaults()
-    cluster.scheduler.resume()
-    await cluster.until(lambda: "it is lost" not in cluster.scheduler.job(named).message)
-    await cluster.scheduler.stop(five)
-    await cluster.until_state(named, JobState.RUNNING)
+    cluster.refusals.clear()
+    await cluster.until_state(job_id, JobState.RUNNING)
+    assert refused not in cluster.table[job_id].hosts

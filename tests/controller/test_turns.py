@@ -63,7 +63,7 @@ async def test_no_more_begin_at_once_than_may_until_they_only_wait() -> None:
     asked.may_end.clear()
     every = [asked.ask("eve") for _ in range(3)]
     await eventually(lambda: len(asked.begun) == 2)
-    await asyncio.sleep(0.05)
+    await asyncio.sleep(0.05)  # a third would begin in this time
     assert len(asked.begun) == 2
     # A long poll does not keep others out.
     await eventually(lambda: len(asked.begun) == 3)

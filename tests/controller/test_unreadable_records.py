@@ -24,11 +24,9 @@ from patchlight.testbed.errors import BadInput
 from patchlight.testbed.jobs import JobSpec, JobState, JobStatus
 from patchlight.testbed.lab.portmap import PortMap
 from patchlight.testbed.lab.rules import Allowance, Discipline, PolicyChoice, Role
-from patchlight.testbed.wire.agent_status import AgentStatus
 from patchlight.testbed.wire.rest import requests
-from patchlight.testbed.wire.worker_api import WorkerState
 from tests.support.change_bench import LAB, CircuitsOf
-from tests.support.job_cluster import at_work, job, submit_running
+from tests.support.job_cluster import Cluster, finish, job, simulated, submit_running
 
 BAD: Mapping[str, object] = {
     "cut": '{"why": "cut',
@@ -48,6 +46,10 @@ BAD: Mapping[str, object] = {
 }
 NOBODY = ChangeOptions()
 bad_records = pytest.mark.parametrize("bad", BAD.values(), ids=BAD.keys())
+# Reading each table is tried with all of them; in a whole lab some show what becomes of it.
+some_bad_records = pytest.mark.parametrize(
+    "bad", [BAD[kind] for kind in ("cut", "wrong types", "binary")]
+)
 
 
 @pytest.fixture
@@ -467,79 +469,70 @@ def test_macs_are_those_of_the_lab_file(store: Store, bad: object) -> None:
     assert [macs.of(host) for host in LAB.hosts] == [host.nic.mac for host in LAB.hosts]
 
 
-@bad_records
-async def test_nothing_moves_by_itself_without_a_readable_choice(bad: object) -> None:
-    async with at_work(PolicyChoice(defragment=True, interleave=True)) as first:
-        await first.scheduler.policies.use(PolicyChoice(defragment=False))
-    spoil(first.store, "marks", bad, "name = 'policies'")
-    async with at_work(PolicyChoice(defragment=True, interleave=True), first) as second:
-        assert not second.scheduler.policies.choice.defragment
-        assert not second.scheduler.policies.choice.interleave
+async def spoil_and_restart(cluster: Cluster, table: str, bad: object, where: str = "1") -> None:
+    spoil(cluster.store, table, bad, where)
+    await cluster.kill_and_restart()
 
 
-@bad_records
-async def test_a_drained_controller_stays_drained(bad: object) -> None:
-    async with at_work(PolicyChoice()) as first:
-        await first.scheduler.drain("maintenance")
-    spoil(first.store, "marks", bad, "name = 'drained'")
-    async with at_work(PolicyChoice(), first) as second:
-        assert second.scheduler.drained
+@some_bad_records
+@simulated(PolicyChoice(defragment=True, interleave=True))
+async def test_nothing_moves_by_itself_without_a_readable_choice(
+    cluster: Cluster, bad: object
+) -> None:
+    await cluster.scheduler.policies.use(PolicyChoice(defragment=False))
+    await spoil_and_restart(cluster, "marks", bad, "name = 'policies'")
+    assert not cluster.scheduler.policies.choice.defragment
+    assert not cluster.scheduler.policies.choice.interleave
 
 
-@pytest.mark.parametrize("bad", [*BAD.values(), '{"ann": [0, 1e12, 0]}', '{"ann": [-9, 1, -9]}'])
-async def test_used_quotas_are_counted_again_from_the_jobs(bad: object) -> None:
-    discipline = Discipline(each_user=Allowance(gpu_hours=1e-6), quota_window_s=1e9)
-    async with at_work(PolicyChoice(), discipline=discipline) as first:
-        first.scheduler.submit([job("used", "gpu0")], "keep", by="ann")
-        await first.until(lambda: first.table.running)
-        (used,) = first.table.running
-        await first.until_state(used, JobState.RUNNING)
-        first.fleet.put(used, WorkerState.DONE)
-        await first.until_state(used, JobState.DONE)
-    first.store.set_mark("usage", {"ann": [9.0, time.time(), 9.0]})
-    spoil(first.store, "marks", bad, "name = 'usage'")
-    if bad in (BAD["no keys"],):
+@some_bad_records
+@simulated()
+async def test_a_drained_controller_stays_drained(cluster: Cluster, bad: object) -> None:
+    await cluster.scheduler.drain("maintenance")
+    await spoil_and_restart(cluster, "marks", bad, "name = 'drained'")
+    assert cluster.scheduler.drained
+
+
+USED_UP = Discipline(each_user=Allowance(gpu_hours=1e-6), quota_window_s=1e9)
+
+
+@pytest.mark.parametrize(
+    "bad", [BAD["cut"], BAD["no keys"], '{"ann": [0, 1e12, 0]}', '{"ann": [-9, 1, -9]}']
+)
+@simulated(discipline=USED_UP)
+async def test_used_quotas_are_counted_again_from_the_jobs(cluster: Cluster, bad: object) -> None:
+    (used,) = cluster.scheduler.submit([job("used", "gpu0")], "keep", by="ann")
+    await cluster.until_trains(used.id)
+    await finish(cluster, used.id)
+    cluster.store.set_mark("usage", {"ann": [9.0, time.time(), 9.0]})
+    await spoil_and_restart(cluster, "marks", bad, "name = 'usage'")
+    if bad == BAD["no keys"]:
         return  # nobody has used anything
-    async with at_work(PolicyChoice(), first, discipline) as second:
-        (waits,) = second.scheduler.submit([job("more", "gpu0")], "keep", by="ann")
-        await second.until(lambda: "the quota" in second.scheduler.job(waits.id).message)
+    (waits,) = cluster.scheduler.submit([job("more", "gpu0")], "keep", by="ann")
+    await cluster.until(lambda: "the quota" in cluster.scheduler.job(waits.id).message)
 
 
-@bad_records
-async def test_the_hosts_of_a_job_without_a_record_are_not_given_to_others(bad: object) -> None:
-    async with at_work(PolicyChoice()) as first:
-        ran, other = await submit_running(first, job("ran", "gpu0"), job("other", "gpu1"))
-    spoil(first.store, "jobs", bad, f"id = '{ran}'")
-    worker = first.fleet.workers[f"{ran}-0"].model_copy(
-        update={"job": ran, "nic": "nic0", "gpu": "gpu0"}
-    )
-    server = LAB.host("gpu0").server.name
-    sample = AgentStatus(
-        server=server, version="1", runner="process", gpus=[], nics=[], workers=[worker]
-    )
-    first.fleet.heard[server] = sample
-    async with at_work(PolicyChoice(), first) as second:
-        assert second.table[other].state is JobState.RUNNING
-        lost = second.table[ran]
-        assert (lost.state, lost.by) == (JobState.FAILED, "")
-        assert "its record could not be read: its workers keep running" in lost.message
-        (waits,) = second.submit(job("waits", "gpu0"))
-        await second.until(lambda: f"a worker of job {ran}" in second.scheduler.job(waits).message)
-        await second.until(lambda: second.fleet.on_status)
-        assert second.fleet.on_status is not None
-        await second.fleet.on_status(sample)
-        await asyncio.sleep(0.1)  # workers are ended in the background
-        assert f"{ran}-0" in second.fleet.workers, "it goes on"
-    second.fleet.on_status = None
-    async with at_work(PolicyChoice(), second) as third:
-        await third.until(lambda: f"a worker of job {ran}" in third.scheduler.job(waits).message)
-        await third.scheduler.stop(ran)
-        await third.until(lambda: third.fleet.on_status)
-        assert third.fleet.on_status is not None
-        await third.fleet.on_status(sample)
-        await third.until(lambda: f"{ran}-0" not in third.fleet.workers)
-        del third.fleet.heard[server]
-        await third.until_state(waits, JobState.RUNNING)
+@some_bad_records
+@simulated()
+async def test_the_hosts_of_a_job_without_a_record_are_not_given_to_others(
+    cluster: Cluster, bad: object
+) -> None:
+    ran, other = await submit_running(cluster, job("ran", "gpu0"), job("other", "gpu1"))
+    await spoil_and_restart(cluster, "jobs", bad, f"id = '{ran}'")
+    assert cluster.table[other].state is JobState.RUNNING
+    lost = cluster.table[ran]
+    assert (lost.state, lost.by) == (JobState.FAILED, "")
+    assert "its record could not be read: its workers keep running" in lost.message
+    (waits,) = cluster.submit(job("waits", "gpu0"))
+    words = f"a worker of job {ran}"
+    await cluster.until(lambda: words in cluster.scheduler.job(waits).message)
+    await asyncio.sleep(30)
+    assert f"{ran}-0" in cluster.workers, "it goes on"
+    await cluster.kill_and_restart()
+    await cluster.until(lambda: words in cluster.scheduler.job(waits).message)
+    await cluster.scheduler.stop(ran)
+    await cluster.until_state(waits, JobState.RUNNING)
+    assert f"{ran}-0" not in cluster.workers
 
 
 @pytest.mark.parametrize("columns", ["id = 'x-1'", "state = 'done'", "id = x'00'"])
@@ -578,26 +571,27 @@ def test_the_workers_of_a_job_without_a_record_go_on_while_the_disk_is_full(stor
 
 
 @pytest.mark.parametrize("change", ["state = 'done'", "id = 'x-1'", "name = 'y', id = 'z-1'"])
-async def test_a_job_whose_columns_differ_from_its_record_is_unreadable(change: str) -> None:
-    async with at_work(PolicyChoice()) as first:
-        await submit_running(first, job("ran", "gpu0"))
-    first.store.write(f"UPDATE jobs SET {change}")
-    async with at_work(PolicyChoice(), first) as second:
-        assert second.table.live() == []
-        found = second.table.page()
-        assert found
-        assert all("could not be read" in lost.message for lost in found)
+@simulated()
+async def test_a_job_whose_columns_differ_from_its_record_is_unreadable(
+    cluster: Cluster, change: str
+) -> None:
+    await submit_running(cluster, job("ran", "gpu0"))
+    cluster.store.write(f"UPDATE jobs SET {change}")
+    await cluster.kill_and_restart()
+    assert cluster.table.live() == []
+    found = cluster.table.page()
+    assert found
+    assert all("could not be read" in lost.message for lost in found)
 
 
-async def test_a_job_on_a_host_that_the_lab_does_not_have_ends_alone() -> None:
-    async with at_work(PolicyChoice()) as first:
-        ran, other = await submit_running(first, job("ran", "gpu0"), job("other", "gpu1"))
-        record = {**first.table[ran].as_record, "hosts": ["nowhere"]}
-    spoil(first.store, "jobs", json.dumps(record), f"id = '{ran}'")
-    async with at_work(PolicyChoice(), first) as second:
-        await second.until_state(ran, JobState.FAILED)
-        assert "the lab file has no nowhere" in second.table[ran].message
-        assert second.table[other].state is JobState.RUNNING
+@simulated()
+async def test_a_job_on_a_host_that_the_lab_does_not_have_ends_alone(cluster: Cluster) -> None:
+    ran, other = await submit_running(cluster, job("ran", "gpu0"), job("other", "gpu1"))
+    record = {**cluster.table[ran].as_record, "hosts": ["nowhere"]}
+    await spoil_and_restart(cluster, "jobs", json.dumps(record), f"id = '{ran}'")
+    await cluster.until_state(ran, JobState.FAILED)
+    assert "the lab file has no nowhere" in cluster.table[ran].message
+    assert cluster.table[other].state is JobState.RUNNING
 
 
 @bad_records

@@ -260,37 +260,11 @@ def test_a_refused_cross_connect_starts_no_job_and_leaves_the_map(
     assert client.iterations(jobs[0]["id"])[0] == []
 
 
-def test_a_worker_that_dies_fails_its_job_alone(lab: EmulatedLab, client: ControllerClient) -> None:
-    jobs = client.submit([spec("dies", SPREAD, 500), spec("lives", PAIR, 6)])
-    dying, living = jobs[0]["id"], jobs[1]["id"]
-    wait_until(lambda: client.job(dying)["iterations_done"] >= 1)
-    os.kill(max(pids_of(f"{dying}-2")), signal.SIGKILL)
-    end = ended(client, dying)
-    assert end["state"] == "failed"
-    assert "worker 2 on " in end["message"]
-    assert "exit code 137" in end["message"]
-    assert ended(client, living)["state"] == "done"
-    wait_until(lambda: idle(lab))
-    assert pids_of(dying) == []
-
-
 def test_a_stopped_job_gives_everything_back(lab: EmulatedLab, client: ControllerClient) -> None:
     job = client.submit([spec("stopped", SPREAD, 500)])[0]
     wait_until(lambda: client.job(job["id"])["state"] == "running")
     assert client.stop(job["id"])["state"] == "stopped"
     wait_until(lambda: idle(lab))
-
-
-def test_jobs_that_want_the_same_gpu_run_one_after_the_other(
-    lab: EmulatedLab, client: ControllerClient
-) -> None:
-    first = client.submit([spec("first", PAIR, 12)])[0]
-    second = client.submit([spec("second", PAIR, 2)])[0]
-    wait_until(lambda: client.job(first["id"])["state"] == "running")
-    assert client.job(second["id"])["state"] == "queued"
-    done = [ended(client, job["id"]) for job in (first, second)]
-    assert [end["state"] for end in done] == ["done", "done"]
-    assert (done[1]["started_at"] or 0) >= (done[0]["finished_at"] or 0) > 0
 
 
 def test_training_outlives_the_death_of_the_openflow_speaker(

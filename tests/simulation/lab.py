@@ -14,6 +14,7 @@ from patchlight.controller.parts import Controller, ControllerSettings, External
 from patchlight.controller.service import running_parts
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.lab.model import Lab
+from patchlight.testbed.lab.rules import NOTHING_SAID
 from tests.simulation.disk import Disk
 from tests.simulation.optical import device_links
 from tests.simulation.packet_switches import SimulatedSnmp, open_driver
@@ -35,6 +36,9 @@ class SimulatedLab:
         self.controller = Process(world, "controller")
         self.controller.alive = False
         self.app: Any = None
+        self.made: Controller | None = None
+        """The parts of the latest controller."""
+        self.policies = NOTHING_SAID
         self.serving = asyncio.Event()
         self.state = world.folder / "state"
         self.disk = Disk(world, self.state)
@@ -74,11 +78,7 @@ class SimulatedLab:
         process.disk = self.disk
         process.at_end.append(lambda: self.disk.close(process))
         external = ExternalIO(
-            transport_to=lambda server: ToProcess(
-                self.world,
-                process,
-                lambda: (self.machines[server].agent, self.machines[server].app),
-            ),
+            transport_to=lambda server: self.way_to(process, server),
             launch_speaker=self.plant.launch_speaker,
             open_packet_driver=lambda switch, password: open_driver(
                 self.plant.switches[switch.name], password
@@ -88,10 +88,13 @@ class SimulatedLab:
             device_locks=self.world.folder,
         )
         settings = ControllerSettings(
-            state_dir=self.state, api=f"unix:{self.state}/api.sock", openflow="127.0.0.1:6653"
+            state_dir=self.state,
+            api=f"unix:{self.state}/api.sock",
+            openflow="127.0.0.1:6653",
+            policies=self.policies,
         )
         try:
-            controller = Controller(self.lab, settings, external)
+            self.made = controller = Controller(self.lab, settings, external)
             async with running_parts(controller, ControllerMetrics(controller)) as app:
                 self.world.log(process.name, "serves")
                 if process is self.controller:
@@ -103,6 +106,11 @@ class SimulatedLab:
             process.end()
             if process is self.controller:  # as systemd does
                 self.world.loop.call_later(5.0, self.restart, context=contextvars.Context())
+
+    def way_to(self, process: Process, server: str) -> httpx.AsyncBaseTransport:
+        """What carries a controller's requests to an agent."""
+        machine = self.machines[server]
+        return ToProcess(self.world, process, lambda: (machine.agent, machine.app))
 
     def restart(self) -> None:
         """Start the controller unless it runs."""

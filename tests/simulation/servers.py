@@ -35,6 +35,7 @@ from patchlight.agents.workers.contract import (
     WorkerHandle,
     WorkerLaunch,
 )
+from patchlight.agents.workers.keeper import OUTPUT, last_lines
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.lab.model import Host, Nic, Server
 from patchlight.testbed.linux.sockets import UNIX_CLIENT
@@ -67,6 +68,7 @@ class Machine:
         self.next_answer: Literal["", "is late", "is lost", "is given twice"] = ""
         self.on_worker: list[Callable[[Worker, str], None]] = []
         self.is_on = True
+        self.runner: Callable[[Machine], SimulatedRunner] = SimulatedRunner
 
     def host_of(self, interface: str) -> Host:
         """The host with this interface."""
@@ -111,7 +113,7 @@ class Machine:
         self.service = service = AgentService(
             lab,
             self.server,
-            SimulatedRunner(self),
+            self.runner(self),
             SimulatedGpus(self),
             self.folder,
             nics=SimulatedNics(self),
@@ -301,13 +303,17 @@ class SimulatedRunner(Runner):
         fault, self._machine.next_launch = self._machine.next_launch, ""
         if fault == "fails":
             raise LaunchError("it cannot be launched now")
-        worker = Worker(self._machine, launch)
+        worker = self.make(launch)
         self._machine.workers[worker.process.pid] = worker
         worker.begin()
         if fault:
             self._machine.agent.kill()
             await asyncio.sleep(0)
         return _Handle(worker)
+
+    def make(self, launch: WorkerLaunch) -> Worker:
+        """The program that is launched."""
+        return Worker(self._machine, launch)
 
     async def adopt(self, handle: WorkerHandle, namespace: str, directory: Path) -> RunningWorker:
         """See ``Runner``."""
@@ -331,7 +337,8 @@ class _Handle(RunningWorker):
 
     async def ended(self) -> ExitInfo:
         """See ``RunningWorker``."""
-        return ExitInfo(await asyncio.shield(self._worker.exit_code))
+        code = await asyncio.shield(self._worker.exit_code)
+        return ExitInfo(code, last_lines(self._worker.launch.directory / OUTPUT))
 
     async def stop(self, grace_s: float) -> None:
         """See ``RunningWorker``."""

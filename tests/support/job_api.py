@@ -1,36 +1,88 @@
-"""The controller's API over a scheduler with agents in memory; ``patchlight job`` asks it."""
+"""``patchlight job`` and other commands, against the controller of a simulated lab."""
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator
-from types import SimpleNamespace
-from typing import Any, cast
+import queue
+import threading
+from collections.abc import Callable
+from typing import TypeVar
+from unittest import mock
 
+import httpx
 from click.testing import CliRunner, Result
-from fastapi import FastAPI
 
 from patchlight.cli.main import cli
-from patchlight.controller.api.app import create_app
-from patchlight.controller.changes.service import CircuitService
-from patchlight.controller.parts import Controller
-from patchlight.controller.paths.service import PathService
 from patchlight.testbed.errors import PatchlightError
-from patchlight.testbed.lab.rules import Access
-from patchlight.testbed.linux.http_server import http_server
-from patchlight.testbed.linux.sockets import listen
-from patchlight.testbed.wire.lab_api import LabIdentity
+from tests.simulation.servers import ToProcess
+from tests.simulation.world import Process
 from tests.support.job_cluster import Cluster
 
+T = TypeVar("T")
 
-class JobCommand:
-    """Runs ``patchlight job``, or another noun, in a thread: the jobs go on meanwhile."""
 
-    def __init__(self, api: str, noun: str = "job") -> None:
-        self.api, self._noun = api, noun
+class Caller:
+    """Runs a client's code, which blocks, in a thread beside the simulated world.
+
+    The world stands still while the thread computes, and goes on until its request is answered.
+    """
+
+    _here = threading.local()
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._way = ToProcess(
+            cluster.world, Process(cluster.world, "user"), lambda: (cluster.controller, cluster.app)
+        )
+        patch = mock.patch.object(httpx.HTTPTransport, "handle_request", self._handle)
+        cluster.at_end.enter_context(patch)
+
+    async def run(self, code: Callable[[], T]) -> T:
+        """What the code returns or raises."""
+        requests: queue.Queue[httpx.Request | None] = queue.Queue()
+        answers: queue.Queue[httpx.Response | httpx.HTTPError] = queue.Queue()
+        result: list[T | BaseException] = []
+
+        def work() -> None:
+            self._here.requests = requests
+            self._here.answers = answers
+            try:
+                result.append(code())
+            except BaseException as error:
+                result.append(error)
+            requests.put(None)
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        while (request := requests.get(timeout=60)) is not None:
+            try:
+                answers.put(await self._way.handle_async_request(request))
+            except httpx.HTTPError as error:
+                answers.put(error)
+        thread.join()
+        if isinstance(result[0], BaseException):
+            raise result[0]
+        return result[0]
+
+    def _handle(self, request: httpx.Request) -> httpx.Response:
+        self._here.requests.put(request)
+        answer: httpx.Response | httpx.HTTPError = self._here.answers.get()
+        if isinstance(answer, httpx.HTTPError):
+            raise answer
+        return answer
+
+
+class LabCommand:
+    """Runs commands of ``patchlight NOUN`` at a controller's API; the lab goes on meanwhile."""
+
+    def __init__(self, api: str, noun: str) -> None:
+        self.api = api
+        self._noun = noun
 
     async def __call__(self, *words: str, code: int = 0, text: str | None = None) -> str:
         """What was printed, the error included. ``code``: how it is to end; ``text``: its input."""
-        return await asyncio.to_thread(self._run, words, code, text)
+        return await self.run(lambda: self._run(words, code, text))
+
+    async def run(self, code: Callable[[], T]) -> T:
+        """What a client's code returns."""
+        return await asyncio.to_thread(code)
 
     def _run(self, words: tuple[str, ...], code: int, text: str | None) -> str:
         at = words.index("--") if "--" in words else len(words)
@@ -42,30 +94,13 @@ class JobCommand:
         return f"{result.output}{error if isinstance(error, PatchlightError) else ''}"
 
 
-def api_of(cluster: Cluster, access: Access | None = None) -> FastAPI:
-    """The controller's API, as far as it is about jobs, circuits and access."""
-    parts: Any = SimpleNamespace(
-        lab=cluster.lab.with_changes(access=access),
-        identity=LabIdentity.of(cluster.lab, None),
-        scheduler=cluster.scheduler,
-        jobs=cluster.table,
-        store=cluster.store,
-        discovery=None,
-        paths=PathService(cluster.lab, lambda: {}),
-        path_bounds=None,
-        circuit_service=CircuitService(cluster.circuits, cluster.transactions),
-    )
-    return create_app(cast(Controller, parts))
+class JobCommand(LabCommand):
+    """The same in a simulated lab."""
 
+    def __init__(self, cluster: Cluster, noun: str = "job") -> None:
+        super().__init__("127.0.0.1:8080", noun)
+        self._caller = Caller(cluster)
 
-@contextlib.asynccontextmanager
-async def job_command(cluster: Cluster) -> AsyncIterator[JobCommand]:
-    """The command, with the cluster's API at a port until the block ends."""
-    server = http_server(api_of(cluster), lifespan="off")
-    with listen("127.0.0.1:0") as listener:
-        serving = asyncio.create_task(server.serve(sockets=[listener]))
-        try:
-            yield JobCommand(f"127.0.0.1:{listener.getsockname()[1]}")
-        finally:
-            server.should_exit = True
-            await serving
+    async def run(self, code: Callable[[], T]) -> T:
+        """What a client's code returns."""
+        return await self._caller.run(code)

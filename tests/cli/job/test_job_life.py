@@ -16,24 +16,23 @@ from patchlight.testbed.wire.rest.jobs import (
     JobInList,
     StateOfJob,
 )
-from patchlight.testbed.wire.worker_api import WorkerState
 from tests.support.job_api import JobCommand
-from tests.support.job_cluster import COMPUTE, Cluster
+from tests.support.job_cluster import COMPUTE, ITERATIONS, Cluster, simulated
 
 
 def spec(name: str, *hosts: str) -> JobSpec:
-    return JobSpec(name, 5, 4_000_000, COMPUTE, hosts=hosts)
+    return JobSpec(name, ITERATIONS, 4_000_000, COMPUTE, hosts=hosts)
 
 
 async def running(cluster: Cluster, name: str, *hosts: str) -> str:
     (job_id,) = cluster.submit(spec(name, *hosts))
-    await cluster.until_state(job_id, JobState.RUNNING)
+    await cluster.until_trains(job_id)
     return job_id
 
 
-async def test_the_list_shows_the_latest_and_says_that_there_are_more(
-    job: JobCommand, cluster: Cluster
-) -> None:
+@simulated()
+async def test_the_list_shows_the_latest_and_says_that_there_are_more(cluster: Cluster) -> None:
+    job = JobCommand(cluster)
     ids = [cluster.submit(spec(f"job{n}", "gpu0"))[0] for n in range(4)]
     printed = await job("list", "-n", "2")
     rows = {line.split(" ")[0] for line in printed.splitlines()}
@@ -44,9 +43,9 @@ async def test_the_list_shows_the_latest_and_says_that_there_are_more(
     assert "latest" not in await job("list")
 
 
-async def test_the_list_can_be_of_a_state_a_name_or_a_user(
-    job: JobCommand, cluster: Cluster
-) -> None:
+@simulated()
+async def test_the_list_can_be_of_a_state_a_name_or_a_user(cluster: Cluster) -> None:
+    job = JobCommand(cluster)
     first = await running(cluster, "first", "gpu0")
     (second,) = cluster.submit(spec("second", "gpu0"))
     for words, found in (
@@ -58,7 +57,9 @@ async def test_the_list_can_be_of_a_state_a_name_or_a_user(
         assert [status["id"] for status in listed] == found
 
 
-async def test_show_says_why(job: JobCommand, cluster: Cluster) -> None:
+@simulated()
+async def test_show_says_why(cluster: Cluster) -> None:
+    job = JobCommand(cluster)
     job_id = await running(cluster, "first", "gpu0")
     decision = {"kind": "placement", "policy": "packed", "seconds": 0.002}
     decision |= {"answer": ["server1.gpu0"], "digest": "abc"}
@@ -78,31 +79,21 @@ async def test_show_says_why(job: JobCommand, cluster: Cluster) -> None:
         assert words in printed
 
 
-async def test_show_says_what_gpus_have_used_over_all_attempts(
-    job: JobCommand, cluster: Cluster
-) -> None:
-    (job_id,) = cluster.submit(replace(spec("green", "gpu0", "gpu1"), retries=1))
-    seen: set[str] = set()
-    for used_j in (100.0, 20.5):
-        await cluster.until(lambda: len(set(cluster.fleet.workers) - seen) == 2)
-        await cluster.until_state(job_id, JobState.RUNNING)
-        first, second = workers = sorted(cluster.fleet.workers)
-        seen.update(workers)
-        cluster.fleet.energy_j = {first: used_j, second: 1000.0}
-        for worker in workers:
-            cluster.fleet.put_worker(worker, WorkerState.FAILED, "fell over")
-        await cluster.until(lambda: not seen & set(cluster.fleet.workers))
-    await cluster.until_state(job_id, JobState.FAILED)
-    expected = {"server1.gpu0": 120.5, "server1.gpu1": 2000.0}
-    await cluster.until(lambda: cluster.table[job_id].energy_j == expected)
-    printed = await job("show", "green")
+@simulated()
+async def test_show_says_what_gpus_have_used_over_all_attempts(cluster: Cluster) -> None:
+    job_id = await running(cluster, "green", "gpu0", "gpu1")
+    used_j = {"server1.gpu0": 120.5, "server1.gpu1": 2000.0}
+    cluster.table.keep(replace(cluster.table[job_id], energy_j=used_j))
+    printed = await JobCommand(cluster)("show", "green")
     assert "2,120 J: server1.gpu0 120 J, server1.gpu1 2,000 J" in " ".join(printed.split())
 
 
-async def test_logs_are_those_of_every_worker_or_of_one(job: JobCommand, cluster: Cluster) -> None:
+@simulated()
+async def test_logs_are_those_of_every_worker_or_of_one(cluster: Cluster) -> None:
+    job = JobCommand(cluster)
     job_id = await running(cluster, "talks", "gpu0", "gpu1")
-    for name in cluster.fleet.job_workers(job_id):
-        cluster.fleet.printed[name] = f"I am {name[-1]}\nno line break"
+    for worker in cluster.workers_of(job_id):
+        worker.prints(f"I am {worker.spec.rank}\nno line break")
     assert (await job("logs", "talks")).splitlines() == [
         "[0] I am 0",
         "[1] I am 1",
@@ -115,73 +106,80 @@ async def test_logs_are_those_of_every_worker_or_of_one(job: JobCommand, cluster
     assert "has no worker 2: expected 0 to 1" in await job("logs", "talks", "--worker", "2", code=2)
 
 
-async def test_a_worker_that_is_not_made_yet_has_printed_nothing(
-    job: JobCommand, cluster: Cluster
-) -> None:
-    cluster.fleet.may_create.clear()
+@simulated()
+async def test_a_worker_that_is_not_made_yet_has_printed_nothing(cluster: Cluster) -> None:
+    job = JobCommand(cluster)
+    cluster.gates["create"] = asyncio.Event()
     (job_id,) = cluster.submit(spec("slow", "gpu0"))
-    await cluster.until(lambda: ("create", f"{job_id}-0") in cluster.fleet.calls)
+    await cluster.until(lambda: ("create", f"{job_id}-0") in cluster.calls)
     assert await job("logs", "slow") == ""
-    cluster.fleet.may_create.set()
+    cluster.gates["create"].set()
     await cluster.until_state(job_id, JobState.RUNNING)
 
 
-async def test_logs_are_followed_to_the_end_of_the_job(job: JobCommand, cluster: Cluster) -> None:
+@simulated()
+async def test_logs_are_followed_to_the_end_of_the_job(cluster: Cluster) -> None:
+    job = JobCommand(cluster)
     job_id = await running(cluster, "talks", "gpu0")
-    (name,) = cluster.fleet.job_workers(job_id)
-    cluster.fleet.printed[name] = "first\nsec"
+    (worker,) = cluster.workers_of(job_id)
+    worker.prints("first\nsec")
     following = asyncio.create_task(job("logs", "-f", "talks"))
-    await cluster.until(lambda: ("log", name) in cluster.fleet.calls)
-    calls = cluster.fleet.calls.count(("log", name))
-    cluster.fleet.printed[name] += "ond\n"
-    await cluster.until(lambda: cluster.fleet.calls.count(("log", name)) > calls + 2)
-    cluster.fleet.put(job_id, WorkerState.DONE)
+    await cluster.until(lambda: ("log", worker.id) in cluster.calls)
+    worker.prints("ond\n")
+    await asyncio.sleep(5)
+    cluster.end(job_id)
     assert (await following).splitlines() == ["first", "second", f"{job_id} done"]
 
 
-async def test_of_a_job_that_failed_the_last_lines_are_kept(
-    job: JobCommand, cluster: Cluster
-) -> None:
+@simulated()
+async def test_of_a_job_that_failed_the_last_lines_are_kept(cluster: Cluster) -> None:
+    job = JobCommand(cluster)
     job_id = await running(cluster, "fails", "gpu0")
-    cluster.fleet.put(job_id, WorkerState.FAILED, "no such file")
+    cluster.end(job_id, "failed", "no such file")
     await cluster.until_state(job_id, JobState.FAILED)
+    await cluster.until(lambda: job_id not in cluster.table.running)
     printed = await job("logs", "fails")
     assert printed.startswith("no such file\n")
     assert f"{job_id} failed: " in printed
 
 
-async def test_follow_ends_with_the_result_of_the_jobs(job: JobCommand, cluster: Cluster) -> None:
+@simulated()
+async def test_follow_ends_with_the_result_of_the_jobs(cluster: Cluster) -> None:
+    job = JobCommand(cluster)
     good, bad = await running(cluster, "good", "gpu0"), await running(cluster, "bad", "gpu1")
     following = asyncio.create_task(job("show", "--follow", "good"))
-    cluster.report_all(good, 0, 1.0)
-    cluster.fleet.put(good, WorkerState.DONE)
-    iteration, end = (await following).splitlines()
+    await cluster.until_done(good, 1)
+    cluster.end(good)
+    iteration, *_, end = (await following).splitlines()
     assert iteration.startswith("[0] iteration 0: compute")
     assert end.startswith(f"{good} done in ")
-    cluster.fleet.put(bad, WorkerState.FAILED, "why not")
+    cluster.end(bad, "failed", "why not")
     assert f"{bad} failed: worker 0 on " in await job("show", "--follow", good, bad, code=1)
 
 
-async def test_follow_shows_the_output_of_a_program(job: JobCommand, cluster: Cluster) -> None:
+@simulated()
+async def test_follow_shows_the_output_of_a_program(cluster: Cluster) -> None:
+    job = JobCommand(cluster)
     program = JobSpec("mine", 0, 0, {}, hosts=("gpu0",), trainer="command", command=("train",))
     (job_id,) = cluster.submit(program)
     await cluster.until_state(job_id, JobState.RUNNING)
-    (name,) = cluster.fleet.job_workers(job_id)
-    cluster.fleet.printed[name] = "epoch 1\nepo"
+    (worker,) = cluster.workers_of(job_id)
+    worker.prints("epoch 1\nepo")
     following = asyncio.create_task(job("show", "--follow", "mine"))
-    await cluster.until(lambda: ("log", name) in cluster.fleet.calls)
-    calls = cluster.fleet.calls.count(("log", name))
-    cluster.fleet.printed[name] += "ch 2"
-    await cluster.until(lambda: cluster.fleet.calls.count(("log", name)) > calls + 2)
-    cluster.fleet.put(job_id, WorkerState.DONE)
+    await cluster.until(lambda: ("log", worker.id) in cluster.calls)
+    worker.prints("ch 2")
+    await asyncio.sleep(5)
+    cluster.end(job_id)
     *output, end = (await following).splitlines()
     assert output == ["[0] epoch 1", "[0] epoch 2"]
     assert end.startswith(f"{job_id} done")
 
 
+@simulated()
 async def test_follow_says_why_a_job_waits_and_how_to_stop_it(
-    job: JobCommand, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    job = JobCommand(cluster)
     await running(cluster, "first", "gpu0")
     (waits,) = cluster.submit(spec("second", "gpu0"))
     await cluster.until(lambda: cluster.scheduler.job(waits).message)
@@ -195,9 +193,9 @@ async def test_follow_says_why_a_job_waits_and_how_to_stop_it(
     assert goes_on == f"job {waits} goes on; stop it with: patchlight job stop {waits}"
 
 
-async def test_a_job_that_ended_is_restarted_as_a_new_one(
-    job: JobCommand, cluster: Cluster
-) -> None:
+@simulated()
+async def test_a_job_that_ended_is_restarted_as_a_new_one(cluster: Cluster) -> None:
+    job = JobCommand(cluster)
     job_id = await running(cluster, "again", "gpu0")
     assert await job("stop", "again") == "stopped\n"
     new, state = (await job("restart", job_id)).split()
@@ -206,29 +204,28 @@ async def test_a_job_that_ended_is_restarted_as_a_new_one(
 
 
 @pytest.mark.parametrize("words", [("show",), ("logs",), ("restart",), ("stop",)])
+@simulated()
 async def test_a_job_that_there_is_not_is_told_with_those_there_are(
-    job: JobCommand, cluster: Cluster, words: tuple[str, ...]
+    cluster: Cluster, words: tuple[str, ...]
 ) -> None:
+    job = JobCommand(cluster)
     job_id = await running(cluster, "vgg", "gpu0")
     printed = await job(*words, job_id[:-1] + "~", code=2)
     assert f"did you mean {job_id!r}?" in printed
 
 
-async def test_answers_on_a_job_that_runs_are_as_described(
-    job: JobCommand, cluster: Cluster
-) -> None:
+@simulated()
+async def test_answers_on_a_job_that_runs_are_as_described(cluster: Cluster) -> None:
+    job = JobCommand(cluster)
     job_id = await running(cluster, "described", "gpu0", "gpu1")
-    cluster.report_all(job_id, 0, 1.0)
-    await cluster.until(lambda: cluster.table.ledger.reported(job_id) > 0)
+    await cluster.until_done(job_id, 1)
     with ControllerClient(job.api) as client:
-        TypeAdapter(JobAnswer).validate_python(await asyncio.to_thread(client.job, job_id))
-        TypeAdapter(list[JobInList]).validate_python(await asyncio.to_thread(client.jobs))
-        reports, _ = await asyncio.to_thread(client.recent_iterations, job_id, 2)
+        TypeAdapter(JobAnswer).validate_python(await job.run(lambda: client.job(job_id)))
+        TypeAdapter(list[JobInList]).validate_python(await job.run(client.jobs))
+        reports, _ = await job.run(lambda: client.recent_iterations(job_id, 2))
         TypeAdapter(list[IterationReport]).validate_python(reports)
         assert {*reports[0]} == {*IterationReport.__annotations__}
         TypeAdapter(list[DecisionShape]).validate_python(
-            await asyncio.to_thread(client.decisions, job_id)
+            await job.run(lambda: client.decisions(job_id))
         )
-        TypeAdapter(list[StateOfJob]).validate_python(
-            await asyncio.to_thread(client.history, job_id)
-        )
+        TypeAdapter(list[StateOfJob]).validate_python(await job.run(lambda: client.history(job_id)))

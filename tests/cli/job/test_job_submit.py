@@ -1,6 +1,5 @@
 """``patchlight job submit`` and job files: what is queued, refused, or would come of it."""
 
-import asyncio
 import json
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from patchlight.testbed.errors import BadInput
 from patchlight.testbed.jobfile.reader import JobFileError, parse_jobs
 from patchlight.testbed.jobs import JobState
 from tests.support.job_api import JobCommand
-from tests.support.job_cluster import Cluster
+from tests.support.job_cluster import Cluster, simulated
 
 ONE = """\
 name: vgg
@@ -37,9 +36,9 @@ def spec(tmp_path: Path) -> Path:
     return file
 
 
-async def test_a_file_is_submitted_and_options_go_before_it(
-    job: JobCommand, cluster: Cluster, spec: Path
-) -> None:
+@simulated()
+async def test_a_file_is_submitted_and_options_go_before_it(cluster: Cluster, spec: Path) -> None:
+    job = JobCommand(cluster)
     words = ("--workers", "1", "--retries", "2", "--compute", "Titan V=0.3s", "--regroup")
     submitted = json.loads(await job("submit", str(spec), *words, "--json"))
     told = cluster.table[submitted["id"]].spec
@@ -47,15 +46,17 @@ async def test_a_file_is_submitted_and_options_go_before_it(
     assert (dict(told.compute_s), told.topology) == ({"Titan V": 0.3}, "regroup")
 
 
-async def test_the_jobs_of_a_file_start_together(job: JobCommand, cluster: Cluster) -> None:
+@simulated()
+async def test_the_jobs_of_a_file_start_together(cluster: Cluster) -> None:
+    job = JobCommand(cluster)
     printed = await job("submit", "-", text=GANG)
     first, second = printed.split()
     assert cluster.table[first].gang == cluster.table[second].gang
 
 
-async def test_a_sweep_and_an_array_are_submitted_one_by_one(
-    job: JobCommand, cluster: Cluster, spec: Path
-) -> None:
+@simulated()
+async def test_a_sweep_and_an_array_are_submitted_one_by_one(cluster: Cluster, spec: Path) -> None:
+    job = JobCommand(cluster)
     words = ("--sweep", "workers=2,4", "--sweep", "seed=1,2", "--array", "2")
     submitted = json.loads(await job("submit", str(spec), *words, "--json"))
     assert len(submitted) == 8
@@ -63,7 +64,9 @@ async def test_a_sweep_and_an_array_are_submitted_one_by_one(
     assert len({status["gang"] for status in submitted}) == 8
 
 
-async def test_a_job_without_a_file_has_defaults(job: JobCommand, cluster: Cluster) -> None:
+@simulated()
+async def test_a_job_without_a_file_has_defaults(cluster: Cluster) -> None:
+    job = JobCommand(cluster)
     printed = await job("submit", "plain", "--workers", "1")
     assert printed.startswith("predicted to take 7.0 s, 0.500 s an iteration, it uses no link")
     job_id = printed.split()[-1]
@@ -72,18 +75,18 @@ async def test_a_job_without_a_file_has_defaults(job: JobCommand, cluster: Clust
     assert dict(told.compute_s) == {"Tesla M40": 0.5, "Titan V": 0.5}
 
 
-async def test_set_gives_any_key_of_a_job_file(
-    job: JobCommand, cluster: Cluster, spec: Path
-) -> None:
+@simulated()
+async def test_set_gives_any_key_of_a_job_file(cluster: Cluster, spec: Path) -> None:
+    job = JobCommand(cluster)
     words = ("--set", "dark_limit=2min", "--set", "hosts=[gpu0, gpu2]", "--set", "seed=7")
     submitted = json.loads(await job("submit", str(spec), *words, "--json"))
     told = cluster.table[submitted["id"]].spec
     assert (told.dark_limit_s, told.hosts, told.seed) == (120.0, ("gpu0", "gpu2"), 7)
 
 
-async def test_a_model_is_all_that_real_training_has_to_name(
-    job: JobCommand, cluster: Cluster
-) -> None:
+@simulated()
+async def test_a_model_is_all_that_real_training_has_to_name(cluster: Cluster) -> None:
+    job = JobCommand(cluster)
     words = ("--workers", "2", "--model", "resnet18", "--batch", "16", "--checkpoint", "/srv/kept")
     job_id = (await job("submit", "real", *words)).split()[-1]
     told = cluster.table[job_id].spec
@@ -97,7 +100,9 @@ async def test_a_model_is_all_that_real_training_has_to_name(
     assert "gradient: only for jobs without a model" in wrong
 
 
-async def test_words_after_two_dashes_are_a_program(job: JobCommand, cluster: Cluster) -> None:
+@simulated()
+async def test_words_after_two_dashes_are_a_program(cluster: Cluster) -> None:
+    job = JobCommand(cluster)
     words = ("--env", "A=b=c", "--mount", "/srv/data:/data:rw", "--", "python", "-u", "--lr", "1")
     job_id = (await job("submit", "mine", "--workers", "1", *words)).split()[-1]
     told = cluster.table[job_id].spec
@@ -108,23 +113,27 @@ async def test_words_after_two_dashes_are_a_program(job: JobCommand, cluster: Cl
     ]
 
 
-async def test_a_job_waits_for_the_latest_of_a_name(
-    job: JobCommand, cluster: Cluster, spec: Path
-) -> None:
+@simulated()
+async def test_a_job_waits_for_the_latest_of_a_name(cluster: Cluster, spec: Path) -> None:
+    job = JobCommand(cluster)
     first, second = [(await job("submit", str(spec))).split()[-1] for _ in range(2)]
     job_id = (await job("submit", "next", "--workers", "1", "--after", f"vgg,{first}")).split()[-1]
     assert cluster.table[job_id].spec.after == (second, first)
 
 
-async def test_a_mistake_in_a_file_is_told_at_its_place(job: JobCommand, cluster: Cluster) -> None:
+@simulated()
+async def test_a_mistake_in_a_file_is_told_at_its_place(cluster: Cluster) -> None:
+    job = JobCommand(cluster)
     printed = await job("submit", "-", text=ONE.replace("4MB", "4"), code=2)
     assert "standard input:4:11: expected a gradient's size" in printed
     assert cluster.table.page() == []
 
 
+@simulated()
 async def test_a_dry_run_says_what_would_come_of_it_and_queues_nothing(
-    job: JobCommand, cluster: Cluster, spec: Path
+    cluster: Cluster, spec: Path
 ) -> None:
+    job = JobCommand(cluster)
     (job_id,) = cluster.submit(parse_jobs(GANG).specs[0])
     await cluster.until_state(job_id, JobState.RUNNING)
     words = ("--dry-run", "--sweep", "workers=2,6")
@@ -139,15 +148,16 @@ async def test_a_dry_run_says_what_would_come_of_it_and_queues_nothing(
     assert [status.id for status in cluster.table.page()] == [job_id]
 
 
-async def test_python_submits_the_same_files_and_mappings(
-    job: JobCommand, cluster: Cluster, spec: Path
-) -> None:
+@simulated()
+async def test_python_submits_the_same_files_and_mappings(cluster: Cluster, spec: Path) -> None:
+    job = JobCommand(cluster)
+
     def submit() -> list[str]:
         with ControllerClient(job.api) as client:
             mapping = {"name": "c", "workers": 1, "command": "true"}
             return [status["id"] for status in client.submit([spec, mapping])]
 
-    first, second = await asyncio.to_thread(submit)
+    first, second = await job.run(submit)
     assert cluster.table[first].gang == cluster.table[second].gang
     assert cluster.table[second].spec.command == ("sh", "-c", "true")
 

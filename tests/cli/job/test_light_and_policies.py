@@ -1,16 +1,13 @@
 """Commands on the light under running jobs, and on who decides; against the real API."""
 
+import asyncio
 import json
-import time
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
-
 from patchlight.testbed.jobs import JobSpec, JobState
-from patchlight.testbed.wire.worker_api import WorkerState
 from tests.support.job_api import JobCommand
-from tests.support.job_cluster import COMPUTE, Cluster, submit_running
+from tests.support.job_cluster import COMPUTE, Cluster, simulated, submit_running
 
 SPREAD = ("gpu0", "gpu2", "gpu4", "gpu5")
 
@@ -19,53 +16,72 @@ def spread(gradient_bytes: int) -> JobSpec:
     return JobSpec("spread", 1000, gradient_bytes, COMPUTE, hosts=SPREAD)
 
 
-async def test_regrouping_is_shown_before_it_is_done(cluster: Cluster, job: JobCommand) -> None:
+@simulated()
+async def test_regrouping_is_shown_before_it_is_done(cluster: Cluster) -> None:
+    job = JobCommand(cluster)
     (job_id,) = await submit_running(cluster, spread(500_000_000))
-    before = await cluster.ocs.read_map()
+    before = cluster.ocs.map
     shown = json.loads(await job("regroup", "spread", "--dry-run", "--json"))
     assert shown["makes"]["ocs1"]
     assert shown["objections"] == []
     assert "ocs1: " in await job("regroup", "spread", "--dry-run")
-    assert await cluster.ocs.read_map() == before
+    assert cluster.ocs.map == before
     assert "committed" in await job("regroup", "spread")
-    assert len(await cluster.switches_of(SPREAD)) == 1
+    assert len(cluster.switches_of(SPREAD)) == 1
     assert "The circuits are as they would be." in await job("regroup", job_id, "--dry-run")
 
 
-async def test_jobs_are_regrouped_where_that_pays(cluster: Cluster, job: JobCommand) -> None:
+@simulated()
+async def test_jobs_are_regrouped_where_that_pays(cluster: Cluster) -> None:
+    job = JobCommand(cluster)
     (job_id,) = await submit_running(cluster, spread(500_000_000))
     shown = json.loads(await job("regroup", "--dry-run", "--json"))
     assert shown["jobs"] == [job_id]
     assert shown["gain_s"] > 10
     assert f"{job_id} ends" in await job("regroup", "--dry-run")
     assert "committed" in await job("regroup")
-    assert len(await cluster.switches_of(SPREAD)) == 1
+    assert len(cluster.switches_of(SPREAD)) == 1
     (event,) = [e for e in cluster.store.events() if e["kind"] == "defragmented"]
     assert event["gains_s"] == shown["gains_s"]
     assert "No running job gains more" in await job("regroup")
 
 
-async def test_one_need_not_wait_for_a_regroup(cluster: Cluster, job: JobCommand) -> None:
+@simulated()
+async def test_one_need_not_wait_for_a_regroup(cluster: Cluster) -> None:
+    job = JobCommand(cluster)
     await submit_running(cluster, spread(500_000_000))
     assert "change 1 has begun: " in await job("regroup", "--detach")
     await cluster.until(lambda: not cluster.transactions.under_way(1))
-    assert len(await cluster.switches_of(SPREAD)) == 1
+    assert len(cluster.switches_of(SPREAD)) == 1
     (event,) = [e for e in cluster.store.events() if e["kind"] == "defragmented"]
     assert (event["reconfiguration"], event["state"]) == (1, "committed")
     assert "No running job gains more" in await job("regroup", "--detach")
 
 
-async def test_what_a_move_of_light_gained_stands_beside_the_job(
-    cluster: Cluster, job: JobCommand
-) -> None:
+@simulated()
+async def test_what_a_move_of_light_gained_stands_beside_the_job(cluster: Cluster) -> None:
+    job = JobCommand(cluster)
     (job_id,) = await submit_running(cluster, spread(500_000_000))
-    began = time.time() + 3600  # after all that ends here, however long that takes
-    for index in range(3):
-        cluster.report_all(job_id, index, began + 2.0 * index)
-    ledger = cluster.table.ledger
-    await cluster.until(lambda: len(ledger.iterations(job_id)[0]) == 3 * len(SPREAD))
+    await cluster.until_done(job_id, 3)
+    cluster.workers_of(job_id)[0].hold_at = 10
+    await cluster.until(lambda: cluster.workers_of(job_id)[0].state == "held")
+    await asyncio.sleep(10)  # until nothing is reported any more
     shown = json.loads(await job("show", job_id, "--json"))
-    assert shown["measured_iteration_s"] == pytest.approx(2.0)
+    measured_s = shown["measured_iteration_s"]
+    off = shown["measured_iteration_s"] / shown["predicted_iteration_s"] - 1
+    words = f"{measured_s:.3f} s an iteration, {-100 * off:.1f} % less than predicted"
+    assert words in await one_line(job, job_id)
+    assert "committed" in await job("regroup")
+    (move,) = json.loads(await job("show", job_id, "--json"))["light_moves"]
+    assert move["predicted_before_s"] == shown["predicted_iteration_s"]
+    printed = " ".join((await job("show", job_id, "--history")).split())
+    assert "by defragment (change" in printed
+    change = f"predicted {move['predicted_before_s']:.3f} s → {move['predicted_after_s']:.3f} s"
+    assert change in printed
+    assert f"measured {measured_s:.3f} s → not known" in printed
+    policy = JobCommand(cluster, "policy")
+    assert json.loads(await policy("replay", job_id, "--json")) == []
+    shown = json.loads(await job("show", job_id, "--json"))
     (waits,) = cluster.submit(spread(8))
     for message in ("", "half a character: \ud800"):
         cluster.table.keep(replace(cluster.table[waits], message=message))
@@ -74,24 +90,11 @@ async def test_what_a_move_of_light_gained_stands_beside_the_job(
         assert "predicted_iteration_s" in rows[job_id]
         assert "predicted_iteration_s" not in rows[waits]
     cluster.table.end([waits], JobState.STOPPED, "")
-    off = shown["measured_iteration_s"] / shown["predicted_iteration_s"] - 1
-    assert f"2.000 s an iteration, {100 * off:.1f} % more than predicted" in await job(
-        "show", job_id
-    )
-    assert "committed" in await job("regroup")
-    (move,) = json.loads(await job("show", job_id, "--json"))["light_moves"]
-    assert move["predicted_before_s"] == shown["predicted_iteration_s"]
-    printed = " ".join((await job("show", job_id, "--history")).split())
-    assert "by defragment (change" in printed
-    change = f"predicted {move['predicted_before_s']:.3f} s → {move['predicted_after_s']:.3f} s"
-    assert change in printed
-    assert "measured 2.000 s → not known" in printed
-    policy = JobCommand(job.api, "policy")
-    assert json.loads(await policy("replay", job_id, "--json")) == []
 
 
-async def test_light_is_told_to_follow_and_to_stay(cluster: Cluster, job: JobCommand) -> None:
-    policy = JobCommand(job.api, "policy")
+@simulated()
+async def test_light_is_told_to_follow_and_to_stay(cluster: Cluster) -> None:
+    policy = JobCommand(cluster, "policy")
     assert json.loads(await policy("use", "--json"))["defragment"] is False
     rows = [line.split() for line in (await policy("use", "--defragment", "on")).splitlines()]
     assert ["defragment", "on"] in [[w for w in row if w.isalpha()] for row in rows]
@@ -100,10 +103,9 @@ async def test_light_is_told_to_follow_and_to_stay(cluster: Cluster, job: JobCom
     assert not cluster.scheduler.rewiring.status()["defragment"]
 
 
-async def test_jobs_are_let_send_in_turns_and_at_any_time(
-    cluster: Cluster, job: JobCommand
-) -> None:
-    policy = JobCommand(job.api, "policy")
+@simulated()
+async def test_jobs_are_let_send_in_turns_and_at_any_time(cluster: Cluster) -> None:
+    policy = JobCommand(cluster, "policy")
     assert json.loads(await policy("use", "--json"))["interleave"] is False
     for said, is_on in (("on", True), ("off", False)):
         assert (
@@ -112,15 +114,19 @@ async def test_jobs_are_let_send_in_turns_and_at_any_time(
         assert cluster.scheduler.policies.choice.interleave is is_on
 
 
-async def test_where_little_is_sent_no_light_moves(cluster: Cluster, job: JobCommand) -> None:
+@simulated()
+async def test_where_little_is_sent_no_light_moves(cluster: Cluster) -> None:
+    job = JobCommand(cluster)
     await submit_running(cluster, spread(4))
-    before = await cluster.ocs.read_map()
+    before = cluster.ocs.map
     assert "No running job gains more" in await job("regroup", "--dry-run")
     assert "No running job gains more" in await job("regroup")
-    assert await cluster.ocs.read_map() == before
+    assert cluster.ocs.map == before
 
 
-async def test_what_is_predicted_stands_beside_the_job(cluster: Cluster, job: JobCommand) -> None:
+@simulated()
+async def test_what_is_predicted_stands_beside_the_job(cluster: Cluster) -> None:
+    job = JobCommand(cluster)
     first = spread(500_000_000)
     (row,) = json.loads(await job("submit", *_flags(first), "--dry-run", "--json"))
     (job_id,) = await submit_running(cluster, first)
@@ -141,10 +147,11 @@ def _flags(spec: JobSpec) -> list[str]:
     return [spec.name, "--hosts", ",".join(spec.hosts), *size, *compute]
 
 
+@simulated()
 async def test_other_policies_are_used_and_decisions_asked_again(
-    cluster: Cluster, job: JobCommand, tmp_path: Path
+    cluster: Cluster, tmp_path: Path
 ) -> None:
-    policy = JobCommand(job.api, "policy")
+    policy = JobCommand(cluster, "policy")
     assert json.loads(await policy("use", "--json"))["placement"] == "consolidated"
     assert "rack-aware" in await policy("use", "--placement", "rack-aware")
     (job_id,) = await submit_running(
@@ -172,10 +179,10 @@ async def test_other_policies_are_used_and_decisions_asked_again(
     assert "unknown policy" in await policy("use", "--order", "nonsense", code=2)
 
 
-async def test_a_job_that_grows_shows_its_workers_now_and_before(
-    cluster: Cluster, job: JobCommand
-) -> None:
-    policy = JobCommand(job.api, "policy")
+@simulated()
+async def test_a_job_that_grows_shows_its_workers_now_and_before(cluster: Cluster) -> None:
+    job = JobCommand(cluster)
+    policy = JobCommand(cluster, "policy")
     await policy("use", "--partition", "minimum")
     compute = {model: 4 * seconds for model, seconds in COMPUTE.items()}
     auto = JobSpec("auto", 1000, 4000, compute, degrees=(2, 4))
@@ -183,18 +190,18 @@ async def test_a_job_that_grows_shows_its_workers_now_and_before(
     assert "2 now; stays so: the lab's elasticity policy is rigid" in await one_line(job, job_id)
     assert "give-and-take" in await policy("use", "--elasticity", "give-and-take")
     await cluster.until(lambda: len(cluster.table[job_id].degrees) == 2)
-    await cluster.until_state(job_id, JobState.RUNNING)
-    assert "4 now; 2 from iteration 0 on, 4 from iteration 0 on" in await one_line(job, job_id)
+    await cluster.until_trains(job_id)
+    then = cluster.table[job_id].degrees[1].iteration
+    changed = f"2 from iteration 0 on, 4 from iteration {then} on"
+    assert f"4 now; {changed}" in await one_line(job, job_id)
     shown = await job("show", job_id, "--history")
     assert "from 2 to 4 workers" in " ".join(shown.split())
     (row,) = json.loads(await policy("replay", job_id, "--with", "elasticity:rigid", "--json"))
     assert (row["decided"], row["answer"], row["same"]) == ({job_id: 4}, {}, False)
     assert f"{job_id}: 4" in " ".join((await policy("replay", job_id)).split())
-    cluster.fleet.put(f"{job_id}.1", WorkerState.DONE)
+    cluster.end(job_id)
     await cluster.until_state(job_id, JobState.DONE)
-    assert "workers 2 from iteration 0 on, 4 from iteration 0 on submitted" in await one_line(
-        job, job_id
-    )
+    assert f"workers {changed} submitted" in await one_line(job, job_id)
     (listed,) = json.loads(await job("list", "--json"))
     assert len(listed["hosts"]) == 4
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,7 +18,6 @@ from patchlight.testbed.lab.portmap import CrossConnect, PortMap
 from patchlight.testbed.lab.wiring import Links, trace_links
 from tests.support.change_bench import LAB, ChangeBench, CircuitsOf, joined
 from tests.support.full_disk import limit_size
-from tests.support.ocs_faults import campaign
 
 
 async def test_a_bug_before_the_first_write_leaves_no_intent_behind(
@@ -201,12 +199,3 @@ async def test_several_devices_change_one_after_the_other_and_go_back_together(
     assert "on fire" in record.message
     assert not pairs
     assert maps == {"o1": PortMap(), "o2": PortMap()}
-
-
-@pytest.mark.parametrize("seed", [1, 2])
-def test_random_changes_with_faults_and_kills_end_in_the_old_map_or_the_new(
-    tmp_path: Path, seed: int
-) -> None:
-    ended = campaign(tmp_path, 20, seed)
-    assert sum(ended.values()) == 20
-    assert any(kind.startswith("killed") for kind in ended), ended

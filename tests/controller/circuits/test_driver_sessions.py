@@ -164,6 +164,7 @@ async def test_what_answers_over_tls_but_is_no_switch(noise: str, name: str) -> 
             while noise in ("bytes", "body", "silence", "drip"):
                 writer.write({"silence": b"", "drip": b"H"}.get(noise, b"x" * 65536))
                 await writer.drain()
+                # A drip comes slowly; the others as fast as they are read.
                 await asyncio.sleep(0.05 if noise in ("silence", "drip") else 0)
         except (ConnectionError, asyncio.IncompleteReadError):
             return

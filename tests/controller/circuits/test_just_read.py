@@ -24,7 +24,7 @@ async def test_a_table_is_used_again_for_a_moment_and_not_after_something_was_to
     assert just_read.table is None
     assert await just_read.again(ask) == again + 1
     assert await just_read.read(ask) == again + 2
-    await asyncio.sleep(0.011)
+    await asyncio.sleep(0.011)  # a table is kept for less
     assert just_read.table is None
     assert await just_read.again(ask) == again + 3
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -15,7 +14,7 @@ from patchlight.controller.policies.registry import load_policy
 from patchlight.emulation.simulator.cluster import LabCluster, Policies, QueueJob, simulate
 from patchlight.emulation.simulator.cluster.jobs import jobs_of_specs
 from patchlight.testbed.lab.rules import PolicyChoice
-from tests.support.job_cluster import LAB, at_work, job, submit_running
+from tests.support.job_cluster import LAB, Cluster, job, simulated, submit_running
 from tests.support.option_models import cheapest_model, write_option_model
 
 pytest.importorskip("onnx", reason="onnx is not installed: extra 'learn'")
@@ -52,7 +51,7 @@ def placement_of(path: Path) -> LearnedPlacement:
     return policy
 
 
-def simulated(path: Path) -> list[Observation]:
+def seen_in_the_simulator(path: Path) -> list[Observation]:
     """What the model sees of the trace in the simulator."""
     jobs: list[QueueJob] = [
         each
@@ -64,21 +63,17 @@ def simulated(path: Path) -> list[Observation]:
     return watched.saw[: len(SPECS)]
 
 
-async def decided(path: Path) -> list[dict[str, Any]]:
-    """The decisions on the trace in a lab."""
-    choice = PolicyChoice(placement=str(path), deadline_s=20.0)
-    async with at_work(choice) as cluster:
-        found = []
-        for spec in SPECS:
-            (job_id,) = await submit_running(cluster, spec)
-            found += cluster.table.ledger.decisions(job_id)
-        assert not cluster.faults()
-    return found
-
-
-async def test_a_model_sees_in_a_lab_what_it_sees_in_the_simulator(tmp_path: Path) -> None:
+@simulated()
+async def test_a_model_sees_in_a_lab_what_it_sees_in_the_simulator(
+    cluster: Cluster, tmp_path: Path
+) -> None:
     path = write_option_model(tmp_path)
-    decisions = await decided(path)
+    await cluster.scheduler.policies.use(PolicyChoice(placement=str(path), deadline_s=20.0))
+    decisions = []
+    for spec in SPECS:
+        (job_id,) = await submit_running(cluster, spec)
+        decisions += cluster.table.ledger.decisions(job_id)
+    assert not cluster.faults()
     watched = Watched(placement_of(path))
     for decision in decisions:
         answer = watched.place(*arguments("placement", decision["saw"], LAB))
@@ -86,36 +81,40 @@ async def test_a_model_sees_in_a_lab_what_it_sees_in_the_simulator(tmp_path: Pat
         options = decision["weighed"]["options"]
         assert options[0]["chosen"]
         assert all(each["lasts_s"] is not None for each in options)
-    for number, (seen, expected) in enumerate(zip(watched.saw, simulated(path), strict=True)):
+    for number, (seen, expected) in enumerate(
+        zip(watched.saw, seen_in_the_simulator(path), strict=True)
+    ):
         seen["state"][0, list(OF_TIME)] = expected["state"][0, list(OF_TIME)]
         for name, array in expected.items():
             assert seen[name] == pytest.approx(array, rel=1e-3, abs=1e-4), (number, name)
 
 
+@simulated()
 async def test_scores_that_are_no_numbers_are_a_fault_and_the_default_decides(
-    tmp_path: Path,
+    cluster: Cluster, tmp_path: Path
 ) -> None:
     # Too much for a number where two built-in policies agree; when it is loaded, none does.
     path = write_option_model(tmp_path, content=cheapest_model(features=(16, 17), factor=3e38))
-    choice = PolicyChoice(placement=str(path), deadline_s=20.0)
-    async with at_work(choice) as cluster:
-        await submit_running(cluster, SPECS[0])
-        (fault,) = cluster.faults()
-        assert "returned invalid scores" in fault
+    await cluster.scheduler.policies.use(PolicyChoice(placement=str(path), deadline_s=20.0))
+    await submit_running(cluster, SPECS[0])
+    (fault,) = cluster.faults()
+    assert "returned invalid scores" in fault
 
 
-async def test_a_model_says_how_many_workers_a_job_of_a_lab_goes_on_with(tmp_path: Path) -> None:
+@simulated(PolicyChoice(partition="minimum"))
+async def test_a_model_says_how_many_workers_a_job_of_a_lab_goes_on_with(
+    cluster: Cluster, tmp_path: Path
+) -> None:
     path = write_option_model(tmp_path, ("elasticity",))
-    choice = PolicyChoice(partition="minimum", elasticity=str(path), deadline_s=20.0)
+    await cluster.scheduler.policies.use(PolicyChoice(elasticity=str(path), deadline_s=20.0))
     compute_s = {"Tesla M40": 0.4, "Titan V": 0.4}
     spec = job("auto", degrees=(2, 3), iterations=1000, gradient_bytes=4000, compute_s=compute_s)
-    async with at_work(choice) as cluster:
-        (job_id,) = await submit_running(cluster, spec)
-        await cluster.until(lambda: len(cluster.table[job_id].hosts) == 3)
-        (decision,) = (
-            each for each in cluster.table.ledger.decisions(job_id) if each["kind"] == "elasticity"
-        )
-        assert not cluster.faults()
+    (job_id,) = await submit_running(cluster, spec)
+    await cluster.until(lambda: len(cluster.table[job_id].hosts) == 3)
+    (decision,) = (
+        each for each in cluster.table.ledger.decisions(job_id) if each["kind"] == "elasticity"
+    )
+    assert not cluster.faults()
     assert decision["answer"] == {job_id: 3}
     grown, kept = decision["weighed"]["options"]
     assert (grown["option"], grown["chosen"]) == (f"{job_id} on 3", True)

@@ -16,8 +16,7 @@ from patchlight.controller.jobs.ledger import JobLedger, JobOutputs
 from patchlight.controller.storage.store import Store
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.jobs import MOST_ITERATIONS, JobSpec, JobState, JobStatus
-from patchlight.testbed.wire.worker_api import WorkerState
-from tests.support.job_cluster import Cluster, job, submit_running
+from tests.support.job_cluster import Cluster, job, simulated, submit_running
 
 MOST = 2000
 
@@ -142,14 +141,11 @@ def test_the_output_of_all_jobs_is_bounded(tmp_path: Path) -> None:
     JobOutputs(tmp_path / "none").bound(1)
 
 
+@simulated()
 async def test_a_job_says_how_many_of_its_reports_are_kept(
     cluster: Cluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (ran,) = await submit_running(cluster, job("ran", "gpu0"))
-    (worker,) = cluster.fleet.job_workers(ran)
-    for index in range(5):
-        cluster.fleet.report(worker, index)
-    await cluster.until(lambda: cluster.table.ledger.report_counts(ran) == (5, 5))
     more: dict[str, Any] = {"light_moves": [], "measured_iteration_s": None, "holds_by": []}
     shown: Any = {**cluster.table[ran].as_record, **more}
     print_job({**shown, "reports_kept": 5, "reports_made": 5})
@@ -158,20 +154,17 @@ async def test_a_job_says_how_many_of_its_reports_are_kept(
     assert "thinned: kept 20,000 of 1,234,567" in capsys.readouterr().out
 
 
+@simulated()
 async def test_a_worker_whose_agent_has_read_much_is_asked_again(cluster: Cluster) -> None:
     """An agent stops to read, and to count, at a number of reports that nobody has fetched."""
     (ran,) = await submit_running(cluster, job("ran", "gpu0"))
-    (worker,) = cluster.fleet.job_workers(ran)
-    for index in range(1000):
-        cluster.fleet.report(worker, index)
-    await cluster.until(lambda: cluster.table.ledger.report_counts(ran)[1] == 1000)
-    counted = cluster.fleet.workers[worker]
-    for index in range(1000, 1200):
-        cluster.fleet.report(worker, index)
-    cluster.fleet.workers[worker] = counted
-    await cluster.until(lambda: cluster.table.ledger.report_counts(ran)[1] == 1200)
+    (worker,) = cluster.workers_of(ran)
+    for index in range(2500):
+        worker.prints_report(index)
+    await cluster.until(lambda: cluster.table.ledger.report_counts(ran)[1] >= 2500)
 
 
+@simulated()
 async def test_an_index_far_away_is_no_progress_beyond_the_jobs_end(cluster: Cluster) -> None:
     known, unknown = await submit_running(
         cluster,
@@ -179,13 +172,13 @@ async def test_an_index_far_away_is_no_progress_beyond_the_jobs_end(cluster: Clu
         replace(job("own", "gpu1"), trainer="command", command=("x",), iterations=0),
     )
     for job_id in (known, unknown):
-        (worker,) = cluster.fleet.job_workers(job_id)
-        cluster.fleet.report(worker, 2**53)
+        (worker,) = cluster.workers_of(job_id)
+        worker.prints_report(2**53)
     await cluster.until(lambda: cluster.table[unknown].iterations_done == MOST_ITERATIONS)
     await cluster.until(
         lambda: cluster.table[known].iterations_done == cluster.table[known].spec.iterations
     )
-    cluster.fleet.put(known, WorkerState.DONE)
+    cluster.end(known)
     await cluster.until_state(known, JobState.DONE)
 
 
@@ -218,6 +211,7 @@ def test_an_agent_hands_out_a_thousand_reports_at_a_time_and_catches_up(tmp_path
 
 
 @pytest.mark.parametrize("name", ["", " "])
+@simulated()
 async def test_an_empty_name_is_no_job(cluster: Cluster, name: str) -> None:
     await submit_running(cluster, job("first", "gpu0"))
     with pytest.raises(BadInput, match="it depends on unknown job"):

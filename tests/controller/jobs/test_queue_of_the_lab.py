@@ -1,5 +1,6 @@
 """The lab's queue: order and rules, what waits and why, and what was decided and seen."""
 
+import asyncio
 import gc
 import uuid
 from pathlib import Path
@@ -15,14 +16,14 @@ from patchlight.controller.policies.registry import load_policy
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.jobs import JobState
 from patchlight.testbed.lab.rules import Allowance, Discipline, PolicyChoice
-from patchlight.testbed.wire.worker_api import WorkerState
-from tests.support.job_cluster import LAB, Cluster, at_work, finish, job, submit_running
+from tests.support.job_cluster import LAB, Cluster, finish, job, simulated, submit_running
 
 
 async def says(cluster: Cluster, job_id: str, words: str) -> None:
     await cluster.until(lambda: words in cluster.scheduler.job(job_id).message)
 
 
+@simulated()
 async def test_who_waits_says_for_what(cluster: Cluster) -> None:
     await submit_running(cluster, job("five", workers=5))
     (three,) = cluster.submit(job("three", workers=3))
@@ -33,6 +34,7 @@ async def test_who_waits_says_for_what(cluster: Cluster) -> None:
     await says(cluster, named, "it depends on")
 
 
+@simulated()
 async def test_no_job_gets_the_id_of_another(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -42,9 +44,10 @@ async def test_no_job_gets_the_id_of_another(
     again = cluster.submit(job("train", workers=3), job("train", workers=3))
     monkeypatch.undo()
     assert len({first, *again}) == 3
-    assert cluster.table[first].submitted_at < cluster.table[again[0]].submitted_at
+    assert cluster.table[first].submitted_at <= cluster.table[again[0]].submitted_at
 
 
+@simulated()
 async def test_a_higher_priority_comes_sooner(cluster: Cluster) -> None:
     (busy,) = await submit_running(cluster, job("busy", workers=6))
     low, high = (
@@ -56,6 +59,7 @@ async def test_a_higher_priority_comes_sooner(cluster: Cluster) -> None:
     assert cluster.table[low[0]].state is JobState.QUEUED
 
 
+@simulated()
 async def test_of_jobs_stopped_while_the_lab_is_drained_nothing_stays_in_memory(
     cluster: Cluster,
 ) -> None:
@@ -68,6 +72,7 @@ async def test_of_jobs_stopped_while_the_lab_is_drained_nothing_stays_in_memory(
     assert not [ids for ids in kept if ids[0].startswith("never")]
 
 
+@simulated()
 async def test_a_job_waits_for_those_it_comes_after(cluster: Cluster) -> None:
     (first,) = await submit_running(cluster, job("first", "gpu0"))
     (then,) = cluster.submit(job("then", "gpu1", after=("first",)))
@@ -76,50 +81,48 @@ async def test_a_job_waits_for_those_it_comes_after(cluster: Cluster) -> None:
     await finish(cluster, first)
     await cluster.until_state(then, JobState.RUNNING)
     (never,) = cluster.submit(job("never", "gpu3", after=(other,)))
-    await finish(cluster, other, WorkerState.FAILED)
+    await finish(cluster, other, "failed")
     await cluster.until_state(never, JobState.BLOCKED)
     assert "which will never be done" in cluster.scheduler.job(never).message
     with pytest.raises(BadInput, match="it depends on unknown job"):
         cluster.submit(job("lost", "gpu3", after=("nobody",)))
 
 
-async def test_quotas_hold_and_others_pass() -> None:
-    rules = Discipline(users=(("ann", Allowance(gpus=2, jobs=3)),))
-    async with at_work(PolicyChoice(), discipline=rules) as cluster:
-        submit = cluster.scheduler.submit
-        (first,) = submit([job("first", workers=2)], by="ann")
-        await cluster.until_state(first.id, JobState.RUNNING)
-        (second,) = submit([job("second", workers=1)], by="ann")
-        await says(cluster, second.id, "user ann has 2 of 2 GPUs at once")
-        (bens,) = submit([job("bens", workers=1)], by="ben")
-        await cluster.until_state(bens.id, JobState.RUNNING)
-        assert cluster.table[second.id].state is JobState.BLOCKED
-        submit([job("third", workers=1)], by="ann")
-        with pytest.raises(Refused, match="the limit is 3"):
-            submit([job("fourth", workers=1)], by="ann")
-        with pytest.raises(Refused, match="may have 2 at once"):
-            submit([job("big", workers=4)], by="ann")
-        await finish(cluster, first.id)
-        await cluster.until_state(second.id, JobState.RUNNING)
+@simulated(discipline=Discipline(users=(("ann", Allowance(gpus=2, jobs=3)),)))
+async def test_quotas_hold_and_others_pass(cluster: Cluster) -> None:
+    submit = cluster.scheduler.submit
+    (first,) = submit([job("first", workers=2)], by="ann")
+    await cluster.until_state(first.id, JobState.RUNNING)
+    (second,) = submit([job("second", workers=1)], by="ann")
+    await says(cluster, second.id, "user ann has 2 of 2 GPUs at once")
+    (bens,) = submit([job("bens", workers=1)], by="ben")
+    await cluster.until_state(bens.id, JobState.RUNNING)
+    assert cluster.table[second.id].state is JobState.BLOCKED
+    submit([job("third", workers=1)], by="ann")
+    with pytest.raises(Refused, match="the limit is 3"):
+        submit([job("fourth", workers=1)], by="ann")
+    with pytest.raises(Refused, match="may have 2 at once"):
+        submit([job("big", workers=4)], by="ann")
+    await finish(cluster, first.id)
+    await cluster.until_state(second.id, JobState.RUNNING)
 
 
-async def test_a_more_urgent_job_takes_the_gpus_of_another_which_goes_on_later() -> None:
-    rules = Discipline(preempt=True, quantum_s=0.001)
-    async with at_work(PolicyChoice(), discipline=rules) as cluster:
-        (low,) = await submit_running(cluster, job("low", workers=6))
-        for index in range(2):
-            for name in cluster.fleet.job_workers(low):
-                cluster.fleet.report(name, index)
-        await cluster.until(lambda: cluster.table[low].iterations_done == 2)
-        (high,) = await submit_running(cluster, job("high", workers=6, priority=1))
-        assert cluster.table[low].state is JobState.QUEUED
-        await finish(cluster, high)
-        await cluster.until_state(low, JobState.RUNNING)
-        assert cluster.table[low].attempt == 1
-        assert cluster.table[low].first_iteration in (1, 2)
-        assert cluster.table[low].gpu_s > 0
+@simulated(discipline=Discipline(preempt=True, quantum_s=0.001))
+async def test_a_more_urgent_job_takes_the_gpus_of_another_which_goes_on_later(
+    cluster: Cluster,
+) -> None:
+    (low,) = await submit_running(cluster, job("low", workers=6))
+    await cluster.until_done(low, 2)
+    (high,) = await submit_running(cluster, job("high", workers=6, priority=1))
+    assert cluster.table[low].state is JobState.QUEUED
+    await finish(cluster, high)
+    await cluster.until_state(low, JobState.RUNNING)
+    assert cluster.table[low].attempt == 1
+    assert cluster.table[low].first_iteration >= 2
+    assert cluster.table[low].gpu_s > 0
 
 
+@simulated()
 async def test_a_preview_says_where_jobs_would_go_and_changes_nothing(cluster: Cluster) -> None:
     await submit_running(cluster, job("busy", "gpu0", "gpu1", "gpu2", "gpu3"))
     spread = job("spread", "gpu4", "gpu5")
@@ -133,6 +136,7 @@ async def test_a_preview_says_where_jobs_would_go_and_changes_nothing(cluster: C
     assert len(cluster.table.live()) == 1
 
 
+@simulated()
 async def test_decisions_are_kept_with_all_that_was_seen(cluster: Cluster) -> None:
     await submit_running(cluster, job("busy", workers=2))
     (job_id,) = await submit_running(
@@ -142,7 +146,7 @@ async def test_decisions_are_kept_with_all_that_was_seen(cluster: Cluster) -> No
     assert [decision["kind"] for decision in decisions] == ["placement", "topology"]
     for decision in decisions:
         assert decision["digest"] == digest(decision["saw"])
-        assert 0 < decision["seconds"] < 10
+        assert decision["seconds"] < 10
         policy: Any = load_policy(decision["policy"], decision["kind"])
         saw = arguments(decision["kind"], decision["saw"], cluster.lab)
         again = getattr(policy, METHODS[decision["kind"]])(*saw)
@@ -151,44 +155,48 @@ async def test_decisions_are_kept_with_all_that_was_seen(cluster: Cluster) -> No
     assert decisions[1]["reconfiguration"] == cluster.store.reconfigurations()[-1]["id"]
 
 
-async def test_policies_change_while_the_controller_runs(tmp_path: Path) -> None:
-    async with at_work(PolicyChoice()) as first:
-        await submit_running(first, job("before", workers=1))
-        await first.scheduler.policies.use(PolicyChoice(placement="random", order="srpt"))
-        (then,) = await submit_running(first, job("then", workers=1))
-        assert first.table.ledger.decisions(then)[0]["policy"] == "random"
-        with pytest.raises(BadInput, match=r"unknown policy .nonsense."):
-            await first.scheduler.policies.use(PolicyChoice(placement="nonsense"))
-        assert first.scheduler.policies.choice.placement == "random"
-    async with at_work(PolicyChoice(), first) as second:
-        assert second.scheduler.policies.choice.order == "srpt"
-    async with at_work(PolicyChoice(order="las"), first) as third:
-        assert (
-            third.scheduler.policies.choice.placement,
-            third.scheduler.policies.choice.order,
-        ) == ("consolidated", "las")
+@simulated()
+async def test_policies_change_while_the_controller_runs(cluster: Cluster) -> None:
+    await submit_running(cluster, job("before", workers=1))
+    await cluster.scheduler.policies.use(PolicyChoice(placement="random", order="srpt"))
+    (then,) = await submit_running(cluster, job("then", workers=1))
+    assert cluster.table.ledger.decisions(then)[0]["policy"] == "random"
+    with pytest.raises(BadInput, match=r"unknown policy .nonsense."):
+        await cluster.scheduler.policies.use(PolicyChoice(placement="nonsense"))
+    assert cluster.scheduler.policies.choice.placement == "random"
+    await cluster.kill_and_restart()
+    assert cluster.scheduler.policies.choice.order == "srpt"
+    cluster.policies = PolicyChoice(order="las")
+    await cluster.kill_and_restart()
+    choice = cluster.scheduler.policies.choice
+    assert (choice.placement, choice.order) == ("consolidated", "las")
 
 
-async def test_the_lab_file_says_what_nobody_else_does() -> None:
-    lab = LAB.with_changes(policies=PolicyChoice(order="srpt", topology="regroup", defragment=True))
+SAYS = PolicyChoice(order="srpt", topology="regroup", defragment=True)
 
-    def decide(cluster: Cluster) -> list[Any]:
+
+@simulated(PolicyChoice(order="las"), lab=LAB.with_changes(policies=SAYS))
+async def test_the_lab_file_says_what_nobody_else_does(cluster: Cluster) -> None:
+    def decide() -> list[Any]:
         words = cluster.scheduler.policies.words
         return [words[name] for name in ("placement", "order", "topology", "defragment")]
 
-    async with at_work(PolicyChoice(order="las"), lab=lab) as first:
-        assert decide(first) == ["consolidated", "las", "regroup", True]
-        await first.scheduler.policies.use(PolicyChoice(topology="keep", defragment=False))
-        assert decide(first) == ["consolidated", "las", "keep", False]
-    async with at_work(PolicyChoice(order="las"), first, lab=lab) as second:
-        assert decide(second) == ["consolidated", "las", "keep", False]
-    async with at_work(PolicyChoice(topology="cheapest"), first, lab=lab) as third:
-        assert decide(third) == ["consolidated", "srpt", "cheapest", True]
-    wrong = LAB.with_changes(policies=PolicyChoice(order="nonsense"))
-    with pytest.raises(BadInput, match="unknown policy 'nonsense'"):
-        Cluster(PolicyChoice(), lab=wrong)
+    assert decide() == ["consolidated", "las", "regroup", True]
+    await cluster.scheduler.policies.use(PolicyChoice(topology="keep", defragment=False))
+    assert decide() == ["consolidated", "las", "keep", False]
+    await cluster.kill_and_restart()
+    assert decide() == ["consolidated", "las", "keep", False]
+    cluster.policies = PolicyChoice(topology="cheapest")
+    await cluster.kill_and_restart()
+    assert decide() == ["consolidated", "srpt", "cheapest", True]
+    cluster.controller.kill()
+    cluster.lab = LAB.with_changes(policies=PolicyChoice(order="nonsense"))
+    cluster.start_controller()
+    await asyncio.sleep(1)
+    assert "unknown policy 'nonsense'" in cluster.world.lines[-2]
 
 
+@simulated()
 async def test_a_job_may_ask_for_a_built_in_policy_only(cluster: Cluster, tmp_path: Path) -> None:
     (job_id,) = await submit_running(cluster, job("own", workers=1, placement="rack-aware"))
     assert cluster.table.ledger.decisions(job_id)[0]["policy"] == "rack-aware"

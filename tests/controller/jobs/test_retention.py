@@ -6,14 +6,11 @@ from pathlib import Path
 import pytest
 
 from patchlight.controller.jobs.ledger import MOST_KEPT_BYTES, JobLedger, JobOutputs, Retention
-from patchlight.controller.jobs.policy_set import DEFAULT_POLICIES
 from patchlight.controller.storage.store import Store
 from patchlight.testbed.jobs import JobSpec, JobState, JobStatus
 from patchlight.testbed.lab.rules import Discipline
-from patchlight.testbed.wire.agent_status import AgentStatus
-from patchlight.testbed.wire.worker_api import WorkerState
-from tests.support.job_api import job_command
-from tests.support.job_cluster import at_work, finish, job, submit_running
+from tests.support.job_api import JobCommand
+from tests.support.job_cluster import Cluster, finish, job, simulated, submit_running
 
 
 def done(job_id: str, finished_at: float) -> JobStatus:
@@ -55,98 +52,71 @@ def test_events_and_changes_go_with_the_time_but_not_those_that_are_open(tmp_pat
     assert [event["kind"] for event in store.events()] == ["job-done", "test"]
 
 
-async def test_what_workers_printed_is_there_after_their_end(tmp_path: Path) -> None:
-    outputs = JobOutputs(tmp_path / "outputs")
-    async with at_work(DEFAULT_POLICIES, outputs=outputs) as cluster, job_command(cluster) as run:
-        (job_id,) = await submit_running(cluster, job("talks", workers=2))
-        first, second = cluster.fleet.job_workers(job_id)
-        cluster.fleet.printed[first] = "half a line"
-        cluster.fleet.printed[second] = "x" * MOST_KEPT_BYTES + "\nthe end\n"
-        await finish(cluster, job_id)
-        await cluster.until(lambda: job_id not in cluster.table.running)
-        assert (await run("logs", job_id, "--worker", "0")).startswith("half a line")
-        said = await run("logs", job_id, "--worker", "1")
-        assert "\n[9 bytes of output were dropped]\n" in f"\n{said}"
-        assert "\nthe end\n" in said
-        both = await run("logs", job_id)
-        assert "[0] half a line\n" in both
-        assert "[1] the end\n" in both
-        assert "has no worker 2" in await run("logs", job_id, "--worker", "2", code=2)
-        outputs.forget(job_id)
-        assert "half a line" not in await run("logs", job_id)
+@simulated()
+async def test_what_workers_printed_is_there_after_their_end(cluster: Cluster) -> None:
+    run = JobCommand(cluster)
+    (job_id,) = await submit_running(cluster, job("talks", workers=2))
+    first, second = cluster.workers_of(job_id)
+    first.prints("half a line")
+    second.prints("x" * MOST_KEPT_BYTES + "\nthe end\n")
+    await finish(cluster, job_id)
+    await cluster.until(lambda: job_id not in cluster.table.running)
+    assert (await run("logs", job_id, "--worker", "0")).startswith("half a line")
+    said = await run("logs", job_id, "--worker", "1")
+    assert "\n[9 bytes of output were dropped]\n" in f"\n{said}"
+    assert "\nthe end\n" in said
+    both = await run("logs", job_id)
+    assert "[0] half a line\n" in both
+    assert "[1] the end\n" in both
+    assert "has no worker 2" in await run("logs", job_id, "--worker", "2", code=2)
+    assert cluster.table.outputs is not None
+    cluster.table.outputs.forget(job_id)
+    assert "half a line" not in await run("logs", job_id)
 
 
-async def test_what_workers_print_as_they_are_told_to_end_is_kept(tmp_path: Path) -> None:
-    outputs = JobOutputs(tmp_path / "outputs")
-    async with at_work(DEFAULT_POLICIES, outputs=outputs) as cluster, job_command(cluster) as run:
-        (job_id,) = await submit_running(cluster, job("tidy", workers=2))
-        for worker in cluster.fleet.job_workers(job_id):
-            cluster.fleet.printed[worker] = "at work\n"
-        cluster.fleet.last_words = "saved at step 7\n"
-        await run("stop", job_id)
-        said = await run("logs", job_id, "--worker", "1")
-        assert said.startswith("at work\nsaved at step 7\n")
+@simulated()
+async def test_workers_left_behind_by_a_job_that_ended_are_heard_out(cluster: Cluster) -> None:
+    (job_id,) = await submit_running(cluster, job("tidy", workers=1))
+    (worker,) = cluster.workers_of(job_id)
+    # Its agent answers nothing until the job is over.
+    cluster.refusals.update(dict.fromkeys(("end", "log", "delete"), "not now"))
+    await cluster.scheduler.stop(job_id)
+    await cluster.until(lambda: job_id not in cluster.table.running)
+    cluster.refusals.clear()
+    worker.prints("saved")
+    await cluster.until(lambda: not cluster.workers)
+    assert cluster.table.outputs is not None
+    kept = cluster.table.outputs.read(job_id, 0, 0, 100)
+    assert kept is not None
+    assert kept.text == "saved"
 
 
-async def test_workers_left_behind_by_a_job_that_ended_are_heard_out(tmp_path: Path) -> None:
-    outputs = JobOutputs(tmp_path / "outputs")
-    async with at_work(DEFAULT_POLICIES, outputs=outputs) as cluster:
-        (job_id,) = await submit_running(cluster, job("tidy", workers=1))
-        (name,) = cluster.fleet.job_workers(job_id)
-        # Its agent answers nothing until the job is over.
-        cluster.fleet.refusals = dict.fromkeys(("end", "log", "delete"), "not now")
-        await cluster.scheduler.stop(job_id)
-        await cluster.until(lambda: job_id not in cluster.table.running)
-        cluster.fleet.refusals, cluster.fleet.last_words = {}, "saved"
-        left = cluster.fleet.workers[name].model_copy(update={"job": job_id})
-        agent = AgentStatus(
-            server="server1", version="1", runner="process", gpus=[], nics=[], workers=[left]
-        )
-        assert cluster.fleet.on_status is not None
-        await cluster.fleet.on_status(agent)
-        await cluster.until(lambda: not cluster.fleet.workers)
-        kept = outputs.read(job_id, 0, 0, 100)
-        assert kept is not None
-        assert kept.text == "saved"
-
-
+@simulated()
 async def test_of_workers_that_were_never_made_no_output_is_missed(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    cluster: Cluster, caplog: pytest.LogCaptureFixture
 ) -> None:
-    outputs = JobOutputs(tmp_path / "outputs")
-    async with at_work(DEFAULT_POLICIES, outputs=outputs) as cluster:
-        cluster.fleet.refusals["create"] = "the lab names no such folder"
-        (refused,) = cluster.submit(job("refused", workers=4))
-        await cluster.until_state(refused, JobState.FAILED)
-        await cluster.until(lambda: refused not in cluster.table.running)
-        assert "could not be kept" not in caplog.text
-        cluster.fleet.refusals = {"log": "no output here"}
-        (mute,) = await submit_running(cluster, job("mute", workers=4))
-        await finish(cluster, mute)
-        await cluster.until(lambda: mute not in cluster.table.running)
-        assert caplog.text.count("could not be kept") == 1
-        assert f"job {mute}: the output of 4 workers could not be kept: " in caplog.text
+    cluster.refusals["create"] = "the lab names no such folder"
+    (refused,) = cluster.submit(job("refused", workers=4))
+    await cluster.until_state(refused, JobState.FAILED)
+    await cluster.until(lambda: refused not in cluster.table.running)
+    assert "could not be kept" not in caplog.text
+    del cluster.refusals["create"]
+    cluster.refusals["log"] = "no output here"
+    (mute,) = await submit_running(cluster, job("mute", workers=4))
+    await finish(cluster, mute)
+    await cluster.until(lambda: mute not in cluster.table.running)
+    assert cluster.table[mute].state is JobState.DONE
+    assert caplog.text.count("could not be kept") == 1
+    assert f"job {mute}: the output of 4 workers could not be kept: " in caplog.text
 
 
-async def test_an_agent_that_refuses_its_output_delays_nothing(tmp_path: Path) -> None:
-    outputs = JobOutputs(tmp_path / "outputs")
-    async with at_work(DEFAULT_POLICIES, outputs=outputs) as cluster:
-        (job_id,) = await submit_running(cluster, job("mute", workers=2))
-        cluster.fleet.refusals["log"] = "no output here"
-        await finish(cluster, job_id)
-        await cluster.until(lambda: job_id not in cluster.table.running)
-        assert cluster.table[job_id].state is JobState.DONE
-        assert outputs.read(job_id, 0, 0, 100) is None
-
-
-async def test_a_disk_that_is_full_keeps_no_job_from_ending(tmp_path: Path) -> None:
-    (tmp_path / "outputs").write_text("no folder")
-    outputs = JobOutputs(tmp_path / "outputs")
-    async with at_work(DEFAULT_POLICIES, outputs=outputs) as cluster:
-        (job_id,) = await submit_running(cluster, job("talks", workers=1))
-        cluster.fleet.printed[cluster.fleet.job_workers(job_id)[0]] = "words"
-        await finish(cluster, job_id)
-        assert cluster.table[job_id].state is JobState.DONE
+@simulated()
+async def test_a_disk_that_is_full_keeps_no_job_from_ending(cluster: Cluster) -> None:
+    (cluster.state / "outputs").write_text("no folder")
+    (job_id,) = await submit_running(cluster, job("talks", workers=1))
+    cluster.workers_of(job_id)[0].prints("words")
+    await finish(cluster, job_id)
+    assert cluster.table[job_id].state is JobState.DONE
 
 
 def test_a_character_is_not_cut_in_two(tmp_path: Path) -> None:
@@ -159,22 +129,17 @@ def test_a_character_is_not_cut_in_two(tmp_path: Path) -> None:
     assert text == "aé漢b"
 
 
-async def test_show_says_how_each_worker_can_be_held() -> None:
-    async with at_work(DEFAULT_POLICIES) as cluster, job_command(cluster) as run:
-        program = JobSpec("own", trainer="command", command=("train",), workers=2)
-        ours, own = await submit_running(cluster, job("ours", workers=2), program)
-        assert "Patchlight, between two iterations" in await run("show", ours, "--wide")
-        assert "not known yet" in await run("show", own, "--wide")
-        for name, how in zip(cluster.fleet.job_workers(own), ("protocol", "freeze"), strict=True):
-            update = {"holds_by": how}
-            cluster.fleet.workers[name] = cluster.fleet.workers[name].model_copy(update=update)
-        worker = cluster.table.running[own].workers[1]
-        await cluster.until(lambda: worker.status.holds_by == "freeze")
-        said = " ".join((await run("show", own, "--wide")).split())
-        assert "worker 0: itself, between two iterations" in said
-        assert "worker 1: Patchlight, at once" in said
-        cluster.fleet.put(own, WorkerState.DONE)
-        await finish(cluster, ours)
+@simulated()
+async def test_show_says_how_each_worker_can_be_held(cluster: Cluster) -> None:
+    run = JobCommand(cluster)
+    program = JobSpec("own", trainer="command", command=("train",), workers=2)
+    ours, own = cluster.submit(job("ours", workers=2), program)
+    await cluster.until_trains(ours)
+    assert "Patchlight, between two iterations" in await run("show", ours, "--wide")
+    worker = cluster.table.running[own].workers[1]
+    await cluster.until(lambda: worker.status.holds_by == "freeze")
+    said = " ".join((await run("show", own, "--wide")).split())
+    assert "held by Patchlight, at once" in said
 
 
 async def test_old_records_stay_while_nothing_can_be_written(tmp_path: Path) -> None:

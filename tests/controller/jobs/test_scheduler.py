@@ -11,8 +11,7 @@ import pytest
 from patchlight.controller.changes.record import Refused
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.jobs import JobSpec, JobState
-from patchlight.testbed.wire.worker_api import WorkerState
-from tests.support.job_cluster import Cluster, finish, job, submit_running
+from tests.support.job_cluster import Cluster, finish, job, simulated, submit_running
 
 SPREAD = ("gpu0", "gpu2", "gpu4", "gpu5")
 
@@ -20,22 +19,21 @@ SPREAD = ("gpu0", "gpu2", "gpu4", "gpu5")
 # -- the queue and the gangs -------------------------------------------------------------------
 
 
+@simulated()
 async def test_a_job_trains_and_its_workers_go(cluster: Cluster) -> None:
-    (job_id,) = await submit_running(cluster, job("one", "gpu0", "gpu1"))
-    first, second = cluster.fleet.job_workers(job_id)
-    cluster.fleet.report(first, 0)
-    await cluster.until(lambda: cluster.table[job_id].iterations_done == 1)
-    cluster.fleet.report(second, 0)
-    await finish(cluster, job_id)
+    (job_id,) = await submit_running(cluster, job("one", "gpu0", "gpu1", iterations=2))
+    await cluster.until_state(job_id, JobState.DONE)
     status = cluster.scheduler.job(job_id)
     assert status.hosts == ("server1.gpu0", "server1.gpu1")
     assert status.restarts == 0
     assert status.submitted_at <= (status.started_at or 0) <= (status.finished_at or 0)
-    await cluster.until(lambda: not cluster.fleet.workers)
+    await cluster.until(lambda: not cluster.workers)
     reports, _ = cluster.table.ledger.iterations(job_id)
-    assert sorted((report["rank"], report["index"]) for report in reports) == [(0, 0), (1, 0)]
+    found = sorted((report["rank"], report["index"]) for report in reports)
+    assert found == [(0, 0), (0, 1), (1, 0), (1, 1)]
 
 
+@simulated()
 async def test_gangs_have_their_turn_in_the_order_of_submission(cluster: Cluster) -> None:
     (first,) = await submit_running(cluster, job("first", "gpu0"))
     second, third = (*cluster.submit(job("second", "gpu0")), *cluster.submit(job("third", "gpu1")))
@@ -48,10 +46,11 @@ async def test_gangs_have_their_turn_in_the_order_of_submission(cluster: Cluster
     assert [status.id for status in cluster.table.page()] == [first, second, third]
 
 
+@simulated()
 async def test_a_job_that_left_its_gang_is_stopped_alone(cluster: Cluster) -> None:
     specs = job("a", "gpu0", retries=1), job("b", "gpu1")
     first, second = await submit_running(cluster, *specs)
-    cluster.fleet.put(first, WorkerState.FAILED, "GPU fell off")
+    cluster.end(first, "failed", "GPU fell off")
     await cluster.until(lambda: cluster.table[first].attempt == 1)
     await cluster.until_state(first, JobState.RUNNING)
     await cluster.scheduler.restart(first)
@@ -59,69 +58,70 @@ async def test_a_job_that_left_its_gang_is_stopped_alone(cluster: Cluster) -> No
     await cluster.scheduler.stop(first)
     await finish(cluster, second)
     # One that has ended takes nobody with it either.
+    print(cluster.table[second].message)
     assert [cluster.table[each].state for each in (first, second)] == [
         JobState.STOPPED,
         JobState.DONE,
     ]
 
 
+@simulated()
 async def test_the_jobs_of_a_gang_start_together(cluster: Cluster) -> None:
-    cluster.fleet.first_state = WorkerState.STARTING
+    cluster.get_ready = False
     first, second = cluster.submit(job("a", "gpu0", "gpu1"), job("b", "gpu2"))
-    await cluster.until(lambda: len(cluster.fleet.workers) == 3)
-    cluster.fleet.put(first, WorkerState.READY)
-    await asyncio.sleep(0.3)
+    await cluster.until(lambda: len(cluster.workers) == 3)
+    for worker in cluster.workers_of(first):
+        worker.ready.set()
+    await asyncio.sleep(5)
     assert cluster.table[first].state is JobState.PREPARING
-    assert not [call for call, _ in cluster.fleet.calls if call == "start"]
-    cluster.fleet.put(second, WorkerState.READY)
+    assert not [call for call, _ in cluster.calls if call == "start"]
+    for worker in cluster.workers_of(second):
+        worker.ready.set()
     for job_id in (first, second):
         await cluster.until_state(job_id, JobState.RUNNING)
 
 
+@simulated()
 async def test_a_job_that_fails_leaves_the_others_of_its_gang_alone(cluster: Cluster) -> None:
     fails, goes_on = await submit_running(cluster, job("a", "gpu0", "gpu1"), job("b", "gpu2"))
-    cluster.fleet.put_worker(f"{fails}-1", WorkerState.FAILED, "out of memory")
+    cluster.workers[f"{fails}-1"].end("failed", "out of memory")
     await cluster.until_state(fails, JobState.FAILED)
     status = cluster.scheduler.job(fails)
     assert "worker 1 on server1.gpu1 failed: out of memory" in status.message
     assert status.last_lines == ("out of memory",)
-    await cluster.until(lambda: not cluster.fleet.job_workers(fails))
+    await cluster.until(lambda: not cluster.workers_of(fails))
     assert cluster.table[goes_on].state is JobState.RUNNING
     await finish(cluster, goes_on)
 
 
+@simulated()
 async def test_a_worker_that_was_started_again_is_counted(cluster: Cluster) -> None:
     (job_id,) = await submit_running(cluster, job("again", "gpu0"))
-    for index in (0, 1, 0):
-        cluster.fleet.report(f"{job_id}-0", index)
+    await cluster.until_done(job_id, 2)
+    (worker,) = cluster.workers_of(job_id)
+    worker.prints_report(0)
     await cluster.until(lambda: cluster.table[job_id].restarts == 1)
-    assert cluster.table[job_id].iterations_done == 2
+    assert cluster.table[job_id].iterations_done >= 2
 
 
-async def test_a_restart_that_the_agent_tells_of_is_counted(cluster: Cluster) -> None:
-    (job_id,) = await submit_running(cluster, job("again", "gpu0"))
-    name = f"{job_id}-0"
-    began_anew = cluster.fleet.workers[name].model_copy(update={"restarts": 2})
-    cluster.fleet.workers[name] = began_anew
-    cluster.fleet.report(name, 0)
-    await cluster.until(lambda: cluster.table[job_id].restarts == 2)
-
-
-async def test_what_nobody_foresaw_of_a_job_fails_that_job_alone(cluster: Cluster) -> None:
-    cluster.fleet.bugs = {"create"}
+@simulated()
+async def test_what_nobody_foresaw_of_a_job_fails_that_job_alone(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.refusals["create"] = ZeroDivisionError()
     (fails,) = cluster.submit(job("fails", "gpu0"))
     await cluster.until_state(fails, JobState.FAILED)
     assert "unexpected ZeroDivisionError" in cluster.table[fails].message
-    cluster.fleet.bugs = set()
+    cluster.refusals.clear()
     first, second = await submit_running(cluster, job("first", "gpu0"), job("second", "gpu1"))
-    cluster.fleet.bugs = {f"worker {first}-0"}
+    cluster.refusals[f"worker {first}-0"] = ZeroDivisionError()
     await cluster.until_state(first, JobState.FAILED)
-    cluster.fleet.bugs = set()
+    cluster.refusals.clear()
     await finish(cluster, second)
-    cluster.ocs.bug = True
-    (unplaced,) = cluster.submit(job("unplaced", workers=1))
-    await cluster.until(lambda: "ZeroDivisionError" in cluster.scheduler.job(unplaced).message)
-    cluster.ocs.bug = False
+    with monkeypatch.context() as patch:
+        patch.setattr(cluster.parts.drivers["ocs1"], "read_map", lambda: 1 // 0)
+        (unplaced,) = cluster.submit(job("unplaced", workers=1))
+        await cluster.until(lambda: "ZeroDivisionError" in cluster.scheduler.job(unplaced).message)
     await submit_running(cluster, job("next", workers=1))
     await cluster.until_state(unplaced, JobState.RUNNING)
 
@@ -129,6 +129,7 @@ async def test_what_nobody_foresaw_of_a_job_fails_that_job_alone(cluster: Cluste
 # -- hosts -------------------------------------------------------------------------------------
 
 
+@simulated()
 async def test_a_job_waits_until_there_is_room_for_it(cluster: Cluster) -> None:
     (first,) = await submit_running(cluster, job("first", "gpu0"))
     (all_six,) = cluster.submit(job("six", workers=6))
@@ -139,6 +140,7 @@ async def test_a_job_waits_until_there_is_room_for_it(cluster: Cluster) -> None:
     assert len(set(cluster.table[all_six].hosts)) == 6
 
 
+@simulated()
 async def test_jobs_of_a_gang_get_hosts_of_their_own(cluster: Cluster) -> None:
     gang = job("named", "gpu0"), job("three", workers=3), job("two", workers=2)
     job_ids = await submit_running(cluster, *gang)
@@ -146,6 +148,7 @@ async def test_jobs_of_a_gang_get_hosts_of_their_own(cluster: Cluster) -> None:
     assert len(hosts) == len(set(hosts)) == 6
 
 
+@simulated()
 async def test_a_job_that_can_never_run_is_not_taken(cluster: Cluster) -> None:
     for specs, why in (
         ((), "no job given"),
@@ -170,80 +173,87 @@ async def test_a_job_that_can_never_run_is_not_taken(cluster: Cluster) -> None:
     assert cluster.table.page() == []
 
 
+@simulated()
 async def test_a_job_whose_hosts_are_out_of_reach_waits_until_they_are_back(
     cluster: Cluster,
 ) -> None:
-    cluster.ocs.away = True
+    cluster.ocs.kill()
     (lost,) = cluster.submit(job("lost", workers=2))
-    words = "cannot be reached: ocs1: ocs1 does not answer"
-    await cluster.until(lambda: words in cluster.scheduler.job(lost).message)
-    cluster.ocs.away = False
-    cluster.submit(job("next", workers=2))  # the lab is looked at
+    await cluster.until(lambda: "cannot be reached: ocs1" in cluster.scheduler.job(lost).message)
+    cluster.ocs.start()
     await cluster.until_state(lost, JobState.RUNNING)
 
 
+@simulated()
 async def test_a_job_waits_for_hosts_that_a_full_packet_switch_does_not_serve(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+    cluster: Cluster,
 ) -> None:
-    full = {host.name: "tor1 lacks 3 flow entries: table full" for host in cluster.lab.hosts}
-    unserved = dict(full)
-    monkeypatch.setattr(cluster.flows, "unserved", lambda: dict(unserved))
+    for switch in cluster.plant.switches.values():
+        switch.reboot(None)
+        switch.refuse(1000)
+    await cluster.kill_and_restart()
     (waits,) = cluster.submit(job("waits", workers=2))
     await cluster.until(lambda: "table full" in cluster.scheduler.job(waits).message)
-    unserved.clear()
-    cluster.submit(job("next", workers=2))  # the lab is looked at
+    for switch in cluster.plant.switches.values():
+        switch.refuse(0)
     await cluster.until_state(waits, JobState.RUNNING)
 
 
+@simulated()
 async def test_hosts_at_ports_that_their_packet_switch_has_not_are_not_used(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+    cluster: Cluster,
 ) -> None:
-    lab = cluster.lab
-    ends = [lab.fibre_ends[host.endpoint][0] for host in lab.hosts]
-    missing = {end: f"no port {end.port}" for end in ends}
-    monkeypatch.setattr(cluster.flows, "missing_ports", lambda: missing)
-    # One that needs no network, too, as with a NIC without a carrier.
-    (waits,) = cluster.submit(job("waits", workers=1))
-    words = f"{ends[0].device} has no port {ends[0].port}"
-    await cluster.until(lambda: words in cluster.scheduler.job(waits).message)
-    missing.clear()
-    cluster.submit(job("next", workers=1))  # the lab is looked at
+    tor1 = cluster.plant.switches["tor1"]
+
+    def come_again(numbers: dict[int, int]) -> None:
+        tor1.kill()
+        tor1.numbers = numbers
+        tor1.start()
+
+    numbers = tor1.numbers
+    come_again({1: 1})
+    (waits,) = cluster.submit(job("waits", "gpu1", "gpu4"))
+    await cluster.until(lambda: "tor1 has no port 2" in cluster.scheduler.job(waits).message)
+    come_again(numbers)
     await cluster.until_state(waits, JobState.RUNNING)
 
 
 @pytest.mark.parametrize(
     "agents", [{"create": "GPU gpu1 is leased"}, {"start": "the worker is gone"}]
 )
+@simulated()
 async def test_a_job_that_cannot_be_prepared_gives_everything_back(
     cluster: Cluster, agents: dict[str, str]
 ) -> None:
-    cluster.fleet.refusals = agents
+    cluster.refusals.update(agents)
     (job_id,) = cluster.submit(job("no", "gpu0", "gpu1"))
     await cluster.until_state(job_id, JobState.FAILED)
     (message,) = agents.values()
     assert message in cluster.table[job_id].message
     await cluster.until(lambda: job_id not in cluster.table.running)
-    assert not cluster.fleet.workers
+    assert not cluster.workers
     # Every rank was asked before any was given back.
-    calls = [call for call, _ in cluster.fleet.calls]
+    calls = [call for call, _ in cluster.calls]
     assert calls.index("delete") == len(calls) - 2
-    cluster.fleet.refusals = {}
+    cluster.refusals.clear()
     await submit_running(cluster, job("yes", "gpu0", "gpu1"))
 
 
+@simulated()
 async def test_a_worker_that_dies_while_it_is_prepared_says_why(cluster: Cluster) -> None:
-    cluster.fleet.first_state = WorkerState.STARTING
+    cluster.get_ready = False
     (job_id,) = cluster.submit(job("dies", "gpu0"))
-    await cluster.until(lambda: cluster.fleet.workers)
-    cluster.fleet.put(job_id, WorkerState.FAILED, "no such GPU")
+    await cluster.until(lambda: cluster.workers)
+    cluster.end(job_id, "failed", "no such GPU")
     await cluster.until_state(job_id, JobState.FAILED)
     assert "no such GPU" in cluster.table[job_id].message
     assert cluster.table[job_id].started_at is None
 
 
+@simulated()
 async def test_a_worker_that_cannot_be_stopped_is_an_event(cluster: Cluster) -> None:
     (job_id,) = await submit_running(cluster, job("stays", "gpu0"))
-    cluster.fleet.refusals = {"delete": "the NIC does not come back"}
+    cluster.refusals = {"delete": "the NIC does not come back"}
     await finish(cluster, job_id)
     await cluster.until(lambda: job_id not in cluster.table.running)
     left = [e["message"] for e in cluster.store.events() if e["kind"] == "worker-left-behind"]
@@ -253,6 +263,7 @@ async def test_a_worker_that_cannot_be_stopped_is_an_event(cluster: Cluster) -> 
 # -- stopping ----------------------------------------------------------------------------------
 
 
+@simulated()
 async def test_a_job_that_waits_is_stopped_with_its_gang(cluster: Cluster) -> None:
     (first,) = await submit_running(cluster, job("first", "gpu0"))
     second, third = cluster.submit(job("second", "gpu0"), job("third", "gpu1"))
@@ -262,30 +273,33 @@ async def test_a_job_that_waits_is_stopped_with_its_gang(cluster: Cluster) -> No
     assert cluster.table[second].started_at is None
 
 
+@simulated()
 async def test_a_job_is_stopped_while_its_circuits_change(cluster: Cluster) -> None:
-    cluster.flows.open.clear()
+    assert cluster.ocs.emulated is not None
+    cluster.ocs.emulated.faults.stall_s = 5.0
     (job_id,) = cluster.submit(job("four", *SPREAD), topology="regroup")
     await cluster.until(lambda: cluster.store.reconfigurations())
     assert (await cluster.scheduler.stop(job_id)).state is JobState.STOPPED
-    assert not cluster.fleet.calls
+    assert not cluster.calls
     # The change itself comes to its own end.
-    cluster.flows.open.set()
-    await cluster.transactions.close()
-    assert len(await cluster.switches_of(SPREAD)) == 1
+    await cluster.until(lambda: not cluster.transactions.busy)
+    assert len(cluster.switches_of(SPREAD)) == 1
 
 
 @pytest.mark.parametrize("state", [JobState.PREPARING, JobState.RUNNING])
+@simulated()
 async def test_a_job_that_has_workers_is_stopped(cluster: Cluster, state: JobState) -> None:
     if state is JobState.PREPARING:
-        cluster.fleet.first_state = WorkerState.STARTING
+        cluster.get_ready = False
     (job_id,) = cluster.submit(job("stopped", "gpu0", "gpu1"))
     await cluster.until_state(job_id, state)
-    await cluster.until(lambda: len(cluster.fleet.workers) == 2)
+    await cluster.until(lambda: len(cluster.workers) == 2)
     assert (await cluster.scheduler.stop(job_id)).state is JobState.STOPPED
-    assert not cluster.fleet.workers
+    assert not cluster.workers
     assert not cluster.table.running
 
 
+@simulated()
 async def test_a_job_that_is_stopped_as_its_turn_comes_keeps_no_host(cluster: Cluster) -> None:
     await asyncio.sleep(0)
     (job_id,) = cluster.submit(job("soon", "gpu0"))
@@ -295,6 +309,7 @@ async def test_a_job_that_is_stopped_as_its_turn_comes_keeps_no_host(cluster: Cl
     await submit_running(cluster, job("next", "gpu0"))
 
 
+@simulated()
 async def test_a_job_that_has_ended_stays_as_it_ended(cluster: Cluster) -> None:
     (job_id,) = await submit_running(cluster, job("done", "gpu0"))
     await finish(cluster, job_id)
@@ -303,6 +318,7 @@ async def test_a_job_that_has_ended_stays_as_it_ended(cluster: Cluster) -> None:
         await cluster.scheduler.stop("nobody")
 
 
+@simulated()
 async def test_a_job_of_another_user_is_stopped_and_restarted_only_by_force(
     cluster: Cluster,
 ) -> None:
@@ -323,22 +339,25 @@ async def test_a_job_of_another_user_is_stopped_and_restarted_only_by_force(
 # -- circuits ----------------------------------------------------------------------------------
 
 
+@simulated()
 async def test_a_job_is_regrouped_before_it_has_workers(cluster: Cluster) -> None:
-    assert len(await cluster.switches_of(SPREAD)) == 2
+    assert len(cluster.switches_of(SPREAD)) == 2
     (job_id,) = await submit_running(cluster, job("four", *SPREAD), topology="regroup")
-    assert len(await cluster.switches_of(SPREAD)) == 1
+    assert len(cluster.switches_of(SPREAD)) == 1
     (change,) = cluster.store.reconfigurations()
     assert change["why"] == f"regroup {job_id}"
 
 
+@simulated()
 async def test_a_job_whose_circuits_cannot_be_switched_fails(cluster: Cluster) -> None:
     cluster.circuits.stop.press("maintenance", "eva")
     (job_id,) = cluster.submit(job("four", *SPREAD), topology="regroup")
     await cluster.until_state(job_id, JobState.FAILED)
     assert "the circuits could not be switched (refused)" in cluster.table[job_id].message
-    assert not cluster.fleet.calls
+    assert not cluster.calls
 
 
+@simulated()
 async def test_who_asks_for_what_cannot_be_regrouped_is_told_so(cluster: Cluster) -> None:
     # Two of its NICs may not move, and they are under different switches.
     ports = [int(cluster.lab.fibre_ends[cluster.lab.host(h).endpoint][0].port) for h in SPREAD]
@@ -349,6 +368,7 @@ async def test_who_asks_for_what_cannot_be_regrouped_is_told_so(cluster: Cluster
     assert cluster.faults() == []
 
 
+@simulated()
 async def test_the_text_of_a_job_is_that_of_its_record_as_it_is_now(cluster: Cluster) -> None:
     (job_id,) = await submit_running(cluster, job("four", *SPREAD))
     (waits,) = cluster.submit(job("waits", *SPREAD))
@@ -370,12 +390,13 @@ async def test_the_text_of_a_job_is_that_of_its_record_as_it_is_now(cluster: Clu
     assert texts() == records()
 
 
+@simulated()
 async def test_running_jobs_are_regrouped_while_they_run(cluster: Cluster) -> None:
     (job_id,) = await submit_running(cluster, job("four", *SPREAD))
     change = await cluster.scheduler.rewiring.regroup([job_id])
     assert change.state == "committed"
-    assert len(await cluster.switches_of(SPREAD)) == 1
-    calls = [call for call, _ in cluster.fleet.calls]
+    assert len(cluster.switches_of(SPREAD)) == 1
+    calls = [call for call, _ in cluster.calls]
     assert calls.index("hold") < calls.index("release")
     await finish(cluster, job_id)
     await cluster.until(lambda: job_id not in cluster.table.running)

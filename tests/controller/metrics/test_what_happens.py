@@ -24,9 +24,10 @@ from patchlight.controller.packet_switches.openflow.client import Speaker
 from patchlight.controller.packet_switches.openflow.flowtable import SpeakerOptions
 from patchlight.controller.packet_switches.switches import PacketSwitches
 from patchlight.testbed.errors import BadInput
+from patchlight.testbed.jobs import JobState
 from patchlight.testbed.labfile.reader import load_lab
 from tests.support.change_bench import ChangeBench
-from tests.support.job_cluster import Cluster, finish, job, submit_running
+from tests.support.job_cluster import Cluster, job, simulated, submit_running
 
 Key = tuple[str, tuple[str, ...]]
 
@@ -54,25 +55,25 @@ class Clock:
         return self.now_s
 
 
+@simulated()
 async def test_workers_are_counted_until_a_while_after_their_job(cluster: Cluster) -> None:
     registry, clock = CollectorRegistry(), Clock()
     progress = JobProgress(registry, cluster.table.running, 10.0, clock)
     cluster.table.on_reports.append(progress.reported)
-    (job_id,) = await submit_running(cluster, job("a", workers=2))
+    (job_id,) = cluster.submit(job("a", workers=2, iterations=2))
+    await cluster.until_state(job_id, JobState.DONE)
     hosts = cluster.table[job_id].hosts
-    for index in (0, 1):
-        cluster.report_all(job_id, index, at=100.0 + index)
     of_rank_1 = ("worker_iterations_total", (job_id, "1", hosts[1]))
-    await cluster.until(lambda: values(registry.collect()).get(of_rank_1) == 2)
-    await cluster.until(
-        lambda: values(registry.collect())["job_iteration_seconds_count", (job_id,)] == 4
-    )
     shown = values(registry.collect())
-    assert shown["worker_sent_bytes_total", (job_id, "0", hosts[0])] == 2 * 8 * 10
+    assert shown[of_rank_1] == 2
+    assert shown["job_iteration_seconds_count", (job_id,)] == 4
+    sent_bytes = cluster.table[job_id].spec.gradient_bytes
+    assert shown["worker_sent_bytes_total", (job_id, "0", hosts[0])] == 2 * sent_bytes * 10
     assert shown["worker_compute_seconds_total", (job_id, "0", hosts[0])] == pytest.approx(0.2)
     assert shown["job_iteration_seconds_sum", (job_id,)] == pytest.approx(0.8)
-    assert shown["job_last_iteration_timestamp_seconds", (job_id,)] == 101.0
-    await finish(cluster, job_id)
+    reports, _ = cluster.table.ledger.iterations(job_id)
+    last = shown["job_last_iteration_timestamp_seconds", (job_id,)]
+    assert last == max(report["finished_at"] for report in reports)
     await cluster.until(lambda: job_id not in cluster.table.running)
     progress.prune()
     assert of_rank_1 in values(registry.collect())  # its last values can still be scraped
@@ -81,6 +82,7 @@ async def test_workers_are_counted_until_a_while_after_their_job(cluster: Cluste
     assert values(registry.collect()) == {}
 
 
+@simulated()
 async def test_decisions_of_policies_are_timed(cluster: Cluster) -> None:
     registry = CollectorRegistry()
     cluster.table.ledger.on_decision.append(EventMetrics(registry).decided)

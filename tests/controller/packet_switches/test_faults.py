@@ -82,7 +82,7 @@ async def one_fault(watched: Watched, fault: str, random: random.Random) -> None
         await asyncio.to_thread(under_test.answer_nonsense)
     following = asyncio.create_task(watched.follow(wish))
     if fault in ("reload", "lost session"):
-        await asyncio.sleep(random.random() / 2)
+        await asyncio.sleep(random.random() / 2)  # the fault comes at any moment
         again = under_test.reload if fault == "reload" else under_test.lose_sessions
         await asyncio.to_thread(again)
     await following

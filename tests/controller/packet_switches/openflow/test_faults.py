@@ -96,7 +96,7 @@ async def one_fault(watched: Watched, fault: str, drawing: random.Random) -> Non
         line.refuses, line.silently = [mac], fault == "entry taken and forgotten"
     line.garbage = fault == "wrong answer"
     following = asyncio.create_task(watched.follow(circuits))
-    await asyncio.sleep(drawing.random() / 5)
+    await asyncio.sleep(drawing.random() / 5)  # the fault comes at any moment
     if fault == "bridge made again":
         await asyncio.to_thread(watched.made_again)
     elif fault == "lost session":

@@ -1,6 +1,6 @@
 """Random jobs in an emulated lab while random things go wrong: do the books balance afterwards?
 
-In rounds: jobs come, faults come and go, all jobs end; then ``tests.support.job_audit`` reads
+In rounds: jobs come, faults come and go, all jobs end; then ``benchmarks.job_audit`` reads
 what is left.
 """
 
@@ -15,12 +15,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.job_audit import wrong_with
 from patchlight import EmulatedLab
 from patchlight.client.client import ControllerClient, ControllerError
 from patchlight.testbed.errors import BadInput, OutcomeUnknown, PatchlightError
 from patchlight.testbed.jobs import JobSpec, JobState
 from patchlight.testbed.lab.rules import PolicyChoice
-from tests.support.job_audit import wrong_with
 from tests.support.lab_faults import ocs_fault, random_faults, small_disks
 from tests.support.lab_processes import until_agent_answers, until_controller_answers
 from tests.support.waiting import PATIENCE_S
