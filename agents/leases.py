@@ -119,8 +119,10 @@ class LeaseBook:
             os.close(directory)
 
     def read(self) -> list[Lease]:
-        """Every lease on disk. Damaged files are renamed and logged as errors; ``AgentError`` if
-        the disk fails: what it holds must not be taken for free."""
+        """Every lease on disk. Damaged files are renamed and logged as errors, and those that a
+        crash left half written are removed; ``PatchlightError`` if the disk fails: what it holds
+        must not be taken for free."""
+        files.remove_half_written(self._directory)
         leases = []
         for path in sorted(self._directory.glob("*.json")):
             try:
@@ -140,6 +142,10 @@ class LeaseBook:
                     aside,
                 )
         return leases
+
+    def names(self) -> set[str]:
+        """The workers with a file here, also an unreadable one."""
+        return {path.stem for path in self._directory.iterdir()}
 
     def _path(self, worker: str) -> Path:
         return self._directory / f"{worker}.json"
@@ -199,6 +205,7 @@ class Claims:
         if not self._folder.exists():
             return
         with self._locked():
+            files.remove_half_written(self._folder)
             for path in self._folder.glob("*.json"):
                 holder = _read_holder(path)
                 if holder is None or holder.namespace == namespace or not holder.is_there:

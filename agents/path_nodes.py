@@ -21,7 +21,7 @@ from patchlight.agents.training.control import PATHS_SOCKET, socket_in
 from patchlight.testbed.errors import PatchlightError, in_words
 from patchlight.testbed.lab.model import Endpoint, Nic, Server
 from patchlight.testbed.lab.tuning import LightClient
-from patchlight.testbed.linux.files import private_folder
+from patchlight.testbed.linux.files import private_folder, remove_half_written
 from patchlight.testbed.paths.agreement import Lit
 from patchlight.testbed.wire.agent_status import PathBounds, PathNodeStatus
 from patchlight.testbed.wire.worker_api import SyntheticTask, WorkerSpec
@@ -146,6 +146,7 @@ class PathNodes:
         """Restore the bounds that an earlier agent saved."""
         if self._lasers is None or not self._folder.exists():
             return
+        remove_half_written(self._folder)
         for file in self._folder.glob("*.json"):
             try:
                 self._start(

@@ -30,6 +30,7 @@ from patchlight.agents.worker_life import LeasedWorker
 from patchlight.agents.workers import contract, keeper, limits
 from patchlight.testbed.errors import in_words, reason
 from patchlight.testbed.lab.model import Gpu, Lab, Nic, Server
+from patchlight.testbed.linux import files
 from patchlight.testbed.linux.processes import boot_id
 from patchlight.testbed.tasks import run_all
 from patchlight.testbed.wire import agent_status, worker_api
@@ -115,6 +116,7 @@ class AgentService:
             if far := self._pairings.problem(gpu.name):
                 log.warning("%s", far)
         await self._runner.sweep({each.handle.container for each in leases if each.handle})
+        await asyncio.to_thread(self._remove_unleased_folders)
         for lease in sorted(leases, key=lambda each: each.created_at):
             worker = LeasedWorker(self.site, lease.spec, lease)
             self._add(worker)
@@ -130,6 +132,14 @@ class AgentService:
         self._looking = asyncio.create_task(self._look_after())
         # A slow processor imports what moves NICs for half a minute: not during the first call.
         _begin(asyncio.to_thread(importlib.import_module, "pyroute2"), self._ends)
+
+    def _remove_unleased_folders(self) -> None:
+        """Remove folders of workers that are forgotten: a power cut brings back what was removed
+        shortly before it, and a disk in trouble keeps it."""
+        known = self._book.names()
+        for folder in self.site.folders.glob("*"):
+            if folder.name not in known:
+                files.remove_folder(folder)
 
     async def close(self) -> None:
         """Close everything; the workers go on, and the next agent finds them."""

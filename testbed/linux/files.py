@@ -105,6 +105,18 @@ def used_bytes(folder: Path, most_folders: int = 100, most_files: int = 10_000) 
     return used
 
 
+def remove_half_written(folder: Path) -> None:
+    """Remove the ``.new`` files of a folder: their writer died before they replaced others. Nobody
+    may be writing there now. ``PatchlightError`` if the disk fails."""
+    for path in folder.glob("*.new"):
+        try:
+            path.unlink()
+        except OSError as error:
+            raise PatchlightError(
+                f"removing {path}, which a crash left half written: {error.strerror}"
+            ) from error
+
+
 def remove_folder(folder: Path) -> None:
     """Remove a folder with all that is in it, however deep. Blocks."""
     subprocess.run(["/bin/rm", "-rf", "--", folder], check=False, stderr=subprocess.DEVNULL)

@@ -81,6 +81,14 @@ def test_a_claim_ends_with_its_agent_where_the_worker_does_not_run(
     beta.take("job-7", "pl.beta.s.w-job-7", GPU)
 
 
+def test_a_claim_that_a_crash_left_half_written_goes_with_the_last_one(folder: Path) -> None:
+    claims = Claims("alpha", folder)
+    claims.take("job-0", "pl.alpha.s.w-job-0", GPU)
+    (folder / "0123456789abcdef.new").write_text("{")
+    claims.give_up("pl.alpha.s.w-job-0")
+    assert not folder.exists()
+
+
 def test_a_folder_that_others_can_write_in_is_refused(folder: Path) -> None:
     folder.mkdir()
     folder.chmod(0o777)

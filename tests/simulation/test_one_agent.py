@@ -18,16 +18,20 @@ from tests.simulation.servers import Machine
 from tests.simulation.world import World
 
 
-def play(folder: Path, part: Callable[[Machine, AgentService], Coroutine[Any, Any, None]]) -> None:
-    """Run this in the process of an agent."""
+def play(
+    folder: Path, *parts: Callable[[Machine, AgentService], Coroutine[Any, Any, None]]
+) -> None:
+    """Run each part in the process of an agent, which is then killed."""
     world = World(1, folder)
 
     async def begin() -> None:
         machine = next(iter(SimulatedLab(world, draw_lab(1)).machines.values()))
-        machine.start()
-        await asyncio.sleep(60)
-        assert machine.service is not None
-        await machine.agent.start(part(machine, machine.service))
+        for part in parts:
+            machine.start()
+            await asyncio.sleep(60)
+            assert machine.service is not None
+            await machine.agent.start(part(machine, machine.service))
+            machine.agent.kill()
 
     with world.entered():
         world.run(begin())
@@ -137,3 +141,22 @@ def test_a_disk_in_trouble_loses_no_lease(tmp_path: Path, trouble: int) -> None:
         assert service.site.book.read() == []
 
     play(tmp_path, part)
+
+
+def test_the_next_agent_removes_what_a_crash_or_a_power_cut_left(tmp_path: Path) -> None:
+    async def leave(machine: Machine, service: AgentService) -> None:
+        await service.create(spec_of(machine, "known"))
+        (machine.folder / "leases/unread.unreadable").write_text("{")
+        (machine.folder / "leases/crashed.new").write_text("{")
+        for name in ("crashed", "forgotten", "unread"):
+            folder = machine.folder / "workers" / name
+            folder.mkdir()
+            (folder / "state.json").write_text("{}")
+
+    async def look(machine: Machine, service: AgentService) -> None:
+        assert [worker.id for worker in service.workers()] == ["known"]
+        leases = {path.name for path in (machine.folder / "leases").iterdir()}
+        assert leases == {"known.json", "unread.unreadable"}
+        assert {path.name for path in (machine.folder / "workers").iterdir()} == {"known", "unread"}
+
+    play(tmp_path, leave, look)
