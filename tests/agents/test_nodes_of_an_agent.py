@@ -86,8 +86,11 @@ async def test_an_agent_that_starts_again_goes_on_dark_and_quiet(
         each.bind("nic0", bounds(number, tmp_path))
     async with one.node("nic0").path(1):
         two.close()
+        half_written = tmp_path / ODDL4.servers[1].name / "nic0.new"
+        half_written.write_text("{")
         again = agent(1, tmp_path)
         again.open()
+        assert not half_written.exists()
         assert [(each.epoch, each.state) for each in again.status()] == [(7, "quiet")]
     # Nobody else is let in on what it gave before, also under other bounds.
     again.bind("nic0", bounds(1, tmp_path, epoch=8, lease_us=1))
