@@ -32,7 +32,8 @@ async def powers_of(
 ) -> list[tuple[float | None, float | None]]:
     """The input and output power (dBm) of each entry; ``None`` without a signal or a monitor.
 
-    Inputs in ``arriving_dbm`` were just measured, and are not measured again.
+    Inputs in ``arriving_dbm`` were just measured, and are not measured again: no optical switch
+    feeds them.
     """
     ends = [(DirectedPort("in", c.inp), DirectedPort("out", c.out)) for c in entries]
     if any(isinstance(c, ChannelConnect) for c in entries):

@@ -24,7 +24,7 @@ from patchlight.controller.circuits.contract import DirectedPort, Drivers, PortS
 from patchlight.controller.storage.store import UNREADABLE, Store
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.lab.loops import closed_loops
-from patchlight.testbed.lab.model import Endpoint, Lab
+from patchlight.testbed.lab.model import Endpoint, Lab, OpticalSwitch
 from patchlight.testbed.lab.spectrum import Channel
 from patchlight.testbed.lab.wiring import Place, check_place, in_order, lab_links, places_of
 
@@ -382,7 +382,8 @@ def loops(lab: Lab, plan: ChangePlan) -> list[str]:
 
 @dataclass
 class PreflightResult:
-    """``objections`` as text; ``arriving_dbm``: the measured input power of new circuits."""
+    """``objections`` as text; ``arriving_dbm``: the measured input power of new circuits, where
+    the change cannot alter it."""
 
     objections: list[str] = field(default_factory=list)
     arriving_dbm: dict[str, Mapping[DirectedPort, float | None]] = field(default_factory=dict)
@@ -426,7 +427,11 @@ class PreflightChecks:
             if self.drivers[name].capabilities.power_in:
                 inputs = [DirectedPort("in", c.inp) for c in change.makes]
                 arriving = await self.drivers[name].power(inputs)
-                result.arriving_dbm[name] = arriving
+                result.arriving_dbm[name] = {
+                    port: dbm
+                    for port, dbm in arriving.items()
+                    if not self._is_fed_by_a_switch(name, port)
+                }
                 objections += [
                     f"{dbm:.1f} dBm arrive at {name} {port}, above the ceiling of "
                     f"{self.power_ceiling_dbm:g} dBm"
@@ -434,3 +439,8 @@ class PreflightChecks:
                     if dbm is not None and dbm > self.power_ceiling_dbm
                 ]
         return result
+
+    def _is_fed_by_a_switch(self, name: str, port: DirectedPort) -> bool:
+        """Whether an optical switch is at the other end of an input's fibre."""
+        fibre = self.lab.fibre_ends.get(Endpoint(name, str(port.number)))
+        return fibre is not None and isinstance(self.lab.device(fibre[0].device), OpticalSwitch)
