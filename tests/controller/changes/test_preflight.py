@@ -14,9 +14,10 @@ from patchlight.controller.changes.record import (
     fingerprint,
     wanted_maps,
 )
-from patchlight.controller.circuits.contract import Outcome
+from patchlight.controller.circuits.contract import DirectedPort, Outcome
 from patchlight.controller.storage.store import Store
 from patchlight.testbed.errors import BadInput
+from patchlight.testbed.lab.model import Endpoint
 from patchlight.testbed.lab.portmap import CrossConnect, PortMap
 from patchlight.testbed.lab.wiring import trace_links
 from tests.support.change_bench import LAB, START, ChangeBench, joined
@@ -191,3 +192,19 @@ def test_the_stop_button_is_pressed_from_another_process_on_the_same_journal(
         here.check()
     there.clear("eva", "")
     here.check()
+
+
+async def test_input_power_from_another_optical_switch_is_read_again_after_the_change(
+    bench: ChangeBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = CrossConnect(1, 100)
+    wanted = wanted_maps(LAB, MAPS, {"ocs1": PortMap.of([made])}, {}, only=False)
+    plan = ChangePlan.of(LAB, MAPS, wanted)
+    checks, end = bench.parts.preflight, Endpoint("ocs1", "1")
+    read = (await checks.check(plan, ChangeOptions("bob"))).arriving_dbm["ocs1"]
+    assert DirectedPort("in", 1) in read
+    fibre = LAB.fibre_ends[end][1]
+    ends = {**LAB.fibre_ends, end: (Endpoint("ocs1", "200"), fibre)}
+    monkeypatch.setitem(vars(LAB), "fibre_ends", ends)
+    read = (await checks.check(plan, ChangeOptions("bob"))).arriving_dbm["ocs1"]
+    assert DirectedPort("in", 1) not in read
