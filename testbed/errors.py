@@ -57,6 +57,10 @@ class OutcomeUnknown(PatchlightError):
     exit_code = 3
 
 
+class NoReply(OutcomeUnknown):
+    """A device did not answer a command in time: it may still carry it out."""
+
+
 # Packages whose name differs from that of their module.
 _PACKAGES = {
     "google": "protobuf",

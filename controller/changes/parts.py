@@ -187,11 +187,14 @@ class PlanExecutor:
     ) -> None:
         """Settle a change by its devices' maps ``now``, and record it; raises a device's error.
 
-        If all devices show all of it, it is committed. If each shows all or nothing of it, or if
-        the controller's end ``interrupted`` it, it is undone. Otherwise it stays as it is.
+        If all devices show all of it, it is committed. If each shows all or nothing of it, if the
+        controller's end ``interrupted`` it, or if a device was late, it is undone. Otherwise it
+        stays as it is.
         """
         changed = self.changes_of(record)
         when = "after a restart" if interrupted else "when its switches answered again"
+        if record.late_until is not None:
+            when = "when its switches were read again"
         if all(_is_done(change, now[name]) for name, change in changed.items()):
             record.state = "committed"
             record.message = f"found complete {when}"
@@ -202,7 +205,7 @@ class PlanExecutor:
             _is_done(change, now[name]) or _is_done(change.inverse, now[name])
             for name, change in changed.items()
         )
-        if interrupted or whole:
+        if interrupted or whole or record.late_until is not None:
             _, became = await self.undo(self._parsed(record.before), changed)
             why = "interrupted when the controller ended" if interrupted else f"found undone {when}"
             record.state = "rolled-back"

@@ -240,13 +240,18 @@ class ChangeOptions:
     detaches: bool = False
 
 
+LATE_S = 30.0
+"""How long a switch may still carry out a command after the wait for its answer was given up."""
+
+
 @dataclass
 class Reconfiguration:
     """The record of one change. ``stages_s``: the seconds spent in each stage.
 
     ``commits``: the committed maps after this change that differ from those ``wanted``, because
     earlier drift remains. ``adopted``: switches whose committed map changes though the device's
-    does not.
+    does not. ``late_until``: until then (Unix time) a switch may still carry out a command that it
+    did not answer, so the result is unknown.
     """
 
     why: str
@@ -265,6 +270,7 @@ class Reconfiguration:
     stages_s: dict[str, float] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     finished_at: float | None = None
+    late_until: float | None = None
 
     def __post_init__(self) -> None:
         # Not a field: it is not stored, and only used while the change is in progress.
@@ -281,6 +287,12 @@ class Reconfiguration:
     def as_intent(self) -> dict[str, Any]:
         """The same with its progress: a change is an intent until its end is journalled."""
         return {**self.as_row, "state": "intent", "progress": self.progress.as_json}
+
+    @property
+    def may_come_late(self) -> bool:
+        """Whether a switch may still carry out what it did not answer; a clock that was set back
+        does not prolong that."""
+        return self.late_until is not None and 0.0 < self.late_until - time.time() <= LATE_S
 
     def fill(
         self, plan: ChangePlan, committed: Mapping[str, AnyMap], lost: Mapping[str, str]

@@ -62,8 +62,8 @@ class Recovery:
         return ended
 
     async def settle(self) -> list[Reconfiguration]:
-        """End changes of unknown result whose switches show all or nothing of them, and unlock
-        their ports; returns their records."""
+        """End changes of unknown result whose switches show all or nothing of them, or were late,
+        and unlock their ports; returns their records."""
         parts = self.parts
         ended = list[Reconfiguration]()
         if not parts.locks.in_doubt:
@@ -73,6 +73,8 @@ class Recovery:
             changed = parts.executor.changes_of(record)
             # A user who unlocked one of its ports has taken over.
             if not parts.locks.still_holds(changed, record.id) or changed.keys() - maps.keys():
+                continue
+            if record.may_come_late:
                 continue
             try:
                 await parts.executor.settle(record, maps, interrupted=False)

@@ -15,6 +15,7 @@ from patchlight.controller.changes.parts import CircuitParts
 from patchlight.controller.changes.power import Readings
 from patchlight.controller.changes.preflight import PreflightResult
 from patchlight.controller.changes.record import (
+    LATE_S,
     ChangeOptions,
     ChangePlan,
     Reconfiguration,
@@ -24,7 +25,7 @@ from patchlight.controller.changes.record import (
     fingerprint,
 )
 from patchlight.controller.changes.recovery import Recovery
-from patchlight.testbed.errors import OutcomeUnknown, PatchlightError, in_words
+from patchlight.testbed.errors import NoReply, OutcomeUnknown, PatchlightError, in_words
 from patchlight.testbed.lab.model import Lab
 from patchlight.testbed.lab.portmap import AnyMap
 from patchlight.testbed.lab.reach import Reach
@@ -195,10 +196,11 @@ class _ChangeRun:
             if not isinstance(error, PatchlightError):
                 # A bug, perhaps in a driver, must not leave the devices half changed.
                 log.exception("change %d", record.id)
-            await self._roll_back(in_words(error))
+            await self._roll_back(error)
 
-    async def _roll_back(self, reason: str) -> None:
+    async def _roll_back(self, error: Exception) -> None:
         parts, plan, record = self._parts, self._plan, self.record
+        reason = in_words(error)
         for name in plan.changes:
             parts.port_states.forget(name)
         parts.maps.forget()
@@ -221,6 +223,15 @@ class _ChangeRun:
                 "unlock them, or its switches show the whole change or none of it"
             )
             parts.locks.mark_bad(plan.changes, record.id)
+        else:
+            if isinstance(error, NoReply):
+                record.state = "unknown"
+                record.late_until = time.time() + LATE_S
+                record.message += (
+                    ". The switch may still carry out the command: the ports of this change stay "
+                    f"locked, and are checked again in {LATE_S:.0f} s"
+                )
+                parts.locks.mark_bad(plan.changes, record.id)
 
     def _refuse(self, reason: str) -> None:
         self.record.state, self.record.message = "refused", f"nothing was changed: {reason}"

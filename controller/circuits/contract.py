@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar, runtime_checkable
 
-from patchlight.testbed.errors import BadInput, OutcomeUnknown, PatchlightError
+from patchlight.testbed.errors import BadInput, NoReply, OutcomeUnknown, PatchlightError
 from patchlight.testbed.lab.portmap import CrossConnect, JoinsPorts, PortMap
 from patchlight.testbed.lab.spectrum import Channel, ChannelConnect, Grid, SpectrumMap
 
@@ -147,9 +147,10 @@ class DeviceUnreachable(PatchlightError):
     """The device does not answer; this call changed nothing on it."""
 
 
-def outcome_unknown(words: str) -> OutcomeUnknown:
-    """The error after a change was sent to a device whose answer is missing or unclear."""
-    return OutcomeUnknown(words, hint="read the device's map first")
+def outcome_unknown(words: str, *, is_late: bool = False) -> OutcomeUnknown:
+    """The error after a change was sent to a device whose answer is missing, ``is_late``, or
+    unclear."""
+    return (NoReply if is_late else OutcomeUnknown)(words, hint="read the device's map first")
 
 
 class DeviceRefused(PatchlightError):

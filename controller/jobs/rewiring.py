@@ -45,7 +45,8 @@ _LOOK_EVERY_S = 0.5
 _HOLD_IN_THE_DARK_S = 2.0
 # Of the workers of a job with each other; the caller repeats it.
 _GREET_S = 1.0
-_SETTLED_WITHIN_S = 60.0
+# A switch that was late is checked again after 30 s, by a look each 30 s.
+_SETTLED_WITHIN_S = 90.0
 
 
 class JobRewiring:

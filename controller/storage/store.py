@@ -76,7 +76,7 @@ _NO_CHANGE: Mapping[str, Any] = {
     **dict.fromkeys(("message", "by", "origin"), ""),
     **{key: {} for key in ("changes", "before", "wanted", "commits", "stages_s")},
     **{key: [] for key in ("adopted", "notes")},
-    **{"started_at": 0.0, "finished_at": None, "reverts": None},
+    **{"started_at": 0.0, "finished_at": None, "late_until": None, "reverts": None},
 }
 
 _written = lru_cache(1 << 12)(repr)  # powers have few digits, and repeat

@@ -296,11 +296,13 @@ class HttpClient:
                 except _TRANSPORT as error:
                     self.connections += 1
                     reason = self._reason(error)
+                    is_late = isinstance(error, (TimeoutError, httpx.TimeoutException))
                     if changes:
                         raise contract.outcome_unknown(
-                            f"{name}: {shown} was sent, then {reason}: the result is unknown"
+                            f"{name}: {shown} was sent, then {reason}: the result is unknown",
+                            is_late=is_late,
                         ) from error
-                    if retried or isinstance(error, (TimeoutError, httpx.TimeoutException)):
+                    if retried or is_late:
                         raise contract.DeviceUnreachable(
                             f"{name}: no reply to {shown}: {reason}"
                         ) from error
@@ -369,7 +371,7 @@ class HttpClient:
             )
         if changes and reply.status in _GATEWAY:
             raise contract.outcome_unknown(
-                f"{name}: {shown} was sent, then {words}: the result is unknown"
+                f"{name}: {shown} was sent, then {words}: the result is unknown", is_late=True
             )
         hint = None
         if reply.status == 403:

@@ -191,7 +191,8 @@ class KeptSession(ABC, Generic[C, D]):
                     if changes:
                         raise contract.outcome_unknown(
                             f"{self._session.name}: {shown()} was sent, then {reason}: the "
-                            "result is unknown"
+                            "result is unknown",
+                            is_late=isinstance(error, TimeoutError),
                         ) from error
                     if retried or isinstance(error, TimeoutError):
                         raise contract.DeviceUnreachable(

@@ -35,7 +35,7 @@ from patchlight.controller.packet_switches.openflow.flowtable import (
     Message,
     SpeakerOptions,
 )
-from patchlight.testbed.errors import BadInput, OutcomeUnknown, PatchlightError
+from patchlight.testbed.errors import BadInput, NoReply, OutcomeUnknown, PatchlightError
 from patchlight.testbed.lab.model import CircuitSwitch
 from patchlight.testbed.lab.portmap import CrossConnect
 
@@ -166,7 +166,8 @@ class OpenFlowConnection:
             raise contract.DeviceUnreachable(unreachable, hint=error.hint) from error
         except OutcomeUnknown as error:
             raise contract.outcome_unknown(
-                f"{self._name} got a command, then: {error.message}"
+                f"{self._name} got a command, then: {error.message}",
+                is_late=isinstance(error, NoReply),
             ) from error
 
     def _unreachable(self, error: PatchlightError) -> contract.DeviceUnreachable:

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from patchlight.controller.packet_switches.openflow import flowtable
 from patchlight.controller.packet_switches.openflow.flowtable import Message, SpeakerOptions
-from patchlight.testbed.errors import OutcomeUnknown, PatchlightError, in_words, reason
+from patchlight.testbed.errors import NoReply, OutcomeUnknown, PatchlightError, in_words, reason
 from patchlight.testbed.linux.processes import ProgressWatch, processor_ticks
 
 LOG = logging.getLogger(__name__)
@@ -250,7 +250,8 @@ class Speaker:
                 reply = await answer
                 good = bool(reply.get("ok"))
         except (TimeoutError, ConnectionError) as error:
-            raise OutcomeUnknown(
+            kind = NoReply if isinstance(error, TimeoutError) else OutcomeUnknown
+            raise kind(
                 f"{operation}: the OpenFlow speaker did not answer within {deadline_s:g} s",
                 hint="read the switch's flows again",
             ) from error
@@ -261,7 +262,8 @@ class Speaker:
         if reply.get("ok"):
             return reply.get("result")
         if reply.get("kind") in ("DeadlinePassed", "SwitchGone") and operation == "apply":
-            raise OutcomeUnknown(str(reply.get("error")), hint=reply.get("hint"))
+            kind = NoReply if reply["kind"] == "DeadlinePassed" else OutcomeUnknown
+            raise kind(str(reply.get("error")), hint=reply.get("hint"))
         raise SpeakerRefused(reply)
 
     # -- the process and the connection -----------------------------------------------------

@@ -166,6 +166,7 @@ class ChangeAnswer(TypedDict):
     """A change; an ``intent`` in progress has its ``progress``.
 
     ``reverts``: the change that it undoes. ``undone_by``: the later one that undid this one.
+    ``late_until``: until then (Unix time) a switch may still carry out what it did not answer.
     """
 
     id: int
@@ -176,6 +177,7 @@ class ChangeAnswer(TypedDict):
     origin: str
     started_at: float
     finished_at: float | None
+    late_until: float | None
     reverts: int | None
     changes: Mapping[str, MapChangeAnswer]
     before: dict[str, list[str]]

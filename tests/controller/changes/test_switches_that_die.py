@@ -20,8 +20,10 @@ from patchlight.testbed.lab.portmap import PortMap
 from patchlight.testbed.lab.spectrum import ChannelConnect, SpectrumMap
 from patchlight.testbed.lab.wiring import places_of
 from patchlight.testbed.labfile.reader import read_lab
+from tests.simulation.faults import NEVER_S
 from tests.support.change_bench import CircuitsOf
 from tests.support.emulated_devices import Running, lab_file, running
+from tests.support.job_cluster import Cluster, simulated
 from tests.support.ocs_drivers import SESSION_DRIVERS
 from tests.support.waiting import eventually, free_ports
 from tests.support.wss_bench import LOCAL, START, KeptWss, WssBench
@@ -127,6 +129,34 @@ async def test_whatever_its_driver_the_whole_new_map_is_committed(
 ) -> None:
     circuits = await die_and_return(tmp_path, driver, "after connect", NEW, monkeypatch)
     assert circuits.store.reconfigurations()[0]["state"] == "committed"
+
+
+@pytest.mark.parametrize(("stall_s", "state"), [(30.0, "committed"), (NEVER_S, "rolled-back")])
+@simulated()
+async def test_a_command_without_an_answer_may_still_be_carried_out(
+    cluster: Cluster, stall_s: float, state: str
+) -> None:
+    gone = frozenset(PortMap.parse(["1-7"]))
+    assert gone < frozenset(cluster.ocs.map)
+    await cluster.ocs.fault(stall_s=stall_s)
+
+    def without(maps: Mapping[str, Any]) -> dict[str, PortMap]:
+        return {"ocs1": maps["ocs1"].without(gone)}
+
+    record = await cluster.transactions.change(without, "test")
+    assert gone < frozenset(cluster.ocs.map)
+    assert record.state == "unknown", record.message
+    assert "no answer within" in record.message
+    locked = {lock.port: lock.kind for lock in cluster.circuits.locks.all()}
+    assert locked == {1: "bad", 7: "bad"}
+    assert (await cluster.transactions.change(without, "again")).state == "refused"
+    # Its old map alone does not tell.
+    assert not await cluster.transactions.settle()
+    await cluster.until(lambda: not cluster.circuits.locks.all())
+    row = cluster.store.reconfiguration(record.id)
+    assert row is not None
+    assert row["state"] == state, row["message"]
+    assert gone.isdisjoint(cluster.ocs.map) == (state == "committed")
 
 
 class Mortal(KeptWss):
