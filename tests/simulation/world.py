@@ -524,6 +524,17 @@ def _name(process: Process | None) -> str:
     return process.name if process is not None else "outside"
 
 
+_really_start = threading.Thread.start
+
+
+def _start_thread(thread: threading.Thread) -> None:
+    """A thread of a simulated process runs whole, at once; others are none of the world's."""
+    if _PROCESS.get() is None:
+        _really_start(thread)
+    else:
+        thread.run()
+
+
 class World:
     """One world, by its seed. Use it as a context manager, then ``run``."""
 
@@ -591,7 +602,7 @@ class World:
             (secrets, "token_urlsafe"): lambda n=32: self._ids.randbytes(n).hex(),
             (os, "getpid"): self._pid,
             (fcntl, "flock"): self._flock,
-            (threading.Thread, "start"): threading.Thread.run,  # it runs whole, at once
+            (threading.Thread, "start"): _start_thread,
             (subprocess, "run"): _run_command,
         }
         patches |= {(where, name): new for where, name, new in hooks(_PROCESS.get)}

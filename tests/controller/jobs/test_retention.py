@@ -84,11 +84,13 @@ async def test_workers_left_behind_by_a_job_that_ended_are_heard_out(cluster: Cl
     await cluster.until(lambda: job_id not in cluster.table.running)
     cluster.refusals.clear()
     worker.prints("saved")
-    await cluster.until(lambda: not cluster.workers)
-    assert cluster.table.outputs is not None
-    kept = cluster.table.outputs.read(job_id, 0, 0, 100)
+    outputs = cluster.table.outputs
+    assert outputs is not None
+    await cluster.until(lambda: outputs.read(job_id, 0, 0, 100))
+    kept = outputs.read(job_id, 0, 0, 100)
     assert kept is not None
     assert kept.text == "saved"
+    await cluster.until(lambda: not cluster.workers)
 
 
 @simulated()
