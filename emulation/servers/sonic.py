@@ -50,12 +50,12 @@ def first_config(switch: "PacketSwitch") -> Database:
     }
 
 
-class Refused(Exception):
+class PatchRefused(Exception):
     """A patch that SONiC does not apply."""
 
 
 def patched(database: Any, patch: list[dict[str, Any]]) -> Any:
-    """CONFIG_DB after a patch (RFC 6902), which changes it in place; ``Refused``."""
+    """CONFIG_DB after a patch (RFC 6902), which changes it in place; ``PatchRefused``."""
     for step in patch:
         *above, last = (
             p.replace("~1", "/").replace("~0", "~") for p in step["path"].split("/")[1:]
@@ -63,11 +63,11 @@ def patched(database: Any, patch: list[dict[str, Any]]) -> Any:
         at = database
         for name in above:
             if name not in at:
-                raise Refused(f"JsonPatchConflict: member '{name}' not found")
+                raise PatchRefused(f"JsonPatchConflict: member '{name}' not found")
             at = at[name]
         if step["op"] == "remove":
             if last not in at:
-                raise Refused(f"can't remove a non-existent object '{last}'")
+                raise PatchRefused(f"can't remove a non-existent object '{last}'")
             del at[last]
         else:
             at[last] = step["value"]
@@ -75,16 +75,18 @@ def patched(database: Any, patch: list[dict[str, Any]]) -> Any:
 
 
 def check(database: Database, refused: list[str]) -> None:
-    """``Refused`` unless CONFIG_DB may be so."""
+    """``PatchRefused`` unless CONFIG_DB may be so."""
     for table, rows in database.items():
         if not rows:
-            raise Refused(f"given patch will produce empty tables which is not allowed: {table}")
+            raise PatchRefused(
+                f"given patch will produce empty tables which is not allowed: {table}"
+            )
     for key, row in database.get("FDB", {}).items():
         vlan, _, mac = key.partition("|")
         if not re.fullmatch("([0-9a-f]{2}:){5}[0-9a-f]{2}", mac) or set(row) != {"port"}:
-            raise Refused(f"data loading failed: FDB {key}")
+            raise PatchRefused(f"data loading failed: FDB {key}")
         if f"{vlan}|{row['port']}" not in database["VLAN_MEMBER"] or mac in refused:
-            raise Refused(f"given config failed validation: FDB {key}")
+            raise PatchRefused(f"given config failed validation: FDB {key}")
 
 
 def _programs(database: Database, faults: dict[str, Any]) -> None:
@@ -181,7 +183,7 @@ def main(program: str, arguments: list[str]) -> str:
             try:
                 config = patched(config, json.loads(Path(arguments[1]).read_text()))
                 check(config, faults.get("refused", []))
-            except Refused as refused:
+            except PatchRefused as refused:
                 sys.exit(f"Failed to apply patch due to: {refused}")
         elif arguments[:1] != ["reload"]:
             sys.exit(f"no such command: {arguments}")

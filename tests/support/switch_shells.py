@@ -225,10 +225,10 @@ class SonicShell(SwitchShell):
                 patch = json.loads(self.files[path])
                 try:
                     if any("FDB" in step["path"] for step in patch) and self.refused():
-                        raise sonic.Refused("SAI_STATUS_TABLE_FULL: table full")
+                        raise sonic.PatchRefused("SAI_STATUS_TABLE_FULL: table full")
                     config = sonic.patched(copy.deepcopy(self._config), patch)
                     sonic.check(config, [])
-                except sonic.Refused as refused:
+                except sonic.PatchRefused as refused:
                     return "", [f"Failed to apply patch due to: {refused}"]
                 self._config = config
                 return "", ()
