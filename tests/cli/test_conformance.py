@@ -108,9 +108,23 @@ def test_a_driver_that_does_otherwise_is_told_what(
         (("polatis-scip", "--device", "h:1"), "did you mean polatis-scpi?"),
         (("dry-run", "--device", "h:1", "--ports", "4"), "4"),
         (("dry-run",), "--device"),
+        (("builtins:dict", "--histories", "1"), "derives from no built-in driver"),
+        ((SCPI, "--device", "nothing", "--histories", "1"), "no emulated switch for driver"),
     ],
 )
 def test_wrong_input_is_told(arguments: tuple[str, ...], message: str) -> None:
     ended = run(*arguments)
     assert ended.returncode == 2
     assert message in ended.stderr
+
+
+def test_a_driver_is_used_in_histories(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "from patchlight.controller.circuits.drivers.polatis import PolatisScpi\n"
+        "class Mine(PolatisScpi):\n"
+        "    pass\n"
+    )
+    ended = run("mine:Mine", "--histories", "1", cwd=tmp_path)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert "histories of seeds 1 to 1" in ended.stdout
+    assert "driver-under-test" in ended.stdout

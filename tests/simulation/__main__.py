@@ -17,6 +17,7 @@ from pathlib import Path
 
 from rich.progress import Progress
 
+from tests.simulation.draw_lab import DRIVERS
 from tests.simulation.history import History, Step
 
 
@@ -31,17 +32,20 @@ def main() -> int:
     parser.add_argument(
         "--seconds", type=float, default=float("inf"), help="begin no history after this time"
     )
+    parser.add_argument("--driver", metavar="NAME", help="the one that all circuit switches have")
     options = parser.parse_args()
     if os.environ.get("PYTHONHASHSEED") != "0":
         # Sets of texts have the same order in each process only then.
         arguments = [sys.executable, "-m", "tests.simulation", *sys.argv[1:]]
         os.execve(sys.executable, arguments, {**os.environ, "PYTHONHASHSEED": "0"})
     logging.basicConfig(handlers=[logging.NullHandler()])
+    drivers = (options.driver,) if options.driver else DRIVERS
     if options.seed:
-        return _replay(options.seed, options.output, shrink=options.shrink)
+        return _replay(options.seed, drivers, options.output, shrink=options.shrink)
     first, _, last = options.seeds.partition("-")
     end = time.monotonic() + options.seconds
-    return _play_all(range(int(first), int(last or first) + 1), options.processes, end)
+    seeds = range(int(first), int(last or first) + 1)
+    return _play_all(seeds, drivers, options.processes, end)
 
 
 @dataclass(frozen=True)
@@ -54,22 +58,22 @@ class _Played:
     drivers: Counter[str]
 
 
-def _play(seed: int, end: float) -> _Played | None:
+def _play(seed: int, drivers: Sequence[str], end: float) -> _Played | None:
     if time.monotonic() > end:
         return None
     began = time.process_time()
-    history = History(seed)
+    history = History(seed, drivers=drivers)
     wrong = history.run()
     cpu_s = time.process_time() - began
     kinds = Counter(step.kind for step in history.steps)
     return _Played(seed, wrong, history.lasted_s, cpu_s, kinds, Counter(history.drivers))
 
 
-def _play_all(seeds: Sequence[int], processes: int, end: float) -> int:
+def _play_all(seeds: Sequence[int], drivers: Sequence[str], processes: int, end: float) -> int:
     played = []
     with ProcessPoolExecutor(processes) as pool, Progress() as progress:
         bar = progress.add_task("histories", total=len(seeds))
-        for done in as_completed([pool.submit(_play, seed, end) for seed in seeds]):
+        for done in as_completed([pool.submit(_play, seed, drivers, end) for seed in seeds]):
             progress.advance(bar)
             if (each := done.result()) is None:
                 continue
@@ -78,27 +82,29 @@ def _play_all(seeds: Sequence[int], processes: int, end: float) -> int:
                 words = "; ".join(each.wrong[:3])
                 replay = f"make history SEED={each.seed}"
                 progress.console.print(f"{replay}: {words}", markup=False, soft_wrap=True)
-    kinds, drivers = Counter[str](), Counter[str]()
+    kinds = Counter[str]()
+    devices = Counter[str]()
     for each in played:
         kinds += each.kinds
-        drivers += each.drivers
+        devices += each.drivers
     failed = sum(bool(each.wrong) for each in played)
     print(
         f"{len(played)} histories of seeds {seeds[0]} to {seeds[-1]}, {kinds.total()} events, "
         f"{sum(each.lasted_s for each in played) / 3600:.1f} simulated hours, "
         f"{sum(each.cpu_s for each in played):.0f} s of processor: {failed} failed"
     )
-    for what, seen in (("events", kinds), ("drivers", drivers)):
+    for what, seen in (("events", kinds), ("drivers", devices)):
         print(f"{what}: {', '.join(f'{name} {count}' for name, count in sorted(seen.items()))}")
     return int(failed > 0)
 
 
-def _replay(seed: str, output: Path, *, shrink: bool) -> int:
+def _replay(seed: str, drivers: Sequence[str], output: Path, *, shrink: bool) -> int:
     number = int(seed) if seed.isdecimal() else seed
-    history = History(number)
+    history = History(number, drivers=drivers)
     wrong = history.run()
     if wrong and shrink:
-        history = History(number, shortest(number, history.steps))
+        steps = shortest(number, history.steps, drivers)
+        history = History(number, steps, drivers=drivers)
         wrong = history.run()
     output.parent.mkdir(parents=True, exist_ok=True)
     output.write_text("\n".join([*history.page(), ""]))
@@ -107,14 +113,16 @@ def _replay(seed: str, output: Path, *, shrink: bool) -> int:
     return int(bool(wrong))
 
 
-def shortest(seed: int | str, steps: Sequence[Step]) -> list[Step]:
+def shortest(
+    seed: int | str, steps: Sequence[Step], drivers: Sequence[str] = DRIVERS
+) -> list[Step]:
     """The steps without those that the failure does not need: halves, quarters, … are left out
     while the judge still finds something (Zeller's delta debugging)."""
     left = list(steps)
     size = len(left) // 2
     while size:
         for fewer in _without(left, size):
-            if History(seed, fewer).run():
+            if History(seed, fewer, drivers=drivers).run():
                 left = fewer
                 break
         else:

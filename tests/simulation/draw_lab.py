@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 
 from patchlight.testbed.generate.generate import RandomLabShape, lab_of
@@ -82,14 +83,15 @@ fibres:
 port."""
 
 
-def draw_lab(seed: int | str) -> Lab:
-    """A lab of 2 to 12 servers, 1 to 4 circuit switches of any driver, 2 to 4 packet switches."""
+def draw_lab(seed: int | str, drivers: Sequence[str] = DRIVERS) -> Lab:
+    """A lab of 2 to 12 servers, 1 to 4 circuit switches of any of these drivers, 2 to 4 packet
+    switches."""
     draw = random.Random(f"lab {seed}")
     lab = _drawn(draw)
     switches = (
         replace(
             switch,
-            driver=(driver := draw.choice(DRIVERS)),
+            driver=(driver := draw.choice(drivers)),
             address=f"10.1.0.{number}:3082",
             switching_time_s=draw.choice((0.0, 0.025, 0.5)),
             datapath_id=0x50 + number if driver == "openflow" else None,

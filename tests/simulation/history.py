@@ -12,7 +12,7 @@ from pathlib import Path
 
 from patchlight.testbed.lab.model import Lab
 from tests.simulation import faults, users
-from tests.simulation.draw_lab import draw_lab
+from tests.simulation.draw_lab import DRIVERS, draw_lab
 from tests.simulation.faults import Faults
 from tests.simulation.judge import FINAL, Judge
 from tests.simulation.lab import SimulatedLab
@@ -48,11 +48,16 @@ class History:
     """One history: ``run`` it once."""
 
     def __init__(
-        self, seed: int | str, steps: Sequence[Step] | None = None, lab: Lab | None = None
+        self,
+        seed: int | str,
+        steps: Sequence[Step] | None = None,
+        lab: Lab | None = None,
+        drivers: Sequence[str] = DRIVERS,
     ) -> None:
+        """``drivers``: those that its circuit switches may have."""
         self.seed = seed
         self.steps = draw_steps(seed) if steps is None else list(steps)
-        self._drawn = lab or with_rules(draw_lab(seed), seed)
+        self._drawn = lab or with_rules(draw_lab(seed, drivers), seed)
         self.lines: list[str] = []
         self.wrong: list[str] = []
         self.lasted_s = 0.0
