@@ -327,7 +327,15 @@ def simulated(
     def decorate(test: Test) -> Callable[..., None]:
         @functools.wraps(test)
         def run(**fixtures: Any) -> None:
-            play(lab, policies, lambda cluster: test(cluster, **fixtures))
+            async def story(cluster: Cluster) -> None:
+                try:
+                    await test(cluster, **fixtures)
+                finally:
+                    if "monkeypatch" in fixtures:
+                        # Before the world puts its own back: each restores what it found.
+                        fixtures["monkeypatch"].undo()
+
+            play(lab, policies, story)
 
         signature = inspect.signature(test)
         run.__signature__ = signature.replace(  # type: ignore[attr-defined]
