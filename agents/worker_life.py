@@ -47,7 +47,8 @@ class LeasedWorker:
         self._command = spec.task if isinstance(spec.task, CommandTask) else None
         self.reports = keeper.ReportReader(self._folder, foreign=self._command is not None)
         self._runner, self._gpus, self._paths = site.runner, site.gpus, site.paths
-        self._nics, self._boot = site.nics, site.boot
+        self._nics = site.nics
+        self._boot = site.boot
         self._gpu_misses = 0
         self._gpu_seen_at = time.monotonic()
         self._is_silent = self._is_leaving = False

@@ -336,8 +336,8 @@ class CommittedMaps:
         )
         lost = store.committed_maps(lambda _, row: row["map"] is None)
         self.unreadable = {name for name, is_lost in lost.items() if is_lost}
-        self._lose_unnamed()
         """Switches whose committed map was lost: all their circuits are drift until adopted."""
+        self._lose_unnamed()
 
     def _lose_unnamed(self) -> None:
         """A lost map of a switch that the lab does not have may be that of any switch without one:

@@ -89,6 +89,7 @@ class Recovery:
         return ended
 
     def _settled(self, record: Reconfiguration, committed: Mapping[str, AnyMap]) -> None:
+        record.finished_at = None  # it ends now, not when its result became unknown
         self.parts.journal_end(record, committed, {})
         event = {"reconfiguration": record.id, "state": record.state, "message": record.message}
         self.parts.store.add_event(time.time(), "resumed", event)

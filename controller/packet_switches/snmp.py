@@ -43,7 +43,8 @@ class SnmpAgent:
     """The SNMP agent of the packet switch ``name``."""
 
     def __init__(self, name: str, session: AnySnmpSession) -> None:
-        self.name, self._session = name, session
+        self.name = name
+        self._session = session
         self._one_request = asyncio.Lock()
 
     def close(self) -> None:
@@ -86,7 +87,9 @@ class SnmpSession:
     ``netns``."""
 
     def __init__(self, name: str, said: Snmp, netns: Path | None = None) -> None:
-        self.name, self._said, self._netns = name, said, netns
+        self.name = name
+        self._said = said
+        self._netns = netns
         self._community = secret_of(said.community_env, f"the SNMP community of {name}")
         self._auth = secret_of(said.auth_env, f"the SNMP password of {said.user} at {name}")
         self._priv = secret_of(said.priv_env, f"the SNMP privacy password of {said.user} at {name}")

@@ -267,6 +267,7 @@ class PathService:
             marked_until = max(self._marked_until, until + _AHEAD_S)
             marked_last = self.book.last + _AHEAD
             self._store.set_mark(_MARK, {"until": marked_until, "last": marked_last})
-            self._marked_until, self._marked_last = marked_until, marked_last
+            self._marked_until = marked_until
+            self._marked_last = marked_last
         self._changed.set()
         self._changed = asyncio.Event()

@@ -1,4 +1,4 @@
-"""Keys of hosts: what known_hosts and lab files say, and of several keys which one is asked for."""
+"""Keys of hosts: what known_hosts and lab files say, and which of several keys is requested."""
 
 from collections.abc import Iterator
 from dataclasses import replace

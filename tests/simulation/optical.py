@@ -20,7 +20,6 @@ import httpx
 from patchlight.controller.circuits.dialect import DeviceLinks
 from patchlight.controller.packet_switches.openflow import flowtable
 from patchlight.controller.packet_switches.openflow.circuit_switch import OFPP_IN_PORT
-from patchlight.controller.packet_switches.openflow.client import SpeakerFailed
 from patchlight.controller.packet_switches.openflow.flowtable import (
     FlowEntry,
     Match,
@@ -35,6 +34,7 @@ from patchlight.emulation.optical.protocols.ssh_server import SshServer
 from patchlight.testbed.lab.model import CircuitSwitch, Endpoint
 from patchlight.testbed.lab.portmap import AnyMap, CrossConnect, PortMap
 from patchlight.testbed.lab.spectrum import SpectrumMap
+from tests.simulation.packet_switches import SpeakerProcess
 from tests.simulation.world import Process, World
 
 if TYPE_CHECKING:
@@ -231,41 +231,13 @@ class Device:
             await asyncio.start_server(self.server.serve, host, int(port))
 
 
-class OpticalSpeaker:
-    """The speaker of an OpenFlow OCS: its line protocol, and calls of the emulated device instead
-    of OpenFlow's messages."""
+class OpticalSpeaker(SpeakerProcess):
+    """The speaker of an OpenFlow OCS, with calls of the emulated device instead of OpenFlow's
+    messages."""
 
     def __init__(self, device: Device, options: SpeakerOptions) -> None:
+        super().__init__(device.world, f"speaker-{device.switch.name}", options)
         self.device = device
-        self.options = options
-        self.process = Process(device.world, f"speaker-{device.switch.name}")
-        self.over: asyncio.Future[None] = device.world.loop.create_future()
-        self.process.at_end.append(lambda: self.over.set_result(None))
-
-    @property
-    def pid(self) -> int:
-        """Its process id."""
-        return self.process.pid
-
-    @property
-    def running(self) -> bool:
-        """Whether it has not ended yet."""
-        return self.process.alive
-
-    async def ended(self) -> SpeakerFailed:
-        """Wait for its end."""
-        await asyncio.shield(self.over)
-        return SpeakerFailed("the OpenFlow speaker ended: it was killed")
-
-    async def stop(self) -> None:
-        """End it."""
-        self.process.end()
-
-    async def serve(self) -> None:
-        """Listen."""
-        await asyncio.start_unix_server(
-            self._converse, self.options.socket, limit=flowtable.LONGEST_LINE
-        )
 
     async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while line := await reader.readline():

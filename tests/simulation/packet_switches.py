@@ -1,7 +1,7 @@
 """Packet switches of every kind in a simulated lab, and the speaker of those with OpenFlow.
 
-A switch forwards whoever controls it. Drivers over SSH are the real ones, and what they run is done
-by a shell in memory. The SSH layer, and SNMP's encoding, are left out.
+A switch keeps forwarding while nobody controls it. Drivers over SSH are the real ones; a shell in
+memory runs their commands. The SSH layer, and SNMP's encoding, are left out.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import bisect
 import contextlib
 import copy
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,7 +41,7 @@ from patchlight.controller.packet_switches.sonic import Sonic
 from patchlight.testbed.errors import OutcomeUnknown, PatchlightError
 from patchlight.testbed.lab.model import PacketSwitch
 from patchlight.testbed.lab.rules import Snmp
-from tests.simulation.world import Process
+from tests.simulation.world import Process, World
 from tests.support.fake_network import FakeNetwork, Packet
 from tests.support.packet_switch_driver import TABLES, Example
 from tests.support.switch_shells import BridgeShell, SonicShell, SwitchShell
@@ -272,19 +273,13 @@ class FlowSwitch(Switch):
                 self.plant.publish({"event": "port", "datapath_id": self.datapath_id, **change})
 
 
-class SimulatedSpeaker:
-    """The speaker's process: its line protocol at a Unix socket in memory."""
+class SpeakerProcess(ABC):
+    """A speaker's process: its line protocol at a Unix socket in memory."""
 
-    COUNT_EVERY_S = 5.0
-
-    def __init__(self, plant: Plant, options: SpeakerOptions) -> None:
-        self.plant = plant
+    def __init__(self, world: World, name: str, options: SpeakerOptions) -> None:
         self.options = options
-        self.process = Process(plant.world, "speaker")
-        self.clients: list[asyncio.StreamWriter] = []
-        self.stall_s = 0.0
-        """How long each answer takes."""
-        self.over: asyncio.Future[None] = plant.world.loop.create_future()
+        self.process = Process(world, name)
+        self.over: asyncio.Future[None] = world.loop.create_future()
         self.process.at_end.append(lambda: self.over.set_result(None))
 
     @property
@@ -307,10 +302,31 @@ class SimulatedSpeaker:
         self.process.end()
 
     async def serve(self) -> None:
-        """Listen, and count from now on."""
+        """Listen."""
         await asyncio.start_unix_server(
             self._converse, self.options.socket, limit=flowtable.LONGEST_LINE
         )
+
+    @abstractmethod
+    async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Answer one client."""
+
+
+class SimulatedSpeaker(SpeakerProcess):
+    """The speaker of the packet switches with OpenFlow."""
+
+    COUNT_EVERY_S = 5.0
+
+    def __init__(self, plant: Plant, options: SpeakerOptions) -> None:
+        super().__init__(plant.world, "speaker", options)
+        self.plant = plant
+        self.clients: list[asyncio.StreamWriter] = []
+        self.stall_s = 0.0
+        """How long each answer takes."""
+
+    async def serve(self) -> None:
+        """Listen, and count from now on."""
+        await super().serve()
         self.process.start(self._count())
 
     async def _count(self) -> None:
@@ -378,7 +394,7 @@ class _Refused(Exception):
     fields: dict[str, Any]
 
 
-class MachineSwitch(Switch):
+class MachineSwitch(Switch, ABC):
     """A switch whose management is a process of the world, which runs commands."""
 
     def __init__(self, plant: Plant, switch: PacketSwitch) -> None:
@@ -411,9 +427,9 @@ class MachineSwitch(Switch):
                 writer.write(json.dumps([number, *answer]).encode() + b"\n")
         writer.close()
 
+    @abstractmethod
     async def run(self, command: str, text: str) -> tuple[int, str, str]:
         """Exit status, output and errors of a command with this input."""
-        raise NotImplementedError
 
 
 class ShellSwitch(MachineSwitch):

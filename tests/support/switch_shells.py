@@ -10,6 +10,7 @@ import fnmatch
 import functools
 import json
 import shlex
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -40,7 +41,7 @@ def statements(script: str) -> Sequence[Statement]:
     return found
 
 
-class SwitchShell:
+class SwitchShell(ABC):
     """The shell of one switch. ``ports`` are its present interfaces, and whether each is up."""
 
     def __init__(self, switch: PacketSwitch) -> None:
@@ -51,22 +52,22 @@ class SwitchShell:
         self.files: dict[str, str] = {}
 
     @property
+    @abstractmethod
     def table(self) -> Mapping[str, str]:
         """The interface to which each MAC leads."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def flooded(self) -> frozenset[str]:
         """The interfaces by which frames leave that are not in the table."""
-        raise NotImplementedError
 
+    @abstractmethod
     def enter(self, mac: str, interface: str | None) -> None:
         """An operator makes an entry, or removes it."""
-        raise NotImplementedError
 
+    @abstractmethod
     def program(self, words: Sequence[str], lines: Sequence[str]) -> tuple[str, Sequence[str]]:
         """Output and errors of one of its programs, with these lines as its input."""
-        raise NotImplementedError
 
     async def run(self, command: str, text: str) -> tuple[int, str, str]:
         """Exit status, output and errors of a command with this input."""

@@ -239,7 +239,8 @@ class NumberedDriver(SessionDriver[Row]):
         if self._known is None or self._learnt_on != self.client.connections:
             numbering = await self._learn()
             numbering.check_holds(self.name, self.ports)
-            self._known, self._learnt_on = numbering, self.client.connections
+            self._known = numbering
+            self._learnt_on = self.client.connections
         return self._known
 
     async def _table(self) -> Mapping[CrossConnect, Row]:

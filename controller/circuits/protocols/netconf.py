@@ -43,7 +43,8 @@ class NetconfFramer:
     def __init__(self, limit: int = tcp.BUFFER_LIMIT) -> None:
         self.chunked = False
         self._limit = limit
-        self._buffer, self._chunks = bytearray(), bytearray()
+        self._buffer = bytearray()
+        self._chunks = bytearray()
         self._searched = 0
 
     @property
